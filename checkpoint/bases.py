@@ -44,8 +44,9 @@ class Merge:
 
 
 def pieces(handle: SnapshotHandle) -> tuple[SegmentRef, ...]:
-    """Return base and segments, all in the form of segments."""
-    return (*(SegmentRef(handle.base_epoch, NO_EPOCH, ref) for ref in handle.base), *handle.segments)
+    """Return base and segments, all in the form of segments, oldest first."""
+    found = (*(SegmentRef(handle.base_epoch, NO_EPOCH, ref) for ref in handle.base), *handle.segments)
+    return tuple(sorted(found, key=lambda piece: piece.epoch))
 
 
 def due(handle: SnapshotHandle, through: Epoch, limits: Thresholds) -> Merge | None:

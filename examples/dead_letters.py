@@ -5,10 +5,10 @@ minutes should be, and int() fails. With on_error="dlq" such a line does not end
 letters unchanged, with the error and its origin; exactly once, like every other output.
 
     python examples/dead_letters.py     or: holdfast run examples/dead_letters.py
-    holdfast dlq list dead-letters      what could not be read, and why
+    holdfast dlq list dead-letters      the unreadable lines, with the reasons
     sqlite3 carriers.db "SELECT * FROM carriers ORDER BY miles DESC"
 
-CARRIERS_DB and CARRIERS_DLQ say where the table and the log of dead letters are.
+CARRIERS_DB and CARRIERS_DLQ are the paths of the table and the log of dead letters.
 """
 
 from __future__ import annotations

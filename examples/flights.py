@@ -1,18 +1,18 @@
-"""How every aircraft, route and airport is doing, kept up to date while events of flights arrive.
+"""Current figures per aircraft, route and airport, updated while events of flights arrive.
 
 Three keyed aggregates side by side over one log. Per tail number and per route: totals so far, in SQLite. Per airport:
 its events and the delays of its arrivals in every hour of event time, emitted once the hour is over, to SQLite and to a
 log. Events arrive up to twenty minutes late, in no order; an hour waits two (one of the watermark, one of lateness).
-Events later than that go to a log of their own, and none is dropped silently. Events at airports missing from the list
+Later events go to a separate log, and none is dropped silently. Events at airports missing from the list
 of airports are also copied to another log.
 
-A delay is that of an arrival; where nothing has arrived yet, its sum, its mean and its extremes are null. Flights that
+Delays are those of arrivals; before the first arrival, their sum, mean and extremes are null. Flights that
 were cancelled before an aircraft was assigned have no tail number: they share the row "unassigned".
 
     python examples/flights.py      or: holdfast run examples/flights.py; holdfast demo also kills a worker and checks
 
 The first use converts the flights of 2013 into a log.
-FLIGHTS_LOG, FLIGHTS_DB and FLIGHTS_OUT say where the log, the tables and the folder of the other outputs are.
+FLIGHTS_LOG, FLIGHTS_DB and FLIGHTS_OUT are the paths of the log, the tables and the folder of the other outputs.
 """
 
 from __future__ import annotations

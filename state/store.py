@@ -16,14 +16,14 @@ For use by one thread, the operator thread. Deltas may be sealed on another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from holdfast.errors import Damaged
 from holdfast.model import NO_EPOCH, Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.ports import KeyValue
-from holdfast.state.changelog import header_of, unseal
+from holdfast.state.changelog import header_of, unseal_in_parts
 from holdfast.state.coldcopy import NOTHING, ColdCopy
 from holdfast.state.evolution import by_id, by_name, declaration, unreadable
 from holdfast.state.tables.delta import Delta
@@ -148,19 +148,22 @@ class StateStore:
         segments: Iterable[bytes | Piece],
         base_applied: Epoch | None,
         base_key_groups: tuple[int, int] | None = None,
+        advanced: Callable[[], object] = lambda: None,
     ) -> None:
         """Restore the state as of a completed epoch.
 
         Args:
             epoch: The epoch to restore.
-            segments: Every segment after the base, in any order; from the job's first one for
-                key groups without a base. A piece applies to its key groups only. A stored base
+            segments: Every segment after the base, oldest first; from the job's first one for
+                key groups without a base. They are taken one at a time, so that only one is in memory if the
+                iterable reads each when it is asked for it. A piece applies to its key groups only. A stored base
                 is a segment that follows 0: nothing older of its key groups may exist,
                 in a cold store either, since it has no tombstones.
             base_applied: The epoch up to which the cold store is applied and serves as the base; its marker must
                 agree and must be usable (marker.usable). None: the cold store is not used.
             base_key_groups: Which key groups [first, end) of the cold store to use; by default
                 all owned ones.
+            advanced: Called after every part of a segment, at most PART_ROWS rows.
 
         Raises:
             Damaged: a segment or the cold store is not what it should be. Restore again from
@@ -169,20 +172,24 @@ class StateStore:
         """
         copy = self._begin(epoch, base_applied, base_key_groups or self.owned)
         applied, based = (NO_EPOCH, NOTHING) if copy is None else (copy.applied, copy.based)
-        whole = (piece if isinstance(piece, Piece) else Piece(piece, self.owned) for piece in segments)
-        headed = sorted(((header_of(piece.data).epoch, piece) for piece in whole), key=lambda pair: pair[0])
-        for segment_epoch, piece in headed:
+        newest, behind = NO_EPOCH, set[Epoch]()
+        for each in segments:
+            piece = each if isinstance(each, Piece) else Piece(each, self.owned)
+            segment_epoch = self._absorb(piece, applied, based, advanced)
+            assert newest <= segment_epoch, "a segment comes before an older one"
             assert segment_epoch <= epoch, "a segment from after the epoch to restore"
-            self._absorb(piece, based if segment_epoch <= applied else NOTHING)
+            newest = segment_epoch
+            if segment_epoch > applied:
+                behind.add(segment_epoch)
         if copy is not None:
-            copy.epochs_behind = len({segment_epoch for segment_epoch, _ in headed if segment_epoch > applied})
+            copy.epochs_behind = len(behind)
 
     def follow(self, epoch: Epoch, segments: Iterable[bytes]) -> None:
         """Advance a standby, which processes no records itself, to the completed epoch of these segments."""
         assert epoch > self._committed
         for data in segments:
             assert self._committed < header_of(data).epoch <= epoch
-            self._absorb(Piece(data, self.owned), NOTHING)
+            self._absorb(Piece(data, self.owned), NO_EPOCH, NOTHING, lambda: None)
         for table in self._tables.values():
             table.committed_through = epoch
         self._committed = epoch
@@ -204,16 +211,19 @@ class StateStore:
         self._committed, self._known = epoch, Cut(epoch, "")
         return self._copy
 
-    def _absorb(self, piece: Piece, without: tuple[int, int]) -> None:
-        """Write the owned part of a piece into the tables, except for the key groups `without`."""
-        data = piece.data
+    def _absorb(self, piece: Piece, applied: Epoch, based: tuple[int, int], advanced: Callable[[], object]) -> Epoch:
+        """Write the owned part of a piece into the tables; return its epoch.
+
+        Args:
+            applied: Up to this epoch, the cold store has the key groups `based`.
+        """
+        data, epoch = piece.data, header_of(piece.data).epoch
         first, end = max(self.owned[0], piece.key_groups[0]), min(self.owned[1], piece.key_groups[1])
-        low, high = (end, end) if without == NOTHING else without
-        parts = [(first, min(low, end)), (max(high, first), end)]
-        for part in parts:
+        low, high = (end, end) if based == NOTHING or epoch > applied else based
+        for part in ((first, min(low, end)), (max(high, first), end)):
             if part[0] >= part[1]:
                 continue
-            header, deltas = unseal(data, part)
+            header, deltas = unseal_in_parts(data, part)
             if header.job_uuid != self.identity.job_uuid:
                 raise Damaged(
                     f"a changelog segment belongs to job {header.job_uuid}, not {self.identity.job_uuid}",
@@ -222,6 +232,8 @@ class StateStore:
                 )
             for delta in deltas:
                 self._absorb_delta(delta)
+                advanced()
+        return epoch
 
     def _absorb_delta(self, delta: Delta) -> None:
         table = self._tables.get(delta.operator)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# A machine that others use too may be slow at any moment: what a test case takes says nothing about the code.
+# A machine that others use too may be slow at any moment: the time of a test case is no evidence about the code.
 settings.register_profile("holdfast", deadline=None)
 settings.load_profile("holdfast")
 
@@ -19,7 +19,7 @@ WITH_SPARK = ("tests/bench/", "tests/docs/test_on_spark.py", "tests/e2e/", "test
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Let one of several processes run all that starts Spark, one test after the other; other files stay whole."""
+    """Let one of several processes run all that starts Spark, one test after the other; other files are not split."""
     from xdist.scheduler import LoadScopeScheduling
 
     class OneSpark(LoadScopeScheduling):  # type: ignore[misc]  # it has no types

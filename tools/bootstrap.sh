@@ -92,7 +92,7 @@ note_java() {
     printf '%s\n' "$home" >"$venv/java-home"
 }
 
-# The same places as in chaos/live/faults/proxy.py.
+# The same paths as in chaos/live/faults/proxy.py.
 has_toxiproxy() {
     if [ -n "${HOLDFAST_TOXIPROXY-}" ]; then
         [ -x "$HOLDFAST_TOXIPROXY" ] && return

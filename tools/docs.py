@@ -50,7 +50,7 @@ def stale() -> dict[Path, str]:
 
 
 def build() -> int:
-    """Build the site; return 1 if the generator warns of anything."""
+    """Build the site; return 1 if the generator gives a warning."""
     command = [str(ROOT / ".venv/docs/bin/zensical"), "build", "--clean", "--strict"]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     said = built.stdout + built.stderr
@@ -106,12 +106,12 @@ def statuses() -> str:
 
 
 def commands() -> str:
-    """Return a section for every command: what it does, what it takes, examples."""
+    """Return a section for every command: description, arguments, examples."""
     return "\n".join(_section(name, parser) for name, parser in every_command())
 
 
 def every_command() -> Iterator[Command]:
-    """Yield the commands that do something, with their parsers; of a group its members."""
+    """Yield the commands with their parsers; for a group, its members instead."""
     subparsers = Parser(prog="holdfast").add_subparsers(dest="command")
     for command in COMMANDS:
         module_of(command).add_parser(subparsers)
@@ -175,7 +175,7 @@ def design() -> str:
 
 
 def streams() -> str:
-    """Return what the site shows of streams: their classes have no public names, so an app is asked for them."""
+    """Return the site's entries for streams: their classes have no public names, so an app creates them."""
     schema = pa.schema([pa.field("key", pa.int64()), pa.field("at", pa.timestamp("us", "UTC"), nullable=False)])
     stream = hf.App("docs").source("rows", hf.Log("rows", schema), event_time="at")
     keyed = stream.key_by("key")

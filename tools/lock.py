@@ -92,7 +92,7 @@ def _elsewhere(python: str, machine: str) -> list[str]:
 
 
 def _report(arguments: list[str]) -> Report:
-    """Ask pip what it would install, without installing it."""
+    """Return the packages that pip would install, without installing them."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", f"--report={report}", *arguments]

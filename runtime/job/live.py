@@ -61,6 +61,9 @@ class Worker(msgspec.Struct, frozen=True):
     how: str | None = None
     first_record_at: int | None = None
     refused: str | None = None
+    restored_bytes: int | None = None
+    """While state is restored: how much of `restore_bytes`, the stored pieces, is done."""
+    restore_bytes: int | None = None
 
 
 class SourceRow(msgspec.Struct, frozen=True):

@@ -86,6 +86,8 @@ def _workers(state: master.Master) -> tuple[Worker, ...]:
             how=hosted.how,
             first_record_at=hosted.progress.first_record_at,
             refused=hosted.progress.refused or None,
+            restored_bytes=None if hosted.progress.restored is None else hosted.progress.restored[0],
+            restore_bytes=None if hosted.progress.restored is None else hosted.progress.restored[1],
         )
         for worker, hosted in state.workers.items()
     )

@@ -47,7 +47,7 @@ from holdfast.storage.objects import open_objects
 _PR_SET_PDEATHSIG = 1
 EXIT_SESSION_LOST = 75
 HUNG_AFTER_S = 120.0
-"""How long the loop may be busy with one operation, such as a restore, before the worker counts as hung."""
+"""How long the loop may be busy with one operation before the worker counts as hung. Each part of a restore is one."""
 BUSY_AFTER_S = 2.0
 """How long a Python function may run before heartbeats name it."""
 _log = logging.getLogger("holdfast.worker")
@@ -217,7 +217,8 @@ class Session:
 
     def show_life(self, send: Callable[[m.FromWorker], None]) -> None:
         """Send a heartbeat; if the loop hangs, report that once and then nothing, so that this worker is replaced."""
-        busy_s, doing = self._clock.monotonic() - self._turned, self._loop.at_work()
+        advanced_at = max(self._turned, self._loop.advanced_at)
+        busy_s, doing = self._clock.monotonic() - advanced_at, self._loop.at_work()
         shown = self._loop.heartbeat()
         if busy_s > self._task.hung_after_s:
             if not self._hangs:

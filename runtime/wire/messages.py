@@ -117,6 +117,8 @@ class Progress(msgspec.Struct, frozen=True):
     refused: str = ""
     """Why the root refused this worker's last attempt to store; empty if it did not."""
     local_refused: LocalRefusal | None = None
+    restored: tuple[int, int] | None = None
+    """While state is restored: the bytes of stored pieces restored so far, and of all pieces; else None."""
 
 
 class Heartbeat(Message, frozen=True):

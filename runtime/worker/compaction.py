@@ -9,7 +9,7 @@ Source: DESIGN section 5; PROTOCOL P14, P16; docs/design/0007.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from holdfast.checkpoint.bases import Merge, pieces
@@ -50,16 +50,33 @@ class CompactJob:
         return SegmentRef(merge.through, merge.follows, ref)
 
 
-def restore(opened: Opened, deploy: Deploy, store: ObjectStore) -> None:
+def restore(
+    opened: Opened, deploy: Deploy, store: ObjectStore, advanced: Callable[[int, int], object] = lambda *_: None
+) -> None:
     """Bring an opened store to the deployment's base: the state in the folder, then the pieces above it.
 
-    A folder older than a base is not used: the base does not record what was deleted in between.
+    A folder older than a base is not used: the base does not record what was deleted in between. One piece is in memory
+    at a time.
+
+    Args:
+        advanced: Receives the bytes of all pieces restored so far, and of all pieces together; also while a large
+            piece is being restored.
     """
     owned, found, applied = deploy.handle.key_groups, pieces(deploy.handle), opened.applied
     if applied is not None and any(p.follows == NO_EPOCH and p.epoch > applied for p in found):
         applied = None
     if applied is not None and opened.key_groups == owned:
         found = tuple(piece for piece in found if piece.epoch > applied)
-    read: Iterable[Piece] = (Piece(read_verified(store, p.object), p.key_groups or owned) for p in found)
-    opened.store.restore(deploy.base_epoch, read, applied, None if applied is None else opened.key_groups)
+    total = sum(piece.object.size for piece in found)
+    done = 0
+
+    def read() -> Iterator[Piece]:
+        nonlocal done
+        for piece in found:
+            yield Piece(read_verified(store, piece.object), piece.key_groups or owned)
+            done += piece.object.size
+            advanced(done, total)
+
+    based = None if applied is None else opened.key_groups
+    opened.store.restore(deploy.base_epoch, read(), applied, based, lambda: advanced(done, total))
     opened.store.completed(Cut(deploy.base_epoch, deploy.lineage.get(deploy.base_epoch, "")))

@@ -17,6 +17,7 @@ import heapq
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from holdfast.checkpoint.bases import Thresholds, pieces
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, LocalDamaged, Unavailable
@@ -29,6 +30,7 @@ from holdfast.runtime.plan.source import OpenSource
 from holdfast.runtime.sources.reading import Throttle, open_readings
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import OpenLinks
+from holdfast.runtime.wire.metrics import rss_bytes
 from holdfast.runtime.worker import protocol as worker
 from holdfast.runtime.worker.applying import Applying
 from holdfast.runtime.worker.compaction import CompactJob, restore
@@ -86,6 +88,8 @@ class WorkerLoop:
         self._shown = m.Heartbeat(worker_id, Generation(0), False, False, (), m.Progress())
         self._applying, self._refused = Applying(ports.clock, limits.apply_after_idle), dict[str, str]()
         self.exited: str | None = None
+        self.advanced_at = ports.clock.monotonic()
+        """When a turn last showed that it advances. A turn that takes long without that counts as hung."""
 
     # Events
 
@@ -254,12 +258,18 @@ class WorkerLoop:
         self._close_state()
         base = self._ports.local.open(self._plan, deploy, self.worker_id)
         try:
-            restore(base, deploy, self._ports.store)
+            restore(base, deploy, self._ports.store, partial(self._restored, deploy.generation))
         except HoldfastError:
             base.close()  # half restored: the next generation must not roll back to it
             raise
         self._state, self._held, self._release = base.store, (deploy.subtask, owned), base.close
         return "restored" if pieces(deploy.handle) else "empty"
+
+    def _restored(self, generation: Generation, done_bytes: int, all_bytes: int) -> None:
+        """Show that the restore advances: it runs within one turn, and heartbeats continue meanwhile."""
+        self.advanced_at = self._ports.clock.monotonic()
+        progress = m.Progress(rss_bytes=rss_bytes(), restored=(done_bytes, all_bytes))
+        self._shown = m.Heartbeat(self.worker_id, generation, False, False, self._deliveries.confirmed(), progress)
 
     def _holds(self, deploy: m.Deploy, machine: worker.Worker | None) -> bool:
         """Return whether the held state at the base's epoch is the base: the manifest names what this worker sealed."""

@@ -351,7 +351,7 @@ class Records:
             for side, moved in self._followed(arena, fresh)[1]:
                 side.starts[side.rows] = moved
             self._bytes = arena = fresh
-        # Until the live bytes have doubled, less than half is void, unless values have gone; the share bounds that work.
+        # Until the live bytes have doubled, less than half is void, unless values went: the share bounds that work.
         self._bytes_checked_at = max(2 * live, arena.used + max(_COMPACTED_FROM, arena.used // 4))
 
     def _followed(self, arena: Arena, fresh: Arena | None) -> tuple[int, list[tuple[Side, Words]]]:

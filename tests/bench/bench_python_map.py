@@ -64,7 +64,7 @@ def bench_python_map_of_hf_rows(bench: Bench) -> None:
 
 @pytest.mark.e2e
 def bench_python_map_in_a_job(bench: Bench, tmp_path: Path) -> None:
-    """The same in a whole job: embedded log, two workers on Spark, an epoch a second; the target gets few rows."""
+    """The same in a complete job: embedded log, two workers on Spark, an epoch a second; the target gets few rows."""
     rows = bench.size("rows", smoke=200_000, full=16_000_000)
     keys = bench.size("keys", smoke=1_000, full=100_000)
     write_input(tmp_path, rows, keys)
@@ -82,7 +82,7 @@ def bench_python_map_in_a_job(bench: Bench, tmp_path: Path) -> None:
 
 
 def batches(folder: Path) -> Iterator[pa.RecordBatch]:
-    """Return the whole input."""
+    """Return the entire input."""
     reader = LogReader(open_objects(str(folder / "input")))
     for partition in range(PARTITIONS):
         batch, following = reader.read(partition, 0, 64 << 20)

@@ -36,7 +36,7 @@ def damaged(tmp_path: Path) -> Words:
     return words
 
 
-def test_the_run_ends_and_says_which_object_and_what_next(damaged: Words) -> None:
+def test_the_run_fails_and_names_the_object_and_the_next_step(damaged: Words) -> None:
     damaged.cluster.replace_driver()
     damaged.cluster.pass_time(30.0)
     assert damaged.cluster.driver.outcome is not None
@@ -46,7 +46,7 @@ def test_the_run_ends_and_says_which_object_and_what_next(damaged: Words) -> Non
     assert "holdfast checkpoints verify" in error.next and "holdfast rewind" in error.next
 
 
-def test_a_rewind_to_a_whole_checkpoint_repairs_state_and_outputs(
+def test_a_rewind_to_an_undamaged_checkpoint_repairs_state_and_outputs(
     damaged: Words, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = str(damaged.folder / "root")

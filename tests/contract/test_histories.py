@@ -106,10 +106,8 @@ def machines(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "machine-a", tmp_path / "machine-b"
 
 
-class TestAHistoryThatWasRestored:
-    def test_local_state_of_the_epochs_that_were_undone_is_no_base(
-        self, tmp_path: Path, machines: tuple[Path, Path]
-    ) -> None:
+class TestRestoredHistory:
+    def test_local_state_of_undone_epochs_is_not_a_base(self, tmp_path: Path, machines: tuple[Path, Path]) -> None:
         site = Site(tmp_path / "site", machines[0])
         site.sell(1, *ITEMS)
         site.kill_all()
@@ -133,8 +131,8 @@ class TestAHistoryThatWasRestored:
         site.kill_all()
 
 
-class TestARootThatWasCopied:
-    def test_two_jobs_that_share_local_folders_do_not_take_each_others(
+class TestCopiedRoot:
+    def test_two_jobs_that_share_local_folders_do_not_use_each_others_state(
         self, tmp_path: Path, machines: tuple[Path, Path]
     ) -> None:
         production = Site(tmp_path / "production", machines[0])

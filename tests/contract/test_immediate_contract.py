@@ -135,13 +135,13 @@ def crash_at(point: FaultPoint) -> Fault:
 
 
 class TestTags:
-    def test_rows_are_there_as_soon_as_they_are_written(self, world: World) -> None:
+    def test_rows_are_visible_as_soon_as_they_are_written(self, world: World) -> None:
         target = fenced(world, owner())
         target.write(LEFT, 1, put(1, "ann"))
         target.write(RIGHT, 1, put(2, "bea"))
         assert world.rows() == [(1, "ann"), (2, "bea")]
 
-    def test_of_one_write_the_last_row_of_a_key_stands(self, world: World) -> None:
+    def test_the_last_row_of_a_key_in_one_write_is_kept(self, world: World) -> None:
         fenced(world, owner()).write(LEFT, 3, rows((1, "a", PUT), (1, None, DELETE), (1, "c", PUT)))
         assert world.rows() == [(1, "c")]
 
@@ -150,19 +150,19 @@ class TestTags:
         fenced(world, owner()).write(LEFT, 2, [batch])
         assert world.rows() == [(1, "b")]
 
-    def test_an_older_value_does_not_go_over_a_newer_one(self, world: World) -> None:
+    def test_an_older_value_does_not_replace_a_newer_one(self, world: World) -> None:
         target = fenced(world, owner())
         target.write(LEFT, 9, put(1, "new"))
         target.write(LEFT, 5, put(1, "old"))
         target.write(LEFT, 9, put(1, "equal"))
         assert world.rows() == [(1, "new")]
 
-    def test_a_newer_timeline_goes_before_any_offset_of_an_older_one(self, world: World) -> None:
+    def test_a_newer_timeline_replaces_any_offset_of_an_older_one(self, world: World) -> None:
         fenced(world, owner(1)).write(LEFT, 99, put(1, "old"))
         fenced(world, owner(2, timeline=2)).write(LEFT, 3, put(1, "new"))
         assert world.rows() == [(1, "new")]
 
-    def test_what_a_deleted_job_left_is_replaced(self, world: World) -> None:
+    def test_rows_of_a_deleted_job_are_replaced(self, world: World) -> None:
         fenced(world, owner(job="another")).write(LEFT, 99, put(1, "old"))
         fenced(world, owner()).write(RIGHT, 1, put(1, "new"))
         assert world.rows() == [(1, "new")]
@@ -174,33 +174,33 @@ class TestTags:
             target.write(RIGHT, 9, rows((2, "bea", PUT), (1, "anna", PUT)))
         assert world.rows() == [(1, "ann")]
 
-    def test_so_is_a_deleted_key_of_another_partition(self, world: World) -> None:
+    def test_a_deleted_key_of_another_partition_is_an_error(self, world: World) -> None:
         target = fenced(world, owner())
         target.write(LEFT, 1, delete(1))
         with pytest.raises(ConfigError, match="belongs to one partition"):
             target.write(RIGHT, 9, put(1, "ann"))
         assert world.rows() == []
 
-    def test_so_is_a_key_of_another_sink(self, world: World) -> None:
+    def test_a_key_of_another_sink_is_an_error(self, world: World) -> None:
         fenced(world, owner(sink="left")).write(LEFT, 1, put(1, "ann"))
         with pytest.raises(ConfigError, match="by sink 'left'"):
             fenced(world, owner(sink="right")).write(LEFT, 9, put(1, "anna"))
 
 
 class TestTombstones:
-    def test_an_older_put_does_not_bring_a_deleted_row_back(self, world: World) -> None:
+    def test_an_older_put_does_not_restore_a_deleted_row(self, world: World) -> None:
         target = fenced(world, owner())
         assert target.write(LEFT, 9, delete(1)) == 1
         target.write(LEFT, 5, put(1, "ann"))
         assert world.rows() == []
 
-    def test_a_newer_put_does(self, world: World) -> None:
+    def test_a_newer_put_restores_a_deleted_row(self, world: World) -> None:
         target = fenced(world, owner())
         target.write(LEFT, 5, delete(1))
         target.write(LEFT, 9, put(1, "ann"))
         assert (world.rows(), world.tombstones()) == ([(1, "ann")], 0)
 
-    def test_those_of_committed_deletes_are_forgotten_by_partition(self, world: World) -> None:
+    def test_tombstones_of_committed_deletes_are_dropped_per_partition(self, world: World) -> None:
         target = fenced(world, owner())
         target.write(LEFT, 5, delete(1))
         target.write(LEFT, 6, delete(2))
@@ -208,7 +208,7 @@ class TestTombstones:
         assert target.forget({LEFT: 5, RIGHT: 4})
         assert world.tombstones() == 2
 
-    def test_it_is_told_whether_any_are_left_of_these_partitions(self, world: World) -> None:
+    def test_forget_reports_whether_the_partitions_still_have_tombstones(self, world: World) -> None:
         target = fenced(world, owner())
         target.write(LEFT, 5, delete(1))
         target.write(RIGHT, 5, delete(3))
@@ -227,7 +227,7 @@ class TestFence:
             zombie.fence({LEFT: 0})
         assert world.rows() == []
 
-    def test_it_is_checked_in_the_transaction(self, world: World) -> None:
+    def test_the_fence_is_checked_in_the_transaction(self, world: World) -> None:
         successor = world.open(owner(2))
 
         def overtaken(point: FaultPoint) -> None:
@@ -240,13 +240,13 @@ class TestFence:
             zombie.write(LEFT, 9, put(1, "late"))
         assert world.rows() == []
 
-    def test_partitions_are_fenced_one_by_one(self, world: World) -> None:
+    def test_partitions_are_fenced_independently(self, world: World) -> None:
         older = fenced(world, owner(1))
         fenced(world, owner(2), RIGHT)
         older.write(LEFT, 1, put(1, "ann"))
         assert world.rows() == [(1, "ann")]
 
-    def test_nothing_is_fenced_if_one_partition_is_taken(self, world: World) -> None:
+    def test_nothing_is_fenced_if_a_newer_generation_fenced_one_partition(self, world: World) -> None:
         fenced(world, owner(3), RIGHT)
         with pytest.raises(Fenced):
             fenced(world, owner(2), LEFT, RIGHT)
@@ -256,13 +256,13 @@ class TestFence:
         with pytest.raises(ConfigError):
             world.open(owner()).write(LEFT, 1, put(1, "ann"))
 
-    def test_it_may_be_written_again(self, world: World) -> None:
+    def test_an_owner_can_fence_its_partitions_again(self, world: World) -> None:
         target = fenced(world, owner())
         target.fence({LEFT: 0})
         target.write(LEFT, 1, put(1, "ann"))
         assert world.rows() == [(1, "ann")]
 
-    def test_it_tells_how_far_each_partition_was_written_and_by_which_code(self, world: World) -> None:
+    def test_written_reports_offset_and_code_path_of_each_partition(self, world: World) -> None:
         target = fenced(world, owner(path="old"), start=3)
         target.write(LEFT, 9, put(1, "ann"))
         target.write(LEFT, 5, put(1, "old"))
@@ -272,7 +272,7 @@ class TestFence:
             Written(RIGHT, Generation(1), Timeline(1), 3, "old"),
         ]
 
-    def test_a_new_timeline_begins_where_it_reads(self, world: World) -> None:
+    def test_a_new_timeline_starts_at_the_offset_of_its_fence(self, world: World) -> None:
         fenced(world, owner(1)).write(LEFT, 9, put(1, "ann"))
         fenced(world, owner(2, timeline=2), LEFT, start=4)
         assert {each.offset for each in world.sink.written(JOB, "out") if each.origin == LEFT} == {4}
@@ -280,7 +280,7 @@ class TestFence:
 
 class TestCrash:
     @pytest.mark.parametrize("point", POINTS)
-    def test_a_write_is_whole_or_not_there_and_may_be_repeated(self, world: World, point: FaultPoint) -> None:
+    def test_a_write_is_atomic_and_can_be_repeated(self, world: World, point: FaultPoint) -> None:
         fenced(world, owner(1)).write(LEFT, 2, rows((1, "ann", PUT), (2, "bea", PUT)))
         again = rows((1, None, DELETE), (2, "b", PUT))
         with pytest.raises(Crash):
@@ -290,7 +290,7 @@ class TestCrash:
         fenced(world, owner(2)).write(LEFT, 4, again)
         assert world.rows() == [(2, "b")]
 
-    def test_a_lost_reply_does_no_harm(self, world: World) -> None:
+    def test_a_lost_reply_does_not_change_the_result(self, world: World) -> None:
         def lose(point: FaultPoint) -> None:
             if point == "after_commit":
                 raise Unavailable("the connection broke", next_step="nothing")
@@ -312,7 +312,7 @@ class TestAnyCut:
     @given(records=RECORDS, data=st.data())
     @settings(max_examples=15, deadline=None)
     @pytest.mark.parametrize("make", [MemoryWorld, TableWorld])
-    def test_however_often_and_in_whatever_batches_it_is_read_again_the_last_row_of_each_key_stands(
+    def test_the_last_row_of_each_key_is_kept_however_often_the_input_is_reread(
         self,
         make: Callable[..., World],
         records: list[Record],
@@ -342,12 +342,12 @@ def _last(changes: list[tuple[int, str | None, int]]) -> dict[int, str | None]:
 
 
 class TestChoice:
-    def test_a_table_that_keeps_tags_can_be_written_at_once(self) -> None:
+    def test_a_table_that_keeps_tags_can_be_written_immediately(self) -> None:
         table = SQLite("/data/out.db", "users", KEY, "idempotent")
         immediate: ImmediateSink = table.immediate()
         assert table.traits.immediate and immediate.traits.immediate and immediate.where == table.where
 
-    def test_any_other_cannot(self) -> None:
+    def test_a_table_without_tags_cannot_be_written_immediately(self) -> None:
         assert not SQLite("/data/out.db", "users", KEY).traits.immediate
 
 
@@ -388,13 +388,15 @@ class TestWrongVersions:
     @pytest.mark.parametrize(
         ("wrong", "promise"),
         [
-            (WithoutTimeline, TestTags.test_a_newer_timeline_goes_before_any_offset_of_an_older_one),
-            (WithoutTombstones, TestTombstones.test_an_older_put_does_not_bring_a_deleted_row_back),
+            (WithoutTimeline, TestTags.test_a_newer_timeline_replaces_any_offset_of_an_older_one),
+            (WithoutTombstones, TestTombstones.test_an_older_put_does_not_restore_a_deleted_row),
             (WithoutPartitions, TestTags.test_a_key_of_another_partition_is_an_error_and_changes_nothing),
-            (WithoutUuid, TestTags.test_what_a_deleted_job_left_is_replaced),
+            (WithoutUuid, TestTags.test_rows_of_a_deleted_job_are_replaced),
         ],
     )
-    def test_it_breaks_its_promise(self, wrong: type[ImmediateTable], promise: Callable[[Any, World], None]) -> None:
+    def test_a_wrong_version_fails_its_test(
+        self, wrong: type[ImmediateTable], promise: Callable[[Any, World], None]
+    ) -> None:
         promise(None, MemoryWorld())
         with pytest.raises((AssertionError, ConfigError, pytest.fail.Exception)):
             promise(None, MemoryWorld(wrong))

@@ -124,13 +124,13 @@ def _takes_any_over(claim: Claim, _where: str, held: Held | None) -> bool:
 
 
 class TestTargetRestoredWhileTheJobRuns:
-    def test_it_never_shows_a_gap_and_the_job_ends(self, tmp_path: Path) -> None:
+    def test_the_target_never_shows_a_gap_and_the_job_ends(self, tmp_path: Path) -> None:
         endings = [restored(tmp_path / str(seed), seed) for seed in SEEDS]
         assert set(endings) <= {"damaged", "runs"} and "damaged" in endings
 
 
 class TestTwoRootsOfOneJob:
-    def test_one_of_them_ends_and_no_record_is_lost_or_comes_twice(self, tmp_path: Path) -> None:
+    def test_one_run_ends_and_no_record_is_lost_or_duplicated(self, tmp_path: Path) -> None:
         for seed in SEEDS:
             endings = copied(tmp_path / str(seed), seed)
             assert max(endings) == "runs" and set(endings) & {"fenced", "damaged"}, f"seed {seed}: {endings}"

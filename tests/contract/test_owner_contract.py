@@ -46,7 +46,7 @@ def rows(*numbers: int) -> list[pa.RecordBatch]:
 
 
 class World:
-    """A sink, and what a user would see in its target."""
+    """A sink, and the rows that a user would see in its target."""
 
     def __init__(self, sink: Any, numbers: Callable[[], list[int]], back_up: Callable[[], Callable[[], None]]) -> None:
         self.sink, self.numbers, self.back_up = sink, numbers, back_up
@@ -123,17 +123,17 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
 
 
 class TestOwner:
-    def test_a_delivery_takes_the_target_over_and_says_so(self, world: World) -> None:
+    def test_a_delivery_takes_over_the_target_and_records_its_owner(self, world: World) -> None:
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
         found = world.sink.holding(JOB, "out")
         assert (found.held, found.newest) == (Held("first", Generation(1)), tag(1))
 
-    def test_a_successor_takes_over_from_an_owner_that_its_log_knows(self, world: World) -> None:
+    def test_a_successor_takes_over_from_an_owner_in_its_job_log(self, world: World) -> None:
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
         assert world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2)) == Delivered(1)
         assert world.sink.holding(JOB, "out").held == Held("second", Generation(2))
 
-    def test_one_that_was_overtaken_writes_nothing_any_more(self, world: World) -> None:
+    def test_an_overtaken_owner_writes_nothing_more(self, world: World) -> None:
         first = world.sink.open(JOB, LEFT, FIRST)
         first.deliver(tag(1), rows(1))
         world.sink.open(JOB, RIGHT, SECOND).deliver(tag(2), rows(2))
@@ -141,7 +141,7 @@ class TestOwner:
             first.deliver(tag(2), rows(3))
         assert world.numbers() == [1, 2]
 
-    def test_a_copy_of_the_job_is_fenced_also_where_the_tag_would_let_it_skip(self, world: World) -> None:
+    def test_a_copy_of_the_job_is_fenced_even_if_its_tag_was_delivered(self, world: World) -> None:
         """An epoch with the same number holds other rows: skipping it would lose them silently."""
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
         copy = world.sink.open(JOB, LEFT, COPY)
@@ -153,7 +153,7 @@ class TestOwner:
             copy.delivered()
         assert world.numbers() == [1, 2]
 
-    def test_one_overtaken_before_its_transaction_changes_nothing(self, world: World) -> None:
+    def test_an_owner_overtaken_before_its_transaction_changes_nothing(self, world: World) -> None:
         """The check before the rows are read proves nothing: the transaction checks again."""
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
 
@@ -165,7 +165,7 @@ class TestOwner:
             world.sink.open(JOB, LEFT, COPY).deliver(tag(2), meanwhile())
         assert world.numbers() == [1, 2]
 
-    def test_another_sink_of_the_same_target_has_an_owner_of_its_own(self, world: World) -> None:
+    def test_each_sink_of_a_target_has_its_own_owner(self, world: World) -> None:
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
         other = Writer("other", Subtask(0))
         assert world.sink.open(JOB, other, COPY).deliver(tag(1), rows(2)) == Delivered(1)
@@ -178,7 +178,7 @@ class TestOwner:
         world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2))
         assert world.sink.holding(JOB, "out").held == Held("second", Generation(2))
 
-    def test_before_images_are_dropped_for_the_owner_alone(self, world: World) -> None:
+    def test_only_the_owner_can_drop_before_images(self, world: World) -> None:
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
         copy = world.sink.open(JOB, LEFT, COPY)
         world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2))
@@ -190,7 +190,7 @@ class TestOwner:
 
 
 class TestRepair:
-    def test_it_takes_the_target_over(self, world: World) -> None:
+    def test_a_repair_takes_over_the_target(self, world: World) -> None:
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(2), rows(2))
         to = Rewinding(JOB, "out", tag(1, 2), (LEFT,), SECOND)
@@ -198,7 +198,7 @@ class TestRepair:
         assert world.numbers() == [1]
         assert world.sink.holding(JOB, "out").held == Held("second", Generation(2))
 
-    def test_one_of_another_history_takes_nothing_back(self, world: World) -> None:
+    def test_a_repair_of_another_history_is_fenced_and_undoes_nothing(self, world: World) -> None:
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
         world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2))
         to = Rewinding(JOB, "out", tag(1, 2), (LEFT,), COPY)
@@ -209,7 +209,7 @@ class TestRepair:
 
 
 class TestRestoredTarget:
-    def test_a_delivery_on_top_of_what_is_gone_is_refused(self, world: World) -> None:
+    def test_a_delivery_above_a_lost_delivery_is_refused(self, world: World) -> None:
         target = world.sink.open(JOB, LEFT, FIRST)
         target.deliver(tag(1), rows(1))
         restore = world.back_up()
@@ -219,7 +219,7 @@ class TestRestoredTarget:
             target.deliver(tag(3), rows(3), known=tag(2))
         assert (world.numbers(), world.sink.open(JOB, LEFT).delivered()) == ([1], tag(1))
 
-    def test_so_it_is_where_the_tag_itself_is_gone(self, world: World) -> None:
+    def test_a_delivery_is_refused_if_the_tag_itself_was_lost(self, world: World) -> None:
         target, restore = world.sink.open(JOB, LEFT, FIRST), world.back_up()
         target.deliver(tag(1), rows(1))
         restore()
@@ -227,7 +227,7 @@ class TestRestoredTarget:
             target.deliver(tag(2), rows(2), known=tag(1))
         assert (world.numbers(), world.sink.open(JOB, LEFT).delivered()) == ([], None)
 
-    def test_one_restored_between_the_look_and_the_transaction_is_refused_too(self, world: World) -> None:
+    def test_a_delivery_is_refused_if_the_target_was_restored_after_the_check(self, world: World) -> None:
         target = world.sink.open(JOB, LEFT, FIRST)
         target.deliver(tag(1), rows(1))
         restore = world.back_up()
@@ -244,7 +244,7 @@ class TestRestoredTarget:
             target.deliver(tag(3), meanwhile(), known=tag(2))
         assert world.numbers() == [1]
 
-    def test_a_target_above_what_is_known_is_looked_at_again_first(self, world: World) -> None:
+    def test_a_target_above_the_known_tag_is_unavailable_until_it_is_reread(self, world: World) -> None:
         """Another process delivered in between: a worker that this driver replaced, or a copy of the job."""
         target = world.sink.open(JOB, LEFT, FIRST)
         target.deliver(tag(1), rows(1))
@@ -301,21 +301,19 @@ def immediate(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Immedi
     made.close()
 
 
-class TestWrittenAtOnce:
+class TestImmediateTarget:
     def test_a_fence_takes_the_target_over(self, immediate: ImmediateWorld) -> None:
         immediate.fenced(FIRST)
         assert immediate.world.sink.immediate().holding(JOB, "out").held == Held("first", Generation(1))
 
-    def test_a_copy_of_the_job_is_fenced_though_its_generation_has_the_same_number(
-        self, immediate: ImmediateWorld
-    ) -> None:
+    def test_a_copy_of_the_job_with_the_same_generation_is_fenced(self, immediate: ImmediateWorld) -> None:
         second = immediate.fenced(SECOND, 2)
         with pytest.raises(Fenced, match="does not know"):
             immediate.fenced(COPY, 2)
         second.write(LEFT_PARTITION, 1, rows(1))
         assert immediate.world.numbers() == [1]
 
-    def test_one_that_a_copy_has_overtaken_writes_nothing_any_more(self, immediate: ImmediateWorld) -> None:
+    def test_an_owner_overtaken_by_a_copy_writes_nothing_more(self, immediate: ImmediateWorld) -> None:
         first = immediate.fenced(FIRST)
         immediate.fenced(COPY, 1)
         with pytest.raises(Fenced, match="does not know"):

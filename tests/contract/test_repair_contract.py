@@ -257,14 +257,14 @@ HISTORY = (
 
 class TestRewound:
     @pytest.mark.parametrize("base", [0, 1, 2, 3, 4, 5])
-    def test_the_target_is_as_it_was_after_the_base_epoch(self, either: World, base: int) -> None:
+    def test_the_target_has_its_contents_as_of_the_base_epoch(self, either: World, base: int) -> None:
         deliver(either, *HISTORY)
         either.repair(to(base))
         assert either.rows() == replayed(either, *(each for each in HISTORY if each.epoch <= base))
         assert standing(either, LEFT, RIGHT) == [tag(base, 2)] * 2
 
     @pytest.mark.parametrize("base", [0, 1, 2, 3, 4, 5])
-    def test_epochs_that_were_delivered_together_are_taken_back_one_by_one(self, either: World, base: int) -> None:
+    def test_epochs_that_were_delivered_together_are_undone_one_by_one(self, either: World, base: int) -> None:
         for writer in (LEFT, RIGHT):
             with closing(either.sink.open(JOB, writer)) as opened:
                 target = merging(either.sink, opened)
@@ -282,7 +282,7 @@ class TestRewound:
         assert either.rows() == replayed(either, *(each for each in HISTORY if each.epoch <= base))
         assert standing(either, LEFT, RIGHT) == [tag(base, 2)] * 2
 
-    def test_the_plan_says_what_the_repair_then_does_and_changes_nothing(self, either: World) -> None:
+    def test_the_plan_predicts_the_repair_and_changes_nothing(self, either: World) -> None:
         deliver(either, *HISTORY)
         planned = plan(either, to(2))
         assert (either.rows(), standing(either, LEFT, RIGHT)) == (replayed(either, *HISTORY), [tag(5)] * 2)
@@ -299,7 +299,7 @@ class TestRewound:
         found = plan(append, to(2))
         assert (found.verdict, found.restore, found.delete, found.changed_by_others) == ("truncate", 0, 6, 0)
 
-    def test_an_epoch_without_output_is_a_base_like_any_other(self, either: World) -> None:
+    def test_an_epoch_without_output_can_be_the_base(self, either: World) -> None:
         deliver(either, write(LEFT, 3, (1, "ann")), write(LEFT, 4), write(LEFT, 5, (1, "anna")))
         either.repair(to(4))
         assert either.rows() == replayed(either, write(LEFT, 3, (1, "ann")))
@@ -309,7 +309,7 @@ class TestRewound:
         assert (found.restore, found.delete) == (0, 0)
         assert standing(either, LEFT, RIGHT) == [tag(0, 2)] * 2
 
-    def test_a_writer_that_is_behind_keeps_its_change_of_a_shared_key(self, keyed: World) -> None:
+    def test_a_writer_that_lags_behind_keeps_its_change_of_a_shared_key(self, keyed: World) -> None:
         """Left is ahead, so the older epoch came later: only rows after the base are removed."""
         if isinstance(keyed.sink, TableSink) and keyed.sink.tags_rows:
             pytest.skip("missing: an older epoch that comes later; a key takes only what is newer")
@@ -321,7 +321,7 @@ class TestRewound:
         keyed.repair(to(2, timeline=3))
         assert keyed.rows() == replayed(keyed, history[0])
 
-    def test_another_jobs_and_another_sinks_output_stays(self, either: World) -> None:
+    def test_output_of_other_jobs_and_sinks_is_kept(self, either: World) -> None:
         deliver(either, write(LEFT, 1, (1, "ann")), write(Writer("other", Subtask(0)), 9, (7, "gil")))
         with closing(either.sink.open("another", LEFT)) as target:
             target.deliver(tag(9), [batch(either, [(8, "hal")])])
@@ -333,7 +333,9 @@ class TestRewound:
 
 class TestRepetition:
     @pytest.mark.parametrize("point", POINTS)
-    def test_a_crash_changes_all_or_nothing_and_again_it_is_done(self, either: World, point: FaultPoint) -> None:
+    def test_a_repair_is_atomic_under_a_crash_and_its_repetition_completes_it(
+        self, either: World, point: FaultPoint
+    ) -> None:
         deliver(either, *HISTORY)
         with pytest.raises(Crash):
             either.repair(to(2), crash_at(point))
@@ -342,7 +344,7 @@ class TestRepetition:
         either.repair(to(2))
         assert (either.rows(), standing(either, LEFT, RIGHT)) == (done, [tag(2, 2)] * 2)
 
-    def test_done_twice_nothing_changes_the_second_time(self, either: World) -> None:
+    def test_a_repeated_repair_changes_nothing(self, either: World) -> None:
         deliver(either, *HISTORY)
         either.repair(to(2))
         before = either.rows()
@@ -351,7 +353,7 @@ class TestRepetition:
         assert either.rows() == before
         assert plan(either, to(2)) == again
 
-    def test_done_again_after_new_deliveries_it_leaves_them(self, either: World) -> None:
+    def test_a_repair_repeated_after_new_deliveries_keeps_them(self, either: World) -> None:
         deliver(either, *HISTORY)
         either.repair(to(2))
         new = write(LEFT, 9, (1, "new"), timeline=2), write(RIGHT, 9, (11, "new"), timeline=2)
@@ -376,14 +378,14 @@ class TestRepetition:
 
 
 class TestTimelines:
-    def test_deliveries_go_on_upon_the_new_timeline(self, either: World) -> None:
+    def test_deliveries_continue_on_the_new_timeline(self, either: World) -> None:
         deliver(either, *HISTORY)
         either.repair(to(2))
         new = write(LEFT, 6, (2, "bo"), (3, None), timeline=2), write(RIGHT, 6, (13, "moe"), timeline=2)
         deliver(either, *new)
         assert either.rows() == replayed(either, *(each for each in HISTORY if each.epoch <= 2), *new)
 
-    def test_a_second_rewind_below_the_first_takes_back_both_timelines(self, either: World) -> None:
+    def test_a_second_rewind_below_the_first_undoes_both_timelines(self, either: World) -> None:
         deliver(either, *HISTORY)
         either.repair(to(3))
         deliver(either, write(LEFT, 7, (1, "x"), (9, "y"), timeline=2), write(RIGHT, 7, (12, None), timeline=2))
@@ -399,7 +401,7 @@ class TestTimelines:
         either.repair(to(7, timeline=3))
         assert either.rows() == replayed(either, *(each for each in HISTORY if each.epoch <= 1), kept)
 
-    def test_an_older_rewind_that_comes_late_is_fenced(self, either: World) -> None:
+    def test_a_late_repair_of_an_older_rewind_is_fenced(self, either: World) -> None:
         deliver(either, *HISTORY)
         either.repair(to(3, timeline=3))
         before = either.rows()
@@ -430,7 +432,7 @@ class TestZombies:
             zombie.deliver(tag(6), [batch(either, [(1, "late")])])
         assert either.rows() == before
 
-    def test_a_writer_that_only_the_target_knows_is_taken_back_and_fenced(self, either: World) -> None:
+    def test_a_writer_recorded_only_in_the_target_is_undone_and_fenced(self, either: World) -> None:
         deliver(either, *HISTORY, write(THIRD, 4, (20, "gone")))
         either.repair(to(3, writers=()))
         assert either.rows() == replayed(either, *(each for each in HISTORY if each.epoch <= 3))
@@ -448,7 +450,7 @@ class TestHorizon:
             target.forget(tag(3))
         return either
 
-    def test_beyond_it_a_repair_is_impossible_and_refused(self, forgetful: World) -> None:
+    def test_a_repair_beyond_the_horizon_is_planned_as_impossible_and_refused(self, forgetful: World) -> None:
         found = plan(forgetful, to(2))
         assert (found.verdict, found.changed_by_others) == ("impossible", None)
         assert "epoch 3 is not kept any more" in found.reason
@@ -457,11 +459,11 @@ class TestHorizon:
         assert forgetful.rows() == replayed(forgetful, *HISTORY)
         assert standing(forgetful, LEFT, RIGHT, THIRD) == [tag(5), tag(5), None]
 
-    def test_up_to_it_all_is_taken_back(self, forgetful: World) -> None:
+    def test_a_repair_up_to_the_horizon_undoes_all_output(self, forgetful: World) -> None:
         forgetful.repair(to(3))
         assert forgetful.rows() == replayed(forgetful, *(each for each in HISTORY if each.epoch <= 3))
 
-    def test_forgetting_where_nothing_was_delivered_leaves_it_where_it_is(self, forgetful: World) -> None:
+    def test_forgetting_without_deliveries_does_not_move_the_horizon(self, forgetful: World) -> None:
         with closing(forgetful.sink.open(JOB, LEFT)) as target:
             target.forget(tag(4))
         forgetful.repair(to(3))
@@ -469,7 +471,7 @@ class TestHorizon:
 
 
 class TestForgettingAfterARewind:
-    def test_what_an_older_timeline_left_above_the_horizon_is_kept(self, either: World) -> None:
+    def test_before_images_of_an_older_timeline_above_the_horizon_are_kept(self, either: World) -> None:
         deliver(either, *HISTORY)
         either.repair(to(3))
         deliver(either, write(LEFT, 7, (1, "x"), timeline=2), write(RIGHT, 7, (11, "x"), timeline=2))
@@ -488,7 +490,7 @@ class TestAnyHistory:
     @pytest.mark.parametrize(("kind", "with_key"), [*((k, True) for k in KEYED), *((k, False) for k in APPEND)])
     @given(first=EPOCHS, second=EPOCHS, shares=st.permutations(range(5)), bases=st.tuples(*[st.integers(0, 6)] * 2))
     @settings(max_examples=10, deadline=None)
-    def test_two_rewinds_leave_what_a_replay_leaves(
+    def test_two_rewinds_leave_the_same_rows_as_a_replay(
         self,
         kind: str,
         with_key: bool,

@@ -1,4 +1,4 @@
-"""`holdfast rewind`, killed at every step that changes something and repeated: the result is that of one whole run."""
+"""`holdfast rewind`, killed at every step with an effect and repeated, has the result of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -49,9 +49,7 @@ def rewound(tmp_path: Path) -> Rewound:
 @pytest.mark.parametrize(
     "first", [pytest.param(first, marks=[pytest.mark.slow] if first > 1 else []) for first in range(1, EVERY + 1)]
 )
-def test_a_rewind_killed_at_any_step_and_repeated_leaves_what_one_in_one_go_leaves(
-    rewound: Rewound, first: int
-) -> None:
+def test_a_rewind_killed_at_any_step_and_repeated_equals_an_uninterrupted_one(rewound: Rewound, first: int) -> None:
     *killed, unhurt = rewound.turns(first, EVERY)
     assert unhurt["killed"] == 0, "the last turn is the one that the command outlives"
     assert len(killed) * EVERY > 60, "so many steps there are at least: records, tags, rows of four targets"
@@ -70,7 +68,7 @@ def test_a_rewind_killed_at_any_step_and_repeated_leaves_what_one_in_one_go_leav
 
 
 @pytest.mark.slow
-def test_so_does_one_that_leaves_what_was_accepted(rewound: Rewound) -> None:
+def test_a_killed_and_repeated_rewind_keeps_accepted_rows(rewound: Rewound) -> None:
     rewound.words.forget("out")
     shutil.rmtree(rewound.copy)
     shutil.copytree(rewound.folder, rewound.copy)

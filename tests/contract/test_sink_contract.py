@@ -257,7 +257,7 @@ class TestDelivery:
         assert target.deliver(tag(1), [added(ANN, BEA)]) == Delivered(2)
         assert (either.rows(), target.delivered()) == ([ANN, BEA], tag(1))
 
-    def test_several_parts_are_taken_in_order(self, keyed: World) -> None:
+    def test_several_parts_are_applied_in_order(self, keyed: World) -> None:
         parts = [
             changed((1, 1.0, "old", PUT)),
             changed((1, 2.0, "new", PUT), (2, 0.0, "x", PUT)),
@@ -277,7 +277,7 @@ class TestDelivery:
         assert (keyed.rows(), target.delivered()) == ([ANN], tag(2))
         assert [image[0] for image in keyed.before_images(LEFT)] == [tag(1)]
 
-    def test_an_empty_epoch_moves_the_tag_of_a_target_that_adds(self, either: World) -> None:
+    def test_an_empty_epoch_moves_the_tag_of_an_append_target(self, either: World) -> None:
         target = either.open(LEFT)
         target.deliver(tag(1), [added(ANN)])
         assert target.deliver(tag(2), []) == Delivered(0)
@@ -308,7 +308,7 @@ class TestDelivery:
         assert keyed.rows() == [ANN, (2, 0.0, "b"), CAT]
         assert (left.delivered(), right.delivered()) == (tag(3), tag(2))
 
-    def test_another_job_of_the_same_name_has_tags_of_its_own(self, either: World) -> None:
+    def test_another_job_with_the_same_name_has_its_own_tags(self, either: World) -> None:
         either.open(LEFT).deliver(tag(5), [added(ANN)])
         assert either.open(LEFT, job="another").deliver(tag(1), [added(BEA)]) == Delivered(1)
         assert either.rows() == [ANN, BEA]
@@ -325,7 +325,7 @@ class TestDelivery:
 
 class TestCrash:
     @pytest.mark.parametrize("point", POINTS_BEFORE_COMMIT)
-    def test_before_the_commit_nothing_is_there_and_redelivery_brings_all(
+    def test_a_crash_before_the_commit_changes_nothing_and_redelivery_writes_all(
         self, keyed: World, point: FaultPoint
     ) -> None:
         keyed.open(LEFT).deliver(tag(1), [changed((*ANN, PUT), (*BEA, PUT))])
@@ -338,7 +338,7 @@ class TestCrash:
         assert (keyed.rows(), again.delivered()) == ([(1, 9.0, "anna")], tag(2))
 
     @pytest.mark.parametrize("point", POINTS_BEFORE_COMMIT)
-    def test_before_the_commit_no_added_row_is_there(self, either: World, point: FaultPoint) -> None:
+    def test_a_crash_before_the_commit_adds_no_row(self, either: World, point: FaultPoint) -> None:
         either.open(LEFT).deliver(tag(1), [added(ANN)])
         with pytest.raises(Crash):
             either.open(LEFT, crash_at(point)).deliver(tag(2), [added(BEA), added(CAT)])
@@ -347,14 +347,14 @@ class TestCrash:
         assert again.deliver(tag(2), [added(BEA), added(CAT)]) == Delivered(2)
         assert (either.rows(), again.delivered()) == ([ANN, BEA, CAT], tag(2))
 
-    def test_after_the_commit_all_is_there_and_redelivery_changes_nothing(self, either: World) -> None:
+    def test_a_crash_after_the_commit_loses_nothing_and_redelivery_is_a_no_op(self, either: World) -> None:
         with pytest.raises(Crash):
             either.open(LEFT, crash_at("after_commit")).deliver(tag(1), [added(ANN)])
         again = either.open(LEFT)
         assert again.deliver(tag(1), [added(ANN)]) == AlreadyDelivered(tag(1))
         assert either.rows() == [ANN]
 
-    def test_a_batch_that_cannot_be_read_changes_nothing(self, either: World) -> None:
+    def test_a_batch_that_cannot_be_read_changes_nothing_in_the_target(self, either: World) -> None:
         def broken() -> Iterator[pa.RecordBatch]:
             yield added(ANN)
             raise Unavailable("the store is unreachable", next_step="nothing")
@@ -375,7 +375,7 @@ class TestRepetition:
         assert target.deliver(tag(1), unread) == AlreadyDelivered(tag(1))
         assert (either.rows(), len(list(unread))) == ([ANN], 1)
 
-    def test_a_lost_reply_does_not_double(self, either: World) -> None:
+    def test_a_lost_reply_does_not_duplicate_rows(self, either: World) -> None:
         with pytest.raises(Unavailable):
             either.open(LEFT, lose_reply).deliver(tag(1), [added(ANN)])
         again = either.open(LEFT)
@@ -383,7 +383,7 @@ class TestRepetition:
         assert again.deliver(tag(1), [added(ANN)]) == AlreadyDelivered(tag(1))
         assert either.rows() == [ANN]
 
-    def test_the_same_target_goes_on_after_a_lost_reply(self, either: World) -> None:
+    def test_the_same_target_delivers_the_next_epoch_after_a_lost_reply(self, either: World) -> None:
         replies = [lose_reply, no_fault]
         target = either.open(LEFT, lambda point: replies[0](point))
         with pytest.raises(Unavailable):
@@ -415,19 +415,19 @@ THREE: tuple[tuple[int, list[pa.RecordBatch]], ...] = ((2, [added(BEA), added(CA
 class TestSeveralEpochs:
     """One transaction of a writer that has fallen behind."""
 
-    def test_they_arrive_together_with_the_last_tag(self, merging: World) -> None:
+    def test_several_epochs_become_visible_together_with_the_last_tag(self, merging: World) -> None:
         target = merging.open(LEFT)
         target.deliver(tag(1), [added(ANN)])
         assert together(target, *THREE, known=tag(1)) == Delivered(3)
         assert (merging.rows(), target.delivered()) == ([ANN, BEA, CAT, DAN], tag(5))
         assert target.deliver(tag(6), []) == Delivered(0)
 
-    def test_they_may_be_the_first_of_the_writer(self, merging: World) -> None:
+    def test_several_epochs_can_be_the_first_of_the_writer(self, merging: World) -> None:
         target = merging.open(LEFT)
         assert together(target, *THREE) == Delivered(3)
         assert (merging.rows(), target.delivered()) == ([BEA, CAT, DAN], tag(5))
 
-    def test_the_later_one_wins(self, keyed: World) -> None:
+    def test_the_later_epoch_wins(self, keyed: World) -> None:
         puts = [changed((*ANN, PUT), (*BEA, PUT))]
         target = keyed.open(LEFT)
         together(target, (1, puts), (2, [changed((*ANNA, PUT), (2, None, None, DELETE), (*CAT, PUT))]))
@@ -435,7 +435,7 @@ class TestSeveralEpochs:
         together(target, (3, [changed((3, None, None, DELETE), (*BEA, PUT))]), (4, [changed((*CAT, PUT))]))
         assert keyed.rows() == [ANNA, BEA, CAT]
 
-    def test_each_has_before_images_of_its_own(self, keyed: World) -> None:
+    def test_each_epoch_has_its_own_before_images(self, keyed: World) -> None:
         target = keyed.open(LEFT)
         target.deliver(tag(1), [changed((*ANN, PUT))])
         deleted = [changed((1, None, None, DELETE))]
@@ -448,7 +448,7 @@ class TestSeveralEpochs:
             (tag(4), 0, {"user": 1}, None),
         ]
 
-    def test_an_append_target_says_which_rows_each_added(self, append: World) -> None:
+    def test_an_append_target_records_which_rows_each_epoch_added(self, append: World) -> None:
         if isinstance(append, LogWorld):
             pytest.skip("missing: delivery of several epochs to a log in one commit; a log takes one epoch at a time")
         together(append.open(LEFT), *THREE)
@@ -456,7 +456,7 @@ class TestSeveralEpochs:
         assert found == [(tag(2), 0, 1, 2), (tag(5), 0, 3, 3)]
 
     @pytest.mark.parametrize("point", [*POINTS_BEFORE_COMMIT, "between_epochs"])
-    def test_before_the_commit_none_is_there(self, merging: World, point: FaultPoint) -> None:
+    def test_a_crash_before_the_commit_delivers_no_epoch(self, merging: World, point: FaultPoint) -> None:
         merging.open(LEFT).deliver(tag(1), [added(ANN)])
         images = merging.before_images(LEFT)
         with pytest.raises(Crash):
@@ -466,7 +466,7 @@ class TestSeveralEpochs:
         assert together(again, *THREE, known=tag(1)) == Delivered(3)
         assert (merging.rows(), again.delivered()) == ([ANN, BEA, CAT, DAN], tag(5))
 
-    def test_after_the_commit_all_are_there_and_redelivery_changes_nothing(self, merging: World) -> None:
+    def test_a_crash_after_the_commit_loses_no_epoch_and_redelivery_is_a_no_op(self, merging: World) -> None:
         with pytest.raises(Crash):
             together(merging.open(LEFT, crash_at("after_commit")), *THREE)
         again, images = merging.open(LEFT), merging.before_images(LEFT)
@@ -474,7 +474,7 @@ class TestSeveralEpochs:
         assert again.deliver(tag(2), [added(BEA)]) == AlreadyDelivered(tag(5))
         assert (merging.rows(), merging.before_images(LEFT)) == ([BEA, CAT, DAN], images)
 
-    def test_a_prefix_that_is_there_already_is_not_added_again(self, merging: World) -> None:
+    def test_a_prefix_that_was_delivered_is_not_delivered_again(self, merging: World) -> None:
         target = merging.open(LEFT)
         together(target, *THREE[:2])
         assert together(target, *THREE) == AlreadyDelivered(tag(3))
@@ -483,7 +483,7 @@ class TestSeveralEpochs:
         assert merging.rows() == [ANN, BEA, CAT, DAN]
 
     @pytest.mark.parametrize("known", [None, tag(1)])
-    def test_a_prefix_that_lands_between_look_and_transaction_is_not_added_again(
+    def test_a_prefix_delivered_between_check_and_transaction_is_not_repeated(
         self, merging: World, known: Tag | None
     ) -> None:
         """The guard is the first of the epochs: compared with the last, the prefix would be delivered twice."""
@@ -530,12 +530,12 @@ class TestZombie:
             zombie.deliver(tag(9), [added(BEA)])
         assert (either.rows(), zombie.delivered()) == ([ANN], tag(5, timeline=2))
 
-    def test_a_newer_timeline_goes_on_though_its_epochs_are_below(self, either: World) -> None:
+    def test_a_newer_timeline_may_deliver_lower_epochs(self, either: World) -> None:
         either.open(LEFT).deliver(tag(9), [added(ANN)])
         assert either.open(LEFT).deliver(tag(5, timeline=2), [added(BEA)]) == Delivered(1)
         assert either.rows() == [ANN, BEA]
 
-    def test_one_overtaken_between_its_look_and_its_transaction_changes_nothing(self, either: World) -> None:
+    def test_a_writer_overtaken_between_check_and_transaction_changes_nothing(self, either: World) -> None:
         """The guard is in the transaction: reading the tag before it proves nothing."""
         successors = [either.open(LEFT)]
 
@@ -546,7 +546,7 @@ class TestZombie:
         assert either.open(LEFT, overtaken).deliver(tag(1), [added(ANN)]) == AlreadyDelivered(tag(1))
         assert either.rows() == [ANN]
 
-    def test_one_of_the_same_generation_cannot_repeat_an_epoch(self, either: World) -> None:
+    def test_a_writer_of_the_same_generation_cannot_repeat_an_epoch(self, either: World) -> None:
         """The guard is (timeline, epoch): with the generation alone, an owner's own retry would pass."""
         owner = either.open(LEFT)
         epochs = (1, ANN), (2, BEA), (1, ANN), (2, BEA)
@@ -560,7 +560,7 @@ class TestZombie:
 
 
 class TestBeforeImages:
-    def test_each_key_has_what_was_there_before_the_delivery(self, keyed: World) -> None:
+    def test_each_key_has_its_row_from_before_the_delivery(self, keyed: World) -> None:
         target = keyed.open(LEFT)
         target.deliver(tag(1), [changed((*ANN, PUT), (*BEA, PUT))])
         target.deliver(
@@ -574,13 +574,13 @@ class TestBeforeImages:
             (tag(2), 2, {"user": 3}, None),
         ]
 
-    def test_they_are_not_written_twice_by_a_redelivery(self, keyed: World) -> None:
+    def test_a_redelivery_does_not_write_before_images_again(self, keyed: World) -> None:
         with pytest.raises(Unavailable):
             keyed.open(LEFT, lose_reply).deliver(tag(1), [changed((*ANN, PUT))])
         keyed.open(LEFT).deliver(tag(1), [changed((*ANN, PUT))])
         assert keyed.before_images(LEFT) == [(tag(1), 0, {"user": 1}, None)]
 
-    def test_an_append_target_says_which_rows_a_delivery_added(self, append: World) -> None:
+    def test_an_append_target_records_which_rows_a_delivery_added(self, append: World) -> None:
         if isinstance(append, LogWorld):
             pytest.skip("missing: before-images of a log; its commits say what each epoch added")
         target = append.open(LEFT)
@@ -590,7 +590,7 @@ class TestBeforeImages:
         found = [(at, n, key["first"], key["last"], before) for at, n, key, before in append.before_images(LEFT)]
         assert found == [(tag(1), 0, 1, 2, None), (tag(3), 0, 3, 3, None)]
 
-    def test_those_beyond_the_horizon_are_forgotten_for_the_one_writer(self, keyed: World) -> None:
+    def test_before_images_beyond_the_horizon_are_dropped_for_one_writer_only(self, keyed: World) -> None:
         left, right = keyed.open(LEFT), keyed.open(RIGHT)
         for n in (1, 2, 3):
             left.deliver(tag(n), [changed((*ANN, PUT))])
@@ -605,7 +605,7 @@ class TestPlanning:
         with pytest.raises(ConfigError, match=r"the stream replaces rows by \['user'\]"):
             append.sink.check(SCHEMA, KEY)
 
-    def test_an_upsert_stream_needs_its_own_key(self, keyed: World) -> None:
+    def test_an_upsert_stream_needs_the_key_of_its_target(self, keyed: World) -> None:
         with pytest.raises(ConfigError, match=r"give the sink key=\['user', 'name'\]"):
             keyed.sink.check(SCHEMA, ("user", "name"))
 
@@ -613,7 +613,7 @@ class TestPlanning:
         with pytest.raises(ConfigError, match=r"unknown columns \['user'\]"):
             keyed.sink.check(SCHEMA.remove(0), None)
 
-    def test_a_stream_may_not_have_our_own_column(self, append: World) -> None:
+    def test_a_stream_may_not_have_a_reserved_column(self, append: World) -> None:
         with pytest.raises(ConfigError, match="_op"):
             append.sink.check(SCHEMA.append(pa.field(OP, pa.int8())), None)
 

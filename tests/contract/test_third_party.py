@@ -96,6 +96,6 @@ def test_a_job_reads_and_writes_with_it_through_a_crash(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_its_paths_are_checked_and_its_place_is_recorded(tmp_path: Path) -> None:
+def test_paths_are_checked_and_the_location_is_recorded(tmp_path: Path) -> None:
     made = notebook(tmp_path / "in.json", NUMBERS)
     assert made.source().traits.local_paths == made.sink().traits.local_paths == (str(tmp_path / "in.json"),)

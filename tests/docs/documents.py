@@ -1,4 +1,4 @@
-"""The one extractor: what the pages of the documentation show, as blocks that can be run.
+"""Extracts the examples from the pages of the documentation as blocks that can be run.
 
 A page is Markdown. Fenced blocks in `python` and `sh` are run, in the order of the page, in one folder and one Python
 namespace per page:
@@ -8,12 +8,12 @@ namespace per page:
     ```sh                   is run by bash -e; `holdfast`, `python` and `pytest` are those of this environment
 
 `make quick` runs the Python of every page and parses its commands; `make test` runs the commands too. Blocks in other
-languages are only shown. An HTML comment above a block says what differs:
+languages are only shown. An HTML comment above a block changes how it is treated:
 
     <!-- e2e -->                starts Spark, or needs what Spark has left: runs with the end-to-end tests
     <!-- exits 3 -->            the exit status that the commands end with
-    <!-- output -->             a `text` block: what the block before has printed on stdout; `...` stands for anything
-    <!-- not run: reason -->    is not run; its `holdfast` commands are parsed all the same
+    <!-- output -->             a `text` block: the stdout of the preceding block; `...` matches anything
+    <!-- not run: reason -->    is not run; its `holdfast` commands are still parsed
     <!-- new session -->        begins with an empty folder and an empty namespace
     <!-- continues page.md -->  the session begins with the files and the quick commands of another page
 """
@@ -34,11 +34,11 @@ _MARK = re.compile(r"^<!-- (e2e|output|new session|exits \d+|continues \S+|not r
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block of a page, with what the comments above it say."""
+    """One fenced block of a page, with the marks from the comments above it."""
 
     page: Path
     line: int
-    """Of the first line of its text."""
+    """The number of the first line of its text."""
     language: str
     title: str | None
     text: str

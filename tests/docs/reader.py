@@ -1,4 +1,4 @@
-"""A reader of the documentation: does what a page shows, block after block, in an empty folder.
+"""A reader of the documentation: runs the examples of a page in order, in an empty folder.
 
 documents.py describes how a page marks its blocks.
 """
@@ -80,7 +80,7 @@ def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]
 
 
 class Reader:
-    """Does what a page shows, block after block."""
+    """Runs the examples of a page in order."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -150,13 +150,13 @@ def _bash(text: str, folder: Path) -> tuple[int, str, str]:
 
 
 def _plan(names: Mapping[str, Any]) -> None:
-    """Plan every app among these names: it raises what a user would see."""
+    """Plan every app among these names: raises the error that a user would see."""
     for app in [value for value in names.values() if isinstance(value, hf.App)]:
         app.plan()
 
 
 def _agree(shown: str, printed: str) -> bool:
-    """Return whether a page shows what was printed; `...` stands for anything, blanks count as one."""
+    """Return whether a page shows the printed text; `...` matches anything, runs of blanks count as one."""
     pattern = "".join(
         ".*" if part == "..." else r"\s+" if part.isspace() else re.escape(part)
         for part in re.split(r"(\.\.\.|\s+)", shown.strip())

@@ -1,4 +1,4 @@
-"""What tools/docs.py writes into the pages is what the code says now."""
+"""The generated parts of the pages match the current code."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class TestGeneratedParts:
         stale = [str(path.relative_to(ROOT)) for path in tool.stale()]
         assert not stale, ADVICE
 
-    def test_each_of_them_is_on_a_page(self, tool: ModuleType) -> None:
+    def test_each_is_on_a_page(self, tool: ModuleType) -> None:
         pages = "".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
         assert sorted(re.findall(r"<!-- generated: (\w+) -->", pages)) == sorted(tool.PARTS)
 
 
 class TestSite:
     @pytest.mark.thorough
-    def test_it_builds_without_a_warning(self, tool: ModuleType) -> None:
+    def test_the_site_builds_without_a_warning(self, tool: ModuleType) -> None:
         assert (ROOT / ".venv/docs/bin/zensical").exists(), (
             "the generator of the site is missing: make docs installs it"
         )

@@ -44,7 +44,7 @@ def anchors(page: Path) -> frozenset[str]:
 
 class TestLinks:
     @pytest.mark.parametrize("page", EVERY, ids=lambda page: str(page.relative_to(ROOT)))
-    def test_each_leads_somewhere(self, page: Path) -> None:
+    def test_each_has_a_target(self, page: Path) -> None:
         dead = []
         for line, target in links(page):
             path, _, anchor = target.partition("#")
@@ -55,7 +55,7 @@ class TestLinks:
                 dead.append(f"{page.relative_to(ROOT)}:{line}: {target}")
         assert not dead, "\n".join(dead)
 
-    def test_the_first_page_has_no_link_that_a_package_index_could_not_follow(self) -> None:
+    def test_the_first_page_has_only_links_that_work_on_a_package_index(self) -> None:
         relative = [target for _, target in links(ROOT / "README.md") if "://" not in target and target[0] != "#"]
         assert not relative
 
@@ -103,7 +103,7 @@ def parser() -> Parser:
 
 
 class TestCommands:
-    def test_each_that_is_shown_is_one_that_the_command_line_takes(self) -> None:
+    def test_each_command_shown_is_accepted_by_the_command_line(self) -> None:
         refused = []
         for place, command in shown_commands():
             try:
@@ -115,7 +115,7 @@ class TestCommands:
                 pass  # --help
         assert not refused, "\n".join(refused)
 
-    def test_each_that_is_named_in_a_sentence_exists(self) -> None:
+    def test_each_command_named_in_a_sentence_exists(self) -> None:
         unknown = []
         for page in pages():
             for line, text in prose(page):
@@ -124,7 +124,7 @@ class TestCommands:
                         unknown.append(f"{page.relative_to(ROOT)}:{line}: {command}")
         assert not unknown, "\n".join(unknown)
 
-    def test_each_is_shown_where_it_is_used(self) -> None:
+    def test_each_command_is_shown_on_an_operation_page(self) -> None:
         text = "".join(page.read_text() for page in pages() if page.parent.name == "operate")
         assert not [command for command in COMMANDS if not re.search(rf"\bholdfast {command}\b", text)]
 

@@ -1,4 +1,4 @@
-"""What the documentation shows works on Spark: whole pages, block after block."""
+"""The examples of the documentation work on Spark: complete pages, block after block."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 
 @pytest.mark.parametrize("session", named("e2e"))
-def test_what_a_page_shows_works_on_spark(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_of_a_page_work_on_spark(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with reading(tmp_path, monkeypatch) as reader:
         reader.follows(session, "e2e")

@@ -1,4 +1,4 @@
-"""Every Python example and every command of the documentation does what the page says.
+"""Every Python example and every command of the documentation has the documented result.
 
 What needs Spark is in test_on_spark.py.
 """
@@ -34,19 +34,19 @@ class TestExamples:
 
 
 class TestMarks:
-    def test_what_starts_spark_is_marked(self) -> None:
+    def test_blocks_that_start_spark_are_marked(self) -> None:
         starts = re.compile(r"(holdfast (run|demo)|python \S+\.py|spark-submit)\b")
         shown = [block for page in pages() for session in sessions(page) for block in session]
         unmarked = [str(b) for b in shown if b.language == "sh" and b.runs and not b.e2e and starts.search(b.text)]
         assert not unmarked, "mark these blocks with <!-- e2e -->"
 
-    def test_a_page_shows_something_that_is_run(self) -> None:
+    def test_each_guide_page_has_an_example_that_is_run(self) -> None:
         guide = [page for page in pages() if page.parent.name == "guide" and not sessions(page)]
         assert not guide, "a page of the guide has no example that is run"
 
 
 class TestUnit:
-    def test_the_service_is_not_restarted_where_a_restart_cures_nothing(self) -> None:
+    def test_the_service_is_not_restarted_after_errors_that_a_restart_cannot_cure(self) -> None:
         [text] = [block.text for block in blocks(ROOT / "docs/deploy/systemd.md") if block.language == "ini"]
         unit = configparser.ConfigParser(strict=False)
         unit.optionxform = str  # type: ignore[assignment, method-assign]

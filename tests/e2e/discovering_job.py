@@ -1,4 +1,4 @@
-"""A job on a log that gets partitions; the test reads what it wrote."""
+"""A job on a log to which partitions are added; the test reads its output."""
 
 from __future__ import annotations
 

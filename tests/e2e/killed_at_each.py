@@ -4,7 +4,7 @@
 
 Before each turn, FOLDER becomes a copy of COPY again. Turns FIRST, FIRST + EVERY, ... end with the first step that the
 command does not reach. Each turn prints a line of JSON: step, exit status (negative: the signal) of the command that
-was killed and of the one that repeated it, and the durable data after both.
+was killed and of its repetition, and the durable data after both.
 
 A turn takes two processes. They are forked from this one, which has imported their modules but used none of them.
 """

@@ -1,6 +1,6 @@
 """A job on real Spark whose log gets partitions while it runs; workers and driver are killed around that moment.
 
-The result equals what was appended: each row once, in all partitions, without a restart by hand for the new ones.
+The result equals the appended rows: each once, in all partitions, without a manual restart for the new ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SCHEMA = pa.schema([pa.field("key", pa.string(), nullable=False), pa.field("n", 
 
 
 class Input:
-    """The log of the job, and what was appended to it."""
+    """The log of the job, and the rows appended to it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.rows = folder, list[tuple[str, int]]()
@@ -48,7 +48,7 @@ class Input:
         return len(self.rows)
 
     def differences(self) -> list[str]:
-        """Compare the targets with what was appended."""
+        """Compare the targets with the appended rows."""
         with closing(sqlite3.connect(self.folder / "every.db")) as db:
             every = sorted(db.execute("SELECT key, n FROM every"))
         with closing(sqlite3.connect(self.folder / "sums.db")) as db:
@@ -82,8 +82,8 @@ def holdfast(folder: Path, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-class TestALogThatGetsPartitions:
-    def test_is_read_whole_and_once_though_workers_and_driver_die_around_it(self, tmp_path: Path) -> None:
+class TestLogWithAddedPartitions:
+    def test_is_read_completely_and_once_although_workers_and_driver_are_killed(self, tmp_path: Path) -> None:
         given = Input(tmp_path)
         given.append(500)
         with running(tmp_path, *FLAGS, job=JOB, **EVERY) as run:

@@ -40,7 +40,7 @@ LEFT_OVER = 2
 """Epochs of an ended generation that may still be reported: one already acked, one completed just before."""
 
 
-def test_a_job_recovers_from_kills_stops_full_disks_cut_streams_and_damage_and_every_row_is_right(
+def test_a_job_under_kills_full_disks_cut_streams_and_damage_gives_correct_rows(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "whole").mkdir()
@@ -91,7 +91,7 @@ def test_a_job_recovers_from_kills_stops_full_disks_cut_streams_and_damage_and_e
 
 
 def struck_at(fired: dict[str, Any]) -> float:
-    """Return when the fault struck: a killed process is reported gone some time later."""
+    """Return when the fault struck: the end of a killed process is reported some time later."""
     gone = re.search(r" gone within (\d+) ms$", fired["detail"])
     assert (gone is not None) == fired["fault"].endswith("kill"), fired
     return float(fired["at_ms"]) - (float(gone[1]) if gone else 0)

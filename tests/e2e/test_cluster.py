@@ -46,7 +46,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 
 
 class TestStandaloneCluster:
-    def test_a_job_on_two_executors_loses_a_worker_an_executor_and_its_driver_and_no_record(
+    def test_a_job_that_loses_a_worker_an_executor_and_its_driver_loses_no_record(
         self, cluster: Standalone, tmp_path: Path
     ) -> None:
         frame = make_input(tmp_path, ROWS)
@@ -69,7 +69,7 @@ class TestStandaloneCluster:
 
 
 class TestWithoutAnInstallation:
-    def test_a_zip_given_to_spark_submit_is_all_that_driver_and_executors_need_of_holdfast(
+    def test_a_zip_given_to_spark_submit_supplies_holdfast_to_driver_and_executors(
         self, cluster: Standalone, tmp_path: Path
     ) -> None:
         frame = make_input(tmp_path, ROWS // 4)
@@ -83,7 +83,7 @@ class TestWithoutAnInstallation:
         submit(cluster, tmp_path, "--py-files", "holdfast.zip", PYSPARK_PYTHON=str(python))
         assert differences(tmp_path, frame) == []
 
-    def test_a_packed_environment_given_to_spark_submit_is_the_one_that_executors_run(
+    def test_a_packed_environment_given_to_spark_submit_is_used_by_executors(
         self, cluster: Standalone, tmp_path: Path
     ) -> None:
         frame = make_input(tmp_path, ROWS // 4)
@@ -99,7 +99,7 @@ class TestWithoutAnInstallation:
 
 
 class TestSecrets:
-    def test_those_of_a_run_are_in_no_file_command_line_or_environment(
+    def test_secrets_of_a_run_are_in_no_file_command_line_or_environment(
         self, cluster: Standalone, tmp_path: Path
     ) -> None:
         """The run's own driver writes its secrets to a file outside the folders that are searched."""
@@ -135,7 +135,7 @@ class TestSecrets:
 
 
 def read_of(process: psutil.Process, what: str) -> bytes:
-    """Return what the system shows a user of a process; empty if the process has ended."""
+    """Return what the system shows users about a process; empty if the process has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{process.pid}/{what}").read_bytes()
     return b""

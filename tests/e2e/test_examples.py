@@ -97,7 +97,7 @@ class TestExamples:
         found = rows(tmp_path / "flights-demo" / "seen.db", "SELECT count(*), sum(events) FROM seen")
         assert found == [(flown["tailnum"].n_unique(), flown.height)]
 
-    def test_a_script_runs_a_job_twice_and_reads_its_rows(self, tmp_path: Path) -> None:
+    def test_a_script_can_run_a_job_twice_and_read_its_rows(self, tmp_path: Path) -> None:
         (tmp_path / "script.py").write_text(SCRIPT)
         ended = subprocess.run(
             [sys.executable, "script.py"],
@@ -120,7 +120,7 @@ class TestExamples:
         [place] = re.findall("Spark's own log is in (.+)", ended.stderr)
         assert "Python worker exited" in Path(place).read_text(), "the JVM is that of the first run"
 
-    def test_the_job_of_a_new_project_fills_its_hours(self, tmp_path: Path) -> None:
+    def test_the_job_of_a_new_project_writes_its_hours(self, tmp_path: Path) -> None:
         done(tmp_path, *HOLDFAST[:2], "new", "sales")
         done(tmp_path / "sales", *HOLDFAST, "job.py", "--once", "--master", "local[2]")
         found = rows(tmp_path / "sales/sales.db", "SELECT count(*), count(DISTINCT shop), sum(sales) FROM hours")

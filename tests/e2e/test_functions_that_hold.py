@@ -39,7 +39,7 @@ def numbers(folder: Path) -> list[int]:
 
 
 class TestAFunctionThatHoldsTheInterpreter:
-    def test_for_longer_than_a_silent_worker_is_waited_for_is_named_and_not_restarted(self, tmp_path: Path) -> None:
+    def test_for_longer_than_the_silence_limit_is_named_and_not_restarted(self, tmp_path: Path) -> None:
         environment = {"HOLDING_HOW": "hold", "HOLDING_ONCE": "1", "HOLDFAST_SILENT_AFTER_MS": "2000"}
         with running(tmp_path, *FLAGS, job=JOB, **environment) as run:
             run.wait_until_running()
@@ -51,7 +51,7 @@ class TestAFunctionThatHoldsTheInterpreter:
             assert run.lines[-1]["restarts"] == []
         assert numbers(tmp_path) == list(range(1_000))
 
-    def test_for_longer_than_the_limit_is_replaced_and_named(self, tmp_path: Path) -> None:
+    def test_for_longer_than_the_hang_limit_is_replaced_and_named(self, tmp_path: Path) -> None:
         environment = {"HOLDING_HOW": "hold", "HOLDING_ONCE": "1", "HOLDING_S": "40", "HOLDFAST_HUNG_AFTER_MS": "3000"}
         with running(tmp_path, *FLAGS, job=JOB, **environment) as run:
             assert run.finish() == 0, run.errors()

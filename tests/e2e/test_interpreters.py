@@ -1,6 +1,6 @@
 """The wheel works with every Python that it accepts: installed with its dependencies, a new project tested and run.
 
-Installs with pip from the configured index, in the versions of requirements.lock. A Python is looked for on the PATH,
+Installs with pip from the configured index, in the versions of requirements.lock. A Python is searched on the PATH,
 with pyenv and with uv; one that this machine lacks is skipped by name.
 """
 
@@ -63,7 +63,7 @@ def done(folder: Path, *command: str | Path, **environment: str) -> str:
 
 
 @pytest.mark.parametrize("version", PYTHONS)
-def test_a_new_project_is_tested_and_runs(version: str, wheel: Path, tmp_path: Path) -> None:
+def test_a_new_project_passes_its_test_and_runs(version: str, wheel: Path, tmp_path: Path) -> None:
     done(tmp_path, python_of(version), "-m", "venv", "venv")
     programs = tmp_path / "venv/bin"
     pins = re.findall(r"^(\S+==\S+) \\$", (ROOT / "requirements.lock").read_text(), re.MULTILINE)

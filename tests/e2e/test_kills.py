@@ -57,7 +57,7 @@ class TestKilledWorkers:
             assert run.finish() == 0, run.errors()
         assert differences(tmp_path, frame) == []
 
-    def test_twenty_random_kills_in_one_run_lose_and_double_nothing(self, tmp_path: Path) -> None:
+    def test_twenty_random_kills_in_one_run_lose_and_duplicate_nothing(self, tmp_path: Path) -> None:
         # More than a job can read before the last kill, even on a slow machine; it reads the rest without a limit.
         frame = make_input(tmp_path, 12 * ROWS)
         rng = random.Random(20)
@@ -79,7 +79,7 @@ class TestKilledWorkers:
 
 
 class TestKilledExecutor:
-    def test_workers_of_a_killed_executor_go_on_elsewhere(self, tmp_path: Path) -> None:
+    def test_workers_of_a_killed_executor_resume_on_another_executor(self, tmp_path: Path) -> None:
         frame = make_input(tmp_path, ROWS)
         with running(tmp_path, *CLUSTER, *RATE) as run:
             before = run.wait_until_running(ROWS // 4)
@@ -96,7 +96,7 @@ class TestKilledExecutor:
 
 
 class TestKilledDriver:
-    def test_the_same_command_again_goes_on_after_the_driver_was_killed(self, tmp_path: Path) -> None:
+    def test_the_same_command_resumes_the_job_after_its_driver_was_killed(self, tmp_path: Path) -> None:
         frame = make_input(tmp_path, ROWS)
         with running(tmp_path, *LOCAL, *RATE) as run:
             before = run.wait_until_running(ROWS // 4)
@@ -111,7 +111,7 @@ class TestKilledDriver:
 
 
 class TestStoppedProcesses:
-    def test_a_worker_that_was_silent_too_long_is_fenced_when_it_wakes(self, tmp_path: Path) -> None:
+    def test_a_worker_that_was_silent_too_long_is_fenced_when_it_resumes(self, tmp_path: Path) -> None:
         frame = make_input(tmp_path, 2 * ROWS)
         with running(tmp_path, *LOCAL, *RATE, HOLDFAST_SILENT_AFTER_MS="2000") as run:
             before = run.wait_until_running(ROWS // 4)
@@ -128,7 +128,7 @@ class TestStoppedProcesses:
             assert run.finish() == 0, run.errors()
         assert differences(tmp_path, frame) == []
 
-    def test_a_driver_that_was_replaced_while_stopped_is_fenced_when_it_wakes(self, tmp_path: Path) -> None:
+    def test_a_driver_that_was_replaced_while_stopped_is_fenced_when_it_resumes(self, tmp_path: Path) -> None:
         frame = make_input(tmp_path, 2 * ROWS)
         with running(tmp_path, *LOCAL, *RATE) as first:
             before = first.wait_until_running(ROWS // 4)
@@ -142,7 +142,7 @@ class TestStoppedProcesses:
                 assert second.finish() == 0, second.errors()
         assert differences(tmp_path, frame) == []
 
-    def test_a_second_run_of_a_living_job_is_refused(self, tmp_path: Path) -> None:
+    def test_a_second_run_of_a_running_job_is_refused(self, tmp_path: Path) -> None:
         make_input(tmp_path, 2 * ROWS)
         with running(tmp_path, *LOCAL, *RATE) as first:
             before = first.wait_until_running()

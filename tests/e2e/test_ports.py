@@ -14,7 +14,7 @@ MASTER, HOST = 2, 2
 """Ports on which each daemon listens: one for its cluster, one for its page."""
 
 
-def test_a_cluster_listens_on_loopback_and_on_no_port_but_those_that_the_system_chose(tmp_path: Path) -> None:
+def test_a_cluster_listens_on_loopback_and_only_on_ports_chosen_by_the_system(tmp_path: Path) -> None:
     with standalone(tmp_path) as cluster:
         listening = {
             pid: [each.laddr for each in psutil.Process(pid).net_connections() if each.status == psutil.CONN_LISTEN]

@@ -40,7 +40,7 @@ def holdfast(folder: Path, *arguments: str, kill_at: int = 0) -> subprocess.Comp
 
 
 def wait_until_nobody_runs_it(folder: Path) -> None:
-    """Wait until a sleeping or killed driver counts as gone; before that, the command asks it instead of acting."""
+    """Wait until a stopped or killed driver counts as dead; before that, the command sends it a request instead."""
     deadline = time.monotonic() + 60
     while (state := json.loads(holdfast(folder, "status", "flights", "--json").stdout)["state"]) != "unreachable":
         assert time.monotonic() < deadline, f"the job is {state}"
@@ -59,7 +59,7 @@ def driver_of(pid: int) -> list[psutil.Process]:
 
 
 @pytest.mark.e2e
-def test_a_job_goes_back_through_kills_and_beside_a_driver_that_sleeps(tmp_path: Path) -> None:
+def test_a_job_is_rewound_under_kills_and_beside_a_stopped_driver(tmp_path: Path) -> None:
     flags = (*FLAGS, "--root", str(tmp_path / "root"))
     with running(tmp_path, *flags, "--max-records-per-second", "40000", job=JOB, **places(tmp_path)) as asleep:
         asleep.wait_for(lambda p: (p["records_in"] or 0) > 250_000 and p["epoch"], "the middle of the input")

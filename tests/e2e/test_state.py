@@ -32,7 +32,7 @@ def holdfast(folder: Path, *arguments: str) -> Any:
 
 
 class TestStateOfARunningJob:
-    def test_every_answer_holds_the_records_up_to_the_offsets_of_its_epoch(self, tmp_path: Path) -> None:
+    def test_every_read_covers_the_records_up_to_the_offsets_of_its_epoch(self, tmp_path: Path) -> None:
         frame = make_input(tmp_path, ROWS)
         answers: dict[int, tuple[int, int]] = {}
         epochs = set()

@@ -1,4 +1,4 @@
-"""The wheel installs what is in the tree: links and package lists hide mistakes until a user installs the wheel."""
+"""The wheel contains the modules of the tree; links and package lists hide mistakes until a user installs it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built_wheel(tmp_path_factory.mktemp("wheel"))
 
 
-def test_the_wheel_holds_every_module_of_the_tree_once(wheel: Path) -> None:
+def test_the_wheel_contains_every_module_of_the_tree_once(wheel: Path) -> None:
     tree = {f"holdfast/{path.relative_to(ROOT)}" for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
     shared = {
         str(path.relative_to(ROOT / "src")) for path in (ROOT / "src/holdfast").rglob("*.py") if path.resolve() == path
@@ -26,7 +26,7 @@ def test_the_wheel_holds_every_module_of_the_tree_once(wheel: Path) -> None:
     assert sorted(names) == sorted(tree | shared)
 
 
-def test_the_wheel_says_that_it_is_typed_and_brings_the_command(wheel: Path) -> None:
+def test_the_wheel_contains_the_typing_marker_and_the_command(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     assert "holdfast/py.typed" in archive.namelist()
     [entry_points] = [name for name in archive.namelist() if name.endswith("entry_points.txt")]

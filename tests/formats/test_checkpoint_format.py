@@ -124,7 +124,7 @@ class TestACheckpointWithFieldIds:
         assert sum(row["sales.count"] for row in rows["hours"].values()) == 30
         assert sum(row["top.seen"] for row in rows["hours"].values()) == len(prices(list(map(sale, range(25, 30)))))
 
-    def test_is_restored_as_of_before_the_operators_evolved(self) -> None:
+    def test_is_restored_at_an_epoch_before_the_operators_evolved(self) -> None:
         rows = restored("checkpoint_v2", app_of(FIRST, {"n": hf.count()}), epoch=2)
         assert {key: row["n.count"] for key, row in rows["totals"].items()} == {
             key: len(each) for key, each in sales(0, 20).items()
@@ -138,7 +138,7 @@ class TestACheckpointWithFieldIds:
             for key, each in sales(0, 30).items()
         }
 
-    def test_keeps_ids_by_name_and_those_that_are_retired(self) -> None:
+    def test_keeps_current_ids_by_name_and_retired_ids(self) -> None:
         (totals, *_) = manifest_of("checkpoint_v2").operators
         assert totals.schema["fields"] == {
             "ids": {
@@ -153,7 +153,7 @@ class TestACheckpointWithFieldIds:
             "past": ["n.count"],
         }
 
-    def test_has_a_manifest_of_format_2_which_is_written_as_it_was_read(self) -> None:
+    def test_has_a_manifest_of_format_2_that_is_rewritten_byte_for_byte(self) -> None:
         manifest = manifest_of("checkpoint_v2")
         (path,) = (HERE / "checkpoint_v2" / "manifests").rglob(f"*{manifest.epoch:012d}-*.json")
         data = path.read_bytes()

@@ -13,7 +13,7 @@ GOLDEN = Path(__file__).parent / "dead_letter_raw_v1.arrow"
 
 
 class TestDeadLetter:
-    def test_its_columns(self) -> None:
+    def test_it_has_the_fixed_columns(self) -> None:
         assert [f"{f.name}: {f.type}{'?' if f.nullable else ''}" for f in DEAD_LETTERS] == [
             "operator: string",
             "source: string?",
@@ -32,7 +32,7 @@ class TestDeadLetter:
 
 
 class TestPlaces:
-    def test_version_1_is_read(self) -> None:
+    def test_places_of_version_1_are_read(self) -> None:
         store = MemoryObjects()
         store.put("dlq.json", b'{"target":"log /d","log":"/d","sources":{"bids":"/b"},"v":1}')
         assert read(store, "job") == Places("log /d", "/d", {"bids": "/b"})

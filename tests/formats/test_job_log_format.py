@@ -96,12 +96,12 @@ NAMED = record(8, 2, joblog.CheckpointCompleted(Epoch(9), Epoch(7), MANIFEST_REF
 
 class TestFormatOneOfTheJobLog:
     @pytest.mark.parametrize("each", [*RECORDS, NAMED], ids=lambda each: f"{each.seq}-{each.kind}")
-    def test_a_record_is_read_and_written_as_then(self, each: joblog.Record) -> None:
+    def test_a_record_is_read_and_rewritten_byte_for_byte(self, each: joblog.Record) -> None:
         data = (GOLDEN / record_path(each.seq)).read_bytes()
         assert joblog.decode(data, record_path(each.seq)) == each
         assert joblog.encode(each) == data
 
-    def test_the_records_make_a_job(self) -> None:
+    def test_the_records_fold_into_a_job(self) -> None:
         job = reduce(joblog.fold, RECORDS, None)
         assert job is not None
         assert (job.generation, job.base_epoch, job.finished) == (2, 7, True)
@@ -130,14 +130,14 @@ class TestFormatThreeOfTheJobLog:
         paths = sorted((GOLDEN.with_name("job_v3") / "log").iterdir())
         return [joblog.decode(path.read_bytes(), f"log/{path.name}") for path in paths]
 
-    def test_a_log_that_older_versions_began_is_continued(self) -> None:
+    def test_a_log_begun_by_older_versions_is_continued(self) -> None:
         records = self.read()
         assert [each.v for each in records] == [1, 2, 3, 3]
         assert records == records_of_three_formats()
         job = reduce(joblog.fold, records, None)
         assert job is not None and (job.base_epoch, job.head) == (7, "d22cc59221afebe1")
 
-    def test_a_record_is_written_as_then(self) -> None:
+    def test_a_record_is_written_byte_for_byte(self) -> None:
         for each in records_of_three_formats():
             assert joblog.encode(each) == (GOLDEN.with_name("job_v3") / each.path).read_bytes()
 
@@ -163,7 +163,7 @@ def records_of_three_formats() -> list[joblog.Record]:
 
 
 class TestFormatOneOfTheManifest:
-    def test_a_manifest_is_read_and_written_as_then(self) -> None:
+    def test_a_manifest_is_read_and_rewritten_byte_for_byte(self) -> None:
         data = (GOLDEN / "manifest.json").read_bytes()
         assert decode(data, MANIFEST_REF) == MANIFEST
         assert encode(MANIFEST) == data

@@ -76,14 +76,14 @@ def golden() -> list[Commit]:
 
 
 class TestFormatThreeOfTheLog:
-    def test_meta_is_that_of_format_one(self) -> None:
+    def test_meta_json_stays_at_format_one(self) -> None:
         assert read_meta(LocalObjects(GOLDEN)) == META
 
-    def test_commits_are_written_byte_for_byte_as_then(self) -> None:
+    def test_commits_are_written_byte_for_byte(self) -> None:
         for commit in golden():
             assert encode_commit(commit) == (GOLDEN / commit_path(commit.sequence)).read_bytes()
 
-    def test_commits_follow_each_other_as_they_were_meant(self) -> None:
+    def test_commits_have_the_expected_succession(self) -> None:
         tail = before_the_first(META)
         for draft, found in zip(DRAFTS, golden(), strict=True):
             tail = placed(draft, tail)
@@ -91,7 +91,7 @@ class TestFormatThreeOfTheLog:
             assert (found.kind, found.owner, found.seal) == (draft.kind, draft.owner, 0)
         assert [commit.v for commit in golden()] == [1, 1, 3, 3, 3]
 
-    def test_rows_stand_where_they_always_stood(self) -> None:
+    def test_rows_keep_their_offsets(self) -> None:
         reader = LogReader(LocalObjects(GOLDEN))
         batch, offsets, following = reader.read_placed(0, 0, 1 << 30)
         assert batch is not None and offsets is not None
@@ -101,21 +101,21 @@ class TestFormatThreeOfTheLog:
         assert (reader.end_offsets(), reader.sealed) == ({0: 6, 1: 1}, True)
         assert LogWriter(LocalObjects(GOLDEN)).tag_of("job/out/0") == Tag(Timeline(1), Epoch(7))
 
-    def test_the_oracle_reads_the_same(self) -> None:
+    def test_the_oracle_reads_the_same_rows(self) -> None:
         assert sorted(read_log(GOLDEN)["n"].to_list()) == [1, 2, 3, 4, 5]
 
-    def test_a_log_that_was_never_compacted_stays_of_format_one(self) -> None:
+    def test_a_log_that_was_never_compacted_stays_at_format_one(self) -> None:
         store = MemoryObjects()
         create_log(store, SCHEMA, partitions=1, key=["n"])
         LogWriter(store).append({0: pa.table({"n": [1], "word": ["x"]}, schema=SCHEMA)})
         record = store.get(commit_path(1))
         assert record.startswith(b'{"v":1,') and b"compact" not in record and b'"seal"' not in record
 
-    def test_from_a_compaction_on_older_releases_refuse_it_as_newer(self) -> None:
+    def test_older_releases_refuse_a_compacted_log_as_newer(self) -> None:
         for commit in golden()[2:]:
             assert (GOLDEN / commit_path(commit.sequence)).read_bytes().startswith(b'{"v":3,')
 
-    def test_an_unknown_format_is_refused_as_such(self) -> None:
+    def test_an_unknown_format_is_refused_as_newer_or_damaged(self) -> None:
         data = encode_commit(golden()[2]).replace(b'{"v":3,', b'{"v":4,')
         with pytest.raises((ConfigError, Damaged)):
             decode_commit(META, 3, data)

@@ -52,13 +52,13 @@ class TestFormatOneOfTheLog:
     def test_meta_is_read(self) -> None:
         assert read_meta(LocalObjects(GOLDEN)) == META
 
-    def test_commits_are_written_byte_for_byte_as_then(self) -> None:
+    def test_commits_are_written_byte_for_byte(self) -> None:
         tail = before_the_first(META)
         for draft in DRAFTS:
             tail = placed(draft, tail)
             assert encode_commit(tail) == (GOLDEN / commit_path(tail.sequence)).read_bytes()
 
-    def test_commits_are_read_as_they_were_meant(self) -> None:
+    def test_commits_are_decoded_to_the_values_that_were_written(self) -> None:
         tail = before_the_first(META)
         for draft in DRAFTS:
             tail = placed(draft, tail)
@@ -76,7 +76,7 @@ class TestFormatOneOfTheLog:
         assert (reader.end_offsets(), reader.sealed) == ({0: 3, 1: 1}, True)
         assert LogWriter(store).tag_of("job/out/0") == Tag(Timeline(1), Epoch(7))
 
-    def test_a_newer_format_is_refused_as_such_and_not_as_damage(self) -> None:
+    def test_a_newer_format_is_refused_as_newer_and_not_as_damage(self) -> None:
         body = b'{"v":2,"something":"new"'
         store = MemoryObjects()
         store.put("meta.json", body + b',"xxh3":"' + xxhash.xxh3_64_hexdigest(body).encode() + b'"}')

@@ -15,13 +15,13 @@ GOLDEN = Path(__file__).parent / "log_v4"
 
 
 class TestFormatFourOfTheLog:
-    def test_the_columns_are_those_that_it_has_by_now(self) -> None:
+    def test_meta_has_the_columns_added_later(self) -> None:
         meta = read_meta(LocalObjects(GOLDEN))
         assert meta is not None and meta.created_with == 2
         wanted = [pa.field("n", pa.int64(), False), pa.field("word", pa.utf8()), pa.field("size", pa.float64())]
         assert list(meta.schema) == wanted
 
-    def test_commits_are_written_byte_for_byte_as_then(self) -> None:
+    def test_commits_are_written_byte_for_byte(self) -> None:
         meta = LogReader(LocalObjects(GOLDEN)).meta
         versions = []
         for sequence in range(1, 6):

@@ -14,12 +14,12 @@ GOLDEN = Path(__file__).parent / "log_v6"
 
 
 class TestFormatSixOfTheLog:
-    def test_the_partitions_are_those_that_it_has_by_now(self) -> None:
+    def test_meta_has_the_partitions_added_later(self) -> None:
         store = LocalObjects(GOLDEN)
         meta = read_meta(store)
         assert meta is not None and (meta.partitions, existing_meta(store).partitions) == (4, 2)
 
-    def test_commits_are_written_byte_for_byte_as_then(self) -> None:
+    def test_commits_are_written_byte_for_byte(self) -> None:
         created = existing_meta(LocalObjects(GOLDEN))
         found = []
         for sequence in range(1, 5):

@@ -49,23 +49,23 @@ def log_start() -> joblog.Record:
 
 
 class TestCommitThatNamesAnOwner:
-    def test_it_is_written_byte_for_byte_as_then(self) -> None:
+    def test_it_is_written_byte_for_byte(self) -> None:
         assert encode_commit(commit()) == COMMIT.read_bytes()
 
-    def test_it_is_read_as_it_was_meant(self) -> None:
+    def test_it_is_decoded_with_its_owner(self) -> None:
         found = decode_commit(META, 2, COMMIT.read_bytes())
         assert found == commit() and found.owner_of("job/out") == LogOwner("job/out", "c" * 32, 3)
         assert COMMIT.read_bytes().startswith(b'{"v":5,'), "an earlier release would drop the owner"
 
-    def test_what_follows_carries_it_on(self) -> None:
+    def test_the_following_commit_carries_the_owner_on(self) -> None:
         following = placed(Draft("seal", "d" * 32, 3), commit())
         assert (following.v, following.owners) == (5, commit().owners)
 
 
 class TestLogStartThatNamesOwners:
-    def test_it_is_written_byte_for_byte_as_then(self) -> None:
+    def test_it_is_written_byte_for_byte(self) -> None:
         assert joblog.encode(log_start()) == LOG_START.read_bytes()
 
-    def test_it_is_read_as_it_was_meant(self) -> None:
+    def test_it_is_decoded_with_its_owners(self) -> None:
         found = joblog.decode(LOG_START.read_bytes(), "log/9.json")
         assert found == log_start() and joblog.fold(None, found).owners == ("a" * 32, "b" * 32)

@@ -67,10 +67,10 @@ def golden(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 class TestFormatOneOfThePlan:
-    def test_it_is_written_as_then(self, golden: dict[str, Any]) -> None:
+    def test_it_is_written_with_the_same_values(self, golden: dict[str, Any]) -> None:
         assert json.loads(json.dumps(kept(golden_plan()))) == golden
 
-    def test_nothing_has_changed_since(self, golden: dict[str, Any]) -> None:
+    def test_unchanged_code_has_no_differences(self, golden: dict[str, Any]) -> None:
         plan = golden_plan()
         names = [operator.name for operator in plan.operators]
         assert changes_of(golden["shape"], shape.shape_of(plan), names) == []

@@ -54,19 +54,19 @@ def ask(sink: SQLite, sql: str) -> list[Any]:
 
 class TestTablesInASqlTarget:
     @pytest.mark.parametrize(("delivery", "golden"), [("transactional", GOLDEN), ("idempotent", GOLDEN_IDEMPOTENT)])
-    def test_they_are_those_that_earlier_versions_created(self, tmp_path: Path, delivery: str, golden: Path) -> None:
+    def test_tables_equal_those_created_by_earlier_versions(self, tmp_path: Path, delivery: str, golden: Path) -> None:
         sink = SQLite(tmp_path / "out.db", "hot", KEY, delivery)
         sink.prepare(SCHEMA, KEY)
         assert created(sink) == golden_of(golden)
 
-    def test_a_table_that_is_written_at_once_is_the_one_that_earlier_versions_created(self, tmp_path: Path) -> None:
+    def test_an_immediate_table_equals_the_one_created_by_earlier_versions(self, tmp_path: Path) -> None:
         table = SQLite(tmp_path / "out.db", "hot", KEY, "idempotent")
         sink = table.immediate()
         assert sink is not None
         sink.prepare(SCHEMA, KEY)
         assert created(table) == golden_of(GOLDEN_AT_ONCE)
 
-    def test_its_rows_carry_the_tag_as_earlier_versions_wrote_it(self, tmp_path: Path) -> None:
+    def test_rows_of_an_immediate_table_have_the_tag_of_earlier_versions(self, tmp_path: Path) -> None:
         table = SQLite(tmp_path / "out.db", "Hot", KEY, "idempotent")
         sink = table.immediate()
         assert sink is not None
@@ -85,7 +85,7 @@ class TestTablesInASqlTarget:
         ]
         assert ask(table, "SELECT * FROM holdfast_fence") == [(JOB, "out", "bids", 3, 5, 2, 40, "code")]
 
-    def test_rows_and_tombstones_carry_the_tag_as_earlier_versions_wrote_it(self, tmp_path: Path) -> None:
+    def test_rows_and_tombstones_have_the_tag_in_the_form_of_earlier_versions(self, tmp_path: Path) -> None:
         sink = SQLite(tmp_path / "out.db", "Hot", KEY, "idempotent")
         sink.prepare(SCHEMA, KEY)
         schema = SCHEMA.append(pa.field(OP, pa.int8()))

@@ -46,7 +46,7 @@ class KilledWorker(RuleBasedStateMachine):
 
 
 class OnRocks(KilledWorker):
-    """A kill leaves what a second reader sees in the files: writes that RocksDB has not flushed are lost."""
+    """A kill leaves the contents that another reader sees in the files: writes not flushed by RocksDB are lost."""
 
     memory = RocksMemory()
 

@@ -445,7 +445,7 @@ class NumpyTable(SlotColumns):
         spec: Key type and columns.
         key_group_count: Key groups of the job.
         loader: Loads the rows of keys not seen yet; None if there are none to load.
-        keep_unapplied: Remember committed slots until `applied` says they are in the cold store.
+        keep_unapplied: Remember committed slots until `applied` confirms that they are in the cold store.
     """
 
     def __init__(

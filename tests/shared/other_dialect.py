@@ -73,7 +73,7 @@ def day_text(digits: str | None) -> str | None:
 
 
 def flag_number(letter: str | None) -> int | None:
-    """Return what is not one of the two letters as it is: then it is wrong, and the audit reports it."""
+    """Return any value but the two letters unchanged: it is wrong, and the audit reports it."""
     return cast(int | None, {"t": 1, "f": 0}.get(cast(str, letter), letter))
 
 
@@ -200,7 +200,7 @@ class OtherDialect:
             db.execute(f"DELETE FROM {table.name} WHERE _rowid_ NOT IN ({last})")
 
     def upsert(self, db: Connection, put: Upsert) -> int:
-        """Merge what is given with the rows that are there, then delete and insert what changes."""
+        """Merge the given rows with the existing ones, then delete and insert the changed rows."""
         columns, key = (", ".join(map(self.quoted, names)) for names in (put.columns, put.key))
         same = " AND ".join(f"t.{self.quoted(name)} = excluded.{self.quoted(name)}" for name in put.key)
         missing = f"t.{self.quoted(put.key[0])} IS NULL"

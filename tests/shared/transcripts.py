@@ -1,7 +1,7 @@
 """Transcripts: scripts of events with the effects that follow, as text that people read and a test compares.
 
 A file is a list of blocks. A block has one event per line, then `----`, then what follows from them: one effect per
-line, and last the state that the machine is in. Lines that begin with `#` are for the reader.
+line, and last the state of the machine. Lines that begin with `#` are for the reader.
 
     pytest tests/unit -k transcript --rewrite-transcripts
 

@@ -38,7 +38,7 @@ def played(command: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 @pytest.mark.thorough
 class TestShrunkFailure:
     @pytest.mark.parametrize("name", CAUGHT)
-    def test_a_small_schedule_breaks_the_same_rule_and_its_command_plays_it_again(
+    def test_a_small_schedule_breaks_the_same_rule_and_has_a_replay_command(
         self, name: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         caught, original, small = shrunk(name)
@@ -61,10 +61,10 @@ class TestShrunkFailure:
 
 class TestReplay:
     @pytest.mark.parametrize("seed", [3, 17])
-    def test_noting_what_decides_a_run_changes_nothing(self, seed: int) -> None:
+    def test_recording_the_decisions_of_a_run_does_not_change_it(self, seed: int) -> None:
         assert replays.noted(seed).run.trace == simulate(seed).trace
 
-    def test_with_every_strike_it_is_the_run_of_the_seed(self) -> None:
+    def test_a_replay_with_every_strike_is_the_run_of_the_seed(self) -> None:
         original = replays.noted(17)
         everything = Reduction(strikes=tuple(range(len(original.run.strikes))))
         assert replays.replay(original, everything).trace == original.run.trace
@@ -90,13 +90,13 @@ class TestReplay:
             ("--schedule", "workers=0", "leaves nothing to play"),
         ],
     )
-    def test_what_leaves_nothing_to_play_is_refused(
+    def test_arguments_that_leave_nothing_to_replay_are_refused(
         self, flag: str, given: str, why: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert main(["chaos", "replay", "--seed", "3", flag, given]) == 2
         assert why in capsys.readouterr().err
 
-    def test_a_kind_that_the_seed_does_not_have_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_kind_that_does_not_occur_in_the_seed_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
         there = {strike.fault for strike in replays.noted(3).run.strikes}
         absent = next(fault.name.lower().replace("_", "-") for fault in Fault if fault not in there)
         assert main(["chaos", "replay", "--seed", "3", "--only", absent]) == 2

@@ -33,23 +33,23 @@ def summary() -> Summary:
 
 
 class TestSmoke:
-    def test_every_answer_is_right_in_the_first_seeds(self) -> None:
+    def test_every_result_is_correct_in_the_first_seeds(self) -> None:
         few = play_all(range(SEEDS_SMOKE), workers=1)
         assert not few.failed, explained(few)
 
 
 @pytest.mark.thorough
 class TestSimulatedJobs:
-    def test_every_answer_is_right_whatever_fails(self, summary: Summary) -> None:
+    def test_every_result_is_correct_under_every_fault(self, summary: Summary) -> None:
         assert not summary.failed, explained(summary)
 
     def test_every_kind_of_fault_has_struck(self, summary: Summary) -> None:
         assert [fault for fault in Fault if not summary.fired[fault]] == []
 
-    def test_faults_have_struck_at_every_point_where_they_must(self, summary: Summary) -> None:
+    def test_faults_have_struck_at_every_required_point(self, summary: Summary) -> None:
         assert summary.empty == [], "\n".join(summary_lines(summary))
 
-    def test_epochs_complete_and_drivers_are_fenced_meanwhile(self, summary: Summary) -> None:
+    def test_epochs_complete_and_drivers_are_fenced(self, summary: Summary) -> None:
         counts = summary.counts
         assert counts["epochs_completed"] > SEEDS_QUICK
         assert counts["epochs_triggered"] > counts["epochs_completed"]
@@ -61,7 +61,7 @@ class TestSimulatedJobs:
         assert counts["targets_repaired"] > counts["rewinds"]
 
     @pytest.mark.slow
-    def test_every_answer_is_right_over_many_seeds(self) -> None:
+    def test_every_result_is_correct_over_many_seeds(self) -> None:
         many = play_all(range(10_000, 10_000 + SEEDS_SLOW), workers=2)
         assert many.passed, explained(many) or many.vacuous
 
@@ -74,13 +74,13 @@ class TestSimulatedJobs:
             11_069,
         ],
     )
-    def test_a_seed_that_once_failed_holds(self, seed: int) -> None:
+    def test_a_seed_that_failed_before_now_holds(self, seed: int) -> None:
         assert simulate(seed).violations == ()
 
 
 class TestDeterminism:
     @pytest.mark.parametrize("seed", [3, 17, 26])
-    def test_a_seed_gives_the_same_run_again(self, seed: int) -> None:
+    def test_a_seed_repeats_its_run(self, seed: int) -> None:
         first, second = simulate(seed), simulate(seed)
         assert (first.trace, first.events, first.fired) == (second.trace, second.events, second.fired)
 
@@ -108,10 +108,10 @@ class TestMutants:
     @pytest.mark.slow
     @pytest.mark.parametrize("first", [20_000, 30_000])
     @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-    def test_it_is_caught_wherever_one_begins(self, mutant: Mutant, first: int) -> None:
+    def test_a_mutant_is_caught_from_any_first_seed(self, mutant: Mutant, first: int) -> None:
         assert mutation.hunt(mutant, first, 5 * SEEDS_PER_MUTANT).caught is not None, f"{mutant.name} survived"
 
-    def test_a_failure_names_its_seed_and_the_command_that_plays_it_again(self) -> None:
+    def test_a_failure_names_its_seed_and_its_replay_command(self) -> None:
         [mutant] = [m for m in MUTANTS if m.name == "commit-before-manifest"]
         caught = mutation.hunt(mutant, 0, SEEDS_PER_MUTANT).caught
         assert caught is not None
@@ -129,13 +129,13 @@ class TestMutants:
 
 
 class TestCommand:
-    def test_it_shows_which_faults_struck_where(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_command_shows_which_faults_struck_where(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["chaos", "simulate", "--seeds", "3"]) == 0
         shown = capsys.readouterr().out
         assert "strikes by fault and protocol point" in shown
         assert "F17 Kafka transaction times out     not built" in shown or built("F17")
 
-    def test_as_json_too(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_command_shows_faults_as_json(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["chaos", "simulate", "--seeds", "3", "--json"]) == 0
         coverage = json.loads(capsys.readouterr().out)["coverage"]
         assert set(coverage) >= set(ROWS)

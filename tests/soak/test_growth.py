@@ -118,7 +118,7 @@ def totals(folder: Path) -> dict[int, tuple[int, int]]:
 
 @pytest.mark.e2e
 @pytest.mark.slow
-def test_what_a_long_run_takes_up_is_bounded(tmp_path: Path) -> None:
+def test_resources_of_a_long_run_are_bounded(tmp_path: Path) -> None:
     seconds = 3_600 * float(os.environ.get("HOURS") or 2)
     flags: tuple[str, ...] = ("--master", "local[2]")
     samples: list[Sample] = []

@@ -65,7 +65,7 @@ class Result:
     hows: list[str] = field(default_factory=list)
     problem: str = ""
     able: list[int] = field(default_factory=list)
-    """Per life that was not killed, how many of its steps can fail as its fault says."""
+    """For each life that was not killed, how many of its steps its fault can strike."""
     rocks_opened: list[list[int]] = field(default_factory=list)
     """Per life that was not killed, which of these steps open a RocksDB."""
     lost: int = 0

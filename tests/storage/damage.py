@@ -3,7 +3,7 @@
 A specimen is a folder that a killed life left, with committed but undelivered output. For every damage, a copy of it
 is damaged and a life runs in it. Then the file is put back, unless the life replaced it, everything is checked, and a
 last life continues. In files in which every byte matters, data that is read and not refused must be right; for
-RocksDB, reading the whole database tells which bytes do not matter.
+RocksDB, reading the entire database shows which bytes do not matter.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Verdict:
     damage: Damage
     outcome: str
     reported: str = ""
-    """What the life reported, or what is wrong."""
+    """The error that the life reported, or a description of the violation."""
     used: bool = False
 
 
@@ -171,7 +171,7 @@ class Specimen:
 def make_specimen(folder: Path, seed: int) -> Specimen:
     """Play lives that are killed earlier and earlier, until one left output that was committed and not delivered.
 
-    Keep its files and what it was told. Of staged output that was left, the next life reads only such.
+    Keep its files and arguments. Of staged output that was left, the next life reads only such.
     """
     from cases import Case, Fault, _checked, _life, make_folders
 

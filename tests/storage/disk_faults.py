@@ -1,4 +1,4 @@
-"""Disk faults: counts what a process does to its files, RocksDB and SQLite step by step, and lets one step fail.
+"""Disk faults: counts a process's file operations, including those of RocksDB and SQLite, and makes one fail.
 
 A step is one call that may fail on a real machine: opening, writing, syncing, closing, linking or removing a file below
 one folder, one call of RocksDB, one SQL statement. `Steps` intercepts the functions that the process calls, so the
@@ -93,7 +93,7 @@ class Steps:
     ) -> None:
         self.fault = fault
         self.able = 0
-        """Steps so far that can fail as the fault says."""
+        """Steps so far that the fault can strike."""
         self.rocks_opened: list[int] = []
         """Which of these opened a RocksDB, counted from 1."""
         self.seen: dict[str, int] = {}

@@ -73,7 +73,7 @@ def batch(number: int) -> dict[int, list[dict[str, int]]]:
 
 
 class StalledError(Exception):
-    """The job made no progress; `findings` is what it reports."""
+    """The job made no progress; `findings` holds its reports."""
 
     def __init__(self, findings: list[dict[str, Any]]) -> None:
         super().__init__(json.dumps(findings))
@@ -343,6 +343,6 @@ def played(tell: Tell, what: Callable[[], None]) -> None:
 
 
 def lines(data: bytes) -> Iterable[dict[str, Any]]:
-    """Return the lines that a life reported, without a last one that a kill cut short."""
+    """Return the lines that a life reported, without a last one truncated by a kill."""
     for line in data.split(b"\n")[:-1]:
         yield json.loads(line)

@@ -100,15 +100,15 @@ def settle(
 
 @pytest.mark.timeout(1_200)
 class TestDamage:
-    def test_every_kind_of_file_is_listed_and_left_by_a_life(self, specimen: Specimen) -> None:
+    def test_every_listed_kind_of_file_is_written_by_a_run(self, specimen: Specimen) -> None:
         assert {kind_of(path) for path in specimen.files} == set(KINDS) - NOT_LEFT
 
-    def test_of_what_counts_is_never_taken_for_the_truth(self, server: Cases, specimen: Specimen) -> None:
+    def test_of_significant_files_is_never_accepted(self, server: Cases, specimen: Specimen) -> None:
         verdicts = settle(server, specimen, sorted(LOUD), flips=0, files=1, every=2)
         missing = LOUD - {each.kind for each in verdicts if each.outcome == "loud"}
         assert not missing, f"damage to these kinds was never refused: {missing}"
 
-    def test_of_local_state_sends_the_worker_to_the_checkpoint(self, server: Cases, specimen: Specimen) -> None:
+    def test_of_local_state_makes_the_worker_restore_the_checkpoint(self, server: Cases, specimen: Specimen) -> None:
         kinds = [kind for kind in KINDS if kind.startswith("rocks")]
         verdicts = [
             judge(server, specimen, damage, how)
@@ -127,7 +127,7 @@ class TestDamage:
             ("damaged_folder_taken_again", "rocks sst"),
         ],
     )
-    def test_that_a_wrong_version_does_not_see_is_seen_here(
+    def test_that_a_wrong_version_misses_is_detected_here(
         self, server: Cases, specimen: Specimen, mutant: str, kind: str
     ) -> None:
         tried = [each for each in chosen(specimen, kind, 40, 3) if each[0].how == "flip"]

@@ -1,4 +1,4 @@
-"""A fault at every step of a job's disk: all reported results exist, whole and once, and the job continues.
+"""A fault at every disk operation of a job: all reported results exist, complete and once, and the job continues.
 
 Every test takes a sample of the steps; `make soak` takes all. A failure prints the case as a line of JSON, from which
 `python tests/storage/cases.py` replays it.
@@ -22,7 +22,7 @@ from cases import Case, Cases, Fault, Result, rows
 SEEDS = 7
 FAULTS = ("kill", "power", "torn", "full", "broken")
 TOUCHED = ("root/life/log", "root/life/manifests", "root/life", "output", "target", "local", "root/life/base")
-"""Where a lasting fault strikes: each has its own disk; the empty one stands for a disk shared by all."""
+"""Where a lasting fault strikes: each has its own disk; the empty one means a disk shared by all."""
 ALLOWED = {
     "kill": {"killed"},
     "power": {"killed"},
@@ -55,7 +55,7 @@ def lasts(server: Cases) -> int:
 
 
 def spread(what: str, steps: int, count: int, lasting: bool = False) -> list[Case]:
-    """Return cases whose steps are spread over the whole life, each at a different place."""
+    """Return cases whose steps are spread over an entire life, each at a different step."""
     rng = random.Random(f"{what}/{steps}/{count}")
     count = min(count, steps)
     places = [steps * i // count + rng.randrange(max(1, steps // count)) for i in range(count)]
@@ -83,14 +83,14 @@ def fired(results: list[Result]) -> None:
 
 
 def said(result: Result) -> bool:
-    """Return whether a life reported what is wrong and what to do about it."""
+    """Return whether a life reported the problem and the next step."""
     return any(found.get("what") and found.get("next") for found in result.findings)
 
 
 @pytest.mark.timeout(1_200)
 class TestOneFault:
     @pytest.mark.parametrize(("what", "count"), [("kill", 7), ("power", 7), ("torn", 4), ("full", 5), ("broken", 6)])
-    def test_at_a_step_leaves_what_was_done_and_lets_the_next_life_go_on(
+    def test_at_a_step_loses_no_completed_work_and_the_next_run_continues(
         self, server: Cases, able: dict[str, int], what: str, count: int
     ) -> None:
         results = settle(server, spread(what, able[what], count))
@@ -98,13 +98,13 @@ class TestOneFault:
         fired([result for result in results if result.case.faults[0].at < 0.9 * able[what]])
         assert any(result.fired[0] for result in results)
 
-    def test_that_makes_files_too_large_leaves_what_was_done(self, server: Cases) -> None:
+    def test_that_limits_file_sizes_loses_no_completed_work(self, server: Cases) -> None:
         results = settle(server, [Case(size % SEEDS, (Fault("limit", size),)) for size in (300, 6_000, 30_000, 45_000)])
         fired(results)
         assert all(said(result) for result in results if result.overs[0] != "well")
         assert any(result.overs[0] != "well" for result in results)
 
-    def test_in_the_middle_of_what_rocksdb_does_leaves_what_was_done(self, server: Cases) -> None:
+    def test_inside_rocksdb_loses_no_completed_work(self, server: Cases) -> None:
         life = lasts(server)
         for seed, share in enumerate((0.15, 0.3, 0.5, 0.8)):
             at, struck = int(life * share), False
@@ -114,7 +114,7 @@ class TestOneFault:
                 at, struck = min(at, result.took[0]) // 2, bool(result.fired[0])
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="missing: the right to mount a tmpfs, which only root has")
-    def test_of_a_really_full_disk_leaves_what_was_done(self, server: Cases) -> None:
+    def test_of_a_real_full_disk_loses_no_completed_work(self, server: Cases) -> None:
         if (missing := why_no_tmpfs()) is not None:
             pytest.skip(f"missing: a tmpfs ({missing})")
         results = settle(server, [Case(left % SEEDS, (Fault("disk", left),)) for left in (60, 200, 350)])
@@ -124,9 +124,9 @@ class TestOneFault:
 
 
 @pytest.mark.timeout(1_200)
-class TestAFaultThatStays:
+class TestLastingFault:
     @pytest.mark.parametrize("what", ["full", "broken"])
-    def test_is_told_with_what_to_do_and_healed_the_job_goes_on(
+    def test_is_reported_with_the_next_step_and_the_job_continues_once_it_heals(
         self, server: Cases, able: dict[str, int], what: str
     ) -> None:
         cases = spread(what, able[what] * 9 // 10, 2, lasting=True)
@@ -140,7 +140,7 @@ class TestAFaultThatStays:
 
 
 @pytest.mark.timeout(1_200)
-class TestAFullRoot:
+class TestFullRoot:
     def test_is_named_by_the_epoch_that_waits_for_it(self, server: Cases) -> None:
         result = server.run(Case(0, (Fault("full", 9, True, "root/life/segments"),)))
         assert not result.problem, result.problem
@@ -149,8 +149,8 @@ class TestAFullRoot:
 
 
 @pytest.mark.timeout(1_200)
-class TestAFullLocalDisk:
-    def test_is_told_of_the_worker_whose_state_is_open_beside_the_one_that_cannot_start(self, server: Cases) -> None:
+class TestFullLocalDisk:
+    def test_is_reported_for_the_running_worker_beside_one_that_cannot_start(self, server: Cases) -> None:
         unhurt = server.run(Case(0, (Fault("full", 10**9, True, "local"),)))
         first, second = unhurt.rocks_opened[0][:2]  # each worker opens one, and the first one before the second begins
         assert self.reported_with_a_disk_full_from(server, first) == []
@@ -159,7 +159,7 @@ class TestAFullLocalDisk:
             assert "No space left on device" in reported["what"] and "free space" in reported["next"]
 
     def reported_with_a_disk_full_from(self, server: Cases, step: int) -> list[dict[str, Any]]:
-        """Return what was told of workers whose state is open, while another one could not start."""
+        """Return the reports about workers whose state is open, while another worker could not start."""
         result = server.run(Case(0, (Fault("full", step, True, "local"),)))
         assert not result.problem, result.problem
         assert "backoff" in {found.get("code") for found in result.findings}
@@ -167,8 +167,8 @@ class TestAFullLocalDisk:
 
 
 @pytest.mark.timeout(1_200)
-class TestAFaultInTheRecovery:
-    def test_leaves_what_was_done_before_and_in_between(self, server: Cases, able: dict[str, int]) -> None:
+class TestFaultInTheRecovery:
+    def test_loses_no_work_completed_before_or_between_the_faults(self, server: Cases, able: dict[str, int]) -> None:
         firsts = spread("kill", able["kill"] * 9 // 10, 4)
         cases = [
             Case(case.seed, (*case.faults, Fault(what, 40 + 60 * n)))
@@ -208,7 +208,7 @@ class TestEveryStep:
         stride = 5 if lasting else 1
         fired(settle(server, spread(what, able[what] * 9 // 10, able[what] // stride, lasting)))
 
-    def test_and_any_moment_may_be_the_last(self, server: Cases) -> None:
+    def test_may_be_followed_by_a_kill_at_any_moment(self, server: Cases) -> None:
         life = lasts(server)
         results = settle(server, [Case(n % SEEDS, (Fault("timed", life * n // 300),)) for n in range(1, 301)])
         assert sum(bool(result.fired[0]) for result in results) > len(results) // 2

@@ -1,9 +1,9 @@
 """Simulates a loss of power: synced files and folders survive, anything may happen to the rest.
 
-`Unsynced` records, outside the folder, what a process does to its files, and keeps a copy of every file that it syncs.
-After the process was killed, `cut_power` turns the folder into one that a machine might find after losing power then:
-a name that was not synced with its folder may exist or not; unsynced bytes may be present, present in part, zeros, or
-missing. An unsynced removal may not have happened.
+`Unsynced` records, outside the folder, the file operations of a process, and keeps a copy of every file that it syncs.
+After the process was killed, `cut_power` changes the folder into a state that a machine might find after losing power
+then: a name that was not synced with its folder may exist or not; unsynced bytes may be present, partly present, zeros,
+or missing. An unsynced removal may not have happened.
 
 Invariants
     - Synced data is left as it was synced.
@@ -100,7 +100,7 @@ class _Disk:
 
 
 def begin(folder: Path, notes: Path, parts: tuple[str, ...]) -> None:
-    """Record the contents before the process begins."""
+    """Record the contents before the process starts."""
     notes.mkdir()
     disk, count = _Disk(), 0
 
@@ -115,7 +115,7 @@ def begin(folder: Path, notes: Path, parts: tuple[str, ...]) -> None:
 
 
 def cut_power(folder: Path, notes: Path, parts: tuple[str, ...], seed: int) -> int:
-    """Turn the folder into one that a machine might find; return how many names or files were lost or changed."""
+    """Change the folder into such a state; return how many names or files were lost or changed."""
     rng = random.Random(f"{seed}/power")
     disk = _Disk()
     disk.now, copies, disk.files = json.loads(_text(notes / "begin.json"))

@@ -1,4 +1,4 @@
-"""What tools/bootstrap.sh fetches and what it says before: played with programs that only tell their arguments."""
+"""Downloads of tools/bootstrap.sh and their announcements, run with programs that only print their arguments."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Machine:
             path.chmod(0o755)
 
     def runs(self, what: str) -> tuple[int, list[str]]:
-        """Run the script; return its exit status and what it says, line by line."""
+        """Run the script; return its exit status and its output lines."""
         environment = {"PATH": str(self._programs), "HOME": str(self.folder)}
         command = ["bash", "tools/bootstrap.sh", what]
         done = subprocess.run(command, cwd=self.folder, env=environment, stderr=subprocess.PIPE, text=True, check=False)

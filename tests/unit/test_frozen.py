@@ -69,7 +69,7 @@ class TestReplace:
         assert replace(before) is not before
 
     @pytest.mark.parametrize("value", [Plain(1), Checked(1), Slotted(1)])
-    def test_refuses_what_is_no_field(self, value: Any) -> None:
+    def test_refuses_an_unknown_field(self, value: Any) -> None:
         with pytest.raises(TypeError):
             replace(value, c=1)
 
@@ -83,7 +83,7 @@ class TestReplace:
 
         assert replace(before, a=10).total == 12
 
-    def test_that_also_holds_in_a_class_with_a_class_variable(self) -> None:
+    def test_recomputes_derived_values_in_a_class_with_a_class_variable(self) -> None:
         before = Shared(1)
         assert before.doubled == 2
 
@@ -95,6 +95,6 @@ class TestReplace:
     def test_copies_classes_with_slots_too(self) -> None:
         assert replace(Slotted(1), a=2) == Slotted(2)
 
-    def test_refuses_a_field_that_is_not_given_when_an_object_is_made(self) -> None:
+    def test_refuses_a_field_that_the_initializer_does_not_take(self) -> None:
         with pytest.raises((TypeError, ValueError)):
             replace(Numbered(1), doubled=5)

@@ -1,4 +1,4 @@
-"""What the package tells pip, package indexes and its users: version, interpreters, bounds of dependencies."""
+"""Metadata of the package for pip, package indexes and users: version, interpreters, bounds of dependencies."""
 
 from __future__ import annotations
 
@@ -29,12 +29,10 @@ PYTHONS = re.findall(r"Python ([0-9., ]+)\.", (ROOT / "requirements.lock").read_
 
 
 class TestVersion:
-    def test_it_is_that_of_the_project(self) -> None:
+    def test_the_version_is_that_of_the_project(self) -> None:
         assert hf.__version__ == PROJECT["version"]
 
-    def test_a_copy_that_is_not_installed_has_a_version_that_tools_can_read(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_copy_that_is_not_installed_has_a_valid_version(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def lacking(name: str) -> str:
             raise metadata.PackageNotFoundError(name)
 
@@ -43,7 +41,7 @@ class TestVersion:
         assert Version(hf.__version__) < Version(PROJECT["version"])
         monkeypatch.delitem(vars(hf), "__version__")
 
-    def test_it_is_listed_among_the_names(self) -> None:
+    def test_the_version_is_listed_among_the_names(self) -> None:
         assert "__version__" in dir(hf)
 
 
@@ -58,7 +56,7 @@ class TestDependencies:
 
 
 class TestInterpreters:
-    def test_exactly_those_of_the_lock_file_are_accepted_and_listed(self) -> None:
+    def test_exactly_the_interpreters_of_the_lock_file_are_accepted_and_listed(self) -> None:
         accepted = SpecifierSet(PROJECT["requires-python"])
         prefix = "Programming Language :: Python :: 3."
         assert [f"3.{minor}" for minor in range(30) if f"3.{minor}.0" in accepted] == PYTHONS

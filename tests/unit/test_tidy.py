@@ -193,7 +193,7 @@ class TestSize:
 
 
 class TestWords:
-    def test_a_class_name_says_what_it_is(self) -> None:
+    def test_a_class_name_is_specific(self) -> None:
         none(
             [
                 at(path, node.lineno, f"{node.name}: not {word}; {INSTEAD_OF[word]}")
@@ -205,7 +205,7 @@ class TestWords:
             ]
         )
 
-    def test_nothing_is_left_for_later(self) -> None:
+    def test_there_are_no_todo_marks(self) -> None:
         this = Path(__file__).resolve()
         none(
             [
@@ -227,7 +227,7 @@ class TestWords:
 
 class TestDocstrings:
     @pytest.mark.parametrize("path", ALL, ids=lambda path: str(path.relative_to(ROOT)))
-    def test_a_module_says_why_it_exists(self, path: Path) -> None:
+    def test_a_module_has_a_docstring(self, path: Path) -> None:
         empty_package = path.name == "__init__.py" and not path.read_text().strip()
         test_file = "tests" in path.parts
         assert empty_package or test_file or ast.get_docstring(tree(path))
@@ -255,8 +255,8 @@ class TestSafety:
         places = [(path, line) for path in OURS if path != COMPILED_CODE for line in sorted(_runs_data(tree(path)))]
         none([at(path, line, "Arrow or msgspec, never code from data") for path, line in places])
 
-    def test_types_are_learnt_before_there_are_threads(self) -> None:
-        # Two threads that let msgspec learn a type at once end the process.
+    def test_decoders_are_created_when_a_module_is_loaded(self) -> None:
+        # Two threads in which msgspec prepares a type simultaneously crash the process.
         none(
             [
                 at(path, node.lineno, "make a Decoder where the module is loaded")
@@ -267,7 +267,7 @@ class TestSafety:
             ]
         )
 
-    def test_no_error_is_swallowed_whole(self) -> None:
+    def test_no_handler_swallows_every_error(self) -> None:
         none(
             [
                 at(path, node.lineno, "name the exception, or say in the handler what is done with it")
@@ -303,7 +303,7 @@ class TestPackaging:
         folders = {path.parent for path in modules(*FOLDERS)}
         none([at(folder, 1, "add an __init__.py") for folder in folders if not (folder / "__init__.py").exists()])
 
-    def test_every_package_says_what_lives_there(self) -> None:
+    def test_every_package_has_a_docstring(self) -> None:
         packages = [path for path in modules(*FOLDERS) if path.name == "__init__.py"]
         none(
             [
@@ -322,13 +322,13 @@ class TestPackaging:
 
 
 class TestPurity:
-    def test_a_module_that_calls_itself_pure_is_held_to_it(self) -> None:
+    def test_a_module_documented_as_pure_performs_no_io(self) -> None:
         says_so = [path for path in OURS if re.search(r"^Pure\b", ast.get_docstring(tree(path)) or "", re.MULTILINE)]
         free = [pattern for pattern, what in acting().items() if len(what) > 1]  # else one name is taken from a module
         found = [path for path in says_so if any(matches(pattern, name_of(path)) for pattern in free)]
         none([at(path, 1, "it is listed as a module that acts") for path in found])
 
-    def test_no_module_of_a_room_that_decides_acts(self) -> None:
+    def test_no_module_of_a_deciding_package_acts(self) -> None:
         none([at(path, 1, "move what acts to another room") for path in OURS if _decides(path) and acts(name_of(path))])
 
     def test_every_module_that_is_listed_as_acting_acts(self) -> None:

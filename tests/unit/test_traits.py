@@ -1,4 +1,4 @@
-"""What connectors say they can do, and what is refused because of it before anything is opened."""
+"""Capabilities that connectors declare, and refusals based on them before anything is opened."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Webhook(PlannedSource):
     traits = SourceTraits(kind="Webhook", local_paths=(), replayable=False)
 
 
-class Untold:
-    """A sink of the time before traits."""
+class WithoutTraits:
+    """A sink without declared traits."""
 
     key = None
     check = prepare = accept = open = where = staticmethod(lambda *_: None)
@@ -55,33 +55,33 @@ class TestPlanning:
     def test_refuses_a_connector_that_does_not_state_its_traits(self) -> None:
         stream = hf.App("numbers").source("numbers", PlannedSource(SCHEMA))
         with pytest.raises(hf.ConfigError, match="is not a sink: it has no traits"):
-            stream.sink("out", Untold())  # type: ignore[arg-type]
+            stream.sink("out", WithoutTraits())  # type: ignore[arg-type]
 
     def test_refuses_a_trait_without_its_methods(self) -> None:
         stream = hf.App("numbers").source("numbers", PlannedSource(SCHEMA))
         with pytest.raises(hf.ConfigError, match="has the trait 'audits', but no contents"):
             stream.sink("out", Claiming())
 
-    def test_refuses_a_source_that_cannot_be_replayed_and_says_what_to_do(self) -> None:
+    def test_refuses_a_source_that_cannot_be_replayed_with_the_next_step(self) -> None:
         with pytest.raises(hf.ConfigError, match="planned source cannot be read again from a position") as caught:
             app_with(Webhook(SCHEMA))
         assert "read the log with hf.Log" in caught.value.next_step
 
     @pytest.mark.parametrize("given", [5, None, hf.Log, MemorySink])
-    def test_refuses_what_is_no_source_at_all(self, given: object) -> None:
+    def test_refuses_an_object_that_is_no_source(self, given: object) -> None:
         with pytest.raises(hf.ConfigError, match="is not a source|no source is given"):
             app_with(given)
 
-    def test_looks_at_no_property_that_would_read_the_outside(self, tmp_path: Path) -> None:
+    def test_evaluates_no_property_that_performs_io(self, tmp_path: Path) -> None:
         assert not_a("source", hf.Log(tmp_path / "nowhere").source()) is None
 
-    def test_nobody_can_leave_out_local_paths(self) -> None:
+    def test_local_paths_cannot_be_omitted(self) -> None:
         with pytest.raises(TypeError, match="local_paths"):
             SinkTraits(kind="Redis")  # type: ignore[call-arg]
 
 
 class TestLocalPaths:
-    def test_are_paths_and_urls_that_mean_something_else_elsewhere(self) -> None:
+    def test_are_paths_and_urls_whose_meaning_depends_on_the_machine(self) -> None:
         assert local("/data", "s3://bucket", "file:///data", "memory://m") == ("/data", "file:///data", "memory://m")
 
     def test_of_a_table_that_is_written_immediately_are_those_of_its_file(self) -> None:
@@ -91,15 +91,15 @@ class TestLocalPaths:
         assert local_paths(app.plan(), "s3://bucket/root") == ("sink 'last' at /data/out.db",)
 
 
-class TestTraitsOfOurOwn:
-    def test_a_log_is_a_source_and_a_sink_and_reads_as_one(self) -> None:
+class TestTraitsOfHoldfastsConnectors:
+    def test_a_log_is_both_a_source_and_a_sink(self) -> None:
         log = hf.Log("/data/n", Number, key=["n"])
         assert log.source().traits.partitioned_by == ("n",)
         assert log.source().traits.log == log.sink().traits.log == "/data/n"
         assert not log.sink().traits.keyed and log.sink().key == ("n",)
         assert repr(log) == repr(log.source()) == "Log('/data/n')"
 
-    def test_a_generator_ends_by_its_count_and_is_paced_by_its_rate(self) -> None:
+    def test_a_generator_ends_at_its_count_and_is_paced_by_its_rate(self) -> None:
         paced = hf.Generator(Number, Number, rate=1.0)
         assert paced.traits.endless is not None and hf.Generator(Number, Number, count=1).traits.endless is None
         again = unpaced(paced)

@@ -98,11 +98,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.thorough
 class TestStreamsInAJob:
     @pytest.mark.parametrize("case", RIGHT)
-    def test_what_rows_have_is_accepted(self, case: str, found: dict[str, str]) -> None:
+    def test_access_to_existing_columns_is_accepted(self, case: str, found: dict[str, str]) -> None:
         assert RIGHT[case] not in found, found[RIGHT[case]]
 
     @pytest.mark.parametrize("case", WRONG)
-    def test_what_rows_lack_is_found(self, case: str, found: dict[str, str]) -> None:
+    def test_access_to_missing_columns_is_reported(self, case: str, found: dict[str, str]) -> None:
         line, report = WRONG[case]
         assert report in found.get(line, "nothing")
 

@@ -12,7 +12,7 @@ from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_command, root_of
 from holdfast.runtime.cli.operate.history import status_of
 from holdfast.runtime.cli.reporting import advise, print_json
-from holdfast.runtime.job.live import Checkpoint, Late, Number, SourceRow, Status
+from holdfast.runtime.job.live import Checkpoint, Late, Number, SourceRow, Status, Worker
 from holdfast.runtime.job.status import time_held
 from holdfast.runtime.job.stored import Stored, open_job
 from holdfast.runtime.wire.clock import SystemClock
@@ -97,6 +97,13 @@ def render(shown: Status) -> str:
     return "\n".join(lines)
 
 
+def _came_by(worker: Worker) -> str | None:
+    """Return how the worker came by its state, or how much of it is restored."""
+    if worker.restore_bytes is None:
+        return worker.how
+    return f"{text.size(worker.restored_bytes)} of {text.size(worker.restore_bytes)} restored"
+
+
 def _checkpoint(checkpoint: Checkpoint | None) -> str:
     if checkpoint is None:
         return "none yet"
@@ -125,7 +132,7 @@ def _tables(shown: Status) -> list[tuple[str, str]]:
                     " ".join(map(str, w.subtasks)),
                     text.size(w.rss_bytes),
                     w.lag_epochs,
-                    w.how,
+                    _came_by(w),
                 )
                 for w in shown.workers
             ],

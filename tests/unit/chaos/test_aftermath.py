@@ -22,7 +22,7 @@ def restores_for_workers_only(right: Right) -> Right:
 
 
 class TestLanding:
-    def test_it_is_under_way_until_it_has_landed(self) -> None:
+    def test_an_operation_is_in_flight_until_it_lands(self) -> None:
         schedule, seen = Schedule(), list[int]()
         schedule.land(2.0, "a delivery lands late", lambda: seen.append(schedule.under_way))
         assert schedule.under_way == 1
@@ -32,21 +32,21 @@ class TestLanding:
 
 class TestAftermath:
     @pytest.mark.parametrize("seed", [12, 27])
-    def test_a_run_is_not_over_before_everything_under_way_has_landed(self, seed: int) -> None:
+    def test_a_run_ends_only_after_every_operation_in_flight_has_landed(self, seed: int) -> None:
         world = World(scenario(seed))
         assert play(world).passed
         assert world.checks.finished
         assert world.schedule.under_way == 0
 
     @pytest.mark.parametrize("seed", [3, 4])
-    def test_every_checkpoint_that_is_retained_was_restored(self, seed: int) -> None:
+    def test_every_retained_checkpoint_was_restored(self, seed: int) -> None:
         world = World(scenario(seed))
         assert play(world).passed
         retained = set(world.checks.history.named)
         assert len(retained) > 1
         assert retained <= set(world.checks.restored)
 
-    def test_a_broken_invariant_that_only_the_last_check_meets_names_its_seed(self) -> None:
+    def test_an_invariant_that_only_the_last_check_finds_broken_names_its_seed(self) -> None:
         planted = Swap(StateStore, "restore", restores_for_workers_only)
         with applied(Mutant("unrestorable-at-the-end", "I9", "nobody but the last check meets it", (planted,))):
             run = simulate(0)

@@ -14,23 +14,23 @@ TIE = ({"k": 1, "sum": 12345678.05}, {"k": 1, "sum": 12345678.049999999})
 
 
 class TestUnmatched:
-    def test_floats_on_both_sides_of_a_tie_are_the_same(self) -> None:
+    def test_floats_on_both_sides_of_a_tie_are_equal(self) -> None:
         assert unmatched([TIE[0]], [TIE[1]]) == ([], [])
         assert unmatched([TIE[0]] * 2, list(TIE)) == ([], [])
 
-    def test_floats_that_differ_more_are_not(self) -> None:
+    def test_floats_that_differ_more_are_not_equal(self) -> None:
         assert unmatched([{"sum": 1.0}], [{"sum": 1.00001}]) == ([{"sum": 1.0}], [{"sum": 1.00001}])
 
     def test_nothing_but_floats_may_differ(self) -> None:
         for other in ({"k": 2, "sum": 12345678.05}, {"k": 1, "sum": None}, {"k": 1.0, "sum": 12345678.05}):
             assert unmatched([TIE[0]], [other]) == ([TIE[0]], [other])
 
-    def test_a_row_counts_as_often_as_it_is_there(self) -> None:
+    def test_a_row_counts_as_often_as_it_occurs(self) -> None:
         row = {"words": ["a"], "n": 1}
         assert unmatched([row, row, row], [row]) == ([row, row], [])
         assert unmatched([row], [row, row]) == ([], [row])
 
-    def test_what_is_no_number_and_what_cancels_is_the_same(self) -> None:
+    def test_nan_infinity_and_sums_that_cancel_are_equal(self) -> None:
         rows = [{"x": math.nan}, {"x": 0.0}, {"x": -math.inf}]
         assert unmatched(rows, [{"x": math.nan}, {"x": 5e-17}, {"x": -math.inf}]) == ([], [])
 

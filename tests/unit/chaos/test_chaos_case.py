@@ -86,33 +86,33 @@ def suite(folder: Path, test: str, *arguments: str, **environment: str) -> subpr
 
 class TestInMemory:
     @pytest.mark.parametrize("seed", range(4))
-    def test_what_dies_changes_nothing(self, seed: int) -> None:
+    def test_kills_do_not_change_the_result(self, seed: int) -> None:
         outcome = played(seed)
         assert outcome.held, outcome
         assert (outcome.lost, outcome.duplicated) == (0, 0)
         assert sum(row["bids"] for row in outcome.rows("out")) == 80
         assert len(outcome.rows("copy")) == 80
 
-    def test_every_kind_of_fault_that_was_asked_for_fires(self) -> None:
+    def test_every_requested_kind_of_fault_fires(self) -> None:
         assert set(played(5).faults) == {"worker-kill", "driver-kill"}
         only = played(5, ("worker-kill",))
         assert set(only.faults) == {"worker-kill"}
         assert only.recoveries >= only.faults["worker-kill"] >= 1
 
-    def test_a_seed_gives_the_same_run_again_and_another_another(self) -> None:
+    def test_a_seed_repeats_its_run_and_other_seeds_give_other_runs(self) -> None:
         outcomes = [played(seed) for seed in (1, 1, 2, 3, 4)]
         seen = [(dict(each.faults), each.recoveries, each.delivered["copy"]) for each in outcomes]
         assert seen[0] == seen[1]
         assert any(each != seen[0] for each in seen[2:])
 
-    def test_a_wrong_protocol_is_found_out(self) -> None:
+    def test_a_wrong_protocol_is_detected(self) -> None:
         [mutant] = [each for each in MUTANTS if each.name == "finished-early"]
         with mutation.applied(mutant):
             wrong = [each for seed in range(4) if not (each := played(seed)).held]
         assert wrong
         assert all(each.verdict == "violated" and each.reasons for each in wrong)
 
-    def test_a_function_that_remembers_what_it_saw_is_found_out(self) -> None:
+    def test_a_function_that_keeps_state_between_calls_is_detected(self) -> None:
         seen: list[int] = []
 
         def numbered(bid: Bid) -> Bid:
@@ -132,7 +132,7 @@ class TestInMemory:
         assert all(each.lost and each.duplicated for each in wrong)
 
     @pytest.mark.parametrize("seed", range(12))
-    def test_in_every_seed_rows_are_processed_again(self, seed: int) -> None:
+    def test_every_seed_processes_some_rows_again(self, seed: int) -> None:
         seen: list[int] = []
 
         def noted(bid: Bid) -> Bid:
@@ -149,7 +149,7 @@ class TestInMemory:
         assert outcome.held, outcome
         assert len(seen) > 400, "once in the calm run, once under faults, and some again"
 
-    def test_faults_that_found_everything_committed_prove_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_faults_after_everything_was_committed_prove_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(case_in_memory, "_after_a_push", lambda *_: None)
         outcomes = [played(seed) for seed in range(12)]
         idle = [each for each in outcomes if each.verdict == "not_proven"]
@@ -160,13 +160,13 @@ class TestInMemory:
         outcome = played(0, rows={"bids": []})
         assert (outcome.verdict, outcome.lost) == ("not_proven", None)
 
-    def test_rows_of_a_sink_that_is_not_there_are_refused(self) -> None:
+    def test_rows_of_an_unknown_sink_are_refused(self) -> None:
         with pytest.raises(ConfigError, match="'ou'"):
             played(0).rows("ou")
 
 
-class TestAsked:
-    def test_what_the_test_driver_cannot_do_is_refused(self) -> None:
+class TestArguments:
+    def test_arguments_that_the_test_driver_does_not_support_are_refused(self) -> None:
         with pytest.raises(ConfigError, match="data-cut"):
             chaos_case(hot, driver="test", rows=ROWS, faults=["data-cut"])
         with pytest.raises(ConfigError, match="check"):
@@ -174,13 +174,13 @@ class TestAsked:
         with pytest.raises(ConfigError, match="no rows"):
             chaos_case(hot, driver="test")
 
-    def test_what_spark_cannot_do_is_refused(self) -> None:
+    def test_arguments_that_spark_does_not_support_are_refused(self) -> None:
         with pytest.raises(ConfigError, match="cannot run on Spark"):
             chaos_case(hot)
         with pytest.raises(ConfigError, match="rows are for"):
             chaos_case("job.py", rows=ROWS)
 
-    def test_a_scenario_is_made_of_what_was_given(self) -> None:
+    def test_a_scenario_is_built_from_the_arguments(self) -> None:
         @chaos_case("job.py", duration="20s", faults=["worker-kill"], check="checks:totals", every="1s..2s")
         def test(outcome: Outcome) -> None: ...
 
@@ -197,7 +197,7 @@ class TestAsked:
         )
 
     @pytest.mark.parametrize("verdict", ["held", "violated"])
-    def test_a_real_run_gives_what_its_journal_says(self, tmp_path: Path, verdict: Verdict) -> None:
+    def test_the_outcome_of_a_real_run_is_read_from_its_journal(self, tmp_path: Path, verdict: Verdict) -> None:
         def run(job: Path, out: Path, seed: int) -> Path:
             out.mkdir()
             (out / "journal.jsonl").write_bytes(encode(quarter_of_an_hour(seed, end=verdict)))
@@ -212,7 +212,7 @@ class TestAsked:
 
 
 class TestPytest:
-    def test_every_seed_is_a_test_and_one_can_be_chosen(self, tmp_path: Path) -> None:
+    def test_every_seed_is_a_test_and_can_be_selected(self, tmp_path: Path) -> None:
         code = (
             '@chaos_case("job.py", driver="test", rows=ROWS, seed=3, seeds=2)\n'
             "def test_totals(outcome, tmp_path):\n"
@@ -225,7 +225,7 @@ class TestPytest:
         chosen = suite(tmp_path, code, "--chaos-seed", "9", "--collect-only").stdout
         assert "test_totals[seed9]" in chosen and "1 test collected" in chosen
 
-    def test_a_failure_shows_the_faults_and_the_command_that_plays_it_again(self, tmp_path: Path) -> None:
+    def test_a_failure_shows_the_faults_and_the_replay_command(self, tmp_path: Path) -> None:
         code = (
             '@chaos_case("job.py", driver="test", rows=ROWS)\n'
             "def test_totals(outcome):\n"
@@ -237,7 +237,7 @@ class TestPytest:
         assert "again: pytest 'test_it.py::test_totals' --chaos-seed 0" in shown
         assert "made by @chaos_case, which this test does not have" in shown
 
-    def test_the_command_works_from_the_folder_that_pytest_was_started_in(self, tmp_path: Path) -> None:
+    def test_the_replay_command_works_from_the_folder_where_pytest_was_started(self, tmp_path: Path) -> None:
         (tmp_path / "pytest.ini").write_text("[pytest]\n")
         (tmp_path / "unit").mkdir()
         code = '@chaos_case("job.py", driver="test", rows=ROWS)\ndef test_totals(outcome):\n    assert False\n'
@@ -247,13 +247,13 @@ class TestPytest:
         code = '@chaos_case("job.py", driver="test", rows=ROWS)\ndef test_totals(): ...\n'
         assert "no argument `outcome`" in suite(tmp_path, code).stdout
 
-    def test_a_real_run_without_java_fails_and_says_so(self, tmp_path: Path) -> None:
+    def test_a_real_run_without_java_fails_with_that_reason(self, tmp_path: Path) -> None:
         code = '@chaos_case("job.py", check="audit")\ndef test_totals(outcome):\n    assert outcome.held\n'
         shown = suite(tmp_path, code, JAVA_HOME=str(tmp_path / "nothing")).stdout
         assert "skipped" not in shown and "passed" not in shown
         assert "no live run: no java was found" in shown
 
-    def test_the_plugin_costs_a_suite_that_does_not_use_it_nothing(self) -> None:
+    def test_the_plugin_costs_nothing_in_a_suite_that_does_not_use_it(self) -> None:
         code = (
             f"import sys, {PLUGIN}; from holdfast.testing import chaos_case; "
             "print(sorted(name for name in sys.modules if name.partition('.')[0] in "

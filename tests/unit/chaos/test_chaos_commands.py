@@ -38,7 +38,7 @@ class TestWrongNumbers:
             (("mutants", "--seeds", "1", "--first", "-1"), "--first must be at least 0"),
         ],
     )
-    def test_the_flag_that_is_wrong_is_named_and_nothing_is_played(
+    def test_the_invalid_flag_is_named_and_nothing_is_run(
         self, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], says: str
     ) -> None:
         assert main(["chaos", *arguments]) == 2
@@ -52,7 +52,7 @@ class TestWrongNumbers:
         )
 
     @pytest.mark.parametrize("hours", ["nan", "inf", "0", "-1"])
-    def test_a_soak_takes_hours_that_end_and_leaves_nothing_behind(
+    def test_a_soak_refuses_hours_that_are_not_finite_and_creates_nothing(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], hours: str
     ) -> None:
         assert main(["chaos", "soak", f"--hours={hours}", "--folder", str(tmp_path / "soak")]) == 2
@@ -62,7 +62,7 @@ class TestWrongNumbers:
 
 class TestHelp:
     @pytest.mark.parametrize("command", COMMANDS)
-    def test_every_command_says_what_its_exit_status_means(
+    def test_the_help_of_every_command_explains_its_exit_status(
         self, capsys: pytest.CaptureFixture[str], command: str
     ) -> None:
         assert main(["chaos", command, "--help"]) == 0

@@ -48,24 +48,24 @@ def module(path: Path, text: str) -> None:
 
 class TestCheckModule:
     @pytest.mark.parametrize("beside", ["jobs", "scenarios"])
-    def test_lies_beside_the_job_or_the_scenario(self, tmp_path: Path, beside: str) -> None:
+    def test_is_found_next_to_the_job_or_the_scenario(self, tmp_path: Path, beside: str) -> None:
         module(tmp_path / beside / f"{beside}_of_run.py", CHECK.format(beside))
         found = named(tmp_path, f"{beside}_of_run:check")
         assert sys.modules[f"{beside}_of_run"].__dict__["check"] is found
 
-    def test_beside_the_job_counts_before_any_other(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_next_to_the_job_has_precedence(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for folder in ("elsewhere", "scenarios", "jobs"):
             module(tmp_path / folder / "first_of_run.py", CHECK.format(folder))
         monkeypatch.syspath_prepend(tmp_path / "elsewhere")
         named(tmp_path, "first_of_run:check")
         assert sys.modules["first_of_run"].__file__ == str(tmp_path / "jobs" / "first_of_run.py")
 
-    def test_is_found_again_with_what_it_imports_from_beside_it(self, tmp_path: Path) -> None:
+    def test_is_found_again_with_its_imports_from_the_same_folder(self, tmp_path: Path) -> None:
         module(tmp_path / "jobs" / "expected_of_run.py", "TOTALS = {}")
         module(tmp_path / "jobs" / "both_of_run.py", "from expected_of_run import TOTALS\ncheck = TOTALS.get")
         assert named(tmp_path, "both_of_run:check") == named(tmp_path, "both_of_run:check")
 
-    def test_of_another_job_with_the_same_name_is_never_taken_for_it(self, tmp_path: Path) -> None:
+    def test_with_the_name_of_another_jobs_module_is_refused(self, tmp_path: Path) -> None:
         for job in ("one", "other"):
             module(tmp_path / job / "jobs" / "same_of_run.py", CHECK.format(job))
         named(tmp_path / "one", "same_of_run:check")
@@ -78,7 +78,7 @@ class TestCheckModule:
         with pytest.raises(ConfigError, match="the check 'raising_of_run:check' cannot be loaded"):
             named(tmp_path, "raising_of_run:check")
 
-    def test_that_is_not_there_is_refused_with_the_folders_where_it_was_looked_for(self, tmp_path: Path) -> None:
+    def test_that_does_not_exist_is_refused_with_the_folders_that_were_searched(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             named(tmp_path, "nowhere_of_run:check")
         assert f"({tmp_path / 'jobs'}, {tmp_path / 'scenarios'})" in caught.value.next_step

@@ -28,11 +28,11 @@ def project(folder: Path, *, package_is_part: bool) -> Path:
 
 
 class TestCommit:
-    def test_is_that_of_the_checkout_which_the_package_is_part_of(self, tmp_path: Path) -> None:
+    def test_is_that_of_the_checkout_that_contains_the_package(self, tmp_path: Path) -> None:
         file = project(tmp_path, package_is_part=True)
         assert commit(file) == git(tmp_path, "rev-parse", "--short=12", "HEAD")
 
-    def test_is_not_that_of_a_project_which_only_has_the_package_in_its_environment(self, tmp_path: Path) -> None:
+    def test_is_not_that_of_a_project_whose_environment_contains_the_package(self, tmp_path: Path) -> None:
         assert commit(project(tmp_path, package_is_part=False)) is None
 
     def test_is_unknown_outside_a_checkout(self, tmp_path: Path) -> None:

@@ -39,19 +39,17 @@ class TestClocks:
             ({0: 2, 1: 1}, False, (140, LAST)),
         ],
     )
-    def test_offsets_say_between_which_times_clocks_stand(
-        self, cut: Mapping[int, int], idles: bool, bounds: tuple[int, int]
-    ) -> None:
+    def test_offsets_bound_the_clocks(self, cut: Mapping[int, int], idles: bool, bounds: tuple[int, int]) -> None:
         assert Clocks(INPUT, DELAY, idles, Found()).bounds(cut) == bounds
 
-    def test_a_partition_without_event_time_where_a_run_ends_holds_nothing_back(self) -> None:
+    def test_a_partition_without_event_time_does_not_hold_back_a_run_to_its_end(self) -> None:
         clocks = Clocks(INPUT, DELAY, False, Found())
         clocks.reads_to("once", {0: 1, 1: 0})
         clocks.completed(1, 0, {0: 1}, "once")
         assert (clocks.latest(1), clocks.overtaken) == (90, {1})
 
     @pytest.mark.parametrize(("follows", "latest"), [(0, NEVER), (1, 90)])
-    def test_it_holds_time_back_again_in_a_run_that_reads_on_but_time_does_not_go_back(
+    def test_a_partition_holds_time_back_again_in_a_longer_run_but_time_never_decreases(
         self, follows: int, latest: int
     ) -> None:
         clocks = Clocks(INPUT, DELAY, False, Found())
@@ -66,7 +64,7 @@ class TestClocks:
         clocks.completed(1, 0, {0: 1}, "on")
         assert (clocks.latest(1), clocks.overtaken) == (NEVER, set())
 
-    def test_a_channel_on_which_time_goes_back_is_found(self) -> None:
+    def test_a_channel_whose_watermark_decreases_is_found(self) -> None:
         clocks = Clocks(INPUT, DELAY, False, found := Found())
         for at_us in (5, 7, 7):
             clocks.said((1, "0: 0->0"), at_us)
@@ -94,7 +92,7 @@ class TestClocks:
             ((2, 1), [1], []),
         ],
     )
-    def test_a_clock_that_goes_back_along_the_lineage_is_found_in_whatever_order_one_looks(
+    def test_a_clock_that_decreases_along_the_lineage_is_found_in_any_order(
         self, order: tuple[int, int], lineage: list[int], rules: list[str]
     ) -> None:
         clocks = Clocks(INPUT, DELAY, True, found := Found())
@@ -107,7 +105,7 @@ class TestClocks:
 
 
 class TestLettered:
-    def test_what_passes_is_there_once_and_nothing_else(self) -> None:
+    def test_every_row_that_passes_occurs_exactly_once(self) -> None:
         lettered = Lettered(INPUT, found := Found())
         lettered.compare(CHECKED, "now", {0: 2, 1: 1}, [{"id": 1}, {"id": 1_000_000}])
         lettered.look(CHECKED, "now", [{"id": 1}])
@@ -125,7 +123,7 @@ def seeds_with(feature: str) -> list[Scenario]:
 
 
 class TestScenarios:
-    def test_a_partition_rests_while_another_one_goes_on_past_its_window(self) -> None:
+    def test_a_partition_is_idle_while_another_moves_past_its_window(self) -> None:
         for made in seeds_with("rests"):
             assert made.windowing is not None and made.windowing.idles
             [late] = made.rests
@@ -136,7 +134,7 @@ class TestScenarios:
             over = (made.windowing.size_s + made.windowing.lateness_s) * 1_000_000
             assert made.partitions[active][-1].at - 1_000_000 > over > made.partitions[resting][-1].at
 
-    def test_runs_are_stopped_finished_ended_and_read_once(self) -> None:
+    def test_scenarios_stop_finish_end_and_read_once(self) -> None:
         hows = {end.how for made in seeds_with("ends") for end in made.ends if isinstance(end, EndAsked)}
         assert hows == {None, "finish", "now"}
         assert {made.once for made in seeds_with("seed")} == {(False,), (True, False), (True, True, False)}

@@ -21,16 +21,16 @@ class TestCoverage:
         assert {code for codes in CODES.values() for code in codes} <= set(ROWS)
         assert set(MEANS) == set(Point)
 
-    def test_what_was_never_hit_is_told(self) -> None:
+    def test_a_cell_that_was_never_hit_is_reported(self) -> None:
         everything = dict.fromkeys(MUST_BE_HIT, 1) | {(code, Point.BETWEEN): 1 for code in coverage.ANYWHERE}
         assert empty_cells(everything) == []
         assert empty_cells({**everything, ("F9", Point.SWEEP): 0}) == ["F9 x P13"]
 
-    def test_a_cell_of_what_does_not_exist_may_be_empty(self) -> None:
+    def test_a_cell_of_a_fault_that_is_not_built_may_be_empty(self) -> None:
         missing = {code for code in ROWS if not built(code)}
         assert {cell.split()[0] for cell in empty_cells({})}.isdisjoint(missing)
 
-    def test_the_table_marks_what_must_be_hit_and_what_is_not_built(self) -> None:
+    def test_the_table_marks_required_cells_and_faults_that_are_not_built(self) -> None:
         lines = {line.split()[0]: line for line in table_lines({("F1", Point.ALIGN): 7})}
         assert " 7 " in lines["F1"] and "!" in lines["F1"]
         assert all("not built" in lines[code] for code in ROWS if not built(code))
@@ -44,6 +44,6 @@ class TestPoints:
         found = [points.of_write(f"{folder}/1/2", b"x", "") for folder in ("segments", "staged", "manifests")]
         assert found == [(Point.UPLOAD,), (Point.STAGE,), (Point.COMMIT,)]
 
-    def test_a_read_is_at_the_point_of_its_lane_or_of_what_is_read(self) -> None:
+    def test_a_read_is_at_the_point_of_its_lane_or_of_its_object(self) -> None:
         assert points.of_read("manifests/1", "sweep") == (Point.SWEEP,)
         assert points.of_read("segments/1", "") == (Point.RESTORE, Point.REPLAY)

@@ -33,16 +33,16 @@ class Reader:
 
 class TestDamage:
     @pytest.mark.parametrize("seed", range(9))
-    def test_a_damaged_read_is_not_what_was_written(self, seed: int) -> None:
+    def test_a_damaged_read_differs_from_the_written_bytes(self, seed: int) -> None:
         assert Reader(Fault.READ_DAMAGED, seed).read() != b"written"
 
-    def test_after_one_bad_read_the_object_is_whole_again(self) -> None:
+    def test_an_object_is_intact_again_after_one_damaged_read(self) -> None:
         reader = Reader(Fault.READ_DAMAGED)
         reader.read()
         reader.faults.heal()
         assert reader.read() == b"written"
 
-    def test_what_is_damaged_for_good_stays_so_until_it_is_written_again(self) -> None:
+    def test_a_damaged_object_stays_damaged_until_it_is_rewritten(self) -> None:
         reader = Reader(Fault.OBJECT_DAMAGED)
         first = reader.read()
         reader.faults.heal()
@@ -50,11 +50,11 @@ class TestDamage:
         reader.damage.written(PATH)
         assert reader.read() == b"written"
 
-    def test_records_of_the_log_are_damaged_by_a_fault_of_their_own_and_never_missing(self) -> None:
+    def test_log_records_have_their_own_damage_fault_and_are_never_missing(self) -> None:
         assert Reader(Fault.OBJECT_DAMAGED).read("log/1.json") == b"written"
         assert all(Reader(Fault.RECORD_DAMAGED, seed).read("log/1.json") not in (None, b"written") for seed in range(9))
 
-    def test_a_run_may_fail_only_over_a_damaged_object_and_must_say_which(self) -> None:
+    def test_a_run_may_fail_only_because_of_a_damaged_object_that_it_names(self) -> None:
         reader = Reader(Fault.READ_DAMAGED)
         assert not reader.damage.explains(reader.error())
         reader.read()
@@ -63,7 +63,7 @@ class TestDamage:
         assert not reader.damage.explains(reader.error(what="something is wrong"))
         assert not reader.damage.ended
 
-    def test_the_job_has_ended_once_it_fails_over_what_is_damaged_for_good(self) -> None:
+    def test_the_job_has_ended_once_it_fails_because_of_a_damaged_object(self) -> None:
         reader = Reader(Fault.OBJECT_DAMAGED)
         reader.read()
         assert reader.damage.explains(reader.error()) and reader.damage.ended

@@ -5,7 +5,7 @@ import random
 from holdfast.chaos.sim.faults.draws import Chance, Noted, Noting
 
 
-class Somebody:
+class DrawingProcess:
     """The process that draws."""
 
     def __init__(self) -> None:
@@ -21,18 +21,18 @@ def some(chance: Chance) -> list[float]:
 
 
 class TestNoting:
-    def test_it_changes_no_number(self) -> None:
-        assert some(Noting(random.Random(7), Somebody())) == some(random.Random(7))
+    def test_noting_does_not_change_the_numbers(self) -> None:
+        assert some(Noting(random.Random(7), DrawingProcess())) == some(random.Random(7))
 
 
 class TestNoted:
     def test_the_same_questions_get_the_same_answers(self) -> None:
-        noting = Noting(random.Random(7), Somebody())
+        noting = Noting(random.Random(7), DrawingProcess())
         asked = some(noting)
-        assert some(Noted(7, noting.notes, Somebody())) == asked
+        assert some(Noted(7, noting.notes, DrawingProcess())) == asked
 
-    def test_what_others_ask_in_between_changes_nothing(self) -> None:
-        who = Somebody()
+    def test_draws_by_others_in_between_change_nothing(self) -> None:
+        who = DrawingProcess()
         noting = Noting(random.Random(7), who)
         asked = some(noting)
         noted = Noted(7, noting.notes, who)
@@ -41,11 +41,11 @@ class TestNoted:
         who.name = "w1"
         assert some(noted) == asked
 
-    def test_beyond_the_notes_the_seed_answers(self) -> None:
-        first, second, other = (some(Noted(seed, {}, Somebody())) for seed in (7, 7, 8))
+    def test_draws_beyond_the_notes_come_from_the_seed(self) -> None:
+        first, second, other = (some(Noted(seed, {}, DrawingProcess())) for seed in (7, 7, 8))
         assert first == second != other
 
-    def test_a_choice_among_fewer_things_is_one_of_them(self) -> None:
-        noting = Noting(random.Random(7), Somebody())
+    def test_a_choice_among_fewer_items_is_one_of_them(self) -> None:
+        noting = Noting(random.Random(7), DrawingProcess())
         noting.choice([object() for _ in range(9)])
-        assert Noted(7, noting.notes, Somebody()).choice(["only"]) == "only"
+        assert Noted(7, noting.notes, DrawingProcess()).choice(["only"]) == "only"

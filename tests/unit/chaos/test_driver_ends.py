@@ -29,7 +29,7 @@ def ended(status: int, why: str = "", *, struck: bool = False, epochs: int = 3) 
 
 
 class TestRaised:
-    def test_what_faults_do_is_no_error_of_the_code(self) -> None:
+    def test_the_effects_of_faults_are_not_violations(self) -> None:
         ends = [ended(-9, struck=True), ended(7, struck=True), ended(5, "holdfast: the store is out of reach")]
         assert driver_ends.raised(SURVIVED, ends).passed
 
@@ -39,11 +39,11 @@ class TestRaised:
         assert not finding.passed
         assert type(error).__name__ in finding.detail
 
-    def test_a_broken_rule_that_only_spark_tells_of_is_one(self) -> None:
+    def test_a_broken_rule_that_only_spark_reports_is_a_violation(self) -> None:
         assert not driver_ends.raised(["worker process ended (AssertionError: a gap)"], []).passed
 
     @pytest.mark.parametrize("status", [1, -11, -6])
-    def test_a_driver_that_nobody_struck_and_that_broke_is_a_violation(self, status: int) -> None:
+    def test_a_driver_that_broke_without_a_fault_is_a_violation(self, status: int) -> None:
         assert driver_ends.raised([], [ended(status, "holdfast: unexpected OSError")]).passed is False
         assert driver_ends.raised([], [ended(status, "holdfast: unexpected OSError", struck=True)]).passed
 
@@ -54,18 +54,18 @@ class TestRaised:
 
 class TestGaveUp:
     @pytest.mark.parametrize("status", [4, 7])
-    def test_a_job_that_ran_and_then_could_not_go_on_under_faults_is_a_violation(self, status: int) -> None:
+    def test_a_job_that_ran_and_then_failed_under_faults_is_a_violation(self, status: int) -> None:
         finding = driver_ends.gave_up([ended(-9, struck=True), ended(status, "holdfast: job 'j' failed: damaged")])
         assert finding is not None and not finding.passed
         assert finding.invariant == "I11" and "damaged" in finding.detail
 
-    def test_a_job_that_refused_what_a_fault_damaged_or_never_ran_is_none(self) -> None:
+    def test_a_job_that_refused_damage_or_never_ran_is_not_a_violation(self) -> None:
         ends = [ended(7, struck=True), ended(4, epochs=0), ended(5), ended(-9)]
         assert driver_ends.gave_up(ends) is None
 
 
 class TestWatched:
-    def test_causes_are_those_of_the_job_log_also_of_generations_that_were_never_ready(self, tmp_path: Path) -> None:
+    def test_causes_come_from_the_job_log_even_for_generations_that_were_never_ready(self, tmp_path: Path) -> None:
         folder = tmp_path / "root" / "job" / "log"
         folder.mkdir(parents=True)
         for number, cause in enumerate(("started", "AssertionError: a gap at loop.py:9"), 1):

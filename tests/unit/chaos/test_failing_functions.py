@@ -46,7 +46,7 @@ class Played:
             return True
 
     def error(self) -> ErrorReport:
-        """Return what a worker reports when the first function of the job fails."""
+        """Return the error that a worker reports when the first function of the job fails."""
         [source] = self.plan.sources
         run = FragmentRuntime(self.plan.fragments[source.fragment], {}, lambda *_: None, lambda *_: None)
         record = {name: [1] for name in source.source.schema.names}
@@ -56,29 +56,29 @@ class Played:
 
 
 class TestFunctionsOfAWorld:
-    def test_a_worker_puts_its_own_where_the_shared_plan_has_the_stand_in(self) -> None:
+    def test_a_worker_replaces_the_placeholder_of_the_shared_plan(self) -> None:
         before, bound = functions_of(SHARED), functions_of(Played().plan)
         assert [new is old for new, old in zip(bound, before, strict=True)] == [old is not passes for old in before]
         assert before.count(passes) == 2
         assert functions_of(SHARED) == before
 
-    def test_every_third_call_takes_its_worker_some_time(self) -> None:
+    def test_every_third_call_delays_its_worker(self) -> None:
         played = Played(call_s=0.25)
         for _ in range(6):
             played.function(None)
         assert played.spent == 0.5
 
-    def test_a_failure_counts_at_the_point_where_the_worker_is(self) -> None:
+    def test_a_failure_counts_at_the_protocol_point_of_its_worker(self) -> None:
         played = Played(rate=1.0)
         assert played.fails(Point.UPLOAD)
         assert played.faults.hits == {("F6", Point.UPLOAD): 1}
 
-    def test_the_call_that_is_aimed_at_fails_and_no_other(self) -> None:
+    def test_only_the_targeted_call_fails(self) -> None:
         played = Played(aims=(Aim(Fault.FUNCTION_FAILED, Point.ALIGN, 2, 0.0),))
         path = (Point.ALIGN, Point.BETWEEN, Point.ALIGN, Point.ALIGN)
         assert [played.fails(at) for at in path] == [False, False, True, False]
 
-    def test_nothing_fails_in_a_world_that_has_healed(self) -> None:
+    def test_nothing_fails_after_the_world_has_healed(self) -> None:
         played = Played(1.0, (Aim(Fault.FUNCTION_FAILED, Point.ALIGN, 1, 0.0),))
         played.faults.heal()
         assert not played.fails(Point.ALIGN)

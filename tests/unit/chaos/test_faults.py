@@ -18,13 +18,13 @@ def armed(*faults: Fault) -> Faults:
 
 
 class TestFaults:
-    def test_what_fails_at_once_has_struck_when_it_is_decided_on(self) -> None:
+    def test_an_immediate_fault_has_struck_when_it_is_drawn(self) -> None:
         faults = armed(Fault.MESSAGE_LOST)
         assert faults.strikes(Fault.MESSAGE_LOST, lambda: AT)
         assert faults.fired == {Fault.MESSAGE_LOST: 1}
 
     @pytest.mark.parametrize("fault", PER_PROCESS)
-    def test_a_process_that_is_born_to_crash_has_not_crashed(self, fault: Fault) -> None:
+    def test_a_process_that_will_crash_has_not_crashed_yet(self, fault: Fault) -> None:
         faults = armed(fault)
         assert faults.strikes(fault, tuple, "w1")
         assert not faults.fired[fault] and len(faults.made) == 1
@@ -32,7 +32,7 @@ class TestFaults:
         assert faults.fired[fault] == 1
 
     @pytest.mark.parametrize("fault", OUTAGES)
-    def test_an_outage_has_struck_once_when_something_was_refused(self, fault: Fault) -> None:
+    def test_an_outage_strikes_when_it_refuses_its_first_request(self, fault: Fault) -> None:
         faults = armed(fault)
         faults.struck(Strike(fault, "world", 0), ())
         faults.outage(fault, begins=True)
@@ -41,7 +41,7 @@ class TestFaults:
             faults.hit(fault, AT)
         assert faults.fired[fault] == 1
 
-    def test_a_store_that_is_out_of_reach_for_another_reason_is_not_down(self) -> None:
+    def test_a_store_that_is_unreachable_for_another_reason_is_not_down(self) -> None:
         faults = armed(Fault.STORE_DOWN)
         faults.hit(Fault.STORE_DOWN, AT)
         assert not faults.fired[Fault.STORE_DOWN] and faults.hits["F7", Point.COMMIT] == 1

@@ -13,12 +13,12 @@ from holdfast.chaos.live.job import LiveJob
 
 
 class TestTemporaryFiles:
-    def test_those_of_python_and_of_spark_go_below_the_folder_of_the_run(self, tmp_path: Path) -> None:
+    def test_temporary_files_of_python_and_spark_are_below_the_run_folder(self, tmp_path: Path) -> None:
         environment = LiveJob(tmp_path / "job.py", tmp_path, (), {}, "token").environment
         assert {environment[name] for name in ("TMPDIR", "SPARK_LOCAL_DIRS")} == {str(tmp_path / "tmp")}
         assert (tmp_path / "tmp").is_dir()
 
-    def test_the_jvm_of_a_driver_has_its_own_there_too_also_if_the_path_has_spaces(self, tmp_path: Path) -> None:
+    def test_temporary_files_of_the_driver_jvm_are_there_even_if_the_path_has_spaces(self, tmp_path: Path) -> None:
         out = tmp_path / "a run"
         out.mkdir()
         launcher = Path(pyspark.__file__).parent / "bin" / "spark-class"

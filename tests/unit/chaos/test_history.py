@@ -65,7 +65,7 @@ class TestHistory:
         written.start(2, "d2", 102, base_epoch=1)
         assert written.found == []
 
-    def test_an_append_of_an_overtaken_driver_is_found(self) -> None:
+    def test_an_append_by_an_overtaken_driver_is_found(self) -> None:
         written = started()
         written.start(2, "d2", 102)
         written.complete(1, "d1", 1)
@@ -76,7 +76,7 @@ class TestHistory:
         written.complete(1, "d1", 1, stored=False)
         assert written.found == ["I8 objects"]
 
-    def test_an_epoch_number_of_two_generations_is_found(self) -> None:
+    def test_an_epoch_number_used_by_two_generations_is_found(self) -> None:
         written = started()
         written.start(2, "d2", 1)
         written.history.triggered(2, 1, "d2")
@@ -97,7 +97,7 @@ class TestHistory:
             written.complete(1, "d1", 2)
             assert written.found == expected
 
-    def test_a_record_behind_the_end_is_found(self) -> None:
+    def test_a_record_after_the_end_is_found(self) -> None:
         written = started()
         written.append(1, "d1", kind="Finished")
         written.start(2, "d2", 102)
@@ -115,21 +115,21 @@ class TestKeeping:
         written.append(1, "d1", kind="Expired", through=2)
         return written
 
-    def test_a_savepoint_stays_named_whatever_expires(self) -> None:
+    def test_a_savepoint_is_kept_when_other_checkpoints_expire(self) -> None:
         written = self.kept()
         written.history.deleted("manifests/2")
         assert written.found == []
         written.history.deleted("manifests/1")
         assert written.found == ["P16 sweep"]
 
-    def test_a_log_that_begins_anew_without_a_savepoint_is_found(self) -> None:
+    def test_a_log_start_that_omits_a_savepoint_is_found(self) -> None:
         completed = [{"body": {"epoch": 1}}, {"body": {"epoch": 3}}]
         for savepoints, expected in (([{"name": "v1", "epoch": 1}], []), ([], ["P7"])):
             written = self.kept()
             written.append(1, "d1", kind="LogStart", job={"completed": completed, "savepoints": savepoints})
             assert written.found == expected
 
-    def test_a_name_for_what_has_expired_and_a_second_one_are_found(self) -> None:
+    def test_a_name_for_an_expired_checkpoint_and_a_reused_name_are_found(self) -> None:
         for epoch, name in ((2, "v2"), (3, "v1")):
             written = self.kept()
             written.append(1, "somebody", kind="SavepointNamed", epoch=epoch, name=name)
@@ -145,14 +145,14 @@ class TestRewinds:
         written.rewind(2, "d2", 103, base_epoch=1)
         return written
 
-    def test_the_job_goes_on_from_the_base_on_a_new_timeline(self) -> None:
+    def test_the_job_continues_from_the_base_on_a_new_timeline(self) -> None:
         written = self.rewound()
         written.history.triggered(2, 103, "d2")
         written.complete(2, "d2", 103)
         assert written.found == []
         assert (written.history.lineage, written.history.bases) == ([1, 103], {2: 1})
 
-    def test_what_was_left_behind_is_no_base_any_more(self) -> None:
+    def test_an_abandoned_checkpoint_cannot_be_a_base(self) -> None:
         written = self.rewound()
         written.rewind(3, "d3", 204, base_epoch=2)
         assert "P16" in written.found
@@ -164,7 +164,7 @@ class TestRewinds:
 
 
 class TestSweep:
-    def test_what_no_retained_epoch_needs_is_gone_after_it(self) -> None:
+    def test_a_sweep_deletes_objects_that_no_retained_epoch_needs(self) -> None:
         written = started()
         for epoch in ("segments/00000001/000000000001", "staged/00000001/000000000009", "merged/00000001/000000000001"):
             written.objects.put(f"{epoch}/w1", b"it")

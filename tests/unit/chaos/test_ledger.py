@@ -29,7 +29,7 @@ class Seen:
 
 
 class TestLedger:
-    def test_the_right_rows_add_up_to_nothing(self) -> None:
+    def test_the_correct_rows_sum_to_zero(self) -> None:
         seen = Seen()
         rows = shown(EVERYTHING)
         seen.look(ONE, 1, EVERYTHING, {row["account"] for row in rows}, rows)
@@ -41,12 +41,12 @@ class TestLedger:
         seen.ledger.compare("I1 loss", "the end", EVERYTHING, shown(EVERYTHING)[1:])
         assert seen.found == ["I1 loss", "I5 ledger"]
 
-    def test_a_writer_that_shows_another_epoch_than_it_says_is_found(self) -> None:
+    def test_a_writer_whose_rows_do_not_match_its_epoch_is_found(self) -> None:
         seen = Seen()
         seen.look(ONE, 1, {0: 1}, {1}, shown(EVERYTHING, 1))
         assert "I5 visible" in seen.found
 
-    def test_writers_of_two_epochs_need_not_add_up(self) -> None:
+    def test_writers_at_different_epochs_need_not_balance(self) -> None:
         seen = Seen()
         before, after = shown({0: 1}, 2), shown(EVERYTHING, 1)
         seen.look(TWO, 1, {0: 1}, {2}, before)
@@ -64,7 +64,7 @@ class TestRegrouped:
         regrouped.at_end([{"bucket": 0, "windows": 3, "n": 5}], windows)
         assert found == ["I1 loss"]
 
-    def test_more_than_was_read_is_found(self) -> None:
+    def test_a_count_above_the_records_read_is_found(self) -> None:
         found: list[str] = []
         regrouped = Regrouped(RECORDS, lambda rule, what: found.append(rule))
         regrouped.look("then", EVERYTHING, [{"bucket": 0, "windows": 1, "n": 1}])

@@ -38,7 +38,7 @@ def shown(*lines: Line, first: Line | None = None) -> dict[str, Any]:
 
 
 CUT = chain(6, 5, UNPROVEN)
-"""Of the oldest checkpoint that is kept, whose predecessor is not."""
+"""The reason for the oldest kept checkpoint, whose predecessor is not kept."""
 
 
 class TestAudit:
@@ -59,13 +59,13 @@ class TestAudit:
             ((), "no record of a source"),
         ],
     )
-    def test_what_is_not_proven_of_a_kept_epoch_makes_it_none_and_is_said(
+    def test_an_unproven_kept_epoch_makes_the_audit_no_proof_and_is_reported(
         self, lines: tuple[Line, ...], said: str
     ) -> None:
         with pytest.raises(HoldfastError, match=said):
             audited(shown(*lines), 0)
 
-    def test_what_came_before_the_oldest_kept_checkpoint_is_told_and_makes_no_long_run_unproven(self) -> None:
+    def test_epochs_before_the_oldest_kept_checkpoint_are_reported_but_do_not_count(self) -> None:
         old = (sink(UNPROVEN, 6), sink(UNPROVEN, None))
         [finding] = audited(shown(source(), sink(), *old, first=CUT), 0)
         assert finding.passed
@@ -76,7 +76,7 @@ class TestAudit:
         with pytest.raises(HoldfastError, match="sink 'out', epoch 6"):
             audited(shown(source(), sink(), *old), 0)
 
-    def test_a_line_that_differs_is_a_violation_whatever_else_is_not_provable(self) -> None:
+    def test_a_difference_is_a_violation_even_if_other_lines_are_not_provable(self) -> None:
         [finding] = audited(shown(source(), sink(UNPROVEN), sink("differs")), Damaged.exit_status)
         assert not finding.passed and "'sink': 'out'" in finding.detail
 
@@ -93,7 +93,7 @@ def reported(text: str, status: int = 0) -> list[Finding]:
 
 
 class TestFinding:
-    def test_whoever_counts_something_wrong_has_not_held(self) -> None:
+    def test_a_finding_that_counts_errors_has_not_held(self) -> None:
         assert Finding("mine", True, lost=0).held and Finding("mine", True).held
         assert not Finding("mine", True, lost=3).held and not Finding("mine", False, lost=0).held
 
@@ -103,14 +103,14 @@ class TestFinding:
             Finding("mine", True, lost=lost)
 
     @pytest.mark.parametrize("passed", [np.False_, np.array([1, 2]) == np.array([1, 3])])
-    def test_a_truth_value_of_an_array_library_is_taken_as_it_is_meant(self, passed: Any) -> None:
+    def test_a_truth_value_of_an_array_library_is_converted(self, passed: Any) -> None:
         finding = Finding("mine", passed.all(), lost=np.int64(3))  # type: ignore[arg-type]
         assert (finding.passed, finding.lost) == (False, 3) and not finding.held
         assert msgspec.json.decode(json.dumps(msgspec.structs.asdict(finding)))["passed"] is False
         assert Finding("mine", np.True_).held  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("passed", [0, 1, None, [], "x", np.int64(0)])
-    def test_whether_it_held_is_true_or_false_and_nothing_else(self, passed: Any) -> None:
+    def test_passed_is_true_or_false_and_nothing_else(self, passed: Any) -> None:
         with pytest.raises(TypeError, match="a finding's passed"):
             Finding("mine", passed)
 
@@ -121,12 +121,12 @@ class TestFinding:
 
 
 class TestCommand:
-    def test_one_that_counts_a_loss_and_ends_with_0_has_not_held(self) -> None:
+    def test_a_command_that_counts_a_loss_and_exits_with_0_has_not_held(self) -> None:
         [finding] = reported('{"lost": 3}')
         assert finding.lost == 3 and not finding.held
 
     @pytest.mark.parametrize("text", ['{"lost": "3"}', "{3 rows lost}"])
-    def test_numbers_that_cannot_be_read_prove_nothing_and_excuse_nothing(self, text: str) -> None:
+    def test_unreadable_numbers_prove_nothing_and_excuse_nothing(self, text: str) -> None:
         with pytest.raises(HoldfastError, match="cannot be read"):
             reported(text)
         [finding] = reported(text, 4)

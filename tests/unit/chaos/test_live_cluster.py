@@ -11,7 +11,7 @@ from holdfast.errors import Unavailable
 
 
 class TestStart:
-    def test_a_daemon_that_ends_at_once_is_told_and_not_waited_for(self, tmp_path: Path) -> None:
+    def test_a_daemon_that_ends_immediately_is_reported_without_waiting(self, tmp_path: Path) -> None:
         cluster = LiveCluster(tmp_path / "cluster", 1, 1, {"JAVA_HOME": str(tmp_path / "nothing")})
         with pytest.raises(Unavailable, match="master, ended with status 1: .*nothing/bin/java"):
             cluster.start()

@@ -24,7 +24,7 @@ EPOCHS = 2 * NEWEST_SPARED + 2
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A job whose checkpoints share one old segment and each have one of their own."""
+    """A job whose checkpoints share one old segment and each have one more."""
     store = open_objects(str(tmp_path))
     repository = Repository(store)
 
@@ -69,11 +69,11 @@ class TestUnneeded:
         assert flip.heal() == f"{changed} is restored"
         assert files(folder) == before
 
-    def test_a_job_without_older_checkpoints_has_nothing_that_is_not_needed(self, tmp_path: Path) -> None:
+    def test_a_job_without_older_checkpoints_has_no_unneeded_object(self, tmp_path: Path) -> None:
         (tmp_path / "log").mkdir()
         assert not Flip(tmp_path, 1, None).begin()
 
-    def test_an_object_that_was_deleted_meanwhile_is_not_brought_back(self, folder: Path) -> None:
+    def test_an_object_deleted_in_the_meantime_is_not_restored(self, folder: Path) -> None:
         flip = Flip(folder, 1, None)
         assert flip.begin()
         (folder / flip.target).unlink()
@@ -82,14 +82,14 @@ class TestUnneeded:
 
 
 class TestNewest:
-    def test_a_driver_is_not_killed_as_long_as_there_is_nothing_to_damage(self, tmp_path: Path) -> None:
+    def test_a_driver_is_not_killed_while_there_is_nothing_to_damage(self, tmp_path: Path) -> None:
         (tmp_path / "log").mkdir()
         driver = psutil.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         flip = Flip(tmp_path, 0, driver)
         assert not flip.begin() and not flip.killed and driver.is_running()
         driver.communicate(b"\n")
 
-    def test_a_driver_that_has_gone_is_not_struck_and_one_that_was_killed_is_told(self, folder: Path) -> None:
+    def test_a_driver_that_has_ended_is_not_struck_and_a_killed_one_is_reported(self, folder: Path) -> None:
         driver = psutil.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         flip = Flip(folder, 0, driver)
         assert flip.begin() and flip.killed == {driver.pid}
@@ -98,7 +98,7 @@ class TestNewest:
         again = Flip(folder, 0, driver)
         assert not again.begin() and not again.killed
 
-    def test_the_driver_is_gone_before_a_bit_flips_that_the_next_one_has_to_notice(self, folder: Path) -> None:
+    def test_the_driver_has_ended_before_a_bit_is_flipped_for_its_successor(self, folder: Path) -> None:
         driver = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         flip = Flip(folder, 0, psutil.Process(driver.pid))
         assert flip.begin()

@@ -76,36 +76,38 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
 
 class TestLetEnd:
     @pytest.mark.parametrize(("lag", "said"), [(572_404, "still 572,404 records behind"), (None, "an unknown number")])
-    def test_a_job_that_is_behind_its_source_proves_nothing_to_who_compares_all_of_it(
+    def test_a_job_that_lags_behind_its_source_is_not_compared_with_all_input(
         self, job: Job, lag: int | None, said: str
     ) -> None:
         job.tell(lag)
         assert said in (job.let_end() or "") and not job.live.asked_to_end
 
-    def test_an_audit_compares_what_was_read_however_much_that_is(self, job: Job) -> None:
+    def test_an_audit_compares_the_records_read_at_any_lag(self, job: Job) -> None:
         job.tell(572_404)
         assert job.let_end(whole=False) is None and job.is_asked()
 
-    def test_a_job_that_has_read_all_there_is_and_goes_on_is_stopped(self, job: Job) -> None:
+    def test_a_job_that_has_read_everything_and_still_runs_is_stopped(self, job: Job) -> None:
         job.tell(0)
         assert job.let_end() is None and job.is_asked()
 
-    def test_a_job_whose_sources_have_ended_comes_to_its_end_by_itself(self, job: Job) -> None:
+    def test_a_job_whose_sources_have_ended_is_not_stopped(self, job: Job) -> None:
         job.tell(0, ended=("bids",))
         assert job.let_end() is None and not job.live.asked_to_end
 
-    def test_a_source_that_never_ends_beside_one_that_was_sealed_is_stopped(self, job: Job) -> None:
+    def test_a_job_with_a_sealed_and_an_endless_source_is_stopped(self, job: Job) -> None:
         job.tell(0, sources=("bids", "clicks"), ended=("bids",))
         assert job.let_end(sealed=True, whole=False) is None and job.is_asked()
 
-    def test_a_sealed_log_that_is_not_read_yet_stops_nothing(self, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_sealed_log_that_is_not_fully_read_does_not_stop_the_job(
+        self, job: Job, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(live_ending, "SEAL_SEEN_WITHIN_S", 30.0)
         job.tell(7)
         assert job.let_end(sealed=True, whole=False) is None and not job.live.asked_to_end
 
 
 class TestDone:
-    def test_a_driver_that_had_finished_when_the_signal_came_is_not_started_again(self, job: Job) -> None:
+    def test_a_driver_that_had_finished_before_the_signal_is_not_restarted(self, job: Job) -> None:
         job.live.terminate()
         assert job.is_asked()
         assert job.running._ended() == -signal.SIGTERM
@@ -114,12 +116,12 @@ class TestDone:
         job.running._tick()
         assert job.live.drivers == 0 and job.journal.of("driver") == []
 
-    def test_one_that_has_finished_already_is_asked_nothing(self, job: Job) -> None:
+    def test_a_driver_that_has_finished_receives_no_request(self, job: Job) -> None:
         job.record("Stopped")
         job.live.terminate()
         assert not job.live.asked_to_end
 
-    def test_a_driver_that_nobody_asked_and_that_died_of_a_signal_has_not_come_to_its_end(self, job: Job) -> None:
+    def test_a_driver_killed_by_a_signal_without_a_request_has_not_completed(self, job: Job) -> None:
         assert job.live.driver is not None
         job.record("Finished")
         job.live.driver.terminate()

@@ -53,32 +53,30 @@ def victim() -> Iterator[psutil.Process]:
 
 
 class TestStrikes:
-    def test_a_kill_has_fired_when_the_process_is_gone(self, victim: psutil.Process) -> None:
+    def test_a_kill_has_fired_when_the_process_has_ended(self, victim: psutil.Process) -> None:
         kill = Kill(victim)
         assert kill.begin() and seen(lambda: kill.evidence() is not None)
         assert f"pid {victim.pid} gone" in (kill.evidence() or "")
 
-    def test_what_nobody_else_starts_again_is_revived(self, victim: psutil.Process) -> None:
+    def test_a_process_without_a_supervisor_is_restarted_by_the_harness(self, victim: psutil.Process) -> None:
         kill = Kill(victim, lambda: "started again")
         assert kill.begin() and kill.heal() == "started again"
 
-    def test_a_stop_has_fired_when_the_process_is_stopped_and_is_healed_when_it_goes_on(
-        self, victim: psutil.Process
-    ) -> None:
+    def test_a_stop_fires_when_the_process_is_stopped_and_heals_when_it_resumes(self, victim: psutil.Process) -> None:
         stop = Stop(victim)
         assert stop.evidence() is None
         assert stop.begin() and seen(lambda: stop.evidence() is not None)
         stop.heal()
         assert seen(lambda: victim.status() != psutil.STATUS_STOPPED)
 
-    def test_a_full_disk_is_a_limit_that_is_lifted(self, victim: psutil.Process) -> None:
+    def test_a_full_disk_is_a_file_size_limit_that_is_lifted(self, victim: psutil.Process) -> None:
         before = resource.prlimit(victim.pid, resource.RLIMIT_FSIZE)
         full = Full([victim], BEATING)
         assert full.begin() and resource.prlimit(victim.pid, resource.RLIMIT_FSIZE)[0] == 0
         assert full.heal() == "1 of 1 processes may write again"
         assert resource.prlimit(victim.pid, resource.RLIMIT_FSIZE) == before
 
-    def test_a_full_disk_has_fired_when_the_job_has_missed_beats_and_not_when_it_goes_on_writing(
+    def test_a_full_disk_fires_when_the_job_misses_beats_not_while_it_still_writes(
         self, victim: psutil.Process
     ) -> None:
         now = time.time()
@@ -99,22 +97,22 @@ class TestStrikes:
         os.waitpid(victim.pid, 0)
         assert full.evidence() == f"pid {victim.pid} ended when no file of it could grow"
 
-    def test_a_disk_is_not_filled_as_long_as_the_job_writes_nothing(self, victim: psutil.Process) -> None:
+    def test_a_disk_is_not_filled_while_the_job_writes_nothing(self, victim: psutil.Process) -> None:
         before = resource.prlimit(victim.pid, resource.RLIMIT_FSIZE)
         assert not Full([victim], list).begin()
         assert resource.prlimit(victim.pid, resource.RLIMIT_FSIZE) == before
 
-    def test_a_disk_is_not_filled_while_the_job_writes_too_rarely_to_show_it(self, victim: psutil.Process) -> None:
+    def test_a_disk_is_not_filled_while_the_job_writes_too_rarely_to_detect_it(self, victim: psutil.Process) -> None:
         before = resource.prlimit(victim.pid, resource.RLIMIT_FSIZE)
         assert not Full([victim], [0.0, 80.0, 81.0, 125.0].copy).begin()
         assert resource.prlimit(victim.pid, resource.RLIMIT_FSIZE) == before
 
-    def test_a_process_that_was_gone_before_is_not_struck(self, victim: psutil.Process) -> None:
+    def test_a_process_that_had_already_ended_is_not_struck(self, victim: psutil.Process) -> None:
         victim.kill()
         os.waitpid(victim.pid, 0)
         assert not Kill(victim).begin() and not Stop(victim).begin() and not Full([victim], BEATING).begin()
 
-    def test_a_rank_picks_the_same_place_of_the_list(self, victim: psutil.Process) -> None:
+    def test_a_rank_selects_the_same_position_of_the_list(self, victim: psutil.Process) -> None:
         own = psutil.Process()
         struck = of_processes(Planned(1, 0, "worker-stop", 7, 0), "signal-stop", [own, victim], BEATING)
         assert struck is not None and struck.target == f"pid {victim.pid}"
@@ -122,7 +120,7 @@ class TestStrikes:
 
 
 class TestLiveJob:
-    def test_only_processes_with_the_token_of_the_run_are_its_own(self, tmp_path: Path) -> None:
+    def test_only_processes_with_the_runs_token_belong_to_it(self, tmp_path: Path) -> None:
         job = LiveJob(tmp_path / "job.py", tmp_path, (), {}, "token-1")
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=job.environment)
         other = {**job.environment, **marks("token-2")}
@@ -137,7 +135,7 @@ class TestLiveJob:
         for each in (child, stranger):
             each.communicate()
 
-    def test_what_a_driver_said_last_is_heard_also_if_it_has_ended_since(self, tmp_path: Path) -> None:
+    def test_the_last_output_of_a_driver_that_has_ended_is_read(self, tmp_path: Path) -> None:
         job = LiveJob(tmp_path / "job.py", tmp_path, (), {}, "token-1")
         last = 'print("{}\\n" * 50_000 + \'{"records_in": 400000}\')'
         job._command = [sys.executable, "-c", last]
@@ -167,17 +165,19 @@ class WithGap(Feeder):
 
 class TestFeeder:
     @given(st.floats(0, 1_000), st.floats(0, 1_000), st.booleans())
-    def test_ever_more_rows_are_fed_and_some_are_held_back(self, one: float, other: float, lingering: bool) -> None:
+    def test_the_share_fed_never_decreases_and_some_rows_are_held_back(
+        self, one: float, other: float, lingering: bool
+    ) -> None:
         less, more = (share_fed(elapsed, lingering) for elapsed in sorted((one, other)))
         assert 0 <= less <= more <= 1 - HELD_BACK
 
     @pytest.mark.parametrize("late", [0.0, 1.0, 5.0, 20.0])
-    def test_rows_still_come_when_the_faults_take_many_times_as_long_as_planned(self, late: float) -> None:
-        """Of as many rows as the short runs of the tests have, some in a tenth of the planned duration."""
+    def test_rows_still_arrive_when_faults_take_many_times_longer_than_planned(self, late: float) -> None:
+        """With the number of rows of the short test runs, every tenth of the planned duration still gets some."""
         rows = [int(120_000 * share_fed(1 + late + tenth / 10, lingering=True)) for tenth in range(10)]
         assert len(set(rows)) == len(rows)
 
-    def test_a_rate_that_is_asked_for_is_kept_to_the_end(self) -> None:
+    def test_a_requested_rate_is_kept_to_the_end(self) -> None:
         assert [share_fed(elapsed, lingering=False) for elapsed in (0.5, 0.97, 2.0)] == [0.5, 0.97, 1 - HELD_BACK]
 
     def test_every_row_arrives_in_its_partition_and_order_and_the_log_is_sealed(self, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ class TestFeeder:
             assert rows == list(range(1_000))
         feeder.close()
 
-    def test_an_error_that_nobody_foresaw_is_told(self, tmp_path: Path) -> None:
+    def test_an_unexpected_error_is_reported(self, tmp_path: Path) -> None:
         log_of(tmp_path / "whole", 10)
         feeder = WithGap(str(tmp_path / "whole"), str(tmp_path / "fed"), 1_000_000, 1.0)
         feeder.start()
@@ -212,7 +212,7 @@ class TestFeeder:
         with pytest.raises(ConfigError, match="holds nothing"):
             Feeder(str(tmp_path / "whole"), str(tmp_path / "fed"), None, 1.0)
 
-    def test_a_log_that_is_there_already_is_refused(self, tmp_path: Path) -> None:
+    def test_an_existing_log_is_refused(self, tmp_path: Path) -> None:
         log_of(tmp_path / "whole", 10)
         with pytest.raises(ConfigError, match="already holds a log"):
             Feeder(str(tmp_path / "whole"), str(tmp_path / "whole"), None, 1.0)
@@ -260,7 +260,7 @@ def world(tmp_path: Path) -> World:
 
 
 class TestObserver:
-    def test_completed_epochs_in_order_are_as_they_should_be(self, world: World) -> None:
+    def test_completed_epochs_in_order_are_no_finding(self, world: World) -> None:
         observer = world.observer()
         for epoch in (1, 2, 5):
             world.record("CheckpointCompleted", epoch)
@@ -269,14 +269,14 @@ class TestObserver:
             observer.look()
         assert [finding.passed for finding in observer.close()] == [True, True]
 
-    def test_output_of_an_epoch_that_is_not_completed_is_seen(self, world: World) -> None:
+    def test_output_of_an_incomplete_epoch_is_found(self, world: World) -> None:
         observer = world.observer()
         world.deliver(3)
         world.append(3)
         observer.look()
         assert ["epoch 3, which is not completed" in finding.detail for finding in observer.close()] == [True, True]
 
-    def test_a_tag_that_goes_back_is_seen(self, world: World) -> None:
+    def test_a_tag_that_decreases_is_found(self, world: World) -> None:
         observer = world.observer()
         world.record("CheckpointCompleted", 1)
         world.record("CheckpointCompleted", 2)
@@ -285,7 +285,7 @@ class TestObserver:
             observer.look()
         assert "went from (1, 2) to (1, 1)" in observer.close()[0].detail
 
-    def test_rows_that_vanish_are_seen_unless_the_job_was_rewound(self, world: World) -> None:
+    def test_rows_that_vanish_are_found_unless_the_job_was_rewound(self, world: World) -> None:
         observer = world.observer()
         world.record("CheckpointCompleted", 1)
         for rows in (5, 3):
@@ -298,7 +298,7 @@ class TestObserver:
         observer.look()
         assert len(observer.wrong) == 1
 
-    def test_an_offset_that_is_given_twice_is_seen(self, world: World) -> None:
+    def test_an_offset_that_is_used_twice_is_found(self, world: World) -> None:
         observer = world.observer()
         for epoch in (1, 2):
             world.record("CheckpointCompleted", epoch)
@@ -308,26 +308,26 @@ class TestObserver:
         observer.look()
         assert any("has rows from offset 0" in text for text in observer.wrong)
 
-    def test_a_target_that_was_never_there_is_no_finding_but_said(self, world: World) -> None:
+    def test_a_target_that_never_existed_is_reported_but_no_finding(self, world: World) -> None:
         paths = [str(world.folder / name) for name in ("typo.db", "typo")]
         observer = Observer(world.folder / "root", [Observed("sqlite", paths[0]), Observed("log", paths[1])])
         observer.look()
         assert observer.close() == [] and observer.unseen() == paths
 
-    def test_a_target_that_comes_later_is_seen(self, world: World) -> None:
+    def test_a_target_that_is_created_later_is_observed(self, world: World) -> None:
         observer = world.observer()
         assert len(observer.unseen()) == 3
         observer.look()
         assert [finding.passed for finding in observer.close()] == [True, True] and observer.unseen() == []
 
-    def test_a_table_that_is_not_there_hides_nothing_of_its_target(self, world: World) -> None:
+    def test_a_missing_table_does_not_hide_findings_of_its_target(self, world: World) -> None:
         observer = Observer(world.folder / "root", [Observed("sqlite", world.database, ("rosw",))])
         world.deliver(3)
         observer.look()
         assert observer.unseen() == [f"{world.database}: rosw"]
         assert "epoch 3, which is not completed" in observer.close()[0].detail
 
-    def test_a_file_that_is_no_database_or_a_commit_that_is_none_is_found(self, world: World) -> None:
+    def test_a_file_that_is_no_database_or_no_commit_is_found(self, world: World) -> None:
         Path(world.database).write_bytes(b"nonsense" * 200)
         world.append(1)
         (world.folder / "log" / "commits" / f"{1:020}.json").write_text("{")
@@ -344,7 +344,7 @@ def checked(context: Context) -> Iterator[Finding]:
 
 
 class TestChecks:
-    def test_a_command_that_ends_with_another_status_than_0_has_found_something(self, tmp_path: Path) -> None:
+    def test_a_command_with_a_nonzero_exit_status_reports_a_finding(self, tmp_path: Path) -> None:
         context = Context(str(tmp_path), str(tmp_path), "job.py")
         reported = 'print(\'{"lost": 2, "duplicated": 0}\'); raise SystemExit(4)'
         [finding] = resolve((sys.executable, "-c", reported))(context)
@@ -352,7 +352,7 @@ class TestChecks:
         [finding] = resolve((sys.executable, "-c", ""))(context)
         assert finding.passed and finding.lost is None
 
-    def test_a_command_may_hold_variables_as_all_texts_of_a_scenario_may(
+    def test_a_command_may_contain_variables_like_any_scenario_text(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("EXPECTED", "7")
@@ -360,7 +360,7 @@ class TestChecks:
         [finding] = resolve(words)(Context(str(tmp_path), str(tmp_path), "job.py"))
         assert finding.passed
 
-    def test_a_command_that_is_not_there_is_refused(self) -> None:
+    def test_a_command_that_does_not_exist_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="there is no program"):
             resolve(("no-such-program-here",))
 
@@ -374,7 +374,7 @@ class TestChecks:
             "leaving_check:check",
         ],
     )
-    def test_a_function_that_is_not_there_is_refused(
+    def test_a_function_that_does_not_exist_is_refused(
         self, check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "torn_check.py").write_text("def check(")
@@ -398,7 +398,7 @@ drive = { from = "a", to = "b", prepare = ["false"] }
 
 
 class TestRun:
-    def test_nothing_is_started_in_a_folder_that_holds_something(self, tmp_path: Path) -> None:
+    def test_nothing_is_started_in_a_folder_that_is_not_empty(self, tmp_path: Path) -> None:
         raw = {"duration": "60s", "platform": "local[3]", "faults": {"worker-kill": 1}}
         scenario = parse(raw, "name", toxiproxy=False, checked_elsewhere=True)
         job = tmp_path / "job.py"
@@ -411,13 +411,13 @@ class TestRun:
         with pytest.raises(ConfigError, match="there is no file"):
             prepared(scenario, tmp_path / "other.py")
 
-    def test_a_folder_that_cannot_be_made_is_refused(self, tmp_path: Path) -> None:
+    def test_a_folder_that_cannot_be_created_is_refused(self, tmp_path: Path) -> None:
         scenario = parse(tomllib.loads(FAILS_TO_PREPARE), "flights", toxiproxy=False, checked_elsewhere=True)
         (tmp_path / "file").write_text("")
         with pytest.raises(ConfigError, match="cannot be made"):
             run(scenario, Path(__file__), tmp_path / "file" / "out", check=checked)
 
-    def test_the_command_that_does_it_again_names_the_file_from_anywhere(
+    def test_the_replay_command_names_the_file_by_an_absolute_path(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "flights.toml").write_text(FAILS_TO_PREPARE)
@@ -428,17 +428,17 @@ class TestRun:
         assert begin.scenario == str(tmp_path / "flights.toml")
         assert f"chaos run {begin.scenario} --job" in (replay_command(begin) or "")
 
-    def test_no_command_is_given_for_a_scenario_that_is_in_no_file(self, tmp_path: Path) -> None:
+    def test_there_is_no_replay_command_for_a_scenario_without_a_file(self, tmp_path: Path) -> None:
         scenario = parse(tomllib.loads(FAILS_TO_PREPARE), "flights", toxiproxy=False, checked_elsewhere=True)
         with pytest.raises(ConfigError):
             run(scenario, Path(__file__), tmp_path / "out", check=checked)
         assert replay_command(read(tmp_path / "out" / "journal.jsonl").of(Begin)[0]) is None
 
     @pytest.mark.toxiproxy
-    def test_a_scenario_of_the_package_is_called_by_its_name(self) -> None:
+    def test_a_scenario_of_the_package_is_named_without_a_path(self) -> None:
         assert load(Path("flights-short")).path == "flights-short"
 
-    def test_a_fault_that_strikes_and_never_shows_is_missed_when_its_time_is_over(self, tmp_path: Path) -> None:
+    def test_a_fault_without_a_visible_effect_is_missed_when_its_time_is_over(self, tmp_path: Path) -> None:
         scenario = parse(tomllib.loads(FAILS_TO_PREPARE), "name", toxiproxy=False, checked_elsewhere=True)
         journal, fault = Journal(tmp_path / "journal.jsonl"), Planned(1, 0, "worker-disk-full", 0, 0)
         running = _Run(scenario, (), Path(__file__), tmp_path, journal, print)
@@ -447,7 +447,7 @@ class TestRun:
         assert [(line["phase"], line["target"]) for line in journal.lines] == [("missed", "worker")]
         journal.close()
 
-    def test_a_job_is_not_stuck_while_a_fault_that_never_shows_strikes_it(self, tmp_path: Path) -> None:
+    def test_a_job_under_a_fault_without_a_visible_effect_is_not_stuck(self, tmp_path: Path) -> None:
         scenario = parse(tomllib.loads(FAILS_TO_PREPARE), "name", toxiproxy=False, checked_elsewhere=True)
         journal, fault = Journal(tmp_path / "journal.jsonl"), Planned(1, 0, "worker-disk-full", 0, 0)
         running = _Run(scenario, (), Path(__file__), tmp_path, journal, print)
@@ -471,7 +471,7 @@ class TestRun:
         assert undone == ["undone"] and time.monotonic() - running._calm_since < 60
         journal.close()
 
-    def test_a_check_that_leaves_by_exit_proves_nothing(self, tmp_path: Path) -> None:
+    def test_a_check_that_exits_the_process_proves_nothing(self, tmp_path: Path) -> None:
         scenario = parse(tomllib.loads(FAILS_TO_PREPARE), "name", toxiproxy=False, checked_elsewhere=True)
         journal = Journal(tmp_path / "journal.jsonl")
         running = _Run(scenario, (), Path(__file__), tmp_path, journal, print)
@@ -483,7 +483,7 @@ class TestRun:
 
 
 class TestJournal:
-    def test_lines_are_whole_and_in_order_as_soon_as_they_are_written(self, tmp_path: Path) -> None:
+    def test_lines_are_complete_and_in_order_as_soon_as_they_are_written(self, tmp_path: Path) -> None:
         journal = Journal(tmp_path / "journal.jsonl")
         journal.write("begin", job="j")
         journal.write("sample", state="running")

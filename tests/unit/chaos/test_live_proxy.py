@@ -81,7 +81,7 @@ def received(port: int) -> int:
 
 @contextmanager
 def companion_of(pair: Pair) -> Iterator[None]:
-    """Let a process of its own connect through the pair's proxy, and say nothing."""
+    """Let a separate process connect through the pair's proxy, and send nothing."""
     code = f"import socket, sys; at = socket.create_connection({pair.address!r}, 10); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", code], stdin=subprocess.PIPE):
         far, _ = pair.listener.accept()
@@ -112,16 +112,16 @@ def pair(server: Toxiproxy) -> Iterator[Pair]:
 
 @pytest.mark.toxiproxy
 class TestToxiproxy:
-    def test_it_listens_on_loopback_at_a_port_of_its_own(self, server: Toxiproxy) -> None:
+    def test_the_server_listens_on_loopback_at_its_own_port(self, server: Toxiproxy) -> None:
         host, _, port = server.address.partition(":")
         assert host == "127.0.0.1" and int(port) > 0
 
-    def test_a_proxy_whose_process_is_gone_is_taken_away(self, server: Toxiproxy, pair: Pair) -> None:
+    def test_a_proxy_whose_process_has_ended_is_removed(self, server: Toxiproxy, pair: Pair) -> None:
         assert server.ways("data", lambda pid: None) == []
         with pytest.raises(OSError):
             socket.create_connection(pair.address, 10)
 
-    def test_it_is_asked_directly_whatever_proxies_for_http_are_set_and_nothing_is_changed_in_what_drivers_inherit(
+    def test_the_server_is_called_directly_and_http_proxy_variables_are_not_changed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
@@ -134,7 +134,9 @@ class TestToxiproxy:
         pair.close()
         server.close()
 
-    def test_without_its_server_it_says_how_to_get_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_missing_server_is_refused_with_the_command_that_installs_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("HOLDFAST_TOXIPROXY", str(tmp_path / "nothing"))
         with pytest.raises(ConfigError, match="bootstrap.sh toxiproxy"):
             Toxiproxy(tmp_path / "log")
@@ -150,7 +152,7 @@ class TestCut:
             ("data-blackhole", {"timeout": 0}),
         ],
     )
-    def test_what_delays_has_fired_when_bytes_went_into_it(
+    def test_a_delay_has_fired_when_bytes_have_entered_it(
         self, pair: Pair, kind: str, attributes: dict[str, int]
     ) -> None:
         cut = pair.strike(kind, "upstream", **attributes)
@@ -163,7 +165,7 @@ class TestCut:
         ("kind", "attributes"),
         [("control-bandwidth", {"bytes_per_second": 64}), ("data-bandwidth", {"rate": 16})],
     )
-    def test_a_limit_of_bandwidth_has_fired_when_what_went_into_it_takes_long(
+    def test_a_bandwidth_limit_has_fired_when_the_bytes_take_long(
         self, server: Toxiproxy, kind: str, attributes: dict[str, int]
     ) -> None:
         pair = Pair(server, kind.partition("-")[0])
@@ -175,7 +177,7 @@ class TestCut:
         cut.heal()
         pair.close()
 
-    def test_a_trickle_passes_few_bytes_in_a_second_and_all_of_them(self, server: Toxiproxy) -> None:
+    def test_a_trickle_passes_few_bytes_per_second_and_loses_none(self, server: Toxiproxy) -> None:
         pair = Pair(server, "control")
         cut = pair.find("control-bandwidth", "upstream", bytes_per_second=16)
         assert cut.begin()
@@ -188,7 +190,7 @@ class TestCut:
         assert pair.far.recv(1_000, socket.MSG_WAITALL) == b"x" * 1_000
         pair.close()
 
-    def test_what_passed_before_a_toxic_was_there_is_no_evidence_of_it(self, server: Toxiproxy, pair: Pair) -> None:
+    def test_bytes_that_passed_before_a_toxic_are_not_evidence_of_it(self, server: Toxiproxy, pair: Pair) -> None:
         own = psutil.Process(os.getpid())
         ways = server.ways("data", lambda pid: own if pid == own.pid else None)
         [way] = [way for way in ways if way.listen == pair.address[1]]
@@ -208,7 +210,7 @@ class TestCut:
             ("data-down", None, {}),
         ],
     )
-    def test_what_closes_has_fired_when_a_connection_ended(
+    def test_a_closing_fault_has_fired_when_a_connection_ended(
         self, server: Toxiproxy, kind: str, direction: str | None, attributes: dict[str, int]
     ) -> None:
         pair = Pair(server, kind.partition("-")[0])
@@ -228,7 +230,7 @@ class TestCut:
         cut.heal()
 
     @pytest.mark.parametrize("companions", [0, 1, 3])
-    def test_a_fault_of_a_control_stream_has_fired_when_bytes_came_for_every_worker_and_none_for_companions(
+    def test_a_control_fault_has_fired_when_bytes_came_for_every_worker(
         self, server: Toxiproxy, companions: int
     ) -> None:
         struck = Pair(server, "control")
@@ -259,7 +261,7 @@ class TestCut:
         cut.heal()
         pair.close()
 
-    def test_a_healed_proxy_carries_new_connections(self, pair: Pair) -> None:
+    def test_a_healed_proxy_forwards_new_connections(self, pair: Pair) -> None:
         cut = pair.strike("data-down", None)
         assert cut.begin()
         with pytest.raises(OSError):
@@ -267,12 +269,12 @@ class TestCut:
         cut.heal()
         socket.create_connection(pair.address, 10).close()
 
-    def test_nothing_is_struck_where_nobody_is_connected(self, server: Toxiproxy) -> None:
+    def test_nothing_is_struck_without_a_connection(self, server: Toxiproxy) -> None:
         own = psutil.Process(os.getpid())
         fault = Planned(1, 0, "control-down", 0, 0)
         assert of_connections(fault, KINDS["control-down"], server, [own], lambda pid: own) is None
 
-    def test_a_proxy_that_is_gone_is_neither_struck_nor_healed(self, server: Toxiproxy) -> None:
+    def test_a_removed_proxy_is_neither_struck_nor_healed(self, server: Toxiproxy) -> None:
         pair = Pair(server)
         cut = pair.find("data-blackhole", "upstream", timeout=0)
         assert server.ways("data", lambda pid: None) == []
@@ -280,7 +282,7 @@ class TestCut:
         assert cut.heal() == "the proxy is gone"
         pair.close()
 
-    def test_a_slow_close_of_a_process_that_is_gone_does_not_begin(self, server: Toxiproxy) -> None:
+    def test_a_slow_close_of_an_ended_process_does_not_begin(self, server: Toxiproxy) -> None:
         pair = Pair(server)
         worker = psutil.Popen([sys.executable, "-c", ""])
         worker.wait()
@@ -291,19 +293,19 @@ class TestCut:
         assert not cut.begin() and not cut.killed
         pair.close()
 
-    def test_a_server_that_is_gone_has_nothing_to_strike(self, tmp_path: Path) -> None:
+    def test_an_ended_server_has_nothing_to_strike(self, tmp_path: Path) -> None:
         other = Toxiproxy(tmp_path / "log")
         other.close()
         assert other.ways("data", lambda pid: psutil.Process(pid)) == []
 
 
 class TestDetour:
-    def test_without_a_harness_there_is_none(self) -> None:
+    def test_there_is_no_detour_without_a_harness(self) -> None:
         assert detour_of({}) is None
         assert around(("10.1.2.3", 7), "data", None) == ("10.1.2.3", 7)
 
     @pytest.mark.parametrize("given", ["10.0.0.1:8474", "localhost", "127.0.0.1", "example.org:80", "127.0.0.1:http"])
-    def test_a_harness_is_on_this_machine(self, given: str) -> None:
+    def test_the_address_of_a_harness_is_loopback_with_a_port(self, given: str) -> None:
         with pytest.raises(ConfigError, match="not a loopback address with a port"):
             detour_of({VARIABLE: given})
 
@@ -311,7 +313,7 @@ class TestDetour:
         with pytest.raises(ConfigError, match="not a loopback address"):
             around(("10.1.2.3", 7), "data", ("127.0.0.1", 1))
 
-    def test_a_harness_that_is_gone_is_named(self) -> None:
+    def test_an_unreachable_harness_is_named(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         with pytest.raises(Unavailable, match="did not create a proxy"):
@@ -319,7 +321,7 @@ class TestDetour:
 
 
 class TestSockets:
-    def test_a_connection_tells_its_ports_and_what_it_received(self) -> None:
+    def test_a_connection_reports_its_ports_and_bytes_received(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
             with socket.create_connection(("127.0.0.1", port)) as near:

@@ -40,34 +40,34 @@ class TestRecoveries:
             "since_ms": -3_000,
         }
 
-    def test_a_driver_that_was_killed_and_what_failed_when_it_came_back_are_one(self) -> None:
+    def test_a_killed_driver_and_failures_at_its_restart_are_one_recovery(self) -> None:
         [recovery] = closed(attempt(15.0, 2_000), attempt(10.0, 9_000, "the driver was killed"))
         assert recovery["cause"] == f"the driver was killed; {BROKE}"
         assert (recovery["recovery_ms"], recovery["next_epoch_ms"]) == (7_000, 10_000)
 
-    def test_what_an_epoch_separates_are_two(self) -> None:
+    def test_failures_separated_by_an_epoch_are_two_recoveries(self) -> None:
         recoveries = Recoveries()
         recoveries.completed(7, 11 * S, 1_000)
         recoveries.completed(8, 21 * S, 2_000)
         recoveries.open.extend([attempt(10.0), attempt(20.0)])  # reported late, and distinguished by their times
         assert [each["next_epoch_ms"] for each in recoveries.closed(None)] == [1_000, 1_000]
 
-    def test_an_epoch_that_the_driver_has_not_told_of_closes_nothing_yet(self) -> None:
+    def test_an_epoch_that_the_driver_has_not_reported_closes_nothing_yet(self) -> None:
         recoveries = Recoveries()
         recoveries.completed(7, 20 * S, 9_000)
         assert recoveries.closed(6) == []
         recoveries.open.append(attempt(10.0))
         assert len(recoveries.closed(7)) == 1 and recoveries.rest() == []
 
-    def test_an_epoch_without_a_failure_before_it_closes_none(self) -> None:
+    def test_an_epoch_without_a_preceding_failure_closes_no_recovery(self) -> None:
         assert closed() == [] and closed(attempt(30.0)) == []
 
-    def test_a_recovery_whose_beginning_is_unknown_has_no_times_that_need_it(self) -> None:
+    def test_a_recovery_with_an_unknown_beginning_has_no_times_that_depend_on_it(self) -> None:
         assert closed(attempt(10.0, known=False)) == [{"cause": BROKE, "attempts": 1, "recovery_ms": 1_000}]
         [recovery] = closed(attempt(10.0, known=False), attempt(12.0))
         assert recovery["recovery_ms"] is None and "next_epoch_ms" not in recovery
 
-    def test_what_no_epoch_followed_is_one_recovery_without_it(self) -> None:
+    def test_failures_without_a_following_epoch_are_one_recovery(self) -> None:
         recoveries = Recoveries()
         recoveries.open.extend([attempt(10.0), attempt(12.0, 3_000)])
         [recovery] = recoveries.rest()
@@ -104,7 +104,7 @@ class Job:
 
 
 class TestWatch:
-    def test_the_end_is_sampled_whenever_the_sample_before_was_taken(self, tmp_path: Path) -> None:
+    def test_the_end_is_sampled_whatever_the_time_of_the_previous_sample(self, tmp_path: Path) -> None:
         job = Job(tmp_path)
         for records in (398_165, 400_000):
             job.live.progress = {"state": "running", "records_in": records}
@@ -113,7 +113,7 @@ class TestWatch:
         samples = read(tmp_path / "journal.jsonl").of(Sample)
         assert [sample.records_in for sample in samples] == [398_165, 400_000]
 
-    def test_times_are_of_the_failure_also_if_it_is_known_only_later(self, tmp_path: Path) -> None:
+    def test_times_start_at_the_failure_even_if_it_is_reported_later(self, tmp_path: Path) -> None:
         job = Job(tmp_path)
         job.tell(6, 10.0)
         job.watch.look()
@@ -125,7 +125,7 @@ class TestWatch:
         [line] = job.journal.of("recovery")
         assert (line["recovery_ms"], line["first_record_ms"], line["next_epoch_ms"]) == (700, 500, 2_200)
 
-    def test_the_first_record_counts_also_if_live_json_shows_it_after_the_failure(self, tmp_path: Path) -> None:
+    def test_the_first_record_counts_even_if_live_json_shows_it_after_the_failure(self, tmp_path: Path) -> None:
         job = Job(tmp_path)
         job.tell(6, 10.0)
         for shown in ((None, None), (None, 300), (400, 300)):
@@ -137,7 +137,7 @@ class TestWatch:
         job.watch.look()
         assert [line["first_record_ms"] for line in job.journal.of("recovery")] == [600]
 
-    def test_the_first_record_is_unknown_as_long_as_one_restored_worker_took_none(self, tmp_path: Path) -> None:
+    def test_the_first_record_is_unknown_until_every_restored_worker_has_read_one(self, tmp_path: Path) -> None:
         job = Job(tmp_path)
         job.tell(6, 10.0)
         job.show(10.0, None, 300)
@@ -147,7 +147,7 @@ class TestWatch:
         [line] = job.journal.of("recovery")
         assert "first_record_ms" not in line and line["next_epoch_ms"] == 2_200
 
-    def test_a_failure_whose_moment_nobody_tells_has_no_time_to_the_next_epoch(self, tmp_path: Path) -> None:
+    def test_a_failure_at_an_unknown_time_has_no_time_to_the_next_epoch(self, tmp_path: Path) -> None:
         job = Job(tmp_path)
         job.tell(6, 10.0)
         job.epoch(7, 12.0)
@@ -155,7 +155,7 @@ class TestWatch:
         [line] = job.journal.of("recovery")
         assert line["recovery_ms"] == 700 and "next_epoch_ms" not in line
 
-    def test_an_attempt_that_is_told_after_the_epoch_is_part_of_its_recovery(self, tmp_path: Path) -> None:
+    def test_an_attempt_reported_after_the_epoch_is_part_of_its_recovery(self, tmp_path: Path) -> None:
         job = Job(tmp_path)
         job.show(10.0)
         job.tell(6, 10.0)

@@ -57,18 +57,18 @@ def journal_of(*records: Record) -> Journal:
 
 
 class TestVerdict:
-    def test_a_run_with_faults_and_checks_that_says_so_has_held(self) -> None:
+    def test_a_run_with_faults_and_checks_that_claims_to_have_held_has_held(self) -> None:
         assert judge(journal_of(*FIRED, PASSED, HELD)) == ("held", [])
 
-    def test_a_failed_check_is_a_violation_whatever_the_end_says(self) -> None:
+    def test_a_failed_check_is_a_violation_whatever_the_end_record_contains(self) -> None:
         wrong = Check(at_ms=8_000, name="hours", passed=False, duplicated=3, detail="tail N1")
         assert judge(journal_of(*FIRED, wrong, HELD)) == ("violated", ["hours: 3 duplicated; tail N1"])
 
-    def test_a_check_that_says_it_passed_and_counts_a_loss_is_a_violation(self) -> None:
+    def test_a_passed_check_that_counts_a_loss_is_a_violation(self) -> None:
         wrong = Check(at_ms=8_000, name="mine", passed=True, lost=3)
         assert judge(journal_of(*FIRED, wrong, HELD)) == ("violated", ["mine: 3 lost"])
 
-    def test_a_violation_that_only_the_end_tells_of_is_one(self) -> None:
+    def test_a_violation_that_only_the_end_record_reports_counts(self) -> None:
         end = End(at_ms=9_000, verdict="violated", reason="the oracle disagrees")
         assert judge(journal_of(*FIRED, PASSED, end)) == ("violated", ["the oracle disagrees"])
 
@@ -87,28 +87,28 @@ class TestVerdict:
 
 
 class TestSummary:
-    def test_faults_are_counted_by_kind_and_by_how_far_they_came(self) -> None:
+    def test_faults_are_counted_by_kind_and_phase(self) -> None:
         faults = summarise(
             journal_of(*FIRED, news("a", "armed"), news("a", "missed"), news("b", "fired"), news("b", "healed"))
         ).faults
         assert (faults["worker-kill"].armed, faults["worker-kill"].fired) == (3, 2)
         assert (faults["worker-kill"].healed, faults["worker-kill"].missed) == (1, 1)
 
-    def test_what_no_check_counted_is_unknown_and_not_zero(self) -> None:
+    def test_a_quantity_that_no_check_counted_is_unknown_and_not_zero(self) -> None:
         report = summarise(journal_of(PASSED, Check(at_ms=1, name="order", passed=True)))
         assert (report.lost, report.duplicated, report.reordered) == (0, None, None)
         assert (report.recovery_ms.known, report.recovery_ms.p50, report.records_in) == (0, None, None)
 
-    def test_recoveries_of_unknown_length_count_as_recoveries_and_not_into_the_times(self) -> None:
+    def test_recoveries_of_unknown_length_count_but_are_not_in_the_times(self) -> None:
         report = summarise(journal_of(Recovery(at_ms=1), Recovery(at_ms=2_000, recovery_ms=700)))
         assert (report.recoveries, report.recovery_ms.known, report.recovery_ms.p99) == (2, 1, 700)
         assert "recovery     p50 700 ms, p99 700 ms, at most 700 ms (1 of 2 known)" in text_lines(report)
 
-    def test_a_recovery_begins_when_its_line_says_so(self) -> None:
+    def test_a_recovery_begins_at_the_time_in_its_line(self) -> None:
         assert Recovery(at_ms=9_000, next_epoch_ms=700, since_ms=5_000).began_ms == 5_000
         assert Recovery(at_ms=9_000, next_epoch_ms=700).began_ms == 8_300
 
-    def test_planned_faults_that_did_not_come_are_counted_and_said(self) -> None:
+    def test_planned_faults_that_did_not_strike_are_counted_and_reported(self) -> None:
         begin = Begin(at_ms=0, faults=("worker-kill",), planned=3)
         report = summarise(Journal((begin, *FIRED, PASSED, HELD)))
         assert (report.verdict, report.not_come, summarise(journal_of()).not_come) == ("held", 2, None)
@@ -118,10 +118,10 @@ class TestSummary:
         assert [percentile(range(1, 101), p) for p in (50, 99)] == [50, 99]
         assert (percentile([7.0], 99), percentile([], 50)) == (7.0, None)
 
-    def test_the_command_that_does_it_again_is_quoted(self) -> None:
+    def test_the_replay_command_is_quoted(self) -> None:
         assert summarise(journal_of()).replay == "holdfast chaos run s.toml --job 'job dir/job.py' --seed 3"
 
-    def test_a_fault_that_is_healed_at_once_did_not_last(self) -> None:
+    def test_a_fault_that_is_healed_immediately_has_no_duration(self) -> None:
         kill, cut = struck(
             journal_of(
                 news("k", "fired", 100), news("k", "healed", 150), news("c", "fired", 200), news("c", "healed", 900)
@@ -129,7 +129,7 @@ class TestSummary:
         )
         assert (kill.outcome, kill.lasted_ms, cut.outcome, cut.lasted_ms) == ("fired", None, "healed", 700)
 
-    def test_the_text_says_verdict_reasons_and_unknowns(self) -> None:
+    def test_the_text_contains_verdict_reasons_and_unknowns(self) -> None:
         lines = text_lines(summarise(journal_of(*FIRED, HELD)))
         assert lines[:2] == ["Not proven: 1 fault, 0 recoveries, and 1 doubt", "  nothing was checked"]
         assert "lost         -" in lines
@@ -137,11 +137,11 @@ class TestSummary:
 
 
 class TestJournal:
-    def test_every_record_comes_back_as_it_was_written(self) -> None:
+    def test_every_record_is_read_as_it_was_written(self) -> None:
         records = tuple(quarter_of_an_hour())
         assert parse(encode(records), "j") == Journal(records)
 
-    def test_a_line_that_was_cut_off_is_left_out_and_said(self) -> None:
+    def test_a_truncated_line_is_left_out_and_reported(self) -> None:
         data = encode([BEGIN, PASSED]) + encode([HELD])[:-9]
         assert parse(data, "j") == Journal((BEGIN, PASSED), torn=True)
 
@@ -154,7 +154,7 @@ class TestJournal:
 
 
 class Marks(HTMLParser):
-    """Collects the faults that a browser would draw, what it would load, and the tags left open at the end."""
+    """Collects the faults that a browser would draw, the resources it would load, and the unclosed tags."""
 
     VOID = frozenset(("meta", "link", "br", "img", "path", "rect"))
 
@@ -198,13 +198,13 @@ class TestPage:
         assert len(marks) == len(ids) > 20
         assert set(marks) == ids
 
-    def test_it_loads_nothing(self) -> None:
+    def test_the_page_loads_no_external_resource(self) -> None:
         html = page_of(*quarter_of_an_hour())
         assert Marks.of(html).loads == []
         assert "default-src 'none'" in html
         assert not re.search(r"url\(|@import|https?://", html)
 
-    def test_whatever_the_journal_says_stays_text(self) -> None:
+    def test_any_text_of_the_journal_stays_text(self) -> None:
         nasty = """</script><script>alert('x')</script><img src=x onerror="alert(1)">"""
         html = page_of(
             Begin(at_ms=0, job=nasty, scenario={"name": nasty}, platform=nasty, git=nasty, started_at=nasty),
@@ -218,13 +218,13 @@ class TestPage:
         assert (marks.faults, marks.loads) == ([nasty], [])
         assert html.count("<script") == 2
 
-    def test_an_empty_journal_makes_a_page_that_says_so(self) -> None:
+    def test_an_empty_journal_makes_a_page_without_a_proof(self) -> None:
         html = page_of()
         assert Marks.of(html).faults == []
         assert "Not proven" in html
         assert "No fault was armed." in html
 
-    def test_a_fault_that_never_fired_is_marked_otherwise(self) -> None:
+    def test_a_fault_that_never_fired_has_a_different_mark(self) -> None:
         html = page_of(BEGIN, news("a", "armed"), news("b", "fired"))
         assert re.search(r'class="fault missed" data-id="a"', html)
         assert re.search(r'class="fault fired" data-id="b"', html)
@@ -255,7 +255,7 @@ class TestInABrowser:
         browsed(tmp_path, html, f"--screenshot={shot}")
         assert shot.stat().st_size > 20_000
 
-    def test_pointing_at_a_moment_tells_what_was_so_then(self, tmp_path: Path) -> None:
+    def test_pointing_at_a_moment_shows_the_values_of_that_moment(self, tmp_path: Path) -> None:
         records = [Sample(at_ms=at, state="running", rate=at / 10, epoch=7) for at in range(0, 100_001, 1_000)]
         pointing = """<script>
             const box = document.querySelector('.axis .plot').getBoundingClientRect();
@@ -280,7 +280,7 @@ def browsed(folder: Path, html: Path, asked: str) -> bytes:
 
 
 class TestLanes:
-    def test_a_curve_has_a_gap_where_nothing_is_known(self) -> None:
+    def test_a_curve_has_a_gap_where_values_are_unknown(self) -> None:
         points = [(1.0, 5.0), (2.0, None), (3.0, 6.0), (4.0, 7.0), (40.0, 8.0)]
         assert page_lanes.pieces(points) == [[(1.0, 5.0)], [(3.0, 6.0), (4.0, 7.0)], [(40.0, 8.0)]]
 
@@ -304,7 +304,7 @@ class TestLanes:
 
 
 class TestCommand:
-    def test_it_shows_the_summary_and_fails_unless_everything_held(
+    def test_the_report_shows_the_summary_and_fails_unless_everything_held(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         (tmp_path / "journal.jsonl").write_bytes(encode(quarter_of_an_hour()))
@@ -317,7 +317,7 @@ class TestCommand:
         assert json.loads(capsys.readouterr().out)["verdict"] == "not_proven"
 
     @pytest.mark.parametrize("data", [b"", b'{"x": 1}\n', encode(quarter_of_an_hour()[1:])])
-    def test_a_file_that_does_not_begin_as_a_journal_does_is_refused_and_no_page_is_written(
+    def test_a_file_without_the_start_of_a_journal_is_refused_and_no_page_is_written(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], data: bytes
     ) -> None:
         (tmp_path / "journal.jsonl").write_bytes(data)
@@ -326,7 +326,7 @@ class TestCommand:
         assert "is not the journal of a run" in reported and "Not done: no report was made." in reported
         assert [each.name for each in tmp_path.iterdir()] == ["journal.jsonl"]
 
-    def test_it_says_when_it_writes_over_an_older_page(
+    def test_the_report_says_that_it_replaced_an_older_page(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         (tmp_path / "journal.jsonl").write_bytes(encode(quarter_of_an_hour()))

@@ -23,10 +23,10 @@ def reported() -> str:
 
 
 class TestTableOfWrongVersions:
-    def test_it_names_each_once_with_its_rules_and_what_it_does_and_no_other(self, reported: str) -> None:
+    def test_the_table_lists_each_mutant_once_with_its_rules_and_effect(self, reported: str) -> None:
         assert sorted(row[:3] for row in rows(reported)) == sorted([m.name, m.rules, m.does] for m in MUTANTS)
 
-    def test_it_says_where_a_test_run_begins_to_play_each(self, reported: str) -> None:
+    def test_the_table_gives_the_first_seed_of_each_mutant(self, reported: str) -> None:
         begins = {m.name: f"from {m.first}" if m.first else "" for m in MUTANTS}
         assert {name: re.sub(r"^[1-9]\d* seeds? ?", "", after) for name, _, _, after in rows(reported)} == begins
 

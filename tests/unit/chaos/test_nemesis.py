@@ -40,27 +40,27 @@ class TestSchedule:
         assert planned(scenario(ALL)) != planned(scenario(ALL), seed=2)
 
     @given(st.integers(0, 10_000))
-    def test_every_fault_comes_once_before_any_comes_twice(self, seed: int) -> None:
+    def test_every_fault_occurs_once_before_any_occurs_twice(self, seed: int) -> None:
         first = planned(scenario(ALL), seed)[: len(KINDS)]
         assert {fault.kind for fault in first} == set(KINDS)
 
     @given(st.integers(0, 10_000))
-    def test_a_fault_begins_after_the_one_before_is_over_and_a_pause_has_passed(self, seed: int) -> None:
+    def test_a_fault_begins_after_the_previous_one_and_a_pause(self, seed: int) -> None:
         faults = planned(scenario(ALL), seed)
         gaps = [after.at_ms - before.at_ms - before.lasts_ms for before, after in pairwise(faults)]
         assert all(1_000 <= gap <= 5_000 for gap in gaps)
         assert faults[-1].at_ms < 30 * 60_000
 
-    def test_faults_come_by_their_rates(self) -> None:
+    def test_faults_occur_at_their_rates(self) -> None:
         faults = planned(scenario({"worker-kill": 9, "driver-kill": 1}, "10h"))
         counts = Counter(fault.kind for fault in faults)
         assert 7 < counts["worker-kill"] / counts["driver-kill"] < 12
 
-    def test_a_stop_outlasts_every_timeout_and_a_pause_none(self) -> None:
+    def test_a_stop_outlasts_every_timeout_and_a_pause_outlasts_none(self) -> None:
         for fault in planned(scenario({"worker-stop": 1, "worker-pause": 1})):
             assert fault.lasts_ms > 10_000 if fault.kind == "worker-stop" else fault.lasts_ms < 5_000
 
-    def test_a_toxic_has_a_direction_in_which_something_flows_and_attributes_in_range(self) -> None:
+    def test_a_toxic_has_a_direction_with_traffic_and_attributes_in_range(self) -> None:
         for fault in planned(scenario(ALL)):
             kind = KINDS[fault.kind]
             assert fault.direction in (kind.directions or (None,))

@@ -28,7 +28,7 @@ os.waitpid(child.pid, os.WUNTRACED)
 pathlib.Path(sys.argv[1]).write_text(f"{{os.getpid()}} {{child.pid}}")
 {WAITS}
 """
-"""Starts a process in a session of its own, which is stopped; says who they are, and waits."""
+"""Starts a stopped process in its own session, prints the process ids, and waits."""
 HARNESS = """
 import pathlib, sys
 from holdfast.chaos.live.running import run
@@ -71,13 +71,13 @@ def pipe(tmp_path: Path) -> Path:
 
 
 class TestEndAll:
-    def test_what_is_started_while_others_are_killed_is_ended_too(self, stranger: psutil.Process) -> None:
+    def test_processes_started_during_the_kills_are_ended_too(self, stranger: psutil.Process) -> None:
         respawning = started(RESPAWNING)
         assert seen(lambda: len(living("this run")) > 1)
         assert end_all("this run") == [] == living("this run")
         assert is_gone(respawning) and not is_gone(stranger)
 
-    def test_a_part_of_a_run_is_ended_alone(self) -> None:
+    def test_one_part_of_a_run_can_be_ended_alone(self) -> None:
         job, source = started(WAITS), started(WAITS, part=SOURCE)
         assert seen(lambda: len(living("this run")) == 2)
         assert end_all("this run", SOURCE) == []
@@ -87,7 +87,7 @@ class TestEndAll:
 
 class TestGuard:
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-    def test_a_harness_that_is_ended_leaves_nothing(
+    def test_a_harness_that_is_ended_leaves_no_process(
         self, tmp_path: Path, pipe: Path, stranger: psutil.Process, number: signal.Signals
     ) -> None:
         harness = tmp_path / "harness.py"
@@ -108,8 +108,8 @@ def field_of(out: Path, **more: object) -> Testbed:
     return Testbed(scenario, out)
 
 
-class TestField:
-    def test_what_a_variable_holds_is_not_told_when_a_command_fails(
+class TestTestbed:
+    def test_the_value_of_a_variable_is_not_shown_when_a_command_fails(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("LOAD_PASSWORD", "open sesame")
@@ -120,14 +120,14 @@ class TestField:
         assert "sesame" not in str(caught.value) and "u:$LOAD_PASSWORD@db" in str(caught.value)
         testbed.close()
 
-    def test_a_source_that_is_not_there_is_refused_before_a_cluster_is_started(self, tmp_path: Path) -> None:
+    def test_a_missing_source_is_refused_before_a_cluster_is_started(self, tmp_path: Path) -> None:
         testbed = field_of(tmp_path, platform="standalone", drive={"from": "{out}/none", "to": "{out}/fed"})
         with pytest.raises(HoldfastError):
             testbed.open()
         assert not (tmp_path / "cluster").exists()
         testbed.close()
 
-    def test_a_command_that_still_writes_the_source_is_no_process_that_the_job_left_and_is_ended_with_its_own(
+    def test_a_command_that_writes_the_source_is_ended_and_not_counted_as_the_jobs(
         self, tmp_path: Path, pipe: Path
     ) -> None:
         testbed = field_of(tmp_path, drive={"command": [sys.executable, "-c", DETACHED, "{out}/pids"]})
@@ -143,7 +143,7 @@ class TestField:
         assert all(map(is_gone, begun)) and driven == [False, True] and testbed.error is None
         testbed.close()
 
-    def test_an_error_of_one_step_of_closing_keeps_no_other_from_being_done(self, tmp_path: Path, pipe: Path) -> None:
+    def test_an_error_in_one_step_of_closing_does_not_skip_the_others(self, tmp_path: Path, pipe: Path) -> None:
         testbed = field_of(tmp_path, drive={"command": [sys.executable, "-c", DETACHED, "{out}/pids"]})
         testbed.open()
         job = testbed.job(tmp_path / "job.py")

@@ -37,7 +37,7 @@ def interrupted_after(seeds: int) -> Callable[[int], None]:
 
 class TestGarbage:
     @pytest.mark.parametrize("seeds", [1, 2])
-    def test_is_collected_as_before_when_the_last_seed_is_played_or_playing_is_interrupted(self, seeds: int) -> None:
+    def test_is_collected_as_before_after_the_last_seed_or_an_interrupt(self, seeds: int) -> None:
         before = gc.get_threshold(), gc.get_freeze_count()
         during = []
 
@@ -56,21 +56,19 @@ class TestGarbage:
 
 class TestPlaying:
     @pytest.mark.parametrize("workers", [1, 2])
-    def test_of_any_number_of_seeds_few_are_under_way_and_an_interrupt_keeps_what_was_played(
-        self, workers: int
-    ) -> None:
+    def test_few_seeds_are_in_flight_and_an_interrupt_keeps_finished_ones(self, workers: int) -> None:
         summary = Summary()
         with pytest.raises(KeyboardInterrupt):
             play_all(range(SEEDS_MAX), workers, played=interrupted_after(2), into=summary)
         assert summary.runs == 2
 
-    def test_processes_count_what_one_process_counts(self) -> None:
+    def test_several_processes_count_the_same_as_one(self) -> None:
         alone, together = play_all(range(5), 1), play_all(range(5), 2)
         assert alone.as_json() == together.as_json()
 
 
 class TestFailures:
-    def test_those_that_are_not_told_in_full_are_named_in_a_line_each_and_the_rest_counted(
+    def test_failures_not_shown_in_full_are_listed_and_the_rest_counted(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setattr(cli, "FAILURES_SHOWN", 0)
@@ -98,7 +96,7 @@ class TestFailures:
         assert main(["chaos", "simulate", "--seeds", "2"]) == 0
         assert capsys.readouterr().out.startswith("HELD: 2 seeds\n")
 
-    def test_seeds_that_prove_too_little_are_not_held(self) -> None:
+    def test_seeds_that_prove_too_little_have_not_held(self) -> None:
         summary = Summary(runs=40)
         summary.armed[Fault.WORKER_KILLED] = 40
         assert verdict_line(summary) == "NOT PROVEN: 40 seeds held, but faults were armed and never struck"
@@ -116,7 +114,7 @@ class TestInterrupt:
         assert "next run" not in reported.err
 
     @pytest.mark.parametrize("to", ["the command", "everybody"])
-    def test_nobody_goes_on_playing(self, to: str) -> None:
+    def test_an_interrupt_ends_every_player(self, to: str) -> None:
         with simulating() as (process, players):
             if to == "everybody":  # as a terminal does
                 os.killpg(process.pid, signal.SIGINT)
@@ -130,7 +128,7 @@ class TestInterrupt:
         assert psutil.wait_procs(players, timeout=90)[1] == []
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_a_player_is_started_whole_also_if_another_thread_gets_the_signal(self, number: signal.Signals) -> None:
+    def test_a_player_starts_completely_even_if_another_thread_gets_the_signal(self, number: signal.Signals) -> None:
         """Otherwise it would read half of its start-up data and print a traceback."""
         over, started = threading.Event(), False
         came, comes = os.pipe()
@@ -152,7 +150,7 @@ class TestInterrupt:
             assert signal.signal(number, before) is raise_interrupt
         assert started
 
-    def test_a_command_that_is_to_end_ends_those_who_play_for_it_and_leaves_nothing_behind(self) -> None:
+    def test_a_terminated_command_ends_its_players_and_leaves_nothing(self) -> None:
         with simulating() as (process, players):
             process.terminate()
             out, err = process.communicate()

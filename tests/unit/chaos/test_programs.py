@@ -29,23 +29,23 @@ def scenario(drive: str, *lines: str) -> Scenario:
 class TestProgramsOfTheDrive:
     @pytest.mark.parametrize("key", ["command", FEED])
     @pytest.mark.parametrize("program", ["no-such-program-here", "/tmp", "$NOWHERE/made"])
-    def test_that_are_not_there_are_refused_before_anything_is_started(self, key: str, program: str) -> None:
+    def test_that_do_not_exist_are_refused_before_anything_is_started(self, key: str, program: str) -> None:
         with pytest.raises(ConfigError, match=r"there is no program .* for the source") as caught:
             prepared(scenario(f'{key} = ["{program}", "1"]'), Path(__file__))
         assert caught.value.not_done == "nothing was started"
 
     @pytest.mark.parametrize("program", ["{python}", "true", "{out}/made-by-prepare"])
-    def test_that_are_there_or_may_be_made_are_taken(self, program: str) -> None:
+    def test_that_exist_or_may_be_created_are_accepted(self, program: str) -> None:
         assert prepared(scenario(f'{FEED} = ["{program}"]'), Path(__file__))[1] == []
 
-    def test_are_looked_for_where_the_environment_of_the_job_says(self, tmp_path: Path) -> None:
+    def test_are_searched_on_the_path_of_the_jobs_environment(self, tmp_path: Path) -> None:
         (tmp_path / "made-here").touch(mode=0o755)
         path = f'job.environment.PATH = "{tmp_path}"'
         prepared(scenario('command = ["made-here"]', path), Path(__file__))
         with pytest.raises(ConfigError, match="'true'"):
             prepared(scenario('command = ["true"]', path), Path(__file__))
 
-    def test_that_cannot_be_executed_are_told_as_such(self, tmp_path: Path) -> None:
+    def test_that_cannot_be_executed_are_reported(self, tmp_path: Path) -> None:
         (tmp_path / "made").write_bytes(b"\\x00 is no program")
         (tmp_path / "made").chmod(0o755)
         testbed = Testbed(scenario(f'{FEED} = ["{tmp_path / "made"}"]'), tmp_path / "out")
@@ -68,7 +68,7 @@ class TestProgramsOfTheDrive:
 
 class TestServerOfToxiproxy:
     @pytest.mark.parametrize("there", [True, False])
-    def test_is_no_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    def test_is_not_a_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         if there:

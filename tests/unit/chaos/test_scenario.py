@@ -1,4 +1,4 @@
-"""What a scenario may contain, and what is refused before anything starts."""
+"""The contents that a scenario may have, and those refused before anything starts."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def refused(**changed: Any) -> str:
 
 
 class TestScenario:
-    def test_what_is_not_said_has_a_default(self) -> None:
+    def test_an_omitted_value_has_a_default(self) -> None:
         scenario = parsed()
         assert (scenario.name, scenario.seed, scenario.parallelism) == ("name", 0, 2)
         assert scenario.every_ms == (5_000, 15_000)
         assert scenario.wait == Waits()
         assert scenario.timeout_ms("silent_after_ms") == 5_000
 
-    def test_the_timeouts_of_the_job_are_those_of_its_environment(self) -> None:
+    def test_the_timeouts_of_the_job_come_from_its_environment(self) -> None:
         scenario = parsed(job={"environment": {"HOLDFAST_SILENT_AFTER_MS": "2s"}})
         assert scenario.timeout_ms("silent_after_ms") == 2_000
 
@@ -58,7 +58,7 @@ class TestScenario:
             Observed("log", "l"),
         )
 
-    def test_instead_of_a_local_cluster_the_standalone_one_with_the_same_executors_is_named(self) -> None:
+    def test_a_local_cluster_is_refused_with_the_equivalent_standalone_cluster(self) -> None:
         with pytest.raises(ConfigError, match="leaves files outside") as caught:
             parsed(platform="local-cluster[3,2,1024]")
         assert 'give "standalone[3,2]"' in caught.value.next_step
@@ -67,11 +67,11 @@ class TestScenario:
         platform = parsed(platform="standalone[3,2]").platform
         assert (platform.hosts, platform.cores, platform.slots) == (3, 2, 6)
 
-    def test_the_caller_may_bring_the_check(self) -> None:
+    def test_the_caller_may_supply_the_check(self) -> None:
         assert parsed(check=None, checked_elsewhere=True).check is None
 
     @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.toml")), ids=lambda path: path.stem)
-    def test_what_comes_with_the_package_can_be_carried_out(self, path: Path) -> None:
+    def test_scenarios_of_the_package_can_be_run(self, path: Path) -> None:
         parse(tomllib.loads(path.read_text()), path.stem, toxiproxy=True)
 
 
@@ -82,7 +82,7 @@ class TestObserved:
 
 
 class TestRefusals:
-    def test_an_unknown_key_names_those_there_are(self) -> None:
+    def test_an_unknown_key_is_refused_with_the_known_keys(self) -> None:
         assert "'durations'" in (text := refused(durations="1s")) and "duration, seed" in text
 
     @pytest.mark.parametrize(
@@ -121,16 +121,16 @@ class TestRefusals:
             ("check", ".:x", "check is '.:x'"),
         ],
     )
-    def test_a_value_that_means_nothing_is_named(self, key: str, value: Any, said: str) -> None:
+    def test_an_invalid_value_is_named(self, key: str, value: Any, said: str) -> None:
         with pytest.raises(ConfigError) as caught:
             parsed(**{key: value})
         assert said in caught.value.what
 
-    def test_an_unknown_fault_names_what_was_meant_and_all_there_are(self) -> None:
+    def test_an_unknown_fault_is_refused_with_the_nearest_and_all_known_faults(self) -> None:
         text = refused(faults={"worker-kil": 1})
         assert "did you mean worker-kill" in text and all(name in text for name in KINDS)
 
-    def test_an_executor_of_its_own_is_needed_to_kill_one(self) -> None:
+    def test_killing_an_executor_needs_separate_executors(self) -> None:
         text = refused(faults={"executor-kill": 1})
         assert "'executor-kill' cannot strike on local[4]" in text and "worker-kill" in text
         assert parsed(faults={"executor-kill": 1}, platform="standalone").rates == {"executor-kill": 1.0}
@@ -139,7 +139,7 @@ class TestRefusals:
         text = refused(faults={"data-reset": 1}, toxiproxy=False)
         assert "tools/bootstrap.sh toxiproxy" in text and "worker-kill" in text and "data-down" not in text
 
-    def test_a_lone_worker_has_no_data_connection_to_strike(self) -> None:
+    def test_a_single_worker_has_no_data_connection_to_strike(self) -> None:
         assert "no connection to another" in refused(faults={"data-latency": 1}, parallelism=1)
         assert parsed(faults={"control-latency": 1}, parallelism=1).parallelism == 1
 
@@ -149,5 +149,5 @@ class TestRefusals:
     def test_a_stopped_worker_needs_a_slot_for_its_successor(self) -> None:
         assert "keeps its slot" in refused(faults={"worker-stop": 1}, platform="local[2]")
 
-    def test_a_run_that_nothing_checks_is_refused(self) -> None:
+    def test_a_run_without_a_check_is_refused(self) -> None:
         assert "would prove nothing" in refused(check=None)

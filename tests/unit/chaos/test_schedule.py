@@ -9,7 +9,7 @@ def drained(schedule: Schedule) -> None:
 
 
 class TestSchedule:
-    def test_events_happen_in_the_order_of_their_time_then_of_their_making(self) -> None:
+    def test_events_happen_in_order_of_time_then_of_creation(self) -> None:
         schedule, seen = Schedule(), list[str]()
         schedule.after(2.0, None, "", lambda: seen.append("late"))
         schedule.after(1.0, None, "", lambda: seen.append("first made"))
@@ -25,7 +25,7 @@ class TestSchedule:
         drained(schedule)
         assert seen == []
 
-    def test_a_stopped_process_goes_on_with_all_that_waited_in_order(self) -> None:
+    def test_a_resumed_process_takes_all_waiting_events_in_order(self) -> None:
         schedule, seen = Schedule(), list[tuple[float, str]]()
         process = Process("w1", schedule.journal)
         began = schedule.now

@@ -22,9 +22,9 @@ def shipped(name: str) -> Scenario:
 
 class TestShippedScenarios:
     @pytest.mark.parametrize("name", SHIPPED)
-    def test_can_be_carried_out_with_every_kind_in_their_time(self, name: str) -> None:
+    def test_can_be_run_with_every_kind_of_fault_within_their_duration(self, name: str) -> None:
         scenario = shipped(name)
         assert {fault.kind for fault in prepared(scenario, JOB)[0]} == set(scenario.rates)
 
-    def test_strike_hosts_and_executors_and_everything_else_on_a_standalone_cluster(self) -> None:
+    def test_strike_every_kind_on_a_standalone_cluster(self) -> None:
         assert set(shipped("flights-standalone").rates) == set(KINDS)

@@ -31,22 +31,22 @@ WHOLE = Played(("I1 loss: another row",))
 
 
 class TestShrinking:
-    def test_what_is_left_are_the_strikes_that_are_needed(self) -> None:
+    def test_only_the_necessary_strikes_are_left(self) -> None:
         kinds = ["lost"] * 20 + ["killed"] * 20
         assert shrink(WHOLE, kinds, (), fails_with(7, 31)).reduction.strikes == (7, 31)
 
-    def test_a_failure_without_any_fault_needs_none(self) -> None:
+    def test_a_failure_without_any_fault_needs_no_strike(self) -> None:
         assert shrink(WHOLE, ["lost"] * 9, (), fails_with()).reduction.strikes == ()
 
-    def test_a_step_to_another_rule_is_none(self) -> None:
+    def test_a_step_that_breaks_another_rule_does_not_count(self) -> None:
         play = fails_with(3, otherwise="I2 duplicate")
         assert shrink(WHOLE, ["lost"] * 9, (), play).reduction.strikes == (3,)
 
-    def test_what_does_not_matter_is_made_least(self) -> None:
+    def test_quantities_that_do_not_matter_are_minimised(self) -> None:
         reduction = shrink(WHOLE, ["lost"], ("rewinds", "folders"), fails_with()).reduction
         assert reduction == Reduction((), 1, 1, 0.5, ("rewinds", "folders"))
 
-    def test_what_matters_stays(self) -> None:
+    def test_quantities_that_matter_are_kept(self) -> None:
         def play(reduction: Reduction) -> Played:
             enough = (reduction.records or 9) >= 3 and (reduction.workers or 9) >= 2 and not reduction.without
             return Played(("I1 loss: a row",) if enough else ())
@@ -61,7 +61,7 @@ class TestShrinking:
         assert shrink(WHOLE, [], ("rewinds",), play).reduction.without == ()
 
     @given(st.integers(0, 60), st.sets(st.integers(0, 39), max_size=5))
-    def test_no_more_runs_are_played_than_allowed_and_the_result_fails(self, most: int, needed: set[int]) -> None:
+    def test_the_number_of_runs_is_limited_and_the_result_still_fails(self, most: int, needed: set[int]) -> None:
         played: list[Reduction] = []
 
         def play(reduction: Reduction) -> Played:
@@ -75,7 +75,7 @@ class TestShrinking:
 
 class TestReductionAsText:
     @pytest.mark.parametrize("text", ["workers=0", "records=0", "heal_at=-1", "heal_at=nan", "strikes=1/workers=-2"])
-    def test_what_leaves_nothing_to_play_is_refused(self, text: str) -> None:
+    def test_a_reduction_that_leaves_nothing_to_play_is_refused(self, text: str) -> None:
         with pytest.raises(ValueError, match="leaves nothing to play"):
             parsed(text)
 
@@ -89,9 +89,9 @@ class TestReductionAsText:
             st.lists(st.sampled_from(("rewinds", "folders")), unique=True).map(tuple),
         )
     )
-    def test_it_is_read_back(self, reduction: Reduction) -> None:
+    def test_a_reduction_is_read_back_from_its_text(self, reduction: Reduction) -> None:
         assert parsed(str(reduction)) == reduction
 
-    def test_what_is_none_is_refused(self) -> None:
+    def test_a_text_that_is_no_reduction_is_refused(self) -> None:
         with pytest.raises(ValueError, match="is not part of a schedule"):
             parsed("strikes=1/colour=red")

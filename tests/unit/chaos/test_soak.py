@@ -89,15 +89,15 @@ def live_runs(verdict: Verdict) -> LiveRuns:
 
 
 class TestOdds:
-    def test_nothing_seen_gives_three_by_trial(self) -> None:
+    def test_no_violations_give_a_bound_of_three_divided_by_trials(self) -> None:
         assert odds.upper_bound(0, 3_000) == 0.001
 
-    def test_of_no_trial_nothing_is_known_and_of_few_not_more_than_all(self) -> None:
+    def test_the_bound_is_unknown_without_trials_and_at_most_one_with_few(self) -> None:
         assert odds.upper_bound(0, 0) is None
         assert odds.upper_bound(0, 2) == 1.0
 
     @pytest.mark.parametrize(("seen", "limit"), [(1, 4.744), (2, 6.296), (3, 7.754), (10, 16.962), (100, 118.08)])
-    def test_the_limits_are_those_of_the_printed_tables(self, seen: int, limit: float) -> None:
+    def test_the_limits_match_published_tables(self, seen: int, limit: float) -> None:
         """Garwood 1936, one-sided 95 %; the last one from the chi-squared quantile at 202 degrees of freedom."""
         assert math.isclose(odds.upper_count(seen), limit, rel_tol=1e-3)
 
@@ -110,7 +110,7 @@ class TestOdds:
 
 
 class TestStatement:
-    def test_it_is_the_sentence_with_the_rule_of_three(self) -> None:
+    def test_the_statement_applies_the_rule_of_three(self) -> None:
         lines = statement_lines(state(log_of(batch(60_000), batch(39_993), lived("held"))))
         assert lines[0] == "100,000 fault-injected recoveries, 0 violations, upper bound 3/100,000 = 3e-05 per recovery"
         assert lines[1].startswith("  simulated 99,993 in 200 runs, live 7 in 1 run; ")
@@ -121,7 +121,7 @@ class TestStatement:
         assert lines[0] == "1,000 fault-injected recoveries, 2 violations, upper bound 6.3/1,000 = 0.0063 per recovery"
         assert "again: holdfast chaos replay --seed 1" in "\n".join(lines)
 
-    def test_versions_are_stated_apart_and_their_mixture_has_no_bound(self) -> None:
+    def test_versions_are_stated_separately_and_a_mixture_has_no_bound(self) -> None:
         newer = Code("ffff", "0.2.0")
         stated = state(log_of(batch(10, 1), batch(20, code=newer)))
         assert [(each.code, each.recoveries, each.violations) for each in stated] == [(newer, 20, 0), (CODE, 10, 1)]
@@ -140,10 +140,10 @@ class TestStatement:
         [stated] = state(log_of(often, often))
         assert stated.never_struck == ["driver killed"]
 
-    def test_nothing_finished_states_nothing(self) -> None:
+    def test_a_soak_without_a_finished_batch_states_nothing(self) -> None:
         assert statement_lines(state(log_of())) == ["no batch is finished: no statement can be made"]
 
-    def test_recoveries_of_a_batch_are_generations_less_starts_and_rewinds(self) -> None:
+    def test_recoveries_of_a_batch_are_generations_minus_starts_and_rewinds(self) -> None:
         summary = Summary()
         runs = [simulate(seed) for seed in range(FIRST_SEED, FIRST_SEED + 6)]
         for run in runs:
@@ -165,7 +165,7 @@ class TestSoak:
         assert stated.simulated_runs == 9
         assert stated.recoveries > 0 and not stated.violations
 
-    def test_started_again_it_goes_on_and_at_the_end_does_nothing(self, tmp_path: Path) -> None:
+    def test_a_restarted_soak_continues_and_does_nothing_after_its_hours(self, tmp_path: Path) -> None:
         soak_of(tmp_path, hours=1).run()
         soak_of(tmp_path, hours=2).run()
         before = (tmp_path / LOG).read_bytes()
@@ -174,7 +174,7 @@ class TestSoak:
         assert (tmp_path / LOG).read_bytes() == before
 
     @pytest.mark.parametrize("torn", [b"{", b'{"kind":"simulated","first":1', b"\xc3"])
-    def test_a_torn_line_counts_for_nothing_and_is_cut_off(self, tmp_path: Path, torn: bytes) -> None:
+    def test_a_torn_line_is_not_counted_and_is_removed(self, tmp_path: Path, torn: bytes) -> None:
         soak_of(tmp_path, hours=1).run()
         whole = (tmp_path / LOG).read_bytes()
         (tmp_path / LOG).write_bytes(whole + torn)
@@ -198,7 +198,7 @@ class TestSoak:
             with pytest.raises(Fenced):
                 soak_of(tmp_path, hours=2).run()
 
-    def test_a_violation_is_kept_with_the_command_that_plays_it_again(self, tmp_path: Path) -> None:
+    def test_a_violation_is_kept_with_its_replay_command(self, tmp_path: Path) -> None:
         [mutant] = [each for each in MUTANTS if each.name == "commit-before-manifest"]
         with mutation.applied(mutant):
             log = soak_of(tmp_path, hours=4).run()
@@ -208,7 +208,7 @@ class TestSoak:
             assert failure.replay == f"holdfast chaos replay --seed {failure.seed}"
             assert failure.what
 
-    def test_live_runs_take_turns_and_leave_their_pages(self, tmp_path: Path) -> None:
+    def test_live_runs_alternate_with_batches_and_leave_their_pages(self, tmp_path: Path) -> None:
         log = soak_of(tmp_path, hours=4, live=live_runs("held")).run()
         assert [type(each) for each in log.batches] == [Simulated, Lived, Simulated, Lived]
         runs = [each for each in log.batches if isinstance(each, Lived)]
@@ -227,9 +227,7 @@ class TestSoak:
         assert (tmp_path / "live-0001" / "driver-1.log").exists() == kept
         assert {"journal.jsonl", "report.json"} <= {path.name for path in (tmp_path / "live-0001").iterdir()}
 
-    def test_a_live_run_that_could_not_be_started_proves_nothing_and_the_next_takes_the_next_seed(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_live_run_that_could_not_start_proves_nothing_and_uses_up_its_seed(self, tmp_path: Path) -> None:
         seeds: list[int] = []
 
         def play(job: Path, out: Path, seed: int) -> Path:
@@ -243,7 +241,7 @@ class TestSoak:
         ] * 2
         assert len(set(seeds)) == 2
 
-    def test_a_live_run_that_was_cut_off_stays_and_the_next_takes_another_folder(self, tmp_path: Path) -> None:
+    def test_an_interrupted_live_run_is_kept_and_the_next_uses_another_folder(self, tmp_path: Path) -> None:
         (tmp_path / "live-0001").mkdir()
         log = soak_of(tmp_path, hours=2, live=live_runs("violated")).run()
         assert isinstance(log.batches[1], Lived)
@@ -251,7 +249,7 @@ class TestSoak:
         [stated] = state(log)
         assert stated.violations == 1
 
-    def test_what_was_armed_and_struck_is_kept_by_fault(self, tmp_path: Path) -> None:
+    def test_armed_and_fired_counts_are_kept_per_fault(self, tmp_path: Path) -> None:
         log = soak_of(tmp_path, hours=1).run()
         [only] = log.batches
         assert isinstance(only, Simulated)
@@ -259,13 +257,13 @@ class TestSoak:
         assert set(only.armed) <= names and set(only.fired) <= names
         assert only.fired and max(only.armed.values()) <= 3
 
-    def test_the_version_is_that_of_the_files(self) -> None:
+    def test_the_version_is_that_of_the_source_files(self) -> None:
         assert code_of_package() == code_of_package()
         assert len(code_of_package().source) == 12
 
 
 class TestKilled:
-    def test_a_soak_that_was_killed_goes_on_behind_its_last_batch(self, tmp_path: Path) -> None:
+    def test_a_killed_soak_continues_after_its_last_batch(self, tmp_path: Path) -> None:
         with soaking(tmp_path, "--batch", "1") as process:
             assert process.stderr is not None
             seen = [process.stderr.readline() for _ in range(2)]
@@ -277,7 +275,7 @@ class TestKilled:
         firsts = [each.first for each in log.batches if isinstance(each, Simulated)]
         assert firsts == list(range(FIRST_SEED, FIRST_SEED + done + 1))
 
-    def test_nobody_goes_on_waiting_for_a_soak_that_was_killed(self, tmp_path: Path) -> None:
+    def test_players_of_a_killed_soak_end(self, tmp_path: Path) -> None:
         pause = threading.Event()
         with soaking(tmp_path, "--batch", "10000", "--workers", "2") as process:
             players: list[psutil.Process] = []
@@ -317,19 +315,21 @@ class TestCommands:
         reported = json.loads(capsys.readouterr().out)
         assert (reported["mixed"], reported["versions"][0]["simulated_runs"]) == (False, 4)
 
-    def test_without_a_log_nothing_is_stated(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_statement_needs_a_log(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["chaos", "statement", str(tmp_path)]) == ConfigError.exit_status
         assert "there is no log" in capsys.readouterr().err
 
     @pytest.mark.parametrize(("verdict", "status"), [("held", 0), ("not_proven", 1), ("violated", 4)])
-    def test_a_live_run_that_proved_nothing_is_no_success(
+    def test_a_live_run_that_proved_nothing_does_not_exit_with_0(
         self, tmp_path: Path, verdict: Verdict, status: int, capsys: pytest.CaptureFixture[str]
     ) -> None:
         soak_of(tmp_path, hours=2, live=live_runs(verdict)).run()
         assert main(["chaos", "statement", str(tmp_path)]) == status
         assert ("not counted: 1 live run" in capsys.readouterr().out) == (verdict == "not_proven")
 
-    def test_half_of_what_live_runs_need_is_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_incomplete_arguments_for_live_runs_are_refused(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert main(["chaos", "soak", "--hours", "1", "--folder", str(tmp_path), "--job", "j.py"]) == 2
         assert "both --scenario and --job" in capsys.readouterr().err
         assert not (tmp_path / LOG).exists()

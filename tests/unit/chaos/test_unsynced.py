@@ -1,4 +1,4 @@
-"""What a loss of power may destroy, and what it may not."""
+"""The data that a loss of power may destroy, and the data that it may not."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def write(root: Path, noted: Unsynced, *, synced: bool) -> None:
 
 
 class TestLossOfPower:
-    def test_leaves_a_file_that_was_synced_with_its_folder(self, tmp_path: Path) -> None:
+    def test_keeps_a_file_that_was_synced_with_its_folder(self, tmp_path: Path) -> None:
         def work(root: Path, noted: Unsynced) -> None:
             write(root, noted, synced=True)
             noted.note("fsync", "root", "")
 
         assert left(tmp_path, work) == {(("new", b"new"), ("old", b"old"))}
 
-    def test_may_take_a_name_whose_folder_was_not_synced(self, tmp_path: Path) -> None:
+    def test_may_remove_a_name_whose_folder_was_not_synced(self, tmp_path: Path) -> None:
         found = left(tmp_path, lambda root, noted: write(root, noted, synced=True))
         assert found == {(("old", b"old"),), (("new", b"new"), ("old", b"old"))}
 
-    def test_may_take_any_byte_that_was_not_synced(self, tmp_path: Path) -> None:
+    def test_may_lose_any_byte_that_was_not_synced(self, tmp_path: Path) -> None:
         def work(root: Path, noted: Unsynced) -> None:
             write(root, noted, synced=False)
             noted.note("fsync", "root", "")
@@ -59,7 +59,7 @@ class TestLossOfPower:
 
         assert left(tmp_path, work) == {(), (("old", b"old"),)}
 
-    def test_leaves_a_replaced_file_old_or_new_never_a_mixture(self, tmp_path: Path) -> None:
+    def test_leaves_a_replaced_file_old_or_new_but_never_mixed(self, tmp_path: Path) -> None:
         def work(root: Path, noted: Unsynced) -> None:
             write(root, noted, synced=True)
             (root / "new").replace(root / "old")

@@ -57,23 +57,23 @@ class TestVerdict:
     def test_a_run_held_if_its_faults_fired_and_its_checks_passed(self) -> None:
         assert judged(HELD) == ("held", "1 faults fired, 1 checks passed")
 
-    def test_a_schedule_that_the_job_cut_short_is_said(self) -> None:
+    def test_faults_that_an_early_end_of_the_job_skipped_are_reported(self) -> None:
         begin = {**BEGIN, "planned": 4}
         assert judged([begin, *HELD[1:]])[1] == "1 faults fired, 1 checks passed; the job ended before 3 planned faults"
 
-    def test_a_check_that_failed_is_a_violation_whatever_else_happened(self) -> None:
+    def test_a_failed_check_is_a_violation_in_any_case(self) -> None:
         assert judged([*HELD, check(passed=False)], "the job failed") == ("violated", "tables: 3 lost; 3 missing")
 
-    def test_a_run_that_did_not_come_to_its_end_proves_nothing(self) -> None:
+    def test_a_run_without_a_regular_end_proves_nothing(self) -> None:
         assert judged(HELD, "the job failed") == ("not_proven", "the job failed")
 
-    def test_a_fault_that_was_armed_and_never_fired_proves_nothing(self) -> None:
+    def test_a_run_with_an_armed_fault_that_never_fired_proves_nothing(self) -> None:
         assert judged([*HELD[:6], fault("armed", 2), EPOCH, check()]) == (
             "not_proven",
             "worker-kill (2) was armed and never fired",
         )
 
-    def test_a_kind_that_never_fired_proves_nothing(self) -> None:
+    def test_a_run_with_a_kind_that_never_fired_proves_nothing(self) -> None:
         both = {**BEGIN, "faults": ["worker-kill", "driver-kill"]}
         assert judged([both, *HELD[1:]])[1].endswith("never fired: driver-kill")
 
@@ -81,22 +81,22 @@ class TestVerdict:
         early = [EPOCH, *HELD[:4], READ, check()]
         assert judged(early) == ("not_proven", "no epoch was completed after the last fault")
 
-    def test_a_job_that_read_nothing_more_once_faults_came_proves_nothing(self) -> None:
+    def test_a_job_that_read_nothing_after_the_first_fault_proves_nothing(self) -> None:
         idle = [each if each is not READ else sample(7) for each in HELD]
         assert judged(idle) == ("not_proven", IDLE)
         assert judged([*idle, fault("armed", 2), fault("fired", 2), READ, EPOCH])[0] == "held"
         assert judged([*idle, sample(None)]) == ("not_proven", IDLE)
 
-    def test_what_was_read_before_the_first_fault_is_no_work_under_it(self) -> None:
+    def test_records_read_before_the_first_fault_do_not_count_as_work_under_faults(self) -> None:
         early = [BEGIN, sample(7), sample(9), *HELD[2:5], READ, check()]
         assert judged(early) == ("not_proven", IDLE)
 
-    def test_how_much_was_read_has_to_be_known(self) -> None:
+    def test_the_number_of_records_read_must_be_known(self) -> None:
         unknown = "whether a record was read under faults is unknown"
         assert judged([each for each in HELD if each["kind"] != "sample"]) == ("not_proven", unknown)
         assert judged([each for each in HELD if each is not READ]) == ("not_proven", unknown)
 
-    def test_checks_of_the_run_itself_are_no_check_of_its_results(self) -> None:
+    def test_checks_of_the_run_itself_do_not_check_its_results(self) -> None:
         assert judged([*HELD[:6], check(name="epochs")]) == ("not_proven", "the check compared nothing")
 
 
@@ -119,12 +119,12 @@ class TestOneJudge:
             [{**BEGIN, "faults": ["worker-kill", "x"]}, *HELD[1:]],
         ],
     )
-    def test_the_report_says_what_the_run_says(self, lines: list[dict[str, Any]]) -> None:
+    def test_the_report_and_the_run_give_the_same_verdict(self, lines: list[dict[str, Any]]) -> None:
         own = verdict.of(lines, None)
         found, reasons = verdict.judge(of_lines([*lines, line("end", verdict=own.verdict, reason=own.reason)]))
         assert (found, "; ".join(reasons)) == (own.verdict, "" if found == "held" else own.reason)
 
-    def test_a_claim_that_the_journal_does_not_bear_out_does_not_stand(self) -> None:
+    def test_a_claim_that_the_journal_does_not_support_is_rejected(self) -> None:
         for lines in (HELD[:6], [*HELD[:4], READ, check()], [*HELD[:6], check(name="epochs")], [*HELD[:5], check()]):
             assert verdict.judge(of_lines([*lines, ended("held")]))[0] == "not_proven"
 
@@ -137,18 +137,18 @@ def status(folder: Path, *lines: dict[str, Any]) -> int:
 
 class TestExitStatus:
     @pytest.mark.parametrize(("found", "expected"), [("held", 0), ("violated", 4), ("not_proven", 1)])
-    def test_each_verdict_has_its_own(self, tmp_path: Path, found: str, expected: int) -> None:
+    def test_each_verdict_has_its_own_exit_status(self, tmp_path: Path, found: str, expected: int) -> None:
         assert status(tmp_path, *HELD, ended(found)) == expected
 
-    def test_a_job_that_failed_has_its_own_however_its_driver_ended(self, tmp_path: Path) -> None:
+    def test_a_failed_job_has_its_own_exit_status_however_its_driver_ended(self, tmp_path: Path) -> None:
         segfault = line("driver", phase="ended", pid=1, exit=-11)
         assert status(tmp_path, segfault, ended("not_proven", "job")) == 7
 
-    def test_what_failed_beside_the_job_is_no_failed_job(self, tmp_path: Path) -> None:
+    def test_a_failure_of_the_harness_is_not_a_failed_job(self, tmp_path: Path) -> None:
         refused = line("driver", phase="ended", pid=1, exit=7)
         assert status(tmp_path, refused, ended("not_proven", "harness")) == 1
 
-    def test_a_driver_that_was_killed_and_came_back_is_no_failed_job(self, tmp_path: Path) -> None:
+    def test_a_driver_that_was_killed_and_restarted_is_not_a_failed_job(self, tmp_path: Path) -> None:
         killed = line("driver", phase="ended", pid=1, exit=-9)
         assert status(tmp_path, killed, ended("not_proven")) == 1
 

@@ -42,7 +42,7 @@ class TestBarrierAlignment:
     def test_the_channel_that_comes_last_was_never_paused(self) -> None:
         assert play((RIGHT, SEVEN), (LEFT, SEVEN)) == [Pause(RIGHT), Close(SEVEN), Resume(frozenset({RIGHT}))]
 
-    def test_a_single_channel_closes_at_once(self) -> None:
+    def test_a_single_channel_closes_immediately(self) -> None:
         assert play((LEFT, SEVEN), (LEFT, EIGHT), channels=frozenset({LEFT})) == [Close(SEVEN), Close(EIGHT)]
 
 
@@ -63,7 +63,7 @@ class TestBrokenChannel:
         with pytest.raises(AssertionError, match="skipped"):
             play((LEFT, SEVEN), (RIGHT, barrier(7, committed=5)))
 
-    def test_a_barrier_that_comes_twice_stops_the_worker(self) -> None:
+    def test_a_repeated_barrier_stops_the_worker(self) -> None:
         with pytest.raises(AssertionError, match="twice"):
             play((LEFT, SEVEN), (LEFT, SEVEN))
         with pytest.raises(AssertionError, match="skipped"):
@@ -75,15 +75,15 @@ class TestBrokenChannel:
 
 
 class TestLastBarrier:
-    def test_it_is_the_last_if_all_say_so(self) -> None:
+    def test_a_barrier_is_the_last_if_every_channel_marks_it_as_last(self) -> None:
         last = barrier(7, last=True)
         assert play((LEFT, last), (RIGHT, last))[1] == Close(last)
 
     @pytest.mark.parametrize("order", [(LEFT, RIGHT), (RIGHT, LEFT)])
-    def test_a_sender_that_made_up_for_a_lost_trigger_does_not_stop_the_worker(
+    def test_a_sender_that_missed_the_last_trigger_does_not_stop_the_worker(
         self, order: tuple[ChannelId, ChannelId]
     ) -> None:
-        """Epoch 7 was to be the last and was given up; LEFT learnt of it only with the trigger of 8."""
+        """Epoch 7 was meant to be the last and was given up; LEFT closed it only with the trigger of 8."""
         said = {LEFT: barrier(7), RIGHT: barrier(7, last=True)}
         assert play(*((channel, said[channel]) for channel in order))[1] == Close(SEVEN)
 

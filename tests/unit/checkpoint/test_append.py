@@ -78,19 +78,19 @@ def in_flight(owner: str, job: Job, draft: Callable[[Job], Body]) -> InFlight:
 
 
 class TestNames:
-    """P6: a name given meanwhile hinders nobody."""
+    """P6: a name that another process gives does not block an append."""
 
     NAMED = record(4, 1, "somebody", SavepointNamed(Epoch(1), "v1"), EPOCH_OF_A)
     RUN = folded(CREATION, START_OF_A, EPOCH_OF_A)
 
-    def test_an_epoch_is_appended_behind_it(self) -> None:
+    def test_an_epoch_is_appended_after_the_name(self) -> None:
         after = fold(self.RUN, self.NAMED)
         _, (again,) = append(Quiet("a", after), completion, 0)
         state, effects = occupied(in_flight("a", self.RUN, completion), self.NAMED)
         assert effects == [again]
         assert isinstance(state, InFlight) and state.job == after
 
-    def test_a_start_is_made_behind_it(self) -> None:
+    def test_a_start_is_appended_after_the_name(self) -> None:
         state, (create,) = occupied(in_flight("b", self.RUN, start_of("b starts")), self.NAMED)
         assert isinstance(create, Create) and (create.record.seq, create.record.generation) == (5, 2)
         assert isinstance(state, InFlight)
@@ -107,7 +107,7 @@ class TestCreatingTheJob:
             [Appended(CREATION, folded(CREATION))],
         )
 
-    def test_a_driver_that_comes_second_takes_the_job_of_the_first(self) -> None:
+    def test_the_second_driver_adopts_the_job_of_the_first(self) -> None:
         state, _ = create_job(Quiet("b", None), CREATED, OTHER_UUID, 0)
         assert isinstance(state, InFlight)
         assert occupied(state, CREATION) == (
@@ -116,14 +116,14 @@ class TestCreatingTheJob:
         )
 
 
-class TestOneAppend:
+class TestAppend:
     def test_the_record_goes_to_the_next_number(self) -> None:
         state, effects = append(Quiet("a", RUN_BY_A), completion, 0)
         assert effects == [Create(EPOCH_OF_A)]
         assert state == InFlight("a", RUN_BY_A, EPOCH_OF_A, completion)
 
-    def test_it_is_done_when_its_number_is_read_and_holds_our_record(self) -> None:
-        """P4: the owner token tells."""
+    def test_the_append_is_done_when_its_number_holds_our_record(self) -> None:
+        """P4: the owner token identifies the record."""
         after = folded(CREATION, START_OF_A, EPOCH_OF_A)
         assert occupied(in_flight("a", RUN_BY_A, completion), EPOCH_OF_A) == (
             Quiet("a", after),
@@ -137,14 +137,14 @@ class TestOneAppend:
     def test_a_start_carries_the_next_generation(self) -> None:
         assert append(Quiet("b", RUN_BY_A), start_of("b starts"), 0)[1] == [Create(START_OF_B)]
 
-    def test_a_finished_job_takes_no_record(self) -> None:
+    def test_nothing_can_be_appended_to_a_finished_job(self) -> None:
         finished = folded(CREATION, START_OF_A, EPOCH_OF_A, record(4, 1, "a", Finished(Epoch(1)), EPOCH_OF_A))
         with pytest.raises(AssertionError):
             append(Quiet("b", finished), start_of("b starts"), 0)
 
 
 class TestConflict:
-    def test_a_start_is_made_anew_on_what_an_older_driver_appended_just_before(self) -> None:
+    def test_a_start_is_rebuilt_on_a_record_that_an_older_driver_appended_first(self) -> None:
         """P5: the base is the fold of everything before the start, folded again."""
         after = folded(CREATION, START_OF_A, EPOCH_OF_A)
         starting = start_of("b starts")
@@ -154,7 +154,7 @@ class TestConflict:
             [Create(anew)],
         )
 
-    def test_a_start_after_a_stop_is_made_anew_too(self) -> None:
+    def test_a_start_is_rebuilt_on_a_stop_that_was_appended_first(self) -> None:
         before = folded(CREATION, START_OF_A, EPOCH_OF_A)
         stop = record(4, 1, "a", Stopped(Epoch(1)), EPOCH_OF_A)
         state, effects = occupied(in_flight("b", before, start_of("b")), stop)
@@ -162,7 +162,7 @@ class TestConflict:
         assert effects == [Create(record(5, 2, "b", GenerationStarted(Epoch(102), Epoch(1), "here", "b"), stop))]
 
     def test_a_job_that_finished_just_before_is_not_started_again(self) -> None:
-        """P13: a start after `Finished` would make the log unreadable for good."""
+        """P13: a start after `Finished` would make the log permanently unreadable."""
         before = folded(CREATION, START_OF_A, EPOCH_OF_A)
         end = record(4, 1, "a", Finished(Epoch(1)), EPOCH_OF_A)
         after = fold(before, end)
@@ -171,14 +171,14 @@ class TestConflict:
             [Lost(after, Generation(2))],
         )
 
-    def test_of_two_that_start_at_once_the_second_loses(self) -> None:
+    def test_the_second_of_two_simultaneous_starts_loses(self) -> None:
         after = folded(CREATION, START_OF_A, START_OF_B)
         assert occupied(in_flight("c", RUN_BY_A, start_of("c starts")), START_OF_B) == (
             Overtaken("c", after, Generation(2)),
             [Lost(after, Generation(2))],
         )
 
-    def test_a_zombie_learns_from_its_next_append_that_it_was_overtaken(self) -> None:
+    def test_the_next_append_of_a_zombie_reports_that_it_was_overtaken(self) -> None:
         """P6"""
         after = folded(CREATION, START_OF_A, START_OF_B)
         assert occupied(in_flight("a", RUN_BY_A, completion), START_OF_B) == (
@@ -212,7 +212,7 @@ class Drivers:
         return reduce(fold, self.log, None)
 
     def enter(self) -> None:
-        """A driver comes up and reads the log as it stands."""
+        """A driver starts and reads the current log."""
         owner = f"driver-{len(self.drivers)}"
         driver = Driver(owner, Quiet(owner, None))
         job = self.job()
@@ -239,7 +239,7 @@ class Drivers:
                     driver.lost.append(effect)
 
     def write(self, driver: Driver, quiet: Quiet) -> None:
-        """The driver has something to say: mostly an epoch, sometimes a recovery, rarely its end."""
+        """The driver appends a record: mostly an epoch, sometimes a recovery, rarely its end."""
         self.numbers += 1
         number, kind, skipped = self.numbers, self.random.random(), self.random.randrange(EPOCHS_GIVEN_UP_MAX)
         draft: Callable[[Job], Body]
@@ -288,7 +288,7 @@ class Drivers:
             self.random.choice(choices)()
 
     def settle(self) -> None:
-        """Everything sent arrives, everybody hears, and whoever can still append tries to."""
+        """Every message arrives, and every driver that can still append tries to."""
         for _ in range(10_000):
             waiting = [d for d in self.drivers if d.requests or d.replies]
             if not waiting:
@@ -309,20 +309,20 @@ class Drivers:
 class TestSeveralDrivers:
     @settings(max_examples=300, deadline=None)
     @given(st.integers(0, 2**32), st.integers(10, 120))
-    def test_the_log_stays_one_history(self, seed: int, steps: int) -> None:
+    def test_several_drivers_write_one_history(self, seed: int, steps: int) -> None:
         """P2, P4, P5, P6. That each prefix of the log folds is checked at every append."""
         world = Drivers(seed)
         for _ in range(steps):
             world.step()
         world.settle()
-        for driver in world.drivers:  # the overtaken ones learn it at their next append
+        for driver in world.drivers:  # overtaken drivers are notified at their next append
             if isinstance(driver.state, Quiet) and driver.state.job is not None and driver.state.job.ended is None:
                 world.write(driver, driver.state)
         world.settle()
         job = world.job()
         assert job is not None
 
-        # A record is in the log once, and every driver knows of exactly its own.
+        # A record is in the log once, and every driver was notified of exactly its own.
         said = Counter(
             (r.owner, r.kind, getattr(r.body, "cause", None), getattr(r.body, "duration_ms", None))
             for r in world.log
@@ -333,14 +333,14 @@ class TestSeveralDrivers:
             own = [r for r in world.log if r.owner == driver.owner and not isinstance(r.body, JobCreated)]
             assert [r for r in driver.appended if not isinstance(r.body, JobCreated)] == own
 
-        # Whoever is not the owner of the newest generation was told so, once, or had ended the run before.
+        # Every driver but the owner of the newest generation was notified once, or had ended its run before.
         for driver in world.drivers:
             overtaken = isinstance(driver.state, Overtaken)
             assert overtaken == (len(driver.lost) == 1)
             ended = isinstance(driver.state, Quiet) and (driver.state.job is None or driver.state.job.ended is not None)
             assert driver.owner == job.owner or overtaken or ended
 
-        # Generations use numbers of their own.
+        # Generations use distinct numbers.
         for earlier, later in zip(job.starts, job.starts[1:], strict=False):
             used = [c.body.epoch for c in job.completed if c.generation == earlier.generation]
             assert max(used, default=earlier.first_epoch - 1) + EPOCHS_GIVEN_UP_MAX < later.first_epoch

@@ -1,4 +1,4 @@
-"""Digests of parts and epochs: how they add up, and what a manifest says of them."""
+"""Digests of parts and epochs: how they add up, and how a manifest stores them."""
 
 from __future__ import annotations
 
@@ -59,50 +59,50 @@ def manifest(
 
 
 class TestEpochsThatDidNotComplete:
-    def test_what_they_took_is_in_the_next_one_from_their_first_record_on(self) -> None:
+    def test_their_input_is_part_of_the_next_epoch_from_their_first_record_on(self) -> None:
         one, two = took(0, 3, known=RowDigest(3, 5, 6)), took(3, 7, known=RowDigest(4, 10, 3))
         assert joined([PartAudit((one,)), PartAudit((two,))]).sources == (took(0, 7, known=RowDigest(7, 15, 5)),)
 
-    def test_what_they_staged_stays_apart_part_by_part_in_order(self) -> None:
+    def test_their_staged_output_stays_in_separate_parts_in_order(self) -> None:
         parts = PartAudit(sinks=(gave(RowDigest(1, 1, 1)),)), PartAudit(sinks=(gave(RowDigest(2, 2, 2)),))
         assert joined(parts).sinks == (gave(RowDigest(1, 1, 1), RowDigest(2, 2, 2)),)
 
-    def test_operators_are_added_up(self) -> None:
+    def test_their_operator_counts_are_added_up(self) -> None:
         counts = [OperatorCount("f", "function", 5, 4, 1), OperatorCount("f", "function", 7, 7, 0)]
         assert joined(PartAudit(operators=(count,)) for count in counts).operators == (
             OperatorCount("f", "function", 12, 11, 1),
         )
 
-    def test_a_gap_between_them_stops_the_worker(self) -> None:
+    def test_a_gap_between_their_offsets_stops_the_worker(self) -> None:
         with pytest.raises(AssertionError, match="in neither"):
             joined([PartAudit((took(0, 3),)), PartAudit((took(4, 5),))])
 
 
 class TestManifest:
-    def test_totals_go_on_from_epoch_to_epoch(self) -> None:
+    def test_totals_accumulate_from_epoch_to_epoch(self) -> None:
         first = manifest_audit(NO_EPOCH, None, [PartAudit(sinks=(gave(RowDigest(2, 5, 6)),))])
         assert first is not None
         second = manifest_audit(Epoch(1), first, [PartAudit(sinks=(gave(RowDigest(3, 1, 1), RowDigest(1, 1, 2)),))])
         assert second is not None
         assert (second.totals, second.since) == ((SinkTotal("out", RowDigest(6, 7, 5)),), 0)
 
-    def test_after_checkpoints_without_digests_it_says_since_when_it_counts(self) -> None:
+    def test_totals_after_checkpoints_without_digests_name_the_epoch_they_start_from(self) -> None:
         made = manifest_audit(Epoch(9), None, [PartAudit()])
         assert made is not None and (made.totals, made.since) == ((), 9)
 
-    def test_one_worker_that_tells_nothing_makes_all_unknown(self) -> None:
+    def test_one_worker_without_digests_makes_the_epoch_unknown(self) -> None:
         assert manifest_audit(NO_EPOCH, None, [PartAudit(), None]) is None
 
-    def test_it_is_left_out_of_the_json_where_it_is_unknown(self) -> None:
+    def test_an_unknown_audit_is_left_out_of_the_json(self) -> None:
         unknown = manifest(3, 0, reported=False)
         assert "audit" not in json.loads(encode(unknown))
         assert decode(encode(unknown), REF).audited is None
 
-    def test_it_comes_back_as_it_was_also_with_the_largest_sums(self) -> None:
+    def test_an_audit_with_the_largest_sums_is_read_back_unchanged(self) -> None:
         known = manifest(3, 0, took(0, 1, known=RowDigest(1, (1 << 64) - 1, (1 << 64) - 1)))
         assert decode(encode(known), REF) == known
 
-    def test_the_ack_of_a_worker_is_where_it_comes_from(self) -> None:
+    def test_the_audit_comes_from_the_acks_of_workers(self) -> None:
         handles = [SnapshotHandle(Subtask(0), (0, 1), (), NO_EPOCH, ())]
         part = SubtaskPart(Subtask(0), (SourcePosition("s", 0, 3),), None, {}, (), audit=PartAudit((took(0, 3),)))
         made = follow(handles, (), (), {}, manifest(3, 0, reported=False), [part])
@@ -114,25 +114,25 @@ class TestChain:
         line = chain(manifests, [manifests[-1].epoch])[0]
         return line.verdict, line.reason
 
-    def test_an_epoch_that_begins_where_the_one_before_ended_is_proven(self) -> None:
+    def test_an_epoch_that_begins_where_its_predecessor_ended_is_proven(self) -> None:
         assert self.verdict(manifest(3, 0, took(0, 5)), manifest(7, 3, took(5, 9))) == ("proven", None)
 
-    def test_the_first_epoch_of_a_job_has_none_before_it(self) -> None:
+    def test_the_first_epoch_of_a_job_needs_no_predecessor(self) -> None:
         assert self.verdict(manifest(3, 0, took(0, 5))) == ("proven", None)
 
-    def test_records_that_were_left_out_differ(self) -> None:
+    def test_skipped_records_differ(self) -> None:
         verdict, reason = self.verdict(manifest(3, 0, took(0, 5)), manifest(7, 3, took(6, 9)))
         assert verdict == "differs" and "between offsets 5 and 6 were taken not at all" in str(reason)
 
-    def test_records_that_were_taken_again_differ(self) -> None:
+    def test_records_read_twice_differ(self) -> None:
         verdict, reason = self.verdict(manifest(3, 0, took(0, 5)), manifest(7, 3, took(2, 9)))
         assert verdict == "differs" and "between offsets 2 and 5 were taken again" in str(reason)
 
-    def test_records_beyond_where_reading_goes_on_differ(self) -> None:
+    def test_records_beyond_the_resume_offset_differ(self) -> None:
         verdict, reason = self.verdict(manifest(3, 0, took(0, 5), offset=4))
         assert verdict == "differs" and "reading resumes at 4" in str(reason)
 
-    def test_a_partition_that_two_workers_took_differs(self) -> None:
+    def test_a_partition_that_two_workers_read_differs(self) -> None:
         assert self.verdict(manifest(3, 0, took(0, 5), took(0, 5)))[0] == "differs"
 
     def test_an_epoch_whose_predecessor_is_not_kept_is_not_provable(self) -> None:
@@ -141,7 +141,7 @@ class TestChain:
     def test_an_epoch_without_digests_is_not_provable(self) -> None:
         assert self.verdict(manifest(7, 0, reported=False))[0] == "not provable"
 
-    def test_a_partition_that_is_forgotten_differs_where_it_is_missing_and_where_it_is_read_again(self) -> None:
+    def test_a_lost_partition_differs_where_it_is_missing_and_where_it_reappears(self) -> None:
         both = manifest(3, 0, took(0, 5), took(0, 8, partition=1))
         forgets = manifest(5, 3, took(5, 9))
         verdict, reason = self.verdict(both, forgets)
@@ -152,20 +152,20 @@ class TestChain:
             True,
         )
 
-    def test_a_partition_that_comes_anew_begins_with_its_first_record_which_may_not_be_known(self) -> None:
+    def test_a_new_partition_with_an_unknown_first_record_is_not_provable(self) -> None:
         before = manifest(3, 0, took(0, 5))
         assert self.verdict(before, manifest(5, 3, took(5, 9), took(0, 2, partition=1))) == ("proven", None)
         for first in (before, manifest(5, 3, took(5, 9), took(7, 7, partition=1))), (manifest(3, 0, took(7, 9)),):
             verdict, reason = self.verdict(*first)
             assert (verdict, "begins at offset 7" in str(reason)) == ("not provable", True)
 
-    def test_a_partition_that_nobody_took_is_not_provable(self) -> None:
+    def test_a_partition_without_digests_is_not_provable(self) -> None:
         silent = msgspec.structs.replace(
             manifest(5, 3, took(5, 9)), positions=(SourcePosition("s", 0, 9), SourcePosition("s", 1, 4))
         )
         assert self.verdict(manifest(3, 0, took(0, 5)), silent)[0] == "not provable"
 
-    def test_what_differs_is_told_before_what_is_not_provable(self) -> None:
+    def test_a_difference_is_reported_before_what_is_not_provable(self) -> None:
         verdict, _ = self.verdict(
             manifest(3, 0, took(0, 5, partition=1)), manifest(5, 3, took(7, 9), took(6, 9, partition=1))
         )
@@ -173,14 +173,14 @@ class TestChain:
 
 
 class TestBalance:
-    def test_rows_are_given_dropped_late_or_dead(self) -> None:
+    def test_rows_out_dropped_late_and_dead_balance_rows_in(self) -> None:
         assert balance(OperatorCount("f", "function", 10, 5, 2, 1, 2)) == 0
         assert balance(OperatorCount("f", "function", 10, 5, 2)) == 3
 
-    def test_a_filter_need_not_give_what_it_takes(self) -> None:
+    def test_a_filter_has_no_balance(self) -> None:
         assert balance(OperatorCount("f", "filter", 10, 5)) is None
 
-    def test_a_table_takes_all_that_came_by_its_edge(self) -> None:
+    def test_a_table_takes_all_rows_of_its_edge(self) -> None:
         edge = {"edge 0": OperatorCount("edge 0", "edge", 11, 11)}
         assert balance(OperatorCount("t", "keyed", 10, 5, after="edge 0"), edge) == 1
 
@@ -189,7 +189,7 @@ class TestBalance:
         (line,) = balances(msgspec.structs.replace(manifest(3, 0), audit=lost))
         assert (line.verdict, line.reason) == ("differs", "1 rows of 10 are not accounted for")
 
-    def test_records_that_were_taken_and_did_not_come_in_differ(self) -> None:
+    def test_records_that_were_read_but_did_not_enter_the_source_operator_differ(self) -> None:
         lost = Audit((took(0, 5),), (), (OperatorCount("s", "source", 4, 4),), (), NO_EPOCH)
         (line,) = balances(msgspec.structs.replace(manifest(3, 0), audit=lost))
         assert (line.verdict, line.reason) == ("differs", "5 records were taken, 4 came in")

@@ -22,18 +22,18 @@ def handle(*segments: SegmentRef, base: int = 0, size: int = 0) -> SnapshotHandl
 LIMITS = Thresholds(bytes_max=100, segments_max=4)
 
 
-class TestWhatIsMerged:
-    def test_little_is_left_alone(self) -> None:
+class TestMergeDue:
+    def test_few_bytes_are_not_merged(self) -> None:
         assert due(handle(segment(2), segment(3), base=1), Epoch(3), LIMITS) is None
 
-    def test_many_bytes_make_a_base_of_everything(self) -> None:
+    def test_many_bytes_are_merged_into_a_base(self) -> None:
         grown = handle(segment(2, 60), segment(3, 60), base=1, size=50)
         assert due(grown, Epoch(3), LIMITS) == Merge(Epoch(3), NO_EPOCH, pieces(grown))
 
-    def test_a_large_base_waits_for_half_its_size(self) -> None:
+    def test_a_large_base_is_merged_after_half_its_size_in_changes(self) -> None:
         assert due(handle(segment(2, 60), segment(3, 60), base=1, size=1_000), Epoch(3), LIMITS) is None
 
-    def test_many_small_segments_become_one_and_the_base_stays(self) -> None:
+    def test_many_small_segments_are_merged_without_the_base(self) -> None:
         grown = handle(segment(2, 60), segment(3, 5), segment(4, 5), segment(5, 5), base=1, size=1_000)
         assert due(grown, Epoch(5), LIMITS) == Merge(Epoch(5), Epoch(2), grown.segments[1:])
 
@@ -53,14 +53,14 @@ class TestAdvancing:
             handle(segment(4), segment(5)), base=(base.object,), base_epoch=Epoch(3)
         )
 
-    def test_a_merged_segment_replaces_what_it_was_made_of(self) -> None:
+    def test_a_merged_segment_replaces_its_inputs(self) -> None:
         merged = SegmentRef(Epoch(4), Epoch(2), ObjectRef("merged/4", 5, "0" * 64))
         before = handle(segment(2), segment(3), segment(4), segment(5), base=1, size=9)
         assert advanced(before, None, merged) == handle(segment(2), merged, segment(5), base=1, size=9)
 
     @settings(deadline=None)
     @given(st.lists(st.integers(0, 200), max_size=300))
-    def test_a_handle_stays_short_and_a_base_is_paid_for(self, sizes: list[int]) -> None:
+    def test_a_handle_stays_short_and_merged_bytes_stay_proportional_to_changes(self, sizes: list[int]) -> None:
         now, written, changed = handle(), 0, 0
         for epoch, size in enumerate(sizes, 1):
             now = advanced(now, segment(epoch, size), None)

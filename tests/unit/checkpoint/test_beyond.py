@@ -1,4 +1,4 @@
-"""What storage holds beyond the end of a job log, and what is no proof of anything."""
+"""Objects beyond the end of a job log: those that prove a truncated log, and those that prove nothing."""
 
 from __future__ import annotations
 
@@ -47,35 +47,35 @@ def paths(job: Job | None, *listed: str, live: LastWord | None = None) -> list[s
     return [each.path for each in beyond(job, listed, live)]
 
 
-class TestALogThatIsWhole:
-    def test_has_nothing_beyond_it(self) -> None:
+class TestCompleteLog:
+    def test_has_no_objects_beyond_it(self) -> None:
         assert beyond(folded(*RECORDS), STORED, LIVE) == []
 
-    def test_may_lack_the_manifest_that_its_driver_did_not_live_to_append(self) -> None:
+    def test_may_lack_a_manifest_whose_driver_ended_before_the_append(self) -> None:
         assert beyond(folded(*RECORDS), (*STORED, manifest(2, 105)), LIVE) == []
 
     def test_may_have_manifests_left_by_older_drivers(self) -> None:
         """A recovery gave the epochs up that were being decided."""
         assert beyond(folded(*RECORDS), (*STORED, manifest(1, 3), manifest(1, 4, "zombie")), LIVE) == []
 
-    def test_may_have_files_of_others_beside_it(self) -> None:
+    def test_may_have_foreign_files_beside_it(self) -> None:
         assert beyond(folded(*RECORDS), (*STORED, "manifests/readme.txt", "manifests/9/1.json"), LIVE) == []
 
-    def test_may_be_ahead_of_what_was_said_last(self) -> None:
+    def test_may_be_ahead_of_the_last_status(self) -> None:
         for live in (None, LastWord(Generation(2), Epoch(103)), LastWord(Generation(1), Epoch(300))):
             assert beyond(folded(*RECORDS), STORED, live) == []
 
-    def test_a_job_that_never_was_has_none(self) -> None:
+    def test_a_job_that_never_existed_has_no_objects_beyond_its_log(self) -> None:
         assert beyond(None, (), None) == []
 
 
-class TestALogThatWasCutShort:
+class TestTruncatedLog:
     @pytest.mark.parametrize("kept", [1, 2, 3, 4])
     def test_lacks_a_generation_that_stored_objects(self, kept: int) -> None:
         found = beyond(folded(*RECORDS[:kept]), STORED, None)
         assert "manifests/00000002/" in [each.path for each in found]
 
-    def test_is_named_with_how_much_lies_beyond_it(self) -> None:
+    def test_is_reported_with_the_number_of_objects_beyond_it(self) -> None:
         assert beyond(folded(*RECORDS[:4]), STORED, None) == [
             Beyond("manifests/00000002/", "manifests/00000002/ has 2 objects; the log ends at generation 1")
         ]
@@ -84,20 +84,20 @@ class TestALogThatWasCutShort:
         """A driver decides one epoch at a time."""
         assert paths(folded(*RECORDS[:5]), *STORED) == [manifest(2, 103), manifest(2, 104)]
 
-    def test_lacks_one_epoch_that_its_driver_has_spoken_of(self) -> None:
+    def test_lacks_an_epoch_that_the_last_status_names(self) -> None:
         assert paths(folded(*RECORDS[:6]), *STORED) == []
         assert paths(folded(*RECORDS[:6]), *STORED, live=LIVE) == ["live.json"]
 
-    def test_lacks_a_generation_that_its_driver_has_spoken_of(self) -> None:
+    def test_lacks_a_generation_that_the_last_status_names(self) -> None:
         assert paths(folded(*RECORDS[:4]), live=LastWord(Generation(2), Epoch(2))) == ["live.json"]
 
-    def test_and_went_on_has_manifests_of_another_driver_in_its_generation(self) -> None:
+    def test_that_was_continued_has_manifests_of_another_driver_in_its_generation(self) -> None:
         other = manifest(2, 103, "another")
         assert paths(folded(*RECORDS), *STORED, other) == [other]
 
-    def test_has_not_a_single_record(self) -> None:
+    def test_may_have_no_record_at_all(self) -> None:
         assert paths(None, *STORED, live=LIVE) == ["manifests/00000001/", "manifests/00000002/", "live.json"]
 
-    def test_is_seen_in_objects_of_every_kind(self) -> None:
+    def test_is_detected_from_objects_of_every_kind(self) -> None:
         segment = "segments/00000003/000000000205/w1.segment"
         assert paths(folded(*RECORDS), *STORED, segment) == ["segments/00000003/"]

@@ -80,15 +80,15 @@ def catalogue_of(*manifests: Manifest) -> Catalogue:
 class TestRetention:
     RULE = Retention(checkpoints=2, age_us=100)
 
-    def test_the_newest_are_kept_whatever_their_age(self) -> None:
+    def test_the_newest_checkpoints_are_kept_at_any_age(self) -> None:
         assert expirable(job(1, 2), self.RULE, now_us=10_000) == NO_EPOCH
 
-    def test_younger_ones_are_kept_whatever_their_number(self) -> None:
+    def test_recent_checkpoints_are_kept_in_any_number(self) -> None:
         life = aged(*(completed(epoch, at=epoch * 10) for epoch in range(1, 9)))
         assert expirable(life, self.RULE, now_us=100) == NO_EPOCH
         assert expirable(life, self.RULE, now_us=135) == 3
 
-    def test_a_clock_that_went_back_keeps_more(self) -> None:
+    def test_a_clock_set_back_keeps_more_checkpoints(self) -> None:
         life = aged(*(completed(epoch, at=epoch * 10) for epoch in range(1, 9)))
         assert expirable(life, self.RULE, now_us=-5_000) == NO_EPOCH
 
@@ -97,7 +97,7 @@ class TestRetention:
         assert expirable(life, Retention(50, 0), now_us=1_000) == 50
         assert expirable(life, Retention(97, 0), now_us=1_000) == NO_EPOCH
 
-    def test_savepoints_neither_expire_nor_count(self) -> None:
+    def test_savepoints_do_not_expire_and_do_not_count(self) -> None:
         life = [completed(epoch) for epoch in range(1, 7)]
         assert expirable(aged(*life), self.RULE, now_us=1_000) == 4
         assert expirable(aged(*life, named=(5, 6)), self.RULE, now_us=1_000) == 2
@@ -105,7 +105,7 @@ class TestRetention:
         assert expirable(aged(*life, named=(1, 2, 4)), self.RULE, now_us=1_000) == 3
 
     @given(st.integers(1, 12), st.frozensets(st.integers(1, 12)), st.integers(1, 4))
-    def test_what_the_planner_gives_up_is_never_a_savepoint_nor_the_newest(
+    def test_the_planner_never_expires_a_savepoint_or_the_newest_checkpoint(
         self, count: int, named: frozenset[int], kept: int
     ) -> None:
         """P16: planner and fold together."""
@@ -120,19 +120,19 @@ class TestRetention:
         assert gone and not gone & named
         assert len([each for each in after.completed if each.body.epoch not in named]) == kept
 
-    def test_the_log_begins_anew_when_that_is_paid_for(self) -> None:
+    def test_a_log_start_is_due_when_the_log_has_grown_enough(self) -> None:
         rule = Retention(2, 0, log_records=10)
         assert not log_is_long(job(5, 6, next_seq=20, log_start=10, expired_through=4), rule)
         assert log_is_long(job(5, 6, next_seq=21, log_start=10, expired_through=4), rule)
 
 
 class TestCatalogue:
-    def test_what_only_expired_checkpoints_name_goes(self) -> None:
+    def test_objects_named_only_by_expired_checkpoints_are_deleted(self) -> None:
         found = catalogue_of(manifest(1, "segments/a"), manifest(2, "segments/a", "segments/b"), manifest(3, "base/c"))
         assert found.expire(job(3)) == [manifest_ref(1).path, manifest_ref(2).path, "segments/a", "segments/b"]
         assert found.expire(job(3)) == []
 
-    def test_uploads_in_flight_stay(self) -> None:
+    def test_uploads_in_flight_are_kept(self) -> None:
         """P16"""
         found, at = catalogue_of(manifest(5)), job(5)
         flying = [
@@ -143,7 +143,7 @@ class TestCatalogue:
         assert found.garbage(at, flying) == []
         assert found.orphans(flying) == flying
 
-    def test_left_overs_of_decided_epochs_go(self) -> None:
+    def test_leftover_objects_of_decided_epochs_are_deleted(self) -> None:
         left = [
             "segments/00000003/000000000004/w1.segment",
             "staged/00000002/000000000999/w1-out.arrow",
@@ -152,12 +152,12 @@ class TestCatalogue:
         ]
         assert catalogue_of(manifest(5)).garbage(job(5), left) == left
 
-    def test_what_is_not_ours_stays(self) -> None:
+    def test_foreign_files_are_kept(self) -> None:
         assert catalogue_of(manifest(5)).garbage(job(5), ["segments/readme.txt", "staged/1/2/x"]) == []
 
     @settings(deadline=None)
     @given(st.lists(st.frozensets(st.integers(1, 12), max_size=6), min_size=1, max_size=10), st.data())
-    def test_nothing_that_a_retained_checkpoint_names_is_ever_taken(
+    def test_objects_of_retained_checkpoints_are_never_deleted(
         self, named: list[frozenset[int]], data: st.DataObject
     ) -> None:
         everything = [f"segments/00000003/{number:012d}/w.segment" for number in range(1, 13)]
@@ -166,7 +166,7 @@ class TestCatalogue:
         left = set(everything)
         retained = [each.epoch for each in life]
         while len(retained) > 1:
-            # Any may go, as long as the newest stays: savepoints outlive what lies around them.
+            # Any checkpoint but the newest may expire: savepoints are kept longer than their neighbours.
             gone = data.draw(st.sets(st.sampled_from(retained[:-1]), min_size=1))
             retained = [epoch for epoch in retained if epoch not in gone]
             now = job(*retained)

@@ -53,13 +53,13 @@ def deciding() -> Deciding:
 
 
 class TestTrigger:
-    def test_the_barrier_says_what_is_committed(self) -> None:
+    def test_the_barrier_names_the_committed_epoch(self) -> None:
         """P9"""
         state, effects = trigger(idle(), 5.0, last=False)
         assert state == Collecting(2, barrier(108), 0, 5.0, {})
         assert effects == [Trigger(barrier(108))]
 
-    def test_the_last_barrier_says_so(self) -> None:
+    def test_the_last_barrier_is_marked_as_last(self) -> None:
         assert trigger(idle(), 5.0, last=True)[1] == [Trigger(barrier(108, last=True))]
 
     def test_the_epoch_after_a_completed_one_builds_on_it(self) -> None:
@@ -67,18 +67,18 @@ class TestTrigger:
         assert isinstance(state, Idle)
         assert trigger(state, 6.0, last=False)[1] == [Trigger(barrier(109, committed=108))]
 
-    def test_the_epoch_after_one_given_up_still_builds_on_the_one_before(self) -> None:
-        """P8: that is how workers learn to merge the other forward."""
+    def test_the_epoch_after_one_given_up_builds_on_the_last_completed_epoch(self) -> None:
+        """P8: from this, workers know that they must merge the other epoch forward."""
         state, _ = deadline_passed(collecting())
         assert isinstance(state, Idle)
         assert trigger(state, 6.0, last=False)[1] == [Trigger(barrier(109, committed=BASE))]
 
 
 class TestAcks:
-    def test_one_is_not_enough(self) -> None:
+    def test_one_ack_is_not_enough(self) -> None:
         assert acked(collecting(), FIRST, part(1)) == (Collecting(2, barrier(108), 0, 5.0, {Subtask(1): part(1)}), [])
 
-    def test_with_all_of_them_the_epoch_is_decided(self) -> None:
+    def test_the_epoch_is_decided_when_every_subtask_has_acked(self) -> None:
         state, _ = acked(collecting(), FIRST, part(1))
         parts = {Subtask(0): part(0), Subtask(1): part(1)}
         assert acked(state, FIRST, part(0)) == (
@@ -86,19 +86,19 @@ class TestAcks:
             [Decide(barrier(108), 5.0, (part(0), part(1)))],
         )
 
-    def test_a_repeated_one_changes_nothing(self) -> None:
+    def test_a_repeated_ack_changes_nothing(self) -> None:
         state, _ = acked(collecting(), FIRST, part(0))
         assert acked(state, FIRST, part(0, offset=9)) == (state, [])
 
-    def test_one_for_another_epoch_changes_nothing(self) -> None:
+    def test_an_ack_for_another_epoch_changes_nothing(self) -> None:
         assert acked(collecting(), Epoch(107), part(0)) == (collecting(), [])
         assert acked(collecting(), Epoch(109), part(0)) == (collecting(), [])
 
-    def test_one_that_comes_when_no_epoch_is_open_changes_nothing(self) -> None:
+    def test_an_ack_while_no_epoch_is_open_changes_nothing(self) -> None:
         assert acked(idle(), FIRST, part(0)) == (idle(), [])
         assert acked(deciding(), FIRST, part(0)) == (deciding(), [])
 
-    def test_one_of_a_subtask_that_does_not_exist_stops_the_driver(self) -> None:
+    def test_an_ack_of_an_unknown_subtask_stops_the_driver(self) -> None:
         with pytest.raises(AssertionError, match="subtask 2 does not belong to this generation"):
             acked(collecting(), FIRST, part(2))
 
@@ -112,14 +112,14 @@ class TestDeadline:
         """P4"""
         assert deadline_passed(deciding()) == (deciding(), [])
 
-    def test_nothing_is_given_up_when_none_is_open(self) -> None:
+    def test_the_deadline_changes_nothing_when_no_epoch_is_open(self) -> None:
         assert deadline_passed(idle()) == (idle(), [])
 
 
 class TestGivingUpInARow:
     """P2: the numbers of a generation end before those of the next begin."""
 
-    def test_after_the_last_number_the_generation_must_recover(self) -> None:
+    def test_a_generation_recovers_after_its_last_epoch_number(self) -> None:
         state: Coordinator = idle()
         triggered = []
         for _ in range(EPOCHS_GIVEN_UP_MAX):
@@ -131,6 +131,6 @@ class TestGivingUpInARow:
         assert [e.barrier.epoch for e in triggered if isinstance(e, Trigger)] == list(range(108, 208))
         assert trigger(state, 0.0, last=False) == (state, [MustRecover(EPOCHS_GIVEN_UP_MAX)])
 
-    def test_a_completed_epoch_starts_the_count_again(self) -> None:
+    def test_a_completed_epoch_resets_the_count(self) -> None:
         state, effects = appended(deciding())
         assert (state, effects) == (Idle(2, FIRST, Epoch(109), 0), [Announce(FIRST)])

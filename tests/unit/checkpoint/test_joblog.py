@@ -75,7 +75,7 @@ class TestFold:
         assert folded(*RUNNING).base_epoch == 1
         assert folded(*RUNNING, completed(4, 1, 4, 1)).base_epoch == 4
 
-    def test_a_missing_record_is_damage_and_not_an_end(self) -> None:
+    def test_a_missing_record_is_damage_and_not_the_end(self) -> None:
         with pytest.raises(Damaged, match=r"record log/0+5\.json where log/0+4\.json was expected"):
             folded(*RUNNING, completed(5, 1, 2, 1))
 
@@ -89,7 +89,7 @@ class TestFold:
         with pytest.raises(Damaged, match="creates the job a second time"):
             folded(*RUNNING, record(4, 1, JobCreated("hot", 128)))
 
-    def test_the_timeline_stays_what_it_was(self) -> None:
+    def test_a_record_of_another_timeline_is_damage(self) -> None:
         other = msgspec.structs.replace(completed(4, 1, 2, 1), timeline=Timeline(2))
         with pytest.raises(Damaged, match="belongs to timeline 2, not 1"):
             folded(*RUNNING, other)
@@ -108,7 +108,7 @@ class TestChain:
     OURS = chained(*RUNNING, completed(4, 1, 2, 1), record(5, 1, SavepointNamed(Epoch(2), "v1"), owner="somebody"))
     THEIRS = chained(*RUNNING[:2], completed(3, 1, 1, 0, owner="a"), completed(4, 1, 3, 1), completed(5, 1, 4, 3))
 
-    def test_the_fold_knows_the_newest_record_by_its_hash(self) -> None:
+    def test_the_fold_holds_the_hash_of_the_newest_record(self) -> None:
         for count in range(1, len(self.OURS) + 1):
             assert folded(*self.OURS[:count]).head == self.OURS[count - 1].hash
 
@@ -118,21 +118,21 @@ class TestChain:
         with pytest.raises(Damaged, match=r"log/0+5\.json does not continue log/0+4\.json: one of the two belongs to"):
             folded(*swapped)
 
-    def test_a_record_that_takes_the_place_of_one_in_the_middle_is_found_by_the_next(self) -> None:
+    def test_a_replaced_record_is_detected_by_its_successor(self) -> None:
         middle = msgspec.structs.replace(self.OURS[2], at=7)
         with pytest.raises(Damaged, match=r"log/0+4\.json does not continue log/0+3\.json"):
             folded(*self.OURS[:2], middle, self.OURS[3])
 
-    def test_a_name_that_somebody_gave_is_a_link_as_any_other(self) -> None:
+    def test_a_name_given_by_another_process_is_part_of_the_chain(self) -> None:
         last = msgspec.structs.replace(completed(6, 1, 4, 2), prev=self.OURS[3].hash)
         with pytest.raises(Damaged, match=r"log/0+6\.json does not continue log/0+5\.json"):
             folded(*self.OURS, last)
 
-    def test_the_first_record_follows_nothing(self) -> None:
+    def test_the_first_record_has_no_predecessor(self) -> None:
         with pytest.raises(Damaged, match=r"log/0+1\.json names a previous record"):
             folded(msgspec.structs.replace(created(), prev="0" * 16))
 
-    def test_a_log_that_begins_anew_continues_the_chain(self) -> None:
+    def test_a_log_start_continues_the_chain(self) -> None:
         begin = msgspec.structs.replace(record(6, 1, LogStart(folded(*self.OURS))), prev=self.OURS[-1].hash)
         after = msgspec.structs.replace(completed(7, 1, 4, 2), prev=begin.hash)
         stored = decode(encode(begin), begin.path)
@@ -154,31 +154,31 @@ def unchained(each: Record) -> Record:
 
 
 class TestRecentEpochs:
-    """P14: local state that a kill left stands at an epoch that may have expired since."""
+    """P14: local state left by a kill is at an epoch that may have expired since."""
 
     def manifests(self, job: Job) -> list[int]:
         assert all(cut.manifest == MANIFEST.sha256 for cut in job.recent)
         return [cut.epoch for cut in job.recent]
 
-    def test_are_known_by_content_also_when_they_have_expired(self) -> None:
+    def test_are_identified_by_content_even_after_they_expired(self) -> None:
         before = folded(*RUNNING, completed(4, 1, 2, 1), completed(5, 1, 3, 2), record(6, 1, Expired(Epoch(2))))
         assert self.manifests(before) == [1, 2, 3]
         begin = record(7, 1, LogStart(before))
         assert self.manifests(folded(decode(encode(begin), begin.path), completed(8, 1, 4, 3))) == [1, 2, 3, 4]
 
-    def test_are_the_newest_alone(self) -> None:
+    def test_are_limited_to_the_newest(self) -> None:
         job = folded(*RUNNING)
         for epoch in range(2, RECENT_KEPT + 3):
             job = fold(job, completed(job.next_seq, 1, epoch, epoch - 1))
         assert self.manifests(job) == list(range(3, RECENT_KEPT + 3))
 
-    def test_that_a_rewind_left_behind_are_none(self) -> None:
+    def test_do_not_include_abandoned_epochs(self) -> None:
         job = folded(*RUNNING, completed(4, 1, 2, 1), completed(5, 1, 3, 2))
         body = Rewound(Epoch(2), next_first_epoch(job), "here", "rewound")
         rewound = Record(6, UUID, Generation(2), Timeline(2), "b", 0, body)
         assert self.manifests(fold(job, rewound)) == [1, 2]
 
-    def test_are_unknown_behind_a_log_start_of_an_older_version(self) -> None:
+    def test_are_unknown_after_a_log_start_of_an_older_version(self) -> None:
         older = msgspec.structs.replace(record(4, 1, LogStart(replace(folded(*RUNNING), recent=()))), v=2)
         assert folded(*RUNNING, older).recent != () == folded(older).recent
 
@@ -186,7 +186,7 @@ class TestRecentEpochs:
 class TestWhoMayAppend:
     """P6: after its start, a driver's own records only."""
 
-    def test_nothing_but_a_start_comes_before_the_first_generation(self) -> None:
+    def test_only_a_start_can_follow_the_creation(self) -> None:
         with pytest.raises(Damaged, match="belongs to generation 1, not 0"):
             folded(created(), completed(2, 1, 1, 0))
 
@@ -198,7 +198,7 @@ class TestWhoMayAppend:
         with pytest.raises(Damaged, match="belongs to generation 1"):
             folded(*RUNNING, completed(4, 1, 2, 1, owner="b"))
 
-    def test_a_generation_follows_the_one_before(self) -> None:
+    def test_generations_have_no_gaps(self) -> None:
         with pytest.raises(Damaged, match="generation 3 cannot follow 1"):
             folded(*RUNNING, started(4, 3, 102, 1))
 
@@ -213,8 +213,8 @@ class TestWhoMayAppend:
         assert [(start.generation, start.base_epoch) for start in job.starts] == [(1, 0), (2, 1)]
 
 
-class TestEnd:
-    def test_a_stopped_job_may_be_started_again(self) -> None:
+class TestEndOfARun:
+    def test_a_stopped_job_can_be_started_again(self) -> None:
         stopped = (*RUNNING, record(4, 1, Stopped(Epoch(1))))
         assert folded(*stopped).ended == Stopped(Epoch(1))
         assert not folded(*stopped).finished
@@ -229,7 +229,7 @@ class TestEnd:
             folded(*finished, started(5, 2, 102, 1))
 
     @pytest.mark.parametrize("body", [Stopped(Epoch(1)), Finished(Epoch(1))])
-    def test_nothing_of_the_run_follows_its_end(self, body: Stopped | Finished) -> None:
+    def test_no_record_of_a_run_follows_its_end(self, body: Stopped | Finished) -> None:
         with pytest.raises(Damaged, match="follows the end of the run"):
             folded(*RUNNING, record(4, 1, body), completed(5, 1, 2, 1))
 
@@ -239,7 +239,7 @@ class TestEnd:
 
 
 class TestSavepoints:
-    """P6: anybody may name a completed checkpoint, at any time."""
+    """P6: any process may name a completed checkpoint, at any time."""
 
     def named(self, seq: int, epoch: int = 1, name: str = "v1", generation: int = 1) -> Record:
         return record(seq, generation, SavepointNamed(Epoch(epoch), name), owner="somebody")
@@ -250,7 +250,7 @@ class TestSavepoints:
         job = folded(*RUNNING, record(4, 1, body))
         assert (job.savepoints, job.names_of(Epoch(2))) == ((Savepoint("v1", Epoch(2)),), ("v1",))
 
-    def test_one_without_a_name_is_written_as_before_there_were_names(self) -> None:
+    def test_a_checkpoint_without_a_name_is_written_without_the_field(self) -> None:
         assert b"savepoint" not in encode(completed(3, 1, 1, 0))
 
     def test_new_partitions_are_in_the_record_of_their_checkpoint(self) -> None:
@@ -260,25 +260,25 @@ class TestSavepoints:
         found = record(4, 1, body)
         assert decode(encode(found), found.path).body == body
 
-    def test_somebody_who_does_not_own_the_job_may_name_a_checkpoint_and_the_run_goes_on(self) -> None:
+    def test_another_process_may_name_a_checkpoint_while_the_run_continues(self) -> None:
         job = folded(*RUNNING, self.named(4), completed(5, 1, 2, 1))
         assert (job.savepoint("v1"), job.base_epoch) == (Savepoint("v1", Epoch(1)), 2)
 
     @pytest.mark.parametrize("body", [Stopped(Epoch(1)), Finished(Epoch(1))])
-    def test_it_may_be_named_after_the_end_of_the_run(self, body: Stopped | Finished) -> None:
+    def test_a_checkpoint_may_be_named_after_the_end_of_the_run(self, body: Stopped | Finished) -> None:
         job = folded(*RUNNING, record(4, 1, body), self.named(5), self.named(6, name="v2"))
         assert (job.ended, job.names_of(Epoch(1))) == (body, ("v1", "v2"))
 
-    def test_a_stopped_job_with_a_name_starts_again(self) -> None:
+    def test_a_stopped_job_with_a_savepoint_can_be_started_again(self) -> None:
         stopped = (*RUNNING, record(4, 1, Stopped(Epoch(1))), self.named(5))
         assert folded(*stopped, started(6, 2, 102, 1)).savepoints == (Savepoint("v1", Epoch(1)),)
 
-    def test_a_name_is_given_once(self) -> None:
+    def test_a_name_can_be_given_only_once(self) -> None:
         with pytest.raises(Damaged, match="gives the name 'v1' a second time"):
             folded(*RUNNING, self.named(4), self.named(5))
 
     @pytest.mark.parametrize(("epoch", "generation"), [(2, 1), (0, 1), (1, 2)])
-    def test_only_what_is_completed_can_be_named(self, epoch: int, generation: int) -> None:
+    def test_only_a_completed_checkpoint_can_be_named(self, epoch: int, generation: int) -> None:
         with pytest.raises(Damaged, match="which is not completed"):
             folded(*RUNNING, self.named(4, epoch, generation=generation))
 
@@ -286,14 +286,14 @@ class TestSavepoints:
 class TestEpochNumbers:
     """P2: a number is used once, although triggers are not logged."""
 
-    def test_the_first_generation_begins_at_one(self) -> None:
+    def test_the_first_generation_starts_at_epoch_one(self) -> None:
         assert next_first_epoch(folded(created())) == 1
 
-    def test_a_later_one_begins_above_all_that_can_have_been_given_up(self) -> None:
+    def test_a_later_generation_starts_above_every_number_possibly_given_up(self) -> None:
         assert next_first_epoch(folded(*RUNNING[:2])) == 1 + EPOCHS_GIVEN_UP_MAX
         assert next_first_epoch(folded(*RUNNING)) == 2 + EPOCHS_GIVEN_UP_MAX
 
-    def test_generations_that_complete_nothing_still_get_numbers_of_their_own(self) -> None:
+    def test_generations_without_a_completed_epoch_have_their_own_numbers(self) -> None:
         job = folded(created(), started(2, 1, 1), started(3, 2, 101), started(4, 3, 201))
         assert next_first_epoch(job) == 301
 
@@ -302,21 +302,21 @@ class TestEpochNumbers:
             folded(*RUNNING, started(4, 2, 101, 1))
 
     @pytest.mark.parametrize("epoch", [1, 0, 102])
-    def test_an_epoch_is_new_and_within_reach(self, epoch: int) -> None:
+    def test_an_epoch_number_is_new_and_within_the_limit(self, epoch: int) -> None:
         with pytest.raises(Damaged, match=f"epoch {epoch} cannot follow 1"):
             folded(*RUNNING, completed(4, 1, epoch, 1))
 
-    def test_epochs_given_up_leave_gaps(self) -> None:
+    def test_epochs_that_were_given_up_leave_gaps(self) -> None:
         assert folded(*RUNNING, completed(4, 1, 1 + EPOCHS_GIVEN_UP_MAX, 1)).base_epoch == 101
 
-    def test_an_epoch_names_the_completed_one_before_it(self) -> None:
+    def test_an_epoch_names_the_completed_epoch_it_follows(self) -> None:
         """P8: its changes are changes to that one."""
         with pytest.raises(Damaged, match="cannot follow 1"):
             folded(*RUNNING, completed(4, 1, 3, follows=2))
 
     @given(st.lists(st.one_of(st.just("start"), st.integers(1, EPOCHS_GIVEN_UP_MAX + 1)), max_size=12))
     def test_generations_never_share_a_number(self, moves: list[str | int]) -> None:
-        """A number stands for an epoch completed so many numbers after what the generation may use next."""
+        """A number means an epoch completed that many numbers after the next one of the generation."""
         job = folded(created(), started(2, 1, 1))
         reach = EPOCHS_GIVEN_UP_MAX  # highest number that may have been triggered so far
         for move in moves:
@@ -336,30 +336,30 @@ class TestBytes:
         "each",
         [*RUNNING, *(record(4, 1, b) for b in (SavepointNamed(Epoch(1), "v1"), Stopped(Epoch(1)), Finished(Epoch(1))))],
     )
-    def test_every_kind_is_read_back(self, each: Record) -> None:
+    def test_every_kind_of_record_is_read_back(self, each: Record) -> None:
         assert decode(encode(each), "log/1.json") == each
 
     @pytest.mark.parametrize("data", [b"", b"{", b"null", b'{"v":1}', encode(created())[:-1], b'{"v":1,"seq":"one"}'])
-    def test_anything_else_is_damage_that_is_named(self, data: bytes) -> None:
+    def test_unreadable_bytes_are_damage_that_names_the_file(self, data: bytes) -> None:
         with pytest.raises(Damaged, match=r"log/7\.json cannot be read"):
             decode(data, "log/7.json")
 
-    def test_a_record_of_a_later_format_is_not_taken_for_damage(self) -> None:
+    def test_a_record_of_a_later_format_is_not_damage(self) -> None:
         later = msgspec.json.encode(created()).replace(b'"v":3', b'"v":4').replace(b"JobCreated", b"SomethingNew")
         with pytest.raises(ConfigError, match="has format 4"):
             decode(with_hash(later), "log/7.json")
 
     @pytest.mark.parametrize("version", [2, 3])
-    def test_a_record_that_has_lost_its_hash_is_damaged(self, version: int) -> None:
+    def test_a_record_without_its_hash_is_damaged(self, version: int) -> None:
         bare = msgspec.json.encode(msgspec.structs.replace(created(), v=version))
         with pytest.raises(Damaged, match="does not match the hash"):
             decode(bare, "log/7.json")
 
-    def test_one_of_the_first_format_has_none(self) -> None:
+    def test_a_record_of_the_first_format_has_no_hash(self) -> None:
         bare = msgspec.json.encode(msgspec.structs.replace(created(), v=1))
         assert decode(bare, "log/7.json").body == created().body
 
-    def test_a_record_that_still_is_one_with_a_digit_changed_is_damaged(self) -> None:
+    def test_a_record_with_one_changed_digit_is_damaged(self) -> None:
         with pytest.raises(Damaged, match="does not match the hash"):
             decode(encode(created()).replace(b'"at":17', b'"at":18'), "log/7.json")
 
@@ -377,13 +377,13 @@ class TestRewinds:
         each = record(6, 2, Rewound(Epoch(to), Epoch(first), "here", "why"), owner="b")
         return msgspec.structs.replace(each, timeline=Timeline(2))
 
-    def test_one_begins_behind_all_that_the_timeline_before_can_have_used(self) -> None:
+    def test_a_rewind_starts_above_every_epoch_number_possibly_used_before(self) -> None:
         last = 3 + EPOCHS_GIVEN_UP_MAX
         assert folded(*self.LIFE, self.back(1, last + 1)).first_epoch == last + 1
         with pytest.raises(Damaged, match="may have been used"):
             folded(*self.LIFE, self.back(1, last))
 
-    def test_targets_are_repaired_until_a_checkpoint_of_the_new_timeline(self) -> None:
+    def test_repairs_are_due_until_the_new_timeline_has_a_checkpoint(self) -> None:
         first = 4 + EPOCHS_GIVEN_UP_MAX
         job = folded(*self.LIFE, self.back(1, first))
         assert job.repair_due
@@ -399,14 +399,14 @@ class TestKeeping:
 
     LIFE = (*RUNNING, completed(4, 1, 2, 1), completed(5, 1, 3, 2))
 
-    def test_expired_checkpoints_are_forgotten_and_the_newest_never_is(self) -> None:
+    def test_expired_checkpoints_are_forgotten_but_never_the_newest(self) -> None:
         job = folded(*self.LIFE, record(6, 1, Expired(Epoch(2))))
         assert ([each.body.epoch for each in job.completed], job.expired_through) == ([3], 2)
         for through in (0, 3, 4):
             with pytest.raises(Damaged, match="expires epochs"):
                 folded(*self.LIFE, record(6, 1, Expired(Epoch(through))))
 
-    def test_a_log_that_begins_anew_says_the_same(self) -> None:
+    def test_a_log_start_folds_to_the_same_job(self) -> None:
         before = folded(*self.LIFE, record(6, 1, Expired(Epoch(1))))
         begin = record(7, 1, LogStart(before))
         after = (completed(8, 1, 4, 3), started(9, 2, 105, 4, "b"))
@@ -414,7 +414,7 @@ class TestKeeping:
         assert stored == begin
         assert folded(stored, *after) == folded(*self.LIFE, record(6, 1, Expired(Epoch(1))), begin, *after)
 
-    def test_a_log_that_begins_with_something_else_is_damaged(self) -> None:
+    def test_a_log_start_that_contradicts_the_records_is_damage(self) -> None:
         other = folded(*RUNNING)
         with pytest.raises(Damaged, match="contradicts the records before it"):
             folded(*self.LIFE, record(6, 1, LogStart(other)))
@@ -422,7 +422,7 @@ class TestKeeping:
     def named(self, seq: int, epoch: int, name: str) -> Record:
         return record(seq, 1, SavepointNamed(Epoch(epoch), name), owner="somebody")
 
-    def test_a_savepoint_is_never_among_what_expires(self) -> None:
+    def test_a_savepoint_never_expires(self) -> None:
         job = folded(
             *self.LIFE,
             self.named(6, 1, "v1"),
@@ -433,15 +433,15 @@ class TestKeeping:
         assert [each.body.epoch for each in job.completed] == [1, 4]
         assert (job.savepoints, job.expired_through) == ((Savepoint("v1", Epoch(1)),), 3)
 
-    def test_one_that_is_named_just_before_it_would_have_expired_stays(self) -> None:
+    def test_a_checkpoint_named_just_before_its_expiry_is_kept(self) -> None:
         job = folded(*self.LIFE, self.named(6, 2, "v1"), record(7, 1, Expired(Epoch(2))))
         assert [each.body.epoch for each in job.completed] == [2, 3]
 
-    def test_what_has_expired_can_no_longer_be_named(self) -> None:
+    def test_an_expired_checkpoint_cannot_be_named(self) -> None:
         with pytest.raises(Damaged, match="names epoch 1, which is not completed"):
             folded(*self.LIFE, record(6, 1, Expired(Epoch(1))), self.named(7, 1, "v1"))
 
-    def test_a_log_that_begins_anew_knows_the_savepoints(self) -> None:
+    def test_a_log_start_keeps_the_savepoints(self) -> None:
         before = (*self.LIFE, self.named(6, 1, "v1"), record(7, 1, Expired(Epoch(2))))
         begin = decode(encode(record(8, 1, LogStart(folded(*before)))), "log/8.json")
         after = (self.named(9, 1, "v2"), completed(10, 1, 4, 3))
@@ -454,34 +454,34 @@ class TestKeeping:
 
 
 class TestOwners:
-    """Which drivers the log knows: a target that none of them took over belongs to another history."""
+    """Drivers recorded in the log: a target that none of them took over belongs to another history."""
 
-    def test_every_start_is_remembered_once_the_newest_last(self) -> None:
+    def test_every_start_is_an_owner_once_with_the_newest_last(self) -> None:
         starts = (started(2, 1, 1, owner="a"), started(3, 2, 101, owner="b"), started(4, 3, 201, owner="a"))
         job = folded(created(), *starts)
         assert (job.owners, job.owner) == (("b", "a"), "a")
 
-    def test_a_rewind_is_a_start_too(self) -> None:
+    def test_a_rewind_adds_an_owner(self) -> None:
         back = Rewound(Epoch(1), Epoch(102), "here", "why")
         rewound = msgspec.structs.replace(record(4, 2, back, owner="b"), timeline=Timeline(2))
         assert folded(*RUNNING, rewound).owners == (folded(*RUNNING).owner, "b")
 
-    def test_only_the_newest_are_kept(self) -> None:
+    def test_only_the_newest_owners_are_kept(self) -> None:
         job = replace(folded(created()), owners=tuple(map(str, range(OWNERS_KEPT))))
         job = fold(job, started(2, 1, 1, owner="new"))
         assert (len(job.owners), job.owners[0], job.owners[-1]) == (OWNERS_KEPT, "1", "new")
 
-    def test_a_log_start_says_them(self) -> None:
+    def test_a_log_start_lists_the_owners(self) -> None:
         job = folded(*RUNNING)
         begins = decode(encode(record(4, 1, LogStart(job))), "log/4.json")
         assert fold(None, begins).owners == fold(job, begins).owners == job.owners != ()
 
-    def test_one_that_says_others_is_damaged(self) -> None:
+    def test_a_log_start_with_other_owners_is_damage(self) -> None:
         job = folded(*RUNNING)
         with pytest.raises(Damaged, match="contradicts the records before it"):
             fold(job, record(4, 1, LogStart(replace(job, owners=(*job.owners, "another")))))
 
-    def test_one_of_an_earlier_version_does_not_say_them_and_fits_all_the_same(self) -> None:
+    def test_a_log_start_of_an_earlier_version_without_owners_is_accepted(self) -> None:
         job = folded(*RUNNING)
         begins = msgspec.structs.replace(record(4, 1, LogStart(replace(job, owners=()))), v=2)
         assert fold(job, begins).owners == job.owners

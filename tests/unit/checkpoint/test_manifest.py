@@ -93,7 +93,7 @@ class TestState:
         with pytest.raises(AssertionError, match="another epoch"):
             following(part(0, segment=segment(0, epoch=6)), part(1))
 
-    def test_a_segment_that_builds_on_an_epoch_never_completed_stops_the_driver(self) -> None:
+    def test_a_segment_based_on_an_incomplete_epoch_stops_the_driver(self) -> None:
         """P8: the changes of an epoch given up would be lost."""
         made = follow(HANDLES, (), (), {}, header(9, 6), (part(0, segment=segment(0, 9, follows=6)), part(1)))
         assert made.state[0].segments[-1] == segment(0, 9, follows=6)
@@ -102,7 +102,7 @@ class TestState:
 
 
 class TestPositions:
-    def test_partitions_that_nobody_read_stay_where_they_were(self) -> None:
+    def test_partitions_that_no_subtask_read_keep_their_offset(self) -> None:
         made = following(
             part(1, positions=(SourcePosition("s", 1, 50),)),
             part(0, positions=(SourcePosition("s", 0, 40),)),
@@ -114,35 +114,35 @@ class TestPositions:
             SourcePosition("s", 1, 50, subtask=Subtask(1)),
         )
 
-    def test_the_watermark_of_a_partition_goes_with_its_offset(self) -> None:
+    def test_the_watermark_of_a_partition_is_stored_with_its_offset(self) -> None:
         """P11"""
         made = following(part(0, positions=(SourcePosition("s", 0, 40, 7),)), part(1))
         assert made.positions == (SourcePosition("s", 0, 40, 7, subtask=Subtask(0)),)
 
 
 class TestPending:
-    """P18: what no ack has confirmed as delivered is in every manifest."""
+    """P18: output that no ack has confirmed as delivered is in every manifest."""
 
-    def test_new_output_comes_after_what_waits_already(self) -> None:
+    def test_new_output_follows_output_that_is_already_pending(self) -> None:
         made = following(part(0, staged={"out": staged("a", "b")}), part(1), waiting=(pending(OUT0, 6),))
         assert made.pending == (pending(OUT0, 6), Pending(OUT0, tag(7), staged("a", "b")))
 
-    def test_output_that_an_ack_confirms_is_dropped_and_remembered(self) -> None:
+    def test_output_that_an_ack_confirms_is_removed_and_its_tag_kept(self) -> None:
         made = following(
             part(0, delivered=(Confirmed(OUT0, tag(5)),)), part(1), waiting=(pending(OUT0, 5), pending(OUT0, 6))
         )
         assert made.pending == (pending(OUT0, 6),)
         assert made.confirmed == (Confirmed(OUT0, tag(5)),)
 
-    def test_output_that_a_heartbeat_confirmed_is_dropped(self) -> None:
+    def test_output_that_a_heartbeat_confirmed_is_removed(self) -> None:
         made = following(part(0), part(1), waiting=(pending(OUT0, 6), pending(OUT1, 6)), confirmed={OUT1: tag(6)})
         assert made.pending == (pending(OUT0, 6),)
 
-    def test_a_tag_never_goes_back(self) -> None:
+    def test_a_tag_never_decreases(self) -> None:
         made = following(part(0, delivered=(Confirmed(OUT0, tag(4)),)), part(1), confirmed={OUT0: tag(6)})
         assert made.confirmed == (Confirmed(OUT0, tag(6)),)
 
-    def test_output_of_a_writer_that_no_longer_exists_waits_as_well(self) -> None:
+    def test_output_of_a_writer_that_no_longer_exists_stays_pending(self) -> None:
         """P20"""
         gone = pending(Writer("out", Subtask(7)), 3)
         assert following(part(0), part(1), waiting=(gone,)).pending == (gone,)
@@ -151,7 +151,7 @@ class TestPending:
         assert following(part(0, staged={"out": Staged((), 0)}), part(1)).pending == ()
 
     @given(st.integers(0, 2**32))
-    def test_every_output_is_named_until_it_is_confirmed(self, seed: int) -> None:
+    def test_every_output_is_listed_until_it_is_confirmed(self, seed: int) -> None:
         order = random.Random(seed)
         made, tags = header(1, 0), dict[Writer, Tag]()
         everything: list[Pending] = []
@@ -174,7 +174,7 @@ class TestPending:
 
 
 class TestObjects:
-    def test_each_object_is_named_once(self) -> None:
+    def test_each_object_is_listed_once(self) -> None:
         shared = segment(0, 5, 4)
         old = SnapshotHandle(Subtask(0), (0, 64), (blob("base/1"),), Epoch(3), (shared,))
         new = SnapshotHandle(Subtask(1), (64, 128), (blob("base/1"),), Epoch(3), (shared, segment(1)))
@@ -196,10 +196,10 @@ class TestBytes:
         assert decode(encode(made), REF) == made
 
     @pytest.mark.parametrize("data", [b"{", b"{}", b'{"v":1}', encode(header())[:-1]])
-    def test_anything_else_is_damage_that_is_named(self, data: bytes) -> None:
+    def test_unreadable_bytes_are_damage_that_names_the_file(self, data: bytes) -> None:
         with pytest.raises(Damaged, match="000000000007-a.json cannot be read"):
             decode(data, REF)
 
-    def test_a_manifest_of_a_later_format_is_not_taken_for_damage(self) -> None:
+    def test_a_manifest_of_a_later_format_is_not_damage(self) -> None:
         with pytest.raises(ConfigError, match="has format 3"):
             decode(encode(header()).replace(b'"v":1', b'"v":3').replace(b'"state"', b'"states"'), REF)

@@ -74,15 +74,15 @@ class TestHandles:
     def test_without_a_base_every_subtask_starts_empty(self) -> None:
         assert handles_for(None, ranges(2)) == (handle(0, (0, 8)), handle(1, (8, 16)))
 
-    def test_with_the_same_parallelism_each_takes_its_own(self) -> None:
+    def test_with_the_same_parallelism_each_subtask_takes_its_own_handle(self) -> None:
         assert handles_for(manifest(TWO), ranges(2)) == TWO
 
-    def test_one_of_more_subtasks_takes_what_its_range_was_part_of(self) -> None:
+    def test_with_more_subtasks_each_takes_the_segments_that_cover_its_range(self) -> None:
         four = handles_for(manifest(TWO), ranges(4))
         assert [h.segments for h in four] == [TWO[0].segments, TWO[0].segments, TWO[1].segments, TWO[1].segments]
         assert [h.key_groups for h in four] == [(0, 4), (4, 8), (8, 12), (12, 16)]
 
-    def test_one_of_fewer_subtasks_takes_all_that_overlap_in_epoch_order(self) -> None:
+    def test_with_fewer_subtasks_each_takes_all_overlapping_segments_in_epoch_order(self) -> None:
         assert handles_for(manifest(TWO), ranges(1)) == (
             handle(0, (0, 16), part(1, 0, 0, 8), part(2, 1, 8, 16), part(3, 0, 0, 8), part(3, 1, 8, 16)),
         )
@@ -92,7 +92,7 @@ class TestHandles:
         assert again == TWO
 
     def test_bases_of_several_owners_become_pieces_that_follow_nothing(self) -> None:
-        """A base has no tombstones: a piece of another owner must not lie below it."""
+        """A base has no tombstones: a piece of another owner must not be below it."""
         old = (handle(0, (0, 8), segment(6, 0), base=5), handle(1, (8, 16), segment(3, 1), segment(4, 1), base=2))
         (merged,) = handles_for(manifest(old), ranges(1))
         assert (merged.base, merged.base_epoch) == ((), 0)
@@ -104,7 +104,7 @@ class TestHandles:
             ("segments/006/0", 6, 5, (0, 8)),
         ]
 
-    def test_a_piece_counts_for_no_key_groups_between_those_of_its_owners(self) -> None:
+    def test_a_piece_does_not_count_for_key_groups_between_those_of_its_owners(self) -> None:
         """The subtask between them has merged it into a base, which has no tombstones."""
         shared = segment(1, 0)
         old = (
@@ -119,16 +119,16 @@ class TestHandles:
             ("base/5/1", (4, 8)),
         ]
 
-    def test_neighbours_do_not_take_each_others_base_apart(self) -> None:
+    def test_neighbours_do_not_split_each_others_base(self) -> None:
         old = (handle(0, (0, 8), segment(6, 0), base=5), handle(1, (8, 16), segment(6, 1), base=4))
         assert handles_for(manifest(old), ranges(2)) == old
 
-    def test_a_part_of_one_owner_keeps_its_base(self) -> None:
+    def test_a_subtask_with_part_of_one_owners_range_keeps_its_base(self) -> None:
         (first, _) = handles_for(manifest((handle(0, (0, 16), segment(6, 0), base=5),)), ranges(2))
         assert first == handle(0, (0, 8), segment(6, 0), base=5)
 
     @given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(0, 2**32))
-    def test_no_write_is_lost_over_any_changes_of_parallelism(self, widths: list[int], seed: int) -> None:
+    def test_no_write_is_lost_over_any_change_of_parallelism(self, widths: list[int], seed: int) -> None:
         """Each run writes values for key groups it owns; after each change all newest values are found."""
         order = random.Random(seed)
         newest: dict[int, int] = {}
@@ -162,23 +162,23 @@ def pending(subtask: int, epoch: int) -> Pending:
 class TestPending:
     WAITING = (pending(0, 6), pending(3, 6), pending(1, 7), pending(3, 7))
 
-    def test_a_new_job_has_none(self) -> None:
+    def test_a_new_job_has_no_pending_output(self) -> None:
         assert pending_of(None, Subtask(0), 2) == ()
 
-    def test_each_subtask_takes_that_of_its_own_writers(self) -> None:
+    def test_each_subtask_takes_the_output_of_its_own_writers(self) -> None:
         """P18"""
         base = manifest(TWO, self.WAITING)
         assert pending_of(base, Subtask(3), 4) == (pending(3, 6), pending(3, 7))
         assert pending_of(base, Subtask(2), 4) == ()
 
-    def test_that_of_writers_that_are_gone_is_shared_out_under_their_own_tags(self) -> None:
+    def test_output_of_removed_writers_is_distributed_under_their_own_tags(self) -> None:
         """P20"""
         base = manifest(TWO, self.WAITING)
         assert pending_of(base, Subtask(1), 2) == (pending(3, 6), pending(1, 7), pending(3, 7))
         assert pending_of(base, Subtask(0), 2) == (pending(0, 6),)
 
     @given(st.integers(1, 8))
-    def test_nothing_is_left_out_or_given_twice(self, parallelism: int) -> None:
+    def test_all_output_is_assigned_exactly_once(self, parallelism: int) -> None:
         base = manifest(TWO, self.WAITING)
         shared = [item for s in range(parallelism) for item in pending_of(base, Subtask(s), parallelism)]
         assert sorted(shared, key=repr) == sorted(self.WAITING, key=repr)

@@ -39,7 +39,7 @@ MANIFEST = Manifest(UUID, Generation(1), Timeline(1), Epoch(7), Epoch(0), 1, 128
 
 
 class LateListing(MemoryObjects):
-    """A listing as a folder gives it while somebody creates files: it shows some and misses others."""
+    """A listing of a folder while another process creates files: it shows some and misses others."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def filled(store: MemoryObjects, *records: Record) -> Repository:
 
 
 class TestReadingTheLog:
-    def test_there_is_no_job_where_there_are_no_records(self) -> None:
+    def test_an_empty_log_has_no_job(self) -> None:
         assert Repository(MemoryObjects()).read_log() is None
 
     def test_all_records_are_read_in_order(self) -> None:
@@ -82,15 +82,15 @@ class TestReadingTheLog:
         """P7"""
         assert filled(LateListing(hidden=2), CREATED, STARTED, AGAIN).records() == [CREATED, STARTED, AGAIN]
 
-    def test_a_record_that_is_appended_meanwhile_is_read(self) -> None:
+    def test_a_record_appended_during_the_read_is_read(self) -> None:
         assert filled(LogGrowsWhileRead(), CREATED, STARTED).records() == [CREATED, STARTED, AGAIN]
 
-    def test_a_hole_is_damage_and_not_the_end(self) -> None:
-        """Else the next driver would append into it and history would branch."""
+    def test_a_missing_record_is_damage_and_not_the_end(self) -> None:
+        """Otherwise the next driver would append at that number and history would branch."""
         with pytest.raises(Damaged, match=r"has log/0+3\.json, but not log/0+2\.json"):
             filled(MemoryObjects(), CREATED, AGAIN).read_log()
 
-    def test_other_files_beside_the_records_are_left_alone(self) -> None:
+    def test_other_files_beside_the_records_are_ignored(self) -> None:
         store = MemoryObjects()
         store.put("log/readme.txt", b"hands off")
         assert filled(store, CREATED).records() == [CREATED]
@@ -105,36 +105,36 @@ class TestReadingTheLog:
 
 
 class TestCreatingARecord:
-    """P4: the answer is always what stands at the number now."""
+    """P4: the reply is always the record now stored at the number."""
 
-    def test_a_free_number_takes_it(self) -> None:
+    def test_a_record_is_created_at_a_free_number(self) -> None:
         repository = filled(MemoryObjects(), CREATED)
         assert repository.create_record(STARTED) == STARTED
         assert repository.read_record(2) == STARTED
 
-    def test_a_repetition_finds_itself(self) -> None:
+    def test_a_repeated_create_returns_the_same_record(self) -> None:
         repository = filled(MemoryObjects(), CREATED, STARTED)
         assert repository.create_record(STARTED) == STARTED
 
-    def test_a_taken_number_keeps_what_it_has(self) -> None:
+    def test_a_taken_number_keeps_its_record(self) -> None:
         repository = filled(MemoryObjects(), CREATED, STARTED)
         assert repository.create_record(record(2, Finished(Epoch(0)), owner="b")) == STARTED
         assert repository.read_record(2) == STARTED
 
 
 class TestManifests:
-    def test_a_manifest_is_found_by_what_the_log_says_of_it(self) -> None:
+    def test_a_manifest_is_loaded_by_its_reference_in_the_log(self) -> None:
         repository = Repository(MemoryObjects())
         ref = repository.store_manifest(MANIFEST, "owner")
         assert ref.path == "manifests/00000001/000000000007-owner.json"
         assert repository.load_manifest(ref) == MANIFEST
 
-    def test_two_drivers_never_write_to_the_same_name(self) -> None:
+    def test_two_drivers_never_write_a_manifest_under_the_same_name(self) -> None:
         """P16: a zombie's late write changes nothing that is named."""
         repository = Repository(MemoryObjects())
         assert repository.store_manifest(MANIFEST, "a").path != repository.store_manifest(MANIFEST, "b").path
 
-    def test_other_bytes_than_were_named_are_damage(self) -> None:
+    def test_bytes_that_differ_from_the_reference_are_damage(self) -> None:
         store = MemoryObjects()
         ref = Repository(store).store_manifest(MANIFEST, "owner")
         store.put(ref.path, store.get(ref.path).replace(b'"epoch":7', b'"epoch":8'))
@@ -146,7 +146,7 @@ class TestManifests:
         with pytest.raises(Damaged, match="segments/1 is missing"):
             read_verified(MemoryObjects(), gone)
 
-    def test_half_an_object_is_damage(self) -> None:
+    def test_a_truncated_object_is_damage(self) -> None:
         store = MemoryObjects()
         store.put("segments/1", b"a")
         with pytest.raises(Damaged, match="1 bytes, 2 expected"):
@@ -158,7 +158,7 @@ def of(seq: int, body: Body) -> Record:
 
 
 def long_log() -> list[Record]:
-    """Two folds begin anew in it: records 6 and 9."""
+    """It contains two log starts: records 6 and 9."""
     done = [CheckpointCompleted(Epoch(n), Epoch(n - 1), ObjectRef(f"m/{n}", 1, ""), 1, 1, 1) for n in range(5)]
     records = [CREATED, STARTED, of(3, done[1]), of(4, done[2]), of(5, Expired(Epoch(1)))]
     for body in (None, done[3], done[4], None):
@@ -174,7 +174,7 @@ def long_log() -> list[Record]:
 class TestPruning:
     """P7"""
 
-    def test_reading_begins_at_the_newest_log_start_and_says_the_same(self) -> None:
+    def test_reading_begins_at_the_newest_log_start_and_folds_to_the_same_job(self) -> None:
         store = MemoryObjects()
         repository = filled(store, *long_log())
         before = repository.read_log()
@@ -185,7 +185,7 @@ class TestPruning:
         assert store.list("log") == [record_path(1), record_path(2), record_path(9)]
         assert repository.read_log() == before
 
-    def test_a_start_that_falls_into_a_hole_is_fenced(self) -> None:
+    def test_a_start_at_a_pruned_number_is_fenced(self) -> None:
         repository = filled(MemoryObjects(), *long_log())
         repository.prune(9, set())
         late = record(3, GenerationStarted(Epoch(101), Epoch(0), "there", "late"), owner="z")
@@ -195,8 +195,8 @@ class TestPruning:
         assert [each.seq for each in repository.records()] == [9]
 
     @pytest.mark.parametrize("number", [3, 7])
-    def test_a_name_that_falls_into_a_hole_is_refused_and_nobody_takes_it_for_one(self, number: int) -> None:
-        """P6, P7: whoever names may have read the log long ago."""
+    def test_a_name_at_a_pruned_number_is_refused_and_ignored_by_readers(self, number: int) -> None:
+        """P6, P7: the process that gives the name may have read the log long ago."""
         repository = filled(MemoryObjects(), *long_log())
         repository.prune(9, set())
         name = of(number, SavepointNamed(Epoch(1), "v1"))
@@ -208,14 +208,14 @@ class TestPruning:
         with pytest.raises(Fenced):  # a driver of the past that sends its record again and finds the name there
             repository.create_record(of(number, again))
 
-    def test_a_name_at_the_end_of_the_log_hinders_nobody(self) -> None:
+    def test_a_name_at_the_end_of_the_log_does_not_block_an_append(self) -> None:
         repository = filled(MemoryObjects(), *long_log())
         name = msgspec.structs.replace(of(10, SavepointNamed(Epoch(4), "v1")), owner="somebody")
         assert repository.create_record(name) == name
         assert repository.create_record(of(10, Expired(Epoch(3)))) == name
 
     def test_names_are_never_pruned(self) -> None:
-        """P7: a stale driver's next record must find what stands there."""
+        """P7: a stale driver's next record must find the stored name."""
         records = [*long_log()[:4], msgspec.structs.replace(of(5, SavepointNamed(Epoch(1), "v1")), owner="somebody")]
         job = None
         for each in records:

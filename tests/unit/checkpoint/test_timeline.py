@@ -55,11 +55,11 @@ class TestRewound:
         assert BACK.rewinds == (Rewind(Timeline(2), Epoch(2), Epoch(105), 7),)
         assert BACK.starts[-1].cause == "rewound to epoch 2"
 
-    def test_what_was_completed_after_the_base_is_abandoned_and_kept(self) -> None:
+    def test_checkpoints_after_the_base_are_abandoned_and_kept(self) -> None:
         assert (epochs(BACK.completed), epochs(BACK.abandoned)) == ([1, 2], [3, 4])
         assert epochs(BACK.retained) == [1, 2, 3, 4]
 
-    def test_numbers_that_were_used_on_any_timeline_are_not_given_away(self) -> None:
+    def test_epoch_numbers_used_on_any_timeline_are_not_reused(self) -> None:
         with pytest.raises(Damaged, match="may have been used"):
             folded(rewound(7, 2, 2, 2, 104), job=RUN)
         assert joblog.next_first_epoch(BACK) > 105 + 99
@@ -71,17 +71,17 @@ class TestRewound:
             with pytest.raises(Damaged, match="cannot follow"):
                 folded(completed(8, 2, 2, epoch, follows), job=BACK)
 
-    def test_repairs_are_due_until_the_timeline_has_a_checkpoint_of_its_own(self) -> None:
+    def test_repairs_are_due_until_the_timeline_has_its_own_checkpoint(self) -> None:
         assert not RUN.repair_due and BACK.repair_due
         again = record(8, 3, 2, joblog.GenerationStarted(Epoch(205), Epoch(2), "here", "started again"))
         assert folded(again, job=BACK).repair_due
 
-    def test_has_to_be_a_generation_and_a_timeline_of_its_own(self) -> None:
+    def test_needs_a_new_generation_and_a_new_timeline(self) -> None:
         for generation, timeline in ((1, 2), (3, 2), (2, 1), (2, 3)):
             with pytest.raises(Damaged):
                 folded(rewound(7, generation, timeline, 2, 105), job=RUN)
 
-    def test_goes_back_to_a_checkpoint_of_the_lineage_alone(self) -> None:
+    def test_goes_back_only_to_a_checkpoint_of_the_lineage(self) -> None:
         for base in (0, 3, 9):
             with pytest.raises(Damaged, match="not in the lineage"):
                 folded(rewound(8, 3, 3, base, 206), job=BACK)
@@ -94,7 +94,7 @@ class TestRewound:
         after, effects = append.occupied(flight, rewound(7, 2, 2, 2, 105))
         assert isinstance(after, append.Overtaken) and [type(each) for each in effects] == [append.Lost]
 
-    def test_of_two_who_go_back_at_once_one_wins(self) -> None:
+    def test_one_of_two_simultaneous_rewinds_wins(self) -> None:
         flight, _ = append.append(
             append.Quiet("b", RUN), lambda job: Rewound(Epoch(1), joblog.next_first_epoch(job), "b", "rewound"), 0
         )
@@ -102,7 +102,7 @@ class TestRewound:
         after, _ = append.occupied(flight, rewound(7, 2, 2, 2, 105))
         assert isinstance(after, append.Overtaken)
 
-    def test_a_log_that_begins_anew_tells_the_same(self) -> None:
+    def test_a_log_start_folds_to_the_same_job(self) -> None:
         start = record(8, 2, 2, joblog.LogStart(BACK))
         again = fold(None, joblog.decode(joblog.encode(start), "log/8"))
         assert again == folded(start, job=BACK)
@@ -110,13 +110,13 @@ class TestRewound:
 
 
 class TestRetention:
-    def test_what_is_abandoned_expires_with_the_epochs_before_it(self) -> None:
+    def test_abandoned_checkpoints_expire_with_the_epochs_before_them(self) -> None:
         after = folded(completed(8, 2, 2, 105, 2), completed(9, 2, 2, 106, 105), job=BACK)
         assert expirable(after, Retention(1, 0), 100) == 105
         after = folded(record(10, 2, 2, joblog.Expired(Epoch(105))), job=after)
         assert (epochs(after.completed), after.abandoned) == ([106], ())
 
-    def test_a_name_keeps_what_is_abandoned(self) -> None:
+    def test_a_savepoint_keeps_an_abandoned_checkpoint(self) -> None:
         named = replace(BACK, savepoints=(joblog.Savepoint("v1", Epoch(4)),))
         after = folded(completed(8, 2, 2, 105, 2), completed(9, 2, 2, 106, 105), job=named)
         after = folded(record(10, 2, 2, joblog.Expired(Epoch(105))), job=after)
@@ -130,7 +130,7 @@ class TestLineage:
     def test_is_one_stretch_before_any_rewind(self) -> None:
         assert lineage_of(()) == (Stretch(Timeline(1), Epoch(1), EPOCH_MAX),)
 
-    def test_leaves_out_what_a_rewind_left_behind(self) -> None:
+    def test_leaves_out_abandoned_epochs(self) -> None:
         assert lineage_of(BACK.rewinds) == (
             Stretch(Timeline(1), Epoch(1), Epoch(2)),
             Stretch(Timeline(2), Epoch(105), EPOCH_MAX),
@@ -143,12 +143,12 @@ class TestLineage:
             Stretch(Timeline(3), Epoch(206), EPOCH_MAX),
         )
 
-    def test_tells_which_timeline_an_epoch_is_of(self) -> None:
+    def test_gives_the_timeline_of_an_epoch(self) -> None:
         assert [timeline_of(BACK.rewinds, Epoch(epoch)) for epoch in (1, 2, 105)] == [1, 1, 2]
 
 
 class TestAccepted:
-    def test_is_in_the_record_and_in_the_fold_behind_a_log_start(self) -> None:
+    def test_is_in_the_record_and_in_the_fold_after_a_log_start(self) -> None:
         record = rewound(7, 2, 2, 2, 105)
         body = Rewound(Epoch(2), Epoch(105), "here", "rewound", ("out:impossible",))
         job = folded(joblog.decode(joblog.encode(structs.replace(record, body=body)), "7"), job=RUN)
@@ -156,5 +156,5 @@ class TestAccepted:
         again = msgspec.json.decode(msgspec.json.encode(joblog.LogStart(job)), type=joblog.LogStart).job
         assert again.rewinds == job.rewinds
 
-    def test_a_record_without_it_is_as_it_always_was(self) -> None:
+    def test_a_record_without_accepted_verdicts_omits_the_field(self) -> None:
         assert b"accepted" not in joblog.encode(rewound(7, 2, 2, 2, 105))

@@ -1,4 +1,4 @@
-"""Every example gives, with a crash in the middle, what an oracle without Holdfast computes."""
+"""Every example, with a crash in the middle, gives the result of an oracle without Holdfast."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def some_events() -> pl.DataFrame:
 
 
 def push_with_a_crash(driver: TestDriver, source: str, rows: list[dict[str, object]]) -> None:
-    """Push rows round the partitions; half way a worker dies."""
+    """Push rows to the partitions in turn; a worker dies halfway."""
     half = len(rows) // 2
     for part in (rows[:half], rows[half:]):
         for partition in range(PARTITIONS):
@@ -100,7 +100,7 @@ class TestLastSeen:
 
 
 class TestDeadLetters:
-    def test_lines_that_cannot_be_read_are_kept_and_all_others_count(self) -> None:
+    def test_unreadable_lines_are_kept_as_dead_letters_and_all_others_count(self) -> None:
         from holdfast.examples import dead_letters
 
         lines = dead_letters.LINES[:4_000]
@@ -118,14 +118,14 @@ class TestDeadLetters:
         assert len(letters) == table.height - flown.height > 20
 
 
-class TestTheLogOfFlights:
-    def test_a_log_that_is_there_is_left_as_it_is(self, tmp_path: Path) -> None:
+class TestFlightsLog:
+    def test_an_existing_log_is_not_changed(self, tmp_path: Path) -> None:
         path = str(tmp_path / "events")
         create_log(open_objects(path), flights_data.SCHEMA)
         assert flights_data.written(path) == path
         assert not (tmp_path / "events" / "commits").exists()
 
-    def test_one_that_another_process_made_meanwhile_is_taken(
+    def test_a_log_created_concurrently_by_another_process_is_used(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         path = str(tmp_path / "events")
@@ -138,20 +138,20 @@ class TestTheLogOfFlights:
         assert flights_data.written(path) == path
         assert [each.name for each in tmp_path.iterdir()] == ["events"]
 
-    def test_a_folder_with_other_things_is_not_touched(self, tmp_path: Path) -> None:
+    def test_a_folder_with_other_files_is_not_changed(self, tmp_path: Path) -> None:
         (tmp_path / "events").mkdir()
         (tmp_path / "events" / "mine").write_text("kept")
         with pytest.raises(ConfigError, match="not a log of flights"):
             flights_data.written(str(tmp_path / "events"))
         assert [path.name for path in (tmp_path / "events").iterdir()] == ["mine"]
 
-    def test_a_place_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
+    def test_a_path_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("a file, no folder")
         with pytest.raises(ConfigError, match="cannot be created"):
             flights_data.written(str(tmp_path / "file" / "events"))
 
 
-class TestTests:
+class TestTestsOfExamples:
     def test_the_test_of_word_count_passes_as_a_user_would_run_it(self) -> None:
         plugin = ["-p", "holdfast.chaos.pytest_plugin"]
         command = [sys.executable, "-m", "pytest", "-q", *plugin, "test_word_count.py", "--chaos-seed", "1"]

@@ -1,4 +1,4 @@
-"""The check of the flights job under faults counts what is lost and what was counted twice."""
+"""The check of the flights job under faults counts lost and duplicated records."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def db(tmp_path: Path) -> Path:
 
 
 class TestTotals:
-    def test_right_tables_are_right(self, db: Path) -> None:
+    def test_correct_tables_pass(self, db: Path) -> None:
         assert [(found.passed, found.lost, found.duplicated) for found in totals(db)] == [(True, 0, 0)] * 2
 
-    def test_a_record_that_was_lost_and_one_that_counts_twice_are_counted(self, db: Path) -> None:
+    def test_a_lost_and_a_duplicated_record_are_counted(self, db: Path) -> None:
         with closing(sqlite3.connect(db)) as database, database:
             database.execute("UPDATE tails SET events = events - 1 WHERE rowid = 1")
             database.execute("UPDATE routes SET events = events + 2 WHERE rowid = 1")
@@ -60,8 +60,8 @@ def hours(folder: Path, *epochs: dict[int, list[tuple[str, int]]]) -> int | None
 
 
 class TestOutOfOrder:
-    def test_hours_of_an_airport_follow_each_other_and_those_of_others_are_free(self, tmp_path: Path) -> None:
+    def test_only_hours_of_the_same_airport_must_be_in_order(self, tmp_path: Path) -> None:
         assert hours(tmp_path, {0: [("JFK", 5)]}, {1: [("EWR", 3), ("JFK", 7)], 0: [("JFK", 6)]}) == 0
 
-    def test_an_hour_that_comes_after_a_later_one_is_counted(self, tmp_path: Path) -> None:
+    def test_an_hour_after_a_later_one_of_its_airport_is_counted(self, tmp_path: Path) -> None:
         assert hours(tmp_path, {0: [("JFK", 5), ("EWR", 1)]}, {1: [("JFK", 4)], 0: [("EWR", 2)]}) == 1

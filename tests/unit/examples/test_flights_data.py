@@ -63,27 +63,27 @@ def utc(month: int, day: int, hour: int, minute: int = 0) -> datetime:
 
 
 class TestDeparture:
-    def test_a_departure_is_read_on_the_clock_of_the_origin(self) -> None:
+    def test_a_departure_is_in_the_local_time_of_the_origin(self) -> None:
         assert instants()["departure"] == utc(3, 1, 14)
 
     def test_a_delay_past_midnight_departs_on_the_next_day(self) -> None:
         late = instants(sched_dep_time=2350, dep_time=10, dep_delay=20, arr_time=310)
         assert late["departure"] == utc(3, 2, 5, 10)
 
-    def test_leaving_before_time_may_fall_on_the_day_before(self) -> None:
+    def test_an_early_departure_may_be_on_the_previous_day(self) -> None:
         assert instants(sched_dep_time=5, dep_time=2355, dep_delay=-10)["departure"] == utc(3, 1, 4, 55)
 
-    def test_a_delay_across_the_change_to_summer_time_is_that_long(self) -> None:
+    def test_a_delay_across_the_change_to_summer_time_keeps_its_length(self) -> None:
         across = instants(day=10, sched_dep_time=130, dep_time=330, dep_delay=60, arr_time=630)
         assert across["departure"] == utc(3, 10, 7, 30)
 
-    def test_a_delay_across_the_change_to_winter_time_is_that_long(self) -> None:
+    def test_a_delay_across_the_change_to_winter_time_keeps_its_length(self) -> None:
         across = instants(month=11, day=3, sched_dep_time=30, dep_time=130, dep_delay=120, arr_time=430)
         assert across["departure"] == utc(11, 3, 6, 30)
 
 
 class TestArrival:
-    def test_an_arrival_is_read_on_the_clock_of_the_destination(self) -> None:
+    def test_an_arrival_is_in_the_local_time_of_the_destination(self) -> None:
         assert instants()["arrival"] == utc(3, 1, 20)
 
     def test_an_arrival_after_midnight_is_on_the_next_day(self) -> None:
@@ -101,13 +101,13 @@ class TestArrival:
         west = instants(dest="ORD", sched_dep_time=900, dep_time=900, arr_time=901)
         assert west["arrival"] - west["departure"] == timedelta(hours=1, minutes=1)
 
-    def test_the_hour_that_comes_twice_is_the_one_after_the_departure(self) -> None:
+    def test_an_arrival_in_a_repeated_hour_is_after_the_departure(self) -> None:
         # 06:50 UTC is 01:50 in Chicago for the first time; 01:20 after it is the second one.
         twice = instants(month=11, day=3, dest="ORD", sched_dep_time=30, dep_time=150, dep_delay=140, arr_time=120)
         assert twice["departure"] == utc(11, 3, 6, 50)
         assert twice["arrival"] == utc(11, 3, 7, 20)
 
-    def test_a_clock_time_that_spring_skips_counts_as_not_put_forward(self) -> None:
+    def test_a_local_time_skipped_in_spring_is_read_as_standard_time(self) -> None:
         skipped = instants(day=10, dest="ORD", sched_dep_time=100, dep_time=100, arr_time=230)
         assert skipped["arrival"] == utc(3, 10, 8, 30)
 
@@ -132,16 +132,16 @@ class TestEvents:
     def test_a_diverted_flight_departs_and_never_arrives(self) -> None:
         assert [event["kind"] for event in events(flight(arr_time=None, arr_delay=None))] == ["departure"]
 
-    def test_every_event_is_heard_of_within_twenty_minutes(self) -> None:
+    def test_every_event_becomes_known_within_twenty_minutes(self) -> None:
         heard = [event["known_at"] - event["event_time"] for event in events(*(flight(flight=n) for n in range(200)))]
         assert timedelta(0) <= min(heard) < max(heard) <= timedelta(minutes=20)
         assert len(set(heard)) > 100
 
-    def test_events_come_in_the_order_in_which_they_became_known(self) -> None:
+    def test_events_are_in_the_order_in_which_they_became_known(self) -> None:
         known = [event["known_at"] for event in events(*(flight(flight=n) for n in range(200)))]
         assert known == sorted(known)
 
-    def test_the_order_is_the_same_whatever_order_the_flights_have(self) -> None:
+    def test_the_order_of_events_does_not_depend_on_the_order_of_flights(self) -> None:
         flights = [flight(flight=n) for n in range(50)]
         assert events(*flights) == events(*reversed(flights))
 

@@ -92,7 +92,7 @@ PHASES: list[tuple[pa.DataType, dict[str, Any], dict[str, Any], list[str]]] = [
         {"delays": hf.count("delay"), "all_events": hf.count()},
         ["tails.arrivals", "hours.mean_delay"],
     ),
-    (  # it comes back
+    (  # it is added again
         WIDE,
         {
             "worst_delay": hf.max("delay"),
@@ -178,7 +178,7 @@ def expected_hours(parts: list[list[Event]]) -> dict[tuple[str, datetime], dict[
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_five_changes_keep_the_state_that_has_its_meaning(seed: int) -> None:
+def test_five_changes_keep_the_state_whose_meaning_is_unchanged(seed: int) -> None:
     parts = parts_of(events())
     with hf.testing.TestDriver(app_of(*PHASES[0][:3]), seed=seed) as t:
         for phase, part in enumerate(parts):

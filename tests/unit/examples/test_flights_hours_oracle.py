@@ -96,7 +96,7 @@ def columns_of(rows: pl.DataFrame) -> pa.Schema:
 
 
 class TestVerdict:
-    def test_the_right_outputs_have_no_differences(self, outputs: Outputs) -> None:
+    def test_correct_outputs_have_no_differences(self, outputs: Outputs) -> None:
         verdict = verify(outputs.db, outputs.out, flights(), AIRPORTS)
         assert verdict.differences == []
         assert (verdict.events, verdict.rows["late"], verdict.rows["unknown-airports"]) == (6_000, 2, 600)
@@ -116,11 +116,11 @@ class TestVerdict:
         outputs.sql(damage)
         assert any(says in line for line in outputs.differences())
 
-    def test_a_record_that_is_late_and_in_its_hour_is_found(self, outputs: Outputs) -> None:
+    def test_a_record_that_is_both_late_and_in_its_hour_is_found(self, outputs: Outputs) -> None:
         outputs.append("late", outputs.late.head(1).select(EVENT))
         assert any(line.startswith("late") for line in outputs.differences())
 
-    def test_a_record_that_is_in_no_output_is_found(self, outputs: Outputs) -> None:
+    def test_a_record_missing_from_every_output_is_found(self, outputs: Outputs) -> None:
         outputs.sql("UPDATE hours SET events = events - 1 WHERE rowid = 1")
         assert outputs.differences()
 
@@ -133,13 +133,13 @@ class TestVerdict:
         outputs.append("late", outputs.late.head(1).select(EVENT).with_columns(delay=pl.lit(999, pl.Int64)))
         assert any("999" in line for line in outputs.differences())
 
-    def test_a_missing_or_doubled_unknown_airport_is_found(self, outputs: Outputs) -> None:
+    def test_a_missing_or_duplicated_unknown_airport_is_found(self, outputs: Outputs) -> None:
         outputs.append("unknown-airports", outputs.events.filter(pl.col("airport") == "SJU").head(1).select(EVENT))
         assert any("unknown airports" in line for line in outputs.differences())
 
 
 class TestTheWheel:
-    def test_the_oracle_finds_the_events_of_the_log_in_its_order_by_another_way(self) -> None:
+    def test_the_oracle_derives_the_events_of_the_log_independently_in_order(self) -> None:
         tables = flights_data.tables()
         events = flights_data.events_of(tables[0], flights_data.zones(*tables))
         mine = in_log_order(flights_hours_oracle.events_of(tables[0], tables[1]))

@@ -39,7 +39,7 @@ def db(tmp_path: Path) -> Iterator[tuple[Path, sqlite3.Connection]]:
 
 
 class TestVerdict:
-    def test_the_right_tables_have_no_differences(self, db: tuple[Path, sqlite3.Connection]) -> None:
+    def test_correct_tables_have_no_differences(self, db: tuple[Path, sqlite3.Connection]) -> None:
         verdict = verify(db[0], DATA)
         assert verdict.differences == []
         assert (verdict.events, verdict.rows) == (6, {"tails": 3, "routes": 2})
@@ -60,7 +60,7 @@ class TestVerdict:
         connection.execute(damage)
         assert any(says in line for line in verify(path, DATA).differences)
 
-    def test_a_doubled_row_is_found(self, db: tuple[Path, sqlite3.Connection]) -> None:
+    def test_a_duplicated_row_is_found(self, db: tuple[Path, sqlite3.Connection]) -> None:
         path, connection = db
         connection.execute("INSERT INTO tails SELECT * FROM tails WHERE tail = 'N1'")
         assert verify(path, DATA).differences == ["tails ('N1',): 2 rows, should be one"]

@@ -88,7 +88,7 @@ def close(run: Run) -> None:
 
 
 def foreign(run: Run, body: joblog.Body, *, newer: bool = False) -> None:
-    """Another process appends this before what is in flight; `newer`: it starts a generation of its own."""
+    """Another process appends this before the record in flight; `newer`: it starts its own generation."""
     job = reduce(joblog.fold, run.log, None)
     assert job is not None
     generation = Generation(job.generation + newer)
@@ -344,7 +344,7 @@ ENDINGS: tuple[Callable[[Run], None], ...] = (*IN_ORDER, ends_now, fails, is_fen
 
 
 def is_done(run: Run, kind: str, args: Mapping[str, Any]) -> bool:
-    """Whether the log, or the end itself, shows what was asked for."""
+    """Whether the log, or the end itself, shows the requested effect."""
     job = reduce(joblog.fold, run.log, None)
     assert job is not None
     if kind == "savepoint":
@@ -358,7 +358,7 @@ def is_done(run: Run, kind: str, args: Mapping[str, Any]) -> bool:
 class TestEveryRequestAtEveryMomentWithEveryEnd:
     @pytest.mark.parametrize("ending", ENDINGS, ids=lambda each: each.__name__)
     @pytest.mark.parametrize("moment", MOMENTS, ids=lambda each: each.__name__)
-    def test_what_is_accepted_is_carried_out_or_refused_at_the_end(
+    def test_an_accepted_request_is_carried_out_or_refused_at_the_end(
         self, moment: Callable[[], Run], ending: Callable[[Run], None]
     ) -> None:
         """Alone, and each after each other one."""
@@ -408,14 +408,14 @@ def finished_by_an_older_driver(asked_after: int) -> tuple[Run, Answer | None]:
 class TestForgottenRequests:
     """Runs in which a request was accepted and the run then ended without it."""
 
-    def test_a_driver_that_rewinds_a_stopped_job_is_asked_to_go_back_once_more(self) -> None:
+    def test_a_driver_that_rewinds_a_stopped_job_refuses_another_rewind(self) -> None:
         run = rewinding_a_stopped_job()
         answer = ask(run, "rewind", {"epoch": 1, "timeline": 2})
         assert answer is not None and answer.reason == GOES_BACK
         run.append()
         assert outcome(run) == STOPPED
 
-    def test_a_running_job_that_goes_back_to_stop_is_asked_to_go_back_once_more(self) -> None:
+    def test_a_running_job_that_rewinds_to_stop_refuses_another_rewind(self) -> None:
         run = gone_back_and_stopping()
         answer = ask(run, "rewind", {"epoch": 1, "timeline": 2})
         assert answer is not None and answer.reason == GOES_BACK
@@ -426,11 +426,11 @@ class TestForgottenRequests:
         run, answer = finished_by_an_older_driver(0)
         assert (answer, outcome(run), run.state.savepoints) == (None, FINISHED, ())
 
-    def test_neither_when_it_has_read_an_older_drivers_last_checkpoint(self) -> None:
+    def test_a_driver_that_read_another_drivers_last_checkpoint_takes_no_savepoint(self) -> None:
         run, answer = finished_by_an_older_driver(1)
         assert (answer, outcome(run), run.state.savepoints) == (None, FINISHED, ())
 
-    def test_nor_while_the_job_itself_is_created(self) -> None:
+    def test_a_driver_that_is_creating_the_job_accepts_no_savepoint(self) -> None:
         run = Run()
         run.begin()
         assert ask(run, "savepoint", {"name": "s1"}) is None
@@ -439,18 +439,18 @@ class TestForgottenRequests:
         run.append()
         assert ask(run, "savepoint", {"name": "s1"}) == Answer(True, Generation(1))
 
-    def test_a_checkpoint_whose_expiry_is_in_flight_is_not_gone_back_to(self) -> None:
+    def test_a_rewind_to_a_checkpoint_whose_expiry_is_in_flight_is_refused(self) -> None:
         run = expiring()
         answer = ask(run, "rewind", {"epoch": 1, "timeline": 1})
         assert answer is not None and answer.reason is not None and "no checkpoint of epoch 1" in answer.reason
 
     @pytest.mark.parametrize("epoch", [1, 2])
-    def test_the_timeline_that_a_rewind_in_flight_leaves_is_not_rewound_again(self, epoch: int) -> None:
+    def test_a_rewind_of_the_timeline_that_a_rewind_in_flight_ends_is_refused(self, epoch: int) -> None:
         run = going_back_to_go_on()
         answer = ask(run, "rewind", {"epoch": epoch, "timeline": 1})
         assert answer is not None and answer.reason == "another rewind of the job was accepted since the plan was made"
 
-    def test_a_run_with_an_end_that_is_to_finish_does_not_stop_instead(self) -> None:
+    def test_a_run_to_fixed_ends_that_is_asked_to_finish_does_not_stop_instead(self) -> None:
         run = running(replace(RULES, until={"s": {0: 5, 1: 7, 2: 0}}))
         assert ask(run, "stop", {"how": "finish"}) == Answer(True, Generation(1))
         run.pass_time(0.0)
@@ -460,7 +460,7 @@ class TestForgottenRequests:
         live(run)
         assert outcome(run) == FINISHED
 
-    def test_a_rewind_that_stops_is_not_turned_into_one_that_goes_on(self) -> None:
+    def test_a_rewind_that_stops_is_not_replaced_by_one_that_continues(self) -> None:
         run = repairing_to_stop()
         answer = ask(run, "rewind", {"epoch": 1, "timeline": 2})
         assert answer is not None and not answer.accepted

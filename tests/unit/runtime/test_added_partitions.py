@@ -66,9 +66,9 @@ def total(t: TestDriver) -> int:
     return sum(row["bids"] for row in t.rows("out"))
 
 
-class TestAPartitionThatIsAdded:
+class TestAddedPartition:
     @SEEDS
-    def test_is_read_from_its_first_record_on_without_a_restart(self, seed: int) -> None:
+    def test_is_read_from_its_first_record_without_a_restart(self, seed: int) -> None:
         with TestDriver(hot(), seed=seed) as t:
             t.push("bids", [Bid(1)] * 10)
             t.checkpoint()
@@ -80,7 +80,7 @@ class TestAPartitionThatIsAdded:
             assert total(t) == 210 and not t.restarts
             assert stands(t) == {0: 10, 1: 0, 2: 0, 3: 0, 4: 100, 5: 100}
 
-    def test_begins_at_its_first_record_where_older_ones_are_gone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_begins_at_its_first_retained_record(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with TestDriver(hot()) as t:
             t.push("bids", [Bid(1)] * 10)
             t.checkpoint()
@@ -116,7 +116,7 @@ class TestAPartitionThatIsAdded:
             assert stands(t)[4] == 0
 
     @SEEDS
-    def test_survives_a_worker_that_dies_around_it(self, seed: int) -> None:
+    def test_survives_the_death_of_a_worker_at_any_moment(self, seed: int) -> None:
         chance = random.Random(seed)
         with TestDriver(hot(), seed=seed) as t:
             t.push("bids", [Bid(1)] * 50)
@@ -131,7 +131,7 @@ class TestAPartitionThatIsAdded:
             assert total(t) == 150
 
     @SEEDS
-    def test_is_read_by_a_driver_that_takes_over(self, seed: int) -> None:
+    def test_is_read_by_a_driver_that_takes_over_the_job(self, seed: int) -> None:
         chance = random.Random(seed)
         with TestDriver(hot(), seed=seed) as t:
             source_of(t).add_partitions(3)
@@ -167,7 +167,7 @@ class TestAPartitionThatIsAdded:
             assert total(t) == 20 and job_of(t).finished
 
     @SEEDS
-    def test_is_read_before_a_finish_that_was_asked_for_later(self, seed: int) -> None:
+    def test_is_read_before_a_finish_that_was_requested_later(self, seed: int) -> None:
         with TestDriver(hot(), seed=seed) as t:
             t.push("bids", [Bid(1)] * 10)
             t.checkpoint()
@@ -202,7 +202,7 @@ class TestAPartitionThatIsAdded:
             with pytest.raises(JobFailed, match="it was recreated"):
                 t.advance("30s")
 
-    def test_that_disappears_ends_the_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_that_disappears_fails_the_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with TestDriver(hot()) as t:
             t.push("bids", [Bid(1)])
             t.checkpoint()
@@ -221,7 +221,7 @@ class TestAPartitionThatIsAdded:
 
 
 class TestEventTime:
-    """A new partition holds time where it stands until its first record, or until it is idle; time never goes back."""
+    """A new partition holds event time until its first record or until it is idle; event time never decreases."""
 
     @SEEDS
     def test_waits_for_a_new_partition(self, seed: int) -> None:
@@ -238,7 +238,7 @@ class TestEventTime:
             assert [row["bids"] for row in t.rows("out")] == [5]
 
     @SEEDS
-    def test_does_not_wait_for_one_that_stays_silent(self, seed: int) -> None:
+    def test_does_not_wait_for_a_new_partition_that_stays_silent(self, seed: int) -> None:
         with TestDriver(windowed(idle_after="1m"), seed=seed) as t:
             t.add_partitions("bids")
             for _ in range(4):
@@ -251,7 +251,7 @@ class TestEventTime:
             assert [row["bids"] for row in t.rows("out")] == [16]
 
     @SEEDS
-    def test_never_goes_back(self, seed: int) -> None:
+    def test_never_decreases(self, seed: int) -> None:
         """Records of a window that was closed before the partition was discovered are late, and nothing else is."""
         app = windowed()
         with TestDriver(app, seed=seed) as t:
@@ -282,7 +282,7 @@ class TestImmediateSinks:
         bids.sink("lasts", hf.SQLite("unused.db", table="t", key=["auction"], delivery="idempotent"))
         return app
 
-    def test_refuse_more_partitions_of_their_source(self) -> None:
+    def test_refuse_additional_partitions_of_their_source(self) -> None:
         with TestDriver(self.app()) as t:
             t.push("bids", [Bid(1)])
             t.checkpoint()

@@ -53,20 +53,20 @@ def go_back(site: Site, epoch: int) -> None:
     rewind_stopped(repository, job, RewindWanted(Epoch(epoch), True), plan.sinks, 60.0, lambda _reported: None, adopted)
 
 
-class TestEpochThatBothHistoriesHave:
-    def test_a_run_does_not_take_the_other_ones_output_for_its_own(self, site: Site) -> None:
+class TestEpochInBothHistories:
+    def test_a_run_does_not_treat_output_of_the_other_history_as_its_own(self, site: Site) -> None:
         both_delivered(site)
         with pytest.raises(hf.Damaged, match="which of the two delivered epoch 102") as refused:
             site.prepare(adopt=["copy"])
         assert "--to-epoch 1 --adopt-targets copy" in refused.value.next_step
         assert site.numbers() == [0, 1, 2, 3, 4, 5]
 
-    def test_no_rewind_goes_back_to_it(self, site: Site) -> None:
+    def test_a_rewind_to_that_epoch_is_refused(self, site: Site) -> None:
         job = both_delivered(site)
         with pytest.raises(hf.Damaged, match="which of the two delivered epoch 102"):
             go_back(site, job.base_epoch)
 
-    def test_a_rewind_to_the_checkpoint_before_it_makes_the_output_whole(self, site: Site) -> None:
+    def test_a_rewind_to_the_checkpoint_before_it_makes_the_output_complete(self, site: Site) -> None:
         both_delivered(site)
         go_back(site, 1)
         assert site.numbers() == [0, 1, 2]
@@ -74,8 +74,8 @@ class TestEpochThatBothHistoriesHave:
         assert site.numbers() == list(range(12))
 
 
-class TestTargetThatNoEpochIsInDoubtOf:
-    def test_a_job_that_has_stopped_goes_back_to_its_newest_checkpoint(self, site: Site) -> None:
+class TestTargetWithoutAnAmbiguousEpoch:
+    def test_a_stopped_job_can_be_rewound_to_its_newest_checkpoint(self, site: Site) -> None:
         first = site.start()
         site.say(first)
         stop(first)
@@ -86,7 +86,7 @@ class TestTargetThatNoEpochIsInDoubtOf:
         site.say(site.start())
         assert site.numbers() == list(range(9))
 
-    def test_a_sink_that_is_written_at_once_is_adopted_by_a_run(self, tmp_path: Path) -> None:
+    def test_a_run_adopts_the_target_of_an_immediate_sink(self, tmp_path: Path) -> None:
         site = Site(tmp_path, "sqlite immediate")
         site.say(site.start())
         site.copy_root("staging")

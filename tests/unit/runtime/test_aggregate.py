@@ -83,7 +83,7 @@ class Aggregating:
 
 
 def totals(kind: pa.DataType, values: Sequence[Any], nullable: bool = True, **aggregates: Any) -> tuple[Any, ...]:
-    """Aggregate one column over one key, one row per batch and all at once, and expect the same."""
+    """Aggregate one column over one key, one row per batch and in one batch, and expect the same result."""
     schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", kind, nullable=nullable)])
     rows = pa.RecordBatch.from_arrays([pa.array([1] * len(values), pa.int64()), pa.array(values, kind)], schema=schema)
     whole, single = Aggregating(schema, ["k"], **aggregates), Aggregating(schema, ["k"], **aggregates)
@@ -106,14 +106,14 @@ ALL: dict[str, Any] = {
 
 
 class TestNulls:
-    def test_they_are_skipped(self) -> None:
+    def test_nulls_are_skipped(self) -> None:
         assert totals(pa.int64(), [None, 3, None, 5], **ALL) == (4, 2, 8, 3, 5, 4.0)
 
     def test_without_any_value_results_are_null_but_counts_are_zero(self) -> None:
         assert totals(pa.int64(), [None, None], **ALL) == (2, 0, None, None, None, None)
         assert totals(pa.float64(), [None], **ALL) == (1, 0, None, None, None, None)
 
-    def test_a_column_that_forbids_them_needs_no_count_of_values(self) -> None:
+    def test_a_column_that_forbids_nulls_needs_no_count_of_values(self) -> None:
         assert totals(pa.int64(), [4, 2], nullable=False, **ALL) == (2, 2, 6, 2, 4, 3.0)
 
     def test_null_keys_group_together(self) -> None:
@@ -124,10 +124,10 @@ class TestNulls:
 
 
 class TestNaN:
-    def test_min_and_max_skip_it(self) -> None:
+    def test_min_and_max_skip_nan(self) -> None:
         assert totals(pa.float64(), [math.nan, 2.0, 1.0], low=hf.min("v"), top=hf.max("v")) == (1.0, 2.0)
 
-    def test_min_and_max_of_nothing_else_are_nan(self) -> None:
+    def test_min_and_max_of_only_nan_are_nan(self) -> None:
         low, top = totals(pa.float64(), [math.nan, None], low=hf.min("v"), top=hf.max("v"))
         assert math.isnan(low) and math.isnan(top)
 
@@ -146,10 +146,10 @@ class TestTypes:
         result = totals(kind, [most, most, 1], total=hf.sum("v"), low=hf.min("v"), top=hf.max("v"))
         assert result == (2 * most + 1, 1, most)
 
-    def test_the_largest_unsigned_integers_are_compared_as_such(self) -> None:
+    def test_the_largest_unsigned_integers_are_compared_as_unsigned(self) -> None:
         assert totals(pa.uint64(), [2**64 - 1, 1], low=hf.min("v"), top=hf.max("v")) == (1, 2**64 - 1)
 
-    def test_the_ends_of_the_range_can_be_results(self) -> None:
+    def test_the_limits_of_the_range_can_be_results(self) -> None:
         assert totals(pa.int64(), [INT64_MIN, INT64_MAX], low=hf.min("v"), top=hf.max("v")) == (INT64_MIN, INT64_MAX)
         assert totals(pa.int64(), [INT64_MAX], low=hf.min("v"), nullable=False) == (INT64_MAX,)
 
@@ -169,7 +169,7 @@ class TestTypes:
         ],
         ids=str,
     )
-    def test_times_have_a_first_and_a_last(self, kind: pa.DataType, early: Any, late: Any) -> None:
+    def test_times_have_a_min_and_a_max(self, kind: pa.DataType, early: Any, late: Any) -> None:
         result = totals(kind, [late, None, early], first=hf.min("v"), last=hf.max("v"), n=hf.count("v"))
         assert result == (early, late, 2)
 
@@ -214,7 +214,7 @@ class TestOverflow:
     @pytest.mark.parametrize(
         "values", [[INT64_MAX, 1], [INT64_MAX // 2 + 1] * 2, [INT64_MIN // 3] * 4, [1] * 9 + [INT64_MAX - 8]]
     )
-    def test_it_is_found_where_the_rows_of_one_batch_add_up_to_it(self, values: list[int]) -> None:
+    def test_overflow_within_one_batch_is_detected(self, values: list[int]) -> None:
         schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64())])
         run = Aggregating(schema, ["k"], total=hf.sum("v"))
         rows = {"k": [1] * len(values) + [2] * len(values), "v": [*values, *([0] * len(values))]}
@@ -222,14 +222,14 @@ class TestOverflow:
             run.take(pa.RecordBatch.from_pydict(rows, schema=schema))
         assert run.barrier() == {}
 
-    def test_rows_of_one_batch_that_add_up_only_over_all_keys_fit(self) -> None:
+    def test_rows_of_a_batch_that_overflow_only_across_keys_are_accepted(self) -> None:
         schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64())])
         run = Aggregating(schema, ["k"], total=hf.sum("v"))
         run.take(pa.RecordBatch.from_pydict({"k": [1, 2, 1, 2], "v": [INT64_MAX - 1] * 2 + [1] * 2}, schema=schema))
         assert run.barrier() == {(1,): (INT64_MAX,), (2,): (INT64_MAX,)}
 
     @pytest.mark.parametrize("keys", [[1], [2, 1], [2, 2, 1]])
-    def test_it_is_found_where_the_sum_is_still_in_the_cold_store(self, keys: list[int]) -> None:
+    def test_overflow_of_a_sum_in_the_cold_store_is_detected(self, keys: list[int]) -> None:
         schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64())])
         cold = MemoryKeyValue()
         first = Aggregating(schema, ["k"], cold=cold, total=hf.sum("v"))
@@ -257,7 +257,7 @@ class TestOverflow:
         "batches",
         [[1 << 62, 1 << 62], [1 << 61, 1 << 61, 1 << 61, 1 << 61], [(1 << 62) + 1, (1 << 62) - 1], [INT64_MAX, 0, 1]],
     )
-    def test_it_is_found_where_batches_together_reach_the_limit(self, batches: list[int]) -> None:
+    def test_overflow_across_several_batches_is_detected(self, batches: list[int]) -> None:
         schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64())])
         run = Aggregating(schema, ["k"], total=hf.sum("v"))
         for value in batches[:-1]:
@@ -266,10 +266,10 @@ class TestOverflow:
             run.take(pa.RecordBatch.from_pydict({"k": [1], "v": batches[-1:]}, schema=schema))
         assert run.barrier() == {(1,): (sum(batches[:-1]),)}
 
-    def test_it_is_found_at_the_lower_end_too(self) -> None:
+    def test_overflow_below_the_lower_limit_is_detected(self) -> None:
         self.overflowing([INT64_MIN, -1])
 
-    def test_it_is_found_however_far_it_goes(self) -> None:
+    def test_overflow_by_any_amount_is_detected(self) -> None:
         self.overflowing([INT64_MAX] * 4)
         self.overflowing([INT64_MIN] * 2)
 
@@ -341,7 +341,7 @@ class TestAgainstAGroupBy:
         barriers=st.sets(st.integers(0, 6)),
         keys=st.sampled_from([["number"], ["text"], ["text", "number"]]),
     )
-    def test_results_do_not_depend_on_how_rows_fall_into_batches_and_epochs(
+    def test_results_do_not_depend_on_the_division_into_batches_and_epochs(
         self, rows: list[tuple[Any, ...]], cuts: list[int], barriers: set[int], keys: list[str]
     ) -> None:
         run = Aggregating(

@@ -77,7 +77,7 @@ def numbers(kind: str) -> st.SearchStrategy[Any]:
 class TestMerging:
     @given(data=st.data())
     @settings(max_examples=25, deadline=None)
-    def test_merging_two_folds_is_folding_both(self, name: str, kind: str, data: st.DataObject) -> None:
+    def test_merging_two_folds_equals_folding_both(self, name: str, kind: str, data: st.DataObject) -> None:
         function, of = FUNCTIONS[name], TYPES[kind]
         if function.result_type(of) is None:
             assert name in ("sum", "mean") and kind == "time"
@@ -100,15 +100,15 @@ class TestMerging:
         same(merged, folded(function, of, [(1, 4), (1, 7), (1, 1), (1, 3)]))
 
 
-class TestSumsThatAreChecked:
-    def test_what_does_not_fit_is_found_before_anything_changed(self) -> None:
+class TestCheckedSums:
+    def test_an_overflow_is_detected_before_anything_changes(self) -> None:
         total, state = FUNCTIONS["sum"], folded(FUNCTIONS["sum"], pa.int64(), [(0, INT64_MAX)])
         assert not total.check(state, given_of([(0, 1)]), Known())
         assert total.check(state, given_of([(0, -1)]), Known())
         assert state["sum"].tolist() == [INT64_MAX, 0, 0]
 
-    def test_a_bound_that_was_passed_is_no_longer_relied_on(self) -> None:
-        """With many keys the sums are not looked at again, so nothing is known of a sum that came near the bound."""
+    def test_a_bound_that_was_exceeded_is_no_longer_used(self) -> None:
+        """With many keys the sums are not checked again, so a sum near the bound is unknown."""
         total, state = FUNCTIONS["sum"], {"sum": np.zeros(1_000, np.int64)}
         state["sum"][0], known = INT64_MAX - 30, Known(INT64_MAX - 10)
         near = given_of([(0, 25)])

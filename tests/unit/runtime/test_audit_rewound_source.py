@@ -61,7 +61,7 @@ def audit(source: hf.Log, first: int, end: int, *numbers: int) -> Line:
     return line
 
 
-class TestAnAuditOfALogThatARewindHasTakenRowsFrom:
+class TestAuditOfARewoundSourceLog:
     @pytest.mark.parametrize(
         ("first", "end", "numbers"),
         [
@@ -73,7 +73,7 @@ class TestAnAuditOfALogThatARewindHasTakenRowsFrom:
             (7, 9, (7, 8)),
         ],
     )
-    def test_proves_what_was_read_past_the_void_ranges(
+    def test_proves_records_read_past_void_ranges(
         self, source: hf.Log, first: int, end: int, numbers: tuple[int, ...]
     ) -> None:
         line = audit(source, first, end, *numbers)
@@ -82,6 +82,6 @@ class TestAnAuditOfALogThatARewindHasTakenRowsFrom:
     def test_differs_where_other_rows_were_read(self, source: hf.Log) -> None:
         assert audit(source, 0, 9, 0, 1, 2, 6, 7, 9).verdict == "differs"
 
-    def test_takes_no_row_from_behind_the_end_for_one_that_became_void(self, source: hf.Log) -> None:
+    def test_does_not_replace_a_void_row_by_a_row_after_the_end(self, source: hf.Log) -> None:
         line = audit(source, 0, 5, 0, 1, 2, 97, 98)
         assert (line.verdict, line.found) == ("differs", 3)

@@ -1,4 +1,4 @@
-"""Any chain of filters and projections gives what Polars gives on the whole, however rows are batched."""
+"""Any chain of filters and projections gives the result of Polars on all rows, however they are batched."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def batch_of(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
 class TestChains:
     @settings(max_examples=80, deadline=None)
     @given(rows=st.lists(ROW, max_size=12), chain=CHAIN, cut=st.integers(0, 12))
-    def test_an_append_stream_gives_the_rows_of_the_whole(
+    def test_an_append_stream_gives_the_same_rows_in_any_batches(
         self, rows: list[tuple[Any, ...]], chain: list[str], cut: int
     ) -> None:
         app = hf.App("test")
@@ -80,7 +80,7 @@ class TestChains:
 
     @settings(max_examples=80, deadline=None)
     @given(epochs=st.lists(st.lists(ROW, max_size=6), max_size=4), chain=CHAIN)
-    def test_what_an_upsert_stream_leaves_behind_is_the_chain_over_the_last_values(
+    def test_an_upsert_stream_leaves_the_chain_applied_to_the_last_values(
         self, epochs: list[list[tuple[Any, ...]]], chain: list[str]
     ) -> None:
         app = hf.App("test")

@@ -68,7 +68,9 @@ def log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 
 
 class TestCreate:
-    def test_it_creates_what_was_asked_for(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_log_is_created_with_the_given_partitions_key_and_columns(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         schema = "auction:int64,price:float64?"
         assert run("create", tmp_path / "log", "--schema", schema, "--partitions", 3, "--key", "auction") == 0
         meta = read_meta(LocalObjects(tmp_path / "log"))
@@ -76,7 +78,7 @@ class TestCreate:
         assert (meta.partitions, meta.key, meta.schema) == (3, ("auction",), parse_columns(schema))
         assert "3 partitions, key auction, columns auction:int64, price:double?" in capsys.readouterr().out
 
-    def test_with_json_it_says_so_in_json(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_create_reports_the_log_as_json(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         run("create", tmp_path / "log", "--schema", SCHEMA, "--json")
         made = json.loads(capsys.readouterr().out)
         assert (made["partitions"], made["key"]) == (4, [])
@@ -91,7 +93,7 @@ class TestCreate:
         assert error.exit_status == 2 and repr(schema) in error.what
         assert not (tmp_path / "log" / "meta.json").exists()
 
-    def test_a_log_that_exists_is_left_alone(self, log: Path) -> None:
+    def test_an_existing_log_is_refused_and_not_changed(self, log: Path) -> None:
         assert refused("create", log, "--schema", SCHEMA).exit_status == 2
 
     def test_columns_are_read_as_they_are_printed(self) -> None:
@@ -106,7 +108,7 @@ class TestAppend:
         assert numbers(log) == [1, 2]
         assert capsys.readouterr().out == "appended 2 rows\n  partition 0: 2 rows from offset 0\n"
 
-    def test_with_json_it_gives_offsets(self, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_append_reports_offsets_as_json(self, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
         from_stdin('{"n": 1}\n', log)
         capsys.readouterr()
         from_stdin('{"n": 2}\n', log, "--json")
@@ -141,7 +143,9 @@ class TestAppend:
             ("x.txt", "n", "not a .csv, .jsonl or .parquet file"),
         ],
     )
-    def test_a_wrong_file_is_refused_whole(self, log: Path, tmp_path: Path, name: str, text: str, message: str) -> None:
+    def test_a_wrong_file_is_refused_completely(
+        self, log: Path, tmp_path: Path, name: str, text: str, message: str
+    ) -> None:
         (tmp_path / name).write_text(text)
         with pytest.raises(ConfigError, match=message):
             run("append", log, "--file", tmp_path / name)
@@ -150,7 +154,7 @@ class TestAppend:
     def test_a_missing_file_is_refused(self, log: Path, tmp_path: Path) -> None:
         assert "No such file" in refused("append", log, "--file", tmp_path / "absent.csv").what
 
-    def test_a_wrong_line_from_stdin_says_what_was_appended_before_it(self, log: Path) -> None:
+    def test_a_wrong_line_from_stdin_is_refused_with_the_rows_appended_before_it(self, log: Path) -> None:
         lines = "".join(f'{{"n":{n}}}\n' for n in range(5)) + "wrong\n"
         with pytest.raises(ConfigError, match="line 6 of stdin") as caught:
             from_stdin(lines, log, "--every", 2)
@@ -172,7 +176,7 @@ class TestAppend:
         assert sum(ends.values()) == 100
         assert all(end % 10 == 0 for end in ends.values())
 
-    def test_a_partition_may_be_chosen(self, tmp_path: Path) -> None:
+    def test_a_partition_can_be_chosen(self, tmp_path: Path) -> None:
         run("create", tmp_path / "log", "--schema", SCHEMA, "--partitions", 3)
         from_stdin('{"n":1}\n', tmp_path / "log", "--partition", 2)
         assert LogReader(LocalObjects(tmp_path / "log")).end_offsets() == {0: 0, 1: 0, 2: 1}
@@ -187,7 +191,7 @@ class TestAppend:
             (True, ["--key", "word"], "partitioned by n, so --key word cannot be"),
         ],
     )
-    def test_a_partition_that_cannot_be_is_refused(
+    def test_an_invalid_partition_is_refused(
         self, tmp_path: Path, keyed: bool, arguments: list[object], message: str
     ) -> None:
         run("create", tmp_path / "log", "--schema", SCHEMA, *(["--key", "n"] if keyed else []))
@@ -195,7 +199,7 @@ class TestAppend:
             from_stdin('{"n":1}\n', tmp_path / "log", *arguments)
         assert numbers(tmp_path / "log") == []
 
-    def test_a_sealed_log_takes_nothing(self, log: Path) -> None:
+    def test_a_sealed_log_accepts_no_rows(self, log: Path) -> None:
         run("seal", log)
         with pytest.raises(ConfigError, match="is sealed"):
             from_stdin('{"n":1}\n', log)
@@ -208,7 +212,7 @@ class TestRead:
         capsys.readouterr()
         return log
 
-    def test_it_shows_a_table_and_says_that_there_is_more(
+    def test_read_shows_a_table_and_reports_that_more_rows_follow(
         self, filled: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert run("read", filled, "--limit", 2) == 0
@@ -216,7 +220,7 @@ class TestRead:
         assert shown.out == "partition  offset  n  word\n0          0       0  w0\n0          1       1  w1\n"
         assert shown.err == "2 of 30 rows shown; --limit shows more\n"
 
-    def test_with_json_it_prints_one_object_per_row(self, filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_read_prints_one_json_object_per_row(self, filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
         run("read", filled, "--partition", 0, "--offset", 28, "--json")
         shown = capsys.readouterr()
         assert [json.loads(line) for line in shown.out.splitlines()] == [
@@ -224,7 +228,7 @@ class TestRead:
         ]
         assert shown.err == ""
 
-    def test_values_that_json_lacks_are_strings(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_values_without_a_json_type_are_strings(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         columns = "f:float64,at:timestamp,on:date,raw:binary,d:decimal128(5,2)"
         run("create", tmp_path / "log", "--schema", columns, "--partitions", 1)
         row = {"f": "NaN", "at": "2026-01-02T03:04:05.000006Z", "on": "2026-01-02", "raw": "AP8=", "d": "1.50"}
@@ -248,7 +252,9 @@ class TestRead:
             (["--partition", 1], "no partition 1"),
         ],
     )
-    def test_a_place_that_does_not_exist_is_refused(self, filled: Path, arguments: list[object], message: str) -> None:
+    def test_an_offset_or_partition_that_does_not_exist_is_refused(
+        self, filled: Path, arguments: list[object], message: str
+    ) -> None:
         error = refused("read", filled, *arguments)
         assert error.exit_status == 2 and message in error.what
 
@@ -258,7 +264,7 @@ class TestRead:
         assert error.exit_status == 2 and f"no log at {tmp_path}/absent" in error.what
         assert not (tmp_path / "absent").exists()
 
-    def test_damaged_data_is_found_and_has_its_own_status(self, filled: Path) -> None:
+    def test_damaged_data_is_detected_and_has_its_own_exit_status(self, filled: Path) -> None:
         (segment,) = (filled / "data" / "0").iterdir()
         segment.write_bytes(segment.read_bytes()[:-1])
         error = refused("read", filled)
@@ -266,7 +272,7 @@ class TestRead:
         assert segment.name in error.what
 
 
-class TestRowsThatWereTakenBack:
+class TestVoidRows:
     @pytest.fixture
     def rewound(self, log: Path, capsys: pytest.CaptureFixture[str]) -> Path:
         """Offsets 0 and 3 hold rows; 1 and 2 are void."""
@@ -362,7 +368,7 @@ class TestWrongUse:
         assert isinstance(error, ConfigError) and f"{flag} is -2" in error.what
         assert error.not_done == "nothing was read"
 
-    def test_a_log_may_be_followed_without_any_old_row(self, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_log_can_be_followed_without_any_old_row(self, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
         from_stdin('{"n": 1}', log)
         run("seal", log)
         capsys.readouterr()
@@ -370,7 +376,7 @@ class TestWrongUse:
         assert capsys.readouterr().out == "partition\toffset\tn\tword\n"
 
     @pytest.mark.parametrize("flag", ["--older-than", "--keep-tombstones", "--grace"])
-    def test_a_time_that_is_none_leaves_the_log_as_it_is_and_says_so(self, log: Path, flag: str) -> None:
+    def test_an_invalid_duration_is_refused_and_the_log_is_not_compacted(self, log: Path, flag: str) -> None:
         error = refused("compact", log, flag, "banana")
         assert flag in error.what
         assert error.not_done == "the log was not compacted"

@@ -97,8 +97,8 @@ class Job:
         return Repository(self.store).read_log()
 
 
-class TestAJobOnACompactedLog:
-    def test_takes_what_is_left_once_and_goes_on(self, tmp_path: Path) -> None:
+class TestJobOnACompactedLog:
+    def test_reads_the_remaining_rows_once_and_continues(self, tmp_path: Path) -> None:
         job = Job(tmp_path)
         job.say(100)
         job.compact()
@@ -109,7 +109,7 @@ class TestAJobOnACompactedLog:
         job.cluster.pass_time(5.0)
         assert job.table() == {word: (left.count(word), job.last()[word]) for word in WORDS}
 
-    def test_dead_letters_name_the_offsets_that_records_have(self, tmp_path: Path) -> None:
+    def test_dead_letters_name_the_offsets_of_the_records(self, tmp_path: Path) -> None:
         job = Job(tmp_path)
         job.say(60, nulls=True)
         job.compact()
@@ -121,7 +121,7 @@ class TestAJobOnACompactedLog:
         assert dead
 
     @pytest.mark.parametrize("seed", range(4))
-    def test_whatever_fails_while_logs_are_compacted_no_key_loses_its_last_row(self, tmp_path: Path, seed: int) -> None:
+    def test_no_key_loses_its_last_row_whatever_fails_during_compactions(self, tmp_path: Path, seed: int) -> None:
         job = Job(tmp_path, seed)
         job.cluster.begin()
         rng = random.Random(f"{seed}/steps")
@@ -146,7 +146,7 @@ class TestAJobOnACompactedLog:
         assert all(rows <= said.count(word) for word, (rows, _) in table.items())
 
 
-class TestARewind:
+class TestRewind:
     @pytest.fixture
     def job(self, tmp_path: Path) -> Job:
         made = Job(tmp_path)
@@ -156,7 +156,7 @@ class TestARewind:
             made.cluster.pass_time(4.0)
         return made
 
-    def test_of_records_that_are_all_there_is_possible(self, job: Job) -> None:
+    def test_of_records_that_all_exist_is_possible(self, job: Job) -> None:
         assert missing_records(Repository(job.store), job.log(), self.first(job), job.plan) is None
 
     def test_of_records_that_were_compacted_is_refused(self, job: Job) -> None:
@@ -171,14 +171,14 @@ class TestARewind:
         with pytest.raises(ConfigError, match="no longer exist"):
             check(shown, ())
 
-    def test_that_would_take_back_compacted_output_is_refused(self, job: Job) -> None:
+    def test_that_would_undo_compacted_output_is_refused(self, job: Job) -> None:
         job.compact("copy")
         base = next(each for each in job.log().completed if each.body.epoch == self.first(job))
         shown = plan_of(Repository(job.store), job.log(), base, job.plan, stop=False, clock=job.cluster.clock)
         verdicts = {sink["name"]: sink["verdict"] for sink in shown["sinks"]}
         assert verdicts["copy"] == "impossible" and verdicts["all"] == "overwrite"
 
-    def test_that_reads_nothing_again_is_possible(self, job: Job) -> None:
+    def test_that_rereads_nothing_is_possible(self, job: Job) -> None:
         job.compact()
         assert missing_records(Repository(job.store), job.log(), job.log().base_epoch, job.plan) is None
 
@@ -187,8 +187,8 @@ class TestARewind:
         return int(job.log().completed[0].body.epoch)
 
 
-class TestARedrive:
-    def test_of_a_record_that_was_compacted_is_refused_and_takes_no_other(self) -> None:
+class TestRedrive:
+    def test_of_a_compacted_record_is_refused_and_uses_no_other_record(self) -> None:
         dead, log = MemoryObjects(), MemoryObjects()
         create_log(log, SCHEMA, partitions=1, key=["word"])
         LogWriter(log).append({0: pa.Table.from_pylist([{"n": n, "word": "a"} for n in (1, 2)], SCHEMA)})
@@ -209,7 +209,7 @@ class TestArrived:
         st.one_of(st.none(), st.integers(1, 60)),
         st.one_of(st.none(), st.integers(1, 7)),
     )
-    def test_however_rows_with_gaps_are_cut_each_comes_once_under_its_offset(
+    def test_rows_with_gaps_arrive_once_with_their_offset_however_they_are_cut(
         self, places: list[int], until: int | None, rows_max: int | None
     ) -> None:
         places = sorted(places)
@@ -229,8 +229,8 @@ class TestArrived:
             assert len(found) >= len([place for place in places if place < until])
 
 
-class TestAnAudit:
-    def test_of_what_was_compacted_says_that_it_cannot_be_proved_any_more(self, tmp_path: Path) -> None:
+class TestAudit:
+    def test_of_compacted_rows_reports_them_as_not_provable(self, tmp_path: Path) -> None:
         job = Job(tmp_path)
         job.cluster.begin()
         job.say(40)

@@ -91,13 +91,13 @@ class Stored:
 
 
 class TestRestoring:
-    def test_a_base_and_what_follows_it(self) -> None:
+    def test_a_base_and_the_segments_after_it_are_restored(self) -> None:
         stored = Stored()
         deploy = stored.deploy(3, stored.base(2), stored.segments[2])
         assert stored.restored(deploy, MemoryKeyValue(), None) == {2: 1, 3: 3}
 
     def test_a_folder_older_than_the_base_is_not_used(self) -> None:
-        """The base does not say that 1 was deleted."""
+        """The base does not record the deletion of 1."""
         stored = Stored()
         deploy = stored.deploy(3, stored.base(2), stored.segments[2])
         assert stored.restored(deploy, stored.folder(1), 1) == {2: 1, 3: 3}
@@ -109,13 +109,13 @@ class TestRestoring:
         assert stored.restored(stored.deploy(3, base, stored.segments[2]), stored.folder(2), 2) == {2: 1, 3: 3}
 
     @pytest.mark.parametrize("groups", [(0, 4), (4, 8)])
-    def test_a_folder_of_some_key_groups_needs_the_older_segments_for_the_others(self, groups: tuple[int, int]) -> None:
+    def test_a_folder_with_some_key_groups_needs_older_segments_for_the_others(self, groups: tuple[int, int]) -> None:
         stored = Stored()
         deploy = stored.deploy(3, None, *stored.segments)
         assert stored.restored(deploy, stored.folder(2), 2, groups) == {2: 1, 3: 3}
 
-    def test_what_it_stands_at_is_known_by_content(self) -> None:
-        """Else the marker of the local state would name no content, and no later start could use it."""
+    def test_the_restored_epoch_is_identified_by_content(self) -> None:
+        """Otherwise the marker of the local state would name no content, and no later start could use it."""
         stored = Stored()
         deploy = msgspec.structs.replace(
             stored.deploy(3, None, *stored.segments), lineage={Epoch(3): "manifest of 3", Epoch(2): "manifest of 2"}
@@ -125,7 +125,24 @@ class TestRestoring:
         marker = read_marker(folder)
         assert marker is not None and marker.cuts == (Cut(Epoch(3), "manifest of 3"),) * 2
 
-    def test_a_merge_that_is_run_again_writes_the_same(self) -> None:
+    def test_pieces_are_read_one_at_a_time_and_oldest_first(self) -> None:
+        stored, found = Stored(), list[tuple[int, int]]()
+        deploy = stored.deploy(3, None, *reversed(stored.segments))
+        sizes = [segment.object.size for segment in stored.segments]
+        store = StateStore(Identity(JOB, Generation(1), Timeline(1), WorkerId("w")), [SPEC], GROUPS, WHOLE)
+
+        def advanced(done: int, total: int) -> None:
+            found.append((done, total))
+            if done == sizes[0]:  # the second piece is not read before the first one is in the table
+                assert store.table(1).get_committed((2,)) == {"n": 1}
+                stored.objects.delete(stored.segments[0].object.path)
+
+        restore(Opened(store, None, None, lambda: None), deploy, stored.objects, advanced)
+        ends = [sum(sizes[:count]) for count in range(4)]
+        assert found == [(done, ends[3]) for end in range(3) for done in (ends[end], ends[end + 1])]
+        assert store.get_committed(1, (1,)) is None and store.get_committed(1, (3,)) == {"n": 3}
+
+    def test_a_repeated_merge_writes_the_same_bytes(self) -> None:
         stored = Stored()
         first, again = stored.base(3), stored.base(3)
         assert again == first

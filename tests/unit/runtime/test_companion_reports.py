@@ -1,4 +1,4 @@
-"""What the master makes of what companions report, and what status and explain then say."""
+"""How the job master handles reports of companions, and how status and explain show them."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def shown(run: Run) -> Status:
     return status.of_run(run.state, "root", "continuous", DriverProcess(host="h", pid=1, at=0, owner="o"))
 
 
-class TestAWorkerThatIsSpokenFor:
-    def test_is_not_silent_however_long_it_holds_its_interpreter(self) -> None:
+class TestWorkerReportedByItsCompanion:
+    def test_is_not_silent_while_it_holds_its_interpreter(self) -> None:
         run = running()
         for _ in range(100):
             run.hear(vitals(A, "held"))
             run.pass_time(RULES.silent_after, alive=(B,))
         assert set(run.state.workers) == {A, B} and run.state.failures == ()
 
-    def test_is_waited_for_by_a_recovery_that_needs_it(self) -> None:
+    def test_is_awaited_by_a_recovery_that_needs_it(self) -> None:
         """Until its interpreter is free it takes no data connection: its channels break in every generation."""
         run = running()
         run.hear(vitals(A, "held"))
@@ -66,20 +66,20 @@ class TestAWorkerThatIsSpokenFor:
         ("mark", "code", "named"),
         [("source: s", "slow_source", "a read of source 's'"), (None, "slow_function", "code outside Python")],
     )
-    def test_is_named_also_where_it_is_in_no_function(self, mark: str | None, code: str, named: str) -> None:
+    def test_is_named_even_outside_any_function(self, mark: str | None, code: str, named: str) -> None:
         run = running()
         run.hear(vitals(A, "held", mark))
         found = [each for each in explain.findings(shown(run)) if each.code == code]
         assert [named in each.what for each in found] == [True]
 
-    def test_is_as_silent_as_any_other_when_its_companion_is(self) -> None:
+    def test_is_silent_if_its_companion_is_silent(self) -> None:
         run = running()
         run.hear(vitals(A, "held"))
         run.pass_time(SILENT_S, alive=(B,))
         assert set(run.state.workers) == {B}
         assert f"silent for 6.0 s, while it ran {STEP}" in run.state.failures[0].error.what
 
-    def test_has_no_last_words_once_it_speaks_for_itself(self) -> None:
+    def test_has_no_companion_report_once_it_sends_heartbeats(self) -> None:
         run = running()
         run.hear(vitals(A, "held"))
         run.beat(A)
@@ -87,7 +87,7 @@ class TestAWorkerThatIsSpokenFor:
         assert run.state.failures[0].error.what == "stream closed"
         assert all(each.code != "slow_function" for each in explain.findings(shown(run)))
 
-    def test_that_was_let_go_changes_nothing(self) -> None:
+    def test_that_was_dismissed_changes_nothing(self) -> None:
         run = running()
         run.lose(A)
         before = run.state
@@ -96,7 +96,7 @@ class TestAWorkerThatIsSpokenFor:
 
 
 class TestAWorkerThatEnds:
-    def test_is_named_with_what_it_did_in_the_log_and_in_the_failure(self) -> None:
+    def test_is_named_with_its_function_in_the_log_and_in_the_failure(self) -> None:
         run = running()
         run.hear(vitals(A, "ended"))
         run.lose(A, "worker a (pid 1) closed its stream")
@@ -106,25 +106,25 @@ class TestAWorkerThatEnds:
         assert failure.error.what == wanted
         assert "os._exit" in failure.error.next
 
-    def test_for_want_of_memory_is_told_so(self) -> None:
+    def test_for_lack_of_memory_is_reported_with_that_cause(self) -> None:
         run = running()
         run.hear(vitals(A, "ended", memory=True))
         run.lose(A)
         assert "killed a process on that machine because it ran out of memory" in run.state.failures[0].error.what
 
-    def test_while_nothing_of_the_user_ran_is_told_as_it_was(self) -> None:
+    def test_outside_user_code_is_reported_without_a_function(self) -> None:
         run = running()
         run.hear(vitals(A, "ended", mark=None))
         run.lose(A, "worker a closed its stream")
         assert run.state.failures[0].error.what == "worker a closed its stream"
 
-    def test_that_told_why_itself_is_believed(self) -> None:
+    def test_that_reported_its_own_cause_keeps_that_cause(self) -> None:
         run = running()
         run.hear(vitals(A, "held"))
         run.fail(A, "no room")
         assert run.state.failures[0].error.what == "no room"
 
-    def test_again_and_again_ends_the_run_with_the_function(self) -> None:
+    def test_repeatedly_fails_the_run_with_the_name_of_the_function(self) -> None:
         run = running()
         run.state = replace(run.state, rules=replace(run.state.rules, restart_failures_max=0))
         run.hear(vitals(A, "ended"))
@@ -134,7 +134,7 @@ class TestAWorkerThatEnds:
 
 
 class TestAWorkerThatHangs:
-    def test_is_let_go_and_named(self) -> None:
+    def test_is_dismissed_and_named(self) -> None:
         run = running()
         assert any(isinstance(each, Dismiss) for each in run.hear(vitals(A, "hung", for_ms=120_400)))
         ended = "worker a (pid 1) was ended: it held its interpreter for 120 s"
@@ -143,8 +143,8 @@ class TestAWorkerThatHangs:
         assert "hung_after_ms" in run.state.failures[0].error.next
 
 
-class TestADriverThatWasStopped:
-    def test_itself_takes_no_worker_for_silent(self) -> None:
+class TestStoppedDriver:
+    def test_does_not_treat_workers_as_silent(self) -> None:
         run = running()
         run.pass_time(1.0)
         run.now += 100.0
@@ -155,7 +155,7 @@ class TestADriverThatWasStopped:
 
 
 class TestMarks:
-    def test_stand_while_a_function_or_a_source_is_called_and_are_known_beforehand(
+    def test_are_set_while_a_function_or_source_is_called_and_are_listed_beforehand(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         seen: list[str | None] = []
@@ -174,7 +174,7 @@ class TestMarks:
         assert seen[-1] is None
         assert marks_of(played.plan) == ["source: s", MARK]
 
-    def test_go_with_a_function_that_raises(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_are_cleared_when_a_function_raises(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[str | None] = []
         monkeypatch.setattr(cluster, "WorkerLoop", partial(WorkerLoop, mark=seen.append))
 
@@ -188,11 +188,11 @@ class TestMarks:
         assert seen[2:4] == [MARK, None]
 
 
-class TestAnOperatorThatIsBusy:
+class TestBusyOperator:
     @pytest.mark.parametrize(
         ("mark", "name", "blocked_by"), [(MARK, "map parse", "its Python function"), ("source: s", "s", "a read")]
     )
-    def test_is_told_by_the_status(self, mark: str, name: str, blocked_by: str) -> None:
+    def test_is_named_in_the_status(self, mark: str, name: str, blocked_by: str) -> None:
         run = running()
         progress = m.Progress(operators=tuple(m.OperatorProgress(n, 1, 1, 0) for n in ("map parse", "s", "other")))
         run.hear(m.Heartbeat(A, run.generation, False, False, (), progress))

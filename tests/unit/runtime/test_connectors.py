@@ -1,4 +1,4 @@
-"""Connectors by name: our own, those of installed packages, and what is refused."""
+"""Connectors by name: built-in ones, those of installed packages, and refused names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 class TestNames:
-    def test_of_our_own_connectors_give_our_own_classes(self, tmp_path: Path) -> None:
+    def test_of_built_in_connectors_give_the_built_in_classes(self, tmp_path: Path) -> None:
         assert isinstance(hf.connector("log", tmp_path), hf.Log)
         assert hf.connector("sqlite", "out.db", table="t").table == "t"
         assert {each.name for each in installed() if each.package == "holdfast"} == set(OWN)
@@ -42,24 +42,26 @@ class TestNames:
         install("acme", numbers="acme_named:Numbers")
         assert hf.connector("numbers", last=3).last == 3
 
-    def test_that_are_unknown_are_refused_with_those_that_are_known(self) -> None:
+    def test_that_are_unknown_are_refused_with_the_known_names(self) -> None:
         with pytest.raises(hf.ConfigError, match="there is no connector 'kafka'") as caught:
             hf.connector("kafka")
         assert "generator, log, sqlite" in caught.value.next_step
 
-    def test_of_ours_cannot_be_taken(self, install: Install) -> None:
+    def test_of_built_in_connectors_cannot_be_registered_again(self, install: Install) -> None:
         install("acme", log="acme_named:Log")
         with pytest.raises(hf.ConfigError, match="'log' is registered by acme and holdfast"):
             hf.connector("log", "/data")
 
-    def test_whose_module_is_gone_are_refused_with_the_package(self, install: Install) -> None:
+    def test_whose_module_is_missing_are_refused_with_the_package(self, install: Install) -> None:
         install("acme", broken="acme_gone:Numbers")
         with pytest.raises(hf.ConfigError, match=r"'broken' of package acme cannot be loaded from acme_gone:Numbers"):
             hf.connector("broken")
 
 
 class TestCommand:
-    def test_it_lists_names_with_their_packages(self, install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_command_lists_names_with_their_packages(
+        self, install: Install, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         install("acme", numbers="acme_named:Numbers")
         assert main(["connectors", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)

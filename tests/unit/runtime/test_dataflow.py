@@ -1,4 +1,4 @@
-"""What users write, and what is refused at the very line that has to change."""
+"""The API that users call, and refusals that name the line to change."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TestNames:
         with pytest.raises(hf.ConfigError):
             hf.App(name)
 
-    def test_a_forgotten_name_is_met_with_advice(self) -> None:
+    def test_a_missing_name_is_refused_with_advice(self) -> None:
         with pytest.raises(hf.ConfigError, match="has no name"):
             hf.App("hot").source(PlannedSource(BIDS), "bids")  # type: ignore[call-overload]
 
@@ -54,7 +54,7 @@ class TestNames:
             lambda app, stream: stream.key_by("auction").agg("bids", n=hf.count()),
         ],
     )
-    def test_a_name_names_one_thing_only(self, again: Callable[[hf.App, Any], None]) -> None:
+    def test_a_name_can_be_used_only_once(self, again: Callable[[hf.App, Any], None]) -> None:
         app, stream = bids()
         with pytest.raises(hf.ConfigError, match="already the name of the app's source"):
             again(app, stream)
@@ -78,7 +78,7 @@ class TestApps:
         with pytest.raises(hf.ConfigError, match="'_op' is not allowed"):
             hf.App("hot").source("bids", PlannedSource(pa.schema([("_op", pa.int8())])))
 
-    def test_what_is_no_source_is_refused(self) -> None:
+    def test_an_object_that_is_no_source_is_refused(self) -> None:
         with pytest.raises(hf.ConfigError, match="is not a source"):
             hf.App("hot").source("bids", "data/bids")  # type: ignore[call-overload]
 
@@ -124,7 +124,7 @@ class TestSchemas:
         ]
         assert out.upsert_key == ("note", "auction")
 
-    def test_a_filter_on_an_upsert_stream_makes_what_is_no_key_nullable(self) -> None:
+    def test_a_filter_on_an_upsert_stream_makes_non_key_columns_nullable(self) -> None:
         _, stream = bids()
         out = stream.key_by("auction").agg("hot", n=hf.count()).filter(pl.col("n") > 1)
         assert fields(out.schema) == [("auction", pa.int64(), False), ("n", pa.int64(), True)]
@@ -147,18 +147,18 @@ class TestAggregates:
         ],
         ids=str,
     )
-    def test_a_type_that_an_aggregate_does_not_take_is_refused_with_advice(self, given: Any) -> None:
+    def test_a_type_that_an_aggregate_does_not_support_is_refused_with_advice(self, given: Any) -> None:
         _, stream = bids()
         with pytest.raises(hf.ConfigError, match="does not take"):
             stream.key_by("auction").agg("hot", x=given)
 
-    def test_an_unknown_column_is_met_with_the_closest(self) -> None:
+    def test_an_unknown_column_is_refused_with_the_closest_one(self) -> None:
         _, stream = bids()
         with pytest.raises(hf.ConfigError, match="did you mean 'price'"):
             stream.key_by("auction").agg("hot", x=hf.sum("prize"))
 
     @pytest.mark.parametrize("given", [{}, {"x": 1}, {"x": pl.col("price").sum()}, {"_x": hf.count()}])
-    def test_what_is_no_aggregate_is_refused(self, given: Any) -> None:
+    def test_an_object_that_is_no_aggregate_is_refused(self, given: Any) -> None:
         _, stream = bids()
         with pytest.raises(hf.ConfigError):
             stream.key_by("auction").agg("hot", **given)
@@ -172,7 +172,7 @@ class TestAggregates:
         with pytest.raises(hf.ConfigError, match="also a key column"):
             stream.key_by("auction").agg("hot", auction=hf.count())
 
-    def test_a_mode_that_is_not_supported_is_refused(self) -> None:
+    def test_an_unsupported_mode_is_refused(self) -> None:
         _, stream = bids()
         with pytest.raises(hf.ConfigError, match="emit='each' is not supported"):
             stream.key_by("auction").agg("hot", emit="each", n=hf.count())
@@ -206,7 +206,7 @@ class TestUpsertStreams:
             lambda s: s.with_columns(auction="n"),
         ],
     )
-    def test_the_key_stays_as_it_is(self, change: Callable[[Any], Any]) -> None:
+    def test_the_key_cannot_be_changed_or_dropped(self, change: Callable[[Any], Any]) -> None:
         with pytest.raises(hf.ConfigError, match="left out or changed"):
             change(self.upserts())
 
@@ -215,13 +215,13 @@ class TestUpsertStreams:
         with pytest.raises(hf.ConfigError, match=r"sink 'out' at .* does not fit its stream"):
             self.upserts().sink("out", sink)
 
-    def test_a_sink_that_was_refused_leaves_its_name_free(self) -> None:
+    def test_a_refused_sink_does_not_reserve_its_name(self) -> None:
         stream = self.upserts()
         with pytest.raises(hf.ConfigError):
             stream.sink("out", MemorySink())
         stream.sink("out", MemorySink(key=["auction"]))
 
-    def test_what_is_no_sink_is_refused(self) -> None:
+    def test_an_object_that_is_no_sink_is_refused(self) -> None:
         with pytest.raises(hf.ConfigError, match="is not a sink"):
             self.upserts().sink("out", "out.db")
 

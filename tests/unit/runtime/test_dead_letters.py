@@ -1,4 +1,4 @@
-"""Dead letters in whole jobs: every record goes out, is dropped or becomes a dead letter, once, whatever crashes."""
+"""Dead letters in complete jobs: every record is emitted, dropped or becomes a dead letter, once, under any crash."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ LINES: list[tuple[int | None, str | None]] = [
 ]
 
 
-class TestARecordThatCannotBeDecoded:
-    def test_becomes_a_dead_letter_with_its_place_and_the_record_as_it_was(self) -> None:
+class TestUndecodableRecord:
+    def test_becomes_a_dead_letter_with_its_place_and_the_original_record(self) -> None:
         with TestDriver(counting()) as t:
             push(t, LINES[:2], partition=3)
             t.checkpoint()
@@ -155,7 +155,7 @@ class TestARecordThatCannotBeDecoded:
             "error": "column 'number' is null, which the job's schema does not allow",
         }
 
-    def test_fails_a_job_without_a_dlq_and_says_where_and_what_to_do(self) -> None:
+    def test_fails_a_job_without_a_dlq_with_its_place_and_the_next_step(self) -> None:
         app = hf.App("words")
         lines_of(app).sink("out", hf.SQLite("unused.db", table="lines"))
         with TestDriver(app) as t:
@@ -168,7 +168,7 @@ class TestARecordThatCannotBeDecoded:
             error = (t.cluster.driver.outcome or ("", None))[1]
         assert error is not None and (error.source, error.partition, error.offset) == ("lines", 1, 2)
 
-    def test_is_left_out_and_counted_with_drop(self) -> None:
+    def test_is_dropped_and_counted_with_on_error_drop(self) -> None:
         with TestDriver(counting(on_error="drop")) as t:
             push(t, LINES)
             t.checkpoint()
@@ -176,7 +176,7 @@ class TestARecordThatCannotBeDecoded:
             assert (row["rows_in"], row["rows_out"], row["dropped"], row["dlq"]) == (6, 4, 2, None)
             assert not [key for key in dead(t) if key[0] == "lines"]
 
-    def test_may_be_all_that_there_is_under_event_time(self) -> None:
+    def test_may_be_the_only_record_under_event_time(self) -> None:
         @dataclass
         class Timed:
             at: datetime
@@ -194,8 +194,8 @@ class TestARecordThatCannotBeDecoded:
             assert Counter(row["offset"] for row in t.rows("dlq")) == Counter([0, 1, 3, 5])
 
 
-class TestAFunctionThatFails:
-    def test_its_row_becomes_a_dead_letter_and_the_job_goes_on(self) -> None:
+class TestFailingFunction:
+    def test_its_row_becomes_a_dead_letter_and_the_job_continues(self) -> None:
         with TestDriver(counting()) as t:
             push(t, LINES)
             t.checkpoint()
@@ -207,14 +207,14 @@ class TestAFunctionThatFails:
         # one record was left out before it: offsets still are those of the source
         assert (raised["partition"], raised["offset"], raised["form"]) == (0, 2, "record")
 
-    def test_nothing_of_a_row_goes_on_if_anything_that_was_given_for_it_does_not_fit(self) -> None:
+    def test_a_row_emits_nothing_if_one_of_its_results_does_not_fit(self) -> None:
         with TestDriver(counting()) as t:
             push(t, [(3, SPLIT)])
             t.checkpoint()
             assert t.rows("all") == []
             assert dead(t) == {("flat_map words", (3, SPLIT)): 1}
 
-    def test_a_row_behind_other_steps_is_kept_as_it_reached_the_function(self) -> None:
+    def test_a_row_after_other_steps_is_kept_as_it_reached_the_function(self) -> None:
         app = hf.App("words", dlq=MemorySink())
         lines = lines_of(app).select("text", twice=pl.col("number") * 2)
         lines.map(lambda r: 1 / 0, to=Word, on_error="dlq").sink("out", MemorySink())
@@ -225,7 +225,7 @@ class TestAFunctionThatFails:
         assert [(row["form"], row["offset"]) for row in rows] == [("row", 0), ("row", 1)]
         assert decode_row(rows[0]["raw"]).to_pylist() == [{"text": SPLIT, "twice": 6}]
 
-    def test_map_batches_finds_the_rows_at_fault_and_their_offsets(self) -> None:
+    def test_map_batches_finds_the_failing_rows_and_their_offsets(self) -> None:
         def strict(batch: pa.RecordBatch) -> pa.RecordBatch:
             if 7 in batch.column("number").to_pylist():
                 raise ValueError("seven")
@@ -239,7 +239,7 @@ class TestAFunctionThatFails:
             assert [row["offset"] for row in t.rows("dlq")] == [7]
             assert sorted(row["number"] for row in t.rows("out")) == [n for n in range(20) if n != 7]
 
-    def test_behind_a_shuffle_what_is_unknown_is_null(self) -> None:
+    def test_unknown_places_after_a_shuffle_are_null(self) -> None:
         @dataclass
         class Timed:
             at: datetime
@@ -257,7 +257,7 @@ class TestAFunctionThatFails:
         assert len(letters) == 5
         assert {(r["source"], r["partition"], r["offset"], r["form"]) for r in letters} == {(None, None, None, "row")}
 
-    def test_records_in_are_rows_out_and_dropped_and_dead_letters(self) -> None:
+    def test_records_in_equal_rows_out_plus_dropped_plus_dead_letters(self) -> None:
         with TestDriver(counting()) as t:
             push(t, LINES)
             push(t, LINES, partition=1)
@@ -286,7 +286,7 @@ class TestTheDlq:
             app.plan()
         assert told in caught.value.what
 
-    def test_its_name_is_taken(self) -> None:
+    def test_its_name_is_reserved(self) -> None:
         with pytest.raises(ConfigError, match="'dlq'.* is already the name of the app's dead letter queue"):
             lines_of(hf.App("words")).sink("dlq", MemorySink())
 
@@ -296,7 +296,7 @@ class TestTheDlq:
         with pytest.raises(ConfigError, match="on_error is 'ignore'"):
             lines_of(hf.App("words"), on_error="ignore")
 
-    def test_the_plan_shows_it(self) -> None:
+    def test_the_plan_shows_the_dlq(self) -> None:
         plan = counting().plan()
         assert "text: string), on error: dlq" in render(plan)
         assert "dead letters of every fragment: sink dlq (operator: string, source: string?" in render(plan)
@@ -314,7 +314,7 @@ class TestALogWithNulls:
         LogWriter(LocalObjects(tmp_path / "lines")).append({0: table})
         return hf.Log(tmp_path / "lines", Line)
 
-    def test_is_accepted_where_the_dataclass_has_none(self, log: hf.Log) -> None:
+    def test_is_accepted_even_if_the_dataclass_forbids_nulls(self, log: hf.Log) -> None:
         source: Source = log.source()
         source.check()
         batch, following = source.open().read(0, 0, 1 << 20)
@@ -332,12 +332,12 @@ class TestALogWithNulls:
 
 
 class TestARawRecord:
-    def test_comes_back_as_it_was(self) -> None:
+    def test_is_read_back_unchanged(self) -> None:
         batch = pa.record_batch({"a": [1, None, 3], "b": ["x", "y", None]})
         assert [decode_row(encode_row(batch, row)).to_pylist()[0] for row in range(3)] == batch.to_pylist()
 
     @pytest.mark.parametrize("raw", [b"", b"nonsense", encode_row(pa.record_batch({"a": [1]}))[:-40]])
-    def test_other_bytes_are_damaged(self, raw: bytes) -> None:
+    def test_other_bytes_are_damage(self, raw: bytes) -> None:
         with pytest.raises(Damaged, match="raw record of a dead letter cannot be read"):
             decode_row(raw)
 
@@ -362,8 +362,8 @@ class TestALogAsDlq:
         assert LogReader(LocalObjects(tmp_path / "dead")).meta.schema == DEAD_LETTERS
 
 
-class TestItsEpoch:
-    def test_is_that_of_the_fragment_that_refused_the_record(self) -> None:
+class TestEpochOfADeadLetter:
+    def test_is_the_epoch_of_the_fragment_that_refused_the_record(self) -> None:
         plan = counting().plan()
         pushed = PushedSource("lines", plan.sources[0].source.schema, random.Random(0))
         opened: dict[str, OpenSource] = {"lines": pushed}
@@ -375,7 +375,7 @@ class TestItsEpoch:
         state = StateStore(Identity(JobUuid("job"), Generation(1), Timeline(1), WorkerId("w")), specs, 16, (0, 16))
         readings = open_readings(plan, (SourcePosition("lines", 0, 0),), opened)
         throttle = Throttle(None, VirtualClock())
-        # No sink of this plan is written at once, so nothing is asked of the surroundings.
+        # No sink of this plan is immediate, so the fragment needs no further context.
         immediate = ImmediateWrites(plan, cast("Ports", None), lambda *_: None, lambda *_: None)
         run = SubtaskRun(plan, Subtask(0), 1, state, links, opened, readings, throttle, immediate)
 
@@ -420,7 +420,7 @@ TEXTS = st.sampled_from([None, "", GOOD, SPLIT, "oh no!", "the plain", "a bird i
     ),
     st.integers(0, 1_000),
 )
-def test_whatever_crashes_every_record_goes_out_or_is_one_dead_letter(actions: list[Action], seed: int) -> None:
+def test_every_record_is_emitted_or_is_one_dead_letter_under_any_crash(actions: list[Action], seed: int) -> None:
     pushed: list[tuple[int | None, str | None]] = []
     with TestDriver(counting(), seed=seed) as t:
         for kind, where, lines in actions:

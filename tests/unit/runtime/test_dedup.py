@@ -66,7 +66,7 @@ def passed(t: TestDriver) -> list[float]:
     return sorted((each["at"] - at(0)).total_seconds() for each in t.rows("out"))
 
 
-class TestWhatPasses:
+class TestPassedRows:
     def after(self, *seconds: float) -> list[float]:
         with TestDriver(app_of()) as t:
             for second in seconds:
@@ -77,16 +77,16 @@ class TestWhatPasses:
     def test_only_the_first_of_equal_rows(self) -> None:
         assert self.after(5, 5, 5) == [5]
 
-    def test_a_row_just_within_is_dropped_and_one_exactly_within_later_is_the_new_first(self) -> None:
+    def test_a_row_within_the_interval_is_dropped_and_one_at_its_end_passes(self) -> None:
         assert self.after(0, 9.999999, 10, 19.999999, 20) == [0, 10, 20]
 
-    def test_a_row_that_was_dropped_does_not_lengthen_the_time(self) -> None:
+    def test_a_dropped_row_does_not_extend_the_interval(self) -> None:
         assert self.after(0, 9, 18) == [0, 18]
 
-    def test_an_earlier_row_that_comes_later_is_a_repetition_only_within(self) -> None:
+    def test_an_earlier_row_that_arrives_later_is_a_repetition_only_within(self) -> None:
         assert self.after(30, 20.000001, 20, 10.000001, 29) == [20, 30]
 
-    def test_keys_do_not_matter_to_each_other_and_null_is_one(self) -> None:
+    def test_keys_are_independent_and_null_is_a_key(self) -> None:
         with TestDriver(app_of()) as t:
             t.push("rows", [row(0, id, note) for note in range(3) for id in ("a", "b", None)])
             t.checkpoint()
@@ -104,7 +104,7 @@ class TestWhatPasses:
 
 
 class TestLateRows:
-    def test_a_row_that_the_watermark_has_passed_by_within_is_late(self) -> None:
+    def test_a_row_behind_the_watermark_by_within_is_late(self) -> None:
         with TestDriver(app_of()) as t:
             t.push("rows", [row(0, "first")])
             t.watermark("rows", at(30))
@@ -113,7 +113,7 @@ class TestLateRows:
             assert [each["id"] for each in t.rows("late")] == ["x"]
             assert sorted(each["id"] for each in t.rows("out")) == ["first", "y"]
 
-    def test_a_row_that_is_not_late_still_finds_what_it_repeats(self) -> None:
+    def test_a_row_that_is_not_late_is_still_compared_with_earlier_rows(self) -> None:
         with TestDriver(app_of()) as t:
             t.push("rows", [row(11.5)])
             t.watermark("rows", at(31))
@@ -124,7 +124,7 @@ class TestLateRows:
 
 class TestFailures:
     @pytest.mark.parametrize("seed", range(3))
-    def test_a_crash_and_a_rewind_change_nothing_about_what_passes(self, seed: int) -> None:
+    def test_a_crash_and_a_rewind_do_not_change_which_rows_pass(self, seed: int) -> None:
         with TestDriver(app_of(), parallelism=3, seed=seed) as t:
             t.push("rows", [row(n % 7, f"k{n % 20}", n) for n in range(100)])
             first = t.checkpoint()
@@ -138,7 +138,7 @@ class TestFailures:
             t.checkpoint()
             assert sorted(each["id"] for each in t.rows("out")) == sorted(f"k{n}" for n in range(30))
 
-    def test_what_cannot_be_repeated_any_more_leaves_the_state(self) -> None:
+    def test_state_is_removed_when_no_repetition_is_possible_any_more(self) -> None:
         end = at(10)
         with TestDriver(app_of(), parallelism=1) as t:
             t.push("rows", [row(3)])
@@ -153,7 +153,7 @@ class TestFailures:
 
 
 class Subtask:
-    """The fragment behind the shuffle on the key groups of one subtask, with real state."""
+    """The fragment after the shuffle on the key groups of one subtask, with real state."""
 
     def __init__(self, plan: Plan, cold: MemoryKeyValue, base: Epoch, number: int = 0, parallelism: int = 1) -> None:
         identity = Identity(JobUuid("job"), Generation(1), Timeline(1), WorkerId("w"))
@@ -186,7 +186,7 @@ class TestState:
     def rows(self, plan: Plan, rows: Iterable[dict[str, Any]]) -> pa.RecordBatch:
         return pa.RecordBatch.from_pylist(list(rows), SCHEMA).select(plan.edges[0].schema.names)
 
-    def test_it_goes_with_its_keys_when_the_parallelism_changes(self) -> None:
+    def test_state_moves_with_its_keys_when_the_parallelism_changes(self) -> None:
         plan, cold = app_of().plan(), MemoryKeyValue()
         one = Subtask(plan, cold, Epoch(0))
         one.fragment.on_batch(self.rows(plan, (row(1, f"k{n}") for n in range(50))))
@@ -232,7 +232,7 @@ class TestDeciding:
         st.sampled_from([1, 8]),
     )
     @settings(max_examples=150, deadline=None)
-    def test_rounds_decide_as_one_row_after_the_other_would(
+    def test_rounds_decide_the_same_as_row_by_row_processing(
         self, batches: list[list[tuple[int, int]]], within: int, rounds: int
     ) -> None:
         oracles, kept = {key: Oracle([]) for key in range(3)}, dict[tuple[int, int], int]()
@@ -252,12 +252,12 @@ class TestDeciding:
 
 
 class TestPlans:
-    def test_only_columns_that_are_needed_are_sent(self) -> None:
+    def test_only_needed_columns_are_sent(self) -> None:
         plan = app_of(late=False).plan()
         assert plan.edges[0].schema.names == ["id", "at", "note"]
         assert describe(plan)["fragments"][1]["steps"][0]["text"] == "dedup unique by id within 10s of at"
 
-    def test_another_within_or_key_is_refused_and_the_same_code_is_not(self) -> None:
+    def test_another_within_or_key_is_refused_and_the_same_code_is_accepted(self) -> None:
         before = describe_operators(app_of().plan())
         check_against(app_of().plan(), before)
         with pytest.raises(hf.ConfigError, match="had within='10s' and now has '20s', so it cannot read its state"):
@@ -272,7 +272,7 @@ class TestPlans:
         with pytest.raises(hf.ConfigError, match="kept the times of the first rows per key and now keeps aggregates"):
             check_against(app.plan(), describe_operators(app_of().plan()))
 
-    def test_what_is_dropped_and_late_is_counted(self) -> None:
+    def test_dropped_and_late_rows_are_counted(self) -> None:
         plan = app_of().plan()
         one = Subtask(plan, MemoryKeyValue(), Epoch(0))
         one.fragment.on_watermark(us(20))
@@ -283,16 +283,16 @@ class TestPlans:
 
 
 class TestRefusals:
-    def test_a_stream_without_event_time(self) -> None:
+    def test_a_stream_without_event_time_is_refused(self) -> None:
         with pytest.raises(hf.ConfigError, match="has no event time"):
             app_of(event_time=None)
 
     @pytest.mark.parametrize("within", ["0s", "-1s", "sometimes", None, "999999d"])
-    def test_a_length_of_time_that_is_none(self, within: Any) -> None:
+    def test_an_invalid_duration_is_refused(self, within: Any) -> None:
         with pytest.raises(hf.ConfigError, match="within"):
             app_of(within)
 
-    def test_a_stream_that_replaces_rows(self) -> None:
+    def test_an_upsert_stream_is_refused(self) -> None:
         app = hf.App("unique")
         counts = app.source("rows", PlannedSource(SCHEMA), event_time="at").key_by("id").agg("n", n=hf.count())
         with pytest.raises(hf.ConfigError, match="one row per key already"):

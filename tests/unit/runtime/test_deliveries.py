@@ -1,4 +1,4 @@
-"""What a worker's deliveries remember over generations, and what a driver's repairs begin with."""
+"""State that a worker's deliveries keep over generations, and the checks before a driver's repairs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def tag(epoch: int, timeline: int = 1) -> Tag:
 
 
 class Host:
-    """The deliveries of one worker, whose lanes work when they are told to."""
+    """The deliveries of one worker, whose lanes run when the test calls them."""
 
     def __init__(self, folder: Path) -> None:
         self.sink = MemorySink()
@@ -117,8 +117,8 @@ def refusing(error: hf.HoldfastError) -> Fault:
 
 
 class TestAWriterThatGaveUp:
-    def test_it_begins_again_in_the_next_generation(self, tmp_path: Path) -> None:
-        """The driver that started the generation may not have heard why; else its output would never be delivered."""
+    def test_it_retries_in_the_next_generation(self, tmp_path: Path) -> None:
+        """The driver of the new generation may not know the reason; without a retry nothing would be delivered."""
         host = Host(tmp_path)
         host.sink.fault = refusing(hf.ConfigError("the table is gone", next_step="bring it back"))
         host.deploy(1, 5)
@@ -128,7 +128,7 @@ class TestAWriterThatGaveUp:
         assert host.deliveries.confirmed() == (Confirmed(OUT, tag(6)),)
         assert host.sink.delivered("j", OUT) == tag(6)
 
-    def test_it_stays_given_up_within_its_generation(self, tmp_path: Path) -> None:
+    def test_it_does_not_retry_within_its_generation(self, tmp_path: Path) -> None:
         host = Host(tmp_path)
         host.sink.fault = refusing(hf.ConfigError("the table is gone", next_step="bring it back"))
         host.deploy(1, 5)
@@ -137,8 +137,8 @@ class TestAWriterThatGaveUp:
         assert host.deliveries.confirmed() == () and host.sink.delivered("j", OUT) is None
 
 
-class TestAWriterThatHasFallenBehind:
-    def test_its_backlog_is_one_transaction(self, tmp_path: Path) -> None:
+class TestLaggingWriter:
+    def test_its_backlog_is_delivered_in_one_transaction(self, tmp_path: Path) -> None:
         host, points = Host(tmp_path), list[str]()
         host.sink.fault = points.append
         host.deploy(1, 5, 6, 7)
@@ -154,20 +154,20 @@ class TestATargetBelowWhatTheManifestConfirmed:
         assert [type(error) for error in host.failed] == [hf.Damaged]
         assert "restored from a backup" in str(host.failed[0]) and host.sink.delivered("j", OUT) is None
 
-    def test_what_an_earlier_deployment_confirmed_counts_as_well(self, tmp_path: Path) -> None:
+    def test_tags_confirmed_by_an_earlier_deployment_count_as_well(self, tmp_path: Path) -> None:
         host = Host(tmp_path)
         host.deploy(1, confirmed=4)
         host.deploy(2, 5)
         assert [type(error) for error in host.failed] == [hf.Damaged]
 
-    def test_what_an_older_manifest_confirmed_takes_nothing_back(self, tmp_path: Path) -> None:
+    def test_an_older_manifest_does_not_lower_the_confirmed_tag(self, tmp_path: Path) -> None:
         host = Host(tmp_path)
         host.sink.deliver("j", OUT, tag(3), ())
         host.deploy(1, confirmed=4)
         host.deploy(2, 5, confirmed=3)
         assert [type(error) for error in host.failed] == [hf.Damaged]
 
-    def test_one_that_stands_there_is_delivered_to(self, tmp_path: Path) -> None:
+    def test_a_target_at_the_confirmed_tag_is_delivered_to(self, tmp_path: Path) -> None:
         host = Host(tmp_path)
         host.sink.deliver("j", OUT, tag(4), ())
         host.deploy(1, 5, confirmed=4)
@@ -175,38 +175,38 @@ class TestATargetBelowWhatTheManifestConfirmed:
 
 
 class TestATargetBeyondWhatTheJobCompleted:
-    def test_delivery_stops_though_it_has_nothing_to_deliver_any_more(self, tmp_path: Path) -> None:
+    def test_delivery_stops_even_without_output_to_deliver(self, tmp_path: Path) -> None:
         """Its output would be taken for delivered, and be lost."""
         host = Host(tmp_path)
         host.sink.deliver("j", OUT, tag(9), ())
         host.deploy(1, 5)
         assert [type(error) for error in host.failed] == [hf.Damaged] and "cut short" in str(host.failed[0])
 
-    def test_one_at_the_newest_that_a_later_deployment_knows_is_none(self, tmp_path: Path) -> None:
+    def test_a_target_at_the_base_of_a_later_deployment_is_accepted(self, tmp_path: Path) -> None:
         host = Host(tmp_path)
         host.sink.deliver("j", OUT, tag(7), ())
         host.deploy(1)
         host.deploy(2, 6, base=7)
         assert host.failed == [] and host.deliveries.confirmed() == (Confirmed(OUT, tag(7)),)
 
-    def test_one_on_a_newer_timeline_is_reported_as_fenced(self, tmp_path: Path) -> None:
-        """It may be the rewind of this very job, of which the worker has not heard yet: the master tells."""
+    def test_a_target_on_a_newer_timeline_is_reported_as_fenced(self, tmp_path: Path) -> None:
+        """It may be a rewind of this job that the worker does not know of yet: the job master decides."""
         host = Host(tmp_path)
         host.sink.deliver("j", OUT, tag(5, 2), ())
         host.deploy(1, 5)
         assert [type(error) for error in host.failed] == [hf.Fenced]
 
 
-class TestAnOldTimeline:
-    """A rewind makes its output void: what is still under way there changes nothing any more."""
+class TestOldTimeline:
+    """A rewind makes its output void: operations still in progress there have no effect any more."""
 
-    def test_what_a_lane_had_begun_is_not_heard_of(self, tmp_path: Path) -> None:
+    def test_the_result_of_a_delivery_in_progress_is_ignored(self, tmp_path: Path) -> None:
         host = Host(tmp_path)
         host.deploy(1, 5, work=False)
         host.deploy(2, base=4, timeline=2)
         assert host.failed == [] and host.deliveries.confirmed() == ()
 
-    def test_what_was_to_be_tried_again_is_not(self, tmp_path: Path) -> None:
+    def test_a_scheduled_retry_is_not_performed(self, tmp_path: Path) -> None:
         host = Host(tmp_path)
         host.sink.fault = refusing(hf.Unavailable("the target is away", next_step="wait"))
         host.deploy(1, 5)
@@ -218,8 +218,8 @@ class TestAnOldTimeline:
         assert host.deliveries.confirmed() == () and host.sink.delivered("j", OUT) is None
 
 
-class TestATargetThatIsAway:
-    def test_is_an_error_until_something_is_delivered(self, tmp_path: Path) -> None:
+class TestUnreachableTarget:
+    def test_is_reported_as_an_error_until_a_delivery_succeeds(self, tmp_path: Path) -> None:
         host = Host(tmp_path)
         host.sink.fault = refusing(hf.Unavailable("the target is away", next_step="wait"))
         host.deploy(1, 5)
@@ -232,7 +232,7 @@ class TestATargetThatIsAway:
 
 
 class TestBeforeImages:
-    def test_those_of_writers_that_are_gone_are_dropped_too(self, tmp_path: Path) -> None:
+    def test_before_images_of_removed_writers_are_dropped_too(self, tmp_path: Path) -> None:
         host, gone = Host(tmp_path), Writer("out", Subtask(3))
         for writer in (OUT, gone):
             host.sink.deliver("j", writer, tag(4), [pa.record_batch({"n": [writer.subtask]})])
@@ -245,7 +245,7 @@ class TestBeforeImages:
 
 
 class TestWritersOfARewind:
-    """P21: whoever delivered after the base is fenced too, also a writer that the base has never heard of."""
+    """P21: every writer that delivered after the base is fenced too, even one that the base does not contain."""
 
     MANIFEST = Manifest(JobUuid("j"), Generation(1), Timeline(1), Epoch(5), Epoch(0), 1, 128, (), (), (), (), ())
 
@@ -254,7 +254,7 @@ class TestWritersOfARewind:
         body = CheckpointCompleted(manifest.epoch, manifest.follows, ref, 0, 0, 0)
         return Completed(body, manifest.generation, manifest.timeline, 0)
 
-    def test_writers_of_later_checkpoints_count(self) -> None:
+    def test_writers_of_later_checkpoints_are_fenced(self) -> None:
         repository = Repository(MemoryObjects())
         third, gone = Writer("out", Subtask(2)), Writer("gone", Subtask(0))
         later = msgspec.structs.replace(
@@ -279,7 +279,7 @@ class TestWritersOfARewind:
 
 
 class TestARepair:
-    """Before anything is taken back, the target is compared with what the base says was delivered."""
+    """Before anything is undone, the target is compared with the deliveries confirmed in the base."""
 
     BASE = msgspec.structs.replace(
         TestWritersOfARewind.MANIFEST,
@@ -294,7 +294,7 @@ class TestARepair:
         done = Completed(body, Generation(1), Timeline(1), 0)
         return replace(job, generation=Generation(generation), timeline=Timeline(generation), completed=(done,))
 
-    def test_a_target_that_stands_at_what_was_confirmed_is_brought_to_the_base(self, tmp_path: Path) -> None:
+    def test_a_target_at_the_confirmed_tag_is_repaired_to_the_base(self, tmp_path: Path) -> None:
         spec, order = Host(tmp_path).spec, Order(self.job(2), self.BASE, frozenset({OUT}))
         assert isinstance(spec.sink, MemorySink)
         spec.sink.deliver("j", OUT, tag(4), ())
@@ -302,7 +302,7 @@ class TestARepair:
         assert spec.sink.delivered("j", OUT) == tag(5, 2)
 
     @pytest.mark.parametrize("stands", [None, 3])
-    def test_one_below_it_was_restored_from_a_backup_and_is_left_alone(
+    def test_a_target_below_the_confirmed_tag_is_refused_and_not_changed(
         self, tmp_path: Path, stands: int | None
     ) -> None:
         spec, order = Host(tmp_path).spec, Order(self.job(2), self.BASE, frozenset({OUT}))
@@ -313,7 +313,7 @@ class TestARepair:
             repair_one(Repository(MemoryObjects()), spec, order)
         assert spec.sink.delivered("j", OUT) == (None if stands is None else tag(stands))
 
-    def test_one_of_an_older_rewind_is_not_tried_again(self, tmp_path: Path) -> None:
+    def test_a_repair_of_an_older_rewind_is_not_retried(self, tmp_path: Path) -> None:
         host, later, lanes = Host(tmp_path), list[Callable[[], None]](), InlineLanes()
         store = MemoryObjects()
         repairs = Repairs(
@@ -363,8 +363,8 @@ class FullStore(MemoryObjects):
             raise hf.Unavailable("the disk of /root is full: writing failed", next_step="free space")
 
 
-class TestADriverWhoseRootIsFull:
-    def test_it_knows_why_until_the_root_takes_records_again(self, tmp_path: Path) -> None:
+class TestDriverWithAFullRoot:
+    def test_the_cause_is_reported_until_the_root_accepts_records_again(self, tmp_path: Path) -> None:
         app = hf.App("numbers", root=str(tmp_path))
         app.source("n", hf.Generator(Numbered, Numbered, count=100)).sink("out", MemorySink())
         plan, store = app.plan(), FullStore()

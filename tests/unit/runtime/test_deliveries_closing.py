@@ -1,4 +1,4 @@
-"""What happens to targets when a worker ends while its lanes, threads of their own, are still at work."""
+"""Closing of targets when a worker ends while its lanes, which are threads, are still busy."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Ports(MemberPorts):
 
 
 class TestClosing:
-    def test_closes_also_a_target_that_a_lane_opens_just_then(self, tmp_path: Path) -> None:
+    def test_includes_a_target_that_a_lane_opens_at_that_moment(self, tmp_path: Path) -> None:
         sink = Counted()
         app = hf.App("numbers", root=str(tmp_path))
         app.source("n", hf.Generator(Numbered, Numbered, count=1)).sink("out", sink)

@@ -44,8 +44,8 @@ def take_back(driver: TestDriver, rows: int, partition: int) -> None:
     source.tables[partition] = source.tables[partition].slice(0, rows)
 
 
-def hear_of_it(driver: TestDriver, partition: int) -> int:
-    """Let the workers take what the driver has sent, and return how many records of the partition they have read."""
+def process_messages(driver: TestDriver, partition: int) -> int:
+    """Let the workers process the driver's messages; return how many records of the partition they have read."""
     for member in driver.cluster.members.values():
         while member.inbox:
             member.loop.received(member.inbox.popleft())
@@ -78,7 +78,7 @@ def job_of(driver: TestDriver) -> joblog.Job:
 
 class TestSavepoint:
     @SEEDS
-    def test_a_worker_that_dies_meanwhile_loses_neither_the_name_nor_a_record(self, seed: int) -> None:
+    def test_the_death_of_a_worker_loses_neither_the_name_nor_a_record(self, seed: int) -> None:
         with TestDriver(hot(), seed=seed) as t:
             t.push("bids", [Bid(i % 7) for i in range(100)])
             before = t.checkpoint()
@@ -95,7 +95,7 @@ class TestSavepoint:
             assert sum(counts(t).values()) == 150
             assert job_of(t).savepoints == (found,)
 
-    def test_a_name_given_from_outside_does_not_disturb_the_run(self) -> None:
+    def test_a_savepoint_named_by_another_process_does_not_disturb_the_run(self) -> None:
         with TestDriver(hot()) as t:
             t.push("bids", [Bid(1)])
             epoch = t.checkpoint()
@@ -113,7 +113,7 @@ class TestSavepoint:
 
 
 def take_the_end(t: TestDriver) -> None:
-    """The driver lists the sources and tells all workers that the input ends; they do nothing else meanwhile."""
+    """The driver lists the sources and notifies all workers that the input ends; they do nothing else."""
     for _ in range(100):
         t.cluster.driver.turn()
         for lane in t.cluster._lanes.waiting():
@@ -127,7 +127,7 @@ def take_the_end(t: TestDriver) -> None:
 
 class TestStopFinish:
     @SEEDS
-    def test_input_ends_where_it_stands_and_the_job_is_finished(self, seed: int) -> None:
+    def test_input_ends_at_its_current_end_and_the_job_finishes(self, seed: int) -> None:
         with TestDriver(hot(), seed=seed) as t:
             t.push("bids", [Bid(i % 7) for i in range(100)])
             assert ask(t, "stop", how="finish")
@@ -136,7 +136,7 @@ class TestStopFinish:
             assert sum(counts(t).values()) == 100
 
     @SEEDS
-    def test_a_worker_that_dies_before_the_end_loses_nothing(self, seed: int) -> None:
+    def test_the_death_of_a_worker_before_the_end_loses_nothing(self, seed: int) -> None:
         with TestDriver(hot(), seed=seed) as t:
             t.push("bids", [Bid(1) for _ in range(50)])
             t.checkpoint()
@@ -147,7 +147,7 @@ class TestStopFinish:
             assert counts(t) == {1: 50}
 
     @SEEDS
-    def test_what_is_not_read_yet_is_read_first(self, seed: int) -> None:
+    def test_unread_records_are_read_before_the_job_finishes(self, seed: int) -> None:
         with TestDriver(hot(), seed=seed) as t:
             append(t, 500, partition=seed % 4)
             assert ask(t, "stop", how="finish")
@@ -155,7 +155,7 @@ class TestStopFinish:
             assert sum(counts(t).values()) == 500
 
     @SEEDS
-    def test_what_comes_after_the_request_is_not_read(self, seed: int) -> None:
+    def test_records_appended_after_the_request_are_not_read(self, seed: int) -> None:
         with TestDriver(hot(), seed=seed) as t:
             t.push("bids", [Bid(1) for _ in range(50)])
             assert ask(t, "stop", how="finish")
@@ -165,7 +165,7 @@ class TestStopFinish:
             assert sum(counts(t).values()) == 50
 
     @SEEDS
-    def test_a_worker_that_dies_while_the_backlog_is_read_loses_none_of_it(self, seed: int) -> None:
+    def test_the_death_of_a_worker_while_the_backlog_is_read_loses_no_record(self, seed: int) -> None:
         with TestDriver(hot(), seed=seed) as t:
             append(t, 500, partition=seed % 4)
             ask(t, "stop", how="finish")
@@ -177,18 +177,18 @@ class TestStopFinish:
             assert sum(counts(t).values()) == 500
 
     @SEEDS
-    def test_rows_that_their_writer_takes_back_meanwhile_are_not_waited_for(self, seed: int) -> None:
+    def test_a_finish_does_not_wait_for_rows_that_become_void(self, seed: int) -> None:
         with TestDriver(hot(), seed=seed) as t:
             append(t, 500, partition=seed % 4)
             ask(t, "stop", how="finish")
-            read = hear_of_it(t, seed % 4)
+            read = process_messages(t, seed % 4)
             take_back(t, read, partition=seed % 4)
             t.cluster.pass_time(20.0)
             assert t.cluster.driver.outcome == ("finished", None)
             assert sum(counts(t).values()) == read
 
     @SEEDS
-    def test_a_source_that_is_unreachable_is_asked_again_for_its_end(self, seed: int) -> None:
+    def test_the_end_of_an_unreachable_source_is_requested_again(self, seed: int) -> None:
         with TestDriver(hot(), seed=seed) as t:
             append(t, 500, partition=seed % 4)
             source = t.sources["bids"]
@@ -205,7 +205,7 @@ class TestStopFinish:
             assert sum(counts(t).values()) == 500
 
     @SEEDS
-    def test_a_run_that_reads_to_a_given_end_reads_on_to_where_the_input_ends(self, seed: int) -> None:
+    def test_a_finish_of_a_run_to_fixed_ends_reads_to_the_end_of_the_input(self, seed: int) -> None:
         with TestDriver(hot(), seed=seed) as t:
             append(t, 100)
             until = {name: source.end_offsets() for name, source in t.sources.items()}
@@ -218,7 +218,7 @@ class TestStopFinish:
             assert run_out(t) == "finished"
             assert sum(counts(t).values()) == 500
 
-    def test_the_backlog_is_dropped_only_where_that_was_asked(self) -> None:
+    def test_the_backlog_is_dropped_only_on_request(self) -> None:
         with TestDriver(hot()) as t:
             t.push("bids", [Bid(1) for _ in range(50)])
             append(t, 500)
@@ -232,7 +232,7 @@ class TestStopFinish:
 
 class TestStopNow:
     @SEEDS
-    def test_what_was_not_committed_is_read_again_by_the_next_run(self, seed: int) -> None:
+    def test_uncommitted_records_are_read_again_by_the_next_run(self, seed: int) -> None:
         with TestDriver(hot(), seed=seed) as t:
             t.push("bids", [Bid(1) for _ in range(30)])
             t.checkpoint()
@@ -254,7 +254,7 @@ class TestOnce:
         driver.cluster.replace_driver()
 
     @SEEDS
-    def test_it_reads_to_the_ends_seen_at_the_start_and_no_further(self, seed: int) -> None:
+    def test_a_run_reads_to_the_ends_seen_at_its_start_and_no_further(self, seed: int) -> None:
         with TestDriver(hot(), seed=seed) as t:
             t.push("bids", [Bid(i % 7) for i in range(100)])
             self.once(t)
@@ -280,7 +280,7 @@ class TestOnce:
             assert sum(counts(t).values()) == 100
 
     @SEEDS
-    def test_rows_that_their_writer_takes_back_meanwhile_are_not_waited_for(self, seed: int) -> None:
+    def test_a_run_does_not_wait_for_rows_that_become_void(self, seed: int) -> None:
         with TestDriver(hot(), seed=seed) as t:
             t.push("bids", [Bid(1) for _ in range(50)], partition=seed % 4)
             append(t, 500, partition=seed % 4)
@@ -290,7 +290,7 @@ class TestOnce:
             assert t.cluster.driver.outcome == ("stopped", None)
             assert counts(t) == {1: 50}
 
-    def test_nothing_new_is_a_checkpoint_and_an_end(self) -> None:
+    def test_a_run_without_new_records_takes_a_checkpoint_and_ends(self) -> None:
         with TestDriver(hot()) as t:
             t.push("bids", [Bid(1)])
             t.checkpoint()
@@ -298,7 +298,7 @@ class TestOnce:
             assert run_out(t) == "stopped"
             assert counts(t) == {1: 1}
 
-    def test_input_that_is_sealed_finishes_the_job(self) -> None:
+    def test_sealed_input_finishes_the_job(self) -> None:
         with TestDriver(hot()) as t:
             t.sources["bids"].over = True
             t.push("bids", [])

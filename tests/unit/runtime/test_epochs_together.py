@@ -39,7 +39,7 @@ RAW, OUT = "raw", "out"
 
 @dataclass(frozen=True)
 class Ack:
-    """What a worker tells the driver."""
+    """A message of a worker to the driver."""
 
     generation: int
     epoch: Epoch
@@ -258,7 +258,7 @@ class World:
     # The end
 
     def settle(self) -> None:
-        """Nothing is lost any more: another epoch completes, and every worker learns of it (P13)."""
+        """No more messages are lost: another epoch completes, and every worker is notified (P13)."""
         self.trouble = 0.0
         if isinstance(self.epochs, coordinator.Collecting):
             self.deadline_passes()
@@ -280,7 +280,9 @@ def epoch_of(ref: ObjectRef) -> int:
 class TestEpochsOfAJob:
     @settings(max_examples=150, deadline=None)
     @given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 400))
-    def test_epochs_complete_whole_and_in_order_whatever_is_lost(self, seed: int, parallelism: int, steps: int) -> None:
+    def test_epochs_complete_fully_and_in_order_whatever_messages_are_lost(
+        self, seed: int, parallelism: int, steps: int
+    ) -> None:
         """P2, P4, P8, P9; the checks are where things happen, in `World`."""
         world = World(seed, parallelism)
         for _ in range(steps):

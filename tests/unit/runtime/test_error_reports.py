@@ -22,7 +22,7 @@ def arrived(error: HoldfastError) -> HoldfastError:
 
 class TestAnErrorOnTheWire:
     @pytest.mark.parametrize("kind", [ConfigError, Damaged, Fenced, JobFailed, Unavailable])
-    def test_arrives_with_its_kind_its_parts_and_its_place(self, kind: type[HoldfastError]) -> None:
+    def test_arrives_with_its_kind_parts_and_place(self, kind: type[HoldfastError]) -> None:
         where = Where("hot", "counts", 7, "words", 0, 12)
         sent = kind(WHAT, not_done="the epoch", next_step="see the cause", where=where)
         found = arrived(sent)

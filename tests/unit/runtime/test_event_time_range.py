@@ -55,15 +55,15 @@ def push(t: TestDriver, *times: int) -> None:
     t.checkpoint()
 
 
-class TestAnEventTimeThatNoWindowHolds:
+class TestEventTimeOutsideTheRange:
     @pytest.mark.parametrize("bad", BAD)
-    def test_fails_the_job_at_the_record_where_the_source_says_fail(self, bad: int) -> None:
+    def test_fails_the_job_at_the_record_with_on_error_fail(self, bad: int) -> None:
         with TestDriver(app_of("fail")) as t, pytest.raises(hf.JobFailed, match=r"offset 1 .*event time") as caught:
             push(t, 0, bad)
         assert "9999" in caught.value.what and "on_error" in caught.value.next_step
 
     @pytest.mark.parametrize("bad", BAD)
-    def test_is_left_out_and_counted_where_it_says_drop(self, bad: int) -> None:
+    def test_is_dropped_and_counted_with_on_error_drop(self, bad: int) -> None:
         with TestDriver(app_of("drop")) as t:
             push(t, 0, bad, SIZE_US)
             t.finish()
@@ -71,7 +71,7 @@ class TestAnEventTimeThatNoWindowHolds:
             assert t.rows("late") == []
 
     @pytest.mark.parametrize("bad", BAD)
-    def test_is_a_dead_letter_where_it_says_dlq(self, bad: int) -> None:
+    def test_is_a_dead_letter_with_on_error_dlq(self, bad: int) -> None:
         with TestDriver(app_of("dlq")) as t:
             push(t, bad, 0)
             t.finish()
@@ -80,14 +80,14 @@ class TestAnEventTimeThatNoWindowHolds:
             assert (letter["partition"], letter["offset"]) == (0, 0)
             assert decode_row(letter["raw"]).column("at").cast(pa.int64()).to_pylist() == [bad]
 
-    def test_moves_no_watermark(self) -> None:
+    def test_does_not_move_the_watermark(self) -> None:
         with TestDriver(app_of("drop")) as t:
             push(t, 0, int(INT64.max))
             phase = t.cluster.driver.state.phase
             assert {at.watermark for at in phase.last.positions} <= {0, None}  # type: ignore[union-attr]
 
     @pytest.mark.parametrize("good", [EARLIEST, LATEST, 0, -1])
-    def test_all_others_are_in_their_window(self, good: int) -> None:
+    def test_does_not_affect_other_records(self, good: int) -> None:
         with TestDriver(app_of("fail")) as t:
             push(t, good)
             t.finish()
@@ -96,7 +96,7 @@ class TestAnEventTimeThatNoWindowHolds:
             assert found["window_end"] - found["window_start"] == (SIZE_US * np.timedelta64(1, "us")).item()
 
 
-class TestAFunctionThatGivesSuchATime:
+class TestFunctionWithATimeOutsideTheRange:
     @pytest.mark.parametrize("bad", BAD)
     def test_fails_the_job_at_the_window_and_names_it(self, bad: int) -> None:
         def moved(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -154,7 +154,7 @@ class Evolving(RuleBasedStateMachine):
         return manifest.epoch, sum(at.offset for at in manifest.positions)
 
     def began(self, code: Code) -> None:
-        """The code runs from the last checkpoint on; what is new in it covers the records after that."""
+        """The code runs from the last checkpoint on; new aggregates cover the records after it."""
         epoch, records = self.base
         self.code = {
             name: replace(each, since=min(each.since, records), number=each.number) for name, each in code.items()
@@ -242,7 +242,7 @@ class Evolving(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def is_refused(self, data: st.DataObject) -> None:
-        """State that would be lost without a word: the job goes on as it was."""
+        """State that would be lost silently: the job continues unchanged."""
         name = data.draw(st.sampled_from(sorted(self.code)))
         other = "sum" if self.code[name].function != "sum" else "count"
         code = {**self.code, "other": Result("count", 0, True)}

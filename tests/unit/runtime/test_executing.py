@@ -34,7 +34,7 @@ class Reported:
         self.notes.append(words)
 
 
-class AtOnce:
+class ImmediateLane:
     """A lane that does its work immediately; what raises is the result."""
 
     def submit(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
@@ -53,7 +53,7 @@ class InThisProcess:
         """See Execution.run."""
         ports.note("running here")
         cluster = Cluster(prepared.plan, 2, 0, prepared.store, 1.0, prepared.partitions)
-        publisher = Publisher("here", "me", prepared, lambda _: AtOnce(), Inbox(prepared.store))
+        publisher = Publisher("here", "me", prepared, lambda _: ImmediateLane(), Inbox(prepared.store))
         cluster.begin()
         cluster.pass_time(3)
         ports.update(publisher.publish(cluster.driver, 1_000_000))
@@ -89,7 +89,7 @@ def prepared(app: hf.App) -> Prepared:
 
 
 class TestAnExecution:
-    def test_runs_what_was_prepared_and_reports_to_its_ports(self, app: hf.App) -> None:
+    def test_runs_the_prepared_job_and_reports_to_its_ports(self, app: hf.App) -> None:
         reported, execution = Reported(), InThisProcess()
         job = prepared(app)
         outcome = execute(job, execution, reported)
@@ -117,7 +117,7 @@ class TestAPublisher:
         cluster = Cluster(job.plan, 2, 0, job.store, 1.0, job.partitions)
         cluster.begin()
         cluster.pass_time(3)
-        return Publisher("here", "me", job, lambda _: AtOnce(), Inbox(job.store)), cluster
+        return Publisher("here", "me", job, lambda _: ImmediateLane(), Inbox(job.store)), cluster
 
     def test_reports_a_root_that_refused_the_last_status(self, app: hf.App) -> None:
         job = prepared(app)
@@ -126,7 +126,7 @@ class TestAPublisher:
         assert publisher.publish(cluster.driver, 1_000_000).problems == ()
         assert [each.code for each in publisher.publish(cluster.driver, 2_000_000).problems] == ["root_refused"]
 
-    def test_leaves_the_file_to_the_run_that_fenced_this_one(self, app: hf.App) -> None:
+    def test_does_not_write_the_file_of_the_run_that_fenced_this_one(self, app: hf.App) -> None:
         job = prepared(app)
         publisher, cluster = self.publisher(job)
         publisher.publish(cluster.driver, 1_000_000)

@@ -38,7 +38,7 @@ def text(reported: dict[str, Any], code: str) -> str:
 
 
 class TestDeadLetters:
-    def test_are_told_and_hold_nothing_up(self) -> None:
+    def test_are_reported_and_block_nothing(self) -> None:
         run = running()
         completed(run)
         rows = [{"name": "lines", "dlq": 2}, {"name": "map parse", "dlq": 1_000}, {"name": "counts", "dlq": None}]
@@ -48,7 +48,7 @@ class TestDeadLetters:
         assert "2 at lines, 1,000 at map parse" in text(reported, "dead_letters")
 
 
-class TestARequestThatCannotBeRead:
+class TestUnreadableRequest:
     def test_is_named_with_its_object(self) -> None:
         refused = status.unreadable_requests("/data/job", {"requests/a.json": "reading it failed: Permission denied"})
         reported = shown(running(), problems=refused)
@@ -58,7 +58,7 @@ class TestARequestThatCannotBeRead:
 
 
 class TestFinishing:
-    def test_what_is_left_to_read_is_reported_with_the_way_to_leave_it_out(self) -> None:
+    def test_unread_records_are_reported_with_the_way_to_drop_them(self) -> None:
         run = running()
         completed(run)
         rows = [{"name": "s", "partition": p, "offset": 5, "lag": lag} for p, lag in ((0, 1_200), (1, None), (2, 0))]
@@ -68,8 +68,8 @@ class TestFinishing:
         assert codes(reported | {"ending": None}) == ["progress"]
 
 
-class TestOneLook:
-    def test_a_job_that_runs_is_told_to_run(self) -> None:
+class TestFindings:
+    def test_a_running_job_is_reported_as_running(self) -> None:
         run = running()
         completed(run)
         assert codes(shown(run)) == ["progress"]
@@ -79,15 +79,15 @@ class TestOneLook:
         ("state", "code"),
         [("finished", "finished"), ("stopped", "stopped"), ("failed", "failed"), ("unreachable", "driver_silent")],
     )
-    def test_one_that_does_not_run_has_one_finding(self, state: str, code: str) -> None:
+    def test_a_job_that_is_not_running_has_one_finding(self, state: str, code: str) -> None:
         assert codes(shown(running(), state=state, reason="so it is")) == [code]
 
-    def test_a_target_that_is_not_repaired_after_a_rewind(self) -> None:
+    def test_a_target_that_is_not_repaired_after_a_rewind_is_reported(self) -> None:
         reported = shown(running(), repairing=[{"sink": "out", "error": "database is locked"}])
         assert codes(reported) == ["repairing"]
         assert "sink out is not repaired yet: database is locked" in text(reported, "repairing")
 
-    def test_workers_that_have_not_come_yet(self) -> None:
+    def test_missing_workers_are_reported(self) -> None:
         run = opened()
         run.pass_time(0.0)
         run.register(A)
@@ -96,7 +96,7 @@ class TestOneLook:
         assert codes(shown(run)) == ["no_slots"]
         assert "0 of 2 subtasks have a worker" in text(shown(run), "no_slots")
 
-    def test_a_worker_that_is_not_ready(self) -> None:
+    def test_a_worker_that_is_not_ready_is_reported(self) -> None:
         run = opened()
         run.pass_time(0.0)
         run.register(A, B)
@@ -104,7 +104,7 @@ class TestOneLook:
         assert codes(shown(run)) == ["restoring"]
         assert "worker b (subtask 1)" in text(shown(run), "restoring")
 
-    def test_the_backoff_after_failures_tells_the_last_one(self) -> None:
+    def test_the_backoff_after_failures_names_the_last_failure(self) -> None:
         run = opened()
         run.pass_time(0.0)
         for number in (1, 2, 3):
@@ -126,7 +126,7 @@ class TestOneLook:
         assert codes(reported) == ["not_acked"]
         assert "epoch 1 has been open for 29.9 s: subtask 1 (worker b)" in text(reported, "not_acked")
 
-    def test_an_epoch_that_is_being_written(self) -> None:
+    def test_an_epoch_that_is_being_written_is_reported(self) -> None:
         run = running()
         run.pass_time(10.0)
         run.ack(A, 1)
@@ -134,12 +134,12 @@ class TestOneLook:
         run.pass_time(5.0)
         assert codes(shown(run, checkpoint_every_ms=1_000)) == ["log_slow"]
 
-    def test_a_worker_that_is_silent(self) -> None:
+    def test_a_silent_worker_is_reported(self) -> None:
         run = running()
         run.pass_time(3.0, alive=(A,))
         assert codes(shown(run)) == ["worker_silent"]
 
-    def test_a_sink_with_an_error_and_what_waits_for_it(self) -> None:
+    def test_a_sink_with_an_error_is_reported_with_its_backlog(self) -> None:
         run = running()
         completed(run, staged={"out": staged("x")})
         sinks = [{"name": "out", "staged_epoch": 1, "delivered_epoch": None, "error": "no such table"}]
@@ -148,7 +148,7 @@ class TestOneLook:
             "sink out cannot deliver: no such table; 1 rows of 1 epochs wait, the oldest is 1"
         )
 
-    def test_a_sink_that_falls_behind(self) -> None:
+    def test_a_lagging_sink_is_reported(self) -> None:
         run = running()
         for epoch in range(1, 6):
             completed(run, epoch, staged={"out": staged(f"x{epoch}")})
@@ -163,24 +163,24 @@ class TestOneLook:
             ("function: map parse", "slow_function"),
         ],
     )
-    def test_what_keeps_sources_from_being_read(self, reason: str, code: str) -> None:
+    def test_each_reason_that_blocks_sources_is_reported(self, reason: str, code: str) -> None:
         reported = shown(running())
         reported["waiting"][0]["held_by"] = [reason]
         assert codes(reported) == [code]
 
-    def test_a_throttle_counts_only_while_there_is_something_to_read(self) -> None:
+    def test_a_throttle_is_reported_only_while_there_are_unread_records(self) -> None:
         row = {"name": "s", "partition": 0, "offset": 5, "end_offset": 9, "lag": 4}
         reported = shown(running(), sources=[row])
         reported["waiting"][0]["held_by"] = ["throttle"]
         assert codes(reported) == ["throttled"]
         assert codes(reported | {"sources": [row | {"lag": 0}]}) == ["progress", "caught_up"]
 
-    def test_sources_that_are_read_to_their_end(self) -> None:
+    def test_sources_that_are_read_to_their_end_are_reported(self) -> None:
         row = {"name": "s", "partition": 0, "offset": 9, "end_offset": 9, "lag": 0}
         reported = shown(running(), sources=[row], ended=[{"source": "s", "partition": 0}])
         assert text(reported, "caught_up") == "every source is read to its end"
 
-    def test_a_status_of_a_driver_that_tells_less_is_read_too(self) -> None:
+    def test_a_status_with_fewer_fields_is_understood(self) -> None:
         run = running()
         less = {k: v for k, v in shown(run).items() if k not in ("waiting", "open_epoch", "backlog", "parallelism")}
         assert codes(less) == ["progress"]
@@ -194,7 +194,7 @@ def source(partition: int, watermark: int | None, holds: bool | None = True, **m
     return row | {"idle_ms": 12_000, "holds_time": holds} | more
 
 
-class TestEventTimeThatAPartitionHoldsBack:
+class TestHeldEventTime:
     def reported(self, *rows: dict[str, Any], state: str = "running") -> dict[str, Any]:
         run = running()
         completed(run)
@@ -208,7 +208,7 @@ class TestEventTimeThatAPartitionHoldsBack:
             "for 12.0 s; another partition is at 1970-01-01 01:30:00Z"
         )
 
-    def test_a_partition_that_never_had_a_record_is_said_to_have_none(self) -> None:
+    def test_a_partition_without_any_record_is_reported_as_such(self) -> None:
         reported = self.reported(source(0, 90 * MINUTE_US), source(3, None))
         assert "has not begun: partition 3 holds it back" in text(reported, "event_time_held")
         assert "idle_after" in str(findings(from_json(reported))[0].next)
@@ -224,10 +224,10 @@ class TestEventTimeThatAPartitionHoldsBack:
         ],
         ids=["idle", "being read", "level", "nothing yet", "no event time"],
     )
-    def test_is_not_said_where_nothing_holds_it(self, rows: list[dict[str, Any]]) -> None:
+    def test_is_not_reported_if_no_partition_holds_it_back(self, rows: list[dict[str, Any]]) -> None:
         assert "event_time_held" not in codes(self.reported(*rows))
 
-    def test_is_named_too_when_a_run_to_the_found_ends_is_over(self) -> None:
+    def test_is_reported_even_after_a_run_to_fixed_ends(self) -> None:
         reported = self.reported(
             source(0, 90 * MINUTE_US, None), source(3, 30 * MINUTE_US, None), source(1, None, None), state="stopped"
         )
@@ -242,9 +242,9 @@ class TestEventTimeThatAPartitionHoldsBack:
 
 
 class TestFullDisks:
-    """What is full is named, and is no matter of being reachable."""
+    """A full disk is named, and is not reported as unreachable."""
 
-    def test_a_target_that_is_full_is_a_problem_with_its_own_advice(self) -> None:
+    def test_a_full_target_is_a_problem_with_its_own_advice(self) -> None:
         run = running()
         full, advice = "SQLite /out.db: the disk of the file is full", "free space on the disk of this file"
         progress = m.Progress(sink_errors={"out": full}, sink_advice={"out": advice})
@@ -256,7 +256,7 @@ class TestFullDisks:
         (found,) = [each for each in findings(from_json(reported)) if each.code == "sink_error"]
         assert full in found.what and found.next == advice
 
-    def test_a_root_that_is_full_is_reported_by_the_driver(self) -> None:
+    def test_a_full_root_is_reported_by_the_driver(self) -> None:
         error = hf.Unavailable("the disk of /root is full: writing it failed", next_step="free space on it")
         reported = shown(running(), problems=[status.root_refused(error)])
         assert "root_refused" in codes(reported)

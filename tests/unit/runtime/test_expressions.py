@@ -134,15 +134,15 @@ REFUSED: dict[str, Callable[[], Any]] = {
 
 class TestRowWiseExpressions:
     @pytest.mark.parametrize("name", ROW_WISE)
-    def test_a_result_of_the_same_row_is_accepted(self, name: str) -> None:
+    def test_an_expression_of_the_same_row_is_accepted(self, name: str) -> None:
         assert [column.name for column in columns_of([], {"x": ROW_WISE[name]()}, SCHEMA, USE)] == ["x"]
 
     @pytest.mark.parametrize("name", REFUSED)
-    def test_a_result_that_may_depend_on_other_rows_or_on_chance_is_refused(self, name: str) -> None:
+    def test_an_expression_of_other_rows_or_of_randomness_is_refused(self, name: str) -> None:
         with pytest.raises(ConfigError, match=r"with_columns on stream 'bids' at job.py:7"):
             columns_of([], {"x": REFUSED[name]()}, SCHEMA, USE)
 
-    def test_the_refusal_shows_the_part_at_fault(self) -> None:
+    def test_the_refusal_shows_the_offending_part(self) -> None:
         with pytest.raises(ConfigError, match=r'`col\("a"\).sum\(\)` looks at more than one row'):
             columns_of([], {"x": A / A.sum()}, SCHEMA, USE)
 
@@ -152,7 +152,7 @@ class TestRowWiseExpressions:
 
 
 class TestColumns:
-    def test_texts_lists_and_selections_name_columns(self) -> None:
+    def test_strings_lists_and_selectors_name_columns(self) -> None:
         given = ["s", ["a"], pl.col("b", "c"), selectors.by_name("t")]
         assert [column.name for column in columns_of(given, {}, SCHEMA, USE)] == ["s", "a", "b", "c", "t"]
 
@@ -163,7 +163,7 @@ class TestColumns:
         (column,) = columns_of([], {"x": 2.5}, SCHEMA, USE)
         assert column.field == pa.field("x", pa.float64(), nullable=False)
 
-    def test_a_column_that_is_handed_on_keeps_type_and_nullability(self) -> None:
+    def test_a_column_passed_on_unchanged_keeps_type_and_nullability(self) -> None:
         columns = columns_of(["a"], {"moment": "t", "l2": "l"}, SCHEMA, USE)
         assert [column.field for column in columns] == [
             pa.field("a", pa.int64(), nullable=False),
@@ -176,7 +176,7 @@ class TestColumns:
         (column,) = columns_of([], {"x": A + 1}, SCHEMA, USE)
         assert column.field == pa.field("x", pa.int64(), nullable=True)
 
-    def test_whether_something_is_null_is_never_null(self) -> None:
+    def test_the_result_of_is_null_is_never_null(self) -> None:
         (column,) = columns_of([], {"x": B.is_null()}, SCHEMA, USE)
         assert not column.field.nullable
 
@@ -184,7 +184,7 @@ class TestColumns:
         (column,) = columns_of([], {"x": S.str.split(",")}, SCHEMA, USE)
         assert column.field.type.value_type == pa.string()
 
-    def test_an_unknown_column_is_met_with_the_closest(self) -> None:
+    def test_an_unknown_column_is_refused_with_the_closest_one(self) -> None:
         schema = pa.schema([("price", pa.float64()), ("bidder", pa.int64())])
         with pytest.raises(ConfigError, match="did you mean 'price'"):
             columns_of([], {"x": pl.col("prise") + 1}, schema, USE)
@@ -193,12 +193,12 @@ class TestColumns:
         with pytest.raises(ConfigError, match="nope"):
             columns_of([pl.col("a", "nope")], {}, SCHEMA, USE)
 
-    def test_types_that_do_not_fit_are_refused(self) -> None:
+    def test_mismatched_types_are_refused(self) -> None:
         with pytest.raises(ConfigError, match="does not fit the columns"):
             columns_of([], {"x": S.dt.hour()}, SCHEMA, USE)
 
     @pytest.mark.parametrize("name", ["_op", "_x", ""])
-    def test_names_that_belong_to_holdfast_are_refused(self, name: str) -> None:
+    def test_reserved_names_are_refused(self, name: str) -> None:
         with pytest.raises(ConfigError, match="is not allowed"):
             columns_of([A.alias(name)], {}, SCHEMA, USE)
 
@@ -207,13 +207,13 @@ class TestColumns:
             columns_of(["a", B.alias("a")], {}, SCHEMA, USE)
 
     @pytest.mark.parametrize("given", [1, None, lambda row: row, pl.Series([1])])
-    def test_what_is_no_expression_is_refused(self, given: Any) -> None:
+    def test_an_object_that_is_no_expression_is_refused(self, given: Any) -> None:
         with pytest.raises(ConfigError):
             columns_of([given], {}, SCHEMA, USE)
 
 
 class TestPredicates:
-    def test_a_truth_value_is_accepted(self) -> None:
+    def test_a_boolean_is_accepted(self) -> None:
         assert predicate_of(A > 1, SCHEMA, USE).meta.root_names() == ["a"]
 
     def test_anything_else_is_refused_with_its_type(self) -> None:
@@ -221,6 +221,6 @@ class TestPredicates:
             predicate_of(A + 1, SCHEMA, USE)
 
     @pytest.mark.parametrize("given", ["a > 1", True, lambda row: True, A.sum() > 1, pl.col("a", "b") > 1])
-    def test_what_is_no_row_wise_expression_is_refused(self, given: Any) -> None:
+    def test_an_object_that_is_no_row_wise_expression_is_refused(self, given: Any) -> None:
         with pytest.raises(ConfigError):
             predicate_of(given, SCHEMA, USE)

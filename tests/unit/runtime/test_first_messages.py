@@ -1,4 +1,4 @@
-"""The first messages of a process, read by several threads at once: msgspec learns a type when it first decodes one."""
+"""The first messages of a process, decoded by several threads: msgspec prepares a type at its first use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import pytest
 
 PROCESSES = 8
-"""In each it goes wrong one time in four, if every thread lets msgspec learn the types for itself."""
+"""Each crashes one time in four if every thread makes msgspec prepare the types itself."""
 READS = """
 import sys, threading
 from holdfast.model import Generation, WorkerId
@@ -34,7 +34,7 @@ print(len(read))
 
 
 @pytest.mark.thorough
-def test_threads_that_read_at_once_do_not_end_the_process() -> None:
+def test_threads_that_decode_simultaneously_do_not_crash_the_process() -> None:
     for _ in range(PROCESSES):
         ended = subprocess.run([sys.executable, "-c", READS], capture_output=True, text=True, check=False)
         assert (ended.returncode, ended.stdout.strip()) == (0, "8"), ended.stderr

@@ -59,7 +59,7 @@ class Run:
             table.freeze(Epoch(self.epoch), Epoch(self.epoch - 1))
 
     def rows(self, sink: str = "out") -> list[dict[str, Any]]:
-        """Take what was written to a sink since the last call."""
+        """Take the rows written to a sink since the last call."""
         taken = [row for name, batch in self.written if name == sink for row in batch.to_pylist()]
         self.written = [(name, batch) for name, batch in self.written if name != sink]
         return taken
@@ -79,18 +79,18 @@ def batch(rows: Sequence[tuple[Any, ...]], schema: pa.Schema = BIDS) -> pa.Recor
 
 
 class TestAppendStreams:
-    def test_a_stream_without_steps_hands_on_the_very_batch(self) -> None:
+    def test_a_stream_without_steps_passes_on_the_same_batch(self) -> None:
         run = run_of(lambda s: s.sink("out", MemorySink()))
         given = batch(ROWS)
         run.fragments[0].on_batch(given)
         assert run.written[0][1] is given
 
-    def test_a_filter_drops_rows_and_counts_null_as_not_passing(self) -> None:
+    def test_a_filter_drops_rows_whose_predicate_is_false_or_null(self) -> None:
         run = run_of(lambda s: s.filter(pl.col("price") > 0).sink("out", MemorySink()))
         run.fragments[0].on_batch(batch(ROWS))
         assert [row["note"] for row in run.rows()] == ["a", "d"]
 
-    def test_steps_see_what_steps_before_them_gave(self) -> None:
+    def test_steps_see_the_results_of_preceding_steps(self) -> None:
         run = run_of(
             lambda s: (
                 s.filter(pl.col("price") > 0)
@@ -103,12 +103,12 @@ class TestAppendStreams:
         run.fragments[0].on_batch(batch(ROWS))
         assert run.rows() == [{"note": "a", "price": 20.0, "half": 10.0, "one": 1}]
 
-    def test_columns_can_change_places(self) -> None:
+    def test_columns_can_be_swapped(self) -> None:
         run = run_of(lambda s: s.select(note=pl.col("auction"), auction=pl.col("note")).sink("out", MemorySink()))
         run.fragments[0].on_batch(batch(ROWS[:1]))
         assert run.rows() == [{"note": 1, "auction": "a"}]
 
-    def test_constants_alone_are_one_per_row(self) -> None:
+    def test_a_projection_of_constants_has_one_row_per_input_row(self) -> None:
         run = run_of(lambda s: s.filter(pl.col("price") > 0).select(x=pl.lit(7)).sink("out", MemorySink()))
         run.fragments[0].on_batch(batch(ROWS))
         assert run.rows() == [{"x": 7}, {"x": 7}]
@@ -118,7 +118,7 @@ class TestAppendStreams:
         run.fragments[0].on_batch(batch(ROWS))
         assert run.rows() == [{"y": "t"}] * 4
 
-    def test_what_comes_out_has_the_types_of_the_plan(self) -> None:
+    def test_output_has_the_types_of_the_plan(self) -> None:
         run = run_of(
             lambda s: s.with_columns(
                 parts=pl.col("note").str.split(","), upper=pl.col("note").str.to_uppercase(), i=pl.lit(1).cast(pl.Int8)
@@ -155,12 +155,12 @@ class TestAppendStreams:
         run.barrier()
         assert run.written == [] and run.sent == []
 
-    def test_a_filter_that_nothing_passes_sends_nothing(self) -> None:
+    def test_a_filter_that_no_row_passes_sends_nothing(self) -> None:
         run = run_of(lambda s: s.filter(pl.col("price") > 100).sink("out", MemorySink()))
         run.fragments[0].on_batch(batch(ROWS))
         assert run.written == []
 
-    def test_texts_stay_beside_the_numbers_of_their_row_through_filters_and_projections(self) -> None:
+    def test_strings_and_numbers_of_a_row_stay_together_in_filters_and_projections(self) -> None:
         run = run_of(
             lambda s: (
                 s.filter(pl.col("price") > 0)
@@ -172,18 +172,18 @@ class TestAppendStreams:
         run.fragments[0].on_batch(batch([*ROWS, (9, 1.0, "é")]))
         assert run.rows() == [{"price": 7.5, "text": "d", "twice": 6}, {"price": 1.0, "text": "é", "twice": 18}]
 
-    def test_texts_alone_are_filtered_too(self) -> None:
+    def test_a_batch_of_only_strings_is_filtered(self) -> None:
         run = run_of(lambda s: s.filter(pl.col("price") > 0).select("note").sink("out", MemorySink()))
         run.fragments[0].on_batch(batch(ROWS).slice(1, 3))
         assert run.rows() == [{"note": "d"}]
 
-    def test_a_slice_of_a_batch_is_taken_as_it_is(self) -> None:
+    def test_a_slice_of_a_batch_is_processed_correctly(self) -> None:
         run = run_of(lambda s: s.with_columns(x=pl.col("price") + 1).sink("out", MemorySink()))
         run.fragments[0].on_batch(batch(ROWS).slice(2, 2))
         assert [(row["note"], row["x"]) for row in run.rows()] == [("c", -4.0), ("d", 8.5)]
 
 
-class TestExpressionsThatFail:
+class TestFailingExpressions:
     def test_the_error_names_line_operator_and_source(self) -> None:
         run = run_of(
             lambda s: (
@@ -196,7 +196,7 @@ class TestExpressionsThatFail:
             run.fragments[0].on_batch(batch(ROWS))
         assert caught.value.where.source == "bids" and caught.value.where.job == "hot"
 
-    def test_rows_that_a_filter_dropped_before_cannot_fail(self) -> None:
+    def test_rows_that_a_filter_dropped_cannot_fail_a_later_projection(self) -> None:
         run = run_of(
             lambda s: (
                 s.filter(pl.col("note").str.contains("^[0-9]+$"))
@@ -207,7 +207,7 @@ class TestExpressionsThatFail:
         run.fragments[0].on_batch(batch([(1, None, "x"), (2, None, "42")]))
         assert [row["number"] for row in run.rows()] == [42]
 
-    def test_nor_can_they_fail_a_filter_behind_it(self) -> None:
+    def test_rows_that_a_filter_dropped_cannot_fail_a_later_filter(self) -> None:
         run = run_of(
             lambda s: (
                 s.filter(pl.col("auction") > 1).filter(pl.col("note").str.to_integer() > 1).sink("out", MemorySink())
@@ -216,7 +216,7 @@ class TestExpressionsThatFail:
         run.fragments[0].on_batch(batch([(1, None, "x"), (2, None, "42")]))
         assert [row["note"] for row in run.rows()] == ["42"]
 
-    def test_behind_an_aggregate_the_operator_is_named(self) -> None:
+    def test_a_failure_after_an_aggregate_names_the_operator(self) -> None:
         run = run_of(
             lambda s: (
                 s.key_by("note")
@@ -269,7 +269,7 @@ class TestUpsertStreams:
             {"auction": 3, "n": None, "total": None, "_op": 1},
         ]
 
-    def test_a_delete_stays_a_delete_whatever_comes_behind(self) -> None:
+    def test_a_delete_stays_a_delete_through_later_steps(self) -> None:
         run = self.counts(
             lambda s: (
                 s.filter(pl.col("n") > 1)
@@ -285,7 +285,7 @@ class TestUpsertStreams:
             {"auction": 2, "n": None, "total": None, "one": None, "filled": None, "key2": None, "_op": 1},
         ]
 
-    def test_the_operation_comes_last_and_types_are_those_of_the_plan(self) -> None:
+    def test_the_operation_column_is_last_and_types_are_those_of_the_plan(self) -> None:
         run = self.counts(lambda s: s.filter(pl.col("n") > 1).with_columns(x=pl.col("n") * 2))
         run.fragments[0].on_batch(batch(ROWS))
         run.barrier()
@@ -311,7 +311,7 @@ class TestUpsertStreams:
         progress = run.fragments[1].progress()
         assert [(each.name, each.rows_in, each.rows_out) for each in progress] == [("counts", 4, 3), ("tops", 4, 3)]
 
-    def test_a_rollback_gives_back_the_committed_values(self) -> None:
+    def test_a_rollback_restores_the_committed_values(self) -> None:
         run = self.counts(lambda s: s)
         run.fragments[0].on_batch(batch(ROWS))
         run.barrier()

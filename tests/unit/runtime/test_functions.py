@@ -124,23 +124,23 @@ def shipped(value: Any) -> Any:
     return cloudpickle.loads(cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
 
 
-class TestWhatAFunctionGets:
-    def test_rows_of_the_sources_dataclass(self) -> None:
+class TestArgumentsOfAFunction:
+    def test_are_rows_of_the_sources_dataclass(self) -> None:
         seen: list[Any] = []
         Run(lambda s: s.filter(noting(seen))).push(BIDS)
         assert seen == BIDS
 
-    def test_rows_of_what_the_map_before_it_gave(self) -> None:
+    def test_are_rows_of_the_type_of_the_preceding_map(self) -> None:
         seen: list[Any] = []
         Run(lambda s: s.map(total, Total).filter(noting(seen))).push(BIDS[:1])
         assert seen == [Total(1, 20.0)]
 
-    def test_a_filter_by_expression_keeps_the_dataclass(self) -> None:
+    def test_are_of_the_dataclass_after_a_filter_by_expression(self) -> None:
         assert Run(lambda s: s.filter(pl.col("auction") > 2).map(total, Total)).push(BIDS).rows == [
             {"auction": 3, "total": -10.0}
         ]
 
-    def test_an_immutable_row_after_select(self) -> None:
+    def test_are_immutable_rows_after_select(self) -> None:
         seen: list[Any] = []
         Run(lambda s: s.select("note", count=pl.col("auction") + 1).filter(noting(seen))).push(BIDS)
         assert [(r.note, r.count) for r in seen] == [("a", 2), ("b", 3), ("c", 4)]
@@ -152,16 +152,16 @@ class TestWhatAFunctionGets:
         with pytest.raises(AttributeError):
             seen[0].note = "x"
 
-    def test_a_dataclass_again_after_as_(self) -> None:
+    def test_are_of_a_dataclass_again_after_as_(self) -> None:
         run = Run(lambda s: s.select(total="price", auction="auction").as_(Total).filter(lambda r: type(r) is Total))
         assert run.push(BIDS[:1]).rows == [{"auction": 1, "total": 10.0}]
 
-    def test_keyword_only_fields_and_defaults_work(self) -> None:
+    def test_can_have_keyword_only_fields_and_defaults(self) -> None:
         assert Run(lambda s: s.map(lambda r: Named(note=r.note * r.tags, auction=1), Named), Named).push(
             [Named(note="x", tags=3)]
         ).rows == [{"note": "xxx", "auction": 1, "tags": 7}]
 
-    def test_datetimes_in_utc(self) -> None:
+    def test_contain_datetimes_in_utc(self) -> None:
         @dataclass
         class At:
             at: datetime
@@ -174,24 +174,24 @@ class TestWhatAFunctionGets:
         assert seen[0].at.tzinfo is UTC
 
 
-class TestWhatAFunctionGives:
+class TestResultsOfAFunction:
     @pytest.mark.parametrize(
         "given",
         [Total(4, 1.5), {"auction": 4, "total": 1.5}, {"total": 1.5, "auction": 4}, (4, 1.5)],
         ids=["dataclass", "dict", "dict in another order", "tuple"],
     )
-    def test_a_row_has_any_of_these_forms(self, given: Any) -> None:
+    def test_a_row_can_be_given_in_any_supported_form(self, given: Any) -> None:
         assert Run(lambda s: s.map(lambda r: given, Total)).push(BIDS[:1]).rows == [{"auction": 4, "total": 1.5}]
 
-    def test_an_hf_row_goes_by_names_not_by_order(self) -> None:
+    def test_the_fields_of_a_row_are_matched_by_name_not_by_order(self) -> None:
         run = Run(lambda s: s.select(total=pl.lit(1.5), auction="auction").map(lambda r: r, Total))
         assert run.push(BIDS[:1]).rows == [{"auction": 1, "total": 1.5}]
 
-    def test_a_schema_serves_as_well_as_a_dataclass(self) -> None:
+    def test_a_schema_can_be_given_instead_of_a_dataclass(self) -> None:
         run = Run(lambda s: s.map(lambda r: {"n": r.auction}, pa.schema([pa.field("n", pa.int16())])))
         assert run.push(BIDS).rows == [{"n": 1}, {"n": 2}, {"n": 3}]
 
-    def test_flat_map_gives_any_number_of_rows_in_order(self) -> None:
+    def test_flat_map_emits_any_number_of_rows_in_order(self) -> None:
         def repeat(r: Bid) -> Any:
             for n in range(r.auction - 1):
                 yield Total(r.auction, float(n))
@@ -202,17 +202,17 @@ class TestWhatAFunctionGives:
             (3, 1.0),
         ]
 
-    def test_a_filter_keeps_what_is_true(self) -> None:
+    def test_a_filter_keeps_rows_whose_result_is_true(self) -> None:
         run = Run(lambda s: s.filter(lambda r: r.price is not None and r.price > 0))
         assert run.push(BIDS).rows == [vars(BIDS[0])]
 
-    def test_map_batches_gives_a_batch(self) -> None:
+    def test_map_batches_returns_a_batch(self) -> None:
         def double(batch: pa.RecordBatch) -> Any:
             return pl.DataFrame(batch).select("auction", total=pl.col("auction") * 2.0, x=1).drop("x").to_arrow()
 
         assert Run(lambda s: s.map_batches(double, Total)).push(BIDS[:1]).rows == [{"auction": 1, "total": 2.0}]
 
-    def test_large_batches_go_in_pieces_and_come_out_whole(self) -> None:
+    def test_large_batches_are_processed_in_pieces_and_emitted_as_one(self) -> None:
         rows = [Bid(n, None, "") for n in range(2 * PIECE_ROWS + 3)]
         run = Run(lambda s: s.filter(lambda r: r.auction % 2 == 0).map(total, Total)).push(rows)
         assert [row["auction"] for row in run.rows] == list(range(0, len(rows), 2))
@@ -238,7 +238,7 @@ class TestFailures:
 
     @pytest.mark.parametrize("how", ["map", "map_batches"])
     @pytest.mark.parametrize("meant", [KeyboardInterrupt, pytest.fail.Exception], ids=["interrupt", "time limit"])
-    def test_what_is_meant_for_the_process_is_no_failure_of_a_row(self, how: str, meant: type[BaseException]) -> None:
+    def test_exceptions_for_the_process_are_not_failures_of_a_row(self, how: str, meant: type[BaseException]) -> None:
         def called(_: Any) -> Any:
             raise meant("over")
 
@@ -255,7 +255,7 @@ class TestFailures:
         error = self.failed(lambda s: getattr(s, how)(panics, Bid))
         assert "panics raised PanicException: index out of bounds" in error.what
 
-    def test_the_line_is_the_users_own_also_when_a_library_raised(self) -> None:
+    def test_the_line_is_from_user_code_even_if_a_library_raised(self) -> None:
         def parse(r: Bid) -> Total:
             return Total(r.auction, datetime.strptime(r.note, "%Y").timestamp())
 
@@ -264,7 +264,7 @@ class TestFailures:
             in self.failed(lambda s: s.map(parse, Total)).what
         )
 
-    def test_a_bound_function_and_an_object_are_looked_into(self) -> None:
+    def test_the_code_of_a_partial_and_of_a_callable_object_is_found(self) -> None:
         class Parse:
             def __call__(self, r: Bid) -> Total:
                 return Total(int("x"), float(datetime.strptime(r.note, "%Y").year))
@@ -273,14 +273,14 @@ class TestFailures:
         strict = partial(lambda form, r: {"auction": datetime.strptime(r.note, form).year, "total": 0.0}, "%Y")
         assert "`strict = partial(" in self.failed(lambda s: s.map(strict, Total)).what
 
-    def test_the_record_is_named_where_it_is_known(self) -> None:
+    def test_the_record_is_named_if_it_is_known(self) -> None:
         error = self.failed(
             lambda s: s.map(lambda r: r, Bid).map(fails_at_two, Total), Arrival(3, 100, 103, contiguous=True)
         )
         assert (error.where.partition, error.where.offset) == (3, 101)
         assert "at offset 101 of partition 3" in error.what
 
-    def test_behind_a_filter_the_range_is_named(self) -> None:
+    def test_a_failure_after_a_filter_names_the_offset_range(self) -> None:
         error = self.failed(
             lambda s: s.filter(pl.col("auction") > 1).map(fails_at_two, Total), Arrival(3, 100, 103, contiguous=True)
         )
@@ -315,10 +315,10 @@ class TestFailures:
         assert error.where.operator == "map lambda"
 
     @pytest.mark.parametrize("given", [None, "rows", {"auction": 1}, Total(1, 1.0), 3])
-    def test_flat_map_must_give_rows(self, given: Any) -> None:
+    def test_flat_map_must_return_rows(self, given: Any) -> None:
         assert "not a list of rows" in self.failed(lambda s: s.flat_map(lambda r: given, Total)).what
 
-    def test_a_filter_must_give_a_truth_value(self) -> None:
+    def test_a_filter_must_return_a_boolean(self) -> None:
         assert "lambda returned str 'a', not True or False" in self.failed(lambda s: s.filter(lambda r: r.note)).what
 
     @pytest.mark.parametrize(
@@ -337,21 +337,21 @@ class TestFailures:
         error = self.failed(lambda s: s.map_batches(lambda b: batch, Total))
         assert "returned a wrong batch" in error.what and told in error.what
 
-    def test_map_batches_must_give_a_batch(self) -> None:
+    def test_map_batches_must_return_a_batch(self) -> None:
         assert "is not a pyarrow.RecordBatch" in self.failed(lambda s: s.map_batches(lambda b: [1], Total)).what
 
     def test_a_dataclass_that_refuses_its_values_is_named(self) -> None:
         with pytest.raises(JobFailed, match="was not called: making its row raised ValueError: below zero"):
             Run(lambda s: s.filter(lambda r: True), Positive).push([Bid(-1, 1.0, "")])
 
-    def test_what_may_pass_if_tried_again_is_not_the_rows_fault(self) -> None:
+    def test_a_retryable_error_is_not_a_failure_of_the_row(self) -> None:
         def call(r: Bid) -> Total:
             raise Unavailable("the service is away", next_step="try again")
 
         with pytest.raises(Unavailable):
             Run(lambda s: s.map(call, Total, on_error="drop")).push(BIDS)
 
-    def test_leaving_the_process_is_a_failure_too(self) -> None:
+    def test_exiting_the_process_is_a_failure(self) -> None:
         assert "raised SystemExit: 3" in self.failed(lambda s: s.filter(lambda r: sys.exit(3))).what
 
 
@@ -368,18 +368,18 @@ class TestDropping:
         assert [row["auction"] for row in run.rows] == list(range(0, 100, 3))
         assert run.dropped() == {"map lambda": 66}
 
-    def test_a_filter_drops_what_it_cannot_decide(self) -> None:
+    def test_a_filter_drops_rows_on_which_it_fails(self) -> None:
         run = Run(lambda s: s.filter(lambda r: r.price > 0, on_error="drop")).push(BIDS)
         assert run.rows == [vars(BIDS[0])]
         assert run.dropped() == {"filter lambda": 1}
 
-    def test_rows_that_cannot_be_made_are_dropped_and_the_others_keep_their_places(self) -> None:
+    def test_rows_that_cannot_be_built_are_dropped_and_others_keep_their_order(self) -> None:
         rows = [Bid(n, 1.0, str(n)) for n in (1, -1, 2, -2, 3)]
         run = Run(lambda s: s.filter(lambda r: r.auction != 2, on_error="drop"), Positive).push(rows)
         assert [row["note"] for row in run.rows] == ["1", "3"]
         assert run.dropped() == {"filter lambda": 2}
 
-    def test_a_flat_map_that_fails_midway_gives_nothing_for_its_row(self) -> None:
+    def test_a_flat_map_that_fails_midway_emits_nothing_for_its_row(self) -> None:
         def halfway(r: Bid) -> Any:
             yield Total(r.auction, 0.0)
             yield Total(r.auction, r.price + 1)  # type: ignore[operator]
@@ -387,7 +387,7 @@ class TestDropping:
         run = Run(lambda s: s.flat_map(halfway, Total, on_error="drop")).push(BIDS)
         assert [row["auction"] for row in run.rows] == [1, 1, 3, 3]
 
-    def test_map_batches_finds_the_rows_at_fault(self) -> None:
+    def test_map_batches_finds_the_failing_rows(self) -> None:
         def total_of(batch: pa.RecordBatch) -> pa.RecordBatch:
             if 13 in batch["auction"].to_pylist():
                 raise ValueError("13")
@@ -398,7 +398,7 @@ class TestDropping:
         assert [row["auction"] for row in run.rows] == [n for n in range(100) if n not in (13, 50)]
         assert run.dropped() == {"map_batches total_of": 2}
 
-    def test_steps_of_one_function_are_counted_apart(self) -> None:
+    def test_steps_with_the_same_function_are_counted_separately(self) -> None:
         run = Run(lambda s: s.map(lambda r: r, Bid).map(lambda r: r, Bid)).push(BIDS)
         assert run.counters() == {"map lambda": (3, 3), "map lambda (2)": (3, 3)}
 
@@ -408,20 +408,20 @@ class TestUnion:
         run = Run(lambda s: s.filter(pl.col("auction") == 1).union(s.filter(lambda r: r.auction > 1), s)).push(BIDS)
         assert sorted(row["auction"] for row in run.rows) == [1, 1, 2, 2, 3, 3]
 
-    def test_a_stream_united_with_itself_comes_twice(self) -> None:
+    def test_a_stream_united_with_itself_gives_each_row_twice(self) -> None:
         assert [row["auction"] for row in Run(lambda s: s.union(s)).push(BIDS[:1]).rows] == [1, 1]
 
-    def test_what_follows_is_there_once(self) -> None:
+    def test_steps_after_a_union_exist_once(self) -> None:
         run = Run(lambda s: s.select("note").union(s.select("note")).map(lambda r: r, pa.schema([("note", pa.utf8())])))
         assert len(run.push(BIDS).rows) == 6
         assert run.counters() == {"map lambda": (6, 6)}
 
-    def test_a_column_may_be_null_if_it_may_in_any_stream(self) -> None:
+    def test_a_column_is_nullable_if_it_is_in_any_stream(self) -> None:
         run = Run(lambda s: s.select(x="auction").union(s.select(x=pl.col("auction") * 2)))
         assert run.plan.sinks[0].schema.field("x").nullable
         assert [row["x"] for row in run.push(BIDS[:1]).rows] == [1, 2]
 
-    def test_the_dataclass_stays_if_all_have_it(self) -> None:
+    def test_the_dataclass_is_kept_if_all_streams_have_it(self) -> None:
         seen: list[Any] = []
         Run(lambda s: s.union(s.filter(pl.col("auction") > 2)).filter(noting(seen))).push(BIDS[2:])
         assert seen == [BIDS[2], BIDS[2]]
@@ -430,7 +430,7 @@ class TestUnion:
         with pytest.raises(ConfigError, match="stream 2 differ from those of the first: price: expected double"):
             (s := stream_of()).union(s.select("auction", "note"))
 
-    def test_nothing_else_is_taken(self) -> None:
+    def test_only_other_streams_are_accepted(self) -> None:
         for streams in ((), (3,), (stream_of(),)):
             with pytest.raises(ConfigError):
                 stream_of().union(*streams)
@@ -442,7 +442,7 @@ class TestAs:
         assert run.plan.sinks[0].schema.names == ["auction", "total"]
         assert run.push(BIDS[:1]).rows == [{"auction": 1, "total": 1.0}]
 
-    def test_a_null_where_the_type_has_none_fails(self) -> None:
+    def test_a_null_in_a_field_that_forbids_it_fails(self) -> None:
         run = Run(lambda s: s.select("auction", total="price").as_(Total))
         assert run.push(BIDS[:1]).rows == [{"auction": 1, "total": 10.0}]
         with pytest.raises(JobFailed, match=r"as_ on stream 'bids' at .*: column 'total' is null"):
@@ -452,7 +452,7 @@ class TestAs:
         with pytest.raises(ConfigError, match="total: expected double or null, but it is missing; price: not expected"):
             stream_of().select("auction", "price").as_(Total)
 
-    def test_an_upsert_stream_takes_a_type_as_well(self) -> None:
+    def test_an_upsert_stream_can_be_given_a_type(self) -> None:
         app = hf.App("hot")
         counted = app.source("bids", planned(Bid)).key_by("auction").agg("sums", total=hf.sum("price"))
         counted.filter(pl.col("total") > 0).as_(Total).sink("out", MemorySink(key=["auction"]))
@@ -468,7 +468,7 @@ class TestAs:
         assert [(row["auction"], row["total"]) for row in written if row["_op"] == 0] == [(1, 10.0)]
         assert sorted((row["auction"], row["total"]) for row in written if row["_op"] == 1) == [(2, None), (3, None)]
 
-    def test_a_null_in_a_row_that_is_put_fails_also_in_an_upsert_stream(self) -> None:
+    def test_a_null_in_a_put_of_an_upsert_stream_fails(self) -> None:
         app = hf.App("hot")
         sums = app.source("bids", planned(Bid)).key_by("auction").agg("sums", total=hf.sum("price"))
         sums.as_(Total).sink("out", MemorySink(key=["auction"]))
@@ -498,12 +498,12 @@ class TestRefusals:
             (lambda s: s.union(s.key_by("auction").agg("n", n=hf.count())), "cannot be united"),
         ],
     )
-    def test_at_the_call(self, build: Callable[[Any], Any], told: str) -> None:
+    def test_are_raised_at_the_call(self, build: Callable[[Any], Any], told: str) -> None:
         with pytest.raises(ConfigError) as caught:
             build(stream_of())
         assert told in caught.value.what and "test_functions.py:" in caught.value.what
 
-    def test_asynchronous_and_yielding_functions(self) -> None:
+    def test_include_asynchronous_functions_and_generators(self) -> None:
         async def later(r: Bid) -> Bid:
             return r
 
@@ -515,14 +515,14 @@ class TestRefusals:
         with pytest.raises(ConfigError, match="yields rows"):
             stream_of().map(many, Bid)
 
-    def test_nanoseconds_have_no_datetime(self) -> None:
+    def test_include_nanoseconds_which_have_no_datetime(self) -> None:
         stream = stream_of().map_batches(lambda b: b, pa.schema([("at", pa.timestamp("ns"))]))
         with pytest.raises(ConfigError, match="no nanoseconds"):
             stream.filter(lambda r: True)
 
 
 class TestThePlan:
-    def test_it_travels_with_its_functions(self) -> None:
+    def test_the_plan_can_be_pickled_with_its_functions(self) -> None:
         factor = 3.0
         run = Run(lambda s: s.map(partial(lambda f, r: Total(r.auction, f * factor), 2.0), Total))
         first = shipped(run.plan.fragments[0])
@@ -531,7 +531,7 @@ class TestThePlan:
         fragment.on_batch(pa.RecordBatch.from_pylist([vars(BIDS[0])], schema=run.schema))
         assert written[0].to_pylist() == [{"auction": 1, "total": 6.0}]
 
-    def test_it_can_be_shown(self) -> None:
+    def test_the_plan_can_be_rendered(self) -> None:
         run = Run(lambda s: s.map(total, Total, on_error="drop").union(s.map(total, Total)).as_(Total))
         shown = render(run.plan)
         assert "map total, on error: drop" in shown and "to step 2, union" in shown and "check columns" in shown

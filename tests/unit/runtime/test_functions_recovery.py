@@ -1,4 +1,4 @@
-"""Python functions in whole jobs: through crashes they give what plain Python gives, and a failure loses nothing."""
+"""Python functions in complete jobs: over crashes they give the results of plain Python; a failure loses nothing."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def delivered(t: TestDriver) -> tuple[dict[str, int], Counter[str]]:
 LINES = [Line(0, "a bird in the hand"), Line(1, None), Line(2, ""), Line(3, "the bird")]
 
 
-class TestACrash:
-    def test_what_a_function_gave_is_neither_lost_nor_doubled(self) -> None:
+class TestCrash:
+    def test_results_of_a_function_are_neither_lost_nor_duplicated(self) -> None:
         with TestDriver(counting()) as t:
             t.push("lines", LINES)
             t.checkpoint()
@@ -83,7 +83,7 @@ class TestACrash:
             assert delivered(t) == (expected(LINES + LINES), expected(LINES + LINES))
 
 
-class TestAFailure:
+class TestFailure:
     def test_ends_the_job_and_leaves_output_as_of_the_last_checkpoint(self) -> None:
         with TestDriver(counting("fail")) as t:
             t.push("lines", [LINES[0]])
@@ -95,7 +95,7 @@ class TestAFailure:
             assert error is not None and error.operator == "flat_map words"
             assert (error.source, error.partition, error.offset) == ("lines", 0, 2)
 
-    def test_the_corrected_job_goes_on_without_loss_or_repetition(self) -> None:
+    def test_the_corrected_job_resumes_without_loss_or_repetition(self) -> None:
         broken = True
 
         def parse(line: Line) -> Word:
@@ -125,7 +125,7 @@ class TestAFailure:
 
 
 class TestDroppedRows:
-    def test_are_shown_by_status_per_step(self) -> None:
+    def test_are_shown_in_the_status_per_step(self) -> None:
         with TestDriver(counting()) as t:
             t.push("lines", LINES)
             t.push("lines", LINES, partition=1)
@@ -160,7 +160,7 @@ Action = tuple[str, int, list[str | None]]
     ),
     st.integers(0, 1_000),
 )
-def test_whatever_crashes_functions_give_what_plain_python_gives(actions: list[Action], seed: int) -> None:
+def test_functions_give_the_results_of_plain_python_under_any_crash(actions: list[Action], seed: int) -> None:
     pushed: list[Line] = []
     with TestDriver(counting(), seed=seed) as t:
         for kind, where, texts in actions:

@@ -28,11 +28,11 @@ class Point:
 
 
 class Unnamed:
-    """Has no text of its own: `repr` says where it lies in memory."""
+    """Has no text of its own: its `repr` contains its memory address."""
 
 
 class StoppedClock:
-    """A clock that moves only when told."""
+    """A clock that moves only when the test moves it."""
 
     now = 100.0
 
@@ -65,7 +65,7 @@ class TestGenerator:
 
     @given(st.integers(0, 50), st.integers(1, 5), st.booleans())
     @settings(max_examples=40, deadline=None)
-    def test_every_index_below_the_count_comes_exactly_once(self, count: int, partitions: int, whole: bool) -> None:
+    def test_every_index_below_the_count_occurs_exactly_once(self, count: int, partitions: int, whole: bool) -> None:
         fn: Callable[[Any], Any] = points if whole else point
         opened = Generator(Point, fn, count=count, partitions=partitions, vectorised=whole).open()
         found = [i for partition in opened.partitions() for i in indices(opened, partition)]
@@ -79,16 +79,16 @@ class TestGenerator:
     @pytest.mark.parametrize(
         "fn", [lambda i: (i, None), lambda i: {"i": i}, lambda i: Point(i, None)], ids=["tuple", "dict", "instance"]
     )
-    def test_a_record_may_come_in_several_forms(self, fn: Callable[[int], object]) -> None:
+    def test_a_record_can_be_given_in_several_forms(self, fn: Callable[[int], object]) -> None:
         batch, _ = Generator(Point, fn, count=2).open().read(0, 0, ANY_BYTES)
         assert batch is not None and batch.to_pydict() == {"i": [0, 1], "square": [None, None]}
 
-    def test_max_bytes_limits_a_read_to_no_less_than_one_record(self) -> None:
+    def test_max_bytes_limits_a_read_but_to_no_less_than_one_record(self) -> None:
         opened = Generator(Point, point).open()
         assert opened.read(0, 0, 160)[1] == 10
         assert opened.read(0, 10, 1)[1] == 11
 
-    def test_it_has_ended_after_the_count_only(self) -> None:
+    def test_a_generator_ends_only_after_its_count(self) -> None:
         opened = Generator(Point, point, count=3, partitions=2).open()
         assert [opened.ended(0, 1), opened.ended(0, 2), opened.ended(1, 1)] == [False, True, True]
         assert not Generator(Point, point).open().ended(0, 10**9)
@@ -106,7 +106,7 @@ class TestGenerator:
 
 
 class TestRate:
-    def test_only_what_is_due_exists(self) -> None:
+    def test_only_records_that_are_due_exist(self) -> None:
         clock = StoppedClock()
         opened = Generator(Point, point, rate=10, partitions=2).open(clock)
         assert indices(opened, 0) == []
@@ -115,33 +115,33 @@ class TestRate:
         assert indices(opened, 1) == [1, 3]
         assert opened.end_offsets() == {0: 2, 1: 2}
 
-    def test_a_job_that_goes_on_from_a_checkpoint_does_not_wait_for_the_past(self) -> None:
+    def test_a_job_resumed_from_a_checkpoint_does_not_wait_for_past_records(self) -> None:
         clock = StoppedClock()
         opened = Generator(Point, point, rate=10).open(clock)
         assert indices(opened, 0, 1_000) == []
         clock.now += 0.2
         assert indices(opened, 0, 1_000) == [1_000, 1_001]
 
-    def test_what_was_read_before_is_read_again_without_waiting(self) -> None:
+    def test_records_read_before_are_reread_without_waiting(self) -> None:
         clock = StoppedClock()
         opened = Generator(Point, point, rate=10).open(clock)
         clock.now += 0.5
         assert indices(opened, 0) == [0, 1, 2, 3, 4]
         assert indices(opened, 0, 2) == [2, 3, 4]
 
-    def test_the_count_limits_what_the_rate_allows(self) -> None:
+    def test_the_count_limits_the_records_that_the_rate_allows(self) -> None:
         clock = StoppedClock()
         opened = Generator(Point, point, rate=10, count=2).open(clock)
         clock.now += 100
         assert indices(opened, 0) == [0, 1]
 
-    def test_without_a_limit_the_end_is_what_was_read(self) -> None:
+    def test_the_end_of_an_unlimited_generator_is_the_offset_read(self) -> None:
         opened = Generator(Point, point).open()
         opened.read(0, 0, 160)
         assert opened.end_offsets() == {0: 10}
 
 
-class TestAWrongFunction:
+class TestWrongFunction:
     def test_an_error_names_function_index_partition_and_offset(self) -> None:
         def fails_at_seven(i: int) -> Point:
             return Point(i, 1 / (i - 7))
@@ -151,7 +151,7 @@ class TestAWrongFunction:
             opened.read(1, 0, ANY_BYTES)
         assert (caught.value.where.partition, caught.value.where.offset) == (1, 3)
 
-    def test_a_wrong_value_refuses_its_record_alone_and_names_column_and_index(self) -> None:
+    def test_a_wrong_value_refuses_only_its_record_and_names_column_and_index(self) -> None:
         opened = Generator(Point, lambda i: (i, "x" if i == 5 else 1.0), count=20, partitions=2).open()
         batch, following = opened.read(1, 0, ANY_BYTES)
         assert batch is not None and following == 10
@@ -162,8 +162,8 @@ class TestAWrongFunction:
         assert batch.column("i").to_pylist() == [1, 3, None, 7, 9, 11, 13, 15, 17, 19]
 
     @pytest.mark.parametrize("wrap", [lambda it: it, lambda it: (it, 1.0), lambda it: [it, print, lambda: 0]])
-    def test_a_refused_record_is_the_same_wherever_its_objects_lie_in_memory(self, wrap: Callable[[Any], Any]) -> None:
-        alive: list[Unnamed] = []  # so that no two of them lie at one place
+    def test_a_refused_record_does_not_depend_on_memory_addresses(self, wrap: Callable[[Any], Any]) -> None:
+        alive: list[Unnamed] = []  # so that no two of them have the same address
 
         def give(i: int) -> Any:
             alive.append(Unnamed())
@@ -175,18 +175,18 @@ class TestAWrongFunction:
         assert b"Unnamed object at 0x...>" in raw
         assert (raw, reported(error)) == (again.column(RAW)[1].as_py(), reported(again.column(ERROR)[1].as_py()))
 
-    def test_a_record_that_is_text_is_kept_letter_by_letter(self) -> None:
+    def test_a_record_that_is_a_string_is_kept_verbatim(self) -> None:
         opened = Generator(Point, lambda i: "died at 0x1234", count=1).open()
         batch, _ = opened.read(0, 0, ANY_BYTES)
         assert batch is not None and batch.column(RAW)[0].as_py() == b"'died at 0x1234'"
 
-    def test_what_is_said_of_a_refused_record_is_not_in_its_digest(self) -> None:
+    def test_the_error_text_of_a_refused_record_is_not_in_its_digest(self) -> None:
         decoded = pa.RecordBatch.from_pylist([{"i": 0, "square": 0.0}])
         one = with_refused(decoded, {1: Refused("why", "text", b"{'a', 'b'}")})
         other = with_refused(decoded, {1: Refused("so", "bytes", b"{'b', 'a'}")})
         assert records_digested(one, "rows") == records_digested(other, "rows") != records_digested(decoded, "rows")
 
-    def test_a_null_in_a_column_of_a_vectorised_function_is_left_to_whoever_reads(self) -> None:
+    def test_a_null_from_a_vectorised_function_is_checked_by_the_reader(self) -> None:
         def nulls(i: Any) -> dict[str, Any]:
             return {"i": pa.array(np.where(i == 2, 0, i), mask=i == 2), "square": pa.nulls(len(i), pa.float64())}
 
@@ -206,13 +206,13 @@ class TestAWrongFunction:
         with pytest.raises(JobFailed, match=message):
             Generator(Point, fn, count=4, vectorised=True).open().read(0, 0, ANY_BYTES)
 
-    def test_a_function_that_gives_a_record_batch_is_checked_too(self) -> None:
+    def test_a_function_that_returns_a_record_batch_is_checked_too(self) -> None:
         def batch(i: Any) -> pa.RecordBatch:
             return pa.record_batch({"i": pa.array(i), "square": pa.nulls(len(i), pa.float64())})
 
         got, _ = Generator(Point, batch, count=2, vectorised=True).open().read(0, 0, ANY_BYTES)
         assert got is not None and got.to_pydict() == {"i": [0, 1], "square": [None, None]}
 
-    def test_the_check_finds_it_before_the_job_starts(self) -> None:
+    def test_a_wrong_function_is_found_before_the_job_starts(self) -> None:
         with pytest.raises(ConfigError, match="column 'i' takes int64, not str"):
             Generator(Point, lambda i: (str(i), None)).check()

@@ -38,7 +38,7 @@ class ReadMore:
 
 
 class Job:
-    """Copies what it declares, and counts it in windows."""
+    """Copies the declared columns, and counts rows in windows."""
 
     def __init__(self, folder: Path, declared: type | None) -> None:
         self.folder, self.out = folder, folder / "out"
@@ -75,8 +75,10 @@ def append(log: LogWriter, n: int, **more: Any) -> None:
     log.append({n % 2: pa.Table.from_pylist([row], schema=schema)})
 
 
-class TestAJobOnALogThatGrows:
-    def test_reads_what_it_declares_and_goes_on_when_a_column_is_added(self, log: LogWriter, tmp_path: Path) -> None:
+class TestJobOnALogWithAddedColumns:
+    def test_reads_its_declared_columns_and_continues_when_a_column_is_added(
+        self, log: LogWriter, tmp_path: Path
+    ) -> None:
         append(log, 1)
         job = Job(tmp_path, Read)
         log.grow(pa.schema([SIZE]))

@@ -1,4 +1,4 @@
-"""A job that runs for long holds no more than one that runs for a while: nothing is kept per epoch.
+"""A job that runs for long holds no more objects than one that runs briefly: nothing is kept per epoch.
 
 What grows with the log of the job (checkpoints that are retained, pieces of state until they are merged) has limits and
 tests of its own and is not counted here.
@@ -29,7 +29,7 @@ from holdfast.storage.log.log import LogReader, LogWriter, create_log, read_meta
 from holdfast.storage.objects import MemoryObjects
 
 EPOCHS = 12
-"""Between two looks: what is kept per epoch is seen so often."""
+"""Epochs between two measurements: an object kept per epoch is counted this often."""
 LIMITED_ELSEWHERE = (joblog.Job, Manifest, SnapshotHandle)
 NOT_HELD = (type, types.ModuleType, types.FrameType, types.CodeType, *LIMITED_ELSEWHERE)
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -93,22 +93,22 @@ def epochs(t: TestDriver, first: int) -> None:
 
 
 def look(t: TestDriver) -> Counter[str]:
-    """Count what the driver and the workers hold."""
+    """Count the objects that the driver and the workers hold."""
     outside = [t.cluster.repository._store, *t.sources.values(), *t.sinks.values()]
     return held([t.cluster.driver, *(member.loop for member in t.cluster.members.values())], outside)
 
 
 class TestNothingIsKeptPerEpoch:
     @pytest.mark.parametrize("made", [app, app_written_at_once])
-    def test_driver_and_workers_hold_as_much_after_more_epochs(self, made: Callable[[], hf.App]) -> None:
+    def test_driver_and_workers_hold_no_more_objects_after_more_epochs(self, made: Callable[[], hf.App]) -> None:
         with TestDriver(made()) as t:
             epochs(t, 0)
             before = look(t)
             epochs(t, EPOCHS)
             assert growth(before, look(t)) == {}
 
-    def test_the_look_sees_one_object_per_epoch(self) -> None:
-        """Else the test above would prove nothing."""
+    def test_the_measurement_detects_one_object_per_epoch(self) -> None:
+        """Otherwise the test above would prove nothing."""
         kept: list[Any] = []
         with TestDriver(app()) as t:
             epochs(t, 0)
@@ -119,7 +119,7 @@ class TestNothingIsKeptPerEpoch:
             kept += [(Tag(Timeline(1), Epoch(n)),) for n in range(EPOCHS)]
             assert growth(before, look(t))["Tag"] == EPOCHS
 
-    def test_a_log_keeps_so_many_commits_and_no_more(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_log_keeps_a_limited_number_of_commits(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(commits, "CACHED_COMMITS_MAX", 8)
         store = MemoryObjects()
         meta = create_log(store, pa.schema([pa.field("n", pa.int64(), nullable=False)]), partitions=1)

@@ -55,7 +55,7 @@ def objects(driver: TestDriver) -> int:
     return len(driver.cluster._store.list(""))
 
 
-class TestAJobWithNothingNew:
+class TestIdleJob:
     @SEEDS
     def test_closes_no_epoch_and_stores_nothing(self, seed: int) -> None:
         with TestDriver(hot(), seed=seed) as t:
@@ -74,8 +74,8 @@ class TestAJobWithNothingNew:
             assert t.state("hot", 1) == {"bids.count": 1}
 
     @SEEDS
-    def test_delivers_it_also_if_the_announcement_is_lost(self, seed: int) -> None:
-        """P9: no barrier follows that would say it."""
+    def test_delivers_its_last_epoch_even_if_the_announcement_is_lost(self, seed: int) -> None:
+        """P9: no barrier follows that would announce it."""
         with TestDriver(hot(), seed=seed) as t:
             lost, send = list[m.FromDriver](), t.cluster.send
 
@@ -92,7 +92,7 @@ class TestAJobWithNothingNew:
             assert t.rows("out") == [{"auction": 1, "bids": 1}]
 
     @SEEDS
-    def test_closes_an_epoch_as_soon_as_something_comes(self, seed: int) -> None:
+    def test_closes_an_epoch_as_soon_as_a_record_arrives(self, seed: int) -> None:
         with TestDriver(hot(), seed=seed) as t:
             t.push("bids", [Bid(1)])
             t.advance("20s")
@@ -128,7 +128,7 @@ class TestAJobWithNothingNew:
             assert t.rows("out") == [{"auction": 1, "bids": 1}]
 
     @SEEDS
-    def test_lets_go_of_old_checkpoints_all_the_same(self, seed: int) -> None:
+    def test_still_expires_old_checkpoints(self, seed: int) -> None:
         driver = TestDriver(hot(), seed=seed)
         driver.cluster.change_rules(retention=Retention(2, 60_000_000))
         with driver as t:
@@ -149,7 +149,7 @@ class TestAJobWithNothingNew:
             assert epochs(t) == before
 
 
-class TestTimeThatMovesWithoutARecord:
+class TestTimeThatAdvancesWithoutARecord:
     @SEEDS
     def test_closes_the_windows_that_become_due(self, seed: int) -> None:
         with TestDriver(windowed(), seed=seed) as t:
@@ -162,7 +162,7 @@ class TestTimeThatMovesWithoutARecord:
             assert [(row["auction"], row["bids"]) for row in t.rows("out")] == [(1, 1)]
 
     @SEEDS
-    def test_closes_them_when_the_other_partitions_turn_idle(self, seed: int) -> None:
+    def test_closes_windows_when_the_other_partitions_become_idle(self, seed: int) -> None:
         with TestDriver(windowed(), seed=seed) as t:
             t.push("bids", [Bid(1), Bid(2, START + timedelta(minutes=3))], partition=seed % 4)
             for _ in range(20):  # one partition lives on, without moving its watermark
@@ -172,7 +172,7 @@ class TestTimeThatMovesWithoutARecord:
             assert [(row["auction"], row["bids"]) for row in t.rows("out")] == [(1, 1)]
 
     @SEEDS
-    def test_closes_them_when_partitions_turn_idle_while_no_record_comes(self, seed: int) -> None:
+    def test_closes_windows_when_partitions_become_idle_without_any_record(self, seed: int) -> None:
         with TestDriver(windowed(), seed=seed) as t:
             t.advance("25s")
             t.push("bids", [Bid(1), Bid(2, START + timedelta(minutes=3))], partition=seed % 4)
@@ -182,7 +182,7 @@ class TestTimeThatMovesWithoutARecord:
             assert [(row["auction"], row["bids"]) for row in t.rows("out")] == [(1, 1)]
 
     @SEEDS
-    def test_so_does_an_offset_that_passes_a_gap(self, seed: int) -> None:
+    def test_an_offset_that_passes_a_gap_closes_an_epoch(self, seed: int) -> None:
         with TestDriver(hot(), seed=seed) as t:
             t.push("bids", [Bid(1)])
             t.advance("10s")
@@ -201,9 +201,9 @@ class TestTimeThatMovesWithoutARecord:
             assert epochs(t) == before + 1
 
 
-class TestAnEpochThatWasGivenUp:
+class TestEpochThatWasGivenUp:
     @SEEDS
-    def test_is_owed_to_the_next_one_although_nothing_is_new(self, seed: int) -> None:
+    def test_is_merged_into_another_epoch_even_without_new_records(self, seed: int) -> None:
         """P8"""
         with TestDriver(hot(), seed=seed) as t:
             lost, given = list[m.FromWorker](), t.cluster._from
@@ -231,7 +231,7 @@ class TestAnEpochThatWasGivenUp:
 class TestTheLog:
     @pytest.mark.parametrize("every", ["100ms", "1s"])
     @SEEDS
-    def test_holds_an_epoch_per_change_and_no_more(self, seed: int, every: str) -> None:
+    def test_contains_one_epoch_per_change_and_no_more(self, seed: int, every: str) -> None:
         """Also where the interval is shorter than that of heartbeats."""
         app = hot()
         app.checkpoint_every = every

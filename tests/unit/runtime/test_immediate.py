@@ -138,7 +138,7 @@ def app_of(folder: Path, least: int = 0, key: Sequence[str] = ("place", "thing")
 
 class TestAnyFailure:
     @pytest.mark.parametrize("seed", range(6))
-    def test_the_last_row_of_every_key_stands(self, tmp_path: Path, seed: int) -> None:
+    def test_the_last_row_of_every_key_is_kept(self, tmp_path: Path, seed: int) -> None:
         job = Job(tmp_path, seed)
         for _ in range(12):
             job.see(job.random.randrange(1, 20))
@@ -186,7 +186,7 @@ class TestAnyFailure:
         job.end()
         assert job.rows() == job.expected()
 
-    def test_sources_stop_when_too_much_waits(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_sources_stop_when_the_backlog_is_full(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(immediate, "QUEUE_BYTES_MAX", 1)
         job = Job(tmp_path, 0)
         job.cluster.settle()
@@ -202,8 +202,8 @@ class TestAnyFailure:
         assert job.rows() == job.expected()
 
 
-class TestTheTestDriver:
-    def test_it_writes_at_once_too_and_keeps_the_last_row_over_a_crash(self, tmp_path: Path) -> None:
+class TestInTheTestDriver:
+    def test_rows_are_written_immediately_and_the_last_row_survives_a_crash(self, tmp_path: Path) -> None:
         create_log(LocalObjects(tmp_path / "input"), schema_of(Seen), PARTITIONS)
         with hf.testing.TestDriver(app_of(tmp_path)) as t:
             t.push("seen", [Seen(1, "a", 1), Seen(1, "b", 2)], partition=1)
@@ -214,7 +214,7 @@ class TestTheTestDriver:
             t.checkpoint()
             assert t.rows("last") == [{"place": 1, "thing": "a", "n": 3}, {"place": 1, "thing": "b", "n": 2}]
 
-    def test_a_key_that_comes_from_two_partitions_fails_the_job(self, tmp_path: Path) -> None:
+    def test_a_key_from_two_partitions_fails_the_job(self, tmp_path: Path) -> None:
         create_log(LocalObjects(tmp_path / "input"), schema_of(Seen), PARTITIONS)
         with hf.testing.TestDriver(app_of(tmp_path)) as t:
             t.push("seen", [Seen(1, "a", 1)], partition=1)
@@ -222,7 +222,7 @@ class TestTheTestDriver:
                 t.push("seen", [Seen(1, "a", 2)], partition=2)
 
 
-class TestCodeThatChanged:
+class TestChangedCode:
     def begin(self, folder: Path, **changed: Any) -> Prepared:
         if not (folder / "input").exists():
             create_log(LocalObjects(folder / "input"), schema_of(Seen), PARTITIONS)
@@ -249,21 +249,21 @@ class TestCodeThatChanged:
                 while lane.jobs:
                     lane.step()
 
-    def test_after_a_crash_the_exposed_offsets_are_named(self, tmp_path: Path) -> None:
+    def test_a_warning_after_a_crash_names_the_uncommitted_offsets(self, tmp_path: Path) -> None:
         self.run(tmp_path, rows=3, stop=False)
         [warning] = self.begin(tmp_path, least=2).warnings
         assert "the old code wrote rows from offsets 0 to 2 of partition 0 of source 'seen'" in warning
         assert "holdfast stop seen" in warning
 
-    def test_the_same_code_is_no_cause_for_a_warning(self, tmp_path: Path) -> None:
+    def test_the_same_code_gives_no_warning(self, tmp_path: Path) -> None:
         self.run(tmp_path, rows=3, stop=False)
         assert self.begin(tmp_path).warnings == ()
 
-    def test_neither_is_other_code_after_a_stop_at_a_barrier(self, tmp_path: Path) -> None:
+    def test_changed_code_after_a_stop_at_a_barrier_gives_no_warning(self, tmp_path: Path) -> None:
         self.run(tmp_path, rows=3, stop=True)
         assert self.begin(tmp_path, least=2).warnings == ()
 
-    def test_a_sink_cannot_go_over_to_being_written_at_once(self, tmp_path: Path) -> None:
+    def test_a_sink_cannot_change_to_immediate_writing(self, tmp_path: Path) -> None:
         create_log(LocalObjects(tmp_path / "input"), schema_of(Seen), PARTITIONS)
         app = hf.App("seen", root=str(tmp_path / "root"))
         seen = app.source("seen", hf.Log(tmp_path / "input", Seen))
@@ -280,7 +280,7 @@ class TestCodeThatChanged:
         ):
             sink.check_owner(job.uuid, "last")
 
-    def test_a_sink_cannot_go_over_to_writing_at_the_commit(self, tmp_path: Path) -> None:
+    def test_a_sink_cannot_change_to_writing_at_the_commit(self, tmp_path: Path) -> None:
         self.run(tmp_path, rows=3, stop=True)
         app = hf.App("seen", root=str(tmp_path / "root"))
         seen = app.source("seen", hf.Log(tmp_path / "input", Seen))

@@ -49,48 +49,48 @@ class Built:
 
 
 class TestTheRule:
-    def test_a_key_by_which_the_source_is_partitioned_is_written_at_once(self) -> None:
+    def test_a_key_by_which_the_source_is_partitioned_is_written_immediately(self) -> None:
         built = Built(["sensor"])
         assert built.immediate(built.readings, "sensor")
 
-    def test_so_is_a_key_with_further_columns(self) -> None:
+    def test_a_key_with_additional_columns_is_written_immediately(self) -> None:
         built = Built(["sensor"])
         assert built.immediate(built.readings, "room", "sensor")
 
-    def test_a_key_without_one_of_the_columns_is_written_at_the_commit(self) -> None:
+    def test_a_key_that_lacks_a_partitioning_column_is_written_at_the_commit(self) -> None:
         built = Built(["sensor", "room"])
         assert not built.immediate(built.readings, "sensor")
 
-    def test_without_a_word_about_partitions_it_is_written_at_the_commit(self) -> None:
+    def test_a_sink_of_a_source_without_known_partitioning_is_written_at_the_commit(self) -> None:
         built = Built()
         assert not built.immediate(built.readings, "sensor")
 
-    def test_transactional_delivery_is_at_the_commit(self) -> None:
+    def test_transactional_delivery_writes_at_the_commit(self) -> None:
         built = Built(["sensor"])
         assert not built.immediate(built.readings, "sensor", delivery="transactional")
 
-    def test_a_log_with_a_key_says_so_itself(self, tmp_path: Path) -> None:
+    def test_a_log_with_a_key_declares_its_partitioning(self, tmp_path: Path) -> None:
         built = Built(source=hf.Log(tmp_path / "log", Reading, key=["sensor"]))
         assert built.immediate(built.readings, "sensor")
 
-    def test_behind_a_shuffle_it_is_written_at_the_commit(self) -> None:
+    def test_a_sink_after_a_shuffle_is_written_at_the_commit(self) -> None:
         built = Built(["sensor"])
         assert not built.immediate(built.readings.key_by("sensor").agg("totals", n=hf.count()), "sensor")
 
-    def test_a_column_may_be_renamed_and_rows_left_out(self) -> None:
+    def test_renaming_columns_and_filtering_rows_keeps_immediate_writing(self) -> None:
         built = Built(["sensor"])
         stream = built.readings.filter(pl.col("value") > 0).select("value", id="sensor").filter(lambda r: r.id > 0)
         assert built.immediate(stream, "id")
 
-    def test_a_column_that_was_computed_is_not_the_sources(self) -> None:
+    def test_a_key_with_a_computed_column_is_written_at_the_commit(self) -> None:
         built = Built(["sensor"])
         assert not built.immediate(built.readings.with_columns(sensor=pl.col("sensor") % 2), "sensor")
 
-    def test_neither_is_one_that_a_function_gave(self) -> None:
+    def test_a_key_returned_by_a_function_is_written_at_the_commit(self) -> None:
         built = Built(["sensor"])
         assert not built.immediate(built.readings.map(lambda r: r, to=Reading), "sensor")
 
-    def test_streams_that_were_united_have_no_order(self) -> None:
+    def test_a_sink_of_united_streams_is_written_at_the_commit(self) -> None:
         built = Built(["sensor"])
         assert not built.immediate(built.readings.union(built.readings.filter(pl.col("value") > 0)), "sensor")
 
@@ -98,7 +98,7 @@ class TestTheRule:
         with pytest.raises(hf.ConfigError, match="'senor'"):
             Built(["senor"])
 
-    def test_a_log_that_is_partitioned_otherwise_is_refused(self, tmp_path: Path) -> None:
+    def test_a_log_with_a_different_partitioning_is_refused(self, tmp_path: Path) -> None:
         create_log(LocalObjects(tmp_path / "log"), schema_of(Reading), 4, ("room",))
         with pytest.raises(hf.ConfigError, match=r"is partitioned by \['room'\], not by \['sensor'\]"):
             hf.Log(tmp_path / "log", Reading, key=["sensor"]).source().check()
@@ -116,21 +116,21 @@ class TestTheRule:
 
 
 class TestIdentityOfThePath:
-    def test_the_same_code_has_the_same(self) -> None:
+    def test_the_same_code_has_the_same_identity(self) -> None:
         built, again = Built(["sensor"]), Built(["sensor"])
         assert built.path(built.readings) == again.path(again.readings)
 
-    def test_another_expression_has_another(self) -> None:
+    def test_another_expression_has_another_identity(self) -> None:
         built, again = Built(["sensor"]), Built(["sensor"])
         first = built.path(built.readings.with_columns(value=pl.col("value") * 2))
         assert first != again.path(again.readings.with_columns(value=pl.col("value") * 3))
 
-    def test_another_body_of_a_function_has_another(self) -> None:
+    def test_another_body_of_a_function_has_another_identity(self) -> None:
         built, again = Built(["sensor"]), Built(["sensor"])
         first = built.path(built.readings.filter(lambda r: r.value > 1))
         assert first != again.path(again.readings.filter(lambda r: r.value > 2))
 
-    def test_steps_of_other_sinks_do_not_count(self) -> None:
+    def test_steps_of_other_sinks_do_not_change_the_identity(self) -> None:
         built, again = Built(["sensor"]), Built(["sensor"])
         again.readings.filter(pl.col("value") > 0).sink("other", hf.SQLite("/data/out.db", "other"))
         again.readings.sink("out", hf.SQLite("/data/out.db", "out", ["sensor"], delivery="idempotent"))

@@ -99,14 +99,14 @@ class Writes:
         raise error
 
 
-class UnheardSink(ImmediateTable):
-    """A sink of whose first write in each generation nobody hears that it is done."""
+class LostReplySink(ImmediateTable):
+    """A sink whose reply to the first write of each generation is lost."""
 
     def open_immediate(self, owner: Owner) -> ImmediateTarget:
-        return Unheard(super().open_immediate(owner))
+        return LostReplyTarget(super().open_immediate(owner))
 
 
-class Unheard:
+class LostReplyTarget:
     def __init__(self, target: ImmediateTarget) -> None:
         self._target, self._heard = target, False
         self.fence, self.forget, self.close = target.fence, target.forget, target.close
@@ -119,13 +119,13 @@ class Unheard:
         return deleted
 
 
-def unheard(sink: ImmediateSink) -> ImmediateSink:
+def with_lost_replies(sink: ImmediateSink) -> ImmediateSink:
     assert isinstance(sink, ImmediateTable)
-    return UnheardSink(sink.table)
+    return LostReplySink(sink.table)
 
 
 class TestTombstones:
-    def test_of_writes_ahead_of_a_commit_go_with_the_commit_that_passes_them(self, tmp_path: Path) -> None:
+    def test_of_writes_ahead_of_a_commit_are_removed_by_the_commit_that_covers_them(self, tmp_path: Path) -> None:
         it = Writes(tmp_path)
         it.write(50, place=1)
         first = it.close_epoch(50)
@@ -135,7 +135,7 @@ class TestTombstones:
         it.commit(it.close_epoch(100))
         assert it.tombstones() == 0
 
-    def test_that_an_older_generation_left_go_once_the_newer_one_has_passed_them(self, tmp_path: Path) -> None:
+    def test_of_an_older_generation_are_removed_once_the_newer_one_passes_them(self, tmp_path: Path) -> None:
         it = Writes(tmp_path)
         it.write(100, place=1, op=DELETE)
         it.begin(2, offset=0)
@@ -144,8 +144,8 @@ class TestTombstones:
         it.commit(it.close_epoch(100))
         assert it.tombstones() == 0
 
-    def test_of_a_write_whose_reply_was_lost_go_too(self, tmp_path: Path) -> None:
-        it = Writes(tmp_path, unheard)
+    def test_of_a_write_whose_reply_was_lost_are_removed_too(self, tmp_path: Path) -> None:
+        it = Writes(tmp_path, with_lost_replies)
         it.commit(it.close_epoch(0))
         it.write(100, place=1, op=DELETE)
         it.commit(it.close_epoch(100))

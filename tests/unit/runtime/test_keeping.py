@@ -1,4 +1,4 @@
-"""A long life with next to nothing kept: what is stored stays bounded, what is kept can be restored."""
+"""A long history with minimal retention: storage stays bounded, and kept checkpoints can be restored."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class LongLife:
         return self.epoch_of(name)
 
     def name_last(self, name: str) -> Epoch:
-        """Name the last checkpoint as somebody who is not the driver."""
+        """Name the last checkpoint as a process other than the driver."""
         job = self.job
         body = SavepointNamed(job.base_epoch, name)
         record = Record(job.next_seq, job.uuid, job.generation, job.timeline, "somebody", 0, body)
@@ -124,9 +124,9 @@ class LongLife:
         return Counter(path.partition("/")[0] for path in self.driver.cluster.repository._store.list(""))
 
 
-class TestALongLife:
+class TestLongHistory:
     @pytest.mark.parametrize("seed", range(3))
-    def test_what_is_stored_stays_bounded_and_every_kept_checkpoint_restores(self, seed: int) -> None:
+    def test_storage_stays_bounded_and_every_kept_checkpoint_can_be_restored(self, seed: int) -> None:
         life = LongLife(seed)
         with life.driver:
             for number in range(120):
@@ -160,7 +160,7 @@ class TestALongLife:
             for manifest in life.manifests():
                 assert life.restored(manifest) == life.expected(manifest.epoch)
 
-    def test_a_driver_that_starts_reads_a_log_that_was_pruned(self) -> None:
+    def test_a_starting_driver_reads_a_pruned_log(self) -> None:
         life = LongLife(7)
         with life.driver:
             for _ in range(60):
@@ -172,7 +172,7 @@ class TestALongLife:
             assert life.stored()["log"] <= 1 + life.job.generation + 3 * RECORDS
 
     @pytest.mark.parametrize("seed", range(3))
-    def test_savepoints_outlive_retention_pruning_and_new_drivers(self, seed: int) -> None:
+    def test_savepoints_survive_retention_pruning_and_new_drivers(self, seed: int) -> None:
         """P16: the checkpoint, all that it names, and the name."""
         life = LongLife(seed)
         with life.driver:
@@ -197,7 +197,7 @@ class TestALongLife:
                 assert life.restored(manifest) == life.expected(manifest.epoch)
             assert life.stored()["manifests"] <= len(pinned) + KEPT + 3
 
-    def test_a_run_goes_on_from_a_savepoint_of_a_log_that_was_pruned(self) -> None:
+    def test_a_run_resumes_from_a_savepoint_of_a_pruned_log(self) -> None:
         life = LongLife(11)
         with life.driver:
             for _ in range(60):
@@ -210,7 +210,7 @@ class TestALongLife:
             life.epoch()
             assert life.restored(life.manifests()[-1]) == life.totals
 
-    def test_one_in_the_past_is_still_known_by_name_when_it_is_refused(self) -> None:
+    def test_an_older_savepoint_of_a_pruned_log_is_refused_by_name(self) -> None:
         life = LongLife(12)
         with life.driver:
             life.epoch()

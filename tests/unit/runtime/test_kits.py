@@ -41,13 +41,13 @@ def broken(**methods: Any) -> SourceKit:
 
 
 class TestSourceKit:
-    def test_catches_records_that_differ_when_they_are_read_again(self) -> None:
+    def test_catches_records_that_differ_when_reread(self) -> None:
         number = itertools.count()
         kit = SourceKit(lambda: generated(lambda _: (next(number),)))
         with pytest.raises(AssertionError):
             source_kit.reads_the_same_again_from_every_offset(kit)
 
-    def test_catches_an_end_that_is_said_too_early(self) -> None:
+    def test_catches_an_end_that_is_reported_too_early(self) -> None:
         with pytest.raises(AssertionError):
             source_kit.ends_where_it_says(broken(ended=lambda self, partition, offset: offset > 5))
         with pytest.raises(AssertionError):
@@ -61,12 +61,12 @@ class TestSourceKit:
         with pytest.raises(AssertionError):
             source_kit.cuts_batches_without_losing_a_record(broken(read=read))
 
-    def test_catches_a_source_that_takes_any_other_for_itself(self) -> None:
+    def test_catches_a_source_that_accepts_any_identity(self) -> None:
         with pytest.raises(AssertionError):
             source_kit.knows_itself_again(broken(changed=lambda self, identity: None))
 
 
-class TestSourceKitOfASourceThatGetsPartitions:
+class TestSourceKitWithAddedPartitions:
     @pytest.fixture
     def kit(self, tmp_path: Path) -> SourceKit:
         create_log(LocalObjects(tmp_path), SCHEMA, partitions=1)
@@ -83,7 +83,7 @@ class TestSourceKitOfASourceThatGetsPartitions:
     def test_finds_nothing_wrong_with_a_log(self, kit: SourceKit) -> None:
         source_kit.reads_a_partition_that_is_added(kit)
 
-    def test_catches_a_connection_that_lists_what_it_knew(
+    def test_catches_a_connection_that_lists_only_old_partitions(
         self, kit: SourceKit, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(OpenLog, "partitions", lambda self: list(range(self._reader.meta.partitions)))
@@ -112,14 +112,14 @@ class ForgetfulSink(MemorySink):
 
 
 class Stubborn(MemorySink):
-    """Says that it has taken its output back."""
+    """Reports a repair but undoes nothing."""
 
     def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
         return self.plan_repair(rewinding, schema, upsert_key)
 
 
 class Silent(MemorySink):
-    """Does not say that rows replace each other."""
+    """Does not declare that rows replace each other."""
 
     @property
     def traits(self) -> SinkTraits:
@@ -139,7 +139,7 @@ class TestSinkKit:
             sink_kit.continues_only_what_its_writer_knows,
         ],
     )
-    def test_catches_a_target_that_looks_at_no_tag(self, promise: Callable[[SinkKit], None]) -> None:
+    def test_catches_a_target_that_ignores_tags(self, promise: Callable[[SinkKit], None]) -> None:
         with pytest.raises((AssertionError, pytest.fail.Exception)):
             promise(kit_of(ForgetfulSink()))
 
@@ -147,6 +147,6 @@ class TestSinkKit:
         with pytest.raises((AssertionError, pytest.fail.Exception)):
             sink_kit.takes_output_back(kit_of(Stubborn()))
 
-    def test_catches_a_key_that_is_not_stated(self) -> None:
+    def test_catches_an_undeclared_key(self) -> None:
         with pytest.raises((AssertionError, pytest.fail.Exception)):
             sink_kit.keeps_equal_rows_without_a_key(kit_of(Silent(KEY)))

@@ -1,4 +1,4 @@
-"""P14: which epochs a deployment lets local state stand at."""
+"""P14: the epochs at which a deployment accepts local state."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_are_completed_epochs_by_the_hash_of_their_manifests() -> None:
     assert local_bases(folded(*RUN), handle(0, segment(1, 0), segment(3, 1))) == named
 
 
-def test_are_none_below_a_base_of_the_handle() -> None:
+def test_are_never_below_a_base_of_the_handle() -> None:
     """A base has no tombstones."""
     assert sorted(local_bases(folded(*RUN), handle(3, segment(4, 3)))) == [3, 4]
     assert sorted(local_bases(folded(*RUN), handle(0, segment(2, 0), segment(4, 2)))) == [2, 3, 4]
@@ -75,7 +75,7 @@ def test_may_have_expired() -> None:
     assert sorted(local_bases(folded(*RUN, Expired(Epoch(3))), handle(1, segment(4, 1)))) == [1, 2, 3, 4]
 
 
-def test_are_the_retained_ones_behind_a_log_start_of_an_older_version() -> None:
+def test_are_the_retained_epochs_after_a_log_start_of_an_older_version() -> None:
     older = folded(LogStart(folded(*RUN, Expired(Epoch(2)))))
     assert sorted(local_bases(older, handle(1))) == [1, 2, 3, 4]
     unknown = fold(None, record(8, LogStart(replace(folded(*RUN, Expired(Epoch(2))), recent=())), v=2))

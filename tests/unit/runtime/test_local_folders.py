@@ -35,12 +35,12 @@ def folders(root: Path, machine: str, boot: str) -> set[str]:
     return {path.relative_to(root).as_posix() for path in root.glob("*/*")}
 
 
-def test_what_this_machine_left_before_it_was_started_again_is_removed(tmp_path: Path) -> None:
+def test_folders_of_this_machine_from_before_its_reboot_are_removed(tmp_path: Path) -> None:
     assert folders(tmp_path, "one", "first") == {"one/first"}
     assert folders(tmp_path, "one", "second") == {"one/second"}
 
 
-def test_folders_of_another_machine_that_shares_the_disk_stay(tmp_path: Path) -> None:
+def test_folders_of_another_machine_on_a_shared_disk_are_kept(tmp_path: Path) -> None:
     folders(tmp_path, "one", "a")
     assert folders(tmp_path, "two", "b") == {"one/a", "two/b"}
     assert folders(tmp_path, "one", "c") == {"one/c", "two/b"}
@@ -51,13 +51,13 @@ def test_nothing_is_removed_where_the_boot_is_unknown(tmp_path: Path) -> None:
     assert folders(tmp_path, "one", "") == {"one/a", "one/unknown-boot"}
 
 
-def test_folders_of_earlier_versions_are_left_alone(tmp_path: Path) -> None:
-    """Directly below the root stand their boot ids, which do not say of which machine they are."""
+def test_folders_of_earlier_versions_are_not_removed(tmp_path: Path) -> None:
+    """Their boot ids are directly below the root and do not identify the machine."""
     (tmp_path / "another-boot" / JOB).mkdir(parents=True)
     assert "another-boot/" + JOB in folders(tmp_path, "one", "a")
 
 
-def test_a_machine_is_known_by_its_name_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_is_also_identified_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Containers of one image have the same machine id."""
     here = machine_id()
     assert here == machine_id()

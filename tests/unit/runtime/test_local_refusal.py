@@ -1,4 +1,4 @@
-"""A disk that takes no local state, or no merged segment, stops nothing, and is told: why, and what to do."""
+"""A disk that refuses local state or merged segments stops nothing, and is reported with cause and next step."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Pair:
 
 
 class Disk(MemoryKeyValue):
-    """A local folder that refuses writes when told to."""
+    """A local folder that refuses writes when the test asks for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,8 +105,8 @@ def problems(t: TestDriver) -> list[dict[str, Any]]:
     return found
 
 
-class TestADiskThatRefuses:
-    def test_is_a_problem_with_its_worker_its_words_and_the_next_step(self) -> None:
+class TestDiskThatRefusesWrites:
+    def test_is_a_problem_with_its_worker_its_error_and_the_next_step(self) -> None:
         disk = OneDisk()
         with counting(disk) as t:
             step(t, range(100))
@@ -123,7 +123,7 @@ class TestADiskThatRefuses:
         assert f" epochs ({store.lag.bytes:,} bytes) behind" in problem["what"]
         assert "free space" in problem["next"]
 
-    def test_tells_the_words_of_its_first_refusal(self) -> None:
+    def test_is_reported_with_its_first_error(self) -> None:
         disk = OneDisk()
         with counting(disk) as t:
             disk.refuse("first words")
@@ -133,7 +133,7 @@ class TestADiskThatRefuses:
             (problem,) = problems(t)
         assert "first words" in problem["what"]
 
-    def test_is_told_for_each_worker_that_it_concerns(self) -> None:
+    def test_is_reported_for_each_affected_worker(self) -> None:
         disk = OneDisk()
         with counting(disk, 2) as t:
             step(t, range(100))
@@ -153,7 +153,7 @@ class TestADiskThatRefuses:
             assert {row["n"] for row in t.rows("out")} == {20}
             assert t.restarts == ()
 
-    def test_is_found_by_explain(self) -> None:
+    def test_is_shown_by_explain(self) -> None:
         disk = OneDisk()
         with counting(disk) as t:
             disk.refuse()
@@ -162,7 +162,7 @@ class TestADiskThatRefuses:
             assert [each.code for each in found] == ["local_state_refused"]
             assert FULL in found[0].what and found[0].next
 
-    def test_is_no_problem_when_it_takes_writes_a_moment_later(self) -> None:
+    def test_is_no_problem_if_it_accepts_writes_a_moment_later(self) -> None:
         disk = OneDisk()
         with counting(disk) as t:
             disk.refuse()
@@ -171,7 +171,7 @@ class TestADiskThatRefuses:
             assert disk.folders[0].refused > 0
             assert problems(t) == []
 
-    def test_is_no_problem_any_more_once_it_takes_writes_again(self) -> None:
+    def test_is_no_longer_a_problem_once_it_accepts_writes_again(self) -> None:
         disk = OneDisk()
         with counting(disk) as t:
             disk.refuse()
@@ -182,7 +182,7 @@ class TestADiskThatRefuses:
             assert problems(t) == []
             assert disk.folders[0].scan(b"", b"\xff\xfe")
 
-    def test_is_asked_once_a_second_and_not_in_every_turn(self) -> None:
+    def test_is_retried_once_a_second_and_not_in_every_time_slice(self) -> None:
         disk = OneDisk()
         with counting(disk) as t:
             disk.refuse()
@@ -202,7 +202,7 @@ class TestADiskThatRefuses:
             t.cluster.pass_time(30)
             assert problems(t) == []
 
-    def test_stays_told_through_a_rollback_in_place(self) -> None:
+    def test_stays_reported_through_a_rollback_in_place(self) -> None:
         disk = OneDisk()
         with counting(disk, 2) as t:
             disk.refuse()
@@ -213,7 +213,7 @@ class TestADiskThatRefuses:
             assert t.how()[0] == "rolled back"
             assert len(problems(t)) == 1
 
-    def test_lets_nothing_grow_but_with_the_number_of_keys(self) -> None:
+    def test_lets_memory_grow_only_with_the_number_of_keys(self) -> None:
         disk = OneDisk()
         with counting(disk) as t:
             disk.refuse()
@@ -241,8 +241,8 @@ class NoBases:
         self._store.put(path, data)
 
 
-class TestAMergeThatIsRefused:
-    def test_is_a_problem_until_one_succeeds_whatever_uploads_do_meanwhile(self) -> None:
+class TestRefusedMerge:
+    def test_is_a_problem_until_a_merge_succeeds_even_if_uploads_succeed(self) -> None:
         with counting(OneDisk()) as t:
             store = t.cluster._store = NoBases(t.cluster._store)
             t.cluster.limits = Limits(merging=Thresholds(segments_max=2))
@@ -261,10 +261,8 @@ class TestAMergeThatIsRefused:
             assert problems(t) == []
 
 
-class TestTheLogOfAWorker:
-    def test_says_once_that_the_disk_refuses_and_once_that_it_does_no_more(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+class TestLogOfAWorker:
+    def test_reports_the_refusal_and_its_end_once_each(self, caplog: pytest.LogCaptureFixture) -> None:
         disk = OneDisk()
         task = WorkerTask(pairs_app().plan(), "root", ("here", 1), make_credentials(False), 0.5, 10.0, None)
         with counting(disk) as t:
@@ -296,7 +294,7 @@ def real(folder: str) -> None:
         print(rounds, problem["what"])
         assert "IO error" in problem["what"] and "File too large" in problem["what"]
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        while not t.restarts:  # RocksDB goes on by itself, or says that it never will
+        while not t.restarts:  # RocksDB resumes by itself, or reports that it cannot
             step(t, range(1_000))
             rounds += 1
             if not problems(t):
@@ -309,8 +307,8 @@ def real(folder: str) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="missing: RLIMIT_FSIZE as Linux has it")
 class TestRocksDB:
-    def test_that_may_grow_no_file_is_told_in_its_own_words_until_it_may(self, tmp_path: Path) -> None:
-        """In a process of its own, which alone may grow no file."""
+    def test_with_a_file_size_limit_is_reported_with_its_error_until_it_is_lifted(self, tmp_path: Path) -> None:
+        """In a separate process, as the limit on file sizes holds for an entire process."""
         command = [sys.executable, __file__, str(tmp_path / "local")]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stdout + done.stderr

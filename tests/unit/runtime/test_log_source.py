@@ -66,7 +66,7 @@ class TestLog:
         assert "n: expected double, found int64" in caught.value.what
         assert "size: expected int64, but it is missing" in caught.value.what
 
-    def test_a_relative_path_is_fixed_when_the_source_is_created(
+    def test_a_relative_path_is_resolved_when_the_source_is_created(
         self, writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
@@ -75,7 +75,7 @@ class TestLog:
         source.check()
         assert source.path == str(tmp_path / "log")
 
-    def test_a_copy_that_travelled_reads_the_same(self, writer: LogWriter, tmp_path: Path) -> None:
+    def test_a_pickled_copy_reads_the_same_rows(self, writer: LogWriter, tmp_path: Path) -> None:
         writer.append({0: rows(1)})
         travelled = copy.deepcopy(Log(tmp_path / "log", Word).source())
         assert travelled.open().end_offsets() == {0: 1, 1: 0}
@@ -87,7 +87,7 @@ class TestOpenLog:
         writer.append({0: rows(1, 2), 1: rows(3)})
         return Log(tmp_path / "log", Word).source().open()
 
-    def test_it_has_the_partitions_and_ends_of_the_log(self, opened: OpenSource) -> None:
+    def test_the_source_has_the_partitions_and_ends_of_the_log(self, opened: OpenSource) -> None:
         assert opened.partitions() == [0, 1]
         assert opened.end_offsets() == {0: 2, 1: 1}
         assert opened.retention_start(0) == 0
@@ -97,7 +97,7 @@ class TestOpenLog:
         assert batch is not None and batch.column("n").to_pylist() == [2]
         assert following == 2
 
-    def test_a_read_at_the_end_finds_what_was_appended_meanwhile(self, opened: OpenSource, writer: LogWriter) -> None:
+    def test_a_read_at_the_end_finds_rows_appended_since(self, opened: OpenSource, writer: LogWriter) -> None:
         assert opened.read(0, 2, ANY_BYTES) == (None, 2)
         writer.append({0: rows(9)})
         batch, following = opened.read(0, 2, ANY_BYTES)
@@ -107,16 +107,16 @@ class TestOpenLog:
     def test_the_end_of_an_open_log_is_not_the_end(self, opened: OpenSource) -> None:
         assert not opened.ended(0, 2)
 
-    def test_a_sealed_log_has_ended_where_it_was_read_to_the_end(self, opened: OpenSource, writer: LogWriter) -> None:
+    def test_a_sealed_log_has_ended_once_it_is_read_to_its_end(self, opened: OpenSource, writer: LogWriter) -> None:
         writer.seal()
         assert opened.read(0, 2, ANY_BYTES) == (None, 2)
         assert opened.ended(0, 2)
         assert not opened.ended(1, 0)
 
-    def test_batches_outlive_the_source(self, opened: OpenSource) -> None:
+    def test_batches_stay_valid_after_the_source_is_closed(self, opened: OpenSource) -> None:
         batch, _ = opened.read(0, 0, ANY_BYTES)
         opened.close()
         assert batch is not None and batch.column("n").to_pylist() == [1, 2]
 
-    def test_the_identity_is_that_of_the_log(self, opened: OpenSource, writer: LogWriter) -> None:
+    def test_the_source_has_the_identity_of_the_log(self, opened: OpenSource, writer: LogWriter) -> None:
         assert writer.meta.uuid in opened.identity(0, 1)

@@ -14,7 +14,7 @@ PATIENCE_S = 30.0
 
 
 class TestALane:
-    def test_goes_on_behind_a_panic_of_native_code_which_is_no_exception(self) -> None:
+    def test_continues_after_a_panic_of_native_code(self) -> None:
         def panics() -> object:
             raise pl.exceptions.PanicException("index out of bounds")
 
@@ -31,7 +31,7 @@ class TestALane:
 
 
 class TestAMailbox:
-    def test_wakes_a_loop_that_waits_when_something_is_posted(self) -> None:
+    def test_wakes_a_waiting_loop_when_a_call_is_posted(self) -> None:
         mailbox, woken = Mailbox(), threading.Event()
 
         def loop() -> None:
@@ -42,7 +42,7 @@ class TestAMailbox:
         mailbox.post(lambda: None)
         assert woken.wait(PATIENCE_S)
 
-    def test_does_not_wait_for_what_was_posted_before(self) -> None:
+    def test_does_not_wait_if_a_call_was_already_posted(self) -> None:
         mailbox, woken = Mailbox(), threading.Event()
         mailbox.post(lambda: None)
 
@@ -53,7 +53,7 @@ class TestAMailbox:
         threading.Thread(target=loop, daemon=True).start()
         assert woken.wait(PATIENCE_S)
 
-    def test_runs_what_was_posted_up_to_then_in_order(self) -> None:
+    def test_runs_the_calls_posted_so_far_in_order(self) -> None:
         mailbox, ran = Mailbox(), list[int]()
 
         def first() -> None:
@@ -67,8 +67,8 @@ class TestAMailbox:
         assert not mailbox.drain()
 
 
-class TestALaneInTheThreadOfATest:
-    def test_hands_over_a_panic_as_a_real_one_does(self) -> None:
+class TestInlineLane:
+    def test_delivers_a_panic_like_a_real_lane(self) -> None:
         def panics() -> object:
             raise pl.exceptions.PanicException("index out of bounds")
 
@@ -77,7 +77,7 @@ class TestALaneInTheThreadOfATest:
         lane.step()
         assert isinstance(results[0], pl.exceptions.PanicException)
 
-    def test_does_not_hold_up_what_is_meant_for_the_test(self) -> None:
+    def test_lets_exceptions_for_the_test_through(self) -> None:
         def is_over() -> object:
             raise pytest.fail.Exception("Timeout")
 

@@ -83,7 +83,7 @@ def report(what: str, kind: str = "unavailable") -> ErrorReport:
 
 
 class Run:
-    """One driver: takes events, keeps the state, the log and what was stored; returns the effects."""
+    """One driver: takes events, keeps the state, the log and the stored objects; returns the effects."""
 
     def __init__(self, rules: master.Rules = RULES) -> None:
         self.rules, self.now = rules, 100.0
@@ -105,7 +105,7 @@ class Run:
         return effects
 
     def answer(self, asked: ListPartitions, *new: SourcePosition) -> list[master.Effect]:
-        """The sources are listed: they have what is known, and these."""
+        """The sources are listed: they have the known partitions and these."""
         known = (SourcePosition(source, p, 0) for source, partitions in asked.known.items() for p in partitions)
         return self.take(master.listed(self.state, asked.number, (*known, *new), self.now))
 
@@ -173,7 +173,7 @@ class Run:
         return self.take(master.launch_ended(self.state, number, error, self.now))
 
     def pass_time(self, seconds: float, *, alive: tuple[WorkerId, ...] = (A, B, C)) -> list[master.Effect]:
-        """Time passes; the workers named are heard just before it is looked at."""
+        """Time passes; the named workers send a heartbeat just before it is checked."""
         effects: list[master.Effect] = []
         end = self.now + seconds
         while True:
@@ -235,8 +235,8 @@ def replaced(run: Run, worker: WorkerId = C) -> None:
     run.ready(*run.state.workers)
 
 
-class TestWhatIsDelivered:
-    def test_never_goes_back(self) -> None:
+class TestConfirmedDelivery:
+    def test_never_decreases(self) -> None:
         """An ack may carry less than a heartbeat that overtook it."""
         run = running()
         for epoch in (2, 1):
@@ -244,10 +244,10 @@ class TestWhatIsDelivered:
             assert run.state.confirmed == {OUT0: tag(2)}
 
 
-class TestAnOlderGeneration:
-    """P2: its workers may have rolled back since; what they said before that is of no use any more."""
+class TestMessagesOfAnOlderGeneration:
+    """P2: its workers may have rolled back since; their earlier reports are invalid."""
 
-    def test_is_not_heard(self) -> None:
+    def test_are_ignored(self) -> None:
         run = running()
         older = run.generation
         run.lose(A)
@@ -289,7 +289,7 @@ class TestOpening:
         assert not [e for e in run.effects if isinstance(e, Send)]
         assert kinds(run.append()) == [m.Deploy, m.Deploy]
 
-    def test_an_unknown_outcome_sends_the_same_record_again(self) -> None:
+    def test_an_append_with_an_unknown_outcome_is_repeated(self) -> None:
         """P4"""
         run = Run()
         (create,) = run.begin()
@@ -309,7 +309,7 @@ class TestOpening:
 
 
 class TestTwoDrivers:
-    def test_the_one_that_was_overtaken_ends_and_lets_its_workers_go(self) -> None:
+    def test_an_overtaken_driver_ends_and_dismisses_its_workers(self) -> None:
         """P6"""
         run, other = running(), Run()
         acked(run)
@@ -320,7 +320,7 @@ class TestTwoDrivers:
         assert run.append() == [End("fenced", master.taken_over(other.state.job))]
         assert run.state.phase == master.Over("fenced")
 
-    def test_of_two_that_create_the_job_both_see_the_first_ones(self) -> None:
+    def test_two_drivers_that_create_the_job_both_use_the_first_record(self) -> None:
         """P1"""
         first, second = Run(), Run(replace(RULES, job_uuid=JobUuid("v" * 32)))
         first.begin("first")
@@ -330,7 +330,7 @@ class TestTwoDrivers:
         second.append()
         assert second.state.job.uuid == UUID
 
-    def test_one_that_starts_while_the_job_finishes_has_nothing_left_to_run(self) -> None:
+    def test_a_driver_that_starts_while_the_job_finishes_has_nothing_to_run(self) -> None:
         """P13"""
         run, late = running(), Run()
         run.beat(A, ended=True)
@@ -350,7 +350,7 @@ class TestGathering:
         assert run.effects[-2:] == [Launch(1), Launch(2)]
         assert run.pass_time(1.0) == []
 
-    def test_each_is_told_all_it_needs(self) -> None:
+    def test_each_deployment_contains_everything_its_worker_needs(self) -> None:
         run = opened()
         run.pass_time(0.0)
         run.register(A)
@@ -367,7 +367,7 @@ class TestGathering:
         assert (reported.positions, reported.pending, reported.confirmed) == ((SourcePosition("s", 1, -1),), (), ())
         assert first.message.positions == (SourcePosition("s", 0, -1), SourcePosition("s", 2, -1))
 
-    def test_a_worker_that_registers_twice_is_one(self) -> None:
+    def test_a_worker_that_registers_twice_counts_once(self) -> None:
         run = opened()
         run.pass_time(0.0)
         assert run.register(A, A) == []
@@ -378,7 +378,7 @@ class TestGathering:
         assert run.end_launch(1) == []
         assert run.pass_time(0.0) == [Launch(3)]
 
-    def test_a_worker_lost_again_is_replaced_again(self) -> None:
+    def test_a_replacement_that_is_lost_is_replaced(self) -> None:
         run = opened()
         run.pass_time(0.0)
         run.register(A)
@@ -386,7 +386,7 @@ class TestGathering:
         assert run.pass_time(0.0) == [Launch(3)]
         assert run.lose(A) == []
 
-    def test_a_subtask_that_does_not_answer_is_told_again(self) -> None:
+    def test_a_subtask_that_does_not_answer_is_deployed_again(self) -> None:
         run = opened()
         run.pass_time(0.0)
         run.register(A, B)
@@ -398,7 +398,7 @@ class TestGathering:
 
 
 class TestQuiet:
-    """Nothing new and nothing owed, no epoch (docs/design/0025)."""
+    """No epoch without new records, unless one was given up (docs/design/0025)."""
 
     def quiet(self, run: Run, worker: WorkerId, epoch: int) -> list[master.Effect]:
         beat = run.heartbeat(worker, quiet=Epoch(epoch))
@@ -411,16 +411,16 @@ class TestQuiet:
         self.quiet(run, B, 1)
         return run
 
-    def test_none_is_closed_while_every_subtask_has_nothing_to_record(self) -> None:
+    def test_no_epoch_is_closed_while_every_subtask_is_quiet(self) -> None:
         assert self.idle().pass_time(1_000.0) == []
 
-    def test_one_is_closed_for_a_single_subtask_that_has(self) -> None:
+    def test_one_subtask_with_new_records_closes_an_epoch(self) -> None:
         run = self.idle()
         run.pass_time(100.0)
         self.quiet(run, B, 0)
         assert kinds(run.pass_time(0.0)) == [m.Trigger, m.Trigger]
 
-    def test_what_was_said_of_an_older_epoch_does_not_count(self) -> None:
+    def test_reports_about_an_older_epoch_do_not_count(self) -> None:
         run = self.idle()
         self.quiet(run, A, 0)
         run.pass_time(10.0)
@@ -431,7 +431,7 @@ class TestQuiet:
         run.append()
         assert kinds(run.pass_time(10.0)) == [m.Trigger, m.Trigger]
 
-    def test_one_that_was_given_up_is_owed(self) -> None:
+    def test_an_epoch_that_was_given_up_is_followed_by_another(self) -> None:
         """P8"""
         run = self.idle()
         self.quiet(run, A, 0)
@@ -442,7 +442,7 @@ class TestQuiet:
         assert kinds(run.pass_time(32.0)) == [m.Trigger, m.Trigger]
         assert run.state.given_up == 1
 
-    def test_a_generation_closes_its_first_one_whatever_was_said_before_it(self) -> None:
+    def test_a_generation_closes_its_first_epoch_whatever_was_reported_before(self) -> None:
         run = self.idle()
         run.beat(A, broken=True)
         self.quiet(run, A, 1)
@@ -452,12 +452,12 @@ class TestQuiet:
         run.ready(A, B)
         assert kinds(run.pass_time(10.0)) == [m.Trigger, m.Trigger]
 
-    def test_a_stop_closes_one(self) -> None:
+    def test_a_stop_closes_an_epoch(self) -> None:
         run = self.idle()
         run.take(master.stop(run.state))
         assert kinds(run.pass_time(0.0)) == [m.Trigger, m.Trigger]
 
-    def test_one_that_is_wanted_is_closed_when_it_is_due_and_no_more(self) -> None:
+    def test_a_requested_epoch_is_closed_when_due_and_only_once(self) -> None:
         run = self.idle()
         run.state = master.close_epoch(run.state)
         assert kinds(run.pass_time(10.0)) == [m.Trigger, m.Trigger]
@@ -469,7 +469,7 @@ class TestQuiet:
         self.quiet(run, B, 2)
         assert run.pass_time(100.0) == []
 
-    def test_what_is_committed_is_repeated_as_no_barrier_says_it(self) -> None:
+    def test_the_commit_is_repeated_as_no_barrier_announces_it(self) -> None:
         """P9"""
         run = self.idle()
         committed = m.Committed(Generation(1), Epoch(1), blob("").sha256)
@@ -479,14 +479,14 @@ class TestQuiet:
 
 
 class TestEpochs:
-    def test_none_is_triggered_before_every_subtask_is_ready(self) -> None:
+    def test_no_epoch_is_triggered_before_every_subtask_is_ready(self) -> None:
         run = opened()
         run.pass_time(0.0)
         run.register(A, B)
         run.ready(A)
         assert Send(A, m.Trigger(Generation(1), Barrier(Epoch(1), Epoch(0), False))) not in run.pass_time(30.0)
 
-    def test_one_is_triggered_when_it_is_due(self) -> None:
+    def test_an_epoch_is_triggered_when_it_is_due(self) -> None:
         run = running()
         assert run.pass_time(9.0) == []
         trigger = m.Trigger(Generation(1), Barrier(Epoch(1), Epoch(0), False))
@@ -503,12 +503,12 @@ class TestEpochs:
         assert isinstance(create, CreateRecord)
         assert create.record.body == joblog.CheckpointCompleted(Epoch(1), Epoch(0), blob("manifests/1"), 0, 0, 0)
 
-    def test_all_are_told_when_it_is_completed(self) -> None:
+    def test_every_worker_is_notified_when_an_epoch_completes(self) -> None:
         run = running()
         committed = m.Committed(Generation(1), Epoch(1), blob("").sha256)
         assert completed(run) == [Send(A, committed), Send(B, committed)]
 
-    def test_one_that_misses_its_deadline_is_given_up(self) -> None:
+    def test_an_epoch_that_misses_its_deadline_is_given_up(self) -> None:
         """P8"""
         run = running()
         run.pass_time(10.0)
@@ -518,7 +518,7 @@ class TestEpochs:
         assert run.pass_time(0.0) == [Send(A, trigger), Send(B, trigger)]
         assert run.ack(B, 1) == []
 
-    def test_one_whose_append_is_in_flight_is_never_given_up(self) -> None:
+    def test_an_epoch_whose_append_is_in_flight_is_never_given_up(self) -> None:
         """P4"""
         run = running()
         acked(run)
@@ -526,7 +526,7 @@ class TestEpochs:
         assert run.pass_time(1_000.0) == []
         assert kinds(run.append()) == [m.Committed, m.Committed]
 
-    def test_too_many_given_up_in_a_row_force_a_recovery(self) -> None:
+    def test_too_many_consecutive_epochs_given_up_force_a_recovery(self) -> None:
         """P2"""
         run = running()
         starts: list[CreateRecord] = []
@@ -551,7 +551,7 @@ class TestEpochs:
         run.ack(C, 101)
         assert run.manifests == []
 
-    def test_what_a_subtask_delivered_is_not_pending_any_more(self) -> None:
+    def test_delivered_output_is_no_longer_pending(self) -> None:
         """P18"""
         run = running()
         completed(run, staged={"out": staged("x")})
@@ -581,8 +581,8 @@ class TestRecovery:
         assert start.record.body == joblog.GenerationStarted(Epoch(101), Epoch(0), "here", "stream closed")
         assert launch == Launch(3)
 
-    def test_survivors_keep_their_subtask_and_the_base_is_named(self) -> None:
-        """P10: also for a survivor that has not heard that the base is completed."""
+    def test_survivors_keep_their_subtask_and_are_given_the_base(self) -> None:
+        """P10: even for a survivor that does not know yet that the base is completed."""
         run = running()
         completed(run)
         run.lose(A)
@@ -594,7 +594,7 @@ class TestRecovery:
             if isinstance(e.message, m.Deploy)
         ] == [(B, 1, 1, 102), (C, 0, 1, 102)]
 
-    def test_output_that_nobody_confirmed_is_handed_to_its_writers_next_worker(self) -> None:
+    def test_unconfirmed_output_is_handed_to_the_next_worker_of_its_writer(self) -> None:
         """P18"""
         run = running()
         completed(run, staged={"out": staged("x")})
@@ -632,7 +632,7 @@ class TestRecovery:
         replaced(run)
         assert run.store() == []
 
-    def test_several_lost_at_once_are_one_recovery(self) -> None:
+    def test_several_workers_lost_together_are_one_recovery(self) -> None:
         run = running()
         run.lose(A, "first")
         run.lose(B, "second")
@@ -655,7 +655,7 @@ class TestRecovery:
         assert kinds(effects) == [Dismiss, CreateRecord, Launch]
         assert not isinstance(run.state.phase, master.Interrupted)
 
-    def test_a_zombie_is_not_heard(self) -> None:
+    def test_messages_of_a_zombie_are_ignored(self) -> None:
         """P2"""
         run = running()
         run.lose(B)
@@ -670,7 +670,7 @@ class TestRecovery:
         assert kinds(run.pass_time(0.0)) == [CreateRecord]
         assert kinds(run.append()) == [m.Deploy, m.Deploy]
 
-    def test_a_broken_channel_between_live_workers_is_given_time_to_be_explained(self) -> None:
+    def test_a_broken_channel_between_live_workers_waits_for_its_cause(self) -> None:
         run = running()
         run.beat(A, broken=True)
         assert run.pass_time(0.9) == []
@@ -678,7 +678,7 @@ class TestRecovery:
         assert isinstance(start, CreateRecord) and isinstance(start.record.body, joblog.GenerationStarted)
         assert start.record.body.cause == "a data channel broke between live workers"
 
-    def test_that_time_does_not_begin_again_with_every_word_of_it(self) -> None:
+    def test_repeated_reports_of_a_broken_channel_do_not_extend_the_wait(self) -> None:
         run = running()
         for _ in range(3):
             run.beat(A, broken=True)
@@ -686,7 +686,7 @@ class TestRecovery:
         run.beat(A, broken=True)
         assert kinds(run.pass_time(0.3)) == [CreateRecord]
 
-    def test_it_is_over_when_every_subtask_is_ready(self) -> None:
+    def test_a_recovery_is_over_when_every_subtask_is_ready(self) -> None:
         run = running()
         run.lose(B, "stream closed")
         run.now += 2.0
@@ -695,7 +695,7 @@ class TestRecovery:
         assert (restart.at, restart.cause, restart.generation, restart.ready_after) == (100.0, "stream closed", 2, 2.0)
         assert run.state.recovering_since is None
 
-    def test_a_spare_worker_that_is_lost_needs_none(self) -> None:
+    def test_losing_a_spare_worker_causes_no_recovery(self) -> None:
         run = running()
         run.register(C)
         assert run.lose(C) == [Dismiss(C, 99)]
@@ -715,7 +715,7 @@ class TestRestartLimit:
         assert not any(isinstance(e, End) for e in run.effects)
         assert run.end_launch(5, "no room")[-1] == End("failed", report("disk full"))
 
-    def test_what_was_not_launched_is_not_counted(self) -> None:
+    def test_the_end_of_an_unknown_launch_is_not_counted(self) -> None:
         run = running()
         for number in range(50, 60):
             assert run.end_launch(number) == []
@@ -728,7 +728,7 @@ class TestRestartLimit:
                 run.end_launch(number)
         assert not any(isinstance(e, End) for e in run.effects)
 
-    def test_workers_that_still_live_are_let_go(self) -> None:
+    def test_live_workers_are_dismissed(self) -> None:
         run = running()
         for _ in range(3):
             run.lose(B)
@@ -749,19 +749,19 @@ class TestRestartLimit:
             waits.append(run.now - before)
         assert waits == [0.25, 0.5, 1.0, 2.0, 4.0, 4.0]
 
-    def test_a_failure_that_would_come_again_ends_the_job_at_once(self) -> None:
+    def test_a_permanent_failure_ends_the_job_immediately(self) -> None:
         run = running()
         effects = run.fail(B, "column 'x' does not exist", permanent=True)
         error = report("column 'x' does not exist")
         assert effects == [Send(A, m.Exit("failed")), Send(B, m.Exit("failed")), End("failed", error)]
 
-    def test_so_it_does_when_another_worker_was_lost_a_moment_before(self) -> None:
-        """The worker says it once; a sink that failed for good stays stopped over recoveries."""
+    def test_a_permanent_failure_ends_the_job_even_during_a_recovery(self) -> None:
+        """The worker reports it once; a sink that failed permanently stays stopped over recoveries."""
         run = running()
         run.lose(A)
         assert isinstance(run.fail(B, "target emptied", permanent=True)[-1], End)
 
-    def test_a_cause_that_was_forgiven_is_not_the_first(self) -> None:
+    def test_a_forgiven_failure_is_not_the_first_cause(self) -> None:
         run = opened(replace(RULES, restart_failures_max=2, key_ranges=((0, 128),)))
         run.pass_time(0.0)
         for seconds, number, error in ((0.0, 1, "old"), (50.0, 2, "first"), (50.0, 3, "second"), (5.0, 4, "third")):
@@ -771,7 +771,7 @@ class TestRestartLimit:
         assert isinstance(end, End) and end.error is not None
         assert end.error.what == "a worker could not be started: first"
 
-    def test_channels_that_break_again_and_again_end_the_job_too(self) -> None:
+    def test_channels_that_break_repeatedly_end_the_job(self) -> None:
         run = running()
         for _ in range(4):
             run.beat(A, broken=True)
@@ -780,7 +780,7 @@ class TestRestartLimit:
             run.ready(A, B)
         assert isinstance(run.effects[-1], End)
 
-    def test_between_breaks_of_a_channel_that_no_epoch_separates_is_an_ever_longer_wait(self) -> None:
+    def test_the_wait_after_a_broken_channel_grows_until_an_epoch_completes(self) -> None:
         rules = replace(RULES, restart_failures_max=100, restart_backoff_first=0.5, restart_backoff_max=4.0)
         run, waits = running(rules), []
         for _ in range(8):
@@ -792,7 +792,7 @@ class TestRestartLimit:
             run.ready(A, B)
         assert waits == [1, 1, 1, 1, 2, 4, 4, 4]
 
-    def test_the_cause_that_spark_reports_after_the_stream_closed_is_the_one_reported(self) -> None:
+    def test_a_cause_that_spark_reports_after_the_stream_closed_is_used(self) -> None:
         run = running(replace(RULES, restart_failures_max=1))
         run.lose(A, "worker a closed its stream")
         run.end_launch(1, "MemoryError: cannot allocate")
@@ -805,7 +805,7 @@ class TestRestartLimit:
         run = running(replace(RULES, restart_failures_max=0))
         assert len([e for e in run.pass_time(6.0, alive=()) if isinstance(e, End)]) == 1
 
-    def test_a_run_that_has_ended_does_not_begin_again(self) -> None:
+    def test_a_run_that_has_ended_does_not_restart(self) -> None:
         """The start of a generation was in flight when the limit was reached."""
         run = running(replace(RULES, restart_failures_max=1))
         run.lose(A)
@@ -822,14 +822,14 @@ class TestEnd:
         completed(run, last=True, staged={"out": staged("x")})
         return run
 
-    def test_a_stop_closes_a_last_epoch_at_once(self) -> None:
+    def test_a_stop_immediately_closes_a_last_epoch(self) -> None:
         """P13"""
         run = running()
         assert run.take(master.stop(run.state)) == []
         trigger = m.Trigger(Generation(1), Barrier(Epoch(1), Epoch(0), True))
         assert run.pass_time(0.0) == [Send(A, trigger), Send(B, trigger)]
 
-    def test_an_epoch_that_is_open_is_completed_before_the_last(self) -> None:
+    def test_an_open_epoch_is_completed_before_the_last_one(self) -> None:
         run = running()
         run.pass_time(10.0)
         run.take(master.stop(run.state))
@@ -841,7 +841,7 @@ class TestEnd:
         trigger = m.Trigger(Generation(1), Barrier(Epoch(2), Epoch(1), True))
         assert run.pass_time(0.0) == [Send(A, trigger), Send(B, trigger)]
 
-    def test_a_last_epoch_that_is_given_up_is_followed_by_another_last_one(self) -> None:
+    def test_a_last_epoch_that_is_given_up_is_followed_by_another_last_epoch(self) -> None:
         run = running()
         run.take(master.stop(run.state))
         run.pass_time(0.0)
@@ -849,8 +849,8 @@ class TestEnd:
         trigger = m.Trigger(Generation(1), Barrier(Epoch(2), Epoch(0), True))
         assert run.pass_time(0.0) == [Send(A, trigger), Send(B, trigger)]
 
-    def test_while_the_sink_is_away_the_commit_is_repeated_and_the_run_goes_on(self) -> None:
-        """P9: no barrier follows that could tell."""
+    def test_the_commit_is_repeated_while_the_sink_is_unreachable(self) -> None:
+        """P9: no barrier follows that could announce it."""
         run = self.stopped()
         assert run.pass_time(1_000.0) == []
         committed = m.Committed(Generation(1), Epoch(1), blob("").sha256)
@@ -871,7 +871,7 @@ class TestEnd:
         assert create.record.body == joblog.Stopped(Epoch(1))
         assert run.append() == [Send(A, m.Exit("stopped")), Send(B, m.Exit("stopped")), End("stopped", None)]
 
-    def test_a_job_whose_input_has_ended_everywhere_finishes(self) -> None:
+    def test_a_job_finishes_when_the_input_of_every_subtask_has_ended(self) -> None:
         run = running()
         run.beat(A, ended=True)
         assert run.pass_time(0.0) == []
@@ -886,7 +886,7 @@ class TestEnd:
         assert isinstance(create, CreateRecord) and create.record.body == joblog.Finished(Epoch(1))
         assert run.append()[-1] == End("finished", None)
 
-    def test_a_worker_lost_before_the_output_is_delivered_brings_another_last_epoch(self) -> None:
+    def test_a_worker_lost_before_the_delivery_causes_another_last_epoch(self) -> None:
         run = self.stopped()
         run.lose(A)
         replaced(run)
@@ -908,7 +908,7 @@ class TestEnd:
         trigger = m.Trigger(Generation(2), Barrier(Epoch(101), Epoch(0), True))
         assert run.pass_time(0.0) == [Send(A, trigger), Send(C, trigger)]
 
-    def test_whoever_comes_after_the_end_is_let_go(self) -> None:
+    def test_a_worker_that_registers_after_the_end_is_dismissed(self) -> None:
         run = self.stopped()
         run.beat(A, delivered=1)
         run.pass_time(0.0)
@@ -917,7 +917,7 @@ class TestEnd:
         assert run.lose(A) == []
         assert run.pass_time(100.0) == []
 
-    def test_a_stopped_job_starts_again_from_its_last_epoch(self) -> None:
+    def test_a_stopped_job_restarts_from_its_last_epoch(self) -> None:
         run = self.stopped()
         run.beat(A, delivered=1)
         run.pass_time(0.0)
@@ -928,7 +928,7 @@ class TestEnd:
 
 
 class TestRescale:
-    """P20: nothing of the new writers before all older writers' output is in."""
+    """P20: new writers deliver nothing before all output of older writers is delivered."""
 
     def narrower(self) -> Run:
         """A driver with one subtask takes over a job of two; output of subtask 1 is not delivered."""
@@ -944,14 +944,14 @@ class TestRescale:
         run.load()
         return run
 
-    def test_the_output_of_a_writer_that_is_gone_is_handed_on_under_its_own_tag(self) -> None:
+    def test_output_of_a_removed_writer_is_handed_over_under_its_own_tag(self) -> None:
         run = self.narrower()
         (reported,) = run.register(A)
         assert isinstance(reported, Send) and isinstance(reported.message, m.Deploy)
         assert reported.message.pending == (Pending(Writer("out", Subtask(1)), tag(1), staged("y")),)
         assert reported.message.handle.key_groups == (0, 128)
 
-    def test_no_epoch_is_triggered_before_it_is_in(self) -> None:
+    def test_no_epoch_is_triggered_before_that_output_is_delivered(self) -> None:
         run = self.narrower()
         run.register(A)
         run.ready(A)
@@ -960,7 +960,7 @@ class TestRescale:
         run.hear(m.Heartbeat(A, run.generation, False, False, done, m.Progress()))
         assert kinds(run.pass_time(0.0)) == [m.Trigger]
 
-    def test_what_the_manifest_confirms_of_a_gone_writer_is_handed_on_too(self) -> None:
+    def test_the_confirmed_tag_of_a_removed_writer_is_handed_over_too(self) -> None:
         """P24: its target may have been restored from a backup."""
         run = self.narrower()
         run.state = replace(run.state, confirmed={Writer("out", Subtask(1)): tag(1)})

@@ -36,7 +36,7 @@ def last_record(run: Run) -> joblog.Body:
 
 
 def closed(run: Run, epoch: int, *workers: Any) -> joblog.Body:
-    """The epoch that is open is acked and its record appended; returns what the record says."""
+    """The open epoch is acked and its record appended; returns the body of the record."""
     for worker in workers or (A, B):
         run.ack(worker, epoch)
     run.store()
@@ -50,20 +50,20 @@ def name_of(body: joblog.Body) -> str | None:
     return body.savepoint
 
 
-class TestWhoIsHeard:
+class TestGenerationOfARequest:
     def test_a_request_for_an_earlier_run_is_answered_and_not_carried_out(self) -> None:
         run = running()
         before = run.state
         assert "earlier run" in refused(ask(run, "stop", generation=1, first=Generation(2)))
         assert run.state == before
 
-    def test_one_for_a_generation_not_seen_here_is_left_to_its_owner(self) -> None:
+    def test_a_request_for_an_unknown_generation_is_left_to_its_driver(self) -> None:
         run = running()
         before = run.state
         assert ask(run, "stop", generation=2) is None
         assert run.state == before
 
-    def test_one_for_an_earlier_generation_of_this_run_is_carried_out(self) -> None:
+    def test_a_request_for_an_earlier_generation_of_this_run_is_carried_out(self) -> None:
         run = running()
         run.lose(B)
         replaced(run)
@@ -73,20 +73,20 @@ class TestWhoIsHeard:
     @pytest.mark.parametrize(
         ("kind", "args"), [("dance", {}), ("stop", {"how": "slowly"}), ("savepoint", {}), ("savepoint", {"name": 7})]
     )
-    def test_what_is_not_understood_is_refused(self, kind: str, args: dict[str, Any]) -> None:
+    def test_an_invalid_request_is_refused(self, kind: str, args: dict[str, Any]) -> None:
         run = running()
         before = run.state
         assert refused(ask(run, kind, **args))
         assert run.state == before
 
-    def test_after_the_end_nothing_is_carried_out(self) -> None:
+    def test_no_request_is_carried_out_after_the_end(self) -> None:
         run = running()
         ask(run, "stop", how="now")
         assert refused(ask(run, "savepoint", name="v1")) == "the run is over"
 
 
 class TestSavepoints:
-    def test_the_next_epoch_is_closed_at_once_and_carries_the_name(self) -> None:
+    def test_the_next_epoch_is_closed_immediately_and_carries_the_name(self) -> None:
         """P13"""
         run = running()
         assert ask(run, "savepoint", name="v1") == ACCEPTED
@@ -96,7 +96,7 @@ class TestSavepoints:
         assert run.state.job.savepoints == (joblog.Savepoint("v1", Epoch(1)),)
         assert run.state.savepoints == ()
 
-    def test_an_epoch_that_is_open_already_does_not_get_the_name(self) -> None:
+    def test_an_epoch_that_is_already_open_does_not_get_the_name(self) -> None:
         run = running()
         run.pass_time(10.0)
         ask(run, "savepoint", name="v1")
@@ -114,7 +114,7 @@ class TestSavepoints:
         assert name_of(closed(run, 2)) == "v2"
         assert run.pass_time(1.0) == []
 
-    def test_a_name_outlives_an_epoch_that_is_given_up(self) -> None:
+    def test_a_name_survives_an_epoch_that_is_given_up(self) -> None:
         """P8"""
         run = running()
         ask(run, "savepoint", name="v1")
@@ -122,7 +122,7 @@ class TestSavepoints:
         assert kinds(run.pass_time(32.0))[:2] == [m.Trigger, m.Trigger]
         assert name_of(closed(run, 2)) == "v1"
 
-    def test_a_name_outlives_a_worker(self) -> None:
+    def test_a_name_survives_the_loss_of_a_worker(self) -> None:
         run = running()
         ask(run, "savepoint", name="v1")
         run.pass_time(0.0)
@@ -132,7 +132,7 @@ class TestSavepoints:
         run.pass_time(0.0)
         assert name_of(closed(run, 101, A, C)) == "v1"
 
-    def test_a_worker_lost_while_the_name_is_appended_does_not_bring_it_twice(self) -> None:
+    def test_a_worker_lost_while_the_name_is_appended_does_not_repeat_it(self) -> None:
         """P4"""
         run = running()
         ask(run, "savepoint", name="v1")
@@ -146,7 +146,7 @@ class TestSavepoints:
         assert run.state.job.savepoints == (joblog.Savepoint("v1", Epoch(1)),)
         assert run.state.savepoints == ()
 
-    def test_a_name_is_given_once(self) -> None:
+    def test_a_name_can_be_given_only_once(self) -> None:
         run = running()
         ask(run, "savepoint", name="v1")
         assert "is already being taken" in refused(ask(run, "savepoint", name="v1"))
@@ -154,13 +154,13 @@ class TestSavepoints:
         closed(run, 1)
         assert "already" in refused(ask(run, "savepoint", name="v1"))
 
-    def test_only_so_many_wait(self) -> None:
+    def test_the_number_of_waiting_savepoints_is_limited(self) -> None:
         run = running()
         for number in range(SAVEPOINTS_WAITING_MAX):
             assert ask(run, "savepoint", name=f"v{number}") == ACCEPTED
         assert "waiting" in refused(ask(run, "savepoint", name="one-more"))
 
-    def test_a_name_that_somebody_else_gave_meanwhile_is_left_to_him(self) -> None:
+    def test_a_name_that_another_process_gave_first_is_not_given_again(self) -> None:
         """P6: the driver's own record follows, without the name."""
         run = running()
         completed(run)
@@ -192,7 +192,7 @@ class TestSavepoints:
         assert isinstance(second, Send) and isinstance(second.message, m.Trigger) and second.message.barrier.last
         assert name_of(closed(run, 2)) == "v2"
 
-    def test_behind_the_last_barrier_there_is_none(self) -> None:
+    def test_no_savepoint_is_accepted_after_the_last_barrier(self) -> None:
         run = running()
         ask(run, "stop")
         run.pass_time(0.0)
@@ -202,7 +202,7 @@ class TestSavepoints:
 class TestFinish:
     END = m.EndInput(Generation(1))
 
-    def test_the_workers_are_told_until_all_have_ended(self) -> None:
+    def test_the_request_is_repeated_to_workers_until_all_have_ended(self) -> None:
         run = running()
         ask(run, "stop", how="finish")
         assert run.pass_time(0.0) == [Send(A, self.END), Send(B, self.END)]
@@ -211,7 +211,7 @@ class TestFinish:
         run.beat(B, ended=True)
         assert not [e for e in master.pulse(run.state) if e == Send(B, self.END)]
 
-    def test_unread_records_are_dropped_only_where_that_was_asked_and_then_for_good(self) -> None:
+    def test_unread_records_are_dropped_only_on_request_and_irrevocably(self) -> None:
         run = running()
         assert ask(run, "stop", how="finish", unread="drop") == ACCEPTED
         dropping = m.EndInput(Generation(1), drop_unread=True)
@@ -220,7 +220,7 @@ class TestFinish:
         assert Send(A, dropping) in master.pulse(run.state)
         assert "unread" in refused(ask(running(), "stop", how="finish", unread="keep"))
 
-    def test_it_ends_as_at_the_end_of_input(self) -> None:
+    def test_a_finish_ends_like_the_end_of_input(self) -> None:
         run = running()
         ask(run, "stop", how="finish")
         run.pass_time(0.0)
@@ -233,7 +233,7 @@ class TestFinish:
         run.pass_time(0.0)
         assert last_record(run) == joblog.Finished(Epoch(1))
 
-    def test_a_recovery_tells_the_workers_again(self) -> None:
+    def test_a_recovery_repeats_the_request_to_the_workers(self) -> None:
         run = running()
         ask(run, "stop", how="finish")
         run.pass_time(0.0)
@@ -246,13 +246,13 @@ class TestFinish:
             Send(C, reported),
         ]
 
-    def test_a_stop_after_it_does_not_take_it_back(self) -> None:
+    def test_a_later_stop_does_not_revoke_a_finish(self) -> None:
         run = running()
         ask(run, "stop", how="finish")
         ask(run, "stop")
         assert run.state.ending == Finishing(drop_unread=False)
 
-    def test_it_comes_too_late_when_the_last_barrier_is_out(self) -> None:
+    def test_a_finish_after_the_last_barrier_was_sent_is_refused(self) -> None:
         run = running()
         ask(run, "stop")
         assert ask(run, "stop", how="finish") == ACCEPTED
@@ -262,7 +262,7 @@ class TestFinish:
         assert "already stopping" in refused(ask(run, "stop", how="finish"))
 
     @pytest.mark.parametrize("once", [False, True])
-    def test_it_is_too_late_also_when_the_epoch_of_that_barrier_was_given_up(self, once: bool) -> None:
+    def test_a_finish_is_refused_even_if_the_epoch_of_the_last_barrier_was_given_up(self, once: bool) -> None:
         """The workers that have had the barrier read nothing more, so they would never reach the end."""
         run = running(replace(RULES, until=UNTIL) if once else RULES)
         if once:
@@ -278,7 +278,7 @@ class TestFinish:
         replaced(run)
         assert ask(run, "stop", how="finish") == Answer(True, Generation(2)), "the workers of a new generation read on"
 
-    def test_it_is_not_too_late_when_the_barrier_of_a_finish_was_given_up(self) -> None:
+    def test_a_finish_is_accepted_if_the_last_barrier_of_a_finish_was_given_up(self) -> None:
         run = running()
         for worker in (A, B):
             run.beat(worker, ended=True)
@@ -297,7 +297,7 @@ class TestStopNow:
         assert run.effects[effects:] == [Send(A, m.Exit("ended")), Send(B, m.Exit("ended")), End("ended", None)]
         assert run.pass_time(100.0) == []
 
-    def test_the_next_run_goes_on_from_the_last_checkpoint(self) -> None:
+    def test_the_next_run_resumes_from_the_last_checkpoint(self) -> None:
         run = running()
         completed(run)
         ask(run, "stop", how="now")
@@ -313,13 +313,13 @@ class TestOnce:
     def beat(self, run: Run, worker: Any, *, caught_up: bool = True, ended: bool = False) -> None:
         run.hear(run.heartbeat(worker, ended, caught_up=caught_up))
 
-    def test_the_workers_are_told_how_far_to_read(self) -> None:
+    def test_the_workers_are_given_the_offsets_to_read_to(self) -> None:
         run = running(replace(RULES, until=UNTIL))
         reported = [e.message.until for e in run.effects if isinstance(e, Send) and isinstance(e.message, m.Deploy)]
         assert reported[0] == (SourcePosition("s", 0, 5), SourcePosition("s", 2, 0))
         assert reported[1] == (SourcePosition("s", 1, 7),)
 
-    def test_when_all_have_read_so_far_the_run_stops_and_can_be_resumed(self) -> None:
+    def test_the_run_stops_when_all_have_read_to_the_end_and_can_be_resumed(self) -> None:
         run = running(replace(RULES, until=UNTIL))
         self.beat(run, A)
         assert run.pass_time(1.0) == []
@@ -330,7 +330,7 @@ class TestOnce:
         run.pass_time(0.0)
         assert last_record(run) == joblog.Stopped(Epoch(1))
 
-    def test_input_that_is_over_finishes_the_job(self) -> None:
+    def test_input_that_has_ended_finishes_the_job(self) -> None:
         run = running(replace(RULES, until=UNTIL))
         self.beat(run, A, ended=True)
         self.beat(run, B, ended=True)
@@ -339,7 +339,7 @@ class TestOnce:
         run.pass_time(0.0)
         assert last_record(run) == joblog.Finished(Epoch(1))
 
-    def test_a_finish_waits_for_the_end_of_the_input_itself(self) -> None:
+    def test_a_finish_waits_for_the_end_of_the_input(self) -> None:
         run = running(replace(RULES, until=UNTIL))
         ask(run, "stop", how="finish")
         run.pass_time(0.0)
@@ -350,7 +350,7 @@ class TestOnce:
         self.beat(run, B, ended=True)
         assert kinds(run.pass_time(0.0)) == [m.Trigger, m.Trigger]
 
-    def test_what_was_read_before_a_recovery_does_not_count(self) -> None:
+    def test_offsets_read_before_a_recovery_do_not_count(self) -> None:
         run = running(replace(RULES, until=UNTIL))
         self.beat(run, A)
         run.lose(B)
@@ -360,7 +360,7 @@ class TestOnce:
         self.beat(run, A)
         assert kinds(run.pass_time(0.0)) == [m.Trigger, m.Trigger]
 
-    def test_a_run_without_an_end_takes_no_notice(self) -> None:
+    def test_a_run_without_fixed_ends_ignores_the_report(self) -> None:
         run = running()
         self.beat(run, A)
         self.beat(run, B)

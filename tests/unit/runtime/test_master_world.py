@@ -69,7 +69,7 @@ def rules(owner: str, parallelism: int, partitions: int) -> master.Rules:
 
 @dataclass
 class Host:
-    """A worker process; as a zombie it lives on unheard and delivers what it has."""
+    """A worker process; as a zombie it stays alive unheard by the driver and delivers its output."""
 
     id: WorkerId
     launch: int
@@ -182,7 +182,7 @@ class World:
         self.perform(driver, *master.manifest_stored(driver.state, manifest, ref, self.now, 0))
 
     def come_up(self, driver: Driver, number: int) -> None:
-        """A launch mostly gives a worker; it may fail, or the worker may die at once."""
+        """A launch mostly gives a worker; it may fail, or the worker may die immediately."""
         if not self.lucky():
             self.perform(driver, *master.launch_ended(driver.state, number, "no room", self.now))
             return
@@ -204,7 +204,7 @@ class World:
                 driver.events.append(notice)
 
     def cut(self, host: Host) -> None:
-        """Nothing goes over the stream any more; what the worker has sealed and queued it still has."""
+        """The stream carries nothing any more; the worker keeps its sealed and queued output."""
         host.connected = False
         host.inbox.clear()
         host.outbox.clear()
@@ -433,7 +433,7 @@ class TestDriversAndWorkers:
 
     @settings(max_examples=60, deadline=None)
     @given(st.integers(0, 2**32), st.integers(0, 600), st.lists(st.integers(1, 4), min_size=2, max_size=4))
-    def test_so_it_is_when_every_driver_runs_another_number_of_subtasks(
+    def test_every_number_is_delivered_once_over_changes_of_parallelism(
         self, seed: int, steps: int, widths: list[int]
     ) -> None:
         """P20: nothing of the new writers before all older writers' output is in."""

@@ -14,7 +14,7 @@ UUID = JobUuid("1" * 32)
 
 
 class RepliesLost(MemoryObjects):
-    """What is created is there, but the first to create something new is not told."""
+    """Objects are created, but the reply to the first create is lost."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Log:
         ref = ObjectRef(f"m/{epoch}", 1, "")
         self.append(CheckpointCompleted(Epoch(epoch), Epoch(epoch - 1), ref, 1, 1, 1))
 
-    def begin_anew(self) -> None:
+    def write_log_start(self) -> None:
         """Expire all but the newest, and prune."""
         self.append(Expired(Epoch(self.job.base_epoch - 1)))
         self.append(LogStart(self.job))
@@ -71,13 +71,13 @@ def log() -> Log:
 
 
 class TestNaming:
-    def test_the_last_checkpoint_gets_the_name(self, log: Log) -> None:
+    def test_the_name_is_given_to_the_last_checkpoint(self, log: Log) -> None:
         naming = log.naming()
         assert naming.look() is None
         assert naming.append()
         assert log.job.savepoints == (Savepoint("v1", Epoch(1)),)
 
-    def test_a_number_that_was_taken_means_to_look_again(self, log: Log) -> None:
+    def test_the_log_is_reread_if_the_number_was_taken(self, log: Log) -> None:
         naming = log.naming()
         naming.look()
         log.complete()
@@ -86,19 +86,19 @@ class TestNaming:
         assert naming.append()
         assert log.job.savepoints == (Savepoint("v1", Epoch(2)),)
 
-    def test_a_number_that_was_pruned_means_to_look_again(self, log: Log) -> None:
+    def test_the_log_is_reread_if_the_number_was_pruned(self, log: Log) -> None:
         """P7: the record fell into a hole."""
         naming = log.naming()
         naming.look()
         log.complete()
-        log.begin_anew()
+        log.write_log_start()
         assert not naming.append()
         assert log.job.savepoint("v1") is None
         naming.look()
         assert naming.append()
         assert log.job.savepoints == (Savepoint("v1", Epoch(2)),)
 
-    def test_a_reply_that_is_lost_is_settled_by_sending_it_again(self, log: Log) -> None:
+    def test_a_lost_reply_is_settled_by_a_repetition(self, log: Log) -> None:
         """P4"""
         naming = log.naming()
         naming.look()
@@ -108,20 +108,20 @@ class TestNaming:
         assert naming.append()
         assert log.job.savepoints == (Savepoint("v1", Epoch(1)),)
 
-    def test_one_that_is_in_the_log_is_found_although_the_log_began_anew_meanwhile(self, log: Log) -> None:
+    def test_a_name_in_the_log_is_found_even_after_a_log_start(self, log: Log) -> None:
         naming = log.naming()
         naming.look()
         log.store.lose = True
         assert not naming.append()
         log.complete()
         log.complete()
-        log.begin_anew()
+        log.write_log_start()
         assert not naming.append()
         assert naming.look() == log.job
         assert log.job.savepoints == (Savepoint("v1", Epoch(1)),)
         assert [each.body.epoch for each in log.job.completed] == [1, 3]
 
-    def test_a_name_that_somebody_gave_meanwhile_is_refused(self, log: Log) -> None:
+    def test_a_name_that_another_process_gave_first_is_refused(self, log: Log) -> None:
         naming, other = log.naming(), Naming(log.repository, "v1", "another", 0)
         naming.look()
         other.look()

@@ -112,7 +112,7 @@ class TestExposition:
         assert found["holdfast_restarts_total", (("kind", "rewind"),)] == 1
         assert found["holdfast_problems", (("code", "sink_refused"),)] == 2
 
-    def test_what_is_unknown_has_no_sample(self) -> None:
+    def test_an_unknown_value_has_no_sample(self) -> None:
         assert not [labels for _, labels in samples(running()) if ("partition", "1") in labels]
         names = {name for name, _ in samples(unreachable())}
         assert names == {
@@ -142,7 +142,7 @@ class TestExposition:
         assert found["holdfast_checkpoint_duration_seconds_sum", ()] == pytest.approx(400.091)
         assert found["holdfast_recovery_duration_seconds_count", ()] == 1
 
-    def test_without_the_package_the_refusal_names_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_missing_package_is_refused_by_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "prometheus_client", None)
         with pytest.raises(hf.ConfigError, match="prometheus-client") as refusal:
             check_installed()
@@ -150,7 +150,7 @@ class TestExposition:
 
 
 class TestDelays:
-    def test_each_checkpoint_and_recovery_counts_once(self) -> None:
+    def test_each_checkpoint_and_recovery_is_counted_once(self) -> None:
         delays = DelaysOfRun(0)
         for _ in range(3):
             delays.checkpoints([(1, 10), (2, 11)])
@@ -169,12 +169,12 @@ class TestDelays:
 class TestDashboard:
     TEXT = (ROOT / "docs/grafana-dashboard.json").read_text()
 
-    def test_every_metric_in_it_is_exposed(self) -> None:
+    def test_every_metric_of_the_dashboard_is_exposed(self) -> None:
         asked = {name for target in self._targets() for name in re.findall(r"\bholdfast_\w+(?=\{)", target["expr"])}
         assert len(asked) >= 15
         assert asked <= {name for name, _ in samples(running())}
 
-    def test_every_label_in_it_is_one_of_its_metrics(self) -> None:
+    def test_every_label_of_the_dashboard_belongs_to_its_metrics(self) -> None:
         known: dict[str, set[str]] = {}
         for name, labels in samples(running()):
             known.setdefault(name, {"job"}).update(label for label, _ in labels)
@@ -203,22 +203,22 @@ class TestPort:
         host, number = port.address
         return urllib.request.urlopen(f"http://{host}:{number}{path}", timeout=10)
 
-    def test_it_serves_the_newest_status(self, port: MetricsPort) -> None:
+    def test_the_port_serves_the_newest_status(self, port: MetricsPort) -> None:
         port.take(from_json(unreachable()))
         port.take(from_json(running()))
         with self.get(port, "/metrics?name=all") as reply:
             assert reply.headers["Content-Type"] == CONTENT_TYPE
             assert reply.read() == exposition(from_json(running()).as_json())
 
-    def test_before_the_first_status_it_is_unavailable(self, port: MetricsPort) -> None:
+    def test_the_port_is_unavailable_before_the_first_status(self, port: MetricsPort) -> None:
         with pytest.raises(urllib.error.HTTPError, match="503"):
             self.get(port, "/metrics")
 
-    def test_it_serves_nothing_else(self, port: MetricsPort) -> None:
+    def test_the_port_serves_nothing_else(self, port: MetricsPort) -> None:
         port.take(from_json(running()))
         with pytest.raises(urllib.error.HTTPError, match="404"):
             self.get(port, "/")
 
-    def test_one_that_is_taken_is_refused(self, port: MetricsPort) -> None:
+    def test_a_port_in_use_is_refused(self, port: MetricsPort) -> None:
         with pytest.raises(hf.ConfigError, match="cannot be served"):
             MetricsPort(*port.address)

@@ -38,7 +38,7 @@ FOR_ALL = {"contract", "differences", "event_clock", "backlog", "time_slice"}
 MAKERS = {
     "holdfast.runtime.api.stream",
     "holdfast.runtime.api.windowed",
-    "holdfast.runtime.api.functions",  # what streams are given is checked there, before a step is made of it
+    "holdfast.runtime.api.functions",  # arguments of stream methods are checked there, before a step is made of them
 }
 BY_THE_COMPILER = {"exchange"}
 """No stream has one; the compiler puts it before every edge."""
@@ -105,7 +105,7 @@ def hopping_app() -> hf.App:
     return app
 
 
-class TestWindowsThatOverlap:
+class TestOverlappingWindows:
     def test_a_record_is_counted_in_each_of_its_windows(self) -> None:
         with TestDriver(hopping_app()) as t:
             t.push("rows", [{"k": 1, "at": at(6)}, {"k": 1, "at": at(11)}])
@@ -205,7 +205,7 @@ class TestTwoKeyedInputs:
             in render(plan)
         )
 
-    def test_identity_and_chain_know_both(self) -> None:
+    def test_identity_and_chain_contain_both_inputs(self) -> None:
         plan = beside_app().plan()
         keys = describe_operators(plan)["pairs"]["identity"]["keys"]
         assert [(key["column"], key["from"]) for key in keys] == [("k", {"column": "k"}), ("other", {"column": "k"})]
@@ -213,7 +213,7 @@ class TestTwoKeyedInputs:
         assert chain is not None and chain[0]["step"] == "beside"
         assert [each[0]["name"] for each in chain[0]["of"]] == ["left", "right"]
 
-    def test_equal_keys_of_both_meet_also_after_a_crash(self) -> None:
+    def test_equal_keys_of_both_inputs_meet_even_after_a_crash(self) -> None:
         with TestDriver(beside_app(), parallelism=3) as t:
             t.push("left", [{"k": n % 5, "at": at(n)} for n in range(20)])
             t.push("right", [{"k": n % 4, "at": at(n)} for n in range(12)])

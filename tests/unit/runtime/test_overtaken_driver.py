@@ -1,4 +1,4 @@
-"""How a driver ends whose target says that another run took it over: only the job log tells whether one did.
+"""How a driver ends whose target reports a takeover: only the job log shows whether another run took over.
 
 Source: PROTOCOL P16; docs/design/0021-owned-targets.md.
 """
@@ -77,16 +77,16 @@ def job(tmp_path: Path) -> Job:
     return Job(tmp_path)
 
 
-class TestADriverThatATargetRefuses:
+class TestDriverRefusedByATarget:
     def test_ends_as_fenced_if_a_newer_generation_owns_the_job(self, job: Job) -> None:
         job.start(seed=1)
         assert job.refuse() == ("fenced", "fenced")
 
-    def test_ends_as_failed_if_the_job_is_still_its_own(self, job: Job) -> None:
+    def test_ends_as_failed_if_it_still_owns_the_job(self, job: Job) -> None:
         assert job.refuse() == ("failed", "fenced")
 
     @pytest.mark.parametrize("reads", [1, 2])
-    def test_looks_again_at_a_log_that_one_read_finds_damaged(self, job: Job, reads: int) -> None:
+    def test_rereads_a_log_that_one_read_finds_damaged(self, job: Job, reads: int) -> None:
         job.start(seed=1)
         job.store.torn = reads
         assert job.refuse() == ("fenced", "fenced")

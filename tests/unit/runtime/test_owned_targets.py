@@ -1,4 +1,4 @@
-"""Targets that are restored, and jobs that exist twice: whole jobs in one thread, on real folders and targets.
+"""Restored targets and duplicated jobs: complete jobs in one thread, on real folders and targets.
 
 Source: PROTOCOL P1, P17, P24; docs/design/0021-owned-targets.md.
 """
@@ -73,7 +73,7 @@ class Site:
 
     def start(self, root: str = "root", adopt: Sequence[str] = ()) -> Cluster:
         started = self.prepare(root, adopt)
-        self._started += 1  # the seed: every driver has a token of its own
+        self._started += 1  # the seed: every driver has its own token
         cluster = Cluster(started.plan, 1, self._started, started.store, 1.0, started.partitions)
         cluster.change_rules(adopted=started.adopted)
         cluster.begin()
@@ -110,14 +110,14 @@ class Site:
                 while offset < end:
                     batch, offset = reader.read(partition, offset, 1 << 30)
                     if batch is None:
-                        break  # what follows was taken back
+                        break  # the following rows are void
                     found += batch.column("n").to_pylist()
             return sorted(found)
         with closing(sqlite3.connect(self.folder / "out.db")) as db:
             return [n for (n,) in db.execute("SELECT n FROM copy ORDER BY n")]
 
     def back_up(self) -> Callable[[], None]:
-        """Copy the target; return what brings the copy back in its place, under whoever has it open."""
+        """Copy the target; return a function that restores the copy in place, even while the target is open."""
         if self.kind == "log":
             shutil.copytree(self.folder / "copy", self.folder / "backup")
 
@@ -186,12 +186,12 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
 
 @pytest.fixture(params=AT_THE_COMMIT)
 def tagged(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
-    """A target that keeps the tags of epochs; one that is written at once does not, and cannot be taken back."""
+    """A target that keeps the tags of epochs; an immediate one does not, and cannot be repaired."""
     return Site(tmp_path, request.param)
 
 
 class TestTargetRestoredWhileTheJobRuns:
-    def test_the_job_stops_and_says_so(self, site: Site) -> None:
+    def test_the_job_fails_with_damage(self, site: Site) -> None:
         cluster = site.start()
         site.say(cluster)
         restore = site.back_up()
@@ -202,7 +202,7 @@ class TestTargetRestoredWhileTheJobRuns:
         assert (how, kind) == ("failed", "damaged") and "restored from a backup" in what
         assert site.numbers() == [0, 1, 2]
 
-    def test_one_emptied_to_before_the_first_delivery_is_one_too(self, site: Site) -> None:
+    def test_a_target_emptied_to_before_the_first_delivery_fails_the_job(self, site: Site) -> None:
         cluster = site.start()
         restore = site.back_up()
         site.say(cluster)
@@ -216,7 +216,7 @@ class TestTargetRestoredWhileTheJobRuns:
 class TestTargetLostWhileTheJobWasStopped:
     """With nothing new to deliver no worker compares tags, so the start does."""
 
-    def test_one_that_was_deleted_is_refused_although_it_could_be_created_again(self, tagged: Site) -> None:
+    def test_a_deleted_target_is_refused_although_it_could_be_recreated(self, tagged: Site) -> None:
         cluster = tagged.start()
         tagged.say(cluster)
         tagged.say(cluster)
@@ -226,7 +226,7 @@ class TestTargetLostWhileTheJobWasStopped:
         assert refused.value.not_done == "the job was not started; a target that was missing exists again, empty"
         assert "delete the job's folder too" in refused.value.next_step
 
-    def test_one_that_was_restored_from_a_backup_is_refused(self, tagged: Site) -> None:
+    def test_a_target_restored_from_a_backup_is_refused(self, tagged: Site) -> None:
         cluster = tagged.start()
         tagged.say(cluster)
         restore = tagged.back_up()
@@ -237,7 +237,7 @@ class TestTargetLostWhileTheJobWasStopped:
             tagged.prepare()
         assert refused.value.not_done == "the job was not started; state and output are untouched"
 
-    def test_one_whose_whole_output_is_still_kept_is_filled_again(self, tagged: Site) -> None:
+    def test_a_target_whose_entire_output_is_still_kept_is_refilled(self, tagged: Site) -> None:
         tagged.say(tagged.start())
         tagged.delete()
         tagged.start().pass_time(4)
@@ -245,7 +245,7 @@ class TestTargetLostWhileTheJobWasStopped:
 
 
 class TestTwoRootsOfOneJob:
-    def test_the_one_that_was_overtaken_stops_as_fenced_and_writes_nothing(self, site: Site) -> None:
+    def test_the_overtaken_run_stops_as_fenced_and_writes_nothing(self, site: Site) -> None:
         first = site.start()
         site.say(first)
         site.copy_root("staging")
@@ -256,7 +256,7 @@ class TestTwoRootsOfOneJob:
         assert (how, kind) == ("failed", "fenced") and "does not know" in what
         assert second.driver.outcome is None and site.numbers() == [0, 1, 2, 3, 4, 5]
 
-    def test_a_start_finds_the_other_one_before_anything_is_written(self, site: Site) -> None:
+    def test_a_start_detects_the_other_root_before_anything_is_written(self, site: Site) -> None:
         site.say(site.start())
         site.copy_root("staging")
         site.say(site.start("staging"))
@@ -266,7 +266,7 @@ class TestTwoRootsOfOneJob:
         assert "--adopt-targets" in refused.value.next_step and "'copy'" in refused.value.what
         assert sorted((site.folder / "root").rglob("*.json")) == before
 
-    def test_a_rewind_moves_the_target_on_purpose_and_the_other_root_stops(self, tagged: Site) -> None:
+    def test_a_rewind_with_adoption_takes_over_the_target_and_the_other_root_stops(self, tagged: Site) -> None:
         tagged.say(tagged.start())
         tagged.copy_root("staging")
         second = tagged.start("staging")
@@ -281,16 +281,16 @@ class TestTwoRootsOfOneJob:
 
 
 class TestHoldings:
-    """What a start decides from a target's owner and tags."""
+    """Decisions of a start from a target's owner and tags."""
 
-    def test_a_sink_that_is_named_is_taken_over_from_its_owner(self) -> None:
+    def test_a_named_sink_is_taken_over_from_its_owner(self) -> None:
         adopted = adopted_from(JOB, SPECS, {"out": Holding(Held("other", Generation(9)), None)}, ["out"])
         assert adopted == ("other",)
 
-    def test_an_owner_that_the_log_knows_needs_no_adoption(self) -> None:
+    def test_an_owner_in_the_job_log_needs_no_adoption(self) -> None:
         assert adopted_from(JOB, SPECS, {"out": Holding(Held("second", Generation(2)), None)}, ["out"]) == ()
 
-    def test_a_name_that_no_sink_has_is_refused(self) -> None:
+    def test_an_unknown_sink_is_refused(self) -> None:
         with pytest.raises(hf.ConfigError, match="no sink of this name"):
             adopted_from(JOB, SPECS, {}, ["elsewhere"])
 
@@ -311,14 +311,16 @@ class TestHoldings:
             (tag(1, 3), True),
         ],
     )
-    def test_no_target_stands_beyond_what_the_log_completed(self, newest: Tag | None, refused: bool) -> None:
+    def test_a_target_beyond_the_epochs_completed_in_the_log_is_refused(
+        self, newest: Tag | None, refused: bool
+    ) -> None:
         """Timeline 2 goes back to epoch 57, begins at 119, and has completed 120."""
         assert (beyond(JOB, "the target", newest) is not None) == refused
 
 
-class TestTheLogAtAStart:
-    def test_is_read_behind_the_targets(self) -> None:
-        """A driver that starts meanwhile takes a target over: that is no other history."""
+class TestLogAtAStart:
+    def test_is_read_after_the_targets(self) -> None:
+        """A driver that starts in between takes a target over: that is not another history."""
         sink, repository = MemorySink(), Repository(MemoryObjects())
         sink.prepare(schema_of(Said), None)
         first = joblog.Record(1, JobUuid("j"), Generation(0), Timeline(1), "first", 0, joblog.JobCreated("words", 8))
@@ -335,7 +337,7 @@ class TestTheLogAtAStart:
 
 
 class TestLogCutShort:
-    def test_a_target_beyond_what_the_log_completed_is_refused_at_the_start(self, tagged: Site) -> None:
+    def test_a_target_beyond_the_completed_epochs_is_refused_at_the_start(self, tagged: Site) -> None:
         cluster = tagged.start()
         tagged.say(cluster)
         tagged.copy_root("older")
@@ -346,8 +348,8 @@ class TestLogCutShort:
         assert "rewind" in refused.value.next_step
 
 
-class TestCopyThatIsStartedWhileTheOriginalRuns:
-    def test_what_the_original_delivers_before_it_is_fenced_does_not_come_twice(self, tagged: Site) -> None:
+class TestCopyStartedWhileTheOriginalRuns:
+    def test_output_delivered_by_the_original_before_its_fence_is_not_duplicated(self, tagged: Site) -> None:
         first = tagged.start()
         tagged.say(first)
         tagged.copy_root("staging")
@@ -361,7 +363,7 @@ class TestCopyThatIsStartedWhileTheOriginalRuns:
         tagged.say(first)
         assert tagged.numbers() == list(range(9))
 
-    def test_nor_does_its_very_first_output(self, tagged: Site) -> None:
+    def test_the_first_output_of_the_original_is_not_duplicated(self, tagged: Site) -> None:
         first = tagged.start()
         tagged.copy_root("staging")
         second = tagged.start("staging")
@@ -369,7 +371,7 @@ class TestCopyThatIsStartedWhileTheOriginalRuns:
         second.pass_time(12)
         assert outcome(second)[1] == "damaged" and tagged.numbers() == list(range(3))
 
-    def test_an_epoch_of_the_same_number_is_not_taken_for_its_own(self, tagged: Site) -> None:
+    def test_an_epoch_with_the_same_number_is_not_treated_as_its_own(self, tagged: Site) -> None:
         first = tagged.start()
         tagged.say(first)
         tagged.copy_root("staging")

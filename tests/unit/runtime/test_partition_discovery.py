@@ -74,20 +74,20 @@ def close(run: Run, epoch: int, a: tuple[SourcePosition, ...] = (), b: tuple[Sou
 
 
 class TestListings:
-    def test_the_first_comes_when_every_subtask_is_ready_and_the_next_an_interval_later(self) -> None:
+    def test_the_first_starts_when_every_subtask_is_ready_and_the_next_later(self) -> None:
         run, first = listing()
         assert first == ListPartitions(1, {"s": (0, 1, 2)}, ())
         run.answer(first)
         assert not [e for e in run.pass_time(3.0) if isinstance(e, ListPartitions)]
         assert asked(run, 1.0).number == 2
 
-    def test_none_comes_while_one_is_under_way(self) -> None:
+    def test_none_starts_while_another_is_in_progress(self) -> None:
         run, _ = listing()
         assert not [e for e in run.pass_time(300.0) if isinstance(e, ListPartitions)]
         found = [finding.what for finding in findings(of_run(run.state, "", "continuous", None))]
         assert any("waiting for the partitions of the sources for 300.0 s" in what for what in found)
 
-    def test_one_that_failed_is_repeated_after_a_second(self) -> None:
+    def test_are_repeated_one_second_after_a_failure(self) -> None:
         run, first = listing()
         error = Unavailable("the source is unreachable", next_step="wait")
         run.take((master.unlisted(run.state, first.number, error, run.now), []))
@@ -96,29 +96,29 @@ class TestListings:
         run.answer(ListPartitions(2, first.known, ()))
         assert run.state.list_error is None
 
-    def test_an_answer_to_another_one_changes_nothing(self) -> None:
+    def test_an_answer_to_an_earlier_listing_changes_nothing(self) -> None:
         run, first = listing()
         before = run.state
         assert master.listed(before, first.number + 1, (at(3),), run.now) == (before, [])
 
-    def test_they_name_what_was_read_so_that_another_source_is_noticed(self) -> None:
+    def test_contain_the_positions_read_so_that_another_source_is_detected(self) -> None:
         run, first = listing()
         run.pass_time(10.0)
         close(run, 1, (at(0, 4), at(2, 1)), (at(1, 2),))
         run.answer(first)
         assert [(p.partition, p.offset) for p in asked(run, 4.0).positions] == [(0, 4), (1, 2), (2, 1)]
 
-    def test_with_discovery_turned_off_none_comes_while_the_job_runs(self) -> None:
+    def test_none_starts_with_discovery_turned_off(self) -> None:
         run = running(RULES)
         run.lists = False
         assert not [e for e in run.pass_time(300.0) if isinstance(e, ListPartitions)]
 
-    def test_a_run_that_reads_to_fixed_ends_asks_for_none(self) -> None:
+    def test_none_starts_in_a_run_to_fixed_ends(self) -> None:
         run = running(replace(EVERY, until={"s": {0: 5, 1: 5, 2: 5}}))
         run.lists = False
         assert not [e for e in run.pass_time(300.0) if isinstance(e, ListPartitions)]
 
-    def test_a_partition_that_is_missing_ends_the_run(self) -> None:
+    def test_a_missing_partition_fails_the_run(self) -> None:
         run, first = listing()
         effects = run.take(master.listed(run.state, first.number, (at(0), at(2)), run.now))
         (end,) = [e for e in effects if isinstance(e, End)]
@@ -148,7 +148,7 @@ class TestAssignment:
         close(run, 1)
         assert stands(run) == {3: 700}
 
-    def test_later_epochs_have_them_where_they_were_read_to_and_assign_them_no_more(self) -> None:
+    def test_later_epochs_keep_their_offsets_and_do_not_assign_them_again(self) -> None:
         run = grown(3)
         run.pass_time(10.0)
         close(run, 1)
@@ -156,7 +156,7 @@ class TestAssignment:
         close(run, 2, (), (at(1, 2), at(3, 9)))
         assert stands(run)[3] == 9
 
-    def test_of_an_epoch_that_was_given_up_rides_on_the_next_trigger_again(self) -> None:
+    def test_of_an_epoch_that_was_given_up_is_repeated_with_the_next_trigger(self) -> None:
         run = grown(3)
         run.pass_time(10.0)
         effects = run.pass_time(RULES.epoch_deadline + 2.0)
@@ -165,7 +165,7 @@ class TestAssignment:
         close(run, 2, (), (at(3, 5),))
         assert stands(run) == {3: 5}
 
-    def test_of_what_was_discovered_after_the_trigger_waits_for_the_next_one(self) -> None:
+    def test_of_partitions_discovered_after_the_trigger_waits_for_the_next_one(self) -> None:
         run, first = listing()
         run.pass_time(10.0)
         run.answer(first, at(3))
@@ -189,7 +189,7 @@ class TestAssignment:
             run.hear(run.heartbeat(worker, quiet=Epoch(2)))
         assert triggers(run.pass_time(30.0)) == []
 
-    def test_the_record_of_its_epoch_names_it(self) -> None:
+    def test_the_record_of_the_epoch_names_the_partition(self) -> None:
         run, first = listing()
         run.pass_time(10.0)
         close(run, 1, (at(0, 4), at(2, 1)), (at(1, 2),))
@@ -201,14 +201,14 @@ class TestAssignment:
 
 
 class TestRecoveries:
-    def test_before_the_trigger_deploy_it_from_its_first_record(self) -> None:
+    def test_before_the_trigger_deploy_the_partition_from_its_first_record(self) -> None:
         run = grown(3)
         run.lose(B)
         replaced(run)
         assert deployed(run)[3] == at(3)
         assert triggers(run.pass_time(10.0))[0].assignment == ()
 
-    def test_after_its_epoch_deploy_it_from_the_manifest(self) -> None:
+    def test_after_its_epoch_deploy_the_partition_from_the_manifest(self) -> None:
         run = grown(3)
         run.pass_time(10.0)
         close(run, 1)
@@ -218,7 +218,7 @@ class TestRecoveries:
         replaced(run)
         assert deployed(run)[3] == at(3, 9)
 
-    def test_while_its_record_is_in_flight_wait_for_it(self) -> None:
+    def test_while_its_record_is_in_flight_wait_for_the_record(self) -> None:
         run = grown(3)
         run.pass_time(10.0)
         run.ack(A, 1)
@@ -230,14 +230,14 @@ class TestRecoveries:
         replaced(run)
         assert deployed(run)[3] == at(3) and stands(run) == {3: 0}
 
-    def test_an_answer_that_comes_after_one_still_counts(self) -> None:
+    def test_do_not_invalidate_a_listing_in_progress(self) -> None:
         run, first = listing()
         run.lose(B)
         replaced(run)
         run.answer(first, at(3))
         assert triggers(run.pass_time(10.0))[0].assignment == (THREE,)
 
-    def test_of_another_driver_take_over_what_the_base_has_and_it_did_not_list(self) -> None:
+    def test_of_another_driver_keep_partitions_of_the_base_that_it_did_not_list(self) -> None:
         """It listed the sources, then the partition was added, discovered, and read by the driver before it."""
         run = grown(3)
         run.pass_time(10.0)
@@ -250,8 +250,8 @@ class TestRecoveries:
         run.register(A, B)
         assert deployed(run)[3] == at(3, 9)
 
-    def test_of_another_driver_that_lists_in_another_order_keep_it_with_its_subtask(self) -> None:
-        """P20: else the new writer's output could overtake what the old one has not delivered yet."""
+    def test_of_another_driver_with_another_order_keep_the_subtask_of_a_partition(self) -> None:
+        """P20: otherwise the new writer's output could overtake output that the old one has not delivered yet."""
         run = grown(4)
         assert triggers(run.pass_time(10.0))[0].assignment == (m.Assigned(at(4), Subtask(1)),)
         close(run, 1, (at(0), at(2)), (at(1),))
@@ -263,7 +263,7 @@ class TestRecoveries:
         sent = [e.message for e in run.effects if isinstance(e, Send) and isinstance(e.message, m.Deploy)][-2:]
         assert {d.subtask: [p.partition for p in d.positions] for d in sent} == {0: [0, 2, 3], 1: [1, 4]}
 
-    def test_to_a_checkpoint_from_before_it_begin_at_its_first_record_again(self) -> None:
+    def test_to_a_checkpoint_before_it_begin_at_its_first_record_again(self) -> None:
         run, first = listing()
         completed(run)
         run.answer(first, at(3))
@@ -279,14 +279,14 @@ class TestRecoveries:
         assert deployed(run)[3] == at(3)
 
 
-class TestTheEndOfTheInput:
-    """P13: what a job that finishes has not read is never read."""
+class TestEndOfTheInput:
+    """P13: records that a finished job has not read are never read."""
 
     def ended(self, run: Run, **more: Any) -> None:
         for worker in (A, B):
             run.hear(run.heartbeat(worker, ended=True, caught_up=True, **more))
 
-    def test_is_believed_only_after_a_listing_that_shows_nothing_new(self) -> None:
+    def test_is_accepted_only_after_a_listing_without_new_partitions(self) -> None:
         run = running(RULES)
         run.lists = False
         self.ended(run)
@@ -296,14 +296,14 @@ class TestTheEndOfTheInput:
         (trigger, _) = triggers(run.pass_time(0.0))
         assert trigger.finishing and trigger.barrier.last
 
-    def test_that_listing_begins_after_the_last_partition_has_ended(self) -> None:
+    def test_is_accepted_only_after_a_listing_that_began_after_the_last_end(self) -> None:
         run, first = listing()
         self.ended(run)
         assert triggers(run.pass_time(9.0)) == []
         run.answer(first)
         assert asked(run).number == 2
 
-    def test_a_partition_that_it_shows_is_read_first(self) -> None:
+    def test_waits_until_a_partition_in_that_listing_is_read(self) -> None:
         run = running(RULES)
         run.lists = False
         self.ended(run)
@@ -331,7 +331,7 @@ class TestTheEndOfTheInput:
         self.ended(run)
         assert triggers(run.pass_time(0.0))[0].finishing
 
-    def test_a_finish_of_a_run_to_fixed_ends_reads_what_was_added_since(self) -> None:
+    def test_a_finish_of_a_run_to_fixed_ends_reads_partitions_added_since(self) -> None:
         run = running(replace(EVERY, until={"s": {0: 5, 1: 5, 2: 5}}))
         run.lists = False
         ask(run, "stop", how="finish")
@@ -348,14 +348,14 @@ class TestTheEndOfTheInput:
         run.answer(asked(run))
         assert not [e for e in run.pass_time(300.0) if isinstance(e, ListPartitions)]
 
-    def test_a_finish_that_drops_what_is_unread_lists_nothing(self) -> None:
+    def test_a_finish_that_drops_unread_records_needs_no_listing(self) -> None:
         run, first = listing()
         run.answer(first)
         ask(run, "stop", how="finish", unread="drop")
         self.ended(run)
         assert triggers(run.pass_time(0.0))[0].finishing
 
-    def test_a_run_to_fixed_ends_stops_if_there_is_more_than_it_reads(self) -> None:
+    def test_a_run_to_fixed_ends_stops_if_there_are_further_partitions(self) -> None:
         run = running(replace(EVERY, until={"s": {0: 5, 1: 5, 2: 5}}))
         run.lists = False
         self.ended(run)
@@ -368,24 +368,24 @@ class TestTheEndOfTheInput:
         assert run.effects[-1].record.body == joblog.Stopped(Epoch(1))
 
 
-class TestASourceWithAnImmediateSink:
+class TestSourceWithAnImmediateSink:
     """P22: every key of its target comes from one partition."""
 
     FIXED = replace(EVERY, fixed={"s": "out"})
 
-    def test_must_not_get_more_partitions(self) -> None:
+    def test_must_not_get_additional_partitions(self) -> None:
         run, first = listing(self.FIXED)
         (end,) = [e for e in run.answer(first, at(3)) if isinstance(e, End)]
         assert end.error is not None and end.error.kind == "config"
         assert "sink 'out' is written immediately" in end.error.what
 
-    def test_may_be_listed_with_the_same_ones(self) -> None:
+    def test_may_be_listed_with_the_same_partitions(self) -> None:
         run, first = listing(self.FIXED)
         assert run.answer(first) == []
 
 
 @pytest.mark.parametrize("partitions", [(3,), (3, 4, 5, 6)])
-def test_no_partition_is_given_to_two_subtasks_in_a_generation(partitions: tuple[int, ...]) -> None:
+def test_no_partition_is_assigned_to_two_subtasks_in_a_generation(partitions: tuple[int, ...]) -> None:
     run = grown(*partitions)
     run.lose(B)
     replaced(run)
@@ -394,7 +394,7 @@ def test_no_partition_is_given_to_two_subtasks_in_a_generation(partitions: tuple
     assert sorted([*deployed(run), *assigned]) == [0, 1, 2, *partitions, 7]
 
 
-def test_nothing_is_launched_for_a_listing() -> None:
+def test_no_listing_starts_while_workers_are_missing() -> None:
     run = opened(EVERY)
     run.lists = False
     assert not [e for e in run.pass_time(10.0) if isinstance(e, ListPartitions)]

@@ -51,15 +51,15 @@ class TestLocalPaths:
     def test_are_not_those_in_an_object_store(self) -> None:
         assert "the root" not in "".join(local_paths(app().plan(), "s3://bucket/root"))
 
-    def test_are_also_those_that_say_file(self) -> None:
+    def test_include_file_urls(self) -> None:
         assert "the root at file:///srv/root" in local_paths(app().plan(), "file:///srv/root")
 
 
-class TestWorkersElsewhere:
+class TestWorkersOnOtherMachines:
     @pytest.mark.parametrize(
         ("hosts", "machine"), [(["here", "there"], DRIVER), (["here"], ("here", "boot of another machine"))]
     )
-    def test_end_a_run_that_has_local_paths_before_a_subtask_is_given_away(
+    def test_end_a_run_with_local_paths_before_a_subtask_is_assigned(
         self, hosts: list[str], machine: tuple[str, str]
     ) -> None:
         t = TestDriver(generated())
@@ -75,7 +75,7 @@ class TestWorkersElsewhere:
         appended = {type(record.body).__name__ for record in t.cluster.repository.records()}
         assert appended <= {"JobCreated", "GenerationStarted"}
 
-    def test_are_welcome_if_the_paths_are_said_to_be_shared(self) -> None:
+    def test_are_accepted_if_the_paths_are_declared_as_shared(self) -> None:
         t = TestDriver(generated())
         t.cluster.hosts = ["here", "there"]
         t.cluster.change_rules(machine=DRIVER, local_paths=())
@@ -84,7 +84,7 @@ class TestWorkersElsewhere:
             t.checkpoint()
             assert t.rows("out") == [{"auction": 1, "n": 1}]
 
-    def test_do_not_matter_while_all_are_on_the_drivers_machine(self) -> None:
+    def test_are_not_involved_while_all_workers_are_on_the_drivers_machine(self) -> None:
         t = TestDriver(generated())
         t.cluster.change_rules(machine=DRIVER, local_paths=("the root at /srv/root",))
         with t:

@@ -88,14 +88,14 @@ class TestFragments:
         assert shape(plan) == [[(INPUT, "Filter"), (0, "Project"), (1, "SinkStep")]]
         assert plan.edges == () and plan.operators == ()
 
-    def test_an_aggregate_begins_a_fragment_behind_an_exchange_on_its_key(self) -> None:
+    def test_an_aggregate_begins_a_fragment_after_an_exchange_on_its_key(self) -> None:
         plan = plan_of(counted)
         assert shape(plan) == [[(INPUT, "Exchange")], [(INPUT, "Aggregate"), (0, "SinkStep")]]
         (edge,) = plan.edges
         assert (edge.from_fragment, edge.to_fragment, edge.key) == (0, 1, ("auction",))
         assert plan.fragments[1].input_edges == (edge.index,) and plan.fragments[1].source is None
 
-    def test_an_edge_carries_only_what_is_read_behind_it(self) -> None:
+    def test_an_edge_carries_only_columns_that_are_read_after_it(self) -> None:
         plan = plan_of(counted)
         assert plan.edges[0].schema.names == ["auction", "price"]
         assert plan.fragments[0].steps[0].step == Exchange(0, ("auction", "price"))
@@ -109,7 +109,7 @@ class TestFragments:
         assert shape(plan)[1] == [(INPUT, "Aggregate"), (0, "SinkStep"), (INPUT, "Aggregate")]
         assert [edge.schema.names for edge in plan.edges] == [["auction", "price", "bidder"]]
 
-    def test_streams_keyed_differently_do_not(self) -> None:
+    def test_streams_keyed_differently_do_not_share_an_edge(self) -> None:
         def build(app: hf.App, stream: Any) -> None:
             counted(app, stream)
             stream.key_by("bidder").agg("bidders", n=hf.count())
@@ -119,7 +119,7 @@ class TestFragments:
             (0, 2, ("bidder",)),
         ]
 
-    def test_what_several_streams_begin_with_is_computed_once(self) -> None:
+    def test_common_first_steps_of_several_streams_are_computed_once(self) -> None:
         def build(app: hf.App, stream: Any) -> None:
             positive = stream.filter(pl.col("price") > 0)
             positive.sink("raw", Anywhere())
@@ -130,7 +130,7 @@ class TestFragments:
             [(INPUT, "Filter"), (0, "SinkStep"), (0, "Project"), (2, "SinkStep"), (0, "SinkStep")]
         ]
 
-    def test_sources_come_first(self) -> None:
+    def test_fragments_with_sources_come_first(self) -> None:
         def build(app: hf.App, stream: Any) -> None:
             counted(app, stream)
             app.source("more", PlannedSource(BIDS)).sink("copy", Anywhere())
@@ -139,14 +139,14 @@ class TestFragments:
         assert [fragment.source for fragment in plan.fragments] == ["bids", "more", None]
         assert [(spec.name, spec.fragment) for spec in plan.sinks] == [("out", 2), ("copy", 1)]
 
-    def test_what_leads_nowhere_is_left_out(self) -> None:
+    def test_steps_without_a_sink_are_left_out(self) -> None:
         def build(app: hf.App, stream: Any) -> None:
             pass_through(app, stream)
             stream.with_columns(x=pl.col("price") * 2)
 
         assert shape(plan_of(build)) == shape(plan_of(pass_through))
 
-    def test_state_without_a_sink_is_kept(self) -> None:
+    def test_operators_with_state_are_kept_even_without_a_sink(self) -> None:
         def build(app: hf.App, stream: Any) -> None:
             pass_through(app, stream)
             stream.key_by("auction").agg("counts", n=hf.count())
@@ -163,7 +163,7 @@ class TestRefusals:
         with pytest.raises(hf.ConfigError, match="has no sink"):
             plan_of(lambda app, stream: None)
 
-    def test_a_source_that_leads_nowhere_is_refused(self) -> None:
+    def test_a_source_without_a_sink_is_refused(self) -> None:
         def build(app: hf.App, stream: Any) -> None:
             pass_through(app, stream)
             app.source("more", PlannedSource(BIDS)).filter(pl.col("price") > 0)
@@ -172,7 +172,7 @@ class TestRefusals:
             plan_of(build)
 
     @pytest.mark.parametrize("given", [{"standbys": 1}])
-    def test_what_is_not_supported_is_refused(self, given: dict[str, Any]) -> None:
+    def test_unsupported_settings_are_refused(self, given: dict[str, Any]) -> None:
         app = hf.App("hot", **given)
         app.source("bids", PlannedSource(BIDS)).sink("out", Anywhere())
         with pytest.raises(hf.ConfigError, match="does not support"):
@@ -187,13 +187,13 @@ class TestRefusals:
             (pa.field("at", pa.int64(), nullable=False), "is int64"),
         ],
     )
-    def test_an_event_time_that_is_no_point_in_time_is_refused(self, column: pa.Field, fault: str) -> None:
+    def test_an_event_time_that_is_not_a_timestamp_is_refused(self, column: pa.Field, fault: str) -> None:
         with pytest.raises(hf.ConfigError, match=f"the event time 'at' {fault}"):
             hf.App("hot").source("bids", PlannedSource(pa.schema([column])), event_time="at")
 
 
 class TestShipping:
-    def test_a_plan_arrives_as_it_was(self) -> None:
+    def test_a_plan_is_unpickled_unchanged(self) -> None:
         plan = plan_of(counted)
         arrived = cloudpickle.loads(cloudpickle.dumps(plan))  # type: ignore[no-untyped-call]
         assert describe(arrived) == describe(plan)
@@ -209,7 +209,7 @@ class TestDescriptions:
         described = describe(plan_of(counted))
         assert json.loads(json.dumps(described)) == described
 
-    def test_the_text_shows_every_step_below_what_it_reads(self) -> None:
+    def test_the_text_shows_every_step_below_its_input(self) -> None:
         assert render(plan_of(counted)) == (
             "hot: 2 fragments, 128 key groups\n"
             "\n"
@@ -222,7 +222,7 @@ class TestDescriptions:
             "    sink out -> (auction: int64, n: int64, total: double?) upsert by auction"
         )
 
-    def test_one_fragment_is_one_and_lengths_of_time_are_those_of_the_code(self) -> None:
+    def test_one_fragment_is_singular_and_durations_are_written_as_in_the_code(self) -> None:
         assert render(plan_of(pass_through)).startswith("hot: 1 fragment, 128 key groups\n")
         app = hf.App("hot")
         at = pa.schema([*BIDS, pa.field("at", pa.timestamp("us", "UTC"), nullable=False)])
@@ -247,20 +247,20 @@ class TestDescriptions:
 
 
 class TestOperatorIds:
-    def test_they_are_given_in_order(self) -> None:
+    def test_ids_are_assigned_in_order(self) -> None:
         assert assign_operator_ids(["a", "b"], {}) == {"a": 1, "b": 2}
 
-    def test_known_operators_keep_theirs_wherever_they_stand(self) -> None:
+    def test_known_operators_keep_their_ids_in_any_order(self) -> None:
         assert assign_operator_ids(["new", "b", "a"], {"a": 1, "b": 2}) == {"a": 1, "b": 2, "new": 3}
 
-    def test_a_number_is_never_given_away(self) -> None:
+    def test_an_id_is_never_reused(self) -> None:
         assert assign_operator_ids(["new"], {"gone": 7}) == {"gone": 7, "new": 8}
 
-    def test_they_run_out(self) -> None:
+    def test_running_out_of_ids_is_refused(self) -> None:
         with pytest.raises(hf.ConfigError, match="no number left"):
             assign_operator_ids(["new"], {"last": 0xFFFE})
 
-    def test_a_plan_takes_them_over(self) -> None:
+    def test_a_plan_adopts_known_ids(self) -> None:
         (operator,) = with_operator_ids(plan_of(counted), {"gone": 1, "counts": 5}).operators
         assert (operator.id, operator.table.operator) == (5, 5)
 
@@ -293,12 +293,12 @@ class TestStateOverCodeChanges:
             check_against(self.change(["auction"], **aggregates), describe_operators(plan_of(counted)))
 
 
-class TestSinksOfThePackage:
+class TestBuiltInSinks:
     def test_a_sink_in_memory_fits_an_append_stream(self) -> None:
         plan_of(lambda app, stream: stream.sink("out", MemorySink()))
 
 
-class TestColumnsThatCannotTravel:
+class TestColumnsThatCannotBeShuffled:
     def test_an_enum_that_crosses_a_shuffle_is_refused_when_the_job_is_planned(self) -> None:
         schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("e", pa.string(), nullable=False)])
         app = hf.App("enums")

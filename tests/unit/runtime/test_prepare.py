@@ -1,4 +1,4 @@
-"""What is checked before a run: a target that is locked stops a new job, not one that has used it before."""
+"""Checks before a run: a locked target stops a new job, but not one that has used it before."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class TestLockedTarget:
     def spec(self, path: Path) -> SinkSpec:
         return SinkSpec("out", hf.SQLite(str(path), table="t", key=["k"]), 0, SCHEMA, ("k",))
 
-    def test_stops_a_job_that_never_used_it(self, tmp_path: Path) -> None:
+    def test_fails_a_job_that_never_used_it(self, tmp_path: Path) -> None:
         with closing(sqlite3.connect(tmp_path / "out.db", isolation_level=None)) as other:
             other.execute("BEGIN EXCLUSIVE")
             with pytest.raises(Unavailable):
                 admission.prepare_sink(self.spec(tmp_path / "out.db"), None)
 
-    def test_lets_a_job_run_that_has_used_it_before(self, tmp_path: Path) -> None:
+    def test_does_not_fail_a_job_that_has_used_it_before(self, tmp_path: Path) -> None:
         """P24: processing does not wait for a target, each writer's delivery does."""
         spec = self.spec(tmp_path / "out.db")
         admission.prepare_sink(spec, None)
@@ -44,8 +44,8 @@ class TestLockedTarget:
             admission.prepare_sink(spec, USED)
 
 
-class TestAPlaceInTheMemoryOfOneProcess:
-    """Every worker is a process of its own: what one of them writes there, no other one sees."""
+class TestPathInTheMemoryOfOneProcess:
+    """Every worker is a separate process: no other process sees its writes there."""
 
     def app(self, root: str, log: str, out: str) -> hf.App:
         app = hf.App("words", root=root)
@@ -65,8 +65,8 @@ class TestAPlaceInTheMemoryOfOneProcess:
         assert list(tmp_path.iterdir()) == []
 
 
-class TestWhetherAllIsDelivered:
-    """Only a run that stopped says so; what follows its checkpoint takes the word back, or not."""
+class TestAllDelivered:
+    """Only a stopped run records it; some records after its checkpoint invalidate it."""
 
     START = joblog.GenerationStarted(Epoch(1), Epoch(0), "host", "started")
     STOP = joblog.Stopped(Epoch(7))
@@ -81,15 +81,15 @@ class TestWhetherAllIsDelivered:
         ]
         return admission.delivered_through(records, Epoch(7))
 
-    def test_after_a_stop_at_the_checkpoint_it_is(self) -> None:
+    def test_is_true_after_a_stop_at_the_checkpoint(self) -> None:
         assert self.reported(self.START, self.completed(7), self.STOP)
         assert self.reported(self.START, self.completed(7), self.STOP, self.START)
 
-    def test_without_a_stop_it_is_not_known(self) -> None:
+    def test_is_unknown_without_a_stop(self) -> None:
         assert not self.reported(self.START, self.completed(7))
         assert not self.reported(self.START, self.completed(6), joblog.Stopped(Epoch(6)), self.START, self.completed(7))
 
-    def test_the_end_of_a_rewind_does_not_say_so(self) -> None:
+    def test_is_not_implied_by_the_end_of_a_rewind(self) -> None:
         rewound = joblog.Rewound(Epoch(7), Epoch(200), "host", "rewound")
         assert not self.reported(self.START, self.completed(7), self.STOP, rewound)
         assert not self.reported(self.START, self.completed(7), self.STOP, rewound, self.STOP)

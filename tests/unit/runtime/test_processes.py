@@ -25,7 +25,7 @@ child.wait()
 
 @pytest.fixture
 def parent() -> Iterator[subprocess.Popen[str]]:
-    """A process that waits for one below it, whose number it has told."""
+    """A process that waits for its child, whose number it has printed."""
     process = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     yield process
     process.kill()
@@ -43,14 +43,14 @@ class TestSignals:
         os.close(ends)
         assert is_gone(child)
 
-    def test_to_a_process_that_has_ended_reach_nobody(self, parent: subprocess.Popen[str]) -> None:
+    def test_to_an_ended_process_reach_no_other_process(self, parent: subprocess.Popen[str]) -> None:
         parent.kill()
         parent.wait(10)
         signal_all(parent, signal.SIGKILL)
 
 
 class TestGone:
-    def test_is_also_who_only_waits_to_be_reaped(self, parent: subprocess.Popen[str]) -> None:
+    def test_includes_a_process_that_waits_to_be_reaped(self, parent: subprocess.Popen[str]) -> None:
         process = psutil.Process(parent.pid)
         assert not is_gone(process)
         parent.kill()

@@ -1,7 +1,7 @@
 """Random jobs against an oracle: any input, any split, any failure and any rescaling give the same answer.
 
 A record carries one bit, so a sum of bits names the very records that a result holds. The oracle is plain Python over
-the list of what was pushed; which records are late is the runtime's to say, within what the rules leave open.
+the list of what was pushed; the runtime decides which records are late, within the freedom of the rules.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def app_of(emit: str, lateness_s: int, sources: int = 1) -> hf.App:
         "warmth": hf.sum("heat"),
     }
     totals = readings.key_by("city", "floor").agg("per_floor", **aggregates)
-    # A key of a target is never null; those of the state may be, and are looked up there.
+    # A key of a target is never null; keys of the state may be, and are looked up there.
     named = totals.filter(pl.col("city").is_not_null() & pl.col("floor").is_not_null())
     named.sink("totals", MemorySink(key=named.upsert_key))
     window = readings.key_by("city", "floor").window(hf.tumbling(f"{SIZE_S}s"), allowed_lateness=f"{lateness_s}s")
@@ -127,7 +127,7 @@ def shown(row: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class Pushed:
-    """Everything a test pushed, and what the rules settle about it."""
+    """Everything a test pushed, and the results that the rules determine."""
 
     lateness_s: int
     upserts: bool
@@ -312,7 +312,7 @@ class TestRandomJobs:
 
 
 class TestTheOracle:
-    def test_it_leaves_nulls_out_as_sql_does(self) -> None:
+    def test_nulls_are_ignored_as_in_sql(self) -> None:
         two = [Reading(1, None, 1, None, math.nan, START), Reading(2, None, 1, 4, None, START)]
         assert shown(row_of(two)) == {
             "n": 2,

@@ -23,7 +23,7 @@ WRITER = "another-job/out/0"
 
 
 class SlowLane:
-    """A lane that does its next piece of work when the test says so."""
+    """A lane that runs its next job when the test steps it."""
 
     def __init__(self) -> None:
         self.jobs: deque[tuple[Callable[[], object], Callable[[object], None]]] = deque()
@@ -63,7 +63,7 @@ class Numbers:
         return None if read is None else [] if read.batch is None else read.batch["n"].to_pylist()
 
 
-class TestAReaderAhead:
+class TestReaderAhead:
     def test_does_not_wait_and_reads_the_next_batch_while_the_worker_is_busy(self) -> None:
         numbers = Numbers(25)
         assert numbers.poll() is None
@@ -72,7 +72,7 @@ class TestAReaderAhead:
         numbers.lane.step()
         assert (numbers.poll(), numbers.reads) == (list(range(10, 20)), [0, 10])
 
-    def test_asks_again_for_records_if_none_were_there_when_it_read_ahead(self) -> None:
+    def test_requests_records_again_if_it_found_none_ahead(self) -> None:
         numbers = Numbers(10)
         numbers.poll()
         numbers.lane.step()
@@ -83,14 +83,14 @@ class TestAReaderAhead:
         numbers.lane.step()
         assert numbers.poll() == [10, 11]
 
-    def test_answers_that_nothing_is_there_if_it_was_asked(self) -> None:
+    def test_reports_no_records_after_an_explicit_read(self) -> None:
         numbers = Numbers(0)
         assert numbers.poll() is None
         numbers.lane.step()
         assert numbers.poll() == []
 
     @pytest.mark.parametrize(("kind", "kept"), [(hf.Unavailable, False), (hf.Damaged, True)])
-    def test_keeps_only_errors_that_may_not_come_again(self, kind: type[hf.HoldfastError], kept: bool) -> None:
+    def test_keeps_only_errors_that_may_not_recur(self, kind: type[hf.HoldfastError], kept: bool) -> None:
         numbers = Numbers(25)
         numbers.poll()
         numbers.lane.step()
@@ -104,7 +104,7 @@ class TestAReaderAhead:
         numbers.lane.step()
         assert numbers.poll() == list(range(10, 20))
 
-    def test_reads_again_what_the_source_no_longer_stands_by(self) -> None:
+    def test_rereads_a_batch_that_the_source_no_longer_confirms(self) -> None:
         numbers = Numbers(25)
         numbers.poll()
         numbers.lane.step()
@@ -114,7 +114,7 @@ class TestAReaderAhead:
         numbers.lane.step()
         assert (numbers.poll(), numbers.reads) == (list(range(10)), [0, 0])
 
-    def test_reads_no_further_ahead_than_there_is_room_for(self) -> None:
+    def test_reads_ahead_only_within_its_memory_limit(self) -> None:
         numbers = Numbers(25, bytes_max=ANY)
         assert numbers.ahead.reserve(ANY)
         numbers.poll()
@@ -127,7 +127,7 @@ class TestAReaderAhead:
         numbers.poll()
         assert numbers.lane.jobs and not numbers.ahead.reserve(ANY)
 
-    def test_gives_its_room_back_when_it_is_closed_and_takes_nothing_that_arrives_later(self) -> None:
+    def test_releases_its_memory_when_closed_and_ignores_later_batches(self) -> None:
         numbers = Numbers(25, bytes_max=ANY)
         numbers.poll()
         numbers.lane.step()
@@ -148,7 +148,7 @@ class TestAReaderAhead:
         assert found == list(range(100))
 
 
-class TestALog:
+class TestLogReaderAhead:
     @pytest.fixture
     def log(self, tmp_path: Path) -> LogWriter:
         create_log(LocalObjects(tmp_path), ROWS, partitions=1)
@@ -158,15 +158,13 @@ class TestALog:
             writer.append_tagged({0: rows}, WRITER, Tag(Timeline(1), Epoch(epoch)))
         return writer
 
-    def test_reads_inline_what_a_read_gives(self, log: LogWriter, tmp_path: Path) -> None:
+    def test_reads_inline_the_same_rows_as_a_read(self, log: LogWriter, tmp_path: Path) -> None:
         reader = hf.Log(tmp_path).source().open().reader(0, 0, inline())
         found = [reader.poll(ANY) for _ in range(3)]
         assert [read and read.following for read in found] == [1, 2, 2]
         assert found[2] is not None and found[2].batch is None
 
-    def test_passes_over_rows_that_were_taken_back_after_they_were_read_ahead(
-        self, log: LogWriter, tmp_path: Path
-    ) -> None:
+    def test_skips_rows_that_became_void_after_they_were_read_ahead(self, log: LogWriter, tmp_path: Path) -> None:
         lane, opened = SlowLane(), hf.Log(tmp_path).source().open()
         reader = opened.reader(0, 0, Ahead(lane))
         reader.poll(ANY)
@@ -174,13 +172,13 @@ class TestALog:
         first = reader.poll(ANY)
         lane.step()  # row 1 is read ahead
         log.take_back(TakeBack(Tag(Timeline(2), Epoch(1)), (WRITER,), lambda _: False))
-        opened.end_offsets()  # it learns of that, and has read no such row
+        opened.end_offsets()  # it detects that, and has read no such row
         assert first is not None and first.following == 1 and reader.poll(ANY) is None
         lane.step()
         again = reader.poll(ANY)
         assert again is not None and again.batch is None and again.following == 1
 
-    def test_that_takes_rows_back_which_were_taken_ends_the_reading(self, log: LogWriter, tmp_path: Path) -> None:
+    def test_stops_if_rows_that_were_already_used_became_void(self, log: LogWriter, tmp_path: Path) -> None:
         lane, opened = SlowLane(), hf.Log(tmp_path).source().open()
         reader = opened.reader(0, 0, Ahead(lane))
         for _ in range(2):
@@ -192,7 +190,7 @@ class TestALog:
         with pytest.raises(hf.Damaged, match="were taken back"):
             reader.poll(ANY)
 
-    def test_knows_the_identity_of_what_was_taken_although_more_was_read_ahead(
+    def test_has_the_identity_of_the_rows_used_and_not_of_those_read_ahead(
         self, log: LogWriter, tmp_path: Path
     ) -> None:
         lane, opened = SlowLane(), hf.Log(tmp_path).source().open()

@@ -1,4 +1,4 @@
-"""A whole job in one thread with real targets: logs, a DLQ and SQLite tables, crashes, lost replies, late zombies.
+"""A complete job in one thread with real targets: logs, a DLQ and SQLite tables, crashes, lost replies, late zombies.
 
 Every delivery that was ever attempted is repeated later, by a target of its own, as a process would that does not
 know that its job went on without it.
@@ -175,7 +175,7 @@ class Job:
         return outcomes
 
     def forget_deliveries(self) -> None:
-        """Lose what SQLite knows of deliveries, but for the tags of the rows."""
+        """Delete SQLite's records of deliveries, except the tags of the rows."""
         self.ask("DELETE FROM holdfast_progress")
         self.ask("DELETE FROM holdfast_undo")
 
@@ -212,13 +212,13 @@ class Job:
         assert self.ask("SELECT word, rows, total FROM some ORDER BY word") == even
 
 
-@pytest.fixture(params=[0, 2, 4])  # with 4, a row that is deleted comes back if nothing is left of it
+@pytest.fixture(params=[0, 2, 4])  # with 4, a deleted row reappears if no trace of it is left
 def job(request: pytest.FixtureRequest, tmp_path: Path) -> Job:
     return Job(tmp_path, request.param)
 
 
 class TestJobWithRealTargets:
-    def test_every_result_is_there_once_through_crashes_lost_replies_and_zombies(self, job: Job) -> None:
+    def test_every_result_occurs_once_under_crashes_lost_replies_and_zombies(self, job: Job) -> None:
         for turn in range(6):
             job.say(job.random.randrange(1, 30))
             job.cluster.pass_time(1.5)
@@ -233,7 +233,7 @@ class TestJobWithRealTargets:
         assert job.fenced > 0
         job.check()
 
-    def test_rows_with_tags_need_no_other_record_of_what_was_delivered(self, job: Job) -> None:
+    def test_rows_with_tags_need_no_separate_progress_record(self, job: Job) -> None:
         for _ in range(8):
             job.say(2)
             job.cluster.pass_time(2)
@@ -263,26 +263,26 @@ class TestStartOfAJob:
         for member in cluster.members.values():
             member.loop.close()
 
-    def test_a_missing_log_is_created_with_the_columns_of_the_stream(self, tmp_path: Path) -> None:
+    def test_a_missing_target_log_is_created_with_the_columns_of_the_stream(self, tmp_path: Path) -> None:
         self.start(tmp_path, "root")
         assert hf.Log(tmp_path / "copy").source().schema == schema_of(Said)
 
-    def test_a_job_that_goes_on_finds_its_own_rows(self, tmp_path: Path) -> None:
+    def test_a_resumed_job_accepts_its_own_rows(self, tmp_path: Path) -> None:
         self.run_one_epoch(self.start(tmp_path, "root"))
         assert self.start(tmp_path, "root").job is not None
 
-    def test_a_job_that_was_deleted_and_made_again_is_refused(self, tmp_path: Path) -> None:
+    def test_a_job_that_was_deleted_and_recreated_is_refused(self, tmp_path: Path) -> None:
         self.run_one_epoch(self.start(tmp_path, "root"))
         with pytest.raises(hf.ConfigError, match="holds output of a sink 'copy' of another job"):
             self.start(tmp_path, "another root")
 
-    def test_a_stream_that_replaces_rows_is_refused_where_it_is_written(self, tmp_path: Path) -> None:
+    def test_an_upsert_stream_is_refused_at_its_line(self, tmp_path: Path) -> None:
         app = hf.App("words")
         totals = app.source("rows", hf.Generator(Said, one)).key_by("word").agg("totals", rows=hf.count())
         with pytest.raises(hf.ConfigError, match="but a log keeps every row"):
             totals.sink("copy", hf.Log(tmp_path / "copy", key=["word"]))
 
-    def test_the_test_driver_puts_a_table_in_its_place(self, tmp_path: Path) -> None:
+    def test_the_test_driver_replaces_the_log_by_a_table(self, tmp_path: Path) -> None:
         app = hf.App("words")
         app.source("rows", hf.Generator(Said, one)).sink("copy", hf.Log(tmp_path / "copy"))
         with hf.testing.TestDriver(app) as t:

@@ -73,7 +73,7 @@ def job(tmp_path: Path) -> Rewound:
     return Rewound(tmp_path)
 
 
-class TestLettersThatWereTakenBack:
+class TestVoidDeadLetters:
     @pytest.fixture
     def job(self, tmp_path: Path) -> Rewound:
         """Letters of 0 to 2 count, those of 3 to 5 do not."""
@@ -89,7 +89,7 @@ class TestLettersThatWereTakenBack:
         assert job.redrive().apply().records == 3
         assert job.appended() == Counter([0, 1, 2])
 
-    def test_with_others_behind_them_are_passed_over(self, job: Rewound) -> None:
+    def test_before_others_are_skipped(self, job: Rewound) -> None:
         job.fail(10, [6, 7])
         assert job.listed() == [(0, 0), (1, 1), (2, 2), (6, 6), (7, 7)]
         assert job.listed(limit=3) == [(2, 2), (6, 6), (7, 7)]
@@ -97,7 +97,7 @@ class TestLettersThatWereTakenBack:
         job.redrive().apply()
         assert job.appended() == Counter([0, 1, 2, 6, 7])
 
-    def test_by_two_rewinds_one_after_the_other_are_passed_over(self, job: Rewound) -> None:
+    def test_of_two_successive_rewinds_are_skipped(self, job: Rewound) -> None:
         job.fail(10, [3, 4])
         job.redrive().apply()
         job.rewind(1)
@@ -107,7 +107,7 @@ class TestLettersThatWereTakenBack:
         assert job.appended() == Counter([0, 1, 2, 3, 4, 6])
 
 
-class TestRecordsThatWereRedrivenBeforeTheRewind:
+class TestRecordsRedrivenBeforeTheRewind:
     def test_are_not_appended_again_when_they_fail_again(self, job: Rewound) -> None:
         job.fail(1, [0])
         job.fail(2, [1, 2])
@@ -120,7 +120,7 @@ class TestRecordsThatWereRedrivenBeforeTheRewind:
         assert job.appended() == Counter(range(5))
         assert job.redrive().plan().waiting == 0
 
-    def test_nor_when_their_new_letters_are_in_a_partition_that_comes_first(self, job: Rewound) -> None:
+    def test_are_not_appended_again_if_their_new_letters_are_in_an_earlier_partition(self, job: Rewound) -> None:
         job.fail(1, [0])
         job.fail(2, [1, 2], to=1)
         job.redrive().apply()
@@ -129,8 +129,8 @@ class TestRecordsThatWereRedrivenBeforeTheRewind:
         job.redrive().apply()
         assert job.appended() == Counter(range(4))
 
-    def test_nor_by_a_redrive_that_began_before_the_rewind(self, job: Rewound, tmp_path: Path) -> None:
-        """It still sees the letters that were taken back; the other one, which comes first, sees the new ones."""
+    def test_are_not_appended_again_by_a_redrive_begun_before_the_rewind(self, job: Rewound, tmp_path: Path) -> None:
+        """It still sees the void letters; the other redrive, which commits first, sees the new ones."""
         job.fail(1, [0])
         job.fail(2, [1, 2], to=1)
         job.redrive().apply()
@@ -151,8 +151,8 @@ class TestRecordsThatWereRedrivenBeforeTheRewind:
         assert job.appended() == Counter([0, 1, 2, 5])
 
 
-class TestRecordsThatTheirOwnLogTookBack:
-    def test_are_refused_with_the_reason_and_those_behind_them_are_found(self, job: Rewound) -> None:
+class TestRecordsThatBecameVoidInTheirLog:
+    def test_are_refused_with_the_reason_and_later_records_are_found(self, job: Rewound) -> None:
         log, writer = LogWriter(job.source), "up/out/0"
         log.append_tagged({0: lines(10)}, writer, Tag(Timeline(1), Epoch(1)))
         log.append_tagged({0: lines(11, 12, 13)}, writer, Tag(Timeline(1), Epoch(2)))

@@ -1,4 +1,4 @@
-"""Requests: handed out once, answered, removed after an hour, and none lost to a store that is away."""
+"""Requests: returned once, answered, removed after an hour, and none lost to an unreachable store."""
 
 from __future__ import annotations
 
@@ -78,21 +78,21 @@ class Interrupting(MemoryObjects):
 
 
 class TestInbox:
-    def test_a_request_is_handed_out_once(self) -> None:
+    def test_a_request_is_returned_once(self) -> None:
         store = MemoryObjects()
         inbox, name = Inbox(store), ask(store, "savepoint", {"name": "v1"}, 3)
         (request,) = inbox.poll()
         assert (request.id, request.kind, request.args, request.generation) == (name, "savepoint", {"name": "v1"}, 3)
         assert inbox.poll() == []
 
-    def test_one_that_was_answered_is_not_handed_out_to_the_next_driver(self) -> None:
+    def test_an_answered_request_is_not_returned_to_the_next_driver(self) -> None:
         store = MemoryObjects()
         name, inbox = ask(store, "stop", {}, 1), Inbox(store)
         inbox.answer(inbox.poll()[0], {"accepted": True})
         assert answer_to(store, name) == {"accepted": True}
         assert Inbox(store).poll() == []
 
-    def test_one_that_was_changed_since_it_was_written_is_refused(self) -> None:
+    def test_a_request_that_was_changed_after_it_was_written_is_refused(self) -> None:
         store = MemoryObjects()
         name, inbox = ask(store, "rewind", {"epoch": 12}, 1), Inbox(store)
         path = f"{FOLDER}/{name}.json"
@@ -101,7 +101,7 @@ class TestInbox:
         reply = answer_to(store, name)
         assert reply is not None and not reply["accepted"]
 
-    def test_an_answer_that_was_changed_since_it_was_written_is_not_believed(self) -> None:
+    def test_an_answer_that_was_changed_after_it_was_written_is_ignored(self) -> None:
         store = MemoryObjects()
         name, inbox = ask(store, "stop", {}, 1), Inbox(store)
         inbox.answer(inbox.poll()[0], {"accepted": True})
@@ -110,7 +110,7 @@ class TestInbox:
         with pytest.raises(Damaged, match="was changed after it was written"):
             answer_to(store, name)
 
-    def test_one_that_was_put_back_comes_again(self) -> None:
+    def test_a_request_that_was_put_back_is_returned_again(self) -> None:
         store = MemoryObjects()
         ask(store, "stop", {}, 1)
         inbox = Inbox(store)
@@ -118,7 +118,7 @@ class TestInbox:
         inbox.put_back(request)
         assert inbox.poll() == [request]
 
-    def test_one_that_is_put_back_while_it_is_removed_is_removed(self) -> None:
+    def test_a_request_put_back_during_its_removal_is_removed(self) -> None:
         """Polls and the driver's loop are two threads."""
         store = Interrupting()
         made(store, "late", 0)
@@ -129,7 +129,7 @@ class TestInbox:
         assert inbox.poll() == []
         assert store.list(FOLDER) == []
 
-    def test_a_store_that_is_away_loses_no_request(self) -> None:
+    def test_an_unreachable_store_loses_no_request(self) -> None:
         store = Flaky()
         names = {ask(store, "stop", {}, 1), ask(store, "stop", {}, 1)}
         inbox = Inbox(store)
@@ -148,7 +148,7 @@ class TestInbox:
         assert answer_to(store, name) == {"accepted": True}
 
     @pytest.mark.parametrize("data", [b"{", b"[]", b"7", b'{"kind":"stop"}', b'{"kind":1,"generation":1}'])
-    def test_what_cannot_be_read_is_answered_and_not_handed_out(self, data: bytes) -> None:
+    def test_an_invalid_request_is_answered_and_not_returned(self, data: bytes) -> None:
         store = MemoryObjects()
         store.put(f"{FOLDER}/odd.json", data)
         assert Inbox(store).poll() == []
@@ -164,19 +164,19 @@ class TestInbox:
         Inbox(store).poll()
         assert store.list(FOLDER) == [f"{FOLDER}/new.json", f"{FOLDER}/new.reply.json"]
 
-    def test_one_that_is_older_when_it_is_found_is_not_carried_out(self) -> None:
+    def test_a_request_older_than_an_hour_is_not_carried_out(self) -> None:
         store = MemoryObjects()
         made(store, "old", KEPT_US + 60_000_000)
         assert Inbox(store).poll() == []
         assert store.list(FOLDER) == []
 
-    def test_an_answer_whose_request_is_gone_is_removed(self) -> None:
+    def test_an_answer_without_its_request_is_removed(self) -> None:
         store = MemoryObjects()
         store.put(f"{FOLDER}/gone.reply.json", b"{}")
         Inbox(store).poll()
         assert store.list(FOLDER) == []
 
-    def test_nothing_is_kept_of_one_that_was_removed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_nothing_is_kept_of_a_removed_request(self, monkeypatch: pytest.MonkeyPatch) -> None:
         store = MemoryObjects()
         inbox = Inbox(store)
         ask(store, "stop", {}, 1)
@@ -187,7 +187,7 @@ class TestInbox:
         assert inbox.poll() == [] and store.list("") == []
         assert (inbox._made_at, inbox._accepted, inbox._owed) == ({}, {}, {})
 
-    def test_one_that_is_withdrawn_while_it_is_read_is_none(self) -> None:
+    def test_a_request_withdrawn_while_it_is_read_is_ignored(self) -> None:
         class Withdrawing(MemoryObjects):
             def get(self, path: str) -> bytes:
                 self.delete(path)
@@ -199,9 +199,9 @@ class TestInbox:
 
 
 class TestEndOfARun:
-    """What was accepted and is not carried out is answered again, as refused."""
+    """Requests that were accepted and not carried out are answered again, as refused."""
 
-    def test_only_what_was_accepted_and_left_undone_is_refused(self) -> None:
+    def test_only_requests_accepted_and_not_carried_out_are_refused(self) -> None:
         store = MemoryObjects()
         asked = {kind: ask(store, kind, {}, 1) for kind in ("savepoint", "stop", "rewind")}
         inbox = Inbox(store)
@@ -216,7 +216,7 @@ class TestEndOfARun:
             "rewind": {"accepted": False, "generation": 1, "reason": "there is no checkpoint of epoch 1"},
         }
 
-    def test_one_that_is_older_than_an_hour_is_not_answered_again(self) -> None:
+    def test_a_request_older_than_an_hour_is_not_answered_again(self) -> None:
         store = MemoryObjects()
         made(store, "old", KEPT_US + 1)
         inbox = Inbox(store)
@@ -227,7 +227,7 @@ class TestEndOfARun:
         assert store.list(FOLDER) == []
 
     @pytest.mark.parametrize("place", range(3))
-    def test_an_answer_that_cannot_be_written_keeps_no_other_request_from_being_refused(self, place: int) -> None:
+    def test_an_answer_that_cannot_be_written_does_not_block_other_refusals(self, place: int) -> None:
         store = Refusing("")
         for name in "abc":
             made(store, name, 0)
@@ -240,8 +240,8 @@ class TestEndOfARun:
         assert [reply is not None and reply["accepted"] for reply in replies] == [False, False]
 
 
-class TestOneThatCannotBeRead:
-    """The driver hears all others."""
+class TestUnreadableRequest:
+    """The driver receives all other requests."""
 
     FIRST = f"{FOLDER}/0.json"
 
@@ -251,12 +251,12 @@ class TestOneThatCannotBeRead:
         store.refused = self.FIRST
         return store
 
-    def test_does_not_keep_later_ones_from_being_heard(self) -> None:
+    def test_does_not_block_later_requests(self) -> None:
         store = self.store()
         inbox, name = Inbox(store), ask(store, "stop", {}, 1)
         assert [request.id for request in inbox.poll()] == [name]
 
-    def test_is_heard_once_it_can_be_read(self) -> None:
+    def test_is_returned_once_it_can_be_read(self) -> None:
         store = self.store()
         inbox = Inbox(store)
         assert inbox.poll() == []
@@ -264,7 +264,7 @@ class TestOneThatCannotBeRead:
         assert [request.id for request in inbox.poll()] == ["0"]
         assert inbox.poll() == [] and inbox.unreadable == {}
 
-    def test_is_named_when_it_stays_so(self) -> None:
+    def test_is_named_if_it_stays_unreadable(self) -> None:
         inbox = Inbox(self.store())
         for _ in range(UNREADABLE_AFTER - 1):
             inbox.poll()
@@ -272,7 +272,7 @@ class TestOneThatCannotBeRead:
         inbox.poll()
         assert inbox.unreadable == {self.FIRST: f"reading {self.FIRST} failed: Permission denied"}
 
-    def test_whose_answer_cannot_be_written_does_not_silence_the_driver_either(self) -> None:
+    def test_whose_answer_cannot_be_written_does_not_block_other_requests(self) -> None:
         store = Refusing(f"{FOLDER}/0.reply.json")
         store.put(self.FIRST, b"{")
         inbox, name = Inbox(store), ask(store, "stop", {}, 1)
@@ -280,14 +280,14 @@ class TestOneThatCannotBeRead:
         later = ask(store, "stop", {}, 1)
         assert [request.id for request in inbox.poll()] == [later]
 
-    def test_that_is_old_and_cannot_be_removed_does_not_silence_the_driver_either(self) -> None:
+    def test_that_is_old_and_cannot_be_removed_does_not_block_other_requests(self) -> None:
         store = Refusing(f"{FOLDER}/0.reply.json")
         made(store, "0", KEPT_US + 60_000_000)
         inbox, name = Inbox(store), ask(store, "stop", {}, 1)
         assert [request.id for request in inbox.poll()] == [name]
 
     @pytest.mark.parametrize("data", [b"[" * 100_000, b'{"kind":"stop","args":' + b'{"a":' * 100_000, b"\xff\xfe"])
-    def test_nested_beyond_what_can_be_parsed_it_is_answered(self, data: bytes) -> None:
+    def test_nested_too_deeply_to_be_parsed_is_answered(self, data: bytes) -> None:
         store = MemoryObjects()
         store.put(self.FIRST, data)
         inbox, name = Inbox(store), ask(store, "stop", {}, 1)
@@ -296,7 +296,7 @@ class TestOneThatCannotBeRead:
         assert reply is not None and not reply["accepted"]
 
     @pytest.mark.parametrize("name", ["0/0", ".tmp-0/0", "a b", "\udcff", "0.json.json", "." * 3])
-    def test_with_a_name_that_no_command_gives_it_is_left_alone(self, name: str) -> None:
+    def test_with_a_foreign_name_is_ignored(self, name: str) -> None:
         class Odd(MemoryObjects):
             def list(self, prefix: str) -> list[str]:
                 return sorted([*super().list(prefix), f"{FOLDER}/{name}.json"])
@@ -305,7 +305,7 @@ class TestOneThatCannotBeRead:
         inbox, asked = Inbox(store), ask(store, "stop", {}, 1)
         assert [request.id for request in inbox.poll()] == [asked]
 
-    def test_a_link_that_leads_to_itself_is_one(self, tmp_path: Path) -> None:
+    def test_includes_a_link_to_itself(self, tmp_path: Path) -> None:
         store = LocalObjects(tmp_path)
         (tmp_path / FOLDER).mkdir()
         (tmp_path / self.FIRST).symlink_to(tmp_path / self.FIRST)

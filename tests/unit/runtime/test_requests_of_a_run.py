@@ -1,4 +1,4 @@
-"""Which requests a run looks at, played with its inbox, its lanes and the driver's loop."""
+"""The requests that a run handles, played with its inbox, its lanes and the driver's loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def hot() -> hf.App:
 
 
 class Played:
-    """A job that runs and has a checkpoint, and what a run does with its requests."""
+    """A running job with a checkpoint, and the handling of its requests."""
 
     def __init__(self, driver: TestDriver) -> None:
         self.driver, self.store, self._lanes = driver, MemoryObjects(), InlineLanes()
@@ -49,8 +49,8 @@ class Played:
             waiting[0].step()
 
 
-class TestARequestToRewind:
-    def test_that_names_a_sink_which_the_job_lacks_is_refused(self) -> None:
+class TestRewindRequest:
+    def test_that_names_an_unknown_sink_is_refused(self) -> None:
         with TestDriver(hot()) as t:
             played = Played(t)
             name = played.rewind(played.generation, "new:impossible")
@@ -58,7 +58,7 @@ class TestARequestToRewind:
             reply = answer_to(played.store, name)
             assert reply is not None and "no sink 'new'" in reply["reason"]
 
-    def test_that_is_for_a_newer_run_is_left_to_it_whatever_this_one_lacks(self) -> None:
+    def test_for_a_newer_run_is_left_to_it_even_if_its_sink_is_unknown_here(self) -> None:
         """Another process may have taken the job over with other code; this one does not know it yet."""
         with TestDriver(hot()) as t:
             played = Played(t)

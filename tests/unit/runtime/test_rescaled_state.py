@@ -1,4 +1,4 @@
-"""State that was rescaled: a segment counts for the key groups that its handle says, whatever else it holds.
+"""State that was rescaled: a segment counts for the key groups in its handle, whatever else it contains.
 
 A base has no tombstones. So a segment from before a rescale still holds keys that one of the new owners deleted, and
 whose tombstones its base merge dropped: read beyond its span, it brings them back.
@@ -47,7 +47,7 @@ Rows = dict[int, int]
 
 
 class Life:
-    """One job's state as its manifests name it, and what it must be."""
+    """One job's state as its manifests name it, and the expected rows."""
 
     def __init__(self) -> None:
         self.objects, self.rows = MemoryObjects(), Rows()
@@ -111,7 +111,7 @@ class Life:
         return Deploy(JOB, Generation(2), *given, Active(Subtask(0)), (), handle, (), (), ())
 
     def restored(self) -> Rows:
-        """Restore every subtask from what is stored; return all rows."""
+        """Restore every subtask from storage; return all rows."""
         found: Rows = {}
         for handle in self.handles:
             store = StateStore(
@@ -136,7 +136,7 @@ def of_half(half: int) -> list[int]:
 
 @pytest.fixture
 def life() -> Life:
-    """Written by one subtask; then by two, of which the first has merged what it deleted into a base."""
+    """Written by one subtask; then by two, the first of which has merged its deletes into a base."""
     life = Life()
     life.write(s0={key: key for key in KEYS})
     life.rescale(2)
@@ -146,22 +146,22 @@ def life() -> Life:
     return life
 
 
-class TestKeysThatWereDeleted:
-    def test_do_not_return_after_two_rescales_around_a_base_merge(self, life: Life) -> None:
+class TestDeletedKeys:
+    def test_do_not_reappear_after_two_rescales_around_a_base_merge(self, life: Life) -> None:
         spans = {piece.key_groups for piece in pieces(life.handles[0])}
         assert spans == {(0, GROUPS // 2), (GROUPS // 2, GROUPS)}, "no segment was restricted: nothing is tested"
         assert life.restored() == life.rows
 
-    def test_do_not_return_with_a_merge_of_restricted_segments(self, life: Life) -> None:
+    def test_do_not_reappear_with_a_merge_of_restricted_segments(self, life: Life) -> None:
         life.merge(0)
         assert life.restored() == life.rows
 
-    def test_do_not_return_to_any_owner_of_a_part(self, life: Life) -> None:
+    def test_do_not_reappear_at_any_owner_of_a_part(self, life: Life) -> None:
         for parallelism in (3, 2, 4, 1):
             life.rescale(parallelism)
             assert life.restored() == life.rows
 
-    def test_do_not_return_where_the_second_rescale_joins_other_parts(self, life: Life) -> None:
+    def test_do_not_reappear_if_the_second_rescale_joins_other_parts(self, life: Life) -> None:
         life.rescale(4)
         life.merge(1)
         life.write(s0={key: None for key in KEYS if GROUP_OF[key] < 2})

@@ -1,4 +1,4 @@
-"""How long a job that cannot run goes on trying when nobody has set anything."""
+"""How long a job that cannot run keeps retrying with the default settings."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def rules() -> master.Rules:
 
 
 def ended(run: Run) -> str | None:
-    """Return the cause that the run ended with, None while it goes on."""
+    """Return the cause that ended the run, None while it continues."""
     ends = [effect for effect in run.effects if isinstance(effect, End)]
     return None if not ends else getattr(ends[0].error, "what", "")
 
 
 def fail_every_launch(run: Run, attempt_s: float, until_s: float) -> float:
-    """Let every worker that is started end after so long; return how long the run went on."""
+    """Let every started worker end after this time; return how long the run lasted."""
     began, number, due = run.now, 0, 0.0
     while ended(run) is None and run.now - began < until_s:
         run.pass_time(0.1)
@@ -50,14 +50,14 @@ def fail_every_launch(run: Run, attempt_s: float, until_s: float) -> float:
 
 
 class TestByDefault:
-    def test_a_job_whose_every_attempt_fails_at_once_goes_on_for_minutes_and_ends_with_the_first_cause(self) -> None:
+    def test_a_job_that_always_fails_immediately_ends_after_minutes_with_its_cause(self) -> None:
         run = opened(replace(rules(), key_ranges=((0, 128),)))
         took = fail_every_launch(run, 0.0, 60 * MINUTE)
         assert took == pytest.approx(333, abs=5)
         assert ended(run) == "a worker could not be started: attempt 1"
 
     @pytest.mark.parametrize(("noticed_after_s", "seconds"), [(0.0, 336), (5.0, 368)])
-    def test_streams_that_are_cut_again_and_again_are_mended_for_minutes(
+    def test_streams_that_are_cut_repeatedly_are_restored_for_minutes(
         self, noticed_after_s: float, seconds: int
     ) -> None:
         run = running(rules())
@@ -73,7 +73,7 @@ class TestByDefault:
         assert run.now - began == pytest.approx(seconds, abs=12)
         assert ended(run) == "a data channel broke between live workers"
 
-    def test_attempts_that_each_take_longer_than_seven_seconds_are_made_without_end(self) -> None:
+    def test_attempts_longer_than_seven_seconds_each_are_repeated_without_limit(self) -> None:
         run = opened(replace(rules(), key_ranges=((0, 128),)))
         fail_every_launch(run, 7.0, 20 * MINUTE)
         assert ended(run) is None
@@ -90,7 +90,7 @@ def many(workers: int) -> tuple[Run, list[WorkerId]]:
 
 
 class TestSeveralWorkersLostTogether:
-    def test_all_are_replaced_at_once(self) -> None:
+    def test_all_are_replaced_together(self) -> None:
         run, workers = many(8)
         before = run.state.launches
         for worker in workers:
@@ -98,14 +98,14 @@ class TestSeveralWorkersLostTogether:
         run.pass_time(0.1)
         assert run.state.launches == before + 8
 
-    def test_it_is_one_failure_however_many_they_are(self) -> None:
+    def test_any_number_of_workers_lost_together_is_one_failure(self) -> None:
         run, workers = many(60)
         for worker in workers:
             run.lose(worker)
         assert ended(run) is None
         assert len(run.state.failures) == 1
 
-    def test_those_noticed_while_the_next_generation_gathers_belong_to_it(self) -> None:
+    def test_losses_noticed_while_the_next_generation_gathers_are_the_same_failure(self) -> None:
         run, (a, b, *_) = many(3)
         run.lose(a)
         run.pass_time(0.1)
@@ -120,7 +120,7 @@ class TestSeveralWorkersLostTogether:
         run.end_launch(run.state.launches)
         assert len(run.state.failures) == 2
 
-    def test_a_loss_after_all_ran_again_is_another_failure(self) -> None:
+    def test_a_loss_after_every_subtask_was_ready_again_is_another_failure(self) -> None:
         run, (a, b, c) = many(3)
         run.lose(a)
         run.pass_time(0.1)
@@ -138,8 +138,8 @@ class TestSeveralWorkersLostTogether:
         assert len(run.state.failures) == 1
 
 
-class TestAnEpochThatCompletes:
-    def test_ends_the_growing_of_the_waits(self) -> None:
+class TestCompletedEpoch:
+    def test_resets_the_growing_waits(self) -> None:
         """The next failure is answered immediately, as the first one was."""
         run = running(replace(rules(), restart_failures_max=100))
         for _ in range(4):

@@ -1,4 +1,4 @@
-"""Sinks whose results lie in the job's folder: where they are, who may use them, and what is printed."""
+"""Sinks whose results are in the job's folder: their paths, permitted uses, and printed output."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def finished(plan: Plan) -> None:
         member.loop.close()
 
 
-class TestPlaces:
-    def test_are_below_the_jobs_own_folder(self, tmp_path: Path) -> None:
+class TestFoldersOfResults:
+    def test_are_below_the_folder_of_the_job(self, tmp_path: Path) -> None:
         plan = with_places(app_with(hf.Collect(), hf.Console()).plan(), str(tmp_path))
         places = [getattr(spec.sink, "path", None) for spec in plan.sinks]
         assert places == [str(tmp_path / "sales/results/out-0/rows.db"), str(tmp_path / "sales/results/out-1")]
 
-    def test_other_sinks_stay_as_they_are(self, tmp_path: Path) -> None:
+    def test_other_sinks_are_not_changed(self, tmp_path: Path) -> None:
         plan = app_with(hf.SQLite(tmp_path / "out.db", table="totals", key=["shop"])).plan()
         assert with_places(plan, str(tmp_path)).sinks == plan.sinks
 
@@ -63,12 +63,12 @@ class TestPlaces:
         with pytest.raises(hf.ConfigError, match="the root is s3://bucket"):
             with_places(app_with(sink()).plan(), "s3://bucket/streams")
 
-    def test_one_object_for_two_sinks_is_refused(self, tmp_path: Path) -> None:
+    def test_the_same_object_for_two_sinks_is_refused(self, tmp_path: Path) -> None:
         both = hf.Collect()
         with pytest.raises(hf.ConfigError, match="shares"):
             with_places(app_with(both, both).plan(), str(tmp_path))
 
-    def test_a_run_prepares_them(self, tmp_path: Path) -> None:
+    def test_a_run_prepares_the_folders(self, tmp_path: Path) -> None:
         app = app_with(hf.Collect(), hf.Console())
         prepare(app.plan(), resolve(app, {"root": str(tmp_path)}, {}))
         assert (tmp_path / "sales/results/out-0/rows.db").is_file()
@@ -76,7 +76,7 @@ class TestPlaces:
 
 
 class TestCollect:
-    def test_shows_what_a_job_delivered(self, tmp_path: Path) -> None:
+    def test_shows_the_rows_that_a_job_delivered(self, tmp_path: Path) -> None:
         rows = hf.Collect()
         app = app_with(rows)
         prepared = prepare(app.plan(), resolve(app, {"root": str(tmp_path)}, {}))
@@ -85,14 +85,14 @@ class TestCollect:
         finished(prepared.plan)
         assert rows.frame().rows() == [("north", 50), ("south", 50)]
 
-    def test_is_refused_where_no_program_goes_on_after_the_run(self) -> None:
+    def test_is_refused_if_no_program_continues_after_the_run(self) -> None:
         with pytest.raises(hf.ConfigError, match="app.run") as refusal:
             refuse_collect(app_with(hf.Collect()).plan())
         assert refusal.value.not_done == "the job was not started"
 
 
 class TestConsole:
-    def test_prints_every_row_behind_the_name_of_its_sink(self, tmp_path: Path) -> None:
+    def test_prints_every_row_after_the_name_of_its_sink(self, tmp_path: Path) -> None:
         app = app_with(hf.Console())
         prepared = prepare(app.plan(), resolve(app, {"root": str(tmp_path)}, {}))
         finished(prepared.plan)
@@ -109,7 +109,7 @@ class TestConsole:
         printer.poll()
         assert printed == []
 
-    def test_a_test_driver_takes_its_place(self) -> None:
+    def test_a_test_driver_replaces_it(self) -> None:
         with hf.testing.TestDriver(app_with(hf.Console(), hf.Collect())) as t:
             t.push("sales", [Sale("north", 1)])
             t.checkpoint()

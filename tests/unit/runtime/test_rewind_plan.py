@@ -55,7 +55,7 @@ class TestTarget:
             target_of(NOWHERE, longer, Wanted(at_us=40))
         assert "the nearest epochs it can be rewound to: 7; " in refused.value.next_step
 
-    def test_an_unknown_savepoint_is_refused_with_those_that_are_known(self) -> None:
+    def test_an_unknown_savepoint_is_refused_with_the_known_ones(self) -> None:
         with pytest.raises(ConfigError) as refused:
             target_of(NOWHERE, JOB, Wanted(savepoint="old"))
         assert "kept, newer; " in refused.value.next_step
@@ -63,7 +63,7 @@ class TestTarget:
             target_of(NOWHERE, replace(JOB, savepoints=()), Wanted(savepoint="old"))
         assert "it has none; " in refused.value.next_step
 
-    def test_an_unknown_one_is_refused_with_its_neighbours(self) -> None:
+    def test_an_unknown_epoch_is_refused_with_its_neighbours(self) -> None:
         with pytest.raises(ConfigError) as refused:
             target_of(NOWHERE, JOB, Wanted(epoch=8))
         assert "the nearest epochs it can be rewound to: 7 and 9" in str(refused.value)
@@ -76,7 +76,7 @@ class TestTarget:
 
 
 class TestPlanId:
-    def test_changes_with_the_run_and_with_what_is_asked_and_accepted(self) -> None:
+    def test_changes_with_the_run_the_request_and_the_accepted_verdicts(self) -> None:
         ids = {
             plan_id(JOB, completed(7), [], stop=False),
             plan_id(JOB, completed(7), [], stop=True),
@@ -95,7 +95,7 @@ class TestPlanId:
 
 
 class TestState:
-    def test_is_named_as_the_user_names_it_without_the_clocks_of_windows(self) -> None:
+    def test_is_listed_by_operator_names_without_the_clocks_of_windows(self) -> None:
         operators = tuple(OperatorState(name, number, {}) for number, name in enumerate(("hours", "hours.clock"), 1))
         here = Manifest(JobUuid("j"), Generation(1), Timeline(1), Epoch(7), Epoch(3), 1, 128, (), (), (), (), operators)
         assert state_of(here) == [{"operator": "hours", "action": "restore", "bytes": 0}]
@@ -107,21 +107,21 @@ class TestCheck:
         sinks = [{"name": "out", "verdict": verdict, "reason": "so"}]
         return {"job": "hot", "sources": [source], "sinks": sinks, "accept": []}
 
-    def test_records_that_are_gone_cannot_be_read_again(self) -> None:
+    def test_records_that_no_longer_exist_cannot_be_reread(self) -> None:
         with pytest.raises(ConfigError, match="from offset 5 on no longer exist"):
             check(self.plan(False, "overwrite"), ())
 
-    def test_output_that_stays_is_refused_where_nothing_can_be_accepted(self) -> None:
+    def test_irreversible_output_is_refused_if_nothing_can_be_accepted(self) -> None:
         with pytest.raises(ConfigError, match="'out' cannot take its output back: so"):
             check(self.plan(True, "impossible"), ["out:impossible"])
 
-    def test_output_that_stays_passes_if_just_that_is_accepted(self) -> None:
+    def test_irreversible_output_passes_if_exactly_that_verdict_is_accepted(self) -> None:
         plan = self.plan(True, "impossible") | {"accept": ["out:impossible"]}
         check(plan, ["out:impossible"])
         for given in ([], ["other:impossible"]):
             with pytest.raises(ConfigError, match="or accept it: --accept out:impossible"):
                 check(plan, given)
 
-    def test_what_is_unknown_or_can_be_undone_passes(self) -> None:
+    def test_unknown_and_reversible_output_passes(self) -> None:
         for available, verdict in ((None, None), (True, "overwrite"), (True, "truncate")):
             check(self.plan(available, verdict), ())

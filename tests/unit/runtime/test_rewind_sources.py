@@ -21,7 +21,7 @@ SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.
 
 @pytest.fixture
 def sources(tmp_path: Path) -> list[SourceSpec]:
-    """A log of one partition that is whole from offset 2 on."""
+    """A log of one partition that is complete from offset 2 on."""
     create_log(LocalObjects(tmp_path), SCHEMA, 1, ["k"])
     LogWriter(LocalObjects(tmp_path)).append({0: pa.table({"k": [1, 2, 1, 2], "v": [1] * 4}, SCHEMA)})
     Compactor(LocalObjects(tmp_path), pause=lambda _: None).compact(Wishes(0, 10**15))
@@ -35,25 +35,25 @@ def at(*offsets: int | None) -> Manifest:
 
 
 class TestSourceRows:
-    def test_say_how_far_back_each_partition_goes(self, sources: list[SourceSpec]) -> None:
+    def test_contain_the_distance_of_each_partition(self, sources: list[SourceSpec]) -> None:
         assert source_rows(at(2), at(4), sources) == [
             {"name": "log", "partition": 0, "from_offset": 4, "to_offset": 2, "records": 2, "available": True}
         ]
 
     @pytest.mark.parametrize(("back", "available"), [(-1, False), (0, False), (1, False), (2, True), (4, True)])
-    def test_say_whether_the_records_are_there(self, sources: list[SourceSpec], back: int, available: bool) -> None:
+    def test_contain_whether_the_records_exist(self, sources: list[SourceSpec], back: int, available: bool) -> None:
         (row,) = source_rows(at(back), at(4), sources)
         assert row["available"] is available
         assert (first_missing([row]) is None) == available
 
-    def test_of_a_position_that_is_not_known_name_none_and_the_reason_names_the_first_record(
+    def test_of_an_unknown_position_have_no_offset_and_require_the_first_record(
         self, sources: list[SourceSpec]
     ) -> None:
         (row,) = source_rows(at(-1), at(4), sources)
         assert (row["to_offset"], row["records"]) == (None, None)
         assert first_missing([row]) == "source 'log', partition 0: some of its records from offset 0 on no longer exist"
 
-    def test_have_partitions_that_only_one_of_the_checkpoints_knows(self, sources: list[SourceSpec]) -> None:
+    def test_include_partitions_that_only_one_checkpoint_contains(self, sources: list[SourceSpec]) -> None:
         (row,) = source_rows(at(0), at(None), sources)
         assert (row["from_offset"], row["records"], row["available"]) == (None, None, False)
         (row,) = source_rows(at(None), at(4), sources)
@@ -61,7 +61,7 @@ class TestSourceRows:
         (row,) = source_rows(at(None), at(4), [])
         assert (row["from_offset"], row["to_offset"], row["records"], row["available"]) == (4, None, None, None)
 
-    def test_read_a_partition_that_was_added_since_from_its_first_record(self, tmp_path: Path) -> None:
+    def test_of_a_partition_added_since_start_at_its_first_record(self, tmp_path: Path) -> None:
         create_log(LocalObjects(tmp_path), SCHEMA, 1)
         writer = LogWriter(LocalObjects(tmp_path))
         writer.widen(2)
@@ -70,9 +70,9 @@ class TestSourceRows:
         wanted = {"name": "log", "partition": 1, "from_offset": 3, "to_offset": 0, "records": 3, "available": True}
         assert row == wanted
 
-    def test_of_sources_that_cannot_be_asked_say_unknown_which_stands_in_no_way(self) -> None:
+    def test_of_unreachable_sources_are_unknown_and_do_not_block(self) -> None:
         rows = source_rows(at(0), at(4), [])
         assert rows[0]["available"] is None and first_missing(rows) is None
 
-    def test_of_what_is_not_read_again_ask_for_nothing(self, sources: list[SourceSpec]) -> None:
+    def test_without_records_to_reread_require_nothing(self, sources: list[SourceSpec]) -> None:
         assert first_missing(source_rows(at(1), at(1), sources)) is None

@@ -49,7 +49,7 @@ class TestRewind:
             assert totals(t) == {1: (2, 11), 2: (1, 20), 3: (1, 30)}
             assert sorted(row["price"] for row in t.rows("all")) == [1, 10, 20, 30]
 
-    def test_targets_show_the_base_before_anything_is_processed_again(self) -> None:
+    def test_targets_are_at_the_base_before_anything_is_processed_again(self) -> None:
         with TestDriver(counted()) as t:
             t.push("bids", [bid(1, 10)])
             base = t.checkpoint()
@@ -59,7 +59,7 @@ class TestRewind:
             assert totals(t) == {1: (1, 10)}
             assert [row["price"] for row in t.rows("all")] == [10]
 
-    def test_survivors_that_went_past_the_base_restore_it(self) -> None:
+    def test_survivors_beyond_the_base_restore_it(self) -> None:
         with TestDriver(counted()) as t:
             t.push("bids", [bid(i, 1) for i in range(20)])
             base = t.checkpoint()
@@ -100,7 +100,7 @@ class TestRewind:
             assert totals(t) == {1: (3, 7)}
             assert sorted(row["price"] for row in t.rows("all")) == [1, 2, 4]
 
-    def test_going_back_to_the_last_checkpoint_undoes_nothing(self) -> None:
+    def test_a_rewind_to_the_last_checkpoint_undoes_nothing(self) -> None:
         with TestDriver(counted()) as t:
             t.push("bids", [bid(1, 10)])
             last = t.checkpoint()
@@ -110,7 +110,7 @@ class TestRewind:
             t.checkpoint()
             assert totals(t) == {1: (2, 11)}
 
-    def test_an_epoch_that_does_not_exist_or_was_left_behind_is_refused(self) -> None:
+    def test_an_unknown_or_abandoned_epoch_is_refused(self) -> None:
         with TestDriver(counted()) as t:
             t.push("bids", [bid(1, 10)])
             base = t.checkpoint()
@@ -122,7 +122,7 @@ class TestRewind:
             with pytest.raises(ConfigError, match="an earlier rewind abandoned epoch"):
                 t.rewind(abandoned)
 
-    def test_a_driver_that_dies_between_record_and_repair_is_made_up_for_by_the_next(self) -> None:
+    def test_a_driver_that_dies_before_the_repair_is_succeeded_by_one_that_repairs(self) -> None:
         with TestDriver(counted()) as t:
             t.push("bids", [bid(1, 10)])
             base = t.checkpoint()
@@ -145,7 +145,7 @@ class TestRequest:
         assert answer is not None
         return None if answer["accepted"] else str(answer["reason"])
 
-    def test_of_two_who_ask_at_once_one_wins(self) -> None:
+    def test_one_of_two_simultaneous_requests_wins(self) -> None:
         with TestDriver(counted()) as t:
             t.push("bids", [bid(1, 10)])
             base = t.checkpoint()
@@ -160,7 +160,7 @@ class TestRequest:
                 == "another rewind of the job was accepted since the plan was made"
             )
 
-    def test_one_that_was_planned_before_a_recovery_is_refused_and_newer_checkpoints_do_not_matter(self) -> None:
+    def test_a_plan_from_before_a_recovery_is_refused_but_not_for_new_checkpoints(self) -> None:
         with TestDriver(counted()) as t:
             t.push("bids", [bid(1, 10)])
             base = t.checkpoint()
@@ -172,7 +172,7 @@ class TestRequest:
             t.checkpoint()
             assert self.refused(t, epoch=base, timeline=1, planned=planned + 1) is None
 
-    def test_only_a_plan_that_the_job_has_outrun_is_answered_as_outdated(self) -> None:
+    def test_only_a_plan_that_the_job_has_overtaken_is_refused_as_outdated(self) -> None:
         with TestDriver(counted()) as t:
             t.push("bids", [bid(1, 10)])
             base = t.checkpoint()
@@ -187,14 +187,14 @@ class TestRequest:
                 assert answer is not None and not answer["accepted"]
                 assert answer.get("outdated", False) is outdated, args
 
-    def test_one_that_does_not_list_what_it_accepts_is_refused(self) -> None:
+    def test_a_request_whose_accept_is_no_list_is_refused(self) -> None:
         with TestDriver(counted()) as t:
             t.push("bids", [bid(1, 10)])
             for accept in ("out:impossible", [1]):
                 reason = self.refused(t, epoch=t.checkpoint(), timeline=1, accept=accept)
                 assert reason == "the request's `accept` is not a list of SINK:VERDICT"
 
-    def test_one_that_says_nothing_or_comes_at_the_end_is_refused(self) -> None:
+    def test_a_request_without_an_epoch_or_at_the_end_is_refused(self) -> None:
         with TestDriver(counted()) as t:
             t.push("bids", [bid(1, 10)])
             base = t.checkpoint()
@@ -202,7 +202,7 @@ class TestRequest:
             t.cluster.driver.stop()
             assert self.refused(t, epoch=base, timeline=1) == "the job is ending; rewind it when it has ended"
 
-    def test_with_stop_the_job_stands_repaired_at_the_base(self) -> None:
+    def test_a_rewind_with_stop_leaves_the_job_repaired_at_the_base(self) -> None:
         with TestDriver(counted()) as t:
             t.push("bids", [bid(1, 10)])
             base = t.checkpoint()
@@ -213,7 +213,7 @@ class TestRequest:
             assert t.cluster.driver.outcome == ("stopped", None)
             assert totals(t) == {1: (1, 10)}
 
-    def test_while_it_goes_back_to_stop_then_no_savepoint_is_accepted_and_no_other_end(self) -> None:
+    def test_a_rewind_with_stop_accepts_no_savepoint_and_no_other_end(self) -> None:
         with TestDriver(counted()) as t:
             base = self.with_a_checkpoint(t)
             assert self.refused(t, epoch=base, timeline=1, stop=True) is None
@@ -226,7 +226,7 @@ class TestRequest:
                 while t.cluster.repository.read_log().timeline == 1:  # type: ignore[union-attr]
                     t.cluster.step()
 
-    def test_one_with_stop_is_refused_while_a_savepoint_is_still_to_be_taken(self) -> None:
+    def test_a_rewind_with_stop_is_refused_while_a_savepoint_is_pending(self) -> None:
         with TestDriver(counted()) as t:
             base = self.with_a_checkpoint(t)
             generation = t.cluster.driver.state.job.generation
@@ -239,7 +239,7 @@ class TestRequest:
         t.push("bids", [bid(1, 10)])
         return t.checkpoint()
 
-    def test_a_worker_refused_by_a_target_that_its_own_job_has_rewound_is_no_failure(self) -> None:
+    def test_a_worker_fenced_by_the_rewind_of_its_own_job_is_no_failure(self) -> None:
         with TestDriver(counted()) as t:
             t.push("bids", [bid(1, 10)])
             t.rewind(t.checkpoint())

@@ -29,7 +29,7 @@ def counting() -> hf.App:
 
 
 class TestRoles:
-    def test_a_worker_that_no_subtask_is_left_for_has_none(self) -> None:
+    def test_a_worker_without_a_subtask_has_no_role(self) -> None:
         run = running()
         run.register(C)
         roles = {worker: hosted.role for worker, hosted in run.state.workers.items()}

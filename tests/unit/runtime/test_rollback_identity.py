@@ -65,7 +65,7 @@ def without_the_last_segment(deploy: m.Deploy) -> m.Deploy:
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_the_very_base_that_a_survivor_holds_needs_no_restore(quiet: bool) -> None:
+def test_a_survivor_that_holds_the_same_base_needs_no_restore(quiet: bool) -> None:
     with TestDriver(app()) as t:
         assert survivor(t, as_it_is, quiet) == "rolled back"
 
@@ -75,6 +75,6 @@ def test_a_committed_epoch_of_another_manifest_is_restored() -> None:
         assert survivor(t, other_manifest) == "restored"
 
 
-def test_a_frozen_epoch_of_which_the_manifest_names_other_segments_is_restored() -> None:
+def test_a_frozen_epoch_with_other_segments_in_the_manifest_is_restored() -> None:
     with TestDriver(app()) as t:
         assert survivor(t, without_the_last_segment, quiet=True) == "empty"

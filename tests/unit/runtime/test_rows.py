@@ -30,20 +30,20 @@ class TestBatchOfRows:
         assert batch.schema == SCHEMA
         assert batch.to_pydict() == {"n": [1, 2, 3, 4], "word": ["a", "b", "c", None]}
 
-    def test_rows_of_one_kind_give_the_same_as_mixed_ones(self) -> None:
+    def test_rows_of_one_form_give_the_same_batch_as_mixed_forms(self) -> None:
         expected = batch_of_rows(SCHEMA, [(1, "a"), {"n": 2}])
         assert batch_of_rows(SCHEMA, [Word(1, "a"), Word(2)]) == expected
         assert batch_of_rows(SCHEMA, [{"word": "a", "n": 1}, {"word": None, "n": 2}]) == expected
         assert batch_of_rows(SCHEMA, [{"word": "a", "n": 1}, {"n": 2}]) == expected
 
-    def test_named_values_go_by_name_not_by_place(self) -> None:
+    def test_named_values_are_matched_by_name_not_by_position(self) -> None:
         class Swapped(NamedTuple):
             word: str
             n: int
 
         assert batch_of_rows(SCHEMA, [Swapped("a", 1)]).to_pylist() == [{"n": 1, "word": "a"}]
 
-    def test_an_instance_without_its_attribute_is_named(self) -> None:
+    def test_a_missing_attribute_of_an_instance_is_named(self) -> None:
         hollow = Word(1)
         del hollow.n
         with pytest.raises(WrongRow, match="Word has no field 'n'") as caught:
@@ -99,7 +99,7 @@ class TestBatchOfRows:
             (pa.utf8(), "\ud800"),
         ],
     )
-    def test_values_that_would_be_guessed_are_refused(self, kind: pa.DataType, value: object) -> None:
+    def test_ambiguous_values_are_refused(self, kind: pa.DataType, value: object) -> None:
         with pytest.raises(WrongRow) as caught:
             batch_of_rows(pa.schema([("x", kind)]), [(value,)])
         assert caught.value.column == "x"
@@ -107,12 +107,12 @@ class TestBatchOfRows:
 
 class TestBatchOfColumns:
     @pytest.mark.parametrize("numbers", [[1, 2], np.array([1, 2]), pa.array([1, 2]), pa.chunked_array([[1], [2]])])
-    def test_columns_come_in_many_forms(self, numbers: object) -> None:
+    def test_columns_can_be_given_in_many_forms(self, numbers: object) -> None:
         batch = batch_of_columns(SCHEMA, {"word": pl.Series(["a", None]), "n": numbers}, 2)
         assert batch.schema == SCHEMA
         assert batch.to_pydict() == {"n": [1, 2], "word": ["a", None]}
 
-    def test_a_record_batch_is_taken_by_column_name(self) -> None:
+    def test_a_record_batch_is_matched_by_column_name(self) -> None:
         given = pa.record_batch({"word": ["a"], "n": pa.array([1], pa.int32())})
         assert batch_of_columns(SCHEMA, given, 1).to_pydict() == {"n": [1], "word": ["a"]}
 

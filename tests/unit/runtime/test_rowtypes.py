@@ -21,7 +21,7 @@ def eager_collector() -> Iterator[None]:
 
 class TestRowClass:
     @pytest.mark.usefixtures("eager_collector")
-    def test_it_is_made_whenever_garbage_is_collected(self) -> None:
+    def test_a_row_class_is_built_correctly_during_garbage_collection(self) -> None:
         for number in range(100):
             names = tuple(f"c{number}_{at}" for at in range(number % 7 + 1))
             row = row_class(names)(range(len(names)))

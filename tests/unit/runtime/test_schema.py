@@ -1,4 +1,4 @@
-"""Column types come from annotations, or an error says which annotation gives none."""
+"""Column types come from annotations, or an error names the annotation without one."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class TestSchemaOf:
             ]
         )
 
-    def test_an_arrow_schema_is_taken_without_its_metadata(self) -> None:
+    def test_an_arrow_schema_is_used_without_its_metadata(self) -> None:
         given = pa.schema([pa.field("a", pa.int32(), metadata={"x": "y"})], metadata={"p": "q"})
         assert schema_of(given).equals(pa.schema([("a", pa.int32())]), check_metadata=True)
 
@@ -105,7 +105,7 @@ class TestSchemaOf:
             (pa.schema([]), "no column"),
         ],
     )
-    def test_what_gives_no_columns_is_refused_by_name(self, described: type, message: str) -> None:
+    def test_an_object_without_columns_is_refused_by_name(self, described: type, message: str) -> None:
         with pytest.raises(ConfigError, match=message):
             schema_of(described)
 
@@ -115,7 +115,7 @@ class TestSchemaOf:
 
     @pytest.mark.parametrize("postponed", ["from __future__ import annotations\n", ""])
     @pytest.mark.parametrize("how", ["script", "runpy"])
-    def test_a_dataclass_of_the_main_program_is_understood(self, tmp_path: Path, postponed: str, how: str) -> None:
+    def test_a_dataclass_of_the_main_module_is_supported(self, tmp_path: Path, postponed: str, how: str) -> None:
         job = tmp_path / "job.py"
         job.write_text(
             postponed
@@ -136,7 +136,7 @@ class TestSchemaOf:
 class TestDescribeDifference:
     A = pa.schema([pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.utf8())])
 
-    def test_equal_schemas_have_none(self) -> None:
+    def test_equal_schemas_have_no_difference(self) -> None:
         assert describe_difference(self.A, schema_of(self.A)) is None
 
     def test_every_column_that_differs_is_listed(self) -> None:

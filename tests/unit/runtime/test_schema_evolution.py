@@ -1,4 +1,4 @@
-"""Which changes of an operator's aggregates its state survives: what a run accepts, refuses, and says about it."""
+"""Changes of an operator's aggregates that its state survives: accepted, refused, and how they are reported."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def refusal(*plans: Plan, drop: Sequence[str] = ()) -> hf.ConfigError:
 N, TOTAL = plan_of(n=hf.count()), plan_of(n=hf.count(), total=hf.sum("v"))
 
 
-class TestAnAddedAggregate:
-    def test_starts_from_now_and_plan_says_so(self) -> None:
+class TestAddedAggregate:
+    def test_starts_from_now_as_the_plan_shows(self) -> None:
         ((what, effect),) = said(N, TOTAL)
         assert what == "has the new aggregate 'total' = sum('v')"
         assert effect is not None and "starts from now" in effect
@@ -96,7 +96,7 @@ class TestAnAddedAggregate:
         error = refusal(plan_of(window=window, n=hf.count()), plan_of(window=window, n=hf.count(), x=function("v")))
         assert "operator 'totals' has the new aggregate 'x'" in error.what and "cannot be null" in error.what
 
-    def test_to_windows_is_accepted_by_the_way_out_that_the_refusal_names(self) -> None:
+    def test_to_windows_is_accepted_with_the_flag_that_the_refusal_names(self) -> None:
         def built(**aggregates: Any) -> Plan:
             app = hf.App("evolving")
             rows = app.source("orders", PlannedSource(TIMED), event_time="at")
@@ -109,17 +109,17 @@ class TestAnAddedAggregate:
         evolved(built(n=hf.count()), built(n=hf.count(), low=hf.min("v")))
 
 
-class TestARemovedAggregate:
-    def test_is_refused_and_both_ways_out_are_named(self) -> None:
+class TestRemovedAggregate:
+    def test_is_refused_and_both_alternatives_are_named(self) -> None:
         error = refusal(TOTAL, N)
         assert "operator 'totals' no longer has the aggregate 'total' = sum('v')" in error.what
         assert "NEW=hf.sum('v').was('total')" in error.next_step and "--drop-state totals.total" in error.next_step
 
-    def test_goes_once_its_state_is_given_up(self) -> None:
+    def test_is_accepted_once_its_state_is_dropped(self) -> None:
         plan = evolved(TOTAL, N, drop=["totals.total"])
         assert ids(plan) == {"n.count": "n.count"} and plan.operator("totals").table.past == ("total.sum",)
 
-    def test_that_comes_back_does_not_read_what_it_left(self) -> None:
+    def test_that_is_added_again_does_not_read_its_old_state(self) -> None:
         known = with_identities(TOTAL, (), ())[1]
         known = with_identities(N, known, ["totals.total"])[1]
         plan, known = with_identities(TOTAL, known, ())
@@ -127,40 +127,40 @@ class TestARemovedAggregate:
         known = with_identities(N, known, ["totals.total"])[1]
         assert ids(with_identities(TOTAL, known, ())[0])["total.sum"] == "total.sum#3"
 
-    def test_is_not_one_that_the_checkpoint_lacks(self) -> None:
+    def test_must_exist_in_the_checkpoint_to_be_dropped(self) -> None:
         error = refusal(TOTAL, N, drop=["totals.totle"])
         assert "no state is kept for totals.totle" in error.what
         assert "totals has state for n, total" in error.next_step
 
-    def test_of_a_whole_operator_is_given_up_as_before(self) -> None:
+    def test_can_be_dropped_with_its_whole_operator(self) -> None:
         assert evolved(TOTAL, N, drop=["totals"]).operator("totals").id == 2
 
 
-class TestARenamedAggregate:
+class TestRenamedAggregate:
     def test_keeps_its_state_by_its_id(self) -> None:
         now = plan_of(n=hf.count(), turnover=hf.sum("v").was("total"))
         assert ("has the aggregate 'total' under the name 'turnover' now", "its state is kept") in said(TOTAL, now)
         assert ids(evolved(TOTAL, now)) == {"n.count": "n.count", "turnover.sum": "total.sum"}
 
-    def test_may_keep_saying_so(self) -> None:
+    def test_may_keep_its_was_clause(self) -> None:
         now = plan_of(n=hf.count(), turnover=hf.sum("v").was("total"))
         assert ids(evolved(TOTAL, now, now))["turnover.sum"] == "total.sum"
         assert said(evolved(TOTAL, now), now) == []
 
-    def test_twice_is_still_the_same(self) -> None:
+    def test_renamed_twice_keeps_its_state(self) -> None:
         first, second = plan_of(a=hf.count()), plan_of(b=hf.count().was("a"))
         third = plan_of(c=hf.count().was("b"), a=hf.count())
         assert ids(evolved(first, second, third)) == {"c.count": "a.count", "a.count": "a.count#2"}
 
-    def test_keeps_the_number_of_its_values_too(self) -> None:
+    def test_keeps_its_count_of_values_too(self) -> None:
         now = plan_of(average=hf.mean("v").was("m"))
         assert ids(evolved(plan_of(m=hf.mean("v")), now)) == {"average.mean": "m.mean", "average.seen": "m.seen"}
 
-    def test_without_a_word_is_refused(self) -> None:
+    def test_without_a_was_clause_is_refused(self) -> None:
         error = refusal(TOTAL, plan_of(n=hf.count(), turnover=hf.sum("v")))
         assert "no longer has the aggregate 'total'" in error.what
 
-    def test_has_to_be_the_same_otherwise(self) -> None:
+    def test_must_be_otherwise_unchanged(self) -> None:
         error = refusal(TOTAL, plan_of(n=hf.count(), turnover=hf.max("v").was("total")))
         assert "had aggregate 'turnover' as sum('v') and now has it as max('v')" in error.what
         assert "--drop-state totals.total" in error.next_step
@@ -169,29 +169,29 @@ class TestARenamedAggregate:
         "aggregates",
         [{"n": hf.count(), "m": hf.count().was("n")}, {"a": hf.count().was("n"), "b": hf.count().was("n")}],
     )
-    def test_claims_a_name_that_is_free(self, aggregates: Any) -> None:
+    def test_must_claim_a_name_that_is_not_in_use(self, aggregates: Any) -> None:
         with pytest.raises(hf.ConfigError, match="continues the state of 'n'"):
             plan_of(**aggregates)
         with pytest.raises(hf.ConfigError, match="continues the state of 'n'"):
             plan_of(window=hf.tumbling("1h"), **aggregates)
 
 
-class TestAChangedAggregate:
+class TestChangedAggregate:
     @pytest.mark.parametrize("changed", [hf.max("v"), hf.sum("u"), hf.count()])
-    def test_is_refused_until_its_state_is_given_up(self, changed: Any) -> None:
+    def test_is_refused_until_its_state_is_dropped(self, changed: Any) -> None:
         now = plan_of(n=hf.count(), total=changed)
         assert "--drop-state totals.total" in refusal(TOTAL, now).next_step
         found = ids(evolved(TOTAL, now, drop=["totals.total"]))
         assert found["n.count"] == "n.count" and "total.sum" not in found.values()
 
-    def test_order_keeps_the_state_of_each(self) -> None:
+    def test_in_order_only_keeps_the_state_of_each(self) -> None:
         now = plan_of(total=hf.sum("v"), n=hf.count())
         ((what, _),) = said(TOTAL, now)
         assert what == "had the aggregates in the order n, total and now has total, n"
         assert ids(evolved(TOTAL, now)) == {"total.sum": "total.sum", "n.count": "n.count"}
 
 
-class TestAWiderType:
+class TestWiderType:
     @pytest.mark.parametrize(("column", "wide"), [("v", pa.int64()), ("f", pa.float64())])
     def test_of_an_extreme_keeps_its_state(self, column: str, wide: pa.DataType) -> None:
         before = plan_of(low=hf.min(column), high=hf.max(column))
@@ -202,7 +202,7 @@ class TestAWiderType:
         assert ids(evolved(before, now)) == {"low.min": "low.min", "high.max": "high.max"}
 
     @pytest.mark.parametrize(("column", "other"), [("u", pa.int32()), ("v", pa.float64()), ("v", pa.uint64())])
-    def test_is_no_other_type(self, column: str, other: pa.DataType) -> None:
+    def test_of_another_kind_is_refused(self, column: str, other: pa.DataType) -> None:
         now = plan_of(widened(**{column: other}), low=hf.min(column))
         assert "had aggregate 'low' of type" in refusal(plan_of(low=hf.min(column)), now).what
 
@@ -213,7 +213,7 @@ class TestAWiderType:
         assert "had the key" in refusal(now, before).what
         assert "had the key" in refusal(before, plan_of(widened(k=pa.uint64()), n=hf.count())).what
 
-    def test_is_refused_where_state_does_not_tell_a_default_from_a_value(self) -> None:
+    def test_is_refused_if_the_state_does_not_distinguish_a_default_from_a_value(self) -> None:
         first, added = plan_of(n=hf.count()), plan_of(n=hf.count(), low=hf.min("v"))
         now = plan_of(widened(v=pa.int64()), n=hf.count(), low=hf.min("v"))
         assert "does not tell a value from the lack of one" in refusal(first, added, now).what
@@ -267,8 +267,8 @@ def version_of(plan: Plan) -> int:
     return version
 
 
-class TestARewindOfARunningJob:
-    def test_is_possible_to_before_an_addition_and_not_to_before_a_removal(self) -> None:
+class TestRewindOfARunningJob:
+    def test_is_possible_across_an_addition_but_not_across_a_removal(self) -> None:
         first = with_identities(TOTAL, (), ())[1]
         added = with_identities(plan_of(n=hf.count(), total=hf.sum("v"), m=hf.count()), first, ())[1]
         removed = with_identities(N, first, ["totals.total"])[1]

@@ -1,4 +1,4 @@
-"""A second run is refused while a driver renews `live.json`, whatever time and whatever else the file holds."""
+"""A second run is refused while a driver renews `live.json`, whatever time and other values the file contains."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Watch:
         refuse_second_run(self.store, JOB, self.notes.append, lambda: self.now, self.sleep)
 
 
-class TestALiveJsonFromTheFuture:
-    def test_that_is_not_renewed_is_waited_for_no_longer_than_any_other(self) -> None:
+class TestLiveJsonFromTheFuture:
+    def test_that_is_not_renewed_is_awaited_no_longer_than_any_other(self) -> None:
         watch = Watch(HOUR_US)
         watch.refuse()
         assert 5.0 < watch.now < 6.0
@@ -59,7 +59,7 @@ class TestALiveJsonFromTheFuture:
             watch.refuse()
         assert watch.now < 1.0
 
-    def test_is_not_waited_for_without_a_word(self) -> None:
+    def test_is_awaited_with_a_message(self) -> None:
         watch = Watch(HOUR_US)
         watch.refuse()
         (note,) = watch.notes
@@ -99,7 +99,7 @@ DAMAGED: list[Any] = [
 ]
 
 
-class TestALiveJsonThatNoDriverWrote:
+class TestForeignLiveJson:
     @pytest.mark.parametrize("damaged", DAMAGED, ids=str)
     def test_is_not_used(self, damaged: Any) -> None:
         whole = shown(running(), driver=myself("owner", 1))
@@ -110,14 +110,14 @@ class TestALiveJsonThatNoDriverWrote:
     def test_need_not_be_json(self, data: bytes) -> None:
         assert understood(data) is None
 
-    def test_holds_up_no_run(self) -> None:
+    def test_does_not_delay_a_run(self) -> None:
         watch = Watch()
         watch.store.put("live.json", b"[]")
         watch.refuse()
         assert watch.now == 0.0
 
 
-class TestWhatDriversWrite:
+class TestStatusOfADriver:
     def test_is_understood_in_every_phase(self) -> None:
         closed = running()
         completed(closed)
@@ -169,7 +169,7 @@ class TestWhatDriversWrite:
             "listing_ms",
         ]
 
-    def test_of_the_log_alone_has_none_of_what_only_a_driver_knows(self) -> None:
+    def test_from_the_log_alone_lacks_fields_that_only_a_driver_can_fill(self) -> None:
         job = running().state.job
         shown = status.of_log(job, "counts", "/data/counts").as_json()
         assert list(shown)[-2:] == ["job_uuid", "key_groups"] and "waiting" not in shown

@@ -1,4 +1,4 @@
-"""Where settings come from, which forms they take, and what is refused."""
+"""Origins of settings, their forms, and refused values."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class TestOrigins:
         settings = resolve(Code(checkpoint_every="250ms"))
         assert (settings.checkpoint_every_ms, settings.origin("checkpoint_every")) == (250, "code")
 
-    def test_what_nobody_set_is_the_default(self) -> None:
+    def test_an_unset_setting_has_the_default(self) -> None:
         settings = resolve(Code())
         assert (settings.parallelism, settings.key_groups, settings.root) == (2, 128, "./.holdfast")
         assert {settings.origin(setting.name) for setting in SETTINGS} == {"default"}
@@ -105,7 +105,7 @@ class TestForms:
         assert duration_ms(text, "it") == milliseconds
 
     @pytest.mark.parametrize("text", ["", "s", "1 week", "-1s", "1s1", "0.5ms", "nan", -1, True])
-    def test_anything_else_is_no_duration(self, text: str | int) -> None:
+    def test_any_other_text_is_not_a_duration(self, text: str | int) -> None:
         with pytest.raises(ConfigError, match="not a duration such as"):
             duration_ms(text, "it")
 
@@ -116,7 +116,7 @@ class TestForms:
         assert size_bytes(text, "it") == size
 
     @pytest.mark.parametrize("text", ["", "MiB", "64 mb", "-1KiB", -1, True])
-    def test_anything_else_is_no_size(self, text: str | int) -> None:
+    def test_any_other_text_is_not_a_size(self, text: str | int) -> None:
         with pytest.raises(ConfigError, match="not a size such as"):
             size_bytes(text, "it")
 
@@ -138,7 +138,7 @@ class TestRefusals:
             ({"heartbeat_ms": 3_000}, "at least twice heartbeat_ms"),
         ],
     )
-    def test_a_value_out_of_form_or_range_is_refused_by_the_name_it_was_given_under(
+    def test_an_invalid_value_is_refused_under_the_name_it_was_given_with(
         self, flags: dict[str, Any], message: str
     ) -> None:
         with pytest.raises(ConfigError, match=message):
@@ -148,7 +148,7 @@ class TestRefusals:
         with pytest.raises(ConfigError, match="use 'checkpoint_every'"):
             resolve(Code(), spark_conf={"spark.holdfast.checkpoint_evry": "1s"})
 
-    def test_other_variables_with_the_prefix_are_none_of_our_business(self) -> None:
+    def test_other_variables_with_the_prefix_are_ignored(self) -> None:
         assert resolve(Code(), env={"HOLDFAST_PG_DSN": "x"}).parallelism == 2
 
 
@@ -167,7 +167,7 @@ class TestChoices:
             ("HOLDFAST_METRIC_PORT", "HOLDFAST_METRICS_PORT"),
         ],
     )
-    def test_a_variable_with_a_name_like_that_of_a_setting_is_reported(self, variable: str, meant: str) -> None:
+    def test_a_variable_named_almost_like_a_setting_is_reported(self, variable: str, meant: str) -> None:
         assert misspelt({variable: "1s", "PATH": ""}) == (
             f"{variable} is set, but no setting has this name, so it has no effect; did you mean {meant}?",
         )
@@ -175,10 +175,10 @@ class TestChoices:
     @pytest.mark.parametrize(
         "name", ["HOLDFAST_DETOUR", "HOLDFAST_TOXIPROXY", "HOLDFAST_CHAOS_RUN", "HOLDFAST_PG_DSN", "HOLDFAST_ROOT"]
     )
-    def test_a_variable_with_another_name_is_not(self, name: str) -> None:
+    def test_a_variable_with_a_different_name_is_not_reported(self, name: str) -> None:
         assert misspelt({name: "1"}) == ()
 
-    def test_tls_and_shared_paths_take_only_what_they_know(self) -> None:
+    def test_tls_and_shared_paths_accept_only_their_choices(self) -> None:
         settings = resolve(Code(), {}, {"HOLDFAST_TLS": "off"}, {"spark.holdfast.shared_paths": "true"})
         assert (settings.tls, settings.origin("tls")) == ("off", "environment")
         assert (settings.shared_paths, settings.origin("shared_paths")) == ("true", "spark")
@@ -188,7 +188,7 @@ class TestChoices:
 
 class TestPasswords:
     @pytest.mark.parametrize("origin", ["flag", "environment", "spark", "code"])
-    def test_in_a_root_are_refused_wherever_it_comes_from_and_not_repeated(self, origin: str) -> None:
+    def test_in_a_root_are_refused_from_any_origin_and_not_repeated(self, origin: str) -> None:
         url = "s3://key:hunter2@bucket"
         with pytest.raises(ConfigError, match="holds a password") as caught:
             resolve(
@@ -216,11 +216,11 @@ def reads_of_settings() -> set[str]:
 
 class TestEverySettingHasAnEffect:
     @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
-    def test_it_is_read_by_a_run(self, setting: Setting) -> None:
+    def test_the_setting_is_read_by_a_run(self, setting: Setting) -> None:
         name = "checkpoint_every_ms" if setting.name == "checkpoint_every" else setting.name
         assert name in reads_of_settings()
 
-    def test_channels_have_room_up_to_their_limit(self) -> None:
+    def test_channels_accept_data_up_to_their_limit(self) -> None:
         deaf = listen("127.0.0.1")  # takes connections and answers none, so nothing leaves the queue
         network = TcpNetwork("127.0.0.1", make_credentials(False), Mailbox(), 1_000)
         own, away = ChannelId(0, Subtask(0), Subtask(0)), ChannelId(0, Subtask(0), Subtask(1))
@@ -256,7 +256,7 @@ class TestEverySettingHasAnEffect:
         limits = limits_of(task)
         assert (limits.max_records_per_second, limits.staged_bytes_max) == (9.0, 2_000_000)
 
-    def test_output_that_waits_stops_sources_at_its_limit(self) -> None:
+    def test_pending_output_stops_sources_at_its_limit(self) -> None:
         app = hf.App("numbers")
         app.source("n", hf.Generator(Numbered, Numbered, count=1)).sink("out", hf.SQLite("unused.db", table="t"))
         ports = MemberPorts(VirtualClock(), MemoryObjects(), MemoryNetwork(), MemoryState(), lambda _: None)

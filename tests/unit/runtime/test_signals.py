@@ -43,7 +43,7 @@ def struck_at(line: int) -> Iterator[None]:
 class TestStopSignals:
     @pytest.mark.timeout(20)
     @pytest.mark.parametrize("line", range(1, 25))
-    def test_one_that_comes_while_the_loop_waits_is_noted_and_the_loop_goes_on(self, line: int) -> None:
+    def test_a_signal_during_a_wait_of_the_loop_is_recorded_and_the_loop_continues(self, line: int) -> None:
         mailbox = Mailbox()
         with StopSignals() as signals:
             with struck_at(line):
@@ -54,20 +54,20 @@ class TestStopSignals:
             assert not signals.arrived()
 
     @pytest.mark.parametrize("number", NUMBERS)
-    def test_the_second_one_interrupts(self, number: int) -> None:
+    def test_the_second_signal_interrupts(self, number: int) -> None:
         with StopSignals() as signals:
             os.kill(os.getpid(), number)
             assert signals.arrived()
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), number)
 
-    def test_afterwards_the_process_takes_them_as_before(self) -> None:
+    def test_the_previous_handlers_are_restored_afterwards(self) -> None:
         before = [signal.getsignal(number) for number in NUMBERS]
         with StopSignals():
             assert [signal.getsignal(number) for number in NUMBERS] != before
         assert [signal.getsignal(number) for number in NUMBERS] == before
 
-    def test_a_run_in_another_thread_leaves_them_to_the_program(self) -> None:
+    def test_a_run_in_another_thread_leaves_signals_to_the_program(self) -> None:
         before, seen = signal.getsignal(signal.SIGINT), []
 
         def run() -> None:

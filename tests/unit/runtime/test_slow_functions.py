@@ -1,4 +1,4 @@
-"""Python functions that take their time, which is to say move the clock: turns stay short, a stop is heard."""
+"""Slow Python functions, which move the virtual clock: time slices stay short, a stop takes effect."""
 
 from __future__ import annotations
 
@@ -95,15 +95,15 @@ def slow_map(seconds: float, count: int = 400_000) -> Callable[[hf.App, Callable
     return build
 
 
-class TestASlowFunctionOfASource:
-    def test_leaves_turns_short_and_epochs_complete_at_their_interval(self) -> None:
+class TestSlowFunctionOfASource:
+    def test_keeps_time_slices_short_and_epochs_at_their_interval(self) -> None:
         played = Played(slow_map(0.0025)).run(20)
         assert played.longest < TURN_MAX_S
         assert played.completed() >= 15
         assert not played.cluster.driver.state.restarts
         assert played.keys() == list(range(len(played.keys()))) != []
 
-    def test_a_stop_is_heard_at_once(self) -> None:
+    def test_does_not_delay_a_stop(self) -> None:
         played = Played(slow_map(0.0025)).run(5)
         asked = played.cluster.clock.now
         played.cluster.driver.stop()
@@ -111,13 +111,13 @@ class TestASlowFunctionOfASource:
         assert (played.cluster.driver.outcome or ("",))[0] == "stopped"
         assert played.cluster.clock.now - asked < 1.0
 
-    def test_one_second_per_row_is_a_turn_per_row(self) -> None:
+    def test_with_one_second_per_row_gets_one_row_per_time_slice(self) -> None:
         played = Played(slow_map(1.0, count=60)).run(600)
         assert played.keys() == list(range(60))
         assert played.completed() >= 8
 
-    def test_rows_that_become_slow_in_the_middle_of_a_batch_do_not_hold_the_worker(self) -> None:
-        """Few of many rows get as far as the function, then all: what was read is more than a turn can do."""
+    def test_that_becomes_slow_within_a_batch_does_not_block_the_worker(self) -> None:
+        """First few rows reach the function, then all: a batch is more than one time slice can process."""
 
         def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
             def fn(row: Row) -> Row:
@@ -132,7 +132,7 @@ class TestASlowFunctionOfASource:
         assert not played.cluster.driver.state.restarts
         assert played.keys() == list(range(150_000, 170_000, 1_000))
 
-    def test_map_batches_is_given_as_many_rows_as_it_can_do(self) -> None:
+    def test_in_map_batches_gets_as_many_rows_as_it_can_process(self) -> None:
         sizes: list[int] = []
 
         def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
@@ -149,8 +149,8 @@ class TestASlowFunctionOfASource:
         assert played.keys() == list(range(len(played.keys()))) != []
 
 
-class TestASlowFunctionBehindChannels:
-    def test_of_a_union_leaves_turns_short(self) -> None:
+class TestSlowFunctionAfterChannels:
+    def test_of_a_union_keeps_time_slices_short(self) -> None:
         def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
             def fn(row: Row) -> Row:
                 takes(0.0025)
@@ -166,8 +166,8 @@ class TestASlowFunctionBehindChannels:
         assert (played.cluster.driver.outcome or ("",))[0] == "finished"
         assert sorted(played.keys()) == [*range(70_000), *range(1_000_000, 1_070_000)]
 
-    def test_of_windows_that_close_together_leaves_turns_short(self) -> None:
-        """One watermark closes all; it goes on only behind what the function makes of them."""
+    def test_of_windows_that_close_together_keeps_time_slices_short(self) -> None:
+        """One watermark closes all windows; it is forwarded only after the function's results for them."""
 
         @dataclass
         class Count:
@@ -197,7 +197,7 @@ class TestASlowFunctionBehindChannels:
         assert sorted(played.keys()) == list(range(4_000))
 
 
-class TestAFastFunction:
+class TestFastFunction:
     def test_gets_batches_of_the_size_that_is_read(self) -> None:
         sizes: list[int] = []
 
@@ -231,7 +231,7 @@ class TestADeadLetter:
 
 
 class TestAFunctionThatHangs:
-    def test_is_named_by_heartbeats_then_by_the_failure_and_then_nothing_comes(self) -> None:
+    def test_is_named_in_heartbeats_and_in_the_failure_after_which_nothing_follows(self) -> None:
         reported: list[m.FromWorker] = []
 
         def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
@@ -262,24 +262,24 @@ class TestPace:
             pace.took(pace.rows, seconds(pace.rows))
         return pace
 
-    def test_takes_as_many_rows_as_are_done_in_a_short_time(self) -> None:
+    def test_gives_as_many_rows_as_are_processed_in_a_short_time(self) -> None:
         assert self.played(lambda rows: rows * 0.0025).rows * 0.0025 <= LONG_S
 
-    def test_takes_few_when_rows_become_slow(self) -> None:
+    def test_gives_few_rows_when_they_become_slow(self) -> None:
         fast = self.played(lambda rows: rows * 1e-6)
         assert fast.rows > 30_000
         assert self.played(lambda rows: rows * 0.03, pace=fast).rows <= 8
 
-    def test_takes_many_when_rows_become_fast_again(self) -> None:
+    def test_gives_many_rows_when_they_become_fast_again(self) -> None:
         slow = self.played(lambda rows: rows * 1.0)
         assert slow.rows == 1
         assert self.played(lambda rows: rows * 1e-6, pace=slow).rows > 30_000
 
-    def test_a_time_that_every_call_takes_does_not_make_calls_small(self) -> None:
+    def test_is_not_lowered_by_a_fixed_cost_per_call(self) -> None:
         pace = self.played(lambda rows: 0.5 + rows * 1e-5)
         assert pace.rows >= 16_384
 
-    def test_few_rows_at_the_end_of_a_log_are_no_reason_to_take_fewer(self) -> None:
+    def test_is_not_lowered_by_a_short_batch_at_the_end_of_a_log(self) -> None:
         pace = self.played(lambda rows: rows * 1e-6)
         before = pace.rows
         pace.took(3, 0.0001)

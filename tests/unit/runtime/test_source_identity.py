@@ -62,7 +62,7 @@ def failed(words: Words) -> str:
     return str(error.what)
 
 
-class TestALogThatIsNotTheOneThatWasRead:
+class TestChangedLog:
     def test_a_recreated_log_is_refused_by_the_next_run(self, words: Words) -> None:
         words.stop()
         before = visible(words.folder)
@@ -73,13 +73,13 @@ class TestALogThatIsNotTheOneThatWasRead:
         assert "another log" in failed(words)
         assert visible(words.folder) == before
 
-    def test_a_log_restored_from_an_older_copy_is_refused_where_it_ends_too_early(self, words: Words) -> None:
+    def test_a_log_restored_from_an_older_copy_is_refused_if_it_ends_too_early(self, words: Words) -> None:
         words.stop()
         restore(words)
         words.go_on(words.code)
         assert "ends at commit 1" in failed(words)
 
-    def test_a_restored_log_is_refused_also_if_as_much_was_appended_since(self, words: Words) -> None:
+    def test_a_restored_log_is_refused_even_if_as_many_rows_were_appended_since(self, words: Words) -> None:
         words.stop()
         restore(words)
         append(words.folder / "rows", 7)
@@ -88,32 +88,32 @@ class TestALogThatIsNotTheOneThatWasRead:
         words.go_on(words.code)
         assert "commit 3 has changed" in failed(words)
 
-    def test_a_recovery_compares_it_again(self, words: Words) -> None:
+    def test_a_recovery_compares_the_identity_again(self, words: Words) -> None:
         restore(words)
         append(words.folder / "rows", 7)
         append(words.folder / "rows", 8)
         words.cluster.replace_driver()
         assert "commit 3 has changed" in failed(words)
 
-    def test_a_running_job_stops_when_the_log_goes_on_after_another_commit(self, words: Words) -> None:
+    def test_a_running_job_fails_when_the_log_continues_from_another_commit(self, words: Words) -> None:
         restore(words)
         for number in (7, 8, 9):
             append(words.folder / "rows", number)
         failed(words)
 
-    def test_a_running_job_stops_when_the_log_was_cut_and_nothing_was_appended(self, words: Words) -> None:
+    def test_a_running_job_fails_when_the_log_was_truncated(self, words: Words) -> None:
         restore(words)
         words.cluster.pass_time(60.0)
         failed(words)
 
-    def test_a_log_that_only_went_on_is_read_on(self, words: Words) -> None:
+    def test_a_log_that_was_only_continued_is_read_further(self, words: Words) -> None:
         words.stop()
         append(words.folder / "rows", 4)
         words.go_on(words.code)
         words.cluster.pass_time(3.0)
         assert ["a", 2, 5] in visible(words.folder)["out"]
 
-    def test_a_log_restored_from_a_copy_that_holds_all_that_was_read_is_read_on(self, words: Words) -> None:
+    def test_a_log_restored_from_a_copy_with_all_rows_read_is_read_further(self, words: Words) -> None:
         words.stop()
         shutil.copytree(words.folder / "rows", words.folder / "whole")
         append(words.folder / "rows", 4)
@@ -138,7 +138,7 @@ class TestALogThatIsNotTheOneThatWasRead:
         assert "restore" in next_step and "holdfast rewind JOB.py --to-offset rows:" in next_step
         assert words.store.list("log") == records
 
-    def test_a_rewind_to_a_checkpoint_from_before_the_copy_is_possible_and_no_other(self, words: Words) -> None:
+    def test_only_a_rewind_to_a_checkpoint_before_the_copy_is_possible(self, words: Words) -> None:
         words.stop()
         restore(words)
         repository = Repository(words.store)
@@ -146,27 +146,27 @@ class TestALogThatIsNotTheOneThatWasRead:
         assert "'rows'" in str(missing_records(repository, words.job, words.epochs[1], words.plan))
 
 
-class TestWhatTheManifestSays:
-    def test_a_manifest_without_identities_is_read_and_the_job_takes_what_it_finds(self) -> None:
+class TestIdentityInTheManifest:
+    def test_a_manifest_without_identities_accepts_the_identity_found(self) -> None:
         (reading,) = _read(SourcePosition("s", 0, 3))
         assert reading.identity == "one"
 
-    def test_an_identity_is_left_out_where_there_is_none(self, words: Words) -> None:
+    def test_a_missing_identity_is_left_out(self, words: Words) -> None:
         last = Repository(words.store).load_manifest(words.job.completed[-1].body.manifest)
         with_rows = [at for at in last.positions if at.identity is not None]
         assert [at.partition for at in with_rows] == [0]
         assert b'"identity":null' not in manifest.encode(last)
 
-    def test_its_form_is_settled(self) -> None:
+    def test_the_identity_has_a_fixed_form(self) -> None:
         at, stored = SourcePosition("s", 0, 3, identity="log x"), b'{"source":"s","partition":0,"offset":3}'
         assert msgspec.json.encode(at) == stored[:-1] + b',"identity":"log x"}'
         assert msgspec.json.decode(stored, type=SourcePosition) == SourcePosition("s", 0, 3)
 
-    def test_where_nothing_was_read_nothing_is_compared(self) -> None:
+    def test_nothing_is_compared_if_nothing_was_read(self) -> None:
         (reading,) = _read(SourcePosition("s", 0, 0, identity="two"))
         assert reading.identity is None
 
-    def test_another_one_is_refused_with_source_partition_and_offset(self) -> None:
+    def test_another_identity_is_refused_with_source_partition_and_offset(self) -> None:
         with pytest.raises(Damaged, match="source 's': it is two") as caught:
             _read(SourcePosition("s", 0, 3, identity="two"))
         assert (caught.value.where.source, caught.value.where.offset) == ("s", 3)
@@ -197,12 +197,12 @@ class TestIdentityOfALog:
             append(tmp_path / "log", number)
         return tmp_path / "log"
 
-    def test_it_is_found_again_by_any_reader_at_any_offset(self, path: Path) -> None:
+    def test_the_identity_is_confirmed_by_any_reader_at_any_offset(self, path: Path) -> None:
         source, other = hf.Log(path).source().open(), hf.Log(path).source().open()
         for offset in range(1, 6):
             assert other.changed(source.identity(0, offset)) is None
 
-    def test_it_is_that_of_the_first_commit_that_reaches_the_offset(self, path: Path, tmp_path: Path) -> None:
+    def test_the_identity_is_that_of_the_first_commit_that_reaches_the_offset(self, path: Path, tmp_path: Path) -> None:
         identity = hf.Log(path).source().open().identity(0, 2)
         shutil.copytree(path, tmp_path / "copy")
         for sequence in (3, 4, 5):
@@ -211,12 +211,12 @@ class TestIdentityOfALog:
         identity = hf.Log(path).source().open().identity(0, 3)
         assert "ends at commit 2" in str(hf.Log(tmp_path / "copy").source().open().changed(identity))
 
-    def test_it_is_the_same_after_a_read_and_without_one(self, path: Path) -> None:
+    def test_the_identity_is_the_same_with_and_without_a_read(self, path: Path) -> None:
         reader = hf.Log(path).source().open()
         _, following = reader.read(0, 2, 1)
         assert reader.identity(0, following) == hf.Log(path).source().open().identity(0, following)
 
-    def test_it_outlives_a_compaction_and_a_seal(self, path: Path) -> None:
+    def test_the_identity_survives_a_compaction_and_a_seal(self, path: Path) -> None:
         before = [hf.Log(path).source().open().identity(0, offset) for offset in range(1, 6)]
         Compactor(LocalObjects(str(path))).compact(Wishes(0, 0))
         LogWriter(LocalObjects(str(path))).seal()
@@ -239,7 +239,9 @@ class TestIdentityOfALog:
         assert batch is not None and following == 7
         assert "ends at commit 7" in str(hf.Log(tmp_path / "copy").source().open().changed(reader.identity(0, 7)))
 
-    def test_it_needs_no_request_where_the_reader_stands(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_identity_at_the_readers_offset_needs_no_request(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         reader = hf.Log(path).source().open()
         _, following = reader.read(0, 3, 1)
         monkeypatch.setattr(LocalObjects, "get", None)
@@ -247,7 +249,7 @@ class TestIdentityOfALog:
 
 
 class TestIdentityOfAGenerator:
-    def test_another_number_of_partitions_gives_other_records(self) -> None:
+    def test_another_number_of_partitions_changes_the_identity(self) -> None:
         def of(partitions: int) -> Any:
             schema = pa.schema([pa.field("n", pa.int64())])
             return hf.Generator(schema, lambda i: (i,), partitions=partitions).open()
@@ -255,7 +257,7 @@ class TestIdentityOfAGenerator:
         assert of(2).changed(of(2).identity(0, 5)) is None
         assert "2 partitions" in of(3).changed(of(2).identity(0, 5))
 
-    def test_it_is_no_log(self, tmp_path: Path) -> None:
+    def test_the_identity_differs_from_that_of_a_log(self, tmp_path: Path) -> None:
         create_log(LocalObjects(str(tmp_path / "log")), ROWS)
         append(tmp_path / "log", 1)
         log = hf.Log(tmp_path / "log").source().open()

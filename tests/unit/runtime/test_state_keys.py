@@ -35,7 +35,7 @@ def value(text: str, kind: pa.DataType, nullable: bool = False) -> Any:
 
 class TestValues:
     @pytest.mark.parametrize("kind", KINDS, ids=str)
-    def test_every_type_has_a_text(self, kind: pa.DataType) -> None:
+    def test_every_type_has_a_text_form(self, kind: pa.DataType) -> None:
         text, expected = KINDS[kind]
         assert value(text, kind) == expected
         assert value(f'["{text}"]', kind) == expected
@@ -43,12 +43,12 @@ class TestValues:
     def test_json_numbers_and_booleans_are_values_too(self) -> None:
         assert (value("[17]", pa.int32()), value("[false]", pa.bool_())) == (17, False)
 
-    def test_null_is_only_in_a_list(self) -> None:
+    def test_null_can_be_given_only_in_a_list(self) -> None:
         assert value("[null]", pa.utf8(), nullable=True) is None
         assert value("null", pa.utf8(), nullable=True) == "null"
 
     @given(st.text(min_size=1).filter(lambda text: not text.startswith("[")))
-    def test_a_text_is_its_own_key(self, text: str) -> None:
+    def test_a_string_key_is_given_verbatim(self, text: str) -> None:
         assert value(text, pa.utf8()) == text
 
     @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ class TestValues:
         ],
         ids=str,
     )
-    def test_what_does_not_fit_is_refused_with_the_type_of_the_key(self, text: str, kind: pa.DataType) -> None:
+    def test_a_value_that_does_not_fit_is_refused_with_the_type_of_the_key(self, text: str, kind: pa.DataType) -> None:
         with pytest.raises(hf.ConfigError) as refused:
             value(text, kind)
         assert f"the key is (k: {kind})" in refused.value.next_step

@@ -98,7 +98,7 @@ class TestResults:
             {"place": "b", "n": 1, "avg": None, "last": START + timedelta(seconds=9)},
         ]
 
-    def test_a_window_has_its_start_and_end_behind_its_key(self, driver: TestDriver) -> None:
+    def test_a_window_has_its_start_and_end_after_its_key(self, driver: TestDriver) -> None:
         driver.push("bids", [bid(1, "a", 2.0, 3), bid(1, "a", 4.0, 12)])
         driver.checkpoint()
         read = reading_of(stored(store_of(driver)), "hot")
@@ -108,7 +108,7 @@ class TestResults:
             (START + timedelta(seconds=10), START + timedelta(seconds=20), 4.0),
         ]
 
-    def test_windows_that_are_over_are_not_read(self, driver: TestDriver) -> None:
+    def test_closed_windows_are_not_read(self, driver: TestDriver) -> None:
         driver.push("bids", [bid(1, "a", 2.0, 3)])
         driver.checkpoint()
         driver.push("bids", [bid(1, "a", 2.0, 95)])
@@ -124,7 +124,7 @@ class TestResults:
         [row] = rows(reading_of(stored(store_of(driver)), "firsts"))
         assert row == {"window_end": START + timedelta(hours=1), "auction": 7, "passed": START + timedelta(seconds=3)}
 
-    def test_the_clock_of_an_operator_is_one_row_per_key_group(self, driver: TestDriver) -> None:
+    def test_the_clock_of_an_operator_has_one_row_per_key_group(self, driver: TestDriver) -> None:
         at = START + timedelta(seconds=30)
         driver.push("bids", [bid(1, "a", 2.0, 3)])
         driver.watermark("bids", at)
@@ -138,7 +138,7 @@ class TestResults:
         assert {row["at"].year for row in rows(reading_of(stored(store_of(driver)), "hot.clock"))} == {9999}
         assert rows(reading_of(stored(store_of(driver)), "hot")) == []
 
-    def test_state_without_an_identity_is_shown_by_its_own_columns(self) -> None:
+    def test_state_without_an_identity_is_shown_with_its_stored_columns(self) -> None:
         described = {
             "key": [["window_end", "timestamp[us, tz=UTC]"], ["k", "int64"]],
             "columns": [["n.count", "int64"]],
@@ -149,7 +149,7 @@ class TestResults:
 
 class TestKeys:
     @pytest.mark.parametrize(("key", "found"), [("a", 2), ("b", 1), ("c", 0), ("[null]", 1), ('["a"]', 2)])
-    def test_one_key_is_found_among_all(self, driver: TestDriver, key: str, found: int) -> None:
+    def test_one_key_is_found_among_many(self, driver: TestDriver, key: str, found: int) -> None:
         driver.push("bids", [bid(1, "a", 1.0), bid(1, "a", 1.0), bid(2, "b", 1.0), bid(2, None, 1.0)])
         driver.checkpoint()
         assert [row["n"] for row in rows(reading_of(stored(store_of(driver)), "places", key=key))] == [found] * bool(
@@ -162,7 +162,7 @@ class TestKeys:
         found = rows(reading_of(stored(store_of(driver)), "hot", key='[1, "a"]'))
         assert [(row["auction"], row["n"]) for row in found] == [(1, 2)] * 3
 
-    def test_the_key_of_a_range_of_windows_does_not_hold_their_end(self, driver: TestDriver) -> None:
+    def test_the_key_of_a_range_of_windows_does_not_contain_their_end(self, driver: TestDriver) -> None:
         driver.push("bids", [bid(1, "a", 1.0)])
         driver.checkpoint()
         with pytest.raises(hf.ConfigError, match="has 3 of 2 columns"):
@@ -178,7 +178,9 @@ steps = st.lists(
 class TestHistories:
     @settings(deadline=None, max_examples=8)
     @given(steps, st.integers(1, 3), st.integers(0, 3))
-    def test_every_kept_checkpoint_holds_what_was_read_by_then(self, plan: list[Step], workers: int, seed: int) -> None:
+    def test_every_kept_checkpoint_contains_the_state_as_of_its_epoch(
+        self, plan: list[Step], workers: int, seed: int
+    ) -> None:
         expected: dict[int, Counter[str]] = {}
         pushed: Counter[str] = Counter()
         with TestDriver(app(), parallelism=workers, seed=seed) as driver:
@@ -202,7 +204,7 @@ class TestHistories:
             windows = rows(reading_of(history, "hot", str(epoch)))
             assert sum(row["n"] for row in windows) == expected[epoch].total()
 
-    def test_state_of_an_abandoned_timeline_says_so(self, driver: TestDriver) -> None:
+    def test_state_of_an_abandoned_timeline_is_marked_as_abandoned(self, driver: TestDriver) -> None:
         driver.push("bids", [bid(1, "a", 1.0)])
         first = driver.checkpoint()
         driver.push("bids", [bid(1, "a", 1.0)])
@@ -232,7 +234,7 @@ class TestRunningJob:
         assert read.at.epoch > first
         assert [row["n"] for row in rows(read)] == [4]
 
-    def test_an_epoch_that_expires_meanwhile_is_refused_with_the_nearest(self, driver: TestDriver) -> None:
+    def test_an_epoch_that_expires_during_the_read_is_refused_with_the_nearest(self, driver: TestDriver) -> None:
         driver.push("bids", [bid(1, "a", 1.0)])
         first = driver.checkpoint()
         history = stored(Interrupted(store_of(driver), once(lambda: expire(driver))))
@@ -248,7 +250,7 @@ class TestRunningJob:
         with pytest.raises(hf.Unavailable, match="expired 5 checkpoints in a row"):
             reading_of(stored(Interrupted(store_of(driver), lambda: expire(driver))), "places")
 
-    def test_an_object_that_is_lost_while_its_checkpoint_is_kept_is_damage(self, driver: TestDriver) -> None:
+    def test_a_missing_object_of_a_kept_checkpoint_is_damage(self, driver: TestDriver) -> None:
         driver.push("bids", [bid(1, "a", 1.0)])
         epoch = driver.checkpoint()
         store = store_of(driver)
@@ -266,7 +268,7 @@ class TestRunningJob:
             store.delete(path)
         assert len(rows(read)) == 50
 
-    def test_objects_beyond_the_limit_of_memory_are_read_from_files(
+    def test_objects_above_the_memory_limit_are_read_from_files(
         self, driver: TestDriver, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(objects, "MEMORY_BYTES", 0)
@@ -311,7 +313,7 @@ class TestDifferences:
 
 
 class TestSizes:
-    def test_rows_are_live_rows_and_add_up(self, driver: TestDriver) -> None:
+    def test_counted_rows_are_live_rows_and_add_up(self, driver: TestDriver) -> None:
         driver.push("bids", [bid(1, f"p{i}", 1.0) for i in range(40)])
         driver.checkpoint()
         driver.push("bids", [bid(1, f"p{i}", 1.0) for i in range(60)])
@@ -333,7 +335,7 @@ class TestSizes:
 
 
 class TestFrame:
-    def test_the_package_itself_is_the_function(self, driver: TestDriver, tmp_path: Path) -> None:
+    def test_the_package_can_be_called_as_the_function(self, driver: TestDriver, tmp_path: Path) -> None:
         driver.push("bids", [bid(1, "a", 2.0), bid(1, "b", 4.0)])
         epoch = driver.checkpoint()
         driver.push("bids", [bid(1, "a", 4.0)])
@@ -343,7 +345,7 @@ class TestFrame:
         assert frame["avg"].to_list() == [3.0, 4.0]
         assert hf.state("hot", "places", epoch, root=str(tmp_path)).sort("place")["avg"].to_list() == [2.0, 4.0]
 
-    def test_no_state_is_a_frame_without_rows(self, driver: TestDriver, tmp_path: Path) -> None:
+    def test_an_operator_without_state_gives_a_frame_without_rows(self, driver: TestDriver, tmp_path: Path) -> None:
         driver.push("bids", [bid(1, "a", 2.0)])
         driver.finish()
         written_to(tmp_path, driver)
@@ -351,7 +353,7 @@ class TestFrame:
         assert frame.is_empty() and frame.columns[-3:] == ["n", "avg", "last"]
 
     @pytest.mark.parametrize("epoch", [1.5, True, b"x"])
-    def test_what_is_no_epoch_is_refused(self, tmp_path: Path, epoch: Any) -> None:
+    def test_an_argument_that_is_no_epoch_is_refused(self, tmp_path: Path, epoch: Any) -> None:
         with pytest.raises(hf.ConfigError, match="epoch is"):
             hf.state("hot", "places", epoch, root=str(tmp_path))
 

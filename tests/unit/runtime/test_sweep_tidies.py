@@ -29,7 +29,7 @@ def swept(store: LocalObjects, job: Job) -> Sweep:
     return sweep
 
 
-def test_temporary_files_and_empty_folders_are_gone_after_a_sweep(tmp_path: Path, job: Job) -> None:
+def test_a_sweep_removes_temporary_files_and_empty_folders(tmp_path: Path, job: Job) -> None:
     left = tmp_path / "segments" / "00000001" / "000000000007" / ".tmp-0123"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"half")

@@ -1,4 +1,4 @@
-"""A job whose source takes back records that the job has read: it stops, and says so, whoever notices first."""
+"""A job whose source voids records that the job has read fails with that reason, wherever it is detected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WRITER = "another-job/out/0"
 
 @pytest.fixture
 def words(tmp_path: Path) -> Words:
-    """A job that has read what another one wrote, which goes back behind it."""
+    """A job that has read the output of another job, which is then rewound to an earlier epoch."""
     job = Words(tmp_path)
     log = LogWriter(LocalObjects(str(tmp_path / "rows")))
     for epoch in (1, 2):
@@ -28,15 +28,15 @@ def words(tmp_path: Path) -> Words:
     return job
 
 
-class TestRecordsTakenBack:
-    def test_end_the_run_when_a_heartbeat_learns_of_it(self, words: Words) -> None:
+class TestVoidRecords:
+    def test_fail_the_run_when_a_heartbeat_detects_them(self, words: Words) -> None:
         for member in words.cluster.members.values():
             member.loop.take_stock()
         reported = [member.loop.heartbeat() for member in words.cluster.members.values()]
         assert any(beat.broken and beat.generation == words.job.generation for beat in reported)
         self.ends_with_the_cause(words)
 
-    def test_end_the_run_when_a_read_learns_of_it(self, words: Words) -> None:
+    def test_fail_the_run_when_a_read_detects_them(self, words: Words) -> None:
         words.cluster.settle()
         self.ends_with_the_cause(words)
 

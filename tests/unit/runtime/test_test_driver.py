@@ -1,4 +1,4 @@
-"""The test driver: a whole job in one thread, and what it must show of crashes, recovery and delivery."""
+"""The test driver: a complete job in one thread, with crashes, recovery and delivery."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def by_auction(driver: TestDriver) -> dict[int, tuple[int, float]]:
 
 
 class TestOneJob:
-    def test_rows_are_delivered_when_their_epoch_is_completed_and_not_before(self) -> None:
+    def test_rows_are_delivered_only_when_their_epoch_is_completed(self) -> None:
         with TestDriver(hot()) as t:
             t.push("bids", [Bid(1, 2.0), Bid(2, 3.0), Bid(1, 4.0)])
             assert t.rows("out") == []
@@ -109,7 +109,7 @@ Action = tuple[str, int, int]
     ),
     st.integers(0, 1_000),
 )
-def test_whatever_crashes_when_the_output_is_that_of_all_input_once(actions: list[Action], seed: int) -> None:
+def test_the_output_equals_that_of_all_input_once_under_any_crashes(actions: list[Action], seed: int) -> None:
     counts: Counter[int] = Counter()
     with TestDriver(hot(), seed=seed) as t:
         for number, (kind, where, size) in enumerate(actions):
@@ -167,14 +167,14 @@ class TestWrongUse:
             (7, "7 is not a list of rows"),
         ],
     )
-    def test_rows_that_are_none(self, rows: Any, says: str) -> None:
+    def test_objects_that_are_no_rows_are_refused(self, rows: Any, says: str) -> None:
         with TestDriver(hourly()) as t:
             with pytest.raises(ConfigError) as refused:
                 t.push("rows", rows)
             assert says in refused.value.what and refused.value.not_done == "none of these rows was pushed"
             t.push("rows", [Timed("a", NOON)])
 
-    def test_a_null_where_none_may_be_still_makes_an_undecodable_record(self) -> None:
+    def test_a_null_in_a_column_that_forbids_it_makes_an_undecodable_record(self) -> None:
         with TestDriver(hourly()) as t, pytest.raises(JobFailed, match="'word' is null|null"):
             t.push("rows", [{"word": None, "at": NOON}])
 
@@ -187,7 +187,7 @@ class TestWrongUse:
             ((None, "a"), "column 'window_end' is null"),
         ],
     )
-    def test_a_key_of_other_columns(self, key: Any, says: str) -> None:
+    def test_a_key_with_other_columns_is_refused(self, key: Any, says: str) -> None:
         with TestDriver(hourly()) as t:
             t.push("rows", [Timed("a", NOON)])
             t.checkpoint()
@@ -197,30 +197,30 @@ class TestWrongUse:
             state = t.state("hours", (NOON + timedelta(hours=1), "a"))
             assert state is not None and state["n.count"] == 1
 
-    def test_the_clock_of_windows_is_no_operator_of_the_users(self) -> None:
+    def test_the_clock_of_windows_is_refused_as_an_operator(self) -> None:
         with TestDriver(hourly()) as t, pytest.raises(ConfigError, match="no operator") as refused:
             t.state("hours.clock", 1)
         assert refused.value.next_step == "use one of ['hours']"
 
     @pytest.mark.parametrize("app", ["jobs/hot.py", Path("jobs/hot.py")])
-    def test_a_file_in_place_of_the_app(self, app: Any) -> None:
+    def test_a_file_in_place_of_the_app_is_refused(self, app: Any) -> None:
         with pytest.raises(ConfigError, match="TestDriver takes an hf.App") as refused:
             TestDriver(app)
         assert refused.value.next_step == "import the app from its file: from hot import app"
 
     @pytest.mark.parametrize("parallelism", [0, 17, "2", None])
-    def test_a_parallelism_that_no_job_can_have(self, parallelism: Any) -> None:
+    def test_an_invalid_parallelism_is_refused(self, parallelism: Any) -> None:
         with pytest.raises(ConfigError, match="TestDriver has parallelism="):
             TestDriver(hourly(), parallelism=parallelism)
 
     @pytest.mark.parametrize("at", [datetime(2026, 1, 1), "2026-01-01", None])
-    def test_a_watermark_that_is_no_point_in_time(self, at: Any) -> None:
+    def test_a_watermark_that_is_not_a_time_is_refused(self, at: Any) -> None:
         with TestDriver(hourly()) as t, pytest.raises(ConfigError, match="source 'rows' has no use for"):
             t.watermark("rows", at)
 
     @pytest.mark.parametrize("call", [TestDriver.checkpoint, TestDriver.finish], ids=["checkpoint", "finish"])
     @pytest.mark.timeout(20)  # it used to wait for the missing worker, in virtual time and without end
-    def test_an_end_of_an_epoch_that_a_crashed_worker_never_reaches(self, call: Any) -> None:
+    def test_the_end_of_an_epoch_that_a_crashed_worker_never_reaches_is_refused(self, call: Any) -> None:
         with TestDriver(hot()) as t:
             t.push("bids", [Bid(1, 1.0)])
             t.crash()
@@ -245,7 +245,7 @@ class TestWrongUse:
         ids=["push", "checkpoint", "crash", "recover", "rewind"],
     )
     @pytest.mark.timeout(20)
-    def test_a_call_after_the_end_of_the_job(self, call: Any) -> None:
+    def test_a_call_after_the_end_of_the_job_is_refused(self, call: Any) -> None:
         with TestDriver(hot()) as t:
             t.push("bids", [Bid(1, 1.0)])
             t.finish()
@@ -255,7 +255,7 @@ class TestWrongUse:
             assert by_auction(t) == {1: (1, 1.0)}
 
     @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
-    def test_a_call_outside_the_with_statement(self, before: bool) -> None:
+    def test_a_call_outside_the_with_statement_is_refused(self, before: bool) -> None:
         t = TestDriver(hot())
         if not before:
             with t:
@@ -266,7 +266,7 @@ class TestWrongUse:
             assert refused.value.next_step == "write: with TestDriver(app) as t:"
 
     @pytest.mark.timeout(20)
-    def test_a_rewind_needs_no_worker_that_has_crashed(self) -> None:
+    def test_a_rewind_is_possible_while_a_worker_is_crashed(self) -> None:
         with TestDriver(hot()) as t:
             t.push("bids", [Bid(1, 1.0)])
             epoch = t.checkpoint()

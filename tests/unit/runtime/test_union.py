@@ -1,4 +1,4 @@
-"""Streams of several sources united: one fragment behind all of them, reached without a shuffle."""
+"""Streams of several sources united: one fragment after all of them, reached without a shuffle."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def totals(t: TestDriver, sink: str = "sums") -> dict[str, int]:
     return {row["shop"]: row["total"] for row in t.rows(sink)}
 
 
-class TestThePlan:
+class TestPlan:
     def plan(self) -> Plan:
         return united().plan()
 
-    def test_streams_meet_in_a_fragment_of_their_own(self) -> None:
+    def test_streams_meet_in_a_separate_fragment(self) -> None:
         plan = self.plan()
         union = plan.fragments[2]
         assert (union.source, union.input_edges) == (None, (0, 1))
@@ -67,12 +67,12 @@ class TestThePlan:
         channels = self.plan().edges[0].channels([0, 1, 2])  # type: ignore[list-item]
         assert [(c.sender, c.receiver) for c in channels] == [(0, 0), (1, 1), (2, 2)]
 
-    def test_it_is_shown(self) -> None:
+    def test_the_plan_shows_the_union(self) -> None:
         plan = self.plan()
         assert "fragment 2: union of edge 0 from fragment 0, edge 1 from fragment 1" in render(plan)
         assert [fragment["input_edges"] for fragment in describe(plan)["fragments"][:3]] == [[], [], [0, 1]]
 
-    def test_streams_of_one_source_need_no_fragment(self) -> None:
+    def test_streams_of_one_source_need_no_separate_fragment(self) -> None:
         app = hf.App("orders")
         (web,) = sources_of(app, "web")
         web.filter(pl.col("amount") > 0).union(web).sink("out", MemorySink())
@@ -91,14 +91,14 @@ class TestThePlan:
         with pytest.raises(ConfigError, match="event time"):
             web.union(till).key_by("shop").window(hf.tumbling("10s"))
 
-    def test_rows_are_not_written_at_once_behind_it(self) -> None:
+    def test_rows_after_a_union_are_not_written_immediately(self) -> None:
         app = hf.App("orders")
         web, till = [app.source(name, COLUMNS, partitioned_by=["shop"]) for name in ("web", "till")]
         web.union(till).sink("out", hf.SQLite("x.db", table="t", key=["shop"], delivery="idempotent"))
         assert app.plan().sinks[0].path is None
 
 
-class TestARun:
+class TestRun:
     def test_rows_of_all_sources_are_counted_once(self) -> None:
         with TestDriver(united(), parallelism=2) as t:
             t.push("web", [order("a", 1), order("b", 2)])
@@ -107,7 +107,7 @@ class TestARun:
             assert totals(t) == {"a": 11, "b": 2}
             assert len(t.rows("all")) == 3
 
-    def test_a_window_waits_for_the_source_that_is_behind(self) -> None:
+    def test_a_window_waits_for_the_source_with_the_lowest_watermark(self) -> None:
         with TestDriver(united(), parallelism=2) as t:
             t.push("web", [order("a", 1, 1), order("a", 1, 35)])
             t.checkpoint()
@@ -119,7 +119,7 @@ class TestARun:
             t.checkpoint()
             assert totals(t, "hours") == {"a": 11}
 
-    def test_the_source_that_is_behind_is_read_first(self) -> None:
+    def test_the_source_with_the_lowest_watermark_is_read_first(self) -> None:
         with TestDriver(united(), parallelism=1) as t:
             t.crash()
             t.push("web", [order("a", 1, 1_000 + i) for i in range(400)])
@@ -131,7 +131,7 @@ class TestARun:
             assert sum(second >= 1_000 for second in seconds[: seconds.index(399)]) <= 64
 
     @pytest.mark.parametrize("seed", range(4))
-    def test_nothing_is_lost_or_doubled_by_crashes(self, seed: int) -> None:
+    def test_nothing_is_lost_or_duplicated_by_crashes(self, seed: int) -> None:
         with TestDriver(united(), parallelism=2, seed=seed) as t:
             for step in range(6):
                 t.push("web", [order("a", 1), order(f"w{step}", 1)], partition=step % 3)
@@ -157,7 +157,7 @@ class TestARun:
             t.finish()
             assert sorted(row["amount"] for row in t.rows("out")) == [3, 5]
 
-    def test_a_row_that_a_function_behind_it_refuses_is_a_dead_letter(self) -> None:
+    def test_a_row_on_which_a_function_after_a_union_fails_is_a_dead_letter(self) -> None:
         def positive(row: Order) -> Order:
             if row.amount < 0:
                 raise ValueError("negative")
@@ -174,7 +174,7 @@ class TestARun:
             assert letter["operator"] == "map positive" and letter["source"] is None and "negative" in letter["error"]
             assert [row["shop"] for row in t.rows("out")] == ["b"]
 
-    def test_an_audit_of_its_edges_balances(self) -> None:
+    def test_an_audit_of_the_edges_of_a_union_balances(self) -> None:
         with TestDriver(united(), parallelism=2) as t:
             t.push("web", [order("a", 1), order("b", 2)])
             t.push("till", [order("a", 10)], partition=1)

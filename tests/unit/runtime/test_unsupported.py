@@ -37,7 +37,7 @@ def said(call: Callable[[], object]) -> hf.ConfigError:
 
 class TestNamesOfTheApi:
     @pytest.mark.parametrize("name", unsupported.MODULE)
-    def test_of_the_package_say_what_to_use_instead(self, name: str) -> None:
+    def test_of_the_package_name_the_alternative(self, name: str) -> None:
         error = said(lambda: getattr(hf, name))
         assert error.what == f"hf.{name} is not in this version"
         assert error.next_step == unsupported.MODULE[name]
@@ -51,7 +51,7 @@ class TestNamesOfTheApi:
         ],
         ids=["stream", "keyed", "app"],
     )
-    def test_of_objects_say_so_too(self, owner: Any, kind: str, names: dict[str, str]) -> None:
+    def test_of_objects_name_the_alternative(self, owner: Any, kind: str, names: dict[str, str]) -> None:
         for name, instead in names.items():
             error = said(lambda name=name: getattr(owner, name)("x"))  # type: ignore[misc]
             assert (error.what, error.next_step) == (f"{kind}.{name} is not in this version", instead)
@@ -61,10 +61,10 @@ class TestNamesOfTheApi:
         for owner, names in ((Stream, unsupported.STREAM), (Keyed, unsupported.KEYED_STREAM), (App, unsupported.APP)):
             assert not [name for name in names if name in dir(owner)]
 
-    def test_tools_that_ask_whether_they_exist_are_answered(self) -> None:
+    def test_are_reported_as_missing_to_hasattr(self) -> None:
         assert not hasattr(hf, "Kafka") and not hasattr(stream(), "join")
 
-    def test_imported_by_a_job_they_are_refused_by_that_sentence(self, tmp_path: Path) -> None:
+    def test_are_refused_with_the_same_message_when_a_job_imports_them(self, tmp_path: Path) -> None:
         (tmp_path / "job.py").write_text("from holdfast import App, Kafka\n")
         with pytest.raises(hf.ConfigError, match=r"hf\.Kafka is not in this version"):
             load(str(tmp_path / "job.py"))
@@ -73,7 +73,7 @@ class TestNamesOfTheApi:
             load(str(tmp_path / "typo.py"))
 
 
-class TestNamesThatExistNowhere:
+class TestUnknownNames:
     @pytest.mark.parametrize(
         ("use", "message"),
         [
@@ -161,7 +161,7 @@ class TestArgumentsThatDoNotFit:
         with pytest.raises(TypeError):
             hf.tumbling()  # type: ignore[call-arg]
 
-    def test_a_type_error_of_the_call_itself_stays_what_it_is(self) -> None:
+    def test_do_not_include_a_type_error_raised_inside_the_call(self) -> None:
         with pytest.raises(TypeError) as found:
             hf.Log(3)  # type: ignore[arg-type]
         assert not isinstance(found.value, hf.ConfigError)
@@ -175,7 +175,7 @@ def planned(**arguments: Any) -> object:
 
 class TestTypeCheckers:
     @pytest.mark.parametrize("module", ["app", "stream"])
-    def test_do_not_see_the_attributes_that_only_tell_what_is_missing(self, module: str) -> None:
+    def test_do_not_see_attributes_that_only_explain_what_is_missing(self, module: str) -> None:
         source = inspect.getsource(__import__(f"holdfast.runtime.api.{module}", fromlist=["x"]))
         hidden = [
             name.name
@@ -224,12 +224,12 @@ class TestDurations:
             ),
         ],
     )
-    def test_one_that_is_malformed_is_named_with_its_place(self, call: Callable[[], object], what: str) -> None:
+    def test_a_malformed_duration_is_named_with_its_place(self, call: Callable[[], object], what: str) -> None:
         with pytest.raises(hf.ConfigError, match=what) as refused:
             call()
         assert refused.value.next_step.startswith('give a duration such as "250ms"')
 
-    def test_an_argument_that_app_run_does_not_have(self) -> None:
+    def test_an_unknown_argument_of_app_run_is_refused(self) -> None:
         with pytest.raises(hf.ConfigError, match=r"app\.run at .* has no argument 'onces'") as refused:
             hf.App("hot").run(onces=True)  # type: ignore[call-arg]
         assert refused.value.next_step.startswith("did you mean 'once'?")

@@ -1,4 +1,4 @@
-"""What a companion makes of what it sees of its worker."""
+"""How a companion classifies its observations of its worker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ LIMITS = Limits(every=0.5, hung_after=120.0, session_timeout=10.0)
 
 
 class Looks:
-    """A companion that looks every half second."""
+    """A companion that checks every half second."""
 
     def __init__(self) -> None:
         self.watch, self.now, self.beats = Watch(100.0), 100.0, 0
@@ -22,25 +22,25 @@ class Looks:
         return said
 
 
-class TestAWorker:
-    def test_that_beats_speaks_for_itself(self) -> None:
+class TestWorker:
+    def test_that_beats_is_not_reported(self) -> None:
         looks = Looks()
         assert {looks.look(beat=True) for _ in range(1_000)} == {None}
 
-    def test_whose_interpreter_is_held_is_spoken_for_until_it_beats_again(self) -> None:
+    def test_whose_interpreter_is_held_is_reported_until_it_beats_again(self) -> None:
         looks = Looks()
         looks.look(beat=True)
         assert [looks.look() for _ in range(4)] == [None, "held", "held", "held"]
         assert looks.watch.held == 2.0
         assert [looks.look(beat=True), looks.look(), looks.look()] == [None, None, "held"]
 
-    def test_that_is_stopped_by_a_signal_is_silent_however_long(self) -> None:
+    def test_that_is_stopped_by_a_signal_is_never_reported(self) -> None:
         looks = Looks()
         looks.look(beat=True)
         assert {looks.look(stopped=True) for _ in range(1_000)} == {None}
         assert {looks.look(stopped=True, linked=False) for _ in range(1_000)} == {None}
 
-    def test_that_goes_on_after_a_stop_has_not_held_its_interpreter_meanwhile(self) -> None:
+    def test_that_resumes_after_a_stop_did_not_hold_its_interpreter(self) -> None:
         looks = Looks()
         looks.look(beat=True)
         for _ in range(1_000):
@@ -48,7 +48,7 @@ class TestAWorker:
         looks.look()
         assert looks.watch.held == 0.5
 
-    def test_that_has_ended_is_reported_whatever_it_did(self) -> None:
+    def test_that_has_ended_is_reported_in_any_state(self) -> None:
         for stopped in (False, True):
             looks = Looks()
             assert looks.look(beat=True, alive=False, stopped=stopped) == "ended"
@@ -59,20 +59,20 @@ class TestAWorker:
         said = [looks.look() for _ in range(241)]
         assert said[-2:] == ["held", "hung"] and said.index("hung") == 240
 
-    def test_that_the_driver_has_let_go_is_given_the_session_timeout(self) -> None:
+    def test_that_was_dismissed_has_the_session_timeout_to_exit(self) -> None:
         looks = Looks()
         looks.look(beat=True)
         said = [looks.look(linked=False) for _ in range(21)]
         assert said[-2:] == ["held", "lost"] and said.index("lost") == 20
 
-    def test_that_the_driver_has_let_go_leaves_by_itself_while_it_beats(self) -> None:
+    def test_that_was_dismissed_is_not_ended_while_it_beats(self) -> None:
         looks = Looks()
         assert {looks.look(beat=True, linked=False) for _ in range(1_000)} == {None}
 
 
-class TestACompanionThatDidNotRun:
-    def test_takes_none_of_that_time_for_the_workers(self) -> None:
-        """The whole host was stopped, or asleep."""
+class TestCompanionThatDidNotRun:
+    def test_does_not_attribute_that_time_to_the_worker(self) -> None:
+        """The host was stopped or asleep."""
         looks = Looks()
         looks.look(beat=True)
         assert looks.look(after=10_000.0) == "held"
@@ -80,7 +80,7 @@ class TestACompanionThatDidNotRun:
 
 
 class TestMarks:
-    def test_are_told_in_words(self) -> None:
+    def test_are_described_in_words(self) -> None:
         assert described("function: map parse") == "the Python function of step 'map parse'"
         assert described("source: clicks") == "a read of source 'clicks'"
         assert described(None) == described("interpreter") == "code outside Python functions"

@@ -1,4 +1,4 @@
-"""Watermarks: the minimum of what is not idle, never going back."""
+"""Watermarks: the minimum over all parts that are not idle; it never decreases."""
 
 from __future__ import annotations
 
@@ -28,26 +28,28 @@ def after(*said: tuple[str, int, bool], parts: str = "ab") -> Minimum[str]:
 
 
 class TestMinimum:
-    def test_before_every_part_has_spoken_there_is_none(self) -> None:
+    def test_there_is_no_watermark_before_every_part_has_reported_one(self) -> None:
         assert after(("a", 5, False)).now == Watermark(NEVER_US)
 
-    def test_it_is_that_of_the_part_that_is_furthest_behind(self) -> None:
+    def test_the_watermark_is_the_lowest_of_all_parts(self) -> None:
         assert after(("a", 5, False), ("b", 3, False)).now == Watermark(3)
 
-    def test_an_idle_part_holds_nothing_back(self) -> None:
+    def test_an_idle_part_does_not_hold_the_watermark_back(self) -> None:
         assert after(("a", 5, False), ("b", 3, True)).now == Watermark(5)
 
-    def test_it_holds_when_all_are_idle(self) -> None:
+    def test_the_watermark_holds_while_all_parts_are_idle(self) -> None:
         assert after(("a", 5, False), ("b", 3, False), ("b", 3, True), ("a", 9, True)).now == Watermark(5, idle=True)
 
-    def test_a_part_that_wakes_does_not_pull_it_back(self) -> None:
+    def test_a_part_that_becomes_active_does_not_lower_the_watermark(self) -> None:
         assert after(("b", 3, True), ("a", 5, False), ("b", 3, False)).now == Watermark(5)
 
-    def test_a_subtask_that_reads_nothing_never_holds_anything_back(self) -> None:
+    def test_a_subtask_without_partitions_never_holds_the_watermark_back(self) -> None:
         assert begin("").now == Watermark(NEVER_US, idle=True, over=True)
 
     @given(st.permutations("abc"), st.permutations("abc"))
-    def test_parts_that_become_idle_together_move_nothing_in_any_order(self, first: list[str], then: list[str]) -> None:
+    def test_parts_that_become_idle_together_do_not_move_the_watermark_in_any_order(
+        self, first: list[str], then: list[str]
+    ) -> None:
         state = after(("a", 5, False), ("b", 3, False), ("c", 9, False), parts="abc")
         for part in first:
             state, _ = reported(state, part, Watermark(NEVER_US, quiet=True))
@@ -57,48 +59,48 @@ class TestMinimum:
             assert state.now.at_us == 3
         assert state.now == Watermark(3, idle=True)
 
-    def test_an_idle_part_holds_back_until_another_one_shows_life(self) -> None:
+    def test_an_idle_part_holds_the_watermark_back_while_the_others_are_quiet(self) -> None:
         state = after(("a", 5, False), ("b", 3, False))
         state, _ = reported(state, "a", Watermark(5, quiet=True))
         state, _ = reported(state, "b", Watermark(3, idle=True))
         assert state.now == Watermark(3, quiet=True)
         assert reported(state, "a", Watermark(5))[0].now == Watermark(5)
 
-    def test_a_part_that_is_over_leaves_also_where_all_others_are_idle(self) -> None:
+    def test_a_part_that_is_over_leaves_even_if_all_others_are_idle(self) -> None:
         over = Watermark(3, idle=True, over=True)
         one = after(("a", 5, False), ("b", 3, False), ("a", 5, True))
         other = after(("a", 5, False), ("b", 3, False))
         other, _ = reported(reported(other, "b", over)[0], "a", Watermark(5, idle=True))
         assert reported(one, "b", over)[0].now == other.now == Watermark(5, idle=True)
 
-    def test_it_is_over_when_every_part_is(self) -> None:
+    def test_the_watermark_is_over_when_every_part_is_over(self) -> None:
         state = after(("a", 5, False), ("b", 3, False))
         for part in "ab":
             state, _ = reported(state, part, Watermark(4, idle=True, over=True))
         assert state.now == Watermark(5, idle=True, over=True)
 
     @given(st.permutations("abc"))
-    def test_once_all_are_over_it_is_the_largest_whichever_was_over_last(self, order: list[str]) -> None:
+    def test_once_all_parts_are_over_the_watermark_is_the_largest(self, order: list[str]) -> None:
         state, reached = begin("abc"), {"a": NEVER_US, "b": 3, "c": 9}
         for part in order:
             state, _ = reported(state, part, Watermark(reached[part]))
             state, _ = reported(state, part, Watermark(reached[part], idle=True, over=True))
         assert state.now == Watermark(9, idle=True, over=True)
 
-    def test_a_part_that_tells_less_than_before_keeps_what_it_told(self) -> None:
+    def test_a_part_that_reports_a_lower_watermark_keeps_its_previous_one(self) -> None:
         state = after(("a", 5, False), ("b", 7, False), ("a", 2, False))
         assert (state.parts["a"].at_us, state.now) == (5, Watermark(5))
 
     def test_the_last_watermark_ends_idleness(self) -> None:
         assert after(("a", 5, True), ("b", 3, True), ("a", LAST_US, False), ("b", LAST_US, False)).now.at_us == LAST_US
 
-    def test_a_change_is_told_from_none(self) -> None:
+    def test_a_change_is_distinguished_from_no_change(self) -> None:
         state = after(("a", 5, False), ("b", 3, False))
         assert reported(state, "a", Watermark(7))[1] is False
         assert reported(state, "b", Watermark(4))[1] is True
 
     @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(-9, 9), st.booleans())))
-    def test_it_never_goes_back_and_never_passes_a_part_that_is_not_idle(
+    def test_the_watermark_never_decreases_and_never_passes_an_active_part(
         self, said: list[tuple[str, int, bool]]
     ) -> None:
         state = begin("abc")
@@ -134,14 +136,14 @@ class Source:
         self.traits = SourceTraits(kind="Source", local_paths=(), tells_time=tells_time)
 
     def check(self) -> None:
-        """Nothing to look at."""
+        """Nothing to check."""
 
     def open(self) -> OpenSource:
         raise AssertionError("nothing is read")
 
 
 class Reading:
-    """The event time of partitions 0 and 1, idle after 10 s, 2 s out of order; and what it sent."""
+    """The event time of partitions 0 and 1, idle after 10 s, 2 s out of order; and the watermarks sent."""
 
     def __init__(self, *positions: SourcePosition, opened: Any = None) -> None:
         self.clock, self.sent = VirtualClock(), list[Watermark]()
@@ -159,8 +161,8 @@ class Reading:
         self.time.emitted(partition, pa.RecordBatch.from_pylist(rows, schema=SCHEMA), len(rows))
 
 
-class Telling:
-    """A source that says how far time is."""
+class WithWatermarks:
+    """A source that gives its own watermarks."""
 
     at_us: int | None = None
 
@@ -179,15 +181,15 @@ class TestEventTimeOfASource:
         assert reading.sent == [Watermark(NEVER_US), Watermark(us(2))]
         assert (reading.time.known(0), reading.time.known(1)) == (us(7), us(2))
 
-    def test_it_goes_on_where_the_checkpoint_left_it(self) -> None:
+    def test_event_time_resumes_from_the_checkpoint(self) -> None:
         assert Reading(SourcePosition("s", 0, 7, 50), SourcePosition("s", 1, 9, 40)).sent == [Watermark(40)]
 
-    def test_an_older_record_does_not_move_it_back(self) -> None:
+    def test_an_older_record_does_not_lower_the_watermark(self) -> None:
         reading = Reading(SourcePosition("s", 0, 7, us(9)))
         reading.take(0, 3)
         assert reading.time.known(0) == us(9)
 
-    def test_a_quiet_partition_is_idle_after_a_while_and_wakes_before_its_rows(self) -> None:
+    def test_a_quiet_partition_becomes_idle_and_is_active_again_before_its_rows(self) -> None:
         reading = Reading(*FRESH)
         reading.take(0, 9)
         assert not reading.time.found_nothing(1, 0, ended=False)
@@ -203,9 +205,7 @@ class TestEventTimeOfASource:
         assert reading.sent[2:] == reported
 
     @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-    def test_partitions_that_fall_silent_together_move_nothing_whichever_is_looked_at_first(
-        self, order: tuple[int, int]
-    ) -> None:
+    def test_partitions_that_become_silent_together_move_nothing_in_any_order(self, order: tuple[int, int]) -> None:
         reading = Reading(*FRESH)
         reading.take(0, 9)
         reading.take(1, 5)
@@ -215,7 +215,7 @@ class TestEventTimeOfASource:
         assert reading.sent[-1] == Watermark(us(3), idle=True)
 
     @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-    def test_time_that_passed_while_nothing_was_looked_at_makes_none_idle(self, order: tuple[int, int]) -> None:
+    def test_time_that_passed_without_a_check_makes_no_partition_idle(self, order: tuple[int, int]) -> None:
         reading = Reading(*FRESH)
         reading.take(0, 9)
         reading.take(1, 5)
@@ -224,7 +224,7 @@ class TestEventTimeOfASource:
         reading.quiet(1, *order)
         assert reading.sent[-1].at_us == us(3)
 
-    def test_a_partition_that_woke_is_idle_only_after_the_whole_time_again(self) -> None:
+    def test_a_reactivated_partition_is_idle_only_after_the_full_time_again(self) -> None:
         reading = Reading(*FRESH)
         reading.take(1, 5)
         for _ in range(11):
@@ -241,8 +241,8 @@ class TestEventTimeOfASource:
         reading.quiet(2, 1)
         assert reading.sent[-1].at_us == us(38)
 
-    def test_a_watermark_told_by_the_source_is_a_sign_of_life_and_never_goes_back(self) -> None:
-        source = Telling()
+    def test_a_watermark_of_the_source_counts_as_activity_and_never_decreases(self) -> None:
+        source = WithWatermarks()
         reading = Reading(*FRESH, opened=source)
         for _ in range(30):
             reading.quiet(1, 0, 1)
@@ -254,7 +254,7 @@ class TestEventTimeOfASource:
         reading.take(0, 9)
         assert (reading.time.known(0), reading.sent[-1].at_us) == (us(50), us(50))
 
-    def test_the_lowest_watermark_goes_first_but_for_what_was_just_found_empty(self) -> None:
+    def test_the_partition_with_the_lowest_watermark_is_read_first_unless_empty(self) -> None:
         reading = Reading(*FRESH)
         reading.take(0, 9)
         assert sorted([0, 1], key=reading.time.turn) == [1, 0]
@@ -263,20 +263,20 @@ class TestEventTimeOfASource:
         reading.clock.now += 0.1
         assert sorted([0, 1], key=reading.time.turn) == [1, 0]
 
-    def test_one_that_has_records_again_takes_its_turn_immediately(self) -> None:
+    def test_a_partition_with_new_records_is_read_in_turn_immediately(self) -> None:
         reading = Reading(*FRESH)
         reading.quiet(1, 0)
         assert reading.time.turn(0)[0]
         reading.take(0, 9)
         assert not reading.time.turn(0)[0]
 
-    def test_a_partition_that_was_read_to_its_end_leaves_at_once(self) -> None:
+    def test_a_partition_that_was_read_to_its_end_leaves_immediately(self) -> None:
         reading = Reading(*FRESH)
         reading.take(0, 9)
         assert reading.time.found_nothing(1, 0, ended=True)
         assert reading.sent[-1] == Watermark(us(7))
 
-    def test_a_partition_that_this_run_reads_no_further_holds_time_where_it_is(self) -> None:
+    def test_a_partition_that_this_run_reads_no_further_holds_its_watermark(self) -> None:
         reading = Reading(*FRESH)
         reading.take(0, 9)
         reading.take(1, 5)
@@ -284,7 +284,7 @@ class TestEventTimeOfASource:
         reading.take(0, 90)
         assert reading.sent[-1] == Watermark(us(3))
 
-    def test_one_that_never_had_a_record_leaves_when_this_run_reads_no_further(self) -> None:
+    def test_a_partition_without_records_leaves_when_this_run_reads_no_further(self) -> None:
         reading = Reading(*FRESH)
         reading.time.at_end(1, ended=False)
         reading.take(0, 9)
@@ -292,14 +292,14 @@ class TestEventTimeOfASource:
         reading.time.at_end(0, ended=False)
         assert reading.sent[-1] == Watermark(us(7))
 
-    def test_one_that_is_sealed_leaves_when_this_run_reads_no_further(self) -> None:
+    def test_a_sealed_partition_leaves_when_this_run_reads_no_further(self) -> None:
         reading = Reading(*FRESH)
         reading.take(0, 9)
         reading.take(1, 5)
         reading.time.at_end(1, ended=True)
         assert reading.sent[-1] == Watermark(us(7))
 
-    def test_it_says_of_every_partition_for_how_long_it_is_silent_and_which_hold_time_back(self) -> None:
+    def test_every_partition_reports_its_silence_and_whether_it_holds_time_back(self) -> None:
         reading = Reading(*FRESH)
         reading.take(0, 9)
         reading.quiet(0, 1)
@@ -309,7 +309,7 @@ class TestEventTimeOfASource:
         reading.quiet(5, 1)
         assert reading.time.times() == [PartitionTime("s", 0, None, True), PartitionTime("s", 1, 11_000, False)]
 
-    def test_the_last_watermark_does_not_become_that_of_a_partition(self) -> None:
+    def test_the_last_watermark_is_not_stored_for_a_partition(self) -> None:
         reading = Reading(*FRESH)
         reading.take(0, 9)
         reading.time.finish()

@@ -46,7 +46,7 @@ class Job:
         return app
 
     def start(self, **options: Any) -> Cluster:
-        """Prepare a run as the command does, and begin it."""
+        """Prepare a run as the command does, and start it."""
         app = self.app()
         self.started = started = prepare(app.plan(), resolve(app), **options)
         self.cluster = Cluster(started.plan, self.parallelism, 0, started.store, 1.0, started.partitions)
@@ -103,8 +103,8 @@ def job(tmp_path: Path) -> Job:
     return Job(tmp_path)
 
 
-class TestALogThatGetsPartitions:
-    def test_is_read_whole_without_a_restart(self, job: Job) -> None:
+class TestLogWithAddedPartitions:
+    def test_is_read_completely_without_a_restart(self, job: Job) -> None:
         job.append(0, 1)
         cluster = job.start()
         job.log.widen(5)
@@ -114,7 +114,7 @@ class TestALogThatGetsPartitions:
         assert job.rows() == [1, 10, 11, 12, 13, 14]
         assert job.job().generation == 1 and job.stands() == {0: 2, 1: 1, 2: 1, 3: 1, 4: 1}
 
-    def test_is_read_whole_by_the_next_run(self, job: Job) -> None:
+    def test_is_read_completely_by_the_next_run(self, job: Job) -> None:
         job.append(0, 1)
         job.start()
         assert job.end() == "stopped"
@@ -123,8 +123,8 @@ class TestALogThatGetsPartitions:
         job.start().pass_time(3)
         assert job.rows() == [1, 2]
 
-    def test_and_is_sealed_is_read_whole_before_the_job_finishes(self, job: Job) -> None:
-        """The rows of partitions that the driver does not know when the others have ended would be lost for good."""
+    def test_that_is_sealed_is_read_completely_before_the_job_finishes(self, job: Job) -> None:
+        """Rows of partitions unknown to the driver when the others have ended would be lost permanently."""
         job.append(0, 1)
         job.start()
         job.log.widen(4)
@@ -133,7 +133,7 @@ class TestALogThatGetsPartitions:
         assert job.ended() == "finished"
         assert job.rows() == [1, 2] and job.stands()[3] == 1
 
-    def test_is_read_whole_before_a_finish(self, job: Job) -> None:
+    def test_is_read_completely_before_a_finish(self, job: Job) -> None:
         job.append(0, 1)
         job.start()
         job.log.widen(4)
@@ -141,7 +141,7 @@ class TestALogThatGetsPartitions:
         assert job.end(how="finish") == "finished"
         assert job.rows() == [1, 2]
 
-    def test_after_a_run_to_its_ends_began_is_left_to_the_next_run(self, job: Job) -> None:
+    def test_after_the_start_of_a_run_to_fixed_ends_is_left_to_the_next_run(self, job: Job) -> None:
         job.append(0, 1)
         app = job.app()
         job.started = prepare(app.plan(), resolve(app), once=True)
@@ -155,14 +155,14 @@ class TestALogThatGetsPartitions:
         job.start(once=True)
         assert job.ended() == "finished" and job.rows() == [1, 2]
 
-    def test_before_a_run_to_its_ends_began_is_read_whole(self, job: Job) -> None:
+    def test_before_the_start_of_a_run_to_fixed_ends_is_read_completely(self, job: Job) -> None:
         job.append(0, 1)
         job.log.widen(3)
         job.append(2, 2)
         job.start(once=True)
         assert job.ended() == "stopped" and job.rows() == [1, 2]
 
-    def test_with_another_parallelism_moves_to_other_subtasks(self, job: Job) -> None:
+    def test_is_redistributed_when_the_parallelism_changes(self, job: Job) -> None:
         job.append(0, 1)
         job.start()
         job.log.widen(5)
@@ -191,13 +191,13 @@ class TestALogThatGetsPartitions:
         assert {line.verdict for line in lines} == {"proven"}
         assert {line.part for line in lines if line.kind == "source"} == {0, 1, 2, 3}
 
-    def test_the_log_of_the_job_says_when_they_were_taken_in(self, job: Job) -> None:
+    def test_has_the_epoch_of_the_addition_in_the_job_log(self, job: Job) -> None:
         cluster = job.start()
         job.log.widen(4)
         cluster.pass_time(15)
         assert [done.body.added for done in job.job().completed if done.body.added] == [{"rows": (2, 3)}]
 
-    def test_the_events_of_the_job_name_them(self, job: Job) -> None:
+    def test_has_its_added_partitions_in_the_events_of_the_job(self, job: Job) -> None:
         cluster = job.start()
         job.log.widen(4)
         cluster.pass_time(15)
@@ -205,7 +205,7 @@ class TestALogThatGetsPartitions:
         assert [e["cause"] for e in events if e["event"] == "partitions"] == ["new partitions: rows 2, 3"]
         assert status.of_run(cluster.driver.state, "", "continuous", None).problems == ()
 
-    def test_are_in_the_status_before_a_worker_reads_them(self, job: Job) -> None:
+    def test_has_its_added_partitions_in_the_status_before_they_are_read(self, job: Job) -> None:
         job.append(0, 1)
         cluster = job.start()
         master_state = cluster.driver.state
@@ -214,7 +214,7 @@ class TestALogThatGetsPartitions:
         rows = status.of_run(listing, "", "continuous", None).sources
         assert [(row.partition, row.offset, row.lag) for row in rows] == [(0, 1, 0), (1, 0, 0), (2, 0, None)]
 
-    def test_that_cannot_be_listed_is_a_problem_with_a_way_out(self, job: Job) -> None:
+    def test_that_cannot_be_listed_is_a_problem_with_the_next_step(self, job: Job) -> None:
         cluster = job.start()
         error = Unavailable("the log is unreachable", next_step="check the disk").report()
         shown = status.of_run(replace(cluster.driver.state, list_error=error), "", "continuous", None)
@@ -223,7 +223,7 @@ class TestALogThatGetsPartitions:
         assert "source_unlisted" in [finding.code for finding in findings(shown)]
 
 
-class TestALogThatIsAnotherOne:
+class TestReplacedLog:
     def test_adds_no_partitions_to_a_job_that_runs(self, job: Job) -> None:
         job.append(0, 1)
         cluster = job.start()
@@ -239,7 +239,7 @@ class TestALogThatIsAnotherOne:
         assert job.rows() == [1]
 
     def test_that_lacks_an_added_partition_is_refused(self, job: Job) -> None:
-        """A copy from before they were added, of which everything that was read is there."""
+        """A copy from before they were added, with all records that were read."""
         job.append(0, 1)
         cluster = job.start()
         shutil.copytree(job.folder / "rows", job.folder / "older")
@@ -255,7 +255,7 @@ class TestALogThatIsAnotherOne:
         assert "no longer has partition 2" in refusal["what"]
 
 
-class TestASinkThatIsWrittenImmediately:
+class TestImmediateSink:
     """P22: the number of partitions decides which partition a key is in."""
 
     def app(self, folder: Path) -> hf.App:
@@ -264,7 +264,7 @@ class TestASinkThatIsWrittenImmediately:
         rows.sink("lasts", hf.SQLite(folder / "out.db", table="t", key=["n"], delivery="idempotent"))
         return app
 
-    def test_refuses_more_partitions_at_the_next_start(self, job: Job, tmp_path: Path) -> None:
+    def test_refuses_additional_partitions_at_the_next_start(self, job: Job, tmp_path: Path) -> None:
         job.append(0, 1)
         job.app = lambda: self.app(tmp_path)  # type: ignore[method-assign]
         job.start()
@@ -274,7 +274,7 @@ class TestASinkThatIsWrittenImmediately:
             job.start()
         assert "give the sink another name" in str(refused.value.next_step)
 
-    def test_does_not_mind_how_many_there_are_at_the_first_start(self, job: Job, tmp_path: Path) -> None:
+    def test_accepts_any_number_of_partitions_at_the_first_start(self, job: Job, tmp_path: Path) -> None:
         job.log.widen(3)
         job.append(2, 1)
         job.app = lambda: self.app(tmp_path)  # type: ignore[method-assign]
@@ -282,8 +282,8 @@ class TestASinkThatIsWrittenImmediately:
         assert job.end() == "stopped"
 
 
-class TestTheCommand:
-    def test_adds_partitions_and_shows_them(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+class TestCommand:
+    def test_widen_adds_partitions_and_shows_them(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
         from holdfast.runtime.cli.main import main
 
         path = str(job.folder / "rows")
@@ -295,7 +295,7 @@ class TestTheCommand:
         assert "never removed" in capsys.readouterr().err
 
 
-def test_a_sink_goes_on_writing_to_a_log_that_gets_partitions(tmp_path: Path) -> None:
+def test_a_sink_keeps_writing_to_a_log_with_added_partitions(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.append(0, 1)
     cluster = job.start()

@@ -1,4 +1,4 @@
-"""Tumbling windows in whole jobs: what they give and when, what is late, and that a crash changes neither."""
+"""Tumbling windows in complete jobs: their results and times, late records, and no change by crashes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def counts(driver: TestDriver) -> list[tuple[float, int]]:
 
 
 class TestClosing:
-    def test_a_window_is_given_when_the_watermark_reaches_its_end_and_not_before(self) -> None:
+    def test_a_window_is_emitted_when_the_watermark_reaches_its_end(self) -> None:
         with TestDriver(app_of()) as t:
             t.push("bids", [bid(1), bid(9.5), bid(10)])
             t.watermark("bids", at(9.999999))
@@ -83,7 +83,7 @@ class TestClosing:
                 {"auction": "a", "window_start": at(0), "window_end": at(10), "n": 2, "bits": 2, "top": 1, "low": 2}
             ]
 
-    def test_records_in_all_partitions_move_time_on(self) -> None:
+    def test_records_in_all_partitions_advance_time(self) -> None:
         with TestDriver(app_of()) as t:
             for partition in range(4):
                 t.push("bids", [bid(1), bid(12)], partition)
@@ -114,9 +114,7 @@ class TestClosing:
 
     @pytest.mark.parametrize("parallelism", [1, 2, 3])
     @pytest.mark.parametrize("seed", range(6))
-    def test_partitions_that_fall_silent_together_close_no_window_on_any_seed(
-        self, seed: int, parallelism: int
-    ) -> None:
+    def test_partitions_that_become_silent_together_close_no_window(self, seed: int, parallelism: int) -> None:
         with TestDriver(app_of(idle_after="3s"), parallelism, seed) as t:
             for partition in range(4):
                 t.push("bids", [bid(1), bid(12 + 10 * partition)], partition)
@@ -132,7 +130,7 @@ class TestClosing:
             t.checkpoint()
             assert sorted(counts(t)) == [(10, 4), (20, 2), (30, 1), (40, 1)]
 
-    def test_the_status_tells_which_partitions_hold_time_back_and_for_how_long_they_are_silent(self) -> None:
+    def test_the_status_shows_silence_and_which_partitions_hold_time_back(self) -> None:
         with TestDriver(app_of(idle_after="6s")) as t:
             t.push("bids", [bid(1), bid(12)])
             t.advance("4s")
@@ -154,7 +152,7 @@ class TestClosing:
             t.checkpoint()
             assert [(row["auction"], row["n"]) for row in t.rows("out")] == [("a", 2), ("b", 1)]
 
-    def test_a_record_after_the_lateness_is_late_and_its_window_gone_from_state(self) -> None:
+    def test_a_record_after_the_lateness_is_late_and_its_window_is_removed(self) -> None:
         with TestDriver(app_of()) as t:
             t.push("bids", [bid(1, bit=4)])
             t.checkpoint()
@@ -166,7 +164,7 @@ class TestClosing:
             assert counts(t) == [(10, 1)]
             assert t.state("hot", (at(10), "a")) is None
 
-    def test_final_gives_a_window_once_after_the_lateness(self) -> None:
+    def test_final_emits_a_window_once_after_the_lateness(self) -> None:
         with TestDriver(app_of(emit="final")) as t:
             t.push("bids", [bid(1)])
             t.watermark("bids", at(14))
@@ -183,7 +181,7 @@ class TestClosing:
             t.finish()
             assert counts(t) == [(10, 1), (20, 1), (30, 1)]
 
-    def test_a_stop_that_finishes_closes_them_all(self) -> None:
+    def test_a_finish_closes_every_window(self) -> None:
         with TestDriver(app_of(emit="final")) as t:
             t.push("bids", [bid(1), bid(11)])
             t.checkpoint()
@@ -194,7 +192,7 @@ class TestClosing:
             assert driver.outcome[0] == "finished"
             assert counts(t) == [(10, 1), (20, 1)]
 
-    def test_stopping_closes_none(self) -> None:
+    def test_stopping_closes_no_window(self) -> None:
         with TestDriver(app_of()) as t:
             t.push("bids", [bid(1), bid(11)])
             t.cluster.driver.stop()
@@ -202,7 +200,7 @@ class TestClosing:
                 t.advance("1s")
             assert counts(t) == []
 
-    def test_a_function_that_gives_the_time_as_it_was_keeps_it(self) -> None:
+    def test_a_function_that_returns_the_event_time_unchanged_keeps_it(self) -> None:
         app = hf.App("windows", key_groups=8)
         bids = app.source("bids", COLUMNS, event_time="at", idle_after="1h")
         twice = bids.map(lambda b: Bid(b.auction, 2 * b.bit, b.at), to=Bid).union(bids.as_(Bid))
@@ -225,7 +223,7 @@ class TestClosing:
             assert sum(o.late or 0 for w in workers for o in w.progress.operators) == 2
 
 
-class TestARunThatReadsToTheEndsThatItFound:
+class TestRunToFixedEnds:
     """`run --once`."""
 
     def run(
@@ -244,23 +242,23 @@ class TestARunThatReadsToTheEndsThatItFound:
 
     @pytest.mark.parametrize("parallelism", [1, 2, 3])
     @pytest.mark.parametrize("seed", range(6))
-    def test_partitions_without_a_record_hold_nothing_back(self, seed: int, parallelism: int) -> None:
+    def test_partitions_without_a_record_do_not_hold_time_back(self, seed: int, parallelism: int) -> None:
         assert counts(self.run({1: [bid(1), bid(2), bid(12)]}, seed, parallelism)) == [(10, 2)]
 
     @pytest.mark.parametrize("seed", range(6))
-    def test_neither_does_one_whose_records_were_taken_back_since(self, seed: int) -> None:
+    def test_a_partition_whose_records_became_void_does_not_hold_time_back(self, seed: int) -> None:
         assert counts(self.run({1: [bid(1), bid(2), bid(12)]}, seed, taken_back=2)) == [(10, 2)]
 
     @pytest.mark.parametrize("seed", range(6))
-    def test_a_partition_whose_end_was_reached_fires_nothing_early(self, seed: int) -> None:
+    def test_a_partition_whose_end_was_reached_closes_nothing_early(self, seed: int) -> None:
         records = {0: [bid(1), bid(13)], 1: [bid(2), bid(33)], 2: [bid(3), bid(55)]}
         assert counts(self.run(records, seed)) == [(10, 3)]
 
-    def test_nothing_is_closed_where_all_is_empty(self) -> None:
+    def test_nothing_is_closed_if_all_partitions_are_empty(self) -> None:
         assert counts(self.run({})) == []
 
     @pytest.mark.parametrize("seed", range(4))
-    def test_a_sealed_source_closes_them_all(self, seed: int) -> None:
+    def test_a_sealed_source_closes_every_window(self, seed: int) -> None:
         t = TestDriver(app_of(), 2, seed)
         for partition in range(2):
             rows = [asdict(bid(1 + 20 * partition))]
@@ -320,28 +318,28 @@ class TestRestoring:
 
 
 class TestRefusals:
-    def test_a_stream_without_event_time(self) -> None:
+    def test_a_stream_without_event_time_is_refused(self) -> None:
         bids = hf.App("x").source("bids", COLUMNS)
         with pytest.raises(hf.ConfigError, match="has no event time"):
             bids.key_by("auction").window(hf.tumbling("1s"))
 
-    def test_a_function_that_gives_rows_without_the_time(self) -> None:
+    def test_a_function_that_returns_rows_without_the_event_time_is_refused(self) -> None:
         bids = hf.App("x").source("bids", COLUMNS, event_time="at")
         bare = bids.map(lambda b: (b.auction,), to=pa.schema([pa.field("auction", pa.string(), nullable=False)]))
         with pytest.raises(hf.ConfigError, match="has no event time"):
             bare.key_by("auction").window(hf.tumbling("1s"))
 
-    def test_an_event_time_that_was_changed_on_the_way(self) -> None:
+    def test_an_event_time_changed_by_a_step_is_refused(self) -> None:
         bids = hf.App("x").source("bids", COLUMNS, event_time="at")
         moved = bids.with_columns(at=pl.col("at") + pl.duration(seconds=1))
         with pytest.raises(hf.ConfigError, match="has no event time"):
             moved.key_by("auction").window(hf.tumbling("1s"))
 
-    def test_an_event_time_that_was_only_renamed_is_taken(self) -> None:
+    def test_an_event_time_that_was_only_renamed_is_accepted(self) -> None:
         bids = hf.App("x").source("bids", COLUMNS, event_time="at").select("auction", when=pl.col("at"))
         assert bids.key_by("auction").window(hf.tumbling("1s")).grouping.time == "when"
 
-    def test_an_upsert_stream(self) -> None:
+    def test_an_upsert_stream_is_refused(self) -> None:
         counted = hf.App("x").source("bids", COLUMNS, event_time="at").key_by("auction").agg("n", last=hf.max("at"))
         with pytest.raises(hf.ConfigError, match="replaces rows by auction"):
             counted.key_by("auction").window(hf.tumbling("1s"))
@@ -349,20 +347,20 @@ class TestRefusals:
     @pytest.mark.parametrize(
         "window", [lambda: hf.hopping("10s", every="2s"), lambda: hf.session("5s"), lambda: hf.calendar("day", "UTC")]
     )
-    def test_other_windows(self, window: Any) -> None:
+    def test_unknown_windows_are_refused(self, window: Any) -> None:
         with pytest.raises(hf.ConfigError, match="is not supported in this version"):
             window()
 
     @pytest.mark.parametrize(("size", "offset"), [("0s", "0s"), ("10s", "10s"), ("10s", "11s")])
-    def test_sizes_and_offsets_that_make_no_windows(self, size: str, offset: str) -> None:
+    def test_invalid_sizes_and_offsets_are_refused(self, size: str, offset: str) -> None:
         with pytest.raises(hf.ConfigError, match="the size must be above 0"):
             hf.tumbling(size, offset)
 
-    def test_late_records_of_what_has_no_windows(self) -> None:
+    def test_late_records_of_a_stream_without_windows_are_refused(self) -> None:
         with pytest.raises(hf.ConfigError, match="not the result of a window"):
             _ = hf.App("x").source("bids", COLUMNS).late
 
-    def test_state_of_other_windows(self) -> None:
+    def test_state_of_other_windows_is_refused(self) -> None:
         before = describe_operators(app_of(lateness="5s").plan())
         check_against(app_of(lateness="5s").plan(), before)
         with pytest.raises(hf.ConfigError, match="would reopen"):
@@ -371,7 +369,7 @@ class TestRefusals:
 
 class TestTumbling:
     @given(st.integers(-(10**15), 10**15), st.integers(1, 10**9), st.data())
-    def test_a_time_is_in_one_window_that_is_aligned(self, time: int, size: int, data: st.DataObject) -> None:
+    def test_a_time_is_in_exactly_one_aligned_window(self, time: int, size: int, data: st.DataObject) -> None:
         offset = data.draw(st.integers(0, size - 1))
         end = int(Tumbling(size, offset).ends(np.array([time]))[0])
         assert end - size <= time < end
@@ -482,7 +480,7 @@ class TestAgainstAnOracle:
 
 class TestTheEnd:
     @pytest.mark.parametrize("seed", range(6))
-    def test_state_is_that_of_the_last_epoch_also_if_it_had_no_output(self, seed: int) -> None:
+    def test_state_is_that_of_the_last_epoch_even_if_it_had_no_output(self, seed: int) -> None:
         with TestDriver(app_of("close", "5s"), 1, seed) as t:
             t.watermark("bids", at(60))
             t.push("bids", [Bid("a", 1, at(50))])
@@ -529,8 +527,8 @@ class TestColdState:
         assert len(run.state.table(run.operator)) < 25_000
 
 
-class TestWhatIsDue:
-    """Windows are looked for only when time passes the earliest one that is due: it must never be forgotten."""
+class TestDueWindows:
+    """Due windows are searched only when time passes the earliest one: it must never be forgotten."""
 
     def run(self, emit: str, lateness: str = "0s") -> Bare:
         run = Bare(MemoryKeyValue(), Epoch(0), emit, lateness)
@@ -539,7 +537,7 @@ class TestWhatIsDue:
 
     @pytest.mark.parametrize("emit", ["close", "final"])
     @pytest.mark.parametrize("order", [[5, 25, 15], [25, 5, 15], [15, 25, 5]])
-    def test_every_window_closes_in_its_turn_in_whatever_order_they_began(self, emit: str, order: list[int]) -> None:
+    def test_every_window_closes_on_time_in_whatever_order_they_began(self, emit: str, order: list[int]) -> None:
         run = self.run(emit)
         for second in order:
             run.fragment.on_batch(run.rows([bid(second)]))
@@ -549,7 +547,7 @@ class TestWhatIsDue:
             given.append(run.rows_out())
         assert given == [0, 1, 1, 2, 2, 3]
 
-    def test_a_final_window_waits_for_its_lateness_and_not_for_that_of_a_later_one(self) -> None:
+    def test_a_final_window_waits_only_for_its_own_lateness(self) -> None:
         run = self.run("final", "5s")
         run.fragment.on_batch(run.rows([bid(5)]))
         run.fragment.on_batch(run.rows([bid(25)]))
@@ -576,13 +574,13 @@ class TestWhatIsDue:
         assert run.state.table(run.operator).present().size == 1
 
 
-class TestWhatWasGiven:
+class TestEmittedWindows:
     def run(self, lateness: str, cold: MemoryKeyValue | None = None) -> Bare:
         run = Bare(MemoryKeyValue() if cold is None else cold, Epoch(0), "close", lateness)
         run.fragment.on_watermark(us(0))
         return run
 
-    def test_a_window_that_was_given_at_its_end_is_not_given_with_the_next(self) -> None:
+    def test_a_window_emitted_at_its_end_is_not_emitted_with_the_next(self) -> None:
         run = self.run("60s")
         run.fragment.on_batch(run.rows([bid(5), bid(15)]))
         given = []
@@ -591,14 +589,14 @@ class TestWhatWasGiven:
             given.append(run.rows_out())
         assert given == [1, 2, 2]
 
-    def test_a_correction_by_several_records_of_a_batch_is_given_once(self) -> None:
+    def test_a_correction_by_several_records_of_a_batch_is_emitted_once(self) -> None:
         run = self.run("60s")
         run.fragment.on_batch(run.rows([bid(5), bid(5, auction="b")]))
         run.fragment.on_watermark(us(12))
         run.fragment.on_batch(run.rows([bid(6), bid(7), bid(8, auction="b"), bid(9)]))
         assert run.rows_out() == 2 + 2
 
-    def test_a_closed_window_within_its_lateness_is_in_the_state_that_is_stored(self) -> None:
+    def test_a_closed_window_within_its_lateness_is_in_the_stored_state(self) -> None:
         cold = MemoryKeyValue()
         run = self.run("5s", cold)
         run.fragment.on_batch(run.rows([bid(5), bid(15)]))
@@ -611,8 +609,8 @@ class TestWhatWasGiven:
         assert again.state.table(again.operator).present().size == 1
 
 
-class TestTheClockOfWindows:
-    """P11: it never goes back, neither that of all key groups nor that of one."""
+class TestClockOfWindows:
+    """P11: the clock of one or of all key groups never decreases."""
 
     def late_after(self, run: Bare, second: float) -> int:
         run.fragment.on_batch(run.rows([bid(second, auction=str(n)) for n in range(64)]))
@@ -624,7 +622,7 @@ class TestTheClockOfWindows:
         run.fragment.on_watermark(us(10))
         assert self.late_after(run, 22) == 64
 
-    def test_a_key_group_that_is_ahead_of_the_others_stays_there(self) -> None:
+    def test_a_key_group_ahead_of_the_others_keeps_its_clock(self) -> None:
         """As after a change of parallelism."""
         ahead = Bare(MemoryKeyValue(), Epoch(0), clocks={group: us(30) for group in (0, 1, 2, 3)})
         behind = Bare(MemoryKeyValue(), Epoch(0), clocks={group: us(10) for group in (0, 1, 2, 3)})
@@ -634,7 +632,7 @@ class TestTheClockOfWindows:
         assert 0 < late < 64
         assert self.late_after(behind, 22) == 0
 
-    def test_the_clock_that_is_written_down_is_the_one_that_counts(self) -> None:
+    def test_the_stored_clock_is_the_effective_one(self) -> None:
         run = Bare(MemoryKeyValue(), Epoch(0), clocks={group: us(30) for group in (0, 1, 2, 3)})
         run.fragment.on_watermark(us(15))
         run.close(1)
@@ -646,7 +644,7 @@ def us(second: float) -> int:
 
 
 class Bare:
-    """The fragment behind the shuffle with real state, without a driver."""
+    """The fragment after the shuffle with real state, without a driver."""
 
     def __init__(
         self,

@@ -139,25 +139,25 @@ class TestBarriersThroughAWorker:
             play(arrive(LEFT, 8))
 
 
-class TestTriggersThatAreLostOrRepeated:
+class TestLostOrRepeatedTriggers:
     """P9: every source emits every barrier in order."""
 
     def test_a_repeated_trigger_closes_nothing_twice(self) -> None:
         assert play(trigger(7), trigger(7))[1] == []
 
-    def test_one_that_is_late_closes_nothing(self) -> None:
+    def test_a_late_trigger_closes_nothing(self) -> None:
         assert play(trigger(8), trigger(7))[1] == []
 
-    def test_lost_ones_are_made_up_for_in_order(self) -> None:
+    def test_the_epochs_of_lost_triggers_are_closed_in_order(self) -> None:
         assert play(trigger(9))[1] == [CloseFragment(SOURCE, barrier(epoch)) for epoch in (7, 8, 9)]
 
-    def test_of_those_made_up_for_only_the_newest_may_be_the_last(self) -> None:
+    def test_only_the_newest_of_several_closed_epochs_can_be_the_last(self) -> None:
         assert play(trigger(8, last=True))[1] == [
             CloseFragment(SOURCE, barrier(7)),
             CloseFragment(SOURCE, barrier(8, last=True)),
         ]
 
-    def test_a_peer_that_knew_the_older_one_as_the_last_does_not_stop_the_worker(self) -> None:
+    def test_a_peer_for_which_the_older_epoch_was_the_last_does_not_stop_the_worker(self) -> None:
         """Epoch 7 was to be the last and was given up; this worker's trigger of it was lost."""
         effects = play(trigger(8, last=True), arrive(LEFT, 7, last=True), arrive(RIGHT, 7))[1]
         assert effects == [CloseFragment(KEYED, barrier(7)), Seal(FIRST), Resume(frozenset({LEFT}))]
@@ -166,19 +166,19 @@ class TestTriggersThatAreLostOrRepeated:
 class TestLastBarrier:
     """P13"""
 
-    def test_sources_halt_with_it(self) -> None:
+    def test_sources_halt_at_the_last_barrier(self) -> None:
         assert not play(trigger(7))[0].halted
         assert play(trigger(7, last=True))[0].halted
 
-    def test_they_stay_halted_when_its_epoch_is_given_up(self) -> None:
+    def test_sources_stay_halted_when_the_last_epoch_is_given_up(self) -> None:
         assert play(trigger(7, last=True), trigger(8, last=True))[0].halted
 
-    def test_they_go_on_passing_barriers(self) -> None:
+    def test_halted_sources_still_pass_barriers(self) -> None:
         assert play(trigger(7, last=True), trigger(8))[1] == [CloseFragment(SOURCE, barrier(8))]
 
 
 class TestAck:
-    def test_it_is_sent_when_everything_is_durable(self) -> None:
+    def test_an_ack_is_sent_when_everything_is_durable(self) -> None:
         position = SourcePosition("s", 1, 40)
         expected = SendAck(FIRST, sealed(7).segment, {"out": staged("7")}, (position,))
         state, effects = play(note(7, 40), *closed(7), seal(7, output="7"))
@@ -187,13 +187,13 @@ class TestAck:
             Subtask(1), (position,), sealed(7).segment, {"out": staged("7")}, ()
         )
 
-    def test_it_says_where_sources_stood_at_its_own_barrier(self) -> None:
+    def test_an_ack_contains_the_source_positions_at_its_barrier(self) -> None:
         effects = play(note(7, 40), *closed(7), note(8, 50), trigger(8), seal(7))[1]
         assert effects == [SendAck(FIRST, sealed(7).segment, {}, (SourcePosition("s", 1, 40),))]
 
 
 class TestEpochThatDoesNotComplete:
-    """P8: what it staged goes, in order, under the epoch that completes."""
+    """P8: its staged output is delivered, in order, under the epoch that completes."""
 
     GIVEN_UP = (*closed(7), seal(7, output="7"), *closed(8))
 
@@ -201,17 +201,17 @@ class TestEpochThatDoesNotComplete:
         effects = play(*self.GIVEN_UP, seal(8, output="8"))[1]
         assert effects == [SendAck(Epoch(8), sealed(8).segment, {"out": staged("7", "8")}, ())]
 
-    def test_so_it_does_if_the_next_has_none_of_its_own(self) -> None:
+    def test_the_next_ack_names_its_output_even_without_output_of_its_own(self) -> None:
         effects = play(*self.GIVEN_UP, seal(8))[1]
         assert effects == [SendAck(Epoch(8), sealed(8).segment, {"out": staged("7")}, ())]
 
-    def test_all_is_delivered_under_the_tag_of_the_one_that_completes(self) -> None:
+    def test_all_output_is_delivered_under_the_tag_of_the_epoch_that_completes(self) -> None:
         state, effects = play(*self.GIVEN_UP, seal(8, output="8"), commit(8))
         pending = Pending(Writer("out", Subtask(1)), Tag(Timeline(1), Epoch(8)), staged("7", "8"))
         assert effects == [Commit(Epoch(8)), Deliver(pending)]
         assert durable_epochs(state) == 0
 
-    def test_an_epoch_that_completed_is_not_named_again(self) -> None:
+    def test_a_completed_epoch_is_not_named_again(self) -> None:
         steps = (*closed(7), seal(7, output="7"), commit(7), *closed(8, through=7))
         assert play(*steps, seal(8, output="8"))[1] == [SendAck(Epoch(8), sealed(8).segment, {"out": staged("8")}, ())]
 
@@ -227,43 +227,43 @@ class TestEpochThatDoesNotComplete:
 
 
 class TestCommit:
-    def test_the_next_barrier_tells_before_the_fragment_closes(self) -> None:
+    def test_the_next_barrier_announces_it_before_the_fragment_closes(self) -> None:
         """P9"""
         effects = play(*closed(7), seal(7, output="7"), trigger(8, through=7))[1]
         pending = Pending(Writer("out", Subtask(1)), Tag(Timeline(1), FIRST), staged("7"))
         assert effects == [Commit(FIRST), Deliver(pending), CloseFragment(SOURCE, barrier(8, through=7))]
 
-    def test_a_barrier_of_a_peer_tells_as_well(self) -> None:
+    def test_a_barrier_of_a_peer_announces_it_as_well(self) -> None:
         steps = (*closed(7), seal(7), arrive(LEFT, 8, through=7), arrive(RIGHT, 8, through=7))
         closes = CloseFragment(KEYED, barrier(8, through=7))
         assert play(*steps)[1] == [Commit(FIRST), closes, Resume(frozenset({LEFT}))]
 
-    def test_an_announcement_is_only_earlier_news(self) -> None:
+    def test_an_announcement_has_the_same_effect_earlier(self) -> None:
         reported = (*closed(7), seal(7, output="7"), commit(7))
         assert [type(effect) for effect in play(*reported)[1]] == [Commit, Deliver]
         assert play(*reported, trigger(8, through=7))[1] == [CloseFragment(SOURCE, barrier(8, through=7))]
 
-    def test_old_news_and_the_base_itself_change_nothing(self) -> None:
+    def test_older_commits_and_the_base_change_nothing(self) -> None:
         assert play(commit(BASE))[1] == []
         assert play(*closed(7), seal(7, output="7"), commit(7), commit(7))[1] == []
 
-    def test_no_output_means_no_delivery(self) -> None:
+    def test_an_epoch_without_output_is_not_delivered(self) -> None:
         assert play(*closed(7), seal(7), commit(7))[1] == [Commit(FIRST)]
 
-    def test_an_epoch_that_was_never_acked_here_cannot_be_committed(self) -> None:
+    def test_an_epoch_that_this_worker_never_acked_cannot_be_committed(self) -> None:
         with pytest.raises(AssertionError, match="without this worker's part"):
             play(*closed(7), commit(7))
 
 
 class TestLag:
-    def test_it_counts_epochs_that_are_durable_and_not_known_to_be_committed(self) -> None:
+    def test_the_lag_counts_durable_epochs_without_a_known_commit(self) -> None:
         steps = (*closed(7), seal(7), *closed(8), seal(8))
         assert durable_epochs(play(*steps)[0]) == 2
         assert durable_epochs(play(*steps, commit(7))[0]) == 1
 
 
-class TestAMerge:
-    """Two segments are one too many: what is due is stored in the background, and goes into the next acks."""
+class TestMerge:
+    """Two segments exceed the limit: the merge is stored in the background and named in the next acks."""
 
     @staticmethod
     def merging(epoch: int) -> Worker:
@@ -276,7 +276,7 @@ class TestAMerge:
         assert [type(each) for each in effects] == [Commit, Compact]
         return state
 
-    def test_is_in_every_ack_until_one_of_them_completes_and_is_forgotten_then(self) -> None:
+    def test_is_in_every_ack_until_one_of_them_completes(self) -> None:
         merged = SegmentRef(Epoch(7), Epoch(0), blob("base/7"))
         state, acks = compacted(self.merging(7), merged), list[Effect]()
         for epoch in (8, 9):
@@ -291,7 +291,7 @@ class TestAMerge:
         assert state.handle is not None and state.handle.base == (merged.object,)
         assert [each.epoch for each in state.handle.segments] == [9]
 
-    def test_that_is_stored_later_changes_no_ack_that_was_sent(self) -> None:
+    def test_that_is_stored_later_does_not_change_acks_already_sent(self) -> None:
         state = self.merging(7)
         for step in (*closed(8, through=7), seal(8), *closed(9, through=7)):
             state, _ = step(state)
@@ -303,7 +303,7 @@ class TestAMerge:
 
 
 class TestDigests:
-    """What an epoch took and gave is told in the ack of the epoch that completes, once (P8)."""
+    """Input and output of an epoch are reported once, in the ack of the epoch that completes (P8)."""
 
     def took(self, epoch: int, first: int, end: int) -> Step:
         taken = PartAudit((SourceTaken("s", 1, first, end, RowDigest(end - first)),))
@@ -320,18 +320,18 @@ class TestDigests:
         out = SinkStaged(Writer("out", Subtask(1)), tuple(RowDigest(count) for count in rows))
         return PartAudit((SourceTaken("s", 1, first, end, RowDigest(end - first)),), (out,))
 
-    def test_an_epoch_that_was_given_up_is_told_with_the_next(self) -> None:
+    def test_digests_of_an_epoch_that_was_given_up_are_in_the_next_ack(self) -> None:
         steps = [*closed(7), self.took(7, 0, 4), self.sealed(7, 2)]
         assert self.reported(play(*steps)[1]) == [self.part(0, 4, 2)]
         more = [*closed(8), self.took(8, 4, 9), self.sealed(8, 3)]
         assert self.reported(play(*steps, *more)[1]) == [self.part(0, 9, 2, 3)]
 
-    def test_what_is_committed_is_not_told_again(self) -> None:
+    def test_digests_of_a_committed_epoch_are_not_sent_again(self) -> None:
         steps = [*closed(7), self.took(7, 0, 4), self.sealed(7, 2), commit(7)]
         more = [*closed(8, through=7), self.took(8, 4, 9), self.sealed(8, 3)]
         assert self.reported(play(*steps, *more)[1]) == [self.part(4, 9, 3)]
 
-    def test_where_nothing_is_digested_nothing_is_told(self) -> None:
+    def test_an_ack_has_no_digests_if_none_are_computed(self) -> None:
         assert self.reported(play(*closed(7), seal(7))[1]) == [None]
 
 
@@ -339,10 +339,10 @@ def given(partition: int, subtask: int = 1) -> Assigned:
     return Assigned(SourcePosition("s", partition, 0), Subtask(subtask))
 
 
-class TestAnAssignment:
+class TestAssignment:
     """P12: it rides on a trigger and applies from the next epoch."""
 
-    def test_applies_behind_the_barrier_of_its_trigger(self) -> None:
+    def test_applies_after_the_barrier_of_its_trigger(self) -> None:
         barrier = Barrier(FIRST, BASE, False)
         _, effects = triggered(fresh(), barrier, (given(4),))
         assert effects == [CloseFragment(SOURCE, barrier), Begin((given(4).position,))]
@@ -351,14 +351,14 @@ class TestAnAssignment:
         barrier = Barrier(FIRST, BASE, False)
         assert triggered(fresh(), barrier, (given(4, subtask=0),)) == triggered(fresh(), barrier)
 
-    def test_is_taken_once_however_often_triggers_repeat_it(self) -> None:
+    def test_is_applied_once_however_often_triggers_repeat_it(self) -> None:
         machine, _ = triggered(fresh(), Barrier(FIRST, BASE, False), (given(4),))
         following = Barrier(Epoch(FIRST + 1), BASE, False)
         for barrier in (Barrier(FIRST, BASE, False), following, following):
             machine, effects = triggered(machine, barrier, (given(4),))
             assert not [effect for effect in effects if isinstance(effect, Begin)]
 
-    def test_whose_trigger_was_lost_applies_behind_the_barrier_of_the_next(self) -> None:
+    def test_whose_trigger_was_lost_applies_after_the_barrier_of_the_next(self) -> None:
         following = Barrier(Epoch(FIRST + 1), BASE, False)
         _, effects = triggered(fresh(), following, (given(4), given(5)))
         closed = [effect for effect in effects if isinstance(effect, CloseFragment)]

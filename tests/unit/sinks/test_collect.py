@@ -1,4 +1,4 @@
-"""`hf.Collect`: every column comes back with the type and values of the stream."""
+"""`hf.Collect`: every column is read back with the type and values of the stream."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def changes(*rows: tuple[str, int | None, int]) -> pa.RecordBatch:
 
 
 class TestFrame:
-    def test_every_type_comes_back_as_it_was(self, tmp_path: Path) -> None:
+    def test_every_type_is_read_back_unchanged(self, tmp_path: Path) -> None:
         [batch] = EVERY_TYPE.to_batches()
         frame = filled(tmp_path, EVERY_TYPE.schema, None, batch).frame()
         expected = pl.from_arrow(EVERY_TYPE)
         assert isinstance(expected, pl.DataFrame)
         assert_frame_equal(frame, expected)
 
-    def test_without_rows_it_has_the_columns(self, tmp_path: Path) -> None:
+    def test_a_frame_without_rows_has_the_columns(self, tmp_path: Path) -> None:
         expected = pl.from_arrow(EVERY_TYPE.slice(0, 0))
         assert isinstance(expected, pl.DataFrame)
         assert_frame_equal(filled(tmp_path, EVERY_TYPE.schema, None).frame(), expected)
@@ -73,17 +73,17 @@ class TestFrame:
         frame = filled(tmp_path, TOTALS, None, first, later).frame()
         assert frame["shop"].to_list() == ["south", "north", "harbour"]
 
-    def test_of_an_upsert_stream_it_shows_the_last_row_of_each_key_in_order(self, tmp_path: Path) -> None:
+    def test_an_upsert_stream_gives_the_last_row_of_each_key_in_order(self, tmp_path: Path) -> None:
         first = changes(("south", 1, PUT), ("north", 1, PUT), ("west", 1, PUT))
         later = changes(("south", 2, PUT), ("west", None, DELETE))
         frame = filled(tmp_path, TOTALS, ("shop",), first, later).frame()
         assert frame.rows() == [("north", 1), ("south", 2)]
 
-    def test_before_any_run_it_is_refused(self) -> None:
+    def test_a_frame_before_any_run_is_refused(self) -> None:
         with pytest.raises(hf.ConfigError, match="no run has filled it"):
             hf.Collect().frame()
 
-    def test_the_users_object_follows_what_a_run_delivers(self, tmp_path: Path) -> None:
+    def test_the_users_object_shows_the_rows_that_a_run_delivers(self, tmp_path: Path) -> None:
         batch = pa.RecordBatch.from_pylist([{"shop": "south", "sales": 1}], TOTALS)
         users = hf.Collect()
         users.follow(filled(tmp_path, TOTALS, None, batch))
@@ -95,7 +95,7 @@ class TestPlan:
         with pytest.raises(hf.ConfigError, match="uint64"):
             Collect().check(pa.schema([pa.field("n", pa.uint64())]), None)
 
-    def test_after_a_refusal_the_same_object_takes_another_stream(self) -> None:
+    def test_a_sink_can_be_used_for_another_stream_after_a_refusal(self) -> None:
         sink = Collect()
         with pytest.raises(hf.ConfigError):
             sink.check(pa.schema([pa.field("n", pa.uint64())]), None)

@@ -36,23 +36,23 @@ def tag(epoch: int) -> Tag:
 
 
 class TestLines:
-    def test_a_row_is_its_columns(self) -> None:
+    def test_a_row_is_printed_as_its_columns(self) -> None:
         assert list(lines_of(batch(("north", 2), (None, 0)), None)) == ["shop=north sales=2", "shop=null sales=0"]
 
-    def test_text_that_could_be_misread_is_quoted(self) -> None:
+    def test_ambiguous_text_is_quoted(self) -> None:
         shops = ["two words", "", "line\nbreak", "\u2028"]
         lines = list(lines_of(batch(*((shop, 1) for shop in shops)), None))
         assert lines == [f"shop={shop!r} sales=1" for shop in shops]
         assert [line.splitlines() for line in lines] == [[line] for line in lines]
 
-    def test_a_deleted_row_is_its_key(self) -> None:
+    def test_a_deleted_row_is_printed_as_its_key(self) -> None:
         schema = pa.schema([*SCHEMA, pa.field(OP, pa.int8())])
         given = batch(("north", 2, PUT), ("south", None, DELETE), schema=schema)
         assert list(lines_of(given, ("shop",))) == ["shop=north sales=2", "deleted shop=south"]
 
 
 class TestDelivery:
-    def test_lines_wait_in_the_order_of_epochs_and_writers(self, tmp_path: Path) -> None:
+    def test_lines_are_kept_in_the_order_of_epochs_and_writers(self, tmp_path: Path) -> None:
         left, right = opened(tmp_path), opened(tmp_path, 1)
         left.deliver(tag(1), [batch(("a", 1))])
         left.deliver(tag(10), [batch(("d", 1))])
@@ -61,7 +61,7 @@ class TestDelivery:
         right.deliver(tag(10), [batch(("e", 1))])
         assert waiting(tmp_path) == [f"shop={shop} sales=1" for shop in ("a", "c", "d", "e")]
 
-    def test_an_epoch_that_is_delivered_already_is_not_printed_again(self, tmp_path: Path) -> None:
+    def test_an_epoch_that_was_delivered_is_not_printed_again(self, tmp_path: Path) -> None:
         opened(tmp_path).deliver(tag(1), [batch(("a", 1))])
         for file in tmp_path.glob(f"*{SUFFIX}"):
             file.unlink()
@@ -83,7 +83,7 @@ class TestDelivery:
         again.deliver(tag(1), [batch(("a", 1))])
         assert waiting(tmp_path) == ["shop=a sales=1"]
 
-    def test_lines_that_cannot_be_written_leave_the_tag_where_it_is(self, tmp_path: Path) -> None:
+    def test_lines_that_cannot_be_written_do_not_move_the_tag(self, tmp_path: Path) -> None:
         target = opened(tmp_path)
         (tmp_path / "0000000001-0000000000000001-00000.partial").mkdir()
         with pytest.raises(Unavailable, match="not printed yet"):

@@ -69,13 +69,13 @@ class TestOpening:
         assert start(WRITER) == (Opening(WRITER, None, (), 0), [Open(WRITER)])
         assert play(Queue(FIVE)) == (Opening(WRITER, None, (FIVE,), 0), [])
 
-    def test_a_fresh_target_gets_the_oldest_output_first(self) -> None:
+    def test_an_empty_target_gets_the_oldest_output_first(self) -> None:
         assert play(Queue(FIVE), Queue(SIX), Opened(None)) == (
             Delivering(WRITER, None, (FIVE, SIX), 0, together=2),
             [Attempt((FIVE, SIX))],
         )
 
-    def test_what_the_target_holds_already_is_confirmed_and_not_attempted(self) -> None:
+    def test_output_that_the_target_already_holds_is_confirmed_and_not_attempted(self) -> None:
         assert play(Queue(FIVE), Queue(SIX), Opened(tag(5)))[1] == [Confirm(WRITER, tag(5)), Attempt((SIX,))]
 
     def test_a_target_that_holds_everything_is_ready(self) -> None:
@@ -104,7 +104,7 @@ class TestOpening:
         assert play(Queue(later), Opened(tag(50)))[1] == [Confirm(WRITER, tag(50)), Attempt((later,))]
 
 
-class TestATargetBeyondTheCompletedEpochs:
+class TestTargetBeyondTheCompletedEpochs:
     @pytest.mark.parametrize(
         ("queued", "opened"),
         [
@@ -115,7 +115,7 @@ class TestATargetBeyondTheCompletedEpochs:
         ],
         ids=["completed", "queued since", "confirmed by a manifest", "of a former timeline"],
     )
-    def test_is_none_that_stands_at_what_the_job_knows(self, queued: tuple[Pending, ...], opened: Opened) -> None:
+    def test_does_not_include_a_target_at_a_known_epoch(self, queued: tuple[Pending, ...], opened: Opened) -> None:
         assert opened.delivered is not None
         after = Ready(WRITER, opened.delivered), [Confirm(WRITER, opened.delivered)]
         assert play(*map(Queue, queued), opened) == after
@@ -136,19 +136,19 @@ class TestATargetBeyondTheCompletedEpochs:
 
 
 class TestDelivering:
-    def test_the_next_begins_when_the_one_before_is_in(self) -> None:
+    def test_the_next_attempt_begins_when_the_previous_one_succeeded(self) -> None:
         assert play(Opened(None), Queue(FIVE), Queue(SIX), Succeeded(tag(5)))[1] == [
             Confirm(WRITER, tag(5)),
             Attempt((SIX,)),
         ]
 
-    def test_output_that_comes_to_an_idle_writer_is_attempted_at_once(self) -> None:
+    def test_output_queued_at_an_idle_writer_is_attempted_immediately(self) -> None:
         assert play(Opened(None), Queue(FIVE)) == (Delivering(WRITER, None, (FIVE,), 0), [Attempt((FIVE,))])
 
-    def test_the_last_one_leaves_the_writer_ready(self) -> None:
+    def test_the_writer_is_ready_after_the_last_attempt(self) -> None:
         assert play(Opened(None), Queue(FIVE), Succeeded(tag(5)))[0] == Ready(WRITER, tag(5))
 
-    def test_a_target_further_on_than_the_attempt_drops_all_it_covers(self) -> None:
+    def test_a_target_beyond_the_attempt_drops_all_output_it_covers(self) -> None:
         events = (Opened(None), Queue(FIVE), Queue(SIX), Queue(SEVEN), AlreadyThere(tag(6)))
         assert play(*events)[1] == [Confirm(WRITER, tag(6)), Attempt((SEVEN,))]
 
@@ -156,15 +156,15 @@ class TestDelivering:
         before = play(Opened(None), Queue(FIVE), Queue(SIX), Succeeded(tag(5)))[0]
         assert [step(before, Queue(again)) for again in (FIVE, SIX)] == [(before, []), (before, [])]
 
-    def test_output_that_would_be_overtaken_is_a_broken_caller(self) -> None:
+    def test_output_queued_out_of_order_is_an_error_of_the_caller(self) -> None:
         with pytest.raises(AssertionError, match="overtaken"):
             play(Opened(None), Queue(SIX), Queue(FIVE))
 
-    def test_one_epoch_cannot_be_staged_in_two_ways(self) -> None:
+    def test_an_epoch_staged_in_two_ways_is_an_error_of_the_caller(self) -> None:
         with pytest.raises(AssertionError, match="two ways"):
             play(Opened(None), Queue(FIVE), Queue(pending(5, size=11)))
 
-    def test_an_answer_to_another_attempt_is_a_broken_caller(self) -> None:
+    def test_a_reply_to_another_attempt_is_an_error_of_the_caller(self) -> None:
         with pytest.raises(AssertionError, match="another attempt"):
             play(Opened(None), Queue(FIVE), Succeeded(tag(4)))
 
@@ -178,8 +178,8 @@ def attempted(*queue: Pending, after: tuple[Event, ...] = (Opened(None),)) -> li
             pytest.fail(f"{effects}")
 
 
-class TestAWriterThatHasFallenBehind:
-    def test_all_that_came_meanwhile_is_attempted_in_one_transaction(self) -> None:
+class TestLaggingWriter:
+    def test_all_output_queued_in_the_meantime_is_attempted_in_one_transaction(self) -> None:
         events = (Opened(None), Queue(FIVE), Queue(SIX), Queue(SEVEN), Succeeded(tag(5)))
         assert play(*events) == (
             Delivering(WRITER, tag(5), (SIX, SEVEN), 0, together=2),
@@ -187,17 +187,17 @@ class TestAWriterThatHasFallenBehind:
         )
         assert play(*events, Succeeded(tag(7))) == (Ready(WRITER, tag(7)), [Confirm(WRITER, tag(7))])
 
-    def test_what_comes_during_an_attempt_is_not_taken_for_part_of_it(self) -> None:
+    def test_output_queued_during_an_attempt_is_not_part_of_it(self) -> None:
         events = (Queue(FIVE), Queue(SIX), Opened(None), Queue(SEVEN))
         assert play(*events, Succeeded(tag(6)))[1] == [Confirm(WRITER, tag(6)), Attempt((SEVEN,))]
         with pytest.raises(AssertionError, match="another attempt"):
             play(*events, Succeeded(tag(7)))
 
-    def test_a_target_that_takes_one_at_a_time_goes_on_with_the_rest(self) -> None:
+    def test_a_target_that_takes_one_epoch_at_a_time_continues_with_the_rest(self) -> None:
         events = (Queue(FIVE), Queue(SIX), Queue(SEVEN), Opened(None), Succeeded(tag(5)))
         assert play(*events)[1] == [Confirm(WRITER, tag(5)), Attempt((SIX, SEVEN))]
 
-    def test_a_target_that_stands_between_the_epochs_is_given_the_rest(self) -> None:
+    def test_a_target_that_holds_some_of_the_epochs_is_given_the_rest(self) -> None:
         events = (Queue(FIVE), Queue(SIX), Queue(SEVEN), Opened(None), AlreadyThere(tag(6)))
         assert play(*events)[1] == [Confirm(WRITER, tag(6)), Attempt((SEVEN,))]
 
@@ -207,7 +207,7 @@ class TestAWriterThatHasFallenBehind:
         assert attempted(*(pending(n, half) for n in range(1, 5))) == [1, 2]
         assert attempted(*(pending(n, rows=TOGETHER_ROWS_MAX // 2) for n in range(1, 5))) == [1, 2]
 
-    def test_an_epoch_beyond_the_bounds_is_attempted_alone(self) -> None:
+    def test_an_epoch_above_the_bounds_is_attempted_alone(self) -> None:
         assert attempted(pending(1, TOGETHER_BYTES_MAX + 1), pending(2)) == [1]
         assert attempted(pending(1, rows=TOGETHER_ROWS_MAX + 1), pending(2)) == [1]
         assert attempted(pending(1), pending(2, TOGETHER_BYTES_MAX + 1)) == [1]
@@ -221,7 +221,7 @@ class TestAWriterThatHasFallenBehind:
         counts = [len(attempted(*queue, after=(Opened(None), *again * failures))) for failures in range(6)]
         assert counts == [16, 8, 4, 2, 1, 1]
 
-    def test_epochs_before_one_that_can_never_be_delivered_are_delivered(self) -> None:
+    def test_epochs_before_an_undeliverable_one_are_delivered(self) -> None:
         refusal = Failed(REFUSAL, permanent=True)
         events: tuple[Event, ...] = (Queue(FIVE), Queue(SIX), Opened(None), refusal)
         assert play(*events) == (Delivering(WRITER, None, (FIVE, SIX), 0), [Attempt((FIVE,))])
@@ -229,7 +229,7 @@ class TestAWriterThatHasFallenBehind:
         assert play(*events, Succeeded(tag(5)), refusal)[1] == [Fail(WRITER, REFUSAL)]
         assert play(*events, refusal)[1] == [Fail(WRITER, REFUSAL)]
 
-    def test_a_fenced_writer_does_not_try_again(self) -> None:
+    def test_a_fenced_writer_does_not_retry(self) -> None:
         refused = Fenced("another driver owns it", next_step="leave").report()
         fenced = Failed(refused, permanent=True)
         assert play(Queue(FIVE), Queue(SIX), Opened(None), fenced)[1] == [Fail(WRITER, refused)]
@@ -244,7 +244,7 @@ class TestFailure:
         assert play(Opened(None), Queue(FIVE), LOST, RetryDue())[1] == [Open(WRITER)]
         assert play(Opened(None), Queue(FIVE), LOST, RetryDue(), Opened(None))[1] == [Attempt((FIVE,))]
 
-    def test_a_lost_reply_to_a_delivery_that_took_place_is_not_repeated(self) -> None:
+    def test_a_completed_delivery_whose_reply_was_lost_is_not_repeated(self) -> None:
         events = (Opened(None), Queue(FIVE), LOST, RetryDue(), Opened(tag(5)))
         assert play(*events) == (Ready(WRITER, tag(5)), [Confirm(WRITER, tag(5))])
 
@@ -262,7 +262,7 @@ class TestFailure:
         events = (Opened(None), Queue(FIVE), Queue(SIX), LOST, RetryDue(), LOST, RetryDue(), Opened(None))
         assert play(*events, Succeeded(tag(5)), LOST)[1] == [RetryAfter(WRITER, RETRY_FIRST_MS)]
 
-    def test_a_permanent_one_stops_with_its_own_error(self) -> None:
+    def test_a_permanent_failure_stops_with_its_own_error(self) -> None:
         refusal = Failed(REFUSAL, permanent=True)
         assert play(Opened(None), Queue(FIVE), refusal) == (
             Stopped(WRITER, (FIVE,), REFUSAL),
@@ -275,12 +275,12 @@ class TestFailure:
 
 
 class TestBacklog:
-    def test_it_counts_epochs_and_bytes_that_are_not_known_to_be_in(self) -> None:
+    def test_the_backlog_counts_epochs_and_bytes_without_a_confirmed_delivery(self) -> None:
         assert backlog(play(Queue(pending(5, 10)), Queue(pending(6, 7)))[0]) == (2, 17)
         assert backlog(play(Opened(None), Queue(pending(5, 10)), Queue(pending(6, 7)), Succeeded(tag(5)))[0]) == (1, 7)
         assert backlog(play(Opened(tag(5)))[0]) == (0, 0)
 
-    def test_it_is_full_in_epochs_or_in_bytes(self) -> None:
+    def test_the_backlog_is_full_in_epochs_or_in_bytes(self) -> None:
         state = play(Queue(pending(5, 10)), Queue(pending(6, 7)))[0]
         assert (is_full(state, 2, 100), is_full(state, 3, 17), is_full(state, 3, 18)) == (True, True, False)
 
@@ -324,13 +324,13 @@ class World:
             self.take(Queue(pending(epoch)))
 
     def crash(self) -> None:
-        """The process dies with its machine; an attempt under way may still arrive later."""
+        """The process dies with its machine; an attempt in progress may still arrive later."""
         self.stragglers += [effect.epochs for effect in self.todo if isinstance(effect, Attempt)]
         self.state, self.todo = start(WRITER)
         self.queue_again()
 
     def perform(self, fate: str) -> None:
-        """Carry out the oldest effect; `fate` says what becomes of a request to the target."""
+        """Carry out the oldest effect; `fate` decides the outcome of a request to the target."""
         effect = self.todo.pop(0)
         match effect:
             case Confirm(_, confirmed):

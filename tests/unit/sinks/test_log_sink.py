@@ -69,7 +69,7 @@ def sink(tmp_path: Path) -> LogSink:
 
 
 class TestChecking:
-    def test_it_is_a_sink_that_knows_its_owner_and_travels(self, sink: LogSink) -> None:
+    def test_the_sink_checks_its_owner_and_can_be_pickled(self, sink: LogSink) -> None:
         checked: OwnedSink = sink
         assert checked.traits.checks_owner and not checked.traits.keyed
         given = LogSink("/data/log", ("n",), 2, SCHEMA)
@@ -80,7 +80,7 @@ class TestChecking:
             LogSink("/data/log", ("n",)).check(SCHEMA, ("n",))
         assert "hf.SQLite(..., key=['n'])" in refused.value.next_step
 
-    def test_other_columns_than_the_given_ones_are_refused(self) -> None:
+    def test_columns_other_than_the_expected_ones_are_refused(self) -> None:
         expected = pa.schema([pa.field("n", pa.int32())])
         with pytest.raises(ConfigError, match=r"needed are n:int32\?, the stream has n:int64, word:string\?"):
             LogSink("/data/log", expected=expected).check(SCHEMA, None)
@@ -93,18 +93,18 @@ class TestChecking:
             (None, 0, "0 partitions were requested"),
         ],
     )
-    def test_what_cannot_be_created_is_refused_before_the_start(
+    def test_a_log_that_cannot_be_created_is_refused_before_the_start(
         self, key: tuple[str, ...] | None, partitions: int, why: str
     ) -> None:
         with pytest.raises(ConfigError, match=why):
             LogSink("/data/log", key, partitions).check(SCHEMA.append(pa.field("real", pa.float64())), None)
 
-    def test_a_column_that_may_be_null_in_the_stream_only_does_not_fit(self) -> None:
+    def test_a_column_that_is_nullable_only_in_the_stream_is_refused(self) -> None:
         strict = pa.schema([SCHEMA.field("n"), pa.field("word", pa.utf8(), nullable=False)])
         assert misfit(SCHEMA, strict) == "['word'] may be null in the stream only"
         assert misfit(strict, SCHEMA) is None
 
-    def test_a_null_where_none_may_be_is_refused_before_it_is_staged(self) -> None:
+    def test_a_null_in_a_column_that_forbids_it_is_refused_before_staging(self) -> None:
         batch = pa.record_batch([pa.array([1, None]), pa.array(["a", "b"])], schema=SCHEMA)
         with pytest.raises(ConfigError, match="1 rows have no value in the column 'n'"):
             LogSink("/data/log").accept(batch)
@@ -150,18 +150,18 @@ class TestOwner:
             with pytest.raises(ConfigError, match=f"another job, {OTHER}, up to epoch 57"):
                 sink.check_owner(job, "late")
 
-    def test_other_sinks_and_plain_writers_are_no_hindrance(self, sink: LogSink) -> None:
+    def test_tags_of_other_sinks_and_plain_writers_are_ignored(self, sink: LogSink) -> None:
         sink.open(OTHER, Writer("early", Subtask(0))).deliver(tag(1), [rows(1)])
         LogWriter(LocalObjects(sink.path)).append_tagged({0: pa.table(rows(2))}, "late", tag(1))
         sink.check_owner(JOB, "late")
 
-    def test_the_name_in_the_log_holds_job_sink_and_subtask(self, sink: LogSink) -> None:
+    def test_the_name_in_the_log_contains_job_sink_and_subtask(self, sink: LogSink) -> None:
         sink.open(JOB, WRITER).deliver(tag(3), [])
         assert [(t.writer, t.tag) for t in LogReader(LocalObjects(sink.path)).tags()] == [(f"{JOB}/late/1", tag(3))]
 
 
 class TestPlacing:
-    def test_a_key_decides_the_partition(self, tmp_path: Path) -> None:
+    def test_the_key_decides_the_partition(self, tmp_path: Path) -> None:
         sink = LogSink(str(tmp_path / "log"), ("word",), 3)
         sink.prepare(SCHEMA, None)
         sink.open(JOB, WRITER).deliver(tag(1), [rows(*range(10)), rows(*range(20, 5, -1))])
@@ -171,18 +171,18 @@ class TestPlacing:
             places = partitions_of(words, ["word"], 3)
             assert found == [n for n, place in zip(expected, places, strict=True) if place == partition]
 
-    def test_without_a_key_batches_take_turns(self, sink: LogSink) -> None:
+    def test_batches_without_a_key_go_to_partitions_in_turn(self, sink: LogSink) -> None:
         target = sink.open(JOB, WRITER)
         target.deliver(tag(1), [rows(1), rows(2), rows(3), rows(4), rows(5)])
         target.deliver(tag(2), [rows(6)])
         assert numbers(sink.path) == {2: [1, 5], 3: [2, 6], 0: [3], 1: [4]}
 
-    def test_an_epoch_is_in_all_partitions_or_in_none(self, sink: LogSink) -> None:
+    def test_an_epoch_is_appended_to_its_partitions_in_one_commit(self, sink: LogSink) -> None:
         sink.open(JOB, WRITER).deliver(tag(1), [rows(n) for n in range(8)])
         assert LogReader(LocalObjects(sink.path)).end_offsets() == {0: 2, 1: 2, 2: 2, 3: 2}
         assert LocalObjects(sink.path).list("commits") == ["commits/00000000000000000001.json"]
 
-    def test_writers_append_to_one_log(self, sink: LogSink) -> None:
+    def test_several_writers_append_to_one_log(self, sink: LogSink) -> None:
         left, right = sink.open(JOB, Writer("late", Subtask(0))), sink.open(JOB, WRITER)
         for n in range(1, 4):
             assert left.deliver(tag(n), [rows(n)]) == Delivered(1)
@@ -192,7 +192,7 @@ class TestPlacing:
 
 class TestDoubt:
     @pytest.mark.parametrize("fault", ["lost", "not sent"])
-    def test_reading_the_tag_settles_what_became_of_an_append(self, sink: LogSink, fault: str) -> None:
+    def test_reading_the_tag_settles_the_outcome_of_an_append(self, sink: LogSink, fault: str) -> None:
         store = Doubtful(sink.path)
         target = LogTarget(sink.where, lambda: store, JOB, WRITER, pause=lambda _: None)
         store.fault = fault
@@ -205,7 +205,7 @@ class TestDoubt:
         assert target.deliver(tag(1), [rows(1)]) == AlreadyDelivered(tag(1))
         assert numbers(sink.path) == {2: [1]}
 
-    def test_an_append_in_doubt_gives_way_to_the_successor_that_made_it(self, sink: LogSink) -> None:
+    def test_an_append_in_doubt_is_dropped_if_the_successor_made_it(self, sink: LogSink) -> None:
         store = Doubtful(sink.path)
         zombie = LogTarget(sink.where, lambda: store, JOB, WRITER, pause=lambda _: None)
         store.fault = "not sent"
@@ -218,7 +218,7 @@ class TestDoubt:
 
 
 class TestReplacedLog:
-    def test_a_log_made_again_under_an_open_target_is_noticed(self, sink: LogSink) -> None:
+    def test_a_log_recreated_under_an_open_target_is_detected(self, sink: LogSink) -> None:
         target = sink.open(JOB, WRITER)
         target.deliver(tag(1), [rows(1)])
         shutil.rmtree(sink.path)

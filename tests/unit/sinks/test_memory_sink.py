@@ -11,7 +11,7 @@ SCHEMA = pa.schema([pa.field("user", pa.int64())])
 
 
 class TestMemorySink:
-    def test_what_a_reader_got_does_not_change_later(self) -> None:
+    def test_rows_that_were_read_do_not_change_later(self) -> None:
         sink = MemorySink()
         target = sink.open("job", Writer("out", Subtask(0)))
         batch = pa.RecordBatch.from_pylist([{"user": 1}], schema=SCHEMA)
@@ -26,7 +26,7 @@ class TestMemorySink:
         with pytest.raises(ConfigError, match="a sink of its own"):
             sink.prepare(pa.schema([pa.field("other", pa.int64())]), None)
 
-    def test_a_key_that_is_not_a_number_is_refused_as_by_a_table(self) -> None:
+    def test_a_nan_in_a_key_is_refused_as_by_a_table(self) -> None:
         schema = pa.schema([("x", pa.float64())])
         with pytest.raises(ConfigError, match="no value in the key column 'x'"):
             MemorySink(["x"]).accept(pa.RecordBatch.from_pylist([{"x": float("nan")}], schema=schema))

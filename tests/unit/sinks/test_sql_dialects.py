@@ -67,7 +67,7 @@ class TestTheDeliveryTransaction:
         first = next(each for each in seen[seen.index("BEGIN IMMEDIATE") + 1 :] if not each.startswith("PRAGMA"))
         assert first.startswith(("INSERT INTO main.holdfast_progress", "UPDATE main.holdfast_progress"))
 
-    def test_holds_the_owner_that_it_has_read(self, tmp_path: Path) -> None:
+    def test_locks_the_owner_that_it_has_read(self, tmp_path: Path) -> None:
         sink = OtherTable(tmp_path / "out.db", "users", KEY)
         sink.prepare(SCHEMA, KEY)
         with closing(sink.open(JOB, WRITER, Claim("driver", Generation(1)))) as target:
@@ -82,7 +82,7 @@ class TestTheDeliveryTransaction:
                 assert held.startswith("SELECT owner, generation FROM")
 
 
-class TestWhatADialectDecides:
+class TestDialect:
     def test_types_and_the_form_of_values(self, tmp_path: Path) -> None:
         sink = OtherTable(tmp_path / "out.db", "every", KEYS)
         sink.prepare(EVERY_TYPE, None)
@@ -105,11 +105,11 @@ class TestWhatADialectDecides:
             OtherTable("/data/out.db", name).check(SCHEMA, None)
 
     @pytest.mark.parametrize("names", [("a", "A"), ("x", "_OP")])
-    def test_which_names_are_one(self, names: tuple[str, str]) -> None:
+    def test_names_that_are_equal(self, names: tuple[str, str]) -> None:
         with pytest.raises(ConfigError, match=r"appears twice; Other takes upper and lower case as one"):
             OtherTable("/data/out.db", "users").check(pa.schema([(name, pa.int64()) for name in names]), None)
 
-    def test_what_is_missing_when_the_place_is(self, tmp_path: Path) -> None:
+    def test_errors_of_a_missing_database(self, tmp_path: Path) -> None:
         sink = OtherTable(tmp_path / "out.db", "users", KEY)
         sink.prepare(SCHEMA, KEY)
         os.remove(tmp_path / "out.db")
@@ -121,7 +121,7 @@ class TestWhatADialectDecides:
             sink.contents(cast(Any, None))
 
 
-class TestWhatNoDialectChanges:
+class TestCommonToAllDialects:
     @pytest.mark.parametrize("delivery", ["transactional", "idempotent"])
     def test_before_images_and_tombstones(self, tmp_path: Path, delivery: str) -> None:
         """The tables of Holdfast are one format, in whatever form a database stores the user's rows."""
@@ -139,7 +139,7 @@ class TestWhatNoDialectChanges:
             found.append((images, tombstones))
         assert found[0] == found[1] and len(found[0][0]) == 3
 
-    def test_a_sink_travels_to_the_workers(self, tmp_path: Path) -> None:
+    def test_a_sink_can_be_pickled_for_the_workers(self, tmp_path: Path) -> None:
         sink = OtherTable(str(tmp_path / "out.db"), "users", KEY)
         sink.prepare(SCHEMA, KEY)
         shipped = pickle.loads(pickle.dumps(sink))  # noqa: S301

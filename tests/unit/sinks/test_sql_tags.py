@@ -35,7 +35,7 @@ def standing(s: Session) -> Tag | None:
 
 class TestAdvance:
     @given(st.lists(TAGS, min_size=1))
-    def test_it_moves_exactly_if_the_tag_grows(self, attempts: list[Tag]) -> None:
+    def test_the_tag_moves_exactly_if_it_grows(self, attempts: list[Tag]) -> None:
         with progress() as s:
             stands: Tag | None = None
             for tag in attempts:
@@ -44,7 +44,7 @@ class TestAdvance:
                 assert standing(s) == stands
 
     @given(st.lists(st.tuples(TAGS, TAGS).map(sorted), min_size=1))
-    def test_several_epochs_move_it_only_from_below_the_first(self, attempts: list[list[Tag]]) -> None:
+    def test_several_epochs_move_the_tag_only_from_below_the_first(self, attempts: list[list[Tag]]) -> None:
         with progress() as s:
             stands = Tag(Timeline(0), Epoch(1))
             tags.advance(s, row(stands))
@@ -54,7 +54,7 @@ class TestAdvance:
                 assert standing(s) == stands
 
     @given(st.lists(st.tuples(TAGS, TAGS), min_size=1))
-    def test_what_a_writer_knows_moves_it_only_from_there(self, attempts: list[tuple[Tag, Tag]]) -> None:
+    def test_a_writer_with_a_known_tag_moves_it_only_from_there(self, attempts: list[tuple[Tag, Tag]]) -> None:
         with progress() as s:
             stands = attempts[0][0]
             assert tags.advance_first(s, row(stands))

@@ -62,8 +62,8 @@ def other(sink: SQLite) -> Iterator[sqlite3.Connection]:
         yield db
 
 
-class TestTurns:
-    def test_a_delivery_begins_at_the_first_look_at_which_the_file_is_free(
+class TestQueue:
+    def test_a_delivery_begins_at_the_first_check_that_finds_the_file_unlocked(
         self, target: SqlTarget, other: sqlite3.Connection, waits: Waits
     ) -> None:
         target.delivered()
@@ -72,7 +72,7 @@ class TestTurns:
         assert target.deliver(FIRST, []) == Delivered(0)
         assert waits.count == 5
 
-    def test_the_tag_is_read_as_soon_as_a_commit_under_way_is_over(
+    def test_the_tag_is_read_as_soon_as_a_commit_in_progress_is_over(
         self, target: SqlTarget, other: sqlite3.Connection, waits: Waits
     ) -> None:
         target.delivered()
@@ -81,7 +81,7 @@ class TestTurns:
         assert target.delivered() is None
         assert waits.count == 5
 
-    def test_whoever_is_first_in_the_queue_goes_first(self, sink: SQLite, target: SqlTarget, waits: Waits) -> None:
+    def test_the_first_writer_in_the_queue_goes_first(self, sink: SQLite, target: SqlTarget, waits: Waits) -> None:
         target.delivered()
         handle = os.open(queue_of(sink.path), os.O_RDWR)
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -89,7 +89,7 @@ class TestTurns:
         assert target.deliver(FIRST, []) == Delivered(0)
         assert waits.count == 3
 
-    def test_one_that_is_stopped_in_the_queue_holds_nobody_up_for_good(
+    def test_a_writer_stopped_in_the_queue_does_not_block_others_forever(
         self, sink: SQLite, target: SqlTarget, waits: Waits, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         target.delivered()
@@ -109,8 +109,8 @@ class TestTurns:
         other.execute("ROLLBACK")
         assert target.deliver(FIRST, []) == Delivered(0)
 
-    def test_the_queue_is_left_free_while_a_delivery_is_written(self, sink: SQLite) -> None:
-        """Else a writer that is stopped in its transaction would also stop those that only read."""
+    def test_the_queue_is_not_locked_while_a_delivery_is_written(self, sink: SQLite) -> None:
+        """Otherwise a writer that is stopped in its transaction would also block readers."""
         found: list[bool] = []
 
         def free(point: str) -> None:

@@ -1,4 +1,4 @@
-"""Taking back what was delivered to SQLite: what is particular to its rowids, its tags of rows and older files."""
+"""Repair of SQLite targets: the particulars of rowids, row tags and older files."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class TestAddedRows:
     def test_runs_of_neighbours_become_ranges(self) -> None:
         assert ranges_of([1, 2, 3, 7, 9, 10]) == [(1, 3), (7, 7), (9, 10)]
 
-    def test_rows_of_people_between_deliveries_stay(self, added: SQLite) -> None:
+    def test_rows_that_users_inserted_between_deliveries_are_kept(self, added: SQLite) -> None:
         ask(added, "INSERT INTO t (user) VALUES (99)")
         deliver(added, 4, rows((40, 4.0, b"")))
         assert repair(added, 2).delete == 3
@@ -101,7 +101,7 @@ class TestAddedRows:
             "UPDATE t SET raw = x'01' WHERE user = 30",
         ],
     )
-    def test_rows_that_others_changed_make_it_impossible(self, added: SQLite, change: str) -> None:
+    def test_rows_that_others_changed_make_the_repair_impossible(self, added: SQLite, change: str) -> None:
         ask(added, change)
         found = plan(added, 2)
         assert (found.verdict, found.changed_by_others) == ("impossible", 2)
@@ -112,25 +112,25 @@ class TestAddedRows:
         assert users(added) == before and undone_nothing(added, (1, 3))
         assert plan(added, 3).verdict == "truncate"
 
-    def test_rows_that_vacuum_numbered_anew_are_not_mistaken(self, added: SQLite) -> None:
+    def test_rows_renumbered_by_vacuum_are_not_confused(self, added: SQLite) -> None:
         ask(added, "DELETE FROM t WHERE user = 10")
         ask(added, VACUUM)
         assert ask(added, "SELECT max(rowid) FROM t") == [(5,)]
         assert plan(added, 2).verdict == "impossible"
 
-    def test_vacuum_without_gaps_does_no_harm(self, added: SQLite) -> None:
+    def test_vacuum_without_gaps_keeps_the_repair_possible(self, added: SQLite) -> None:
         ask(added, VACUUM)
         repair(added, 1)
         assert users(added) == [10, 11]
 
-    def test_a_rowid_that_was_given_out_again_is_not_mistaken(self, added: SQLite) -> None:
+    def test_a_reused_rowid_is_not_confused(self, added: SQLite) -> None:
         ask(added, "DELETE FROM t WHERE user = 31")
         ask(added, "INSERT INTO t (user) VALUES (99)")
         with pytest.raises(ConfigError):
             repair(added, 2)
         assert 99 in users(added)
 
-    def test_columns_may_hide_names_of_the_rowid(self, tmp_path: Path) -> None:
+    def test_columns_may_shadow_names_of_the_rowid(self, tmp_path: Path) -> None:
         schema = pa.schema([("rowid", pa.int64()), ("OID", pa.int64())])
         sink = SQLite(tmp_path / "out.db", "t")
         sink.prepare(schema, None)
@@ -139,7 +139,7 @@ class TestAddedRows:
         sink.repair(to(1), schema, None)
         assert ask(sink, 'SELECT "OID" FROM t') == [(1,)]
 
-    def test_a_table_without_rowids_cannot_be_taken_back(self, tmp_path: Path) -> None:
+    def test_a_table_without_rowids_cannot_be_repaired(self, tmp_path: Path) -> None:
         with closing(sqlite3.connect(tmp_path / "out.db")) as db:
             db.execute("CREATE TABLE t (user INT, real REAL, raw BLOB, PRIMARY KEY (user)) WITHOUT ROWID")
         sink = SQLite(tmp_path / "out.db", "t")
@@ -179,19 +179,19 @@ class TestRowsWithTags:
             ('{"user":3}', standing, "out", 0)
         ]
 
-    def test_a_zombie_cannot_take_them_back_even_with_its_writers_tag_lost(self, tagged: SQLite) -> None:
+    def test_a_zombie_cannot_overwrite_repaired_rows_even_if_its_tag_was_lost(self, tagged: SQLite) -> None:
         repair(tagged, 1)
         ask(tagged, "DELETE FROM holdfast_progress")
         deliver(tagged, 2, changed((1, 2.0, PUT), (2, None, DELETE), (3, 2.0, PUT)))
         assert ask(tagged, "SELECT user, real FROM t ORDER BY user") == [(1, 1.0), (2, 1.0)]
 
-    def test_changes_that_others_made_are_counted_as_far_as_tags_tell(self, tagged: SQLite) -> None:
+    def test_changes_by_others_are_counted_as_far_as_tags_show_them(self, tagged: SQLite) -> None:
         assert plan(tagged, 1).changed_by_others is None
         ask(tagged, "DELETE FROM t WHERE user = 3")
         ask(tagged, "INSERT OR REPLACE INTO t (user, real) VALUES (1, 9.0)")
         assert plan(tagged, 1).changed_by_others == 2
 
-    def test_without_tags_it_is_not_known(self, tmp_path: Path) -> None:
+    def test_changes_by_others_are_unknown_without_tags(self, tmp_path: Path) -> None:
         sink = SQLite(tmp_path / "out.db", "t", KEY)
         sink.prepare(SCHEMA, KEY)
         deliver(sink, 1, changed((1, 1.0, PUT)))
@@ -199,7 +199,7 @@ class TestRowsWithTags:
 
 
 class TestOlderFiles:
-    def test_what_an_earlier_version_delivered_cannot_be_taken_back(self, added: SQLite) -> None:
+    def test_output_of_an_earlier_version_cannot_be_undone(self, added: SQLite) -> None:
         ask(added, "DROP TABLE holdfast_horizon")
         ask(added, "DELETE FROM holdfast_undo")
         assert plan(added, 2).verdict == "impossible"
@@ -228,7 +228,7 @@ class TestRefusals:
         with pytest.raises(ConfigError, match="the table is missing"):
             repair(added, 1)
 
-    def test_a_file_that_no_job_wrote_is_named(self, tmp_path: Path) -> None:
+    def test_a_file_that_no_job_wrote_is_refused_by_name(self, tmp_path: Path) -> None:
         with closing(sqlite3.connect(tmp_path / "out.db")) as db:
             db.execute("CREATE TABLE t (user INT, real REAL, raw BLOB)")
         with pytest.raises(ConfigError, match="the file has no tables of Holdfast"):
@@ -238,7 +238,7 @@ class TestRefusals:
         with pytest.raises(ConfigError, match="has or had the columns"):
             added.repair(to(1), SCHEMA.remove(1), None)
 
-    def test_a_busy_file_is_unavailable_and_then_works(self, added: SQLite) -> None:
+    def test_a_locked_file_is_unavailable_and_works_once_unlocked(self, added: SQLite) -> None:
         with closing(sqlite3.connect(added.path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(Unavailable, match="locked"):
@@ -247,7 +247,7 @@ class TestRefusals:
         repair(added, 1)
         assert users(added) == [10, 11]
 
-    def test_a_plan_holds_nobody_up(self, added: SQLite) -> None:
+    def test_a_plan_does_not_wait_for_another_writer(self, added: SQLite) -> None:
         with closing(sqlite3.connect(added.path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             assert plan(added, 1).delete == 4

@@ -1,4 +1,4 @@
-"""delivery="idempotent": a key takes only what is newer than the tag that its row or its tombstone carries."""
+"""delivery="idempotent": a key accepts only writes newer than the tag of its row or tombstone."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def deliver(sink: SQLite, writer: Writer, at: Tag, *batches: pa.RecordBatch, job
 
 
 def lose_tags(sink: SQLite) -> None:
-    """Forget who delivered what: only the rows' own tags are left to tell."""
+    """Delete the progress of all writers: only the tags of the rows remain."""
     ask(sink, "DELETE FROM holdfast_progress")
     ask(sink, "DELETE FROM holdfast_undo")
 
@@ -71,11 +71,11 @@ def sink(tmp_path: Path) -> SQLite:
 
 
 class TestPlanning:
-    def test_it_needs_a_key(self) -> None:
+    def test_row_tags_need_a_key(self) -> None:
         with pytest.raises(ConfigError, match="keeps a tag per key, and the sink has no key"):
             SQLite("/data/out.db", "users", delivery="idempotent").check(SCHEMA, None)
 
-    def test_an_append_stream_with_a_key_is_taken(self) -> None:
+    def test_an_append_stream_with_a_key_is_accepted(self) -> None:
         SQLite("/data/out.db", "users", KEY, delivery="idempotent").check(SCHEMA, None)
 
     @pytest.mark.parametrize("name", [TAG_COLUMN, TAG_COLUMN.upper()])
@@ -94,16 +94,16 @@ class TestPlanning:
 
 
 class TestOlderTags:
-    def test_a_row_carries_the_tag_that_wrote_it(self, sink: SQLite) -> None:
+    def test_a_row_carries_the_tag_of_its_epoch(self, sink: SQLite) -> None:
         deliver(sink, LEFT, tag(7), put(1, "ann"))
         assert ask(sink, f"SELECT {TAG_COLUMN} FROM users") == [(f"{JOB}/0000000001/0000000000000007",)]
 
-    def test_the_order_of_texts_is_that_of_tags(self) -> None:
+    def test_tags_sort_as_text(self) -> None:
         tags = [tag(9), tag(10), tag(999_999_999_999), tag(1, timeline=2), tag(3, timeline=10)]
         texts = [row_tag(JOB, each) for each in tags]
         assert texts == sorted(texts) and texts[-1] < last_tag(JOB)
 
-    def test_with_the_writers_tag_lost_a_redelivery_changes_nothing(self, sink: SQLite) -> None:
+    def test_a_redelivery_after_the_writers_tag_was_lost_changes_nothing(self, sink: SQLite) -> None:
         deliver(sink, LEFT, tag(1), put(1, "old"))
         deliver(sink, LEFT, tag(2), put(1, "new"), put(2, "bea"))
         lose_tags(sink)
@@ -112,7 +112,7 @@ class TestOlderTags:
         assert users(sink) == [(1, "new"), (2, "bea")]
         assert ask(sink, "SELECT count(*) FROM holdfast_undo") == [(0,)]
 
-    def test_an_older_writer_that_comes_late_does_not_take_a_key_back(self, sink: SQLite) -> None:
+    def test_a_late_older_write_does_not_replace_a_newer_row(self, sink: SQLite) -> None:
         deliver(sink, RIGHT, tag(9), put(1, "new"))
         deliver(sink, LEFT, tag(5), put(1, "old"), put(2, "bea"))
         assert users(sink) == [(1, "new"), (2, "bea")]
@@ -122,7 +122,7 @@ class TestOlderTags:
         deliver(sink, LEFT, tag(5), delete(1))
         assert users(sink) == [(1, "new")]
 
-    def test_a_newer_timeline_goes_before_any_epoch_of_an_older_one(self, sink: SQLite) -> None:
+    def test_a_newer_timeline_replaces_any_epoch_of_an_older_one(self, sink: SQLite) -> None:
         deliver(sink, RIGHT, tag(3, timeline=2), put(1, "new"))
         deliver(sink, LEFT, tag(9), put(1, "old"))
         assert users(sink) == [(1, "new")]
@@ -132,14 +132,14 @@ class TestOlderTags:
         deliver(sink, LEFT, tag(1), put(1, "ann"))
         assert users(sink) == [(1, "ann")]
 
-    def test_what_a_deleted_job_left_does_not_swallow_the_new_ones_epochs(self, sink: SQLite) -> None:
+    def test_rows_of_a_deleted_job_do_not_block_epochs_of_a_new_job(self, sink: SQLite) -> None:
         deliver(sink, LEFT, tag(57), put(1, "old"), delete(2), job=OTHER)
         deliver(sink, LEFT, tag(1), put(1, "new"), put(2, "bea"))
         assert users(sink) == [(1, "new"), (2, "bea")]
 
 
 class TestTombstones:
-    def test_a_deleted_row_is_gone_and_an_older_put_does_not_bring_it_back(self, sink: SQLite) -> None:
+    def test_an_older_put_does_not_restore_a_deleted_row(self, sink: SQLite) -> None:
         deliver(sink, LEFT, tag(5), put(1, "ann"))
         deliver(sink, LEFT, tag(9), delete(1))
         assert users(sink) == []
@@ -148,12 +148,12 @@ class TestTombstones:
         deliver(sink, RIGHT, tag(8), put(1, "ann"))
         assert users(sink) == []
 
-    def test_a_delete_that_came_before_its_row_keeps_it_out(self, sink: SQLite) -> None:
+    def test_a_delete_before_an_older_row_keeps_the_row_out(self, sink: SQLite) -> None:
         deliver(sink, RIGHT, tag(9), delete(1))
         deliver(sink, LEFT, tag(5), put(1, "ann"))
         assert users(sink) == []
 
-    def test_a_newer_put_brings_the_row_back_and_takes_the_tombstone_away(self, sink: SQLite) -> None:
+    def test_a_newer_put_restores_the_row_and_removes_the_tombstone(self, sink: SQLite) -> None:
         deliver(sink, LEFT, tag(1), delete(1))
         deliver(sink, LEFT, tag(2), put(1, "ann"))
         assert users(sink) == [(1, "ann")]
@@ -165,14 +165,14 @@ class TestTombstones:
         deliver(sink, LEFT, tag(6), put(1, "ann"))
         assert users(sink) == []
 
-    def test_tables_in_one_file_have_tombstones_of_their_own(self, sink: SQLite) -> None:
+    def test_tables_in_one_file_have_separate_tombstones(self, sink: SQLite) -> None:
         other = SQLite(sink.path, "others", KEY, "idempotent")
         other.prepare(SCHEMA, KEY)
         deliver(other, Writer("others", Subtask(0)), tag(9), delete(1))
         deliver(sink, LEFT, tag(5), put(1, "ann"))
         assert users(sink) == [(1, "ann")]
 
-    def test_those_beyond_the_horizon_are_forgotten_for_the_one_writer(self, sink: SQLite) -> None:
+    def test_tombstones_beyond_the_horizon_are_dropped_for_one_writer_only(self, sink: SQLite) -> None:
         deliver(sink, LEFT, tag(1), delete(1))
         deliver(sink, LEFT, tag(2), delete(2))
         deliver(sink, RIGHT, tag(1), delete(3))
@@ -194,7 +194,7 @@ class TestTombstones:
         deliver(sink, LEFT, tag(5), rows(5, PUT))
         assert ask(sink, "SELECT a, b, v FROM t") == [(0.1, "x'\"", 5)]
 
-    def test_a_table_of_key_columns_only_moves_its_tags(self, tmp_path: Path) -> None:
+    def test_a_table_with_only_key_columns_moves_its_row_tags(self, tmp_path: Path) -> None:
         schema = pa.schema([("user", pa.int64()), (OP, pa.int8())])
         sink = SQLite(tmp_path / "out.db", "t", KEY, "idempotent")
         sink.prepare(schema.remove(1), KEY)
@@ -214,7 +214,7 @@ class TestAnyOrder:
         random=st.randoms(use_true_random=False),
     )
     @settings(max_examples=25, deadline=None)
-    def test_the_newest_write_of_each_key_stands_whatever_the_order_and_however_often(
+    def test_the_newest_write_of_each_key_wins_in_any_order_and_repetition(
         self, writes: list[Write], random: Any, tmp_path_factory: pytest.TempPathFactory
     ) -> None:
         sink = SQLite(tmp_path_factory.mktemp("any") / "out.db", "users", KEY, "idempotent")
@@ -222,7 +222,7 @@ class TestAnyOrder:
         arrivals = writes * 2
         random.shuffle(arrivals)
         for n, (epoch, key, deletes) in enumerate(arrivals):
-            # Every arrival is a writer of its own, so no writer's tag can hold it back.
+            # Every arrival has a separate writer, so no writer's tag can hold it back.
             deliver(sink, Writer("out", Subtask(n)), tag(epoch), delete(key) if deletes else put(key, f"e{epoch}"))
         newest = {key: (epoch, deletes) for epoch, key, deletes in sorted(writes)}
         assert users(sink) == sorted((key, f"e{epoch}") for key, (epoch, deletes) in newest.items() if not deletes)

@@ -48,7 +48,7 @@ EVERY_TYPE = pa.schema(
 
 @contextmanager
 def not_as_root() -> Iterator[None]:
-    """Ask for permissions as nobody if this is root, whom nothing is forbidden; access(2) asks for the real user."""
+    """Check permissions as user nobody if this is root, which may do anything; access(2) checks the real user."""
     is_root = os.geteuid() == 0
     if is_root:
         os.setresuid(NOBODY, -1, -1)
@@ -91,18 +91,18 @@ def target(keyed: SQLite) -> Iterator[SqlTarget]:
 
 
 class TestConfiguration:
-    def test_the_path_is_made_absolute_where_it_is_written(
+    def test_the_path_is_made_absolute_when_the_sink_is_created(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
         assert SQLite("out.db", "t").path == str(tmp_path / "out.db")
 
-    def test_it_travels_to_the_workers(self) -> None:
+    def test_the_sink_can_be_pickled_for_the_workers(self) -> None:
         sink = SQLite("/data/out.db", "t", key=["a", "b"])
         assert pickle.loads(pickle.dumps(sink)) == sink  # noqa: S301
         assert sink.key == ("a", "b")
 
-    def test_memory_is_no_target(self) -> None:
+    def test_an_in_memory_database_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="outlive the process"):
             SQLite(":memory:", "t")
 
@@ -116,21 +116,21 @@ class TestConfiguration:
             SQLite("/data/out.db", table).check(SCHEMA, None)
 
     @pytest.mark.parametrize("kind", [pa.uint64(), pa.decimal128(9, 2), pa.timestamp("ns", "UTC"), pa.timestamp("us")])
-    def test_a_type_that_it_cannot_hold_is_refused(self, kind: pa.DataType) -> None:
+    def test_an_unsupported_type_is_refused(self, kind: pa.DataType) -> None:
         with pytest.raises(ConfigError, match=r"'total'(.|\n)*cast it"):
             SQLite("/data/out.db", "t").check(pa.schema([pa.field("total", kind)]), None)
 
-    def test_columns_that_differ_in_case_only_are_refused(self) -> None:
+    def test_columns_that_differ_only_in_case_are_refused(self) -> None:
         with pytest.raises(ConfigError, match="upper and lower case"):
             SQLite("/data/out.db", "t").check(pa.schema([("a", pa.int64()), ("A", pa.int64())]), None)
 
-    def test_a_time_that_would_not_sort_is_refused_before_it_is_staged(self) -> None:
+    def test_a_time_that_would_not_sort_as_text_is_refused_before_staging(self) -> None:
         schema = pa.schema([pa.field("at", pa.timestamp("us", "UTC"))])
         late = pa.record_batch([pa.array([253_402_300_800_000_000], schema.field("at").type)], schema=schema)
         with pytest.raises(ConfigError, match="years 1 to 9999"):
             SQLite("/data/out.db", "t").accept(late)
 
-    def test_a_key_that_is_not_a_number_is_refused_before_it_is_staged(self) -> None:
+    def test_a_nan_in_a_key_is_refused_before_staging(self) -> None:
         schema = pa.schema([("real", pa.float64()), ("small", pa.float32()), ("n", pa.int64())])
         sink = SQLite("/data/out.db", "t", ["real", "small", "n"])
         sink.accept(batch(schema, (math.inf, 0.0, 1)))
@@ -150,7 +150,7 @@ class TestPrepare:
         columns = "SELECT name, type, \"notnull\", pk FROM pragma_table_info('users')"
         assert ask(keyed.path, columns) == [("user", "INTEGER", 1, 1), ("name", "TEXT", 0, 0)]
 
-    def test_an_existing_table_that_fits_is_taken_as_it_is(self, tmp_path: Path) -> None:
+    def test_an_existing_table_that_fits_is_used_unchanged(self, tmp_path: Path) -> None:
         with closing(sqlite3.connect(tmp_path / "out.db")) as db:
             db.execute("CREATE TABLE users (name VARCHAR(20), user BIGINT PRIMARY KEY)")
         sink = SQLite(tmp_path / "out.db", "users", ["user"])
@@ -179,14 +179,14 @@ class TestPrepare:
             (pa.field("x", pa.float64(), nullable=False), "may be NaN in the stream, which is stored as NULL"),
         ],
     )
-    def test_a_column_that_may_not_be_null_takes_none_that_may(self, tmp_path: Path, field: pa.Field, why: str) -> None:
+    def test_a_not_null_column_refuses_a_nullable_one(self, tmp_path: Path, field: pa.Field, why: str) -> None:
         declared = "INTEGER" if pa.types.is_integer(field.type) else "REAL"
         with closing(sqlite3.connect(tmp_path / "out.db")) as db:
             db.execute(f"CREATE TABLE t (user INTEGER PRIMARY KEY, x {declared} NOT NULL)")
         with pytest.raises(ConfigError, match=f"'x' is NOT NULL, and {why}"):
             SQLite(tmp_path / "out.db", "t", ["user"]).prepare(pa.schema([SCHEMA.field("user"), field]), None)
 
-    def test_a_column_that_may_not_be_null_takes_one_that_never_is(self, tmp_path: Path) -> None:
+    def test_a_not_null_column_accepts_one_that_is_never_null(self, tmp_path: Path) -> None:
         with closing(sqlite3.connect(tmp_path / "out.db")) as db:
             db.execute("CREATE TABLE t (k REAL NOT NULL PRIMARY KEY, x INT NOT NULL, _holdfast_tag TEXT NOT NULL)")
         schema = pa.schema([pa.field("k", pa.float64()), pa.field("x", pa.int64(), nullable=False)])
@@ -203,13 +203,13 @@ class TestPrepare:
             "(user INT, name TEXT COLLATE nocase, PRIMARY KEY (user, name)) WITHOUT ROWID",
         ],
     )
-    def test_a_key_that_takes_different_texts_as_one_is_refused(self, tmp_path: Path, columns: str) -> None:
+    def test_a_key_with_a_collation_that_equates_texts_is_refused(self, tmp_path: Path, columns: str) -> None:
         with closing(sqlite3.connect(tmp_path / "out.db")) as db:
             db.execute(f"CREATE TABLE users {columns}")
         with pytest.raises(ConfigError, match="'name' is compared by (NOCASE|RTRIM|nocase), needed is BINARY"):
             SQLite(tmp_path / "out.db", "users", ["user", "name"]).prepare(SCHEMA, None)
 
-    def test_how_other_columns_are_compared_does_not_matter(self, tmp_path: Path) -> None:
+    def test_the_collation_of_other_columns_does_not_matter(self, tmp_path: Path) -> None:
         with closing(sqlite3.connect(tmp_path / "out.db")) as db:
             db.execute("CREATE TABLE users (user INT COLLATE NOCASE PRIMARY KEY, name TEXT COLLATE NOCASE)")
         sink = SQLite(tmp_path / "out.db", "users", ["user"])
@@ -217,7 +217,7 @@ class TestPrepare:
         deliver(sink, 1, batch(SCHEMA, (1, "a"), (2, "A")))
         assert ask(sink.path, "SELECT * FROM users ORDER BY user") == [(1, "a"), (2, "A")]
 
-    def test_a_view_is_no_table(self, tmp_path: Path) -> None:
+    def test_a_view_is_refused(self, tmp_path: Path) -> None:
         with closing(sqlite3.connect(tmp_path / "out.db")) as db:
             db.execute("CREATE VIEW users AS SELECT 1 AS user, 'x' AS name")
         with pytest.raises(ConfigError, match="is a view"):
@@ -227,11 +227,11 @@ class TestPrepare:
         with pytest.raises(ConfigError, match="there is no directory"):
             SQLite(tmp_path / "none" / "out.db", "users").prepare(SCHEMA, None)
 
-    def test_a_directory_is_no_file(self, tmp_path: Path) -> None:
+    def test_a_directory_as_the_file_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="is a directory"):
             SQLite(tmp_path, "users").prepare(SCHEMA, None)
 
-    def test_a_file_of_something_else_is_left_alone(self, tmp_path: Path) -> None:
+    def test_a_file_that_is_no_database_is_refused_and_not_changed(self, tmp_path: Path) -> None:
         (tmp_path / "out.csv").write_text("user,name\n1,ann\n")
         with pytest.raises(ConfigError, match="not a SQLite database"):
             SQLite(tmp_path / "out.csv", "users").prepare(SCHEMA, None)
@@ -242,7 +242,7 @@ class TestPrepare:
         with not_as_root(), pytest.raises(ConfigError, match="not writable"):
             SQLite(tmp_path / "out.db", "users").prepare(SCHEMA, None)
 
-    def test_a_file_that_another_program_holds_is_no_delivery_of_unknown_outcome(self, tmp_path: Path) -> None:
+    def test_a_locked_file_in_prepare_has_no_unknown_outcome(self, tmp_path: Path) -> None:
         with closing(sqlite3.connect(tmp_path / "out.db", isolation_level=None)) as other:
             other.execute("BEGIN EXCLUSIVE")
             with pytest.raises(Unavailable, match="locked") as refused:
@@ -250,7 +250,7 @@ class TestPrepare:
         assert refused.value.not_done == "the table was neither checked nor created"
         assert "run the job again" in refused.value.next_step
 
-    def test_names_are_quoted_whatever_they_hold(self, tmp_path: Path) -> None:
+    def test_names_with_any_characters_are_quoted(self, tmp_path: Path) -> None:
         schema = pa.schema([('a"; DROP TABLE x; --', pa.int64()), ("it's", pa.string()), ("select", pa.int64())])
         sink = SQLite(tmp_path / "o ?#%.db", 'my "table"', [schema.names[0]])
         sink.prepare(schema, (schema.names[0],))
@@ -264,7 +264,7 @@ class TestPrepare:
 
 
 class TestValues:
-    def test_every_type_has_one_form(self, tmp_path: Path) -> None:
+    def test_every_type_has_one_stored_form(self, tmp_path: Path) -> None:
         sink = SQLite(tmp_path / "out.db", "t")
         sink.prepare(EVERY_TYPE, None)
         at = datetime(2026, 1, 31, 9, 30, tzinfo=UTC)
@@ -297,7 +297,7 @@ class TestValues:
         ("declared", "expected"),
         [("BIGINT", "INTEGER"), ("VARCHAR(9)", "TEXT"), ("DOUBLE", "REAL"), ("", "BLOB"), ("DATETIME", "NUMERIC")],
     )
-    def test_declared_types_count_by_their_affinity(self, declared: str, expected: str) -> None:
+    def test_declared_types_are_compared_by_affinity(self, declared: str, expected: str) -> None:
         assert affinity(declared) == expected
 
 
@@ -317,7 +317,7 @@ class TestBeforeImages:
             )
         ]
 
-    def test_a_row_of_key_columns_only_is_still_a_row(self, tmp_path: Path) -> None:
+    def test_a_row_with_only_key_columns_has_a_before_image(self, tmp_path: Path) -> None:
         schema = pa.schema([("user", pa.int64())])
         sink = SQLite(tmp_path / "out.db", "t", ["user"])
         sink.prepare(schema, ("user",))
@@ -326,7 +326,7 @@ class TestBeforeImages:
         assert ask(sink.path, 'SELECT "before" FROM holdfast_undo ORDER BY epoch') == [(None,), ("{}",)]
 
     @given(st.floats(allow_nan=False), st.text(alphabet=st.characters(exclude_categories=["Cs"])))
-    def test_every_real_and_text_reads_back_as_it_was(self, real: float, text: str) -> None:
+    def test_every_real_and_text_is_read_back_unchanged(self, real: float, text: str) -> None:
         with closing(sqlite3.connect(":memory:")) as db:
             db.create_function("holdfast_real", 1, real_as_json)
             db.execute("CREATE TABLE t (r REAL, t TEXT)")
@@ -338,7 +338,7 @@ class TestBeforeImages:
 
 
 class TestRefusals:
-    def test_a_duplicate_in_an_append_target_is_permanent_and_changes_nothing(self, tmp_path: Path) -> None:
+    def test_a_duplicate_in_an_append_target_fails_permanently_and_changes_nothing(self, tmp_path: Path) -> None:
         with closing(sqlite3.connect(tmp_path / "out.db")) as db:
             db.execute("CREATE TABLE users (user INTEGER PRIMARY KEY, name TEXT)")
         sink = SQLite(tmp_path / "out.db", "users")
@@ -348,9 +348,7 @@ class TestRefusals:
                 target.deliver(tag(1), [batch(SCHEMA, (1, "a"), (1, "b"))])
             assert (target.delivered(), ask(sink.path, "SELECT * FROM users")) == (None, [])
 
-    def test_a_file_that_is_busy_is_unavailable_and_works_when_it_is_free(
-        self, keyed: SQLite, target: SqlTarget
-    ) -> None:
+    def test_a_locked_file_is_unavailable_and_works_once_unlocked(self, keyed: SQLite, target: SqlTarget) -> None:
         with closing(sqlite3.connect(keyed.path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(Unavailable, match="locked"):
@@ -358,7 +356,7 @@ class TestRefusals:
             other.execute("ROLLBACK")
         assert target.deliver(tag(1), [batch(SCHEMA, (1, "ann"))]) == Delivered(1)
 
-    def test_a_reader_that_holds_the_file_at_the_commit_undoes_it_whole(self, keyed: SQLite, target: SqlTarget) -> None:
+    def test_a_reader_that_locks_the_file_at_the_commit_rolls_it_back(self, keyed: SQLite, target: SqlTarget) -> None:
         with closing(sqlite3.connect(keyed.path, isolation_level=None)) as reader:
             reader.execute("BEGIN")
             reader.execute("SELECT count(*) FROM users").fetchone()
@@ -367,7 +365,7 @@ class TestRefusals:
             reader.execute("ROLLBACK")
         assert target.delivered() is None
 
-    def test_a_missing_file_is_not_created_by_a_delivery(self, keyed: SQLite, target: SqlTarget) -> None:
+    def test_a_delivery_does_not_create_a_missing_file(self, keyed: SQLite, target: SqlTarget) -> None:
         os.remove(keyed.path)
         with pytest.raises(ConfigError, match="the file is missing"):
             target.deliver(tag(1), [])
@@ -379,7 +377,7 @@ class TestRefusals:
         with pytest.raises(ConfigError, match="the table is missing"):
             target.deliver(tag(1), [batch(SCHEMA, (1, "ann"))])
 
-    def test_a_file_replaced_under_an_open_target_is_noticed(
+    def test_a_file_replaced_under_an_open_target_is_detected(
         self, keyed: SQLite, target: SqlTarget, tmp_path: Path
     ) -> None:
         backup = Path(keyed.path).read_bytes()
@@ -390,7 +388,7 @@ class TestRefusals:
             target.deliver(tag(2), [batch(SCHEMA, (2, "bea"))])
         assert target.delivered() is None
 
-    def test_broken_bytes_are_damage(self, keyed: SQLite, target: SqlTarget) -> None:
+    def test_corrupt_bytes_are_damage(self, keyed: SQLite, target: SqlTarget) -> None:
         with open(keyed.path, "r+b") as file:
             file.write(b"\x00" * 4096)
         with pytest.raises(Damaged):
@@ -435,7 +433,7 @@ class TestKill:
 
 
 class TestTwoWritersOfOneFile:
-    def test_each_delivers_all_of_its_epochs_though_the_other_is_in_its_way(self, keyed: SQLite) -> None:
+    def test_both_deliver_all_their_epochs_under_contention(self, keyed: SQLite) -> None:
         ops = SCHEMA.append(pa.field(OP, pa.int8()))
 
         def run(n: int) -> None:
@@ -455,7 +453,7 @@ class TestTwoWritersOfOneFile:
 
 
 class TestPowerFailure:
-    def test_every_connection_of_a_target_syncs_the_folder_as_well(self, tmp_path: Path) -> None:
+    def test_every_connection_of_a_target_also_syncs_the_folder(self, tmp_path: Path) -> None:
         """FULL (2) leaves the deletion of the journal to the operating system: a power failure may undo a commit."""
         sink = SQLite(tmp_path / "out.db", "t", ("user",))
         sink.prepare(SCHEMA, ("user",))
@@ -468,7 +466,7 @@ class TestPowerFailure:
 
 
 class TestModes:
-    def test_a_file_that_is_created_belongs_to_its_user_alone(self, tmp_path: Path) -> None:
+    def test_a_created_file_is_accessible_only_to_its_owner(self, tmp_path: Path) -> None:
         sink = SQLite(tmp_path / "out.db", "t", ("user",))
         before = os.umask(0o022)
         try:
@@ -477,7 +475,7 @@ class TestModes:
             os.umask(before)
         assert stat.S_IMODE(os.stat(sink.path).st_mode) == 0o600
 
-    def test_an_existing_file_keeps_the_mode_that_its_user_gave_it(self, tmp_path: Path) -> None:
+    def test_an_existing_file_keeps_its_mode(self, tmp_path: Path) -> None:
         path = tmp_path / "out.db"
         path.touch()
         path.chmod(0o640)
@@ -486,7 +484,7 @@ class TestModes:
 
 
 class TestFullDisk:
-    def test_it_is_reported_as_such_and_not_as_a_busy_file(self, tmp_path: Path) -> None:
+    def test_a_full_disk_is_reported_as_full_and_not_as_a_locked_file(self, tmp_path: Path) -> None:
         sink = SQLite(tmp_path / "out.db", "t", ("user",))
         sink.prepare(SCHEMA, ("user",))
         with closing(SqlTarget(sink, JOB, WRITER)) as target:

@@ -1,4 +1,4 @@
-"""What SQLite tables and logs show of deliveries, held against what was staged for them."""
+"""Deliveries read back from SQLite tables and logs, compared with the staged rows."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ def ask(sink: Any, upsert: bool = False, after: int = 0, job: str = JOB) -> Targ
     return contents
 
 
-class TestWhatIsReadBack:
+class TestReadBack:
     @settings(max_examples=40, deadline=None)
     @given(
         deliveries,
         st.sampled_from(["table", "keyed", "idempotent", "other table", "other keyed", "other idempotent", "log"]),
     )
-    def test_has_the_digests_of_what_was_staged(
+    def test_has_the_digests_of_the_staged_rows(
         self, given: list[tuple[int, list[tuple[dict[str, Any], bool]]]], kind: str
     ) -> None:
         with TemporaryDirectory() as folder:
@@ -118,12 +118,12 @@ class TestWhatIsReadBack:
             assert contents.others is None or len(contents.others.hashes) == 0
 
 
-class TestATableThatIsWrittenMeanwhile:
+class TestTableWrittenDuringARead:
     """Between any two pieces of a read, deliveries come and before-images go."""
 
     @pytest.mark.parametrize("keyed", [False, True])
     @pytest.mark.parametrize(("seed", "forgets"), [(0, False), (1, False), (2, True), (3, True)])
-    def test_shows_what_was_there_when_the_read_began(
+    def test_shows_the_rows_as_of_the_start_of_the_read(
         self, tmp_path: Path, keyed: bool, seed: int, forgets: bool
     ) -> None:
         rng, sink = random.Random(seed), hf.SQLite(tmp_path / "out.db", "out", KEY if keyed else None)
@@ -166,7 +166,7 @@ class TestATableThatIsWrittenMeanwhile:
         assert found.rows.keys() <= wanted.keys()
         assert found.others is None or forgets or len(found.others.hashes) == 0
 
-    def test_counts_the_rows_of_other_keys_as_of_when_the_read_began(self, tmp_path: Path) -> None:
+    def test_counts_the_rows_of_other_keys_as_of_the_start_of_the_read(self, tmp_path: Path) -> None:
         sink = hf.SQLite(tmp_path / "out.db", "out", KEY)
         sink.prepare(SCHEMA, KEY)
         names, writer = dict.fromkeys(SCHEMA.names) | {"name": "a"}, Writer("out", Subtask(0))
@@ -210,7 +210,7 @@ class TestATableThatIsWrittenMeanwhile:
         assert found.standing == {0: tag(1, 2)}
         assert [at for at, digest in found.rows.items() if digest.rows] == [(0, tag(1))]
 
-    def test_is_unavailable_if_that_never_ends(self, tmp_path: Path) -> None:
+    def test_is_unavailable_if_every_attempt_is_disturbed(self, tmp_path: Path) -> None:
         sink = hf.SQLite(tmp_path / "out.db", "out", KEY)
         sink.prepare(SCHEMA, KEY)
 
@@ -222,7 +222,7 @@ class TestATableThatIsWrittenMeanwhile:
             table_shown(sink, AuditQuery(JOB, "out", SCHEMA, KEY, Epoch(0)), between)
 
 
-class TestWhatATableCannotTell:
+class TestUnreadableDeliveries:
     def sink(self, folder: Path, key: tuple[str, ...] | None = None) -> hf.SQLite:
         sink = hf.SQLite(folder / "out.db", "out", key)
         sink.prepare(SCHEMA, None)
@@ -236,7 +236,7 @@ class TestWhatATableCannotTell:
     def row(self, number: int) -> dict[str, Any]:
         return dict.fromkeys(SCHEMA.names) | {"k": number, "name": "a"}
 
-    def test_deliveries_whose_before_images_were_dropped_are_lost(self, tmp_path: Path) -> None:
+    def test_deliveries_without_before_images_are_reported_as_lost(self, tmp_path: Path) -> None:
         sink = self.sink(tmp_path)
         with closing(sink.open(JOB, Writer("out", Subtask(0)))) as target:
             target.forget(tag(2))
@@ -244,7 +244,7 @@ class TestWhatATableCannotTell:
         assert (contents.lost, list(contents.rows)) == ({0: tag(2)}, [(0, tag(3))])
         assert contents.others is not None and (len(contents.others.hashes), contents.others.older) == (2, 2)
 
-    def test_what_a_rewind_took_back_is_not_shown(self, tmp_path: Path) -> None:
+    def test_output_that_a_rewind_undid_is_not_shown(self, tmp_path: Path) -> None:
         for key in (None, KEY):
             folder = tmp_path / str(key is None)
             folder.mkdir()
@@ -253,7 +253,7 @@ class TestWhatATableCannotTell:
             sink.repair(Rewinding(JOB, "out", tag(1, 2), (writer,)), SCHEMA, None)
             assert [at for at, found in ask(sink).rows.items() if found != NOTHING] == [(0, tag(1))]
 
-    def test_a_table_that_is_gone_is_said_to_be(self, tmp_path: Path) -> None:
+    def test_a_missing_table_is_reported_as_missing(self, tmp_path: Path) -> None:
         sink = self.sink(tmp_path)
         with closing(sqlite3.connect(tmp_path / "out.db")) as db, db:
             db.execute("DROP TABLE out")
@@ -263,10 +263,10 @@ class TestWhatATableCannotTell:
         with pytest.raises(Gone, match="the file is missing"):
             ask(sink)
 
-    def test_other_jobs_deliveries_are_not_shown(self, tmp_path: Path) -> None:
+    def test_deliveries_of_other_jobs_are_not_shown(self, tmp_path: Path) -> None:
         assert ask(self.sink(tmp_path), job="another").rows == {}
 
-    def test_a_value_that_no_row_of_the_job_can_have_is_wrong(self, tmp_path: Path) -> None:
+    def test_a_value_that_no_row_of_the_job_can_have_is_reported(self, tmp_path: Path) -> None:
         sink = self.sink(tmp_path, KEY)
         with closing(sqlite3.connect(tmp_path / "out.db")) as db, db:
             db.execute("UPDATE out SET yes = 7 WHERE k = 2")
@@ -274,7 +274,7 @@ class TestWhatATableCannotTell:
 
 
 class Compacted(LocalObjects):
-    """A folder of a log that is compacted, and swept, between the reader's look at the commits and at a segment."""
+    """A folder of a log that is compacted, and swept, between the reader's reads of the commits and of a segment."""
 
     def __init__(self, root: Path, name: str) -> None:
         super().__init__(root)
@@ -287,7 +287,7 @@ class Compacted(LocalObjects):
         return super().mapped(path)
 
 
-class TestALogThatIsCompactedMeanwhile:
+class TestLogCompactedDuringARead:
     def log(self, folder: Path) -> LogWriter:
         create_log(LocalObjects(folder), KEYED, 1, ["k"])
         log = LogWriter(LocalObjects(folder))
@@ -295,12 +295,12 @@ class TestALogThatIsCompactedMeanwhile:
             log.append_tagged({0: pa.table({"k": [1, epoch]}, KEYED)}, f"{JOB}/out/0", tag(epoch))
         return log
 
-    def test_has_lost_the_deliveries_and_is_not_damaged(self, tmp_path: Path) -> None:
+    def test_has_lost_deliveries_but_is_not_damaged(self, tmp_path: Path) -> None:
         self.log(tmp_path)
         found = contents("log", Compacted(tmp_path, "data/"), AuditQuery(JOB, "out", KEYED, None, Epoch(0)))
         assert (found.rows, found.lost, found.wrong) == ({}, {0: tag(3)}, {})
 
-    def test_whose_segment_is_gone_otherwise_is_damaged(self, tmp_path: Path) -> None:
+    def test_whose_segment_is_missing_for_another_reason_is_damaged(self, tmp_path: Path) -> None:
         self.log(tmp_path)
         next((tmp_path / "data" / "0").iterdir()).unlink()
         found = contents("log", LocalObjects(tmp_path), AuditQuery(JOB, "out", KEYED, None, Epoch(0)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from killed_worker import KilledWorker, OnRocks
 
 from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.ports import KeyValue
+from holdfast.state import changelog
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.compact import compact
 from holdfast.state.evolution import declaration
@@ -24,6 +26,15 @@ from holdfast.state.tables.expiry import NOTHING, Through, covered
 from holdfast.state.tables.table import ColumnSpec, Table, TableSpec
 
 pytestmark = pytest.mark.thorough
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_parts() -> Iterator[None]:
+    """Restore segments in several parts."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(changelog, "PART_ROWS", 3)
+        yield
+
 
 JOB, WORKER, GROUPS = JobUuid("job"), WorkerId("w"), 4
 IDENTITY = Identity(JOB, Generation(1), Timeline(1), WORKER)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from holdfast.errors import Damaged
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.state.changelog import SegmentHeader, header_of, seal, unseal
+from holdfast.state import changelog
+from holdfast.state.changelog import SegmentHeader, header_of, seal, unseal, unseal_in_parts
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.delta import Delta
 
@@ -95,6 +96,20 @@ class TestSegment:
             groups = delta.keys.key_groups(16).tolist()
             order = list(zip(groups, delta.keys.canonical().to_pylist(), strict=True))
             assert order == sorted(order)
+
+    @settings(deadline=None)
+    @given(deltas(), st.integers(1, 4), st.tuples(st.integers(0, 16), st.integers(0, 16)).map(sorted))
+    def test_in_parts_has_the_rows_of_the_whole(self, given: list[Delta], rows_max: int, groups: list[int]) -> None:
+        data, key_groups = seal(HEADER, given), (groups[0], groups[1])
+        whole = unseal(data, key_groups)[1]
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(changelog, "PART_ROWS", rows_max)
+            header, parts = unseal_in_parts(data, key_groups)
+            read = list(parts)
+        assert header == HEADER and all(0 < len(part) <= rows_max for part in read)
+        for delta in whole:
+            assert rows_of(delta) == [row for part in read if part.operator == delta.operator for row in rows_of(part)]
+        assert {part.operator for part in read} == {delta.operator for delta in whole}
 
     @settings(deadline=None)
     @given(deltas(), st.integers(0, 16), st.integers(0, 16))

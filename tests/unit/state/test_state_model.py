@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from killed_worker import KilledWorker, OnRocks
 
 from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.ports import KeyValue
+from holdfast.state import changelog
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.evolution import declaration
 from holdfast.state.keys.batch import KeyType
@@ -22,6 +24,15 @@ from holdfast.state.store import Identity, StateStore
 from holdfast.state.tables.table import ColumnSpec, TableSpec
 
 pytestmark = pytest.mark.thorough
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_parts() -> Iterator[None]:
+    """Restore segments in several parts."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(changelog, "PART_ROWS", 3)
+        yield
+
 
 JOB = JobUuid("job")
 WORKER = WorkerId("w")

@@ -269,16 +269,18 @@ class TestRollBackOfAStore:
 
 
 class TestRestore:
-    def test_takes_segments_in_any_order(self) -> None:
+    def test_takes_segments_from_oldest_to_newest(self) -> None:
         worker = Worker()
         for epoch in range(1, 4):
             worker.add(1, *range(epoch))
             worker.close_epoch(epoch)
         restored = Worker()
-        restored.store.restore(Epoch(3), reversed(worker.segments.values()), None)
+        restored.store.restore(Epoch(3), worker.segments.values(), None)
         assert restored.counts(0, 1, 2, 3) == [3, 2, 1, 0]
         assert restored.store.get_committed(1, (0,)) == {"count": 3}
         assert restored.store.committed_through == 3
+        with pytest.raises(AssertionError, match="comes before an older one"):
+            Worker().store.restore(Epoch(3), reversed(worker.segments.values()), None)
 
     def test_reads_the_cold_store_below_the_segments(self) -> None:
         cold = Watched()

@@ -1,4 +1,4 @@
-"""The embedded log: what is appended is read back, once, in order, or an error says where it is damaged."""
+"""The embedded log: appended rows are read back, once, in order, or an error names the damage."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
 
 
 class FaultyObjects(MemoryObjects):
-    """A store whose creates of commits fail as told, before or after they took effect; so do reads behind a create."""
+    """A store whose creates of commits fail on request, before or after they took effect; also reads after a create."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class FaultyObjects(MemoryObjects):
 
 
 class TestCreatingALog:
-    def test_the_log_is_empty_and_remembers_what_it_is(self) -> None:
+    def test_a_new_log_is_empty_and_keeps_its_schema_partitions_and_key(self) -> None:
         store = MemoryObjects()
         created = create_log(store, SCHEMA, partitions=3, key=["word"])
         assert read_meta(store) == created
@@ -93,7 +93,7 @@ class TestCreatingALog:
             create_log(store, SCHEMA, partitions=9)
         assert read_meta(store) == before
 
-    def test_nothing_is_created_over_the_commits_of_a_log_that_lost_its_meta(self, store: ObjectStore) -> None:
+    def test_no_log_is_created_over_commits_without_meta(self, store: ObjectStore) -> None:
         LogWriter(store).seal()
         store.delete("meta.json")
         with pytest.raises(Damaged, match=r"has commits of a log, such as commits/0+1\.json, but no meta\.json"):
@@ -120,7 +120,7 @@ class TestCreatingALog:
             (SCHEMA, 1, ["absent"], "key column 'absent'"),
         ],
     )
-    def test_what_cannot_be_a_log_is_refused(
+    def test_an_invalid_log_is_refused(
         self, schema: pa.Schema, partitions: int, key: list[str] | None, message: str
     ) -> None:
         store = MemoryObjects()
@@ -128,7 +128,7 @@ class TestCreatingALog:
             create_log(store, schema, partitions, key)
         assert store.list("") == []
 
-    def test_without_a_log_readers_and_writers_name_the_command(self) -> None:
+    def test_readers_and_writers_without_a_log_name_the_command_that_creates_one(self) -> None:
         for open_it in (LogReader, LogWriter):
             with pytest.raises(ConfigError) as caught:
                 open_it(MemoryObjects())
@@ -136,7 +136,7 @@ class TestCreatingALog:
 
 
 class TestAppendingAndReading:
-    def test_rows_come_back_in_order_with_dense_offsets(self, store: ObjectStore) -> None:
+    def test_rows_are_read_in_order_with_dense_offsets(self, store: ObjectStore) -> None:
         writer = writer_of(store)
         assert writer.append({0: rows(1, 2), 1: rows(10)}) == {0: 0, 1: 0}
         assert writer.append({0: rows(3)}) == {0: 2}
@@ -150,16 +150,16 @@ class TestAppendingAndReading:
         assert batch is not None and batch.to_pydict() == {"n": [2, 3], "word": ["w2", "w3"]}
         assert after == 3
 
-    def test_at_the_end_a_read_gives_nothing(self, store: ObjectStore) -> None:
+    def test_a_read_at_the_end_gives_nothing(self, store: ObjectStore) -> None:
         writer_of(store).append({0: rows(1)})
         assert LogReader(store).read(0, 1, ANY_BYTES) == (None, 1)
 
-    def test_beyond_the_end_a_read_is_an_error_that_names_the_place(self, store: ObjectStore) -> None:
+    def test_a_read_beyond_the_end_is_an_error_that_names_the_offset(self, store: ObjectStore) -> None:
         with pytest.raises(Damaged) as caught:
             LogReader(store).read(1, 5, ANY_BYTES)
         assert (caught.value.where.partition, caught.value.where.offset) == (1, 5)
 
-    def test_max_bytes_limits_a_read_to_no_less_than_one_row(self, store: ObjectStore) -> None:
+    def test_max_bytes_limits_a_read_but_to_no_less_than_one_row(self, store: ObjectStore) -> None:
         writer_of(store).append({0: rows(*range(100))})
         reader = LogReader(store)
         half, after = reader.read(0, 0, LogReader(store).read(0, 0, ANY_BYTES)[0].nbytes // 2)  # type: ignore[union-attr]
@@ -177,11 +177,11 @@ class TestAppendingAndReading:
         assert sizes == [READ_ROWS_MAX, READ_ROWS_MAX, 5]
         assert numbers_in(store) == list(range(count))
 
-    def test_rows_may_come_as_a_record_batch(self, store: ObjectStore) -> None:
+    def test_rows_can_be_given_as_a_record_batch(self, store: ObjectStore) -> None:
         writer_of(store).append({0: rows(1, 2).to_batches()[0]})
         assert numbers_in(store) == [1, 2]
 
-    def test_nothing_to_append_makes_no_commit(self, store: ObjectStore) -> None:
+    def test_an_append_without_rows_makes_no_commit(self, store: ObjectStore) -> None:
         assert writer_of(store).append({0: rows()}) == {}
         assert store.list("commits") == []
         assert store.list("data") == []
@@ -202,7 +202,7 @@ class TestAppendingAndReading:
             writer_of(store).append({1: rows(5)} | part)
         assert store.list("data") == []
 
-    def test_a_reader_sees_new_rows_after_a_refresh_only(self, store: ObjectStore) -> None:
+    def test_a_reader_sees_new_rows_only_after_a_refresh(self, store: ObjectStore) -> None:
         reader = LogReader(store)
         writer_of(store).append({0: rows(1)})
         assert reader.read(0, 0, ANY_BYTES) == (None, 0)
@@ -220,7 +220,7 @@ class TestAppendingAndReading:
             batch, _ = reader.read(0, offset, 1)
             assert batch is not None and batch.column("n").to_pylist() == [kept[offset]]
 
-    def test_local_reads_are_mapped_and_not_copied(self, tmp_path: Path) -> None:
+    def test_local_reads_are_memory_mapped_and_not_copied(self, tmp_path: Path) -> None:
         store = LocalObjects(tmp_path)
         create_log(store, SCHEMA, partitions=1)
         writer_of(store).append({0: rows(*range(10_000))})
@@ -230,7 +230,7 @@ class TestAppendingAndReading:
         assert batch is not None and batch.nbytes > 100_000
         assert pa.total_allocated_bytes() - allocated < 10_000
 
-    def test_an_append_of_several_segments_begins_with_the_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_append_of_several_segments_returns_the_first_offset(self, monkeypatch: pytest.MonkeyPatch) -> None:
         store = MemoryObjects()
         create_log(store, SCHEMA, partitions=1)
         writer = writer_of(store)
@@ -241,7 +241,7 @@ class TestAppendingAndReading:
 
 
 class TestSealing:
-    def test_a_sealed_log_refuses_rows_and_keeps_what_it_has(self, store: ObjectStore) -> None:
+    def test_a_sealed_log_refuses_rows_and_keeps_its_rows(self, store: ObjectStore) -> None:
         writer = writer_of(store)
         writer.append({0: rows(1)})
         writer.seal()
@@ -277,7 +277,7 @@ class TestTaggedAppends:
         assert writer_of(store).append_tagged({0: rows(2)}, "w", tag) is None
         assert numbers_in(store) == [1]
 
-    def test_a_stale_writer_learns_of_the_tag_by_its_conflict(self, store: ObjectStore) -> None:
+    def test_a_stale_writer_detects_the_tag_through_its_conflict(self, store: ObjectStore) -> None:
         stale = writer_of(store)
         writer_of(store).append_tagged({0: rows(1)}, "w", self.TAG)
         assert stale.append_tagged({0: rows(1)}, "w", self.TAG) is None
@@ -310,7 +310,7 @@ class OvertakenOnce(MemoryObjects):
 
 
 class TestSeveralWriters:
-    def test_writers_that_interleave_lose_nothing(self, store: ObjectStore) -> None:
+    def test_interleaved_writers_lose_nothing(self, store: ObjectStore) -> None:
         left, right = writer_of(store), writer_of(store)
         for n in range(5):
             assert left.append({0: rows(n)}) == {0: 2 * n}
@@ -318,7 +318,7 @@ class TestSeveralWriters:
         assert numbers_in(store, 0) == [0, 100, 1, 101, 2, 102, 3, 103, 4, 104]
         assert numbers_in(store, 1) == [0, 1, 2, 3, 4]
 
-    def test_what_was_read_before_a_conflict_is_looked_at_again_behind_it(self) -> None:
+    def test_a_draft_is_checked_again_after_a_conflict(self) -> None:
         """The other commit may have taken the log over, moved tags or added columns."""
         store = OvertakenOnce()
         create_log(store, SCHEMA, partitions=1)
@@ -338,7 +338,7 @@ class TestSeveralWriters:
             slow.append_tagged({0: rows(4)}, "w", Tag(Timeline(1), Epoch(6)), admit=refuse)
         assert numbers_in(store) == [1, 2, 3]
 
-    def test_columns_that_another_writer_adds_meanwhile_stay(self) -> None:
+    def test_columns_that_another_writer_adds_during_an_append_are_kept(self) -> None:
         store = OvertakenOnce()
         create_log(store, SCHEMA, partitions=1)
         slow, rival = writer_of(store), writer_of(store)
@@ -347,7 +347,7 @@ class TestSeveralWriters:
         grown, found = slow.grow(pa.schema([at])), read_meta(store)
         assert found is not None and grown == found.schema == pa.schema([*SCHEMA, size, at])
 
-    def test_a_writer_that_always_loses_gives_up_saying_so(self) -> None:
+    def test_a_writer_that_always_loses_stops_with_an_error(self) -> None:
         class Contested(MemoryObjects):
             rival: LogWriter | None = None
 
@@ -374,14 +374,14 @@ class TestAnUnknownOutcome:
         return store
 
     @pytest.mark.parametrize("fault", ["before", "after"])
-    def test_a_lost_reply_neither_loses_nor_doubles(self, faulty: FaultyObjects, fault: str) -> None:
+    def test_a_lost_reply_neither_loses_nor_duplicates_rows(self, faulty: FaultyObjects, fault: str) -> None:
         writer = writer_of(faulty)
         faulty.faults = [fault]
         assert writer.append({0: rows(1, 2)}) == {0: 0}
         assert writer.append({0: rows(3)}) == {0: 2}
         assert numbers_in(faulty) == [1, 2, 3]
 
-    def test_a_lost_reply_is_settled_also_after_others_went_on(self, faulty: FaultyObjects) -> None:
+    def test_a_lost_reply_is_settled_even_after_other_appends(self, faulty: FaultyObjects) -> None:
         writer, other = writer_of(faulty), writer_of(faulty)
         faulty.faults = ["after", "before", "before", "before"]
         with pytest.raises(Unavailable):
@@ -400,7 +400,7 @@ class TestAnUnknownOutcome:
         assert writer.settle() is None
         assert numbers_in(faulty) == [2, 1]
 
-    def test_the_next_append_finishes_the_one_in_doubt_first(self, faulty: FaultyObjects) -> None:
+    def test_the_next_append_first_completes_the_one_in_doubt(self, faulty: FaultyObjects) -> None:
         writer = writer_of(faulty)
         faulty.faults = ["before"] * 4
         with pytest.raises(Unavailable):
@@ -425,7 +425,7 @@ class TestAnUnknownOutcome:
         assert writer.append_tagged({0: rows(1, 2, 3)}, "w", tag) is None
         assert (numbers_in(faulty), writer.tag_of("w")) == ([1, 2, 3], tag)
 
-    def test_a_lost_reply_is_settled_also_if_who_was_first_cannot_be_read(self, faulty: FaultyObjects) -> None:
+    def test_a_lost_reply_is_settled_even_if_the_winning_commit_is_unreadable(self, faulty: FaultyObjects) -> None:
         writer, other = writer_of(faulty), writer_of(faulty)
         other.append({0: rows(7)})
         faulty.reads_failing = 1
@@ -443,7 +443,9 @@ class TestAnUnknownOutcome:
             max_size=12,
         )
     )
-    def test_whatever_fails_every_append_is_there_exactly_once(self, steps: list[tuple[int, list[str], int]]) -> None:
+    def test_every_append_is_stored_exactly_once_under_any_failure(
+        self, steps: list[tuple[int, list[str], int]]
+    ) -> None:
         store = FaultyObjects()
         create_log(store, SCHEMA, partitions=1)
         writers = [writer_of(store) for _ in range(3)]
@@ -485,8 +487,8 @@ class TestDamage:
             writer.append({1: rows(*range(first, first + 10))})
         return tmp_path
 
-    def test_a_commit_of_another_history_does_not_continue_this_one(self) -> None:
-        """As after a restore from a copy that went on by itself."""
+    def test_a_commit_of_another_history_is_damage(self) -> None:
+        """As after a restore from a copy to which rows were appended."""
         here, there = MemoryObjects(), MemoryObjects()
         create_log(here, SCHEMA, partitions=1)
         writer_of(here).append({0: rows(1)})
@@ -538,7 +540,7 @@ class TestDamage:
 
     @settings(max_examples=40, deadline=None)
     @given(st.data())
-    def test_any_flipped_bit_anywhere_is_an_error_and_never_other_rows(self, data: st.DataObject) -> None:
+    def test_any_flipped_bit_is_an_error_and_never_gives_other_rows(self, data: st.DataObject) -> None:
         store = MemoryObjects()
         create_log(store, SCHEMA, partitions=1)
         writer_of(store).append({0: rows(1, 2, 3)})
@@ -550,7 +552,7 @@ class TestDamage:
             numbers_in(store)
 
 
-class TestWhatAnotherWriterMayHaveWritten:
+class TestInvalidBytesWithAValidHash:
     """Size and hash prove who wrote the bytes, not that the bytes are sound."""
 
     def append_raw(self, store: ObjectStore, data: bytes, rows: int = 2, **changed: Any) -> None:
@@ -573,7 +575,7 @@ class TestWhatAnotherWriterMayHaveWritten:
         with pytest.raises(Damaged, match="foreign.arrow holds values that cannot be read"):
             LogReader(store).read(0, 0, ANY_BYTES)
 
-    def test_bytes_that_are_no_text_are_damage(self, store: ObjectStore) -> None:
+    def test_bytes_that_are_not_utf8_are_damage(self, store: ObjectStore) -> None:
         self.append_raw(store, self.patched(b"w1w2", b"w1\xff2"))
         with pytest.raises(Damaged, match="UTF8"):
             LogReader(store).read(0, 0, ANY_BYTES)

@@ -49,7 +49,7 @@ def rows(*pairs: Row) -> pa.Table:
 
 @dataclass
 class Clock:
-    """A wall clock that stands until it is moved."""
+    """A wall clock that stops until it is moved."""
 
     at: int = 1_000_000
 
@@ -59,7 +59,7 @@ class Clock:
 
 @dataclass
 class World:
-    """A log, a clock, and what is done to them."""
+    """A log, a clock, and the operations on them."""
 
     store: MemoryObjects = field(default_factory=MemoryObjects)
     clock: Clock = field(default_factory=Clock)
@@ -122,41 +122,41 @@ def world() -> World:
     return made
 
 
-class TestWhatStays:
-    def test_the_newest_row_of_every_key_stays_where_it_was(self, world: World) -> None:
+class TestKeptRows:
+    def test_the_newest_row_of_every_key_keeps_its_offset(self, world: World) -> None:
         world.compact()
         assert read(world) == [(1, 2, 20), (3, 3, 30), (4, 1, 12), (5, 4, 40)]
 
-    def test_offsets_are_not_used_again(self, world: World) -> None:
+    def test_offsets_are_not_reused(self, world: World) -> None:
         world.compact()
         world.append((1, 13))
         assert read(world, offset=5) == [(5, 4, 40), (6, 1, 13)]
         assert LogReader(world.store).end_offsets() == {0: 7, 1: 0}
 
-    def test_partitions_are_compacted_each_for_itself(self, world: World) -> None:
+    def test_partitions_are_compacted_independently(self, world: World) -> None:
         world.append((1, 99), (1, 98), partition=1)
         world.compact()
         assert read(world, 1) == [(1, 1, 98)]
         assert (4, 1, 12) in read(world)
 
-    def test_null_is_a_key_like_another(self, world: World) -> None:
+    def test_null_is_a_key(self, world: World) -> None:
         world.append((None, 1), (None, 2))
         world.compact()
         assert read(world, offset=6) == [(7, None, 2)]
 
-    def test_what_is_young_stays_and_replaces_nothing(self, world: World) -> None:
+    def test_recent_rows_are_kept_and_replace_nothing(self, world: World) -> None:
         world.clock.at += 100
         world.append((2, 21), (2, 22))
         world.compact(Wishes(50, 10**15))
         assert read(world) == [(1, 2, 20), (3, 3, 30), (4, 1, 12), (5, 4, 40), (6, 2, 21), (7, 2, 22)]
 
-    def test_a_second_compaction_goes_on_from_the_first(self, world: World) -> None:
+    def test_a_second_compaction_continues_from_the_first(self, world: World) -> None:
         world.compact()
         world.append((4, 41), (2, 22))
         world.compact()
         assert read(world) == [(3, 3, 30), (4, 1, 12), (6, 4, 41), (7, 2, 22)]
 
-    def test_a_read_of_any_size_from_any_offset_gives_what_is_left(self, world: World) -> None:
+    def test_a_read_of_any_size_from_any_offset_gives_the_kept_rows(self, world: World) -> None:
         world.compact()
         for offset in range(7):
             for size in (1, 40, ANY_BYTES):
@@ -184,13 +184,13 @@ class TestWhatStays:
         with pytest.raises(ConfigError, match="cannot be a key"):
             Compactor(store)
 
-    def test_without_news_nothing_is_done(self, world: World) -> None:
+    def test_nothing_is_compacted_without_new_rows(self, world: World) -> None:
         world.compact()
         before = world.store.list("")
         assert not world.compact().committed
         assert world.store.list("") == before
 
-    def test_the_figures_are_those_of_the_rows(self, world: World) -> None:
+    def test_the_report_counts_rows_tombstones_and_bytes(self, world: World) -> None:
         world.append((7, None))
         world.clock.at += 100
         world.append((1, 1), (1, 2))
@@ -204,14 +204,14 @@ class TestWhatStays:
         assert (dry.committed, world.store.list("")) == (False, before)
         assert world.compact().partitions == dry.partitions
 
-    def test_segments_that_lose_nothing_are_named_again_and_not_written(self, world: World) -> None:
+    def test_segments_that_lose_no_row_are_listed_again_and_not_rewritten(self, world: World) -> None:
         world.compact(Wishes(0, 10**15, sizes=Sizes(segment_bytes=1)))
         before = set(world.store.list("compacted"))
         world.append((9, 90))
         world.compact(Wishes(0, 10**15, sizes=Sizes(segment_bytes=1)))
         assert before < set(world.store.list("compacted"))
 
-    def test_too_many_segments_are_taken_in_several_compactions(self, world: World) -> None:
+    def test_segments_above_the_limit_are_compacted_in_several_steps(self, world: World) -> None:
         wishes = Wishes(0, 10**15, segments_max=2)
         assert world.compact(wishes).more
         assert read(world) == [(1, 2, 20), (2, 1, 11), (3, 3, 30), (4, 1, 12), (5, 4, 40)]
@@ -222,14 +222,14 @@ class TestWhatStays:
 class TestTombstones:
     DAY = Wishes(0, 1_000)
 
-    def test_one_replaces_earlier_rows_and_is_kept_for_a_while(self, world: World) -> None:
+    def test_a_tombstone_replaces_earlier_rows_and_is_kept_until_it_expires(self, world: World) -> None:
         world.append((1, None))
         assert world.compact(self.DAY).partitions[0].tombstones == 1
         assert read(world) == [(1, 2, 20), (3, 3, 30), (5, 4, 40), (6, 1, None)]
         world.clock.at += 999
         assert not world.compact(self.DAY).committed
 
-    def test_after_its_time_it_goes_too(self, world: World) -> None:
+    def test_a_tombstone_is_removed_after_its_retention(self, world: World) -> None:
         world.append((1, None))
         world.compact(self.DAY)
         world.clock.at += 1_000
@@ -237,25 +237,25 @@ class TestTombstones:
         assert read(world) == [(1, 2, 20), (3, 3, 30), (5, 4, 40)]
         assert LogReader(world.store).last_position(0) == 6
 
-    def test_its_time_begins_with_the_first_compaction_that_reaches_it(self, world: World) -> None:
+    def test_the_retention_of_a_tombstone_begins_with_its_first_compaction(self, world: World) -> None:
         world.append((1, None))
         world.clock.at += 5_000
         world.compact(self.DAY)
         assert read(world)[-1] == (6, 1, None)
 
-    def test_a_row_that_comes_after_it_stays(self, world: World) -> None:
+    def test_a_row_after_a_tombstone_is_kept(self, world: World) -> None:
         world.append((1, None), (1, 14))
         world.compact(Wishes(0, 0))
         assert read(world)[-1] == (7, 1, 14)
 
-    def test_a_row_with_one_value_is_none(self) -> None:
+    def test_a_row_with_one_value_is_not_a_tombstone(self) -> None:
         world = World()
         table = pa.table([pa.array([1, 1]), pa.array([None, None], pa.int64()), pa.array(["x", None])], SCHEMA.names)
         LogWriter(world.store).append({0: table.slice(0, 1)})
         world.compact(Wishes(0, 0))
         assert len(read(world)) == 1
 
-    def test_rows_of_keys_alone_are_none(self) -> None:
+    def test_rows_of_a_log_with_only_key_columns_are_not_tombstones(self) -> None:
         store = MemoryObjects()
         create_log(store, pa.schema([("k", pa.int64())]), partitions=1, key=["k"])
         LogWriter(store).append({0: pa.table({"k": [1, 1, 2]})})
@@ -263,7 +263,7 @@ class TestTombstones:
         batch, following = LogReader(store).read(0, 0, ANY_BYTES)
         assert batch is not None and (batch.num_rows, following) == (2, 3)
 
-    def test_a_reader_of_a_sealed_log_ends_before_those_that_went(self, world: World) -> None:
+    def test_a_reader_of_a_sealed_log_ends_before_removed_tombstones(self, world: World) -> None:
         world.append((8, None))
         LogWriter(world.store).seal()
         world.compact(Wishes(0, 0))
@@ -272,7 +272,7 @@ class TestTombstones:
         assert reader.last_position(0) == 6
         assert reader.read(0, 7, ANY_BYTES) == (None, 7)
 
-    def test_a_partition_may_be_left_without_rows(self) -> None:
+    def test_a_partition_may_have_no_rows_left(self) -> None:
         world = World()
         world.append((1, None))
         world.compact(Wishes(0, 0))
@@ -280,7 +280,7 @@ class TestTombstones:
         world.append((1, 5))
         assert read(world) == [(1, 1, 5)]
 
-    def test_when_commits_were_first_compacted_is_remembered_in_a_bounded_list(self) -> None:
+    def test_first_compaction_times_are_kept_in_a_bounded_list(self) -> None:
         since: tuple[Covered, ...] = ()
         for n in range(1, 500):
             since = covered_with(since, Covered(n, n), 0)
@@ -290,7 +290,7 @@ class TestTombstones:
 
 
 class TestVoidRanges:
-    def test_void_rows_go_and_what_they_replaced_stays(self) -> None:
+    def test_void_rows_are_removed_and_the_rows_they_replaced_are_kept(self) -> None:
         world = World()
         world.deliver(1, (1, 10))
         world.deliver(2, (1, 11), (2, 20))
@@ -300,7 +300,7 @@ class TestVoidRanges:
         assert read(world) == [(0, 1, 10), (3, 3, 30)]
         assert LogReader(world.store).rows(0) == 2
 
-    def test_who_stands_inside_is_still_told(self) -> None:
+    def test_a_reader_at_an_offset_in_a_void_range_is_still_refused(self) -> None:
         world = World()
         world.deliver(1, (1, 10))
         world.deliver(2, (1, 11), (2, 20))
@@ -311,7 +311,7 @@ class TestVoidRanges:
                 LogReader(world.store).read(0, offset, ANY_BYTES)
         assert LogReader(world.store).last_position(0) == 1
 
-    def test_a_range_that_reaches_over_the_end_of_what_was_compacted_counts_right(self) -> None:
+    def test_a_void_range_across_the_compacted_end_is_counted_correctly(self) -> None:
         world = World()
         world.deliver(1, (1, 10))
         world.deliver(2, (2, 20))
@@ -323,7 +323,7 @@ class TestVoidRanges:
         reader = LogReader(world.store)
         assert (read(world), reader.rows(0)) == ([(0, 1, 10), (3, 4, 40)], 2)
 
-    def test_rows_behind_what_was_compacted_can_be_taken_back(self) -> None:
+    def test_rows_after_the_compacted_end_can_be_undone(self) -> None:
         world = World()
         world.deliver(1, (1, 10))
         world.clock.at += 100
@@ -332,7 +332,7 @@ class TestVoidRanges:
         assert world.rewind(1) == 1
         assert read(world) == [(0, 1, 10)]
 
-    def test_compacted_rows_cannot_and_nothing_is_changed(self) -> None:
+    def test_undoing_compacted_rows_is_refused_and_changes_nothing(self) -> None:
         world = World()
         world.deliver(1, (1, 10))
         world.deliver(2, (1, 11))
@@ -374,33 +374,33 @@ class TestRaces:
         assert isinstance(world.store, Hooked)
         world.store.before = what
 
-    def test_an_append_in_between_is_kept_behind(self, hooked: World) -> None:
+    def test_an_append_during_a_compaction_is_kept_after_it(self, hooked: World) -> None:
         self.between(hooked, lambda: hooked.append((1, 12), (5, 50)))
         assert hooked.compact().committed
         assert read(hooked) == [(1, 2, 20), (2, 1, 11), (3, 1, 12), (4, 5, 50)]
 
-    def test_a_compaction_in_between_of_an_append_moves_no_offset(self, hooked: World) -> None:
+    def test_a_compaction_during_an_append_moves_no_offset(self, hooked: World) -> None:
         self.between(hooked, lambda: hooked.compact())
         hooked.append((1, 12))
         assert read(hooked) == [(1, 2, 20), (2, 1, 11), (3, 1, 12)]
 
-    def test_a_seal_in_between_does_no_harm(self, hooked: World) -> None:
+    def test_a_seal_during_a_compaction_is_kept(self, hooked: World) -> None:
         self.between(hooked, lambda: LogWriter(hooked.store).seal())
         assert hooked.compact().committed
         assert LogReader(hooked.store).sealed and len(read(hooked)) == 2
 
-    def test_a_rewind_in_between_makes_it_begin_again(self, hooked: World) -> None:
+    def test_a_rewind_during_a_compaction_restarts_it(self, hooked: World) -> None:
         self.between(hooked, lambda: hooked.rewind(1))
         assert hooked.compact().committed
         assert read(hooked) == [(0, 1, 10), (1, 2, 20)]
 
-    def test_a_compaction_in_between_of_a_rewind_refuses_it(self, hooked: World) -> None:
+    def test_a_compaction_during_a_rewind_makes_the_rewind_refused(self, hooked: World) -> None:
         self.between(hooked, lambda: hooked.compact())
         with pytest.raises(ConfigError, match="the rows that they replaced are gone"):
             hooked.rewind(1)
         assert read(hooked) == [(1, 2, 20), (2, 1, 11)]
 
-    def test_of_two_compactions_one_wins_and_both_leave_a_log_without_orphans(self, hooked: World) -> None:
+    def test_one_of_two_compactions_wins_and_no_orphans_are_left(self, hooked: World) -> None:
         self.between(hooked, lambda: hooked.compact())
         hooked.compact()
         assert read(hooked) == [(1, 2, 20), (2, 1, 11)]
@@ -408,7 +408,7 @@ class TestRaces:
         hooked.compact()
         assert set(hooked.store.list("")) == hooked.named()
 
-    def test_one_that_always_loses_gives_up_saying_so(self, hooked: World) -> None:
+    def test_a_compaction_that_always_loses_stops_with_an_error(self, hooked: World) -> None:
         epochs = iter(range(10, 100))
 
         def again() -> None:
@@ -424,7 +424,7 @@ class TestRaces:
         hooked.store.before = None
         assert read(hooked) == [(0, 1, 10), (1, 2, 20), (2, 1, 11)]
 
-    def test_a_reader_of_an_older_listing_looks_again_when_objects_are_gone(self, hooked: World) -> None:
+    def test_a_reader_with_an_older_listing_refreshes_when_objects_are_missing(self, hooked: World) -> None:
         old = LogReader(hooked.store)
         hooked.compact()
         assert list(placed(old)) == [(1, 2, 20), (2, 1, 11)]
@@ -433,13 +433,13 @@ class TestRaces:
         hooked.compact()
         assert list(placed(slow)) == [(2, 1, 11), (3, 2, 21)]
 
-    def test_an_object_that_no_compaction_explains_is_damage(self, hooked: World) -> None:
+    def test_a_missing_object_that_no_compaction_explains_is_damage(self, hooked: World) -> None:
         hooked.compact()
         hooked.store.delete(hooked.store.list("compacted")[0])
         with pytest.raises(Damaged, match="is missing"):
             read(hooked)
 
-    def test_objects_are_deleted_only_after_the_grace(self, hooked: World) -> None:
+    def test_objects_are_deleted_only_after_the_grace_period(self, hooked: World) -> None:
         seen: list[tuple[float, int]] = []
         compactor = Compactor(hooked.store, pause=lambda s: seen.append((s, len(hooked.store.list("data")))))
         assert compactor.compact(Wishes(0, 10**15, grace_s=10.0)).deleted == 2
@@ -448,7 +448,7 @@ class TestRaces:
 
 
 class Dying(MemoryObjects):
-    """The objects of another store, until the n-th operation of a process that dies there; `after` it, or before it."""
+    """The objects of another store, until the process dies at the n-th operation; `after` it, or before it."""
 
     def __init__(self, real: MemoryObjects, left: int, *, after: bool) -> None:
         super().__init__()
@@ -484,7 +484,7 @@ class Dying(MemoryObjects):
 
 class TestCrashes:
     @pytest.mark.parametrize("after", [False, True])
-    def test_at_any_operation_the_log_is_as_before_or_compacted(self, after: bool) -> None:
+    def test_a_crash_at_any_operation_leaves_the_log_unchanged_or_compacted(self, after: bool) -> None:
         outcomes = set()
         for operations in range(1, 200):
             world = World()
@@ -509,7 +509,7 @@ class TestCrashes:
             return
         raise AssertionError("it never came to its end")
 
-    def test_a_lost_reply_of_the_commit_is_settled_by_its_owner(self, world: World) -> None:
+    def test_a_lost_reply_to_the_commit_is_settled_by_its_owner_token(self, world: World) -> None:
         class Lossy(MemoryObjects):
             get, list, put, delete = world.store.get, world.store.list, world.store.put, world.store.delete
 
@@ -520,12 +520,12 @@ class TestCrashes:
         assert world.compact(store=Lossy()).committed
         assert len(read(world)) == 4 and set(world.store.list("")) == world.named()
 
-    def test_orphans_of_one_that_died_are_deleted_by_the_next(self, world: World) -> None:
+    def test_orphans_of_a_crashed_compaction_are_deleted_by_the_next(self, world: World) -> None:
         world.store.put(f"compacted/{0:020d}/{'a' * 32}/0-0.arrow", b"?")
         world.compact()
         assert set(world.store.list("")) == world.named()
 
-    def test_what_one_writes_that_builds_on_the_newest_is_left_alone(self, world: World) -> None:
+    def test_objects_of_a_compaction_based_on_the_newest_are_not_deleted(self, world: World) -> None:
         world.compact()
         mine = f"compacted/{4:020d}/{'a' * 32}/0-0.arrow"
         world.store.put(mine, b"?")
@@ -536,7 +536,7 @@ class TestCrashes:
         compaction = commits.at(4).compaction
         assert compaction is not None and mine not in list(late._dead(commits, 0, compaction))
 
-    def test_objects_of_appends_under_way_are_left_alone(self, world: World) -> None:
+    def test_objects_of_appends_in_progress_are_not_deleted(self, world: World) -> None:
         world.store.put(f"data/0/{'b' * 32}.arrow", b"?")
         world.compact()
         assert world.store.list("data") == [f"data/0/{'b' * 32}.arrow"]
@@ -561,7 +561,7 @@ class TestDamage:
 
 
 class TestWholeFrom:
-    def test_it_is_behind_every_segment_with_a_gap(self, world: World) -> None:
+    def test_whole_from_is_after_every_segment_with_a_gap(self, world: World) -> None:
         reader = LogReader(world.store)
         assert reader.whole_from(0) == 0
         world.compact()
@@ -571,7 +571,7 @@ class TestWholeFrom:
         reader.refresh()
         assert reader.whole_from(0) == 6
 
-    def test_a_compaction_that_took_nothing_away_leaves_it_at_the_beginning(self) -> None:
+    def test_a_compaction_that_removed_nothing_leaves_whole_from_at_zero(self) -> None:
         world = World()
         world.append((1, 1), (2, 2))
         world.compact()
@@ -579,7 +579,7 @@ class TestWholeFrom:
 
 
 class TestKeyHashes:
-    def test_texts_of_columns_do_not_run_into_each_other(self) -> None:
+    def test_texts_of_adjacent_columns_are_not_joined(self) -> None:
         schema = pa.schema([("a", pa.utf8()), ("b", pa.utf8())])
         pairs = [("x\x1fvy", "z"), ("x", "y\x1fvz"), ("x", None), (None, "x"), ("n", "x"), ("", "nx"), ("1,2", "3")]
         batch = pa.RecordBatch.from_pylist([dict(zip("ab", pair, strict=True)) for pair in pairs], schema)
@@ -598,7 +598,7 @@ class TestNewestOfEachKey:
         st.integers(1, 12),
         st.booleans(),
     )
-    def test_it_is_what_a_dictionary_says_however_little_fits(
+    def test_the_newest_rows_equal_those_of_a_dictionary_at_any_memory_limit(
         self, pieces: list[list[tuple[int, bool]]], keys_max: int, chunk: int, alike: bool
     ) -> None:
         def hashed(key: int) -> tuple[int, int]:
@@ -690,7 +690,7 @@ class Model:
 class TestAnyHistory:
     @given(steps=STEPS)
     @settings(max_examples=120, deadline=None)
-    def test_every_reader_gets_exactly_what_the_model_holds(self, steps: list[Step]) -> None:
+    def test_every_reader_gets_exactly_the_rows_of_the_model(self, steps: list[Step]) -> None:
         world, model = World(), Model()
         world.clock.at = 100
         epoch, timeline, sealed = 1, 1, False
@@ -747,7 +747,7 @@ class TestAnyHistory:
 
 
 class TestTheOracle:
-    def test_it_reads_a_compacted_log_as_the_format_says(self, tmp_path: Path) -> None:
+    def test_the_oracle_reads_a_compacted_log_by_the_documented_format(self, tmp_path: Path) -> None:
         store = LocalObjects(tmp_path)
         create_log(store, SCHEMA, partitions=1, key=["k"])
         writer = LogWriter(store)

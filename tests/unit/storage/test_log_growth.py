@@ -1,4 +1,4 @@
-"""A log gets more columns: rows so far have nulls there, and writers that do not know them go on."""
+"""Columns are added to a log: earlier rows have nulls there, and writers without the columns continue."""
 
 from __future__ import annotations
 
@@ -67,15 +67,15 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
 WANTED = [{"n": 1, "word": "w1", "size": None}, {"n": 2, "word": "w2", "size": 1.0}]
 
 
-class TestColumnsThatWereAdded:
-    def test_are_null_in_rows_so_far_and_given_in_new_ones(self, store: ObjectStore) -> None:
+class TestAddedColumns:
+    def test_are_null_in_earlier_rows_and_set_in_new_ones(self, store: ObjectStore) -> None:
         writer = writer_of(store)
         writer.append({0: rows(FIRST, 1)})
         assert writer.grow(pa.schema([SIZE])) == SECOND
         writer.append({0: rows(SECOND, 2)})
         assert read(LogReader(store)) == WANTED
 
-    def test_are_seen_by_readers_and_writers_that_were_open_before(self, store: ObjectStore) -> None:
+    def test_are_visible_to_readers_and_writers_that_were_already_open(self, store: ObjectStore) -> None:
         writer, other, reader = writer_of(store), writer_of(store), LogReader(store)
         writer.append({0: rows(FIRST, 1)})
         reader.refresh()
@@ -89,19 +89,19 @@ class TestColumnsThatWereAdded:
         reader.refresh()
         assert [row["size"] for row in read(reader)] == [None, 1.0, None, 2.0]
 
-    def test_may_come_between_the_rows_of_a_writer_that_does_not_know_them(self, store: ObjectStore) -> None:
+    def test_may_be_added_during_the_append_of_a_writer_without_them(self, store: ObjectStore) -> None:
         behind = writer_of(store)
         draft = behind._draft({0: rows(FIRST, 1)}, None)
         writer_of(store).grow(pa.schema([SIZE]))
         behind._commit(draft)
         assert read(LogReader(store)) == WANTED[:1]
 
-    def test_are_what_a_log_is(self, store: ObjectStore) -> None:
+    def test_are_part_of_the_meta_of_the_log(self, store: ObjectStore) -> None:
         writer_of(store).grow(pa.schema([SIZE]))
         meta = read_meta(store)
         assert meta is not None and meta.schema == SECOND and LogReader(store).meta == meta
 
-    def test_are_added_once_and_more_may_follow(self, store: ObjectStore) -> None:
+    def test_are_added_once_and_can_be_followed_by_more(self, store: ObjectStore) -> None:
         writer = writer_of(store)
         writer.append({0: rows(FIRST, 1)})
         writer.grow(pa.schema([SIZE]))
@@ -111,7 +111,7 @@ class TestColumnsThatWereAdded:
         writer.grow(pa.schema([WORD, AT]))
         assert read(LogReader(store)) == [{"n": 1, "word": "w1", "size": None, "at": None}]
 
-    def test_outlive_a_compaction_before_and_after(self, store: ObjectStore) -> None:
+    def test_survive_compactions_before_and_after(self, store: ObjectStore) -> None:
         writer = writer_of(store)
         writer.append({0: rows(FIRST, 1, 9)})
         Compactor(store).compact(Wishes(0, 0))
@@ -122,7 +122,7 @@ class TestColumnsThatWereAdded:
         Compactor(store).compact(Wishes(0, 0))
         assert [row["size"] for row in read(LogReader(store))] == [None, None, 1.0]
 
-    def test_leave_digests_of_older_rows_as_they_were(self, store: ObjectStore) -> None:
+    def test_do_not_change_digests_of_older_rows(self, store: ObjectStore) -> None:
         """An audit reads old rows again, with the columns that were added since."""
         writer = writer_of(store)
         writer.append({0: rows(FIRST, 1, 2)})
@@ -148,19 +148,19 @@ class TestColumnsThatWereAdded:
             writer_of(store).grow(columns)
         assert store.list("commits") == []
 
-    def test_a_sealed_log_gets_none(self, store: ObjectStore) -> None:
+    def test_cannot_be_added_to_a_sealed_log(self, store: ObjectStore) -> None:
         writer_of(store).seal()
         with pytest.raises(ConfigError, match="is sealed"):
             writer_of(store).grow(pa.schema([SIZE]))
 
-    def test_a_rewind_of_a_writer_goes_on(self, store: ObjectStore) -> None:
+    def test_do_not_prevent_a_rewind_of_a_writer(self, store: ObjectStore) -> None:
         writer = writer_of(store)
         writer.append_tagged({0: rows(FIRST, 1)}, "w", Tag(Timeline(1), Epoch(1)))
         writer.grow(pa.schema([SIZE]))
         assert writer.tag_of("w") == Tag(Timeline(1), Epoch(1))
 
 
-class TestAJobThatDeclaresTheColumnsItReads:
+class TestJobThatDeclaresItsColumns:
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:
         create_log(LocalObjects(tmp_path / "log"), FIRST, partitions=1)
@@ -171,26 +171,26 @@ class TestAJobThatDeclaresTheColumnsItReads:
         return tmp_path / "log"
 
     @pytest.mark.parametrize("schema", [Narrow, Wide, pa.schema([N])])
-    def test_is_not_refused_for_columns_that_it_does_not_read(self, path: Path, schema: type | pa.Schema) -> None:
+    def test_ignores_columns_that_it_does_not_read(self, path: Path, schema: type | pa.Schema) -> None:
         hf.Log(path, schema).source().check()
         batch, following = hf.Log(path, schema).source().open().read(0, 0, ANY_BYTES)
         assert batch is not None and following == 1
 
-    def test_one_without_a_schema_reads_all_that_there_are(self, path: Path) -> None:
+    def test_without_a_schema_reads_all_columns(self, path: Path) -> None:
         assert hf.Log(path).source().schema == SECOND
 
-    def test_a_column_that_the_log_does_not_have_is_still_refused(self, path: Path) -> None:
+    def test_is_refused_for_a_column_missing_from_the_log(self, path: Path) -> None:
         with pytest.raises(ConfigError, match="at: expected date32"):
             hf.Log(path, pa.schema([N, AT])).source().check()
 
-    def test_a_sink_that_does_not_give_the_new_column_goes_on(self, path: Path) -> None:
+    def test_a_sink_without_the_new_column_still_works(self, path: Path) -> None:
         for stream in (FIRST, SECOND):
             hf.Log(path).sink().prepare(stream, None)
         for stream in (pa.schema([N]), pa.schema([WORD, N]), pa.schema([*SECOND, AT])):
             with pytest.raises(ConfigError, match="does not take the stream's columns"):
                 hf.Log(path).sink().prepare(stream, None)
 
-    def test_a_dead_letter_from_before_fits(self, path: Path) -> None:
+    def test_a_dead_letter_from_before_the_addition_fits(self, path: Path) -> None:
         meta = read_meta(LocalObjects(path))
         assert meta is not None
         (record,) = rows(FIRST, 1).to_batches()
@@ -202,12 +202,12 @@ class TestTheCommit:
         writer_of(store).grow(pa.schema([SIZE]))
         return store.get(commit_path(1))
 
-    def test_is_of_format_4_and_so_are_all_behind_it(self, store: ObjectStore) -> None:
+    def test_is_of_format_4_like_all_later_commits(self, store: ObjectStore) -> None:
         assert self.grown(store).startswith(b'{"v":4,')
         writer_of(store).append({0: rows(FIRST, 1)})
         assert store.get(commit_path(2)).startswith(b'{"v":4,')
 
-    def test_its_form_is_settled(self, store: ObjectStore) -> None:
+    def test_has_a_fixed_form(self, store: ObjectStore) -> None:
         meta = LogReader(store).meta
         commit = placed(Draft("grow", "o" * 32, 7, schema=SECOND), before_the_first(meta))
         fields = encode_commit(commit).split(b'"schema":"')[0].replace(meta.uuid.encode(), b"U")
@@ -220,14 +220,14 @@ class TestTheCommit:
     @pytest.mark.parametrize(
         "schema", [pa.schema([N]), pa.schema([N, WORD, SIZE.with_nullable(False)]), pa.schema([WORD, N, SIZE])]
     )
-    def test_that_changes_columns_is_damage(self, store: ObjectStore, schema: pa.Schema) -> None:
+    def test_that_changes_existing_columns_is_damage(self, store: ObjectStore, schema: pa.Schema) -> None:
         meta = LogReader(store).meta
         commit = placed(Draft("grow", "o" * 32, 7, schema=schema), before_the_first(meta))
         store.create(commit_path(1), encode_commit(commit))
         with pytest.raises(Damaged, match="changes existing columns"):
             _ = LogReader(store).meta
 
-    def test_that_lies_about_its_kind_is_damage(self, store: ObjectStore) -> None:
+    def test_whose_kind_contradicts_its_content_is_damage(self, store: ObjectStore) -> None:
         meta = LogReader(store).meta
         good = placed(Draft("grow", "o" * 32, 7, schema=SECOND), before_the_first(meta))
         for wrong in (replace(good, kind="append"), replace(good, schema=""), replace(good, grown=0)):

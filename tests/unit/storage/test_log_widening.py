@@ -1,4 +1,4 @@
-"""A log gets more partitions: its rows stay, and readers and writers that do not know them go on."""
+"""Partitions are added to a log: its rows are kept, and readers and writers without them continue."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     return made
 
 
-class TestPartitionsThatWereAdded:
-    def test_are_empty_and_the_rows_of_the_others_stay(self, store: ObjectStore) -> None:
+class TestAddedPartitions:
+    def test_are_empty_and_the_rows_of_the_others_are_kept(self, store: ObjectStore) -> None:
         writer = writer_of(store)
         writer.append({0: rows(1), 1: rows(2)})
         assert writer.widen(4) == 2
@@ -68,13 +68,13 @@ class TestPartitionsThatWereAdded:
         assert writer.append({0: rows(3), 3: rows(4, 5)}) == {0: 1, 3: 0}
         assert read(LogReader(store)) == {0: [1, 3], 1: [2], 2: [], 3: [4, 5]}
 
-    def test_are_what_a_log_is_and_its_identity_stays(self, store: ObjectStore) -> None:
+    def test_are_part_of_the_meta_and_the_identity_is_unchanged(self, store: ObjectStore) -> None:
         before = read_meta(store)
         assert before is not None
         writer_of(store).widen(3)
         assert read_meta(store) == LogReader(store).meta == replace(before, partitions=3)
 
-    def test_are_seen_by_readers_and_writers_that_were_open_before(self, store: ObjectStore) -> None:
+    def test_are_visible_to_readers_and_writers_that_were_already_open(self, store: ObjectStore) -> None:
         reader, other = LogReader(store), writer_of(store)
         writer_of(store).widen(4)
         assert (reader.meta.partitions, reader.end_offset(3), reader.read(3, 0, 1)) == (2, 0, (None, 0))
@@ -83,14 +83,14 @@ class TestPartitionsThatWereAdded:
         reader.refresh()
         assert reader.meta.partitions == 4 and read(reader) == {0: [2], 1: [], 2: [], 3: [1]}
 
-    def test_may_come_between_a_draft_and_its_commit(self, store: ObjectStore) -> None:
+    def test_may_be_added_between_a_draft_and_its_commit(self, store: ObjectStore) -> None:
         behind = writer_of(store)
         draft = behind._draft({1: rows(1)}, None)
         writer_of(store).widen(3)
         behind._commit(draft)
         assert read(LogReader(store)) == {0: [], 1: [1], 2: []}
 
-    def test_are_found_by_offset_among_commits_that_lack_them(self, store: ObjectStore) -> None:
+    def test_are_found_by_offset_among_commits_without_them(self, store: ObjectStore) -> None:
         writer = writer_of(store)
         for n in range(40):
             writer.append({0: rows(n)})
@@ -105,7 +105,7 @@ class TestPartitionsThatWereAdded:
             assert origin.sequence == 42 + offset
             assert Commits(store, existing_meta(store)).is_still(*origin)
 
-    def test_are_added_once_and_more_may_follow(self, store: ObjectStore) -> None:
+    def test_are_added_once_and_can_be_followed_by_more(self, store: ObjectStore) -> None:
         writer = writer_of(store)
         writer.widen(3)
         commits = len(store.list("commits"))
@@ -115,7 +115,7 @@ class TestPartitionsThatWereAdded:
         assert LogReader(store).meta.partitions == 5
 
     @pytest.mark.parametrize(("mine", "theirs", "then"), [(4, 3, 4), (4, 4, 4)])
-    def test_of_two_that_add_some_at_the_same_time_both_get_them(
+    def test_are_added_by_both_of_two_concurrent_writers(
         self, store: ObjectStore, mine: int, theirs: int, then: int
     ) -> None:
         writer, refresh = writer_of(store), Commits.refresh
@@ -131,7 +131,7 @@ class TestPartitionsThatWereAdded:
         writer.widen(mine)
         assert LogReader(store).meta.partitions == then
 
-    def test_can_be_taken_back_by_a_rewind_like_others(self, store: ObjectStore) -> None:
+    def test_take_part_in_a_rewind_like_others(self, store: ObjectStore) -> None:
         writer = writer_of(store)
         writer.append_tagged({0: rows(1)}, "job/out/0", Tag(Timeline(1), Epoch(1)))
         writer.widen(3)
@@ -139,7 +139,7 @@ class TestPartitionsThatWereAdded:
         writer.take_back(TakeBack(Tag(Timeline(2), Epoch(1)), ("job/out/0",), lambda name: name.startswith("job/")))
         assert read(LogReader(store)) == {0: [1], 1: [], 2: []}
 
-    def test_stay_when_the_log_is_sealed(self, store: ObjectStore) -> None:
+    def test_are_kept_when_the_log_is_sealed(self, store: ObjectStore) -> None:
         writer = writer_of(store)
         writer.widen(3)
         writer.append({2: rows(1)})
@@ -215,6 +215,6 @@ class TestTheRecord:
             with pytest.raises(Damaged, match="partitions"):
                 check_follows(wrong, wide)
 
-    def test_is_where_it_says(self, store: ObjectStore) -> None:
+    def test_is_stored_under_the_next_number(self, store: ObjectStore) -> None:
         writer_of(store).widen(3)
         assert store.list("commits") == [commit_path(1)]

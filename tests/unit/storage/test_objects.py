@@ -44,27 +44,27 @@ class TestEveryObjectStore:
             store.create("a", b"second")
         assert store.get("a") == b"first"
 
-    def test_create_refuses_a_taken_name_also_for_equal_bytes(self, store: ObjectStore) -> None:
+    def test_create_refuses_a_taken_name_even_for_equal_bytes(self, store: ObjectStore) -> None:
         store.create("a", b"same")
         with pytest.raises(AlreadyExists):
             store.create("a", b"same")
 
-    def test_put_replaces(self, store: ObjectStore) -> None:
+    def test_put_replaces_an_object(self, store: ObjectStore) -> None:
         store.put("a", b"first")
         store.put("a", b"second")
         assert store.get("a") == b"second"
 
-    def test_getting_what_is_not_there_is_not_found(self, store: ObjectStore) -> None:
+    def test_getting_a_missing_object_raises_not_found(self, store: ObjectStore) -> None:
         store.create("folder/a", b"1")
         for missing in ("b", "folder/b", "folder", "folder/a/below"):
             with pytest.raises(NotFound):
                 store.get(missing)
 
-    def test_a_buffer_holds_the_same_bytes(self, store: ObjectStore) -> None:
+    def test_a_buffer_contains_the_same_bytes(self, store: ObjectStore) -> None:
         store.create("a", b"bytes")
         assert read_buffer(store, "a").to_pybytes() == b"bytes"
 
-    def test_a_buffer_of_what_is_not_there_is_not_found(self, store: ObjectStore) -> None:
+    def test_a_buffer_of_a_missing_object_raises_not_found(self, store: ObjectStore) -> None:
         with pytest.raises(NotFound):
             read_buffer(store, "a")
 
@@ -82,7 +82,7 @@ class TestEveryObjectStore:
     def test_list_of_an_absent_folder_is_empty(self, store: ObjectStore) -> None:
         assert store.list("nothing") == []
 
-    def test_a_deleted_object_is_gone_and_its_name_is_free(self, store: ObjectStore) -> None:
+    def test_a_deleted_object_is_not_found_and_its_name_is_free(self, store: ObjectStore) -> None:
         store.create("a", b"1")
         store.delete("a")
         with pytest.raises(NotFound):
@@ -90,7 +90,7 @@ class TestEveryObjectStore:
         store.create("a", b"2")
         assert store.get("a") == b"2"
 
-    def test_deleting_what_is_not_there_is_no_error(self, store: ObjectStore) -> None:
+    def test_deleting_a_missing_object_is_no_error(self, store: ObjectStore) -> None:
         store.delete("folder/a")
 
     def test_empty_objects_are_refused(self, store: ObjectStore) -> None:
@@ -101,13 +101,11 @@ class TestEveryObjectStore:
         assert store.list("") == []
 
     @pytest.mark.parametrize("path", ["/a", "../a", "a/../b", "a//b", "a/.tmp-1", ""])
-    def test_paths_that_leave_the_root_or_clash_with_temporaries_are_refused(
-        self, store: ObjectStore, path: str
-    ) -> None:
+    def test_paths_outside_the_root_or_like_temporary_files_are_refused(self, store: ObjectStore, path: str) -> None:
         with pytest.raises(AssertionError):
             store.create(path, b"x")
 
-    def test_of_many_creators_exactly_one_wins(self, store: ObjectStore) -> None:
+    def test_exactly_one_of_many_creators_wins(self, store: ObjectStore) -> None:
         if isinstance(store, FsspecObjects):
             pytest.skip("missing: a promise between threads, which fsspec's memory file system does not make")
         start, winners = threading.Barrier(8), []
@@ -130,7 +128,7 @@ class TestEveryObjectStore:
 
 
 class TestLocalObjects:
-    def test_nothing_but_the_objects_is_left_on_disk(self, tmp_path: Path) -> None:
+    def test_only_the_objects_are_left_on_disk(self, tmp_path: Path) -> None:
         store = LocalObjects(tmp_path)
         store.create("a/b", b"1")
         store.put("a/b", b"2")
@@ -138,7 +136,7 @@ class TestLocalObjects:
             store.create("a/b", b"3")
         assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["b"]
 
-    def test_what_a_crash_left_half_written_is_not_listed(self, tmp_path: Path) -> None:
+    def test_a_half_written_file_of_a_crash_is_not_listed(self, tmp_path: Path) -> None:
         store = LocalObjects(tmp_path)
         store.create("a/b", b"1")
         (tmp_path / "a" / ".tmp-crashed").write_bytes(b"half")
@@ -164,7 +162,7 @@ class TestLocalObjects:
             (errno.ESTALE, "reachable"),
         ],
     )
-    def test_a_failing_disk_is_unavailable_and_says_what_to_do(
+    def test_a_failing_disk_is_unavailable_with_the_next_step(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, advice: str
     ) -> None:
         def failing(_: int) -> None:
@@ -180,7 +178,7 @@ class TestLocalObjects:
         assert store.list("") == []
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_parent_that_is_a_file_makes_it_unavailable(self, tmp_path: Path) -> None:
+    def test_a_file_in_place_of_a_parent_folder_is_unavailable(self, tmp_path: Path) -> None:
         store = LocalObjects(tmp_path)
         store.create("a", b"1")
         with pytest.raises(Unavailable):
@@ -196,12 +194,12 @@ def abandoned(folder: Path, age_s: float) -> Path:
     return path
 
 
-class TestAPowerLoss:
-    """What is reported as done is on the disk by then: every file, and every folder in which a name changed."""
+class TestPowerLoss:
+    """Everything reported as done is already on disk: every file, and every folder in which a name changed."""
 
     @pytest.fixture
     def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        """Note in order what changes a folder, and what is synced; names of temporary files are left out."""
+        """Record in order the changes of folders and the syncs; names of temporary files are left out."""
         found: list[str] = []
 
         def noted(name: str, path_of: Callable[..., object]) -> None:
@@ -222,7 +220,7 @@ class TestAPowerLoss:
         noted("fsync", lambda handle: os.readlink(f"/proc/self/fd/{handle}"))
         return found
 
-    def test_takes_nothing_that_was_created(self, tmp_path: Path, calls: list[str]) -> None:
+    def test_loses_no_created_object(self, tmp_path: Path, calls: list[str]) -> None:
         LocalObjects(tmp_path / "root").create("log/1", b"1")
         assert [each for each in calls if not each.startswith("unlink")] == [
             "mkdir root",
@@ -234,21 +232,21 @@ class TestAPowerLoss:
             "fsync log",
         ]
 
-    def test_takes_nothing_that_was_put(self, tmp_path: Path, calls: list[str]) -> None:
+    def test_loses_no_object_that_was_put(self, tmp_path: Path, calls: list[str]) -> None:
         store = LocalObjects(tmp_path)
         store.create("log/1", b"1")
         calls.clear()
         store.put("log/1", b"2")
         assert calls == ["fsync", "replace 1", "fsync log"]
 
-    def test_brings_back_nothing_that_was_deleted(self, tmp_path: Path, calls: list[str]) -> None:
+    def test_restores_no_deleted_object(self, tmp_path: Path, calls: list[str]) -> None:
         store = LocalObjects(tmp_path)
         store.create("log/1", b"1")
         calls.clear()
         store.delete("log/1")
         assert calls[:2] == ["unlink 1", "fsync log"]
 
-    def test_takes_nothing_that_a_creator_was_told_is_there(self, tmp_path: Path, calls: list[str]) -> None:
+    def test_loses_no_object_that_create_reported_as_existing(self, tmp_path: Path, calls: list[str]) -> None:
         """Another process may have linked it a moment ago, and not synced the folder yet."""
         store = LocalObjects(tmp_path)
         store.create("log/1", b"1")
@@ -258,8 +256,8 @@ class TestAPowerLoss:
         assert calls[-1] == "fsync log"
 
 
-class TestWhatKilledWritersLeave:
-    def test_a_refused_write_leaves_no_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class TestTemporaryFileOfAKilledWriter:
+    def test_does_not_remain_after_a_refused_write(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def refused(*_: object) -> None:
             raise OSError(errno.EIO, "Input/output error")
 
@@ -273,7 +271,7 @@ class TestWhatKilledWritersLeave:
                     write("log/2", b"2")
         assert [path.name for path in (tmp_path / "log").iterdir()] == ["1"]
 
-    def test_is_removed_when_it_is_old_and_objects_stay(self, tmp_path: Path) -> None:
+    def test_is_removed_when_it_is_old_and_objects_are_kept(self, tmp_path: Path) -> None:
         store = LocalObjects(tmp_path)
         store.create("segments/1/2/w.segment", b"1")
         old = [abandoned(tmp_path / "segments" / "1" / "2", 7_200), abandoned(tmp_path, 7_200)]
@@ -284,15 +282,15 @@ class TestWhatKilledWritersLeave:
         assert not (tmp_path / "segments" / "1" / "4").exists()
         assert store.list("") == ["segments/1/2/w.segment"]
 
-    def test_the_folders_of_the_root_itself_stay(self, tmp_path: Path) -> None:
+    def test_the_folders_of_the_root_itself_are_kept(self, tmp_path: Path) -> None:
         (tmp_path / "log").mkdir()
         assert LocalObjects(tmp_path).tidy() == 0
         assert (tmp_path / "log").is_dir()
 
-    def test_a_root_that_is_not_there_has_none(self, tmp_path: Path) -> None:
+    def test_does_not_exist_in_a_missing_root(self, tmp_path: Path) -> None:
         assert LocalObjects(tmp_path / "nowhere").tidy() == 0
 
-    def test_folders_go_with_their_last_object(self, tmp_path: Path) -> None:
+    def test_folders_are_removed_with_their_last_object(self, tmp_path: Path) -> None:
         store = LocalObjects(tmp_path)
         for path in ("segments/1/2/a", "segments/1/2/b", "segments/1/3/c"):
             store.create(path, b"1")
@@ -305,7 +303,7 @@ class TestWhatKilledWritersLeave:
 
     @pytest.mark.parametrize("write", ["create", "put"])
     @pytest.mark.parametrize("lost", ["file", "folder"])
-    def test_a_live_writer_that_loses_its_file_writes_it_again(
+    def test_a_live_writer_whose_temporary_file_was_removed_writes_it_again(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str, lost: str
     ) -> None:
         """P3: a clock that jumps makes a file of now look old."""
@@ -327,7 +325,7 @@ class TestWhatKilledWritersLeave:
         assert len(tidied) == 1 and store.get("segments/1/a") == b"1"
 
     @pytest.mark.parametrize("write", ["create", "put"])
-    def test_a_writer_that_loses_it_every_time_is_told(
+    def test_a_writer_whose_temporary_file_is_always_removed_gets_an_error(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str
     ) -> None:
         store, written = LocalObjects(tmp_path), local._write_temporary
@@ -342,7 +340,9 @@ class TestWhatKilledWritersLeave:
             getattr(store, write)("segments/1/a", b"1")
         assert store.list("") == []
 
-    def test_a_name_that_was_taken_meanwhile_stays_taken(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_name_that_was_taken_in_the_meantime_stays_taken(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         store, linked = LocalObjects(tmp_path), os.link
 
         def link(temporary: Path, target: Path) -> None:
@@ -426,7 +426,7 @@ class TestOpenObjects:
     @pytest.mark.parametrize(
         "url", ["s3://bucket/a:b@c", "hdfs://host:9000/user@x/a", "spark://127.0.0.1:7077", "/a:b@c", "s3://b/token/x"]
     )
-    def test_other_urls_with_the_same_signs_hold_none(self, url: str) -> None:
+    def test_other_urls_with_the_same_characters_contain_no_password(self, url: str) -> None:
         refuse_password(url, "it")
 
 
@@ -445,11 +445,11 @@ class TestModesOfALocalRoot:
         finally:
             os.umask(before)
 
-    def test_are_for_the_owner_alone(self, tmp_path: Path) -> None:
+    def test_allow_only_the_owner(self, tmp_path: Path) -> None:
         self.written(tmp_path / "new" / "job")
         assert self.modes(tmp_path / "new") == {"0o700", "0o600"}
 
-    def test_follow_a_root_that_was_opened_to_its_group(self, tmp_path: Path) -> None:
+    def test_follow_a_root_that_its_group_may_use(self, tmp_path: Path) -> None:
         (tmp_path / "job").mkdir()
         (tmp_path / "job").chmod(0o750)
         self.written(tmp_path / "job")

@@ -42,7 +42,7 @@ class TestPartitionsOf:
 
     @given(st.lists(st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1)), min_size=1), st.integers(1, 4_096))
     @settings(max_examples=50, deadline=None)
-    def test_the_documented_text_form_gives_the_same(self, keys: list[int | None], partitions: int) -> None:
+    def test_the_documented_text_form_gives_the_same_partitions(self, keys: list[int | None], partitions: int) -> None:
         texts = ["n" if key is None else f"v{key}" for key in keys]
         expected = [((xxhash.xxh3_64_intdigest(text.encode()) >> 32) * partitions) >> 32 for text in texts]
         table = pa.table({"k": pa.array(keys, pa.int64())})
@@ -53,7 +53,7 @@ class TestPartitionsOf:
         micros = pa.table({"t": millis.column("t").cast(pa.timestamp("us", "UTC"))})
         assert partitions_of(millis, ["t"], 1_000).tolist() == partitions_of(micros, ["t"], 1_000).tolist()
 
-    def test_floats_make_no_key(self) -> None:
+    def test_floats_are_refused_as_keys(self) -> None:
         with pytest.raises(ConfigError, match="'x' of type Float64 cannot be a key"):
             partitions_of(pa.table({"x": [1.5]}), ["x"], 4)
 

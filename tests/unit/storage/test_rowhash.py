@@ -74,7 +74,7 @@ class TestDigest:
         assert [digest_of(form) for form in (sliced, encoded, large, turned)] == [wanted] * 4
 
     @given(rows)
-    def test_a_column_of_nulls_is_like_none(self, given: list[dict[str, Any]]) -> None:
+    def test_a_column_of_nulls_does_not_change_the_digest(self, given: list[dict[str, Any]]) -> None:
         more = table(given).append_column("more", pa.nulls(len(given), pa.int32()))
         assert digest_of(more) == digest_of(table(given))
 
@@ -95,16 +95,16 @@ class TestDigest:
         assert same == (_plain(given[at]) == _plain(other))
         assert (digest_of(table(changed)) == digest_of(table(given))) == same
 
-    def test_two_rows_that_swap_a_value_are_others(self) -> None:
+    def test_swapping_a_value_between_two_rows_changes_the_digest(self) -> None:
         one = pa.table({"a": [1, 2], "b": [10, 20]})
         assert digest_of(one) != digest_of(pa.table({"a": [1, 2], "b": [20, 10]}))
         assert digest_of(one) != digest_of(pa.table({"b": [1, 2], "a": [10, 20]}))
 
-    def test_what_a_target_may_not_keep_apart_is_the_same(self) -> None:
+    def test_values_that_targets_may_not_distinguish_have_the_same_digest(self) -> None:
         floats = pa.table({"x": pa.array([float("nan"), -0.0])})
         assert digest_of(floats) == digest_of(pa.table({"x": pa.array([None, 0.0])}))
 
-    def test_more_rows_than_are_hashed_at_a_time(self) -> None:
+    def test_more_rows_than_one_chunk_give_the_sum_of_their_parts(self) -> None:
         many = pa.table({"n": pa.array(range(3 * CHUNK_ROWS + 5))})
         assert digest_of(many) == whole(digest_of(many.slice(at, 1_000)) for at in range(0, many.num_rows, 1_000))
 
@@ -113,9 +113,9 @@ class TestDigest:
 
 
 class TestGoldenValues:
-    """Digests lie in checkpoints: another value here makes every audit of older ones fail."""
+    """Digests are stored in checkpoints: another value here makes every audit of older ones fail."""
 
-    def test_of_every_kind_of_column(self) -> None:
+    def test_values_of_every_kind_of_column(self) -> None:
         columns: dict[str, pa.Array] = {
             "n": pa.array([7, -1, None], pa.int64()),
             "u": pa.array([7, (1 << 64) - 1, None], pa.uint64()),
@@ -130,8 +130,8 @@ class TestGoldenValues:
         found = {name: digest_of(pa.table({name: column})) for name, column in columns.items()}
         assert {name: (digest.sum, digest.xor) for name, digest in found.items()} == GOLDEN
 
-    def test_as_the_page_on_formats_says(self) -> None:
-        """docs/formats.md, row at a time, without the libraries that hash whole columns."""
+    def test_digests_match_the_documented_format(self) -> None:
+        """docs/formats.md, row at a time, without the libraries that hash entire columns."""
         values = {("int", "n"): (-5) % 2**64, ("text", "word"): xxhash.xxh3_64_intdigest("añ".encode())}
         total = xxhash.xxh3_64_intdigest(b"holdfast.rowhash.1")
         for (kind, name), value in values.items():
@@ -145,16 +145,16 @@ class TestGoldenValues:
         total ^= total >> 29
         assert digest_of(pa.table({"n": [-5], "word": ["añ"]})) == RowDigest(1, total, total)
 
-    def test_of_rows(self) -> None:
+    def test_digests_of_rows(self) -> None:
         assert digest_of(pa.table({"n": [1, 2, 3], "word": ["a", "b", "c"]})) == GOLDEN_ROWS
 
 
 class TestSums:
-    def test_what_is_unknown_of_a_part_is_unknown_of_the_whole(self) -> None:
+    def test_the_sum_with_an_unknown_digest_is_unknown(self) -> None:
         assert added(RowDigest(2, 5, 6), RowDigest(3)) == RowDigest(5)
 
     @given(rows, rows)
-    def test_what_was_added_can_be_taken_away(self, one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
+    def test_an_added_digest_can_be_subtracted(self, one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
         both = added(digest_of(table(one)), digest_of(table(other)))
         assert removed(both, digest_of(table(other))) == digest_of(table(one))
         assert added(both, NOTHING) == both

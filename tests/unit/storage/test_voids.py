@@ -56,7 +56,7 @@ def rewind(store: MemoryObjects, epoch: int, timeline: int = 2) -> int:
 
 
 def read_on(reader: LogReader, partition: int, offset: int) -> tuple[list[tuple[int, int]], int]:
-    """Return offsets and numbers to the end, and where the reader stands then."""
+    """Return offsets and numbers to the end, and the reader's offset then."""
     found: list[tuple[int, int]] = []
     while True:
         batch, following = reader.read(partition, offset, ANY_BYTES)
@@ -95,25 +95,25 @@ def store() -> Interrupted:
     return made
 
 
-class TestReadersThatComeLater:
-    def test_they_never_see_what_was_taken_back(self, store: Interrupted) -> None:
+class TestLaterReaders:
+    def test_later_readers_never_see_void_rows(self, store: Interrupted) -> None:
         assert rewind(store, 2) == 3
         reader = LogReader(store)
         assert read_on(reader, 0, 0) == ([(0, 10), (1, 11), (2, 20)], 3)
         assert read_on(reader, 1, 0) == ([(0, 12)], 1)
 
-    def test_offsets_are_not_used_again(self, store: Interrupted) -> None:
+    def test_void_offsets_are_not_reused(self, store: Interrupted) -> None:
         rewind(store, 2)
         assert LogReader(store).end_offsets() == {0: 5, 1: 2}
         append(store, 9, {0: [90]}, timeline=2)
         assert read_on(LogReader(store), 0, 3) == ([(5, 90)], 6)
 
-    def test_at_the_end_they_stand_before_the_void_range(self, store: Interrupted) -> None:
+    def test_the_last_position_is_before_a_void_range_at_the_end(self, store: Interrupted) -> None:
         rewind(store, 1)
         reader = LogReader(store)
         assert (reader.read(0, 2, ANY_BYTES), reader.last_position(0), reader.rows(0)) == ((None, 2), 2, 2)
 
-    def test_rows_of_others_in_between_stay(self, store: Interrupted) -> None:
+    def test_rows_of_other_writers_in_between_are_kept(self, store: Interrupted) -> None:
         append(store, 7, {0: [70]}, job=OTHER)
         LogWriter(store).append({0: rows(71)})
         append(store, 4, {0: [40]})
@@ -134,8 +134,8 @@ class TestReadersThatComeLater:
         assert source.ended(0, 2) and not source.ended(0, 1)
 
 
-class TestReadersThatPassed:
-    def test_one_that_runs_stops_when_it_looks_again(self, store: Interrupted) -> None:
+class TestReadersBeyondTheRange:
+    def test_a_running_reader_stops_at_its_next_refresh(self, store: Interrupted) -> None:
         reader = LogReader(store)
         read_on(reader, 0, 0)
         rewind(store, 2)
@@ -147,7 +147,7 @@ class TestReadersThatPassed:
         with pytest.raises(Damaged):
             reader.refresh()
 
-    def test_one_that_began_behind_is_told_of_what_it_had_passed(self, store: Interrupted) -> None:
+    def test_a_reader_that_began_after_the_range_is_given_the_offset_it_reached(self, store: Interrupted) -> None:
         append(store, 7, {0: [70]}, job=OTHER)
         reader = LogReader(store)
         assert read_on(reader, 0, 5)[1] == 6
@@ -155,7 +155,7 @@ class TestReadersThatPassed:
         with pytest.raises(Damaged, match="up to offset 6"):
             reader.refresh()
 
-    def test_one_that_was_behind_goes_on(self, store: Interrupted) -> None:
+    def test_a_reader_before_the_range_continues(self, store: Interrupted) -> None:
         reader = LogReader(store)
         reader.read(0, 0, ANY_BYTES)
         rewind(store, 2)
@@ -163,20 +163,20 @@ class TestReadersThatPassed:
         assert read_on(reader, 0, 2) == ([(2, 20)], 3)
 
     @pytest.mark.parametrize("offset", [4, 5])
-    def test_one_that_starts_again_inside_or_at_the_end_stops(self, store: Interrupted, offset: int) -> None:
+    def test_a_reader_restarted_inside_or_at_the_end_of_the_range_stops(self, store: Interrupted, offset: int) -> None:
         rewind(store, 2)
         append(store, 9, {0: [90]}, timeline=2)
         with pytest.raises(Damaged, match="taken back"):
             LogReader(store).read(0, offset, ANY_BYTES)
 
-    def test_one_that_starts_again_at_its_beginning_or_behind_it_goes_on(self, store: Interrupted) -> None:
+    def test_a_reader_restarted_at_the_beginning_or_after_the_range_continues(self, store: Interrupted) -> None:
         rewind(store, 2)
         append(store, 9, {0: [90, 91]}, timeline=2)
         reader = LogReader(store)
         assert read_on(reader, 0, 3)[0] == [(5, 90), (6, 91)]
         assert read_on(LogReader(store), 0, 6)[0] == [(6, 91)]
 
-    def test_a_second_rewind_stops_who_read_only_what_the_first_left(self, store: Interrupted) -> None:
+    def test_a_second_rewind_stops_a_reader_of_rows_that_the_first_kept(self, store: Interrupted) -> None:
         rewind(store, 2)
         reader = LogReader(store)
         assert read_on(reader, 0, 0)[1] == 3
@@ -186,10 +186,10 @@ class TestReadersThatPassed:
         assert read_on(LogReader(store), 0, 0) == ([(0, 10), (1, 11)], 2)
 
 
-class TestPeopleWhoAskForAPlace:
+class TestInspection:
     @pytest.fixture
     def log(self) -> LogReader:
-        """Offsets 0 and 1 hold rows, 2 to 4 were taken back by one rewind and 5 to 6 by another, 7 and 8 hold rows."""
+        """Offsets 0 and 1 hold rows, 2 to 4 were made void by one rewind and 5 to 6 by another, 7 and 8 hold rows."""
         store = MemoryObjects()
         create_log(store, SCHEMA, partitions=1)
         append(store, 1, {0: [0, 1]})
@@ -201,16 +201,16 @@ class TestPeopleWhoAskForAPlace:
         return LogReader(store)
 
     @pytest.mark.parametrize("offset", range(10))
-    def test_are_given_the_next_row_there_is(self, log: LogReader, offset: int) -> None:
+    def test_an_offset_in_a_void_range_gives_the_next_row(self, log: LogReader, offset: int) -> None:
         found, _ = read_on(log, 0, log.begin(0, offset))
         assert found == [(n, n) for n in (0, 1, 7, 8) if n >= offset]
 
     @pytest.mark.parametrize("count", range(6))
-    def test_are_given_so_many_of_the_last_rows(self, log: LogReader, count: int) -> None:
+    def test_the_last_rows_are_counted_without_void_rows(self, log: LogReader, count: int) -> None:
         found, _ = read_on(log, 0, log.begin(0, log.before_the_end(0, count)))
         assert [n for n, _ in found] == [0, 1, 7, 8][max(0, 4 - count) :]
 
-    def test_can_have_what_was_stored_there_too(self, log: LogReader) -> None:
+    def test_void_rows_can_be_read_as_stored(self, log: LogReader) -> None:
         found = list[int]()
         batch, _, at = log.read_stored(0, 0, 1)
         while batch is not None:
@@ -220,22 +220,22 @@ class TestPeopleWhoAskForAPlace:
 
 
 class TestRaces:
-    def test_an_append_that_is_under_way_fails(self, store: Interrupted) -> None:
+    def test_an_append_in_progress_fails(self, store: Interrupted) -> None:
         store.before = lambda: rewind(store, 2)
         assert not append(store, 4, {0: [40]})
         assert read_on(LogReader(store), 0, 0)[0] == [(0, 10), (1, 11), (2, 20)]
 
-    def test_one_that_wins_against_the_rewind_is_taken_back_too(self, store: Interrupted) -> None:
+    def test_an_append_that_wins_against_the_rewind_is_undone_too(self, store: Interrupted) -> None:
         store.before = lambda: append(store, 4, {0: [40]}, RIGHT)
         assert rewind(store, 2) == 4
         assert read_on(LogReader(store), 0, 0)[0] == [(0, 10), (1, 11), (2, 20)]
 
-    def test_another_rewind_that_wins_leaves_nothing_to_do(self, store: Interrupted) -> None:
+    def test_a_rewind_does_nothing_after_an_equal_one_won(self, store: Interrupted) -> None:
         store.before = lambda: rewind(store, 2)
         assert rewind(store, 2) == 0
         assert store.list("commits")[-1] == commit_path(4)
 
-    def test_a_lost_reply_is_settled_by_the_owner(self, store: Interrupted) -> None:
+    def test_a_lost_reply_is_settled_by_the_owner_token(self, store: Interrupted) -> None:
         class Lossy(MemoryObjects):
             def create(self, path: str, data: bytes) -> None:
                 store.create(path, data)
@@ -257,16 +257,16 @@ class TestRaces:
 
 
 class TestFormat:
-    def test_a_log_that_was_never_rewound_stays_of_format_one(self, store: Interrupted) -> None:
+    def test_a_log_that_was_never_rewound_stays_at_format_one(self, store: Interrupted) -> None:
         assert b'"v":1' in store.get(commit_path(3)) and b"void" not in store.get(commit_path(3))
 
-    def test_from_the_first_rewind_on_older_releases_refuse_it_as_newer(self, store: Interrupted) -> None:
+    def test_older_releases_refuse_a_rewound_log_as_newer(self, store: Interrupted) -> None:
         rewind(store, 2)
         append(store, 9, {0: [90]}, timeline=2)
         for sequence in (4, 5):
             assert store.get(commit_path(sequence)).startswith(b'{"v":2,')
 
-    def test_the_record_says_all_void_ranges_and_moves_the_tags(self, store: Interrupted) -> None:
+    def test_the_record_lists_all_void_ranges_and_moves_the_tags(self, store: Interrupted) -> None:
         rewind(store, 2)
         rewind(store, 1, timeline=3)
         commit = LogReader(store)._commits.tail
@@ -281,7 +281,7 @@ class TestFormat:
         with pytest.raises(Damaged):
             LogReader(store)
 
-    def test_a_sealed_log_cannot_be_taken_back(self, store: Interrupted) -> None:
+    def test_a_sealed_log_cannot_be_rewound(self, store: Interrupted) -> None:
         LogWriter(store).seal()
         assert plan_repair("the log", store, to(2)).verdict == "impossible"
         with pytest.raises(ConfigError, match="the log is sealed"):
@@ -304,10 +304,10 @@ STEPS = st.lists(
 class TestAnyHistory:
     @given(steps=STEPS)
     @settings(max_examples=40, deadline=None)
-    def test_every_reader_sees_what_stays_or_an_error(self, steps: list[Step]) -> None:
+    def test_every_reader_sees_the_kept_rows_or_an_error(self, steps: list[Step]) -> None:
         store = MemoryObjects()
         create_log(store, SCHEMA, partitions=1)
-        kept: list[tuple[int, int]] = []  # offset, epoch; 0 for rows of nobody's sink
+        kept: list[tuple[int, int]] = []  # offset, epoch; 0 for rows of no sink
         end, epoch, timeline = 0, 1, 1
         following, seen, offset = LogReader(store), list[int](), 0
         for kind, what, count in steps:

@@ -70,8 +70,8 @@ class History:
         return found
 
 
-class TestWhereALogIsWhole:
-    def test_a_rewind_before_the_compaction_has_lost_nothing_that_counts(self) -> None:
+class TestWholeFrom:
+    def test_a_rewind_before_the_compaction_has_lost_no_valid_row(self) -> None:
         history = History()
         history.append([1, 2, 3])
         history.append([4, 5])
@@ -79,7 +79,7 @@ class TestWhereALogIsWhole:
         history.compact()
         assert LogReader(history.store).whole_from(0) == 0
 
-    def test_nor_have_several_with_rows_between_them(self) -> None:
+    def test_several_rewinds_with_rows_between_them_have_lost_no_valid_row(self) -> None:
         history = History()
         for key in range(0, 60, 10):
             history.append([key, key + 1])
@@ -89,7 +89,7 @@ class TestWhereALogIsWhole:
         history.compact()
         assert LogReader(history.store).whole_from(0) == 0
 
-    def test_a_row_that_another_replaced_is_missing_all_the_same(self) -> None:
+    def test_a_row_replaced_by_another_is_missing_after_a_rewind(self) -> None:
         history = History()
         history.append([1])
         history.append([1])
@@ -100,7 +100,7 @@ class TestWhereALogIsWhole:
 
     @settings(max_examples=200, deadline=None)
     @given(steps)
-    def test_whatever_has_happened_no_row_from_there_on_is_missing(self, given: list[tuple[str, Any]]) -> None:
+    def test_no_row_from_that_offset_on_is_missing_after_any_history(self, given: list[tuple[str, Any]]) -> None:
         history = History()
         for name, argument in given:
             getattr(history, name)(argument)
@@ -110,7 +110,7 @@ class TestWhereALogIsWhole:
 
     @settings(max_examples=200, deadline=None)
     @given(steps)
-    def test_where_no_row_replaces_another_nothing_is_missing(self, given: list[tuple[str, Any]]) -> None:
+    def test_nothing_is_missing_if_no_row_replaces_another(self, given: list[tuple[str, Any]]) -> None:
         history, key = History(), 0
         for name, argument in given:
             if name == "append":

@@ -48,7 +48,7 @@ KEY = KeyType.of([pa.field("word", pa.int64(), nullable=False)])
 
 
 class History:
-    """One job below a root; each method appends what a driver would."""
+    """One job below a root; each method appends the records that a driver would."""
 
     def __init__(self, root: Path, name: str) -> None:
         self.name, self.folder = name, root / name

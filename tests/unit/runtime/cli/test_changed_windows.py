@@ -1,4 +1,4 @@
-"""Windows whose code changed between two runs: what is allowed gives no window twice, and opens none again."""
+"""Windows whose code changed between two runs: allowed changes emit no window twice and reopen none."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def rides(tmp_path: Path) -> Rides:
     return Rides(tmp_path)
 
 
-class TestLessLateness:
-    def test_gives_every_window_once_and_takes_no_row_for_one_that_is_over(self, rides: Rides) -> None:
+class TestReducedLateness:
+    def test_emits_every_window_once_and_counts_no_row_into_a_closed_one(self, rides: Rides) -> None:
         rides.run([1, 2, 12, 18], lateness="15m")
         assert rides.given() == []
         rides.run([3, 19, 21, 4, 41])
@@ -89,9 +89,9 @@ class TestLessLateness:
 
 
 class TestDroppedState:
-    def test_no_window_that_was_closed_opens_again(self, rides: Rides) -> None:
+    def test_a_closed_window_does_not_open_again(self, rides: Rides) -> None:
         rides.run([1, 2, 12, 25])
         assert rides.given() == [(10, 2), (20, 1)]
         rides.run([3, 13, 26, 27, 45], "counts", size="5m")
-        # Of the windows of five minutes, [0, 5) and [10, 15) lie before the clock; the ride at 25 was given up.
+        # The five-minute windows [0, 5) and [10, 15) are before the clock; the ride at 25 was dropped.
         assert rides.given()[2:] == [(30, 2)]

@@ -1,4 +1,4 @@
-"""`holdfast audit` on real targets: what is as it was left is proven, what was changed since is found."""
+"""`holdfast audit` on real targets: unchanged contents are proven, later changes are found."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ class Job:
             assert db.execute(statement).rowcount > 0, "nothing was tampered with"
 
     def forge(self, log: str, change: Callable[[pa.Table], pa.Table]) -> None:
-        """Change the rows of a log's first segment, with sizes and hashes as whoever knows the format would."""
+        """Change the rows of a log's first segment, with the sizes and hashes that the format requires."""
         store = LocalObjects(self.folder / log)
         meta = read_meta(store)
         assert meta is not None
@@ -245,7 +245,7 @@ def doubled(rows: pa.Table) -> pa.Table:
     return pa.concat_tables([rows.slice(0, rows.num_rows - 1), rows.slice(0, 1)])
 
 
-class TestAuditOfWhatIsAsItWasLeft:
+class TestAuditOfUnchangedTargets:
     def test_sources_and_targets_of_every_kept_epoch_are_proven(self, job: Job) -> None:
         job.run(20, 31, 7)
         contents = job.audit()
@@ -268,7 +268,7 @@ class TestAuditOfWhatIsAsItWasLeft:
         assert {each["timeline"] for each in contents["epochs"]} == {1, 2}
         assert sum(each["rows"] for each in contents["sources"]) == 71
 
-    def test_a_job_with_another_parallelism_is_proven_over_the_change(self, job: Job) -> None:
+    def test_a_job_is_proven_across_a_change_of_parallelism(self, job: Job) -> None:
         job.run(20, 31)
         job.start_again(3)
         job.run(17)
@@ -280,7 +280,7 @@ class TestAuditOfWhatIsAsItWasLeft:
         )
         assert {each["writer"] for each in contents["sinks"] if each["sink"] == "all"} >= {0, 1}
 
-    def test_workers_that_are_killed_leave_no_gap_and_nothing_twice(self, job: Job) -> None:
+    def test_killed_workers_leave_no_gap_and_no_duplicates(self, job: Job) -> None:
         for _ in range(4):
             job.run(23)
             job.cluster.crash(min(job.cluster.members))
@@ -291,7 +291,7 @@ class TestAuditOfWhatIsAsItWasLeft:
         )
         assert sum(each["rows"] for each in contents["sources"]) == 92
 
-    def test_epochs_that_were_given_up_are_in_the_next_one(self, job: Job) -> None:
+    def test_epochs_that_were_given_up_are_part_of_the_next_epoch(self, job: Job) -> None:
         job.run(20)
         job.give_up_epochs(31, 7)
         job.run(12)
@@ -300,7 +300,7 @@ class TestAuditOfWhatIsAsItWasLeft:
         assert sum(each["rows"] for each in contents["sources"]) == 70
 
     @pytest.mark.parametrize("seed", range(4))
-    def test_whatever_happens_to_a_job_nothing_differs(
+    def test_nothing_differs_after_any_sequence_of_runs_and_faults(
         self, tmp_path: Path, holdfast: Callable[..., Any], seed: int
     ) -> None:
         rng = random.Random(seed)
@@ -323,7 +323,7 @@ class TestAuditOfWhatIsAsItWasLeft:
         assert contents["verdict"] in ("proven", "proven in part")
         assert verdicts(contents, "sources") == verdicts(contents, "operators") == {"proven"}
 
-    def test_what_is_kept_of_a_longer_life_is_proven_with_all_rows_that_were_added(self, job: Job) -> None:
+    def test_kept_epochs_of_a_long_history_are_proven_with_all_added_rows(self, job: Job) -> None:
         job.start_again(2, retention=Retention(2, 0, 100))
         job.run(20, 31, 7, 12, 5, 3)
         contents = job.audit()
@@ -337,7 +337,7 @@ class TestAuditOfWhatIsAsItWasLeft:
         job.sql("DELETE FROM added WHERE rowid = 1")  # of a checkpoint that is not kept any more
         assert job.differing() == {("added", None)}
 
-    def test_rows_that_were_in_the_table_before_the_job_are_no_difference(self, job: Job) -> None:
+    def test_rows_that_existed_before_the_job_are_no_difference(self, job: Job) -> None:
         with closing(sqlite3.connect(job.folder / "out.db")) as db, db:
             db.execute("INSERT INTO added VALUES (7, 'seven')")
         job.run(20)
@@ -345,7 +345,7 @@ class TestAuditOfWhatIsAsItWasLeft:
         (whole,) = [each for each in contents["sinks"] if each["sink"] == "added" and each["epoch"] is None]
         assert (whole["verdict"], whole["reason"]) == ("proven", "rows of older checkpoints; 1 rows existed before")
 
-    def test_one_epoch_or_some_can_be_chosen(self, job: Job) -> None:
+    def test_one_epoch_or_a_range_can_be_chosen(self, job: Job) -> None:
         job.run(20, 31, 7)
         epochs = [each["epoch"] for each in job.audit()["epochs"]]
         middle = job.audit("--epoch", str(epochs[1]))
@@ -353,7 +353,7 @@ class TestAuditOfWhatIsAsItWasLeft:
         some = job.audit("--from", str(epochs[1]))
         assert [each["epoch"] for each in some["epochs"]] == epochs[1:]
 
-    def test_a_range_that_ends_before_it_begins_is_refused_as_such(
+    def test_a_range_that_ends_before_it_begins_is_refused(
         self, holdfast: Callable[..., Any], history: Callable[[str], Any]
     ) -> None:
         job = history("hot")
@@ -362,7 +362,7 @@ class TestAuditOfWhatIsAsItWasLeft:
         assert ended.status == 2
         assert "--from is 8, which is above --to 2" in ended.err
 
-    def test_an_app_is_chosen_from_a_file_only(
+    def test_an_app_can_be_chosen_only_from_a_file(
         self, holdfast: Callable[..., Any], history: Callable[[str], Any]
     ) -> None:
         history("hot").checkpoint(5)
@@ -370,14 +370,14 @@ class TestAuditOfWhatIsAsItWasLeft:
         assert ended.status == 2
         assert "--app chooses an app of a file" in ended.err
 
-    def test_a_log_that_is_gone_is_not_readable_any_more(self, job: Job) -> None:
+    def test_a_log_that_was_deleted_is_not_readable(self, job: Job) -> None:
         job.run(20)
         (job.folder / "input").rename(job.folder / "elsewhere")
         contents = job.audit()
         assert verdicts(contents, "sources") == {"not provable"}
         assert verdicts(contents, "sinks") == {"proven"}
 
-    def test_sinks_that_are_written_at_once_are_counted_and_said_to_be_not_provable(
+    def test_immediate_sinks_are_counted_and_reported_as_not_provable(
         self, tmp_path: Path, holdfast: Callable[..., Any]
     ) -> None:
         job = Job(tmp_path, holdfast, AT_ONCE, partitions=1)
@@ -391,7 +391,7 @@ class TestAuditOfWhatIsAsItWasLeft:
         assert {each["verdict"] for each in last} == {"not provable"}
         assert all("written immediately" in each["reason"] for each in last)
 
-    def test_a_target_that_somebody_holds_is_unavailable(self, job: Job, holdfast: Callable[..., Any]) -> None:
+    def test_a_locked_target_is_unavailable(self, job: Job, holdfast: Callable[..., Any]) -> None:
         job.run(20)
         with closing(sqlite3.connect(job.folder / "out.db")) as db:
             db.execute("BEGIN EXCLUSIVE")
@@ -411,7 +411,7 @@ class TestAuditOfWhatIsAsItWasLeft:
 
 
 class TestAuditWithoutDigests:
-    def test_what_was_not_digested_is_unknown_and_never_nothing(self, job: Job) -> None:
+    def test_epochs_without_digests_are_unknown_and_not_zero(self, job: Job) -> None:
         job.start_again(2, audit="off")
         job.run(20)
         job.start_again(2, audit="rows")
@@ -422,7 +422,7 @@ class TestAuditWithoutDigests:
         (whole,) = [each for each in contents["sinks"] if each["sink"] == "added" and each["epoch"] is None]
         assert whole["verdict"] == "not provable" and "was not counted" in whole["reason"]
 
-    def test_counts_alone_prove_counts_and_say_so(self, job: Job) -> None:
+    def test_counts_alone_prove_only_counts_as_the_reason_states(self, job: Job) -> None:
         job.start_again(2, audit="counts")
         job.run(20)
         assert {each["reason"] for each in job.audit()["sources"]} == {"by count only"}
@@ -431,7 +431,7 @@ class TestAuditWithoutDigests:
         job.sql("DELETE FROM added WHERE n = 3")
         assert ("added", None) in {(name, None) for name, _ in job.differing()}
 
-    def test_with_the_name_alone_the_checkpoints_are_held_against_each_other(
+    def test_an_audit_by_job_name_compares_only_checkpoints_with_each_other(
         self, job: Job, holdfast: Callable[..., Any]
     ) -> None:
         job.run(20, 5)
@@ -440,7 +440,7 @@ class TestAuditWithoutDigests:
         assert verdicts(ended.json, "epochs") == {"proven"}
         assert verdicts(ended.json, "sources") == verdicts(ended.json, "sinks") == {"not provable"}
 
-    def test_people_are_told_in_a_few_lines(self, job: Job, holdfast: Callable[..., Any]) -> None:
+    def test_the_text_summary_is_a_few_lines(self, job: Job, holdfast: Callable[..., Any]) -> None:
         job.run(20, 5)
         ended = holdfast("audit", str(job.file))
         assert ended.status == 0
@@ -459,7 +459,7 @@ class TestAuditOfATamperedTarget:
             "UPDATE added SET n = 'three' WHERE n = 3",
         ],
     )
-    def test_a_table_without_a_key(self, job: Job, statement: str) -> None:
+    def test_changes_of_a_table_without_a_key_are_found(self, job: Job, statement: str) -> None:
         job.run(20, 31, 7)
         job.sql(statement)
         assert {name for name, _ in job.differing()} == {"added"}
@@ -472,42 +472,44 @@ class TestAuditOfATamperedTarget:
             "UPDATE holdfast_undo SET before = replace(before, '1', '2') WHERE sink = 'all' AND before LIKE '%1%'",
         ],
     )
-    def test_a_table_with_a_key(self, job: Job, statement: str) -> None:
+    def test_changes_of_a_table_with_a_key_are_found(self, job: Job, statement: str) -> None:
         job.run(20, 31, 7)
         job.sql(statement)
         assert {name for name, _ in job.differing()} == {"all"}
 
-    def test_a_row_that_came_back_though_it_was_deleted(self, job: Job) -> None:
+    def test_a_deleted_row_that_reappeared_is_found(self, job: Job) -> None:
         job.run(20, 31, 7)
         assert job.differing() == set()
         job.sql("INSERT INTO some SELECT word, rows, total, '' FROM totals WHERE word NOT IN (SELECT word FROM some)")
         assert {name for name, _ in job.differing()} == {"some"}
 
     @pytest.mark.parametrize("change", [longer, doubled])
-    def test_a_log_whose_hashes_were_made_to_fit(self, job: Job, change: Callable[[pa.Table], pa.Table]) -> None:
+    def test_a_changed_log_with_recomputed_hashes_is_found(
+        self, job: Job, change: Callable[[pa.Table], pa.Table]
+    ) -> None:
         job.run(40, 31)
         job.forge("copy", change)
         assert {name for name, _ in job.differing()} == {"copy"}
 
-    def test_rows_that_were_appended_to_a_log_by_hand(self, job: Job) -> None:
+    def test_rows_appended_to_a_log_by_hand_are_found(self, job: Job) -> None:
         job.run(20)
         LogWriter(LocalObjects(job.folder / "copy")).append({0: pa.Table.from_pylist([{"n": 3, "word": "d"}], SAID)})
         job.run(7)
         assert job.differing() == {("copy", None)}
 
     @pytest.mark.parametrize("change", [longer, doubled])
-    def test_a_log_that_is_read(self, job: Job, change: Callable[[pa.Table], pa.Table]) -> None:
+    def test_a_changed_source_log_is_found(self, job: Job, change: Callable[[pa.Table], pa.Table]) -> None:
         job.run(20, 31)
         job.forge("input", change)
         assert job.differing() == {("rows", 0)}
 
-    def test_a_tag_that_was_taken_back(self, job: Job) -> None:
+    def test_a_removed_tag_is_found(self, job: Job) -> None:
         job.run(20, 31)
         job.sql("DELETE FROM holdfast_progress WHERE sink = 'all' AND writer = 0")
         assert job.differing() == {("all", 0)}
 
 
-class TestAuditOfATableThatOthersAddTo:
+class TestAuditOfASharedTable:
     """Two sinks of the job add to one table, and another job does or may."""
 
     @pytest.fixture
@@ -515,7 +517,7 @@ class TestAuditOfATableThatOthersAddTo:
         return Job(tmp_path, holdfast, SHARED)
 
     def lines(self, job: Job, sink: str) -> list[tuple[str, str]]:
-        """Return verdict and reason of what is said of rows of older checkpoints."""
+        """Return verdict and reason for rows of older checkpoints."""
         return [
             (each["verdict"], each["reason"])
             for each in job.audit()["sinks"]
@@ -528,31 +530,31 @@ class TestAuditOfATableThatOthersAddTo:
             for table in ("holdfast_undo", "holdfast_progress", "holdfast_horizon"):
                 db.execute(f"UPDATE {table} SET job = 'another', sink = 'theirs' WHERE sink = '{sink}'")
 
-    def test_rows_of_the_other_sink_are_its_own(self, shared: Job) -> None:
+    def test_rows_of_each_sink_are_attributed_to_it(self, shared: Job) -> None:
         shared.run(20, 31, 7)
         assert verdicts(shared.audit(), "sinks") == {"proven"}
         shared.sql("INSERT INTO both SELECT * FROM both WHERE n = 3")
         assert {name for name, _ in shared.differing()} == {"even", "odd"}
 
-    def test_a_changed_row_is_told_of_its_own_sink(self, shared: Job) -> None:
+    def test_a_changed_row_is_reported_for_its_own_sink(self, shared: Job) -> None:
         shared.run(20, 31, 7)
         shared.sql("UPDATE both SET word = 'z' WHERE n = 3")
         assert {name for name, _ in shared.differing()} == {"odd"}
 
-    def test_what_both_added_before_cannot_be_told_apart_and_is_said_so(self, shared: Job) -> None:
+    def test_older_rows_of_both_sinks_cannot_be_attributed_and_are_not_provable(self, shared: Job) -> None:
         shared.start_again(2, retention=Retention(2, 0, 100))
         shared.run(20, 31, 7, 12, 5, 3)
         assert self.lines(shared, "alone") == [("proven", "rows of older checkpoints")]
         ((verdict, reason),) = self.lines(shared, "even")
         assert (verdict, "sink 'odd'" in reason) == ("not provable", True)
 
-    def test_rows_of_another_job_are_left_out_where_they_are_known(self, shared: Job) -> None:
+    def test_known_rows_of_another_job_are_excluded(self, shared: Job) -> None:
         shared.run(20, 31, 7)
         self.pretend(shared, "odd")
         assert [verdict for verdict, _ in self.lines(shared, "even")] == ["proven"]
         assert [verdict for verdict, _ in self.lines(shared, "alone")] == ["proven"]
 
-    def test_nothing_is_said_to_differ_where_they_are_not_known_any_more(self, shared: Job) -> None:
+    def test_unknown_rows_of_another_job_are_not_reported_as_a_difference(self, shared: Job) -> None:
         shared.start_again(2, retention=Retention(2, 0, 100))
         shared.run(20, 31, 7, 12, 5, 3)
         self.pretend(shared, "odd")
@@ -562,7 +564,7 @@ class TestAuditOfATableThatOthersAddTo:
         assert [verdict for verdict, _ in self.lines(shared, "even")] == ["differs"]
 
 
-class TestAuditThatARewindOvertakes:
+class TestAuditDuringARewind:
     """The checkpoints are read, then the job is rewound, then a target is read."""
 
     def audited(self, job: Job, rewinds: int) -> Report:
@@ -579,28 +581,28 @@ class TestAuditThatARewindOvertakes:
         args = argparse.Namespace(epoch=None, first=None, last=None)
         return audited(lambda: open_job(str(job.folder / "root"), "words"), replace(job.plan, sinks=tuple(sinks)), args)
 
-    def test_begins_anew(self, job: Job) -> None:
+    def test_starts_over_after_one_rewind(self, job: Job) -> None:
         job.run(20, 31, 7)
         assert self.audited(job, rewinds=1).verdict == "proven"
 
-    def test_gives_up_where_another_one_comes(self, job: Job) -> None:
+    def test_gives_up_after_a_second_rewind(self, job: Job) -> None:
         job.run(20, 31, 7)
         with pytest.raises(Unavailable, match="rewound during the audit"):
             self.audited(job, rewinds=2)
 
 
-class TestAuditOfWhatNoKeptCheckpointWrote:
-    """Keyed tables and logs are read back as far as checkpoints are kept; of the rest that is said."""
+class TestRowsOfNoKeptCheckpoint:
+    """Keyed tables and logs are read back as far as checkpoints are kept; older rows are reported as such."""
 
     def unseen(self, job: Job, *arguments: str) -> dict[str, tuple[int | None, int | None]]:
-        """Return what the checkpoints say of such rows and what was found, per sink that has a line of them."""
+        """Return, per sink with such rows, their number by the checkpoints and in the target."""
         contents = [
             each for each in job.audit(*arguments)["sinks"] if each["epoch"] is None and each["sink"] != "added"
         ]
         assert {each["verdict"] for each in contents} <= {"not provable"}
         return {each["sink"]: (each["rows"], each["found"]) for each in contents}
 
-    def test_is_said_of_every_table_with_a_key_and_every_log(self, job: Job) -> None:
+    def test_are_reported_for_every_table_with_a_key_and_every_log(self, job: Job) -> None:
         job.run(20, 31, 7)
         assert self.unseen(job) == {}
         job.start_again(2, retention=Retention(2, 0, 100))
@@ -612,7 +614,7 @@ class TestAuditOfWhatNoKeptCheckpointWrote:
         assert all(rows is not None and rows > 0 for rows, _ in found.values())
         assert job.audit()["verdict"] == "proven in part"
 
-    def test_counts_rows_that_are_written_again_meanwhile_once(self, job: Job) -> None:
+    def test_do_not_include_rows_rewritten_since(self, job: Job) -> None:
         job.start_again(2, retention=Retention(2, 0, 100))
         job.run(20, 31)
         job.age()
@@ -620,19 +622,19 @@ class TestAuditOfWhatNoKeptCheckpointWrote:
         job.run(1)
         assert self.unseen(job)["all"][1] == words - 1
 
-    def test_is_said_also_where_all_of_it_is_gone(self, job: Job) -> None:
+    def test_are_reported_even_if_all_of_them_were_deleted(self, job: Job) -> None:
         job.start_again(2, retention=Retention(2, 0, 100))
         job.run(20, 31)
         job.age()
         job.sql("DELETE FROM totals")
         assert self.unseen(job)["all"][1] == 0
 
-    def test_is_said_of_rows_that_somebody_put_there(self, job: Job) -> None:
+    def test_include_rows_inserted_by_others(self, job: Job) -> None:
         job.run(20, 31)
         job.sql("INSERT INTO totals VALUES ('zz', 1, 1)")
         assert self.unseen(job) == {"all": (0, 1)}
 
-    def test_is_not_asked_where_some_checkpoints_are_chosen(self, job: Job) -> None:
+    def test_are_not_counted_for_a_selection_of_checkpoints(self, job: Job) -> None:
         job.run(20, 31)
         job.sql("INSERT INTO totals VALUES ('zz', 1, 1)")
         newest = str(job.audit()["epochs"][-1]["epoch"])

@@ -50,7 +50,7 @@ class TestList:
         assert [line.split()[0] for line in ended.out.splitlines()] == ["epoch", "6", "9"]
         assert "newest 2 of 3" in ended.err
 
-    def test_less_than_one_is_refused(self, holdfast: Holdfast, job: History) -> None:
+    def test_a_count_below_one_is_refused(self, holdfast: Holdfast, job: History) -> None:
         assert holdfast("checkpoints", "list", "hot", "--last", "0").status == 2
 
     def test_a_job_without_checkpoints_has_an_empty_list(self, holdfast: Holdfast, history: Begin) -> None:
@@ -86,7 +86,7 @@ class TestShow:
         assert "the nearest: 6 and 9" in ended.err
 
     @pytest.mark.parametrize("epoch", ["last", "-1x", "1.5"])
-    def test_what_is_no_epoch_is_refused(self, holdfast: Holdfast, job: History, epoch: str) -> None:
+    def test_an_argument_that_is_no_epoch_is_refused(self, holdfast: Holdfast, job: History, epoch: str) -> None:
         ended = holdfast("checkpoints", "show", "hot", "--", epoch)
         assert ended.status == 2
         assert "is neither an epoch nor a savepoint" in ended.err
@@ -99,7 +99,7 @@ class TestShow:
 
 
 class TestVerify:
-    def test_what_is_whole_is_said_to_be(self, holdfast: Holdfast, job: History) -> None:
+    def test_undamaged_checkpoints_are_reported_as_undamaged(self, holdfast: Holdfast, job: History) -> None:
         ended = holdfast("checkpoints", "verify", "hot", "--json")
         assert ended.status == 0
         assert ended.json | {"bytes": 0} == {
@@ -136,7 +136,7 @@ class TestVerify:
         [broken] = holdfast("checkpoints", "verify", "hot", "--json").json["damaged"]
         assert (broken["kind"], broken["path"], broken["epochs"]) == ("manifest", path, [6])
 
-    def test_a_segment_with_the_right_hash_must_still_unseal(self, holdfast: Holdfast, job: History) -> None:
+    def test_a_segment_with_the_right_hash_must_also_be_readable(self, holdfast: Holdfast, job: History) -> None:
         job.checkpoint(10, torn=True)
         ended = holdfast("checkpoints", "verify", "hot", "--epoch", "10", "--json")
         assert ended.status == 4
@@ -160,21 +160,21 @@ class TestVerify:
             ],
         )
 
-    def test_without_a_checkpoint_nothing_is_called_whole(self, holdfast: Holdfast, history: Begin) -> None:
+    def test_a_job_without_a_checkpoint_has_nothing_to_verify(self, holdfast: Holdfast, history: Begin) -> None:
         history("new")
         ended = holdfast("checkpoints", "verify", "new")
         assert (ended.status, ended.out) == (0, "new: there is no checkpoint to verify yet\n")
 
 
-class TestALogThatWasCutShort:
+class TestTruncatedLog:
     @pytest.fixture
     def cut(self, job: History) -> History:
-        """The newest two records are gone, their objects are not."""
+        """The newest two records are missing, their objects are not."""
         for path in job.store.list("log")[-2:]:
             job.store.delete(path)
         return job
 
-    def test_is_damage_with_the_proof_and_the_way_out(self, holdfast: Holdfast, cut: History) -> None:
+    def test_is_damage_with_evidence_and_the_next_step(self, holdfast: Holdfast, cut: History) -> None:
         ended = holdfast("checkpoints", "verify", "hot")
         assert ended.status == 4
         assert ended.out.count("the job log was cut short: manifests/00000001/") == 2
@@ -182,7 +182,7 @@ class TestALogThatWasCutShort:
         assert "belongs to an epoch after 5, the last one in the log" in ended.out
         assert "holdfast rewind JOB.py --to-epoch 5" in ended.err
 
-    def test_has_whole_checkpoints_nevertheless(self, holdfast: Holdfast, cut: History) -> None:
+    def test_can_have_undamaged_checkpoints(self, holdfast: Holdfast, cut: History) -> None:
         shown = holdfast("checkpoints", "verify", "hot", "--json").json
         assert {each["kind"] for each in shown["damaged"]} == {"log"}
         assert shown["newest_whole_epoch"] == 5
@@ -192,13 +192,13 @@ class TestALogThatWasCutShort:
             read_whole_log("hot", cut.store, cut.repository)
         assert "not started" in refused.value.not_done
 
-    def test_that_is_gone_is_no_new_job(self, cut: History) -> None:
+    def test_that_is_missing_is_not_a_new_job(self, cut: History) -> None:
         for path in cut.store.list("log"):
             cut.store.delete(path)
         with pytest.raises(Damaged, match="manifests/00000001/ has 3 objects; the log ends at generation 0"):
             read_whole_log("hot", cut.store, cut.repository)
 
-    def test_is_known_from_what_its_driver_said_last(self, job: History) -> None:
+    def test_is_detected_from_the_last_status_of_its_driver(self, job: History) -> None:
         job.live(checkpoint={"epoch": 12})
         with pytest.raises(Damaged, match="live.json names generation 1 and epoch 12; the log ends at 1 and 9"):
             read_whole_log("hot", job.store, job.repository)
@@ -206,10 +206,10 @@ class TestALogThatWasCutShort:
     @pytest.mark.parametrize(
         "said", [b"[]", b"{", b"null", b'{"generation": null}', b'{"generation": 1, "checkpoint": []}', b"[" * 100_000]
     )
-    def test_is_not_known_from_what_nobody_understands(self, job: History, said: bytes) -> None:
+    def test_is_not_inferred_from_an_unreadable_status(self, job: History, said: bytes) -> None:
         job.store.put("live.json", said)
         assert read_whole_log("hot", job.store, job.repository) == job.repository.read_log()
 
-    def test_is_not_known_from_another_job(self, job: History) -> None:
+    def test_is_not_inferred_from_the_status_of_another_job(self, job: History) -> None:
         job.live(checkpoint={"epoch": 12}, job_uuid="another")
         assert read_whole_log("hot", job.store, job.repository) == job.repository.read_log()

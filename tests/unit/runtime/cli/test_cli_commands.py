@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Begin = Callable[[str], History]
 
 
-def began_anew(root: Path, history: Begin) -> Stored:
+def with_log_start(root: Path, history: Begin) -> Stored:
     """A job with the savepoints `old` and `new`; of its log only what cannot be pruned is left, and a `LogStart`."""
     job = history("hot")
     for epoch, name in ((5, "old"), (6, None), (7, "new")):
@@ -71,7 +71,7 @@ def three_parts(ended: Ended, status: int) -> str:
 
 
 class TestEvents:
-    def test_starts_restarts_savepoints_and_ends_are_listed_with_cause_and_duration(
+    def test_starts_restarts_savepoints_and_ends_have_cause_and_duration(
         self, holdfast: Holdfast, history: Begin
     ) -> None:
         job = history("hot")
@@ -93,7 +93,7 @@ class TestEvents:
         assert shown[2]["duration_ms"] is None  # only its driver would know
         assert shown[3]["duration_ms"] == 0
 
-    def test_a_start_that_skips_numbers_says_where_epochs_go_on_and_why(
+    def test_a_start_that_skips_numbers_reports_the_next_epoch_and_the_reason(
         self, holdfast: Holdfast, history: Begin
     ) -> None:
         job = history("hot")
@@ -120,11 +120,11 @@ class TestEvents:
         assert holdfast("events", "hot", "--all", "--json", "--last", "1").json[0]["event"] == "checkpoint"
         assert "these are the newest 1 of 3" in holdfast("events", "hot", "--all", "--last", "1").err
 
-    def test_what_is_pruned_is_told_as_far_as_the_log_still_knows(
+    def test_pruned_events_are_listed_as_far_as_the_log_start_holds_them(
         self, holdfast: Holdfast, history: Begin, root: Path
     ) -> None:
         """P7"""
-        began_anew(root, history)
+        with_log_start(root, history)
         shown = holdfast("events", "hot", "--all", "--json").json
         assert [(each["event"], each["epoch"], each["savepoint"]) for each in shown] == [
             ("created", None, None),
@@ -138,14 +138,14 @@ class TestEvents:
         assert {each["seq"] for each in shown} == {None}
         assert "old" in holdfast("events", "hot").out
 
-    def test_nothing_to_list_is_wrong_use(self, holdfast: Holdfast, history: Begin) -> None:
+    def test_a_count_of_zero_and_an_unknown_job_are_wrong_use(self, holdfast: Holdfast, history: Begin) -> None:
         history("hot")
         assert "--last is 0" in three_parts(holdfast("events", "hot", "--last", "0"), 2)
         assert "no job 'cold'" in three_parts(holdfast("events", "cold"), 2)
 
 
 class TestExplain:
-    def test_a_silent_driver_comes_with_the_next_step(self, holdfast: Holdfast, history: Begin) -> None:
+    def test_a_silent_driver_is_reported_with_the_next_step(self, holdfast: Holdfast, history: Begin) -> None:
         history("hot").live(at_us=time.time_ns() // 1000 - 60_000_000)
         ended = holdfast("explain", "hot")
         assert ended.status == 0
@@ -159,7 +159,7 @@ class TestExplain:
         assert (shown["job"], shown["state"]) == ("hot", "running")
         assert [(each["code"], each["problem"]) for each in shown["findings"]] == [("sink_error", True)]
 
-    def test_a_run_that_was_ended_at_once_is_stopped(self, holdfast: Holdfast, history: Begin) -> None:
+    def test_a_run_that_was_ended_immediately_is_stopped(self, holdfast: Holdfast, history: Begin) -> None:
         history("hot").live("stopped", reason="it was ended immediately, without a last checkpoint", at_us=1)
         assert holdfast("status", "hot", "--json").json["state"] == "stopped"
         assert "ended immediately" in holdfast("explain", "hot").out
@@ -179,13 +179,13 @@ class TestSavepoint:
         assert holdfast("checkpoints", "show", "hot", "v1", "--json").json["epoch"] == 6
         assert holdfast("status", "hot", "--json").json["state"] == "stopped"
 
-    def test_a_finished_job_too(self, holdfast: Holdfast, history: Begin) -> None:
+    def test_the_last_checkpoint_of_a_finished_job_gets_the_name(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot")
         job.checkpoint(5)
         job.finish()
         assert holdfast("savepoint", "hot", "v1").out == "hot: savepoint v1 is epoch 5\n"
 
-    def test_a_running_job_is_asked(self, holdfast: Holdfast, history: Begin) -> None:
+    def test_a_running_job_receives_a_request(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot").live()
         job.checkpoint(5)
 
@@ -202,12 +202,12 @@ class TestSavepoint:
             shown = holdfast("savepoint", "hot", "v1", "--json").json
         assert (shown["epoch"], shown["taken"], shown["state"]) == (5, True, "running")
 
-    def test_what_the_driver_refuses_is_refused(self, holdfast: Holdfast, history: Begin) -> None:
+    def test_a_refusal_by_the_driver_is_refused(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot").live()
         with driver(job, lambda _: {"accepted": False, "reason": "the run is over"}):
             assert "the run is over" in three_parts(holdfast("savepoint", "hot", "v1"), 2)
 
-    def test_what_the_driver_accepts_and_refuses_as_its_run_ends_is_refused(
+    def test_a_request_refused_at_the_end_of_its_run_is_refused(
         self, holdfast: Holdfast, history: Begin, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         history("hot").live()
@@ -221,7 +221,7 @@ class TestSavepoint:
         what = three_parts(holdfast("savepoint", "hot", "v1", "--timeout", "0ms"), 5)
         assert "no driver has answered" in what
 
-    def test_a_name_is_given_once(self, holdfast: Holdfast, history: Begin) -> None:
+    def test_a_name_can_be_given_only_once(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot")
         job.checkpoint(5)
         job.stop()
@@ -231,21 +231,21 @@ class TestSavepoint:
         assert holdfast("checkpoints", "list", "hot", "--json").json[0]["name"] == "v1, v2"
 
     @pytest.mark.parametrize("name", ["", "7", "a b", "../x", "-x", "latest", "x" * 101])
-    def test_a_name_that_is_none_is_refused(self, holdfast: Holdfast, history: Begin, name: str) -> None:
+    def test_an_invalid_name_is_refused(self, holdfast: Holdfast, history: Begin, name: str) -> None:
         history("hot").checkpoint(5)
         assert holdfast("savepoint", "hot", "--", name).status == 2
 
-    def test_a_job_without_a_checkpoint_has_none_to_name(self, holdfast: Holdfast, root: Path) -> None:
+    def test_a_job_without_a_checkpoint_has_nothing_to_name(self, holdfast: Holdfast, root: Path) -> None:
         from tests.unit.runtime.cli.conftest import NOW_US, History
 
         History(root, "hot").create().start(at_us=NOW_US - 60_000_000)
         assert "has not completed a checkpoint" in three_parts(holdfast("savepoint", "hot", "v1"), 2)
 
-    def test_the_checkpoint_is_shown_and_whole_after_others_expired(self, holdfast: Holdfast, root: Path) -> None:
+    def test_the_savepoint_is_listed_and_undamaged_after_others_expired(self, holdfast: Holdfast, root: Path) -> None:
         """P16"""
         from tests.unit.runtime.cli.conftest import NOW_US, History
 
-        # Begun long ago: a job that began just now might run, and then the command asks its driver.
+        # Started long ago: a job that started just now might be running, and the command would send it a request.
         job = History(root, "hot").create().start(at_us=NOW_US - 60_000_000)
         job.checkpoint(5)
         assert holdfast("savepoint", "hot", "v1").status == 0
@@ -284,13 +284,15 @@ class TestSavepoint:
 
 class TestWaysToStop:
     @pytest.mark.parametrize(("flag", "how"), [("--finish", "finish"), ("--now", "now")])
-    def test_the_request_says_how(self, holdfast: Holdfast, history: Begin, flag: str, how: str) -> None:
+    def test_the_request_contains_the_kind_of_stop(
+        self, holdfast: Holdfast, history: Begin, flag: str, how: str
+    ) -> None:
         job = history("hot").live()
         holdfast("stop", "hot", flag, "--timeout", "0ms")
         [request] = Inbox(job.store).poll()
         assert (request.kind, request.args) == ("stop", {"how": how})
 
-    def test_now_ends_when_the_driver_says_so(self, holdfast: Holdfast, history: Begin) -> None:
+    def test_stop_now_ends_when_the_driver_reports_the_end(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot").live()
         job.checkpoint(5)
 
@@ -303,19 +305,19 @@ class TestWaysToStop:
         assert (ended.status, ended.out) == (0, "hot: stopped at epoch 5\n")
         assert "no last checkpoint was taken" in ended.err
 
-    def test_a_refusal_of_the_driver_is_told(self, holdfast: Holdfast, history: Begin) -> None:
+    def test_a_refusal_by_the_driver_is_reported(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot").live()
         with driver(job, lambda _: {"accepted": False, "reason": "the job is already stopping"}):
             assert "already stopping" in three_parts(holdfast("stop", "hot", "--finish"), 2)
 
-    def test_a_job_that_does_not_run_cannot_be_finished(self, holdfast: Holdfast, history: Begin) -> None:
+    def test_a_job_that_is_not_running_cannot_be_finished(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot")
         job.checkpoint(5)
         job.stop()
         assert "only a run can finish it" in three_parts(holdfast("stop", "hot", "--finish"), 2)
         assert holdfast("stop", "hot", "--now").status == 0
 
-    def test_a_finished_one_is_left_alone(self, holdfast: Holdfast, history: Begin) -> None:
+    def test_a_finished_job_needs_no_stop(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot")
         job.checkpoint(5)
         job.finish()
@@ -332,18 +334,18 @@ class TestRunFrom:
         name_last(open_job(str(root), "hot"), "new", "x", 1)
         return open_job(str(root), "hot").job
 
-    def test_the_last_checkpoint_is_where_a_run_goes_on_anyway(self, root: Path, history: Begin) -> None:
+    def test_a_run_can_start_from_the_last_checkpoint(self, root: Path, history: Begin) -> None:
         check_from("hot", self.job(root, history), "new")
 
-    def test_it_may_be_in_a_log_that_began_anew(self, root: Path, history: Begin) -> None:
-        check_from("hot", began_anew(root, history).job, "new")
+    def test_the_savepoint_may_be_recorded_in_a_log_start(self, root: Path, history: Begin) -> None:
+        check_from("hot", with_log_start(root, history).job, "new")
 
-    def test_going_back_needs_a_rewind_first(self, root: Path, history: Begin) -> None:
+    def test_an_older_savepoint_needs_a_rewind_first(self, root: Path, history: Begin) -> None:
         with pytest.raises(Exception, match="has moved on since"):
             check_from("hot", self.job(root, history), "old")
 
     @pytest.mark.parametrize("started", [True, False])
-    def test_a_savepoint_that_is_none_is_refused(self, root: Path, history: Begin, started: bool) -> None:
+    def test_an_unknown_savepoint_is_refused(self, root: Path, history: Begin, started: bool) -> None:
         job = self.job(root, history) if started else None
         with pytest.raises(Exception, match="has no savepoint 'v9'"):
             check_from("hot", job, "v9")
@@ -369,7 +371,7 @@ class TestCompletion:
             ("completion z", "zsh"),
         ],
     )
-    def test_bash_completes_what_was_begun(self, holdfast: Holdfast, typed: str, offered: str) -> None:
+    def test_bash_completes_partial_words(self, holdfast: Holdfast, typed: str, offered: str) -> None:
         script = holdfast("completion", "bash").out
         words = f"holdfast {typed}".split()
         ask = f'COMP_WORDS=({" ".join(words)}); COMP_CWORD={len(words) - 1}; _holdfast; echo "${{COMPREPLY[*]}}"'

@@ -52,7 +52,7 @@ def parse(line: Any) -> Word:
 
 
 class Job:
-    """A job with a log of lines, and what it left in other logs."""
+    """A job with a log of lines, and its output in other logs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -72,7 +72,7 @@ class Job:
         return app
 
     def run(self, parallelism: int = 2, crash: bool = False, sink: Any = None) -> None:
-        """Go on where the job stood, with another parallelism perhaps, until all that was said is delivered."""
+        """Resume the job, possibly with another parallelism, until all output is delivered."""
         app = self.plan(sink)
         started: Prepared = prepare(app.plan(), resolve(app))
         plan: Plan = started.plan
@@ -113,8 +113,8 @@ HoldfastRun = Callable[..., "Ended"]
 SAID: Counter[Row] = Counter([(0, "plain"), (None, "lost"), (2, "loud!"), (3, "plain"), (4, "louder!")])
 
 
-class TestTheDeadLettersOfAJob:
-    def test_are_in_the_log_once_each_through_crashes_and_another_parallelism(self, job: Job) -> None:
+class TestDeadLettersOfAJob:
+    def test_are_in_the_log_once_each_after_crashes_and_a_rescale(self, job: Job) -> None:
         job.run(crash=True)
         job.say(0, (5, "loudest!"), (None, None))
         job.run(parallelism=3, crash=True)
@@ -126,7 +126,7 @@ class TestTheDeadLettersOfAJob:
 
 
 class TestDlqList:
-    def test_shows_what_happened_and_the_record(self, job: Job, holdfast: HoldfastRun) -> None:
+    def test_shows_the_error_and_the_record(self, job: Job, holdfast: HoldfastRun) -> None:
         job.run()
         ended = holdfast("dlq", "list", "words", "--json")
         assert ended.status == 0 and ended.json["total"] == 5
@@ -144,20 +144,20 @@ class TestDlqList:
         assert "map on stream" not in ended.out, "the operator has its own column"
         assert "shortened errors and records end with …; whole ones: --json" in ended.err
 
-    def test_the_limit_is_said(self, job: Job, holdfast: HoldfastRun) -> None:
+    def test_the_limit_is_reported(self, job: Job, holdfast: HoldfastRun) -> None:
         job.run()
         ended = holdfast("dlq", "list", "words", "--limit", "2")
         assert len(ended.out.splitlines()) == 3
         assert "2 of 5 shown" in ended.err
 
-    def test_a_job_without_a_dlq_is_told_how_to_get_one(
+    def test_a_job_without_a_dlq_is_refused_with_the_way_to_declare_one(
         self, history: Callable[[str], Any], holdfast: HoldfastRun
     ) -> None:
         history("plain")
         ended = holdfast("dlq", "list", "plain")
         assert ended.status == 2 and "has not run with a dead letter queue" in ended.err
 
-    def test_dead_letters_that_are_in_no_log_are_left_to_other_tools(self, job: Job, holdfast: HoldfastRun) -> None:
+    def test_dead_letters_outside_a_log_are_left_to_other_tools(self, job: Job, holdfast: HoldfastRun) -> None:
         job.run(sink=hf.SQLite(job.folder / "x.db", "dead"), crash=True)
         with closing(sqlite3.connect(job.folder / "x.db")) as db:
             found = db.execute('SELECT operator, "offset", raw FROM dead WHERE partition = 0 ORDER BY 1').fetchall()
@@ -183,7 +183,7 @@ class TestDlqRedrive:
         assert shown.status == 3 and not shown.json["applied"]
         assert job.lines() == SAID
 
-    def test_the_command_that_it_names_finds_the_same_job(self, job: Job, holdfast: HoldfastRun) -> None:
+    def test_the_command_in_the_plan_finds_the_same_job(self, job: Job, holdfast: HoldfastRun) -> None:
         job.run()
         moved = job.folder / "another root"
         (job.folder / "root").rename(moved)
@@ -195,7 +195,7 @@ class TestDlqRedrive:
         assert holdfast(*command[1:]).status == 0
         assert {row["text"] for row in job.rows("mended")} == {"lost", "loud!", "louder!"}
 
-    def test_appends_each_source_record_once_as_it_was_and_then_offers_nothing(
+    def test_appends_each_source_record_unchanged_once_and_then_offers_none(
         self, job: Job, holdfast: HoldfastRun
     ) -> None:
         job.run()
@@ -205,7 +205,7 @@ class TestDlqRedrive:
         assert holdfast("dlq", "redrive", "words", "--apply").status == 0
         assert job.lines() == again
 
-    def test_what_fails_again_is_a_new_dead_letter(self, job: Job, holdfast: HoldfastRun) -> None:
+    def test_a_record_that_fails_again_is_a_new_dead_letter(self, job: Job, holdfast: HoldfastRun) -> None:
         job.run()
         holdfast("dlq", "redrive", "words", "--apply")
         job.run()
@@ -313,10 +313,10 @@ class Letters:
 EACH_ONCE = Counter([0, 1, 2, 100, 101, 102])
 
 
-class TestARedriveThatIsKilled:
+class TestKilledRedrive:
     @pytest.mark.parametrize("done", [False, True])
     @pytest.mark.parametrize("writes", range(11))
-    def test_and_repeated_appends_every_record_once(self, tmp_path: Path, writes: int, done: bool) -> None:
+    def test_appends_every_record_once_when_repeated(self, tmp_path: Path, writes: int, done: bool) -> None:
         letters = Letters(tmp_path)
         try:
             letters.redrive(Mortal(tmp_path / "lines", writes, done)).apply()
@@ -324,12 +324,12 @@ class TestARedriveThatIsKilled:
             letters.redrive().apply()
         assert letters.appended() == EACH_ONCE
 
-    def test_had_something_left_to_do_at_every_point(self, tmp_path: Path) -> None:
+    def test_has_records_left_at_every_tested_point(self, tmp_path: Path) -> None:
         for writes in range(11):
             with pytest.raises(Killed):
                 Letters(tmp_path / str(writes)).redrive(Mortal(tmp_path / str(writes) / "lines", writes, False)).apply()
 
-    def test_while_another_one_runs_appends_nothing_twice(self, tmp_path: Path) -> None:
+    def test_appends_nothing_twice_beside_another_redrive(self, tmp_path: Path) -> None:
         letters = Letters(tmp_path)
         first = letters.redrive()
 
@@ -346,14 +346,14 @@ class TestARedriveThatIsKilled:
         letters.redrive().apply()
         assert letters.appended() == EACH_ONCE + Counter([3, 103])
 
-    def test_a_log_of_something_else_is_no_dlq(self, tmp_path: Path) -> None:
+    def test_a_log_with_other_content_is_no_dlq(self, tmp_path: Path) -> None:
         letters = Letters(tmp_path)
         with pytest.raises(ConfigError, match="does not hold dead letters"):
             Redrive("lines", letters.lines, letters.lines, None)
 
 
-class TestARecordWithSeveralLetters:
-    def test_comes_back_with_the_first_letter_that_has_it(self, tmp_path: Path) -> None:
+class TestRecordWithSeveralDeadLetters:
+    def test_is_redriven_from_the_first_dead_letter_that_contains_it(self, tmp_path: Path) -> None:
         letters = Letters(tmp_path)
         changed = encode_row(pa.RecordBatch.from_pylist([{"number": 70, "text": "changed"}], LINES))
         record = encode_row(pa.RecordBatch.from_pylist([{"number": 7, "text": "x"}], LINES))
@@ -369,7 +369,7 @@ class TestARecordWithSeveralLetters:
         redrive.apply()
         assert letters.appended() == EACH_ONCE + Counter([7])
 
-    def test_that_its_log_does_not_have_is_refused(self, tmp_path: Path) -> None:
+    def test_that_its_source_log_lacks_is_refused(self, tmp_path: Path) -> None:
         letters = Letters(tmp_path)
         row = {"operator": "m", "source": "lines", "partition": 0, "offset": 0, "error": "e", "form": "row"}
         create_log(LocalObjects(tmp_path / "dead2"), DEAD_LETTERS, partitions=1)
@@ -379,8 +379,8 @@ class TestARecordWithSeveralLetters:
         assert list(count.unfit) == ["the source's log ends before the record; it is not the log that the job has read"]
 
 
-class TestAnAppendThatFollowsATag:
-    def test_is_made_only_if_the_writer_stands_there(self, tmp_path: Path) -> None:
+class TestConditionalAppend:
+    def test_succeeds_only_if_the_writer_is_at_the_expected_tag(self, tmp_path: Path) -> None:
         create_log(LocalObjects(tmp_path), LINES, partitions=1)
         writer, rows = LogWriter(LocalObjects(tmp_path)), pa.Table.from_pylist([{"number": 1, "text": ""}], LINES)
         one, two, three = (Tag(Timeline(1), Epoch(epoch)) for epoch in (1, 2, 3))

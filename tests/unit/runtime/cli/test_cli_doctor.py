@@ -1,4 +1,4 @@
-"""`holdfast doctor`: each check looks at the real thing, says what to do, and leaves nothing behind."""
+"""`holdfast doctor`: each check examines the real system, names the next step, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from holdfast.runtime.cli.start import doctor, doctor_cluster
 
 
 class TestStorage:
-    def test_a_root_that_works_is_left_as_it_was(self, tmp_path: Path) -> None:
+    def test_a_working_root_is_not_changed(self, tmp_path: Path) -> None:
         assert {check.state for check in doctor.storage(str(tmp_path))} <= {"ok", "warn"}
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_root_that_did_not_exist_does_not_exist_afterwards(self, tmp_path: Path) -> None:
+    def test_a_missing_root_is_not_left_behind(self, tmp_path: Path) -> None:
         assert next(doctor.storage(str(tmp_path / "root"))).state == "ok"
         list(doctor.storage(str(tmp_path / "root")))
         assert not (tmp_path / "root").exists()
@@ -61,17 +61,17 @@ class TestMachine:
 
 
 class TestPackages:
-    def test_what_is_written_in_other_languages_is_imported(self) -> None:
+    def test_native_packages_are_imported(self) -> None:
         assert [check.name for check in doctor.packages()] == list(doctor.PACKAGES)
 
 
 class TestRootAccess:
-    def test_a_root_that_others_may_write_to_is_a_warning(self, tmp_path: Path) -> None:
+    def test_a_root_writable_by_others_is_a_warning(self, tmp_path: Path) -> None:
         tmp_path.chmod(0o777)
         [check] = [check for check in doctor.storage(str(tmp_path)) if check.name == "root access"]
         assert check.state == "warn" and "everyone" in check.found
 
-    def test_a_root_of_ones_own_is_none(self, tmp_path: Path) -> None:
+    def test_a_root_writable_only_by_its_owner_is_no_warning(self, tmp_path: Path) -> None:
         tmp_path.chmod(0o755)
         [check] = [check for check in doctor.storage(str(tmp_path)) if check.name == "root access"]
         assert check.state == "ok"
@@ -83,30 +83,30 @@ class TestCluster:
 
     @pytest.fixture(autouse=True)
     def reached(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """No name is looked up; tests/unit/runtime/spark/test_reach.py connects."""
+        """No host name is resolved; tests/unit/runtime/spark/test_reach.py connects."""
         monkeypatch.setattr(doctor_cluster, "unreached", lambda master: None)
 
     def states(self, master: str | None, environment: dict[str, str], reported: dict[str, str]) -> dict[str, str]:
         return {check.name: check.state for check in doctor_cluster.cluster(master, environment, reported)}
 
-    def test_nothing_is_asked_of_a_job_on_this_machine(self) -> None:
+    def test_a_job_on_this_machine_needs_no_cluster_settings(self) -> None:
         assert self.states(None, {}, {}) == {"spark traffic": "ok"}
         assert self.states("local[4]", {}, {}) == {"spark traffic": "ok"}
 
-    def test_spark_traffic_that_nobody_authenticates_is_a_warning(self) -> None:
+    def test_unauthenticated_spark_traffic_is_a_warning(self) -> None:
         assert self.states("spark://host:7077", {}, {}) == self.REACHED | {"spark traffic": "warn", "streams": "ok"}
         [check, _] = doctor_cluster.cluster("yarn", {}, {"spark.authenticate": "true"})
         assert check.state == "warn" and check.next and "spark.network.crypto.enabled=true" in check.next
 
-    def test_streams_in_the_clear_are_a_warning(self) -> None:
+    def test_unencrypted_streams_are_a_warning(self) -> None:
         assert self.states("yarn", {"HOLDFAST_TLS": "off"}, self.SAFE) == {"spark traffic": "ok", "streams": "warn"}
 
-    def test_the_master_is_looked_for_where_a_run_looks(self) -> None:
+    def test_the_master_is_resolved_as_in_a_run(self) -> None:
         assert self.states(None, {"HOLDFAST_MASTER": "yarn"}, self.SAFE) == {"spark traffic": "ok", "streams": "ok"}
         found = self.states(None, {}, {"spark.master": "spark://h:1"})
         assert found == self.REACHED | {"spark traffic": "warn", "streams": "ok"}
 
-    def test_sparks_own_file_is_read_as_spark_reads_it(self, tmp_path: Path) -> None:
+    def test_spark_defaults_conf_is_read_as_spark_reads_it(self, tmp_path: Path) -> None:
         (tmp_path / "spark-defaults.conf").write_text(
             "# a comment\n\nspark.master   spark://h:1\nspark.authenticate=true\n  spark.x = a b \n"
         )

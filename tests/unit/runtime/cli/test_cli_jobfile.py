@@ -1,4 +1,4 @@
-"""A job's file is executed without its main part, and what is wrong with it is said plainly."""
+"""A job's file is executed without its main block, and its errors are reported with their place."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def write(tmp_path: Path) -> Write:
 
 
 class TestChangedCode:
-    def test_is_read_also_where_time_and_size_of_the_file_say_nothing_of_it(
+    def test_is_read_even_if_time_and_size_of_the_file_are_unchanged(
         self, write: Write, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Python takes bytecode on disk for that of a file of the same second and size."""
@@ -67,7 +67,7 @@ class TestLoad:
     def test_the_app_of_the_file_is_found(self, write: Write) -> None:
         assert load(write(APP)).name == "hot"
 
-    def test_the_main_part_is_not_run(self, write: Write) -> None:
+    def test_the_main_block_is_not_run(self, write: Write) -> None:
         assert load(write(APP + '\nif __name__ == "__main__":\n    raise SystemExit(3)\n')).name == "hot"
 
     def test_a_module_beside_the_file_can_be_imported(self, write: Write, tmp_path: Path) -> None:
@@ -92,31 +92,31 @@ class TestLoad:
             (APP + "\napp.main()\n", "runs its app as soon as it is imported"),
         ],
     )
-    def test_what_is_wrong_is_said_with_its_place(self, write: Write, code: str, says: str) -> None:
+    def test_an_error_is_reported_with_its_location(self, write: Write, code: str, says: str) -> None:
         with pytest.raises(ConfigError) as refused:
             load(write(code))
         assert says in refused.value.what
         assert refused.value.not_done == "the job was not loaded and nothing was started"
 
-    def test_a_place_that_python_does_not_know_is_left_out(self, write: Write) -> None:
+    def test_an_unknown_location_is_left_out(self, write: Write) -> None:
         with pytest.raises(ConfigError, match="cannot be loaded: .*null bytes") as refused:
             load(write("\0"))
         assert "None" not in refused.value.what
 
-    def test_an_empty_path_is_told_apart_from_the_current_folder(self) -> None:
+    def test_an_empty_path_is_not_the_current_folder(self) -> None:
         with pytest.raises(ConfigError, match="path of the job's file is empty"):
             load("")
 
-    def test_an_error_of_the_apps_own_keeps_its_words(self, write: Write) -> None:
+    def test_an_error_raised_by_the_app_keeps_its_message(self, write: Write) -> None:
         with pytest.raises(ConfigError, match="cannot be the name of an app"):
             load(write('import holdfast as hf\napp = hf.App("NOT A NAME")'))
 
-    def test_an_unknown_app_lists_those_of_the_file(self, write: Write) -> None:
+    def test_an_unknown_app_is_refused_with_the_apps_of_the_file(self, write: Write) -> None:
         with pytest.raises(ConfigError, match="builds no app 'cold': hot"):
             load(write(APP), "cold")
 
     @pytest.mark.parametrize("path", ["no-such-file.py", "hot", "."])
-    def test_what_is_no_file_is_refused(self, path: str, tmp_path: Path) -> None:
+    def test_a_path_that_is_no_file_is_refused(self, path: str, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="is (not a file|a folder)"):
             load(str(tmp_path / path))
 

@@ -36,13 +36,13 @@ def log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 
 
 class TestCompact:
-    def test_it_says_what_it_did_per_partition(self, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_text_reports_each_partition(self, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert run("compact", log, *NOW) == 0
         shown = capsys.readouterr().out
         assert f"{log} compacted: 3 of 6 records" in shown
         assert "partition 0: 6 -> 3 records" in shown and "1 tombstone kept, 0 newer offsets untouched" in shown
 
-    def test_with_json_it_says_so_in_json(self, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_json_reports_each_partition(self, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
         run("compact", log, *NOW, "--json")
         shown = json.loads(capsys.readouterr().out)
         (part,) = shown.pop("partitions")
@@ -58,7 +58,7 @@ class TestCompact:
             "untouched",
         }
 
-    def test_a_dry_run_changes_nothing_and_says_so_by_its_status(
+    def test_a_dry_run_changes_nothing_and_exits_with_status_3(
         self, log: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         before = sorted(log.rglob("*"))
@@ -66,13 +66,13 @@ class TestCompact:
         assert "would leave 3 of 6 records" in capsys.readouterr().out
         assert sorted(log.rglob("*")) == before
 
-    def test_by_default_the_last_hour_stays_as_it_is(self, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_last_hour_is_not_compacted_by_default(self, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert run("compact", log) == 0
         shown = capsys.readouterr()
         assert "nothing to compact" in shown.out and "6 newer offsets untouched" in shown.out
         assert "--older-than" in shown.err
 
-    def test_tombstones_go_when_asked_to(self, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_tombstones_can_be_removed_immediately(self, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
         run("compact", log, *NOW, "--keep-tombstones", "0")
         capsys.readouterr()
         run("read", log, "--json")
@@ -84,7 +84,7 @@ class TestCompact:
         with pytest.raises(ConfigError, match="has no key"):
             run("compact", tmp_path / "plain")
 
-    def test_a_duration_that_is_none_is_refused(self, log: Path) -> None:
+    def test_an_invalid_duration_is_refused(self, log: Path) -> None:
         with pytest.raises(ConfigError, match="--older-than"):
             run("compact", log, "--older-than", "soon")
 
@@ -99,21 +99,17 @@ class TestReadingAfterwards:
     def offsets(self, capsys: pytest.CaptureFixture[str]) -> list[int]:
         return [json.loads(line)["offset"] for line in capsys.readouterr().out.splitlines()]
 
-    def test_read_shows_the_offsets_that_rows_always_had(
-        self, compacted: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_read_shows_the_original_offsets(self, compacted: Path, capsys: pytest.CaptureFixture[str]) -> None:
         run("read", compacted, "--json")
         assert self.offsets(capsys) == [1, 4, 5]
 
-    def test_an_offset_in_a_gap_shows_what_comes_next(
-        self, compacted: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_an_offset_in_a_gap_shows_the_next_row(self, compacted: Path, capsys: pytest.CaptureFixture[str]) -> None:
         run("read", compacted, "--json", "--partition", 0, "--offset", 2, "--limit", 1)
         shown = capsys.readouterr()
         assert json.loads(shown.out)["offset"] == 4 and "1 of 3 rows shown" in shown.err
 
     @pytest.mark.parametrize("lines", [0, 1, 2, 3, 9])
-    def test_tail_shows_as_many_old_rows_as_asked_for(
+    def test_tail_shows_the_requested_number_of_old_rows(
         self, compacted: Path, capsys: pytest.CaptureFixture[str], lines: int
     ) -> None:
         run("seal", compacted)
@@ -121,7 +117,7 @@ class TestReadingAfterwards:
         run("tail", compacted, "--json", "--lines", lines)
         assert self.offsets(capsys) == [1, 4, 5][max(0, 3 - lines) :]
 
-    def test_tail_counts_rows_that_were_appended_since(
+    def test_tail_counts_rows_appended_after_the_compaction(
         self, compacted: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
     ) -> None:
         (tmp_path / "more.jsonl").write_text('{"k": 7, "v": 1}\n')

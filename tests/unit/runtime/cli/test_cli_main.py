@@ -37,13 +37,13 @@ class TestHelp:
         assert all(f"\n    {command}" in ended.out for command in COMMANDS)
 
     @pytest.mark.parametrize("command", COMMANDS)
-    def test_every_command_shows_how_it_is_typed(self, holdfast: Holdfast, command: str) -> None:
+    def test_the_help_of_every_command_shows_an_example(self, holdfast: Holdfast, command: str) -> None:
         ended = holdfast(command, "--help")
         assert ended.status == 0
         assert f"examples:\n  holdfast {command}" in ended.out
 
     @pytest.mark.parametrize("command", COMMANDS)
-    def test_every_action_of_a_command_shows_how_it_is_typed_and_what_it_shows_can_be_typed(self, command: str) -> None:
+    def test_the_help_of_every_action_shows_an_example_that_parses(self, command: str) -> None:
         top = Parser(prog="holdfast")
         module_of(command).add_parser(top.add_subparsers())
         for parser in below(top):
@@ -52,7 +52,7 @@ class TestHelp:
             for line in examples:
                 top.parse_args(shlex.split(line)[1:])
 
-    def test_the_command_alone_shows_the_help_as_wrong_use(self, holdfast: Holdfast) -> None:
+    def test_holdfast_without_a_command_shows_the_help_as_wrong_use(self, holdfast: Holdfast) -> None:
         ended = holdfast()
         assert (ended.status, ended.out) == (2, "")
         assert "COMMAND" in ended.err
@@ -62,7 +62,7 @@ class TestHelp:
         assert ended.status == 0
         assert ended.out.startswith("holdfast ")
 
-    def test_the_help_of_run_says_what_records_are(self, holdfast: Holdfast) -> None:
+    def test_the_help_of_run_defines_records(self, holdfast: Holdfast) -> None:
         assert "sum of all next offsets" in holdfast("run", "--help").out
 
 
@@ -95,9 +95,7 @@ class TestWrongUse:
             ("doctor", "--fix"),
         ],
     )
-    def test_what_is_not_understood_is_refused_in_three_parts(
-        self, holdfast: Holdfast, arguments: tuple[str, ...]
-    ) -> None:
+    def test_invalid_arguments_are_refused_in_three_parts(self, holdfast: Holdfast, arguments: tuple[str, ...]) -> None:
         ended = holdfast(*arguments)
         assert (ended.status, ended.out) == (2, "")
         what, not_done, next_step = ended.err.splitlines()
@@ -115,13 +113,13 @@ class TestWrongUse:
             (("stop", "hot", "--soon"), "see holdfast stop --help"),
         ],
     )
-    def test_a_flag_that_does_not_exist_is_refused_by_its_own_command(
+    def test_an_unknown_flag_is_refused_by_its_own_command(
         self, holdfast: Holdfast, arguments: tuple[str, ...], next_step: str
     ) -> None:
         assert holdfast(*arguments).err.splitlines()[-1] == f"Next: {next_step}"
 
     @pytest.mark.parametrize("arguments", [("--root", "x", "status", "hot"), ("--json", "status", "hot")])
-    def test_a_flag_in_front_of_the_command_belongs_behind_it(
+    def test_a_flag_before_the_command_is_refused_with_its_place(
         self, holdfast: Holdfast, arguments: tuple[str, ...]
     ) -> None:
         ended = holdfast(*arguments)
@@ -172,7 +170,7 @@ class TestLoading:
         said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert said.stdout == "[]\n"
 
-    def test_importing_the_command_line_loads_no_arrow_either(self) -> None:
+    def test_importing_the_command_line_does_not_load_arrow(self) -> None:
         heavy = "{'pyspark', 'polars', 'pyarrow'}"
         code = f"import sys, holdfast.runtime.cli.main; print(sorted({heavy} & set(sys.modules)))"
         said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -32,7 +32,7 @@ class TestNew:
         assert ended.returncode == 0, ended.stdout
         assert "2 passed" in ended.stdout
 
-    def test_its_job_can_be_planned_and_its_log_holds_the_rows_of_the_file(self, tmp_path: Path) -> None:
+    def test_its_job_can_be_planned_and_its_log_contains_the_rows_of_the_file(self, tmp_path: Path) -> None:
         new.create(tmp_path / "north-sales")
         ended = python(tmp_path / "north-sales", "-m", "holdfast.runtime.cli.main", "plan", "job.py")
         assert ended.returncode == 0, ended.stderr
@@ -40,7 +40,7 @@ class TestNew:
         ends = LogReader(open_objects(str(tmp_path / "north-sales/data/sales"), writable=False)).end_offsets()
         assert sum(ends.values()) == len((tmp_path / "north-sales/data/sales.jsonl").read_text().splitlines())
 
-    def test_it_reports_what_to_do_next(
+    def test_the_command_reports_the_next_step(
         self, holdfast: Holdfast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
@@ -50,7 +50,7 @@ class TestNew:
 
 
 class TestRefusals:
-    def test_an_existing_folder_is_left_as_it_is(self, holdfast: Holdfast, tmp_path: Path) -> None:
+    def test_an_existing_folder_is_refused_and_not_changed(self, holdfast: Holdfast, tmp_path: Path) -> None:
         (tmp_path / "sales").mkdir()
         ended = holdfast("new", str(tmp_path / "sales"))
         assert ended.status == 2
@@ -58,13 +58,13 @@ class TestRefusals:
         assert list((tmp_path / "sales").iterdir()) == []
 
     @pytest.mark.parametrize("name", ["My Sales", "..", ""])
-    def test_a_name_that_no_job_can_have(self, holdfast: Holdfast, tmp_path: Path, name: str) -> None:
+    def test_an_invalid_job_name_is_refused(self, holdfast: Holdfast, tmp_path: Path, name: str) -> None:
         ended = holdfast("new", str(tmp_path / "below" / name) if name else "")
         assert ended.status == 2
         assert "cannot be the name of a job" in ended.err
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_parent_that_does_not_exist(self, holdfast: Holdfast, tmp_path: Path) -> None:
+    def test_a_missing_parent_folder_is_refused(self, holdfast: Holdfast, tmp_path: Path) -> None:
         ended = holdfast("new", str(tmp_path / "below/sales"))
         assert ended.status == 2
         assert f"{tmp_path / 'below'} does not exist" in ended.err

@@ -1,4 +1,4 @@
-"""Progress: totals that go on over restarts, rates over the last seconds, and unknown as unknown."""
+"""Progress: totals that continue over restarts, rates over the last seconds, and unknown values as unknown."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TestTally:
     def test_records_are_the_sum_of_the_next_offsets(self) -> None:
         assert Tally({}).take(status(700, 50), 0.0)["records_in"] == 750
 
-    def test_records_do_not_fall_back_while_a_recovery_reads_again(self) -> None:
+    def test_records_do_not_decrease_while_a_recovery_reads_again(self) -> None:
         tally = Tally({})
         tally.take(status(700, 50), 0.0)
         assert tally.take(status(600, 60), 1.0)["records_in"] == 760
@@ -40,11 +40,11 @@ class TestTally:
         tally.take(status(700, 50), 0.0)
         assert tally.records == 310
 
-    def test_before_anything_is_known_records_are_unknown(self) -> None:
+    def test_records_are_unknown_before_the_first_report(self) -> None:
         shown = Tally({}).take(status(), 0.0)
         assert (shown["records_in"], shown["records_per_s"], shown["lag"]) == (None, None, None)
 
-    def test_an_offset_that_is_not_decided_yet_is_unknown(self) -> None:
+    def test_an_offset_that_is_not_decided_yet_gives_unknown_records(self) -> None:
         assert Tally({}).take(status(-1), 0.0)["records_in"] is None
 
     def test_the_rate_is_that_of_the_last_seconds(self) -> None:
@@ -53,44 +53,44 @@ class TestTally:
             rate = tally.take(status(1_000 * second if second < 10 else 10_000), float(second))["records_per_s"]
         assert rate == 0
 
-    def test_a_partition_seen_for_the_first_time_is_no_burst(self) -> None:
+    def test_a_partition_seen_for_the_first_time_does_not_raise_the_rate(self) -> None:
         tally = Tally({})
         tally.take(status(1_000), 0.0)
         tally.take(status(1_100), 1.0)
         assert tally.take(status(1_200, 1_000_000), 2.0)["records_per_s"] is None
 
-    def test_lag_is_unknown_if_that_of_one_partition_is(self) -> None:
+    def test_lag_is_unknown_if_one_partition_has_an_unknown_lag(self) -> None:
         first, second = status(1, 2).sources
         shown = replace(status(1, 2), sources=(first, replace(second, lag=None)))
         assert Tally({}).take(shown, 0.0)["lag"] is None
 
-    def test_lag_is_unknown_while_a_partition_that_was_read_is_nobodys(self) -> None:
+    def test_lag_is_unknown_while_a_known_partition_is_unassigned(self) -> None:
         tally = Tally({})
         assert tally.take(status(700, 50), 0.0)["lag"] == 20
         assert tally.take(status(710), 1.0)["lag"] is None
         assert tally.take(status(710, 60), 2.0)["lag"] == 20
 
-    def test_lag_is_unknown_until_every_partition_of_the_last_checkpoint_is_told_of(self) -> None:
+    def test_lag_is_unknown_until_every_partition_of_the_checkpoint_is_reported(self) -> None:
         assert Tally({("words", 0): 400, ("words", 1): 40}).take(status(710), 0.0)["lag"] is None
 
-    def test_lag_does_not_wait_for_a_source_that_the_job_had_once(self) -> None:
+    def test_lag_does_not_wait_for_a_removed_source(self) -> None:
         assert Tally({("words", 0): 400, ("older", 0): 40}).take(status(710), 0.0)["lag"] == 10
 
-    def test_a_restart_is_shown_with_the_moment_that_the_log_gives(self) -> None:
+    def test_a_restart_is_shown_with_its_time_in_the_log(self) -> None:
         restart = {"at": 490_000_000, "cause": "killed", "generation": 2, "recovery_ms": 600}
         shown = Tally({}).take(status(1, restarts=[restart]), 100.0)["restarts"]
         assert shown == [{"at": 490_000_000, "cause": "killed", "recovery_ms": 600, "rewind": False}]
 
 
 class TestLine:
-    def test_a_running_job_is_one_line(self) -> None:
+    def test_a_running_job_is_shown_in_one_line(self) -> None:
         tally = Tally({})
         tally.take(status(700_000, 50), 0.0)
         assert line(tally.take(status(1_234_517, 50), 1.0)) == (
             "epoch 5 | 1,234,567 records | 534,517/s | lag 20 | 1 worker | generation 2"
         )
 
-    def test_another_state_comes_first_with_its_reason(self) -> None:
+    def test_a_state_other_than_running_is_shown_first_with_its_reason(self) -> None:
         shown = Tally({}).take(status(7, state="recovering", reason="w1 was killed"), 0.0)
         assert line(shown).startswith("recovering: w1 was killed | epoch 5 | 7 records | -/s")
 
@@ -121,14 +121,14 @@ class TestProgress:
         }
         assert lines[0]["workers"] == [{"id": "w1", "pid": 7, "subtasks": [0], "how": "restored"}]
 
-    def test_a_recovery_is_told_once(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_recovery_is_shown_once(self, capsys: pytest.CaptureFixture[str]) -> None:
         progress = Progress("plain", Tally({}))
         restart = {"at": 0, "cause": "w1 was killed", "generation": 2, "recovery_ms": 600}
         progress.update(status(7, restarts=[restart]))
         progress.update(status(8, restarts=[restart]))
         assert capsys.readouterr().err.splitlines().count("recovered in 600 ms: w1 was killed") == 1
 
-    def test_a_start_that_takes_long_is_not_shown_every_second(
+    def test_a_slow_start_is_shown_only_when_it_changes(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("holdfast.runtime.cli.start.progress.SHOW_EVERY_S", 0.0)
@@ -140,7 +140,7 @@ class TestProgress:
             "starting: 1 of 2 workers have started",
         ]
 
-    def test_none_shows_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_progress_none_shows_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
         progress = Progress("none", Tally({}))
         progress.note("starting Spark")
         progress.update(status(7))

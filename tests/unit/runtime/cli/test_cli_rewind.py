@@ -59,7 +59,7 @@ def words(tmp_path: Path) -> Words:
 
 
 class TestPlan:
-    def test_says_what_would_happen_and_changes_nothing(self, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_shows_the_effects_and_changes_nothing(self, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
         words.stop()
         records = len(Repository(words.store).records())
         assert words.rewind(words.file, "--to-epoch", str(words.epochs[0]), "--json") == 3
@@ -74,14 +74,16 @@ class TestPlan:
         assert shown["applied"] is False and len(Repository(words.store).records()) == records
         assert words.table() == {"a": 11, "b": 2, "c": 3}
 
-    def test_by_name_alone_targets_are_unknown(self, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_targets_are_unknown_if_only_the_job_name_is_given(
+        self, words: Words, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         words.stop()
         assert words.rewind("words", "--root", words.root, "--to-epoch", str(words.epochs[0]), "--json") == 3
         shown = json.loads(capsys.readouterr().out)
         assert [(sink["verdict"], sink["restore"]) for sink in shown["sinks"]] == [(None, None)]
         assert {at["available"] for at in shown["sources"]} == {None}
 
-    def test_by_name_alone_a_stopped_job_is_not_offered_to_be_rewound(
+    def test_a_stopped_job_given_by_name_is_not_offered_a_rewind(
         self, words: Words, capsys: pytest.CaptureFixture[str]
     ) -> None:
         words.stop()
@@ -90,7 +92,7 @@ class TestPlan:
         assert "--apply" not in reported
         assert f"Give the file instead of the name: holdfast rewind JOB.py --to-epoch {words.epochs[0]}" in reported
 
-    def test_people_get_tables_and_the_next_command(self, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_text_has_tables_and_the_next_command(self, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
         words.stop()
         assert words.rewind(words.file, "--to-epoch", str(words.epochs[0])) == 3
         reported = capsys.readouterr()
@@ -115,7 +117,7 @@ class TestPlan:
         reported = capsys.readouterr().err
         assert "no checkpoint of epoch 1000 exists" in reported and str(words.job.base_epoch) in reported
 
-    def test_an_app_is_chosen_from_a_file_only(self, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_an_app_can_be_chosen_only_from_a_file(self, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
         arguments = ("words", "--root", words.root, "--to-epoch", str(words.epochs[0]), "--app", "nope")
         assert words.rewind(*arguments) == 2
         assert "--app chooses an app of a file" in capsys.readouterr().err
@@ -126,7 +128,7 @@ class TestPlan:
 
 
 class TestApply:
-    def test_a_stopped_job_is_taken_back_and_goes_on_from_there(self, words: Words) -> None:
+    def test_a_stopped_job_is_rewound_and_resumes_from_the_base(self, words: Words) -> None:
         words.stop()
         assert words.rewind(words.file, "--to-epoch", str(words.epochs[0]), "--apply") == 0
         assert words.table() == {"a": 1, "b": 2}
@@ -136,7 +138,7 @@ class TestApply:
         words.say(b=20)
         assert words.table() == {"a": 11, "b": 22, "c": 3}
 
-    def test_rows_that_a_table_never_takes_are_left_behind(self, words: Words) -> None:
+    def test_a_job_whose_rows_a_table_never_accepts_can_be_rewound_and_corrected(self, words: Words) -> None:
         refuse = "CREATE TRIGGER no BEFORE INSERT ON totals WHEN NEW.word = 'bad' BEGIN SELECT RAISE(ABORT, 'no'); END"
         with closing(sqlite3.connect(words.db)) as db:
             db.execute(refuse)
@@ -151,7 +153,7 @@ class TestApply:
         words.say(b=20)
         assert words.table() == {"a": 16, "b": 22, "c": 3}
 
-    def test_a_time_and_a_savepoint_are_ways_to_name_a_checkpoint(self, words: Words) -> None:
+    def test_a_checkpoint_can_be_given_by_time_or_savepoint(self, words: Words) -> None:
         words.stop()
         assert main(["savepoint", "words", "kept", "--root", words.root]) == 0
         assert words.rewind(words.file, "--to-savepoint", "kept", "--apply") == 0
@@ -160,7 +162,7 @@ class TestApply:
         assert words.rewind(words.file, "--to-time", at.isoformat(), "--apply") == 0
         assert words.job.base_epoch == words.epochs[0] and words.table() == {"a": 1, "b": 2}
 
-    def test_a_plan_is_applied_only_while_the_head_stands_still(
+    def test_a_plan_is_applied_only_while_the_head_is_unchanged(
         self, words: Words, capsys: pytest.CaptureFixture[str]
     ) -> None:
         words.stop()
@@ -171,16 +173,14 @@ class TestApply:
         assert words.rewind(words.file, *to, "--apply", "--plan", plan) == 6
         assert "does not fit job 'words' as it is now" in capsys.readouterr().err
 
-    def test_without_its_file_a_job_that_does_not_run_is_left_alone(
-        self, words: Words, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_stopped_job_given_by_name_is_not_rewound(self, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
         words.stop()
         arguments = ("words", "--root", words.root, "--to-epoch", str(words.epochs[0]), "--apply")
         assert words.rewind(*arguments) == 2
         assert "only its file names its targets" in capsys.readouterr().err
         assert words.job.timeline == 1
 
-    def test_a_target_that_is_locked_is_left_to_the_next_run(
+    def test_a_locked_target_is_repaired_by_the_next_run(
         self, words: Words, capsys: pytest.CaptureFixture[str]
     ) -> None:
         words.stop()
@@ -195,7 +195,7 @@ class TestApply:
         words.say(b=20)
         assert words.table() == {"a": 11, "b": 22, "c": 3} and not words.job.repair_due
 
-    def test_what_was_left_behind_is_listed_and_no_way_back(
+    def test_abandoned_checkpoints_are_listed_and_cannot_be_rewound_to(
         self, words: Words, capsys: pytest.CaptureFixture[str]
     ) -> None:
         words.stop()
@@ -222,16 +222,14 @@ class TestTargetOfAnotherHistory:
         with closing(sqlite3.connect(words.db)) as db, db:
             db.execute("UPDATE holdfast_owner SET owner = 'elsewhere', generation = 9")
 
-    def test_it_is_not_taken_back_without_being_asked_to(
-        self, words: Words, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_it_is_not_repaired_without_adopt_targets(self, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
         self.taken_over(words)
         assert words.rewind(words.file, "--to-epoch", str(words.epochs[0]), "--apply") == 2
         reported = capsys.readouterr().err
         assert "does not know" in reported and words.table() == {"a": 11, "b": 2, "c": 3}
         assert words.job.timeline == 1
 
-    def test_it_is_taken_back_and_over_where_the_user_names_its_sink(self, words: Words) -> None:
+    def test_it_is_repaired_and_taken_over_if_the_user_names_its_sink(self, words: Words) -> None:
         self.taken_over(words)
         to = ("--to-epoch", str(words.epochs[0]), "--apply", "--adopt-targets", "out")
         assert words.rewind(words.file, *to) == 0
@@ -239,9 +237,7 @@ class TestTargetOfAnotherHistory:
         with closing(sqlite3.connect(words.db)) as db:
             assert db.execute("SELECT owner FROM holdfast_owner").fetchall() == [(words.job.owner,)]
 
-    def test_a_job_without_its_file_does_not_say_what_its_targets_are(
-        self, words: Words, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_adopting_targets_needs_the_file_of_the_job(self, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
         self.taken_over(words)
         base = str(words.epochs[0])
         assert words.rewind("words", "--root", words.root, "--to-epoch", base, "--adopt-targets", "out") == 2

@@ -1,4 +1,4 @@
-"""`holdfast rewind` on a job that goes on meanwhile, and lets go of checkpoints while a plan looks at them."""
+"""`holdfast rewind` on a running job, which expires checkpoints while a plan reads them."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ def stored(words: Words, goes_on: int) -> Stored:
 
 class TestPlan:
     @pytest.mark.parametrize("times", [1, 3])
-    def test_begins_anew_where_a_checkpoint_expires_while_it_is_looked_at(self, words: Words, times: int) -> None:
+    def test_starts_over_if_a_checkpoint_expires_while_it_is_read(self, words: Words, times: int) -> None:
         before = stored(words, times)
         after, base, shown, _ = planned(before, Wanted(at_us=1 << 60), words.plan, stop=False)
         assert before.job.base_epoch < after.job.expired_through
         assert base in after.job.completed and shown["to"]["epoch"] == base.body.epoch
 
-    def test_of_an_epoch_that_expires_meanwhile_is_refused_as_beyond_the_horizon(self, words: Words) -> None:
+    def test_to_an_epoch_that_expires_during_the_plan_is_refused_as_too_old(self, words: Words) -> None:
         before = stored(words, 1)
         with pytest.raises(ConfigError, match=f"cannot be rewound to epoch {before.job.base_epoch}"):
             planned(before, Wanted(epoch=before.job.base_epoch), words.plan, stop=False)
 
-    def test_says_what_is_damaged_where_nothing_has_expired(self, words: Words) -> None:
+    def test_names_a_missing_object_if_nothing_has_expired(self, words: Words) -> None:
         found = stored(words, 0)
         assert isinstance(found.store, Root)
         found.store.lost = found.job.completed[-1].body.manifest.path

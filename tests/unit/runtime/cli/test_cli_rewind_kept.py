@@ -32,8 +32,8 @@ from tests.unit.runtime.statuses import status_with
 Capture = pytest.CaptureFixture[str]
 
 
-class Away(hf.SQLite):
-    """A target that cannot be reached now."""
+class UnreachableTable(hf.SQLite):
+    """A target that is unreachable."""
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, key: Sequence[str] | None) -> Repair:
         raise hf.Unavailable("nobody answers", next_step="try again")
@@ -56,7 +56,7 @@ def plan(words: Words, capsys: Capture, *arguments: str) -> dict[str, Any]:
 
 
 def refusal(words: Words, capsys: Capture, *arguments: str) -> str:
-    """Return what is said to a rewind that is refused."""
+    """Return the message of a refused rewind."""
     timeline = words.job.timeline
     assert main(["rewind", words.file, *arguments]) == 2
     assert words.job.timeline == timeline
@@ -64,7 +64,7 @@ def refusal(words: Words, capsys: Capture, *arguments: str) -> str:
 
 
 def next_offset(words: Words, epoch: int) -> int:
-    """Return where a checkpoint goes on to read partition 0."""
+    """Return the offset from which a checkpoint resumes reading partition 0."""
     done = next(each for each in words.job.completed if each.body.epoch == epoch)
     manifest = Repository(words.store).load_manifest(done.body.manifest)
     return next(at.offset for at in manifest.positions if at.partition == 0)
@@ -85,9 +85,7 @@ class TestToOffset:
         assert visible(words.folder)["out"] == [["a", 1, 1], ["b", 1, 2]]
 
     @pytest.mark.parametrize("offset", [4, 1_000])
-    def test_a_record_that_is_not_read_yet_is_refused_as_there_is_nothing_to_go_back_from(
-        self, words: Words, capsys: Capture, offset: int
-    ) -> None:
+    def test_a_record_that_was_not_read_yet_is_refused(self, words: Words, capsys: Capture, offset: int) -> None:
         words.stop()
         said = refusal(words, capsys, "--to-offset", f"rows:0:{offset}", "--apply")
         last = words.job.base_epoch
@@ -95,7 +93,9 @@ class TestToOffset:
         assert f"the last checkpoint, epoch {last}, at offset 4" in said
         assert f"--to-epoch {last}" in said
 
-    def test_one_from_before_the_oldest_checkpoint_is_refused_with_that(self, words: Words, capsys: Capture) -> None:
+    def test_a_record_before_the_oldest_checkpoint_is_refused_with_its_offset(
+        self, words: Words, capsys: Capture
+    ) -> None:
         words.stop()
         said = refusal(words, capsys, "--to-offset", "rows:0:1")
         assert "has read up to offset 2" in said and "the nearest epochs it can be rewound to" in said
@@ -110,13 +110,15 @@ class TestToOffset:
             (":0:1", "does not name a record"),
         ],
     )
-    def test_what_the_job_never_read_is_refused(self, words: Words, capsys: Capture, asked: str, why: str) -> None:
+    def test_a_source_or_partition_that_the_job_never_read_is_refused(
+        self, words: Words, capsys: Capture, asked: str, why: str
+    ) -> None:
         words.stop()
         assert why in refusal(words, capsys, "--to-offset", asked)
 
 
 class TestAccept:
-    def test_the_plan_lists_what_has_to_be_given(self, words: Words, capsys: Capture) -> None:
+    def test_the_plan_lists_the_verdicts_to_accept(self, words: Words, capsys: Capture) -> None:
         words.stop()
         words.forget("out")
         shown = plan(words, capsys, "--to-epoch", str(words.epochs[0]))
@@ -126,23 +128,25 @@ class TestAccept:
         assert "if you accept that, its rows stay" in out["reason"]
 
     @pytest.mark.parametrize("given", [[], ["--accept", "said:impossible"]])
-    def test_anything_else_is_refused(self, words: Words, capsys: Capture, given: list[str]) -> None:
+    def test_other_verdicts_than_the_listed_ones_are_refused(
+        self, words: Words, capsys: Capture, given: list[str]
+    ) -> None:
         words.stop()
         words.forget("out")
         said = refusal(words, capsys, "--to-epoch", str(words.epochs[0]), "--apply", *given)
         assert "or accept it: --accept out:impossible" in said
 
     @pytest.mark.parametrize("given", ["out", "out:overwrite", "out:duplicate", ":impossible"])
-    def test_what_is_no_verdict_of_a_sink_is_refused(self, words: Words, capsys: Capture, given: str) -> None:
+    def test_an_argument_that_is_no_verdict_is_refused(self, words: Words, capsys: Capture, given: str) -> None:
         words.stop()
         assert "names no sink's verdict" in refusal(words, capsys, "--to-epoch", "1", "--accept", given)
 
-    def test_a_name_that_no_sink_has_is_refused(self, words: Words, capsys: Capture) -> None:
+    def test_an_unknown_sink_is_refused(self, words: Words, capsys: Capture) -> None:
         words.stop()
         said = refusal(words, capsys, "--to-epoch", str(words.epochs[0]), "--apply", "--accept", "oot:impossible")
         assert "the app has no sink 'oot'" in said and "log, out, said, tagged" in said
 
-    def test_rows_stay_writers_are_fenced_and_the_log_says_so(self, words: Words, capsys: Capture) -> None:
+    def test_accepted_rows_stay_writers_are_fenced_and_the_log_records_it(self, words: Words, capsys: Capture) -> None:
         words.stop()
         words.forget("out", "said")
         accept = ("--accept", "out:impossible", "--accept", "said:impossible")
@@ -160,7 +164,7 @@ class TestAccept:
         [event] = [each for each in json.loads(capsys.readouterr().out) if each["event"] == "rewound"]
         assert event["cause"] == f"rewound to epoch {words.epochs[0]}, accepted: out:impossible, said:impossible"
 
-    def test_what_is_processed_again_comes_on_top(self, words: Words) -> None:
+    def test_output_processed_again_is_added_to_accepted_rows(self, words: Words) -> None:
         words.stop()
         words.forget("out", "said")
         accept = ("--accept", "out:impossible", "--accept", "said:impossible")
@@ -172,7 +176,7 @@ class TestAccept:
         assert found["said"] == [["a", 1], ["a", 10], ["a", 10], ["b", 2], ["c", 3], ["c", 3], ["d", 4]]
         assert found["log"] == [["a", 1], ["a", 10], ["b", 2], ["c", 3], ["d", 4]]
 
-    def test_a_repair_cut_short_leaves_as_much_when_it_is_made_up_for(self, words: Words) -> None:
+    def test_an_interrupted_repair_gives_the_same_rows_when_it_is_completed(self, words: Words) -> None:
         words.stop()
         words.forget("out")
         with closing(sqlite3.connect(words.folder / "out.db", isolation_level=None)) as other:
@@ -187,7 +191,7 @@ class TestAccept:
         assert not made_up_for.repair_due and made_up_for.timeline == 2
         assert visible(words.folder)["out"] == [["a", 2, 11], ["b", 1, 2], ["c", 1, 3], ["d", 1, 4]]
 
-    def test_a_later_rewind_takes_back_what_came_after_the_accepted_one(self, words: Words) -> None:
+    def test_a_later_rewind_undoes_output_after_the_accepted_one(self, words: Words) -> None:
         words.stop()
         words.forget("said")
         accept = ("--accept", "said:impossible")
@@ -200,7 +204,7 @@ class TestAccept:
         said = [["a", 1], ["a", 10], ["a", 10], ["b", 2], ["c", 3], ["c", 3], ["d", 4]]
         assert visible(words.folder)["said"] == said
 
-    def test_a_target_that_takes_no_more_rows_cannot_be_accepted(self, words: Words, capsys: Capture) -> None:
+    def test_a_sealed_target_cannot_be_accepted(self, words: Words, capsys: Capture) -> None:
         words.stop()
         assert main(["log", "seal", str(words.folder / "log")]) == 0
         to = ("--to-epoch", str(words.epochs[0]))
@@ -208,35 +212,35 @@ class TestAccept:
         said = refusal(words, capsys, *to, "--apply", "--accept", "log:impossible")
         assert "the log is sealed" in said and "accept" not in said
 
-    def test_a_target_that_is_gone_cannot_be_accepted(self, words: Words, capsys: Capture) -> None:
+    def test_a_missing_target_cannot_be_accepted(self, words: Words, capsys: Capture) -> None:
         words.stop()
         (words.folder / "out.db").unlink()
         assert plan(words, capsys, "--to-epoch", str(words.epochs[0]))["accept"] == []
 
-    def test_a_target_that_is_damaged_cannot_be_accepted(self, words: Words, capsys: Capture) -> None:
+    def test_a_damaged_target_cannot_be_accepted(self, words: Words, capsys: Capture) -> None:
         words.stop()
         with (words.folder / "out.db").open("r+b") as file:
             file.seek(100)
             file.write(b"\xff" * 3900)
         self.nothing_helps(words, capsys)
 
-    def test_a_target_that_somebody_newer_owns_cannot_be_accepted(self, words: Words, capsys: Capture) -> None:
+    def test_a_target_on_a_newer_timeline_cannot_be_accepted(self, words: Words, capsys: Capture) -> None:
         words.stop()
         with closing(sqlite3.connect(words.folder / "out.db")) as db, db:
             db.execute("UPDATE holdfast_progress SET timeline = 9")
         self.nothing_helps(words, capsys)
 
-    def test_a_target_that_is_away_is_unknown_and_stands_against_nothing(self, words: Words) -> None:
+    def test_an_unreachable_target_is_unknown_and_blocks_nothing(self, words: Words) -> None:
         repository, job = Repository(words.store), words.job
         there = repository.load_manifest(job.completed[0].body.manifest)
         spec = next(spec for spec in words.plan.sinks if spec.name == "out")
-        away = replace(spec, sink=Away(words.folder / "out.db", "totals", ["word"]))
+        away = replace(spec, sink=UnreachableTable(words.folder / "out.db", "totals", ["word"]))
         out = outlooks(repository, job, there, there, [away], SystemClock())[0]
         assert (out.shown["verdict"], out.shown["reason"]) == (None, "nobody answers")
         assert stands_against(out, ()) is None
 
     def nothing_helps(self, words: Words, capsys: Capture) -> None:
-        """A rewind that would have to repair `out` is refused before it is begun, whatever is accepted."""
+        """A rewind that would have to repair `out` is refused before it starts, whatever is accepted."""
         to = ("--to-epoch", str(words.epochs[0]))
         shown = plan(words, capsys, *to)
         assert next(sink["verdict"] for sink in shown["sinks"] if sink["name"] == "out") == "impossible"
@@ -244,7 +248,7 @@ class TestAccept:
         said = refusal(words, capsys, *to, "--apply", "--accept", "out:impossible")
         assert "sink 'out' cannot take its output back" in said
 
-    def test_a_running_job_goes_back_only_with_what_its_targets_need(self, words: Words) -> None:
+    def test_a_running_job_is_rewound_only_with_the_verdicts_its_targets_need(self, words: Words) -> None:
         words.forget("out")
         assert str(granted_to(words)).endswith("to accept that: --accept out:impossible")
         assert isinstance(granted_to(words, "said:impossible"), str)
@@ -256,32 +260,32 @@ class TestAccept:
         assert words.job.rewinds[-1].accepted == ("out:impossible",)
         assert visible(words.folder)["out"] == [["a", 2, 11], ["b", 1, 2], ["c", 1, 3], ["d", 1, 4]]
 
-    def test_a_running_job_keeps_no_permission_that_its_targets_do_not_need(self, words: Words) -> None:
-        """Else rows would stay without a word if the horizon moved before the repair, now or in a recovery."""
+    def test_a_running_job_drops_verdicts_that_its_targets_do_not_need(self, words: Words) -> None:
+        """Otherwise rows would stay silently if the horizon moved before the repair, now or in a recovery."""
         words.forget("out")
         args = granted_to(words, "out:impossible", "said:impossible")
         assert isinstance(args, dict) and args["accept"] == ["out:impossible"]
 
-    def test_a_running_job_refuses_a_name_that_no_sink_has(self, words: Words) -> None:
+    def test_a_running_job_refuses_an_unknown_sink(self, words: Words) -> None:
         assert "has no sink 'oot'" in str(granted_to(words, "oot:impossible"))
 
 
 def granted_to(words: Words, *accept: str) -> object:
-    """Return what the driver of the running job makes of a request to go back to the first epoch."""
+    """Return the running driver's answer to a request to rewind to the first epoch."""
     args = {"epoch": words.epochs[0], "timeline": 1, "accept": list(accept)}
     operators = words.cluster.driver.state.rules.operators
     return granted(Repository(words.store), words.job, args, words.plan.sinks, operators)
 
 
 class TestPlan:
-    def test_of_a_running_job_stays_good_over_newer_checkpoints(self, words: Words, capsys: Capture) -> None:
+    def test_of_a_running_job_stays_valid_over_newer_checkpoints(self, words: Words, capsys: Capture) -> None:
         to = ("--to-epoch", str(words.epochs[0]))
         first = plan(words, capsys, *to)
         words.say(d=4)
         second = plan(words, capsys, *to)
         assert first["from"]["epoch"] < second["from"]["epoch"] and first["plan_id"] == second["plan_id"]
 
-    def test_is_over_when_a_target_needs_another_acceptance(self, words: Words, capsys: Capture) -> None:
+    def test_becomes_invalid_when_a_target_needs_another_verdict(self, words: Words, capsys: Capture) -> None:
         words.stop()
         to = ("--to-epoch", str(words.epochs[0]))
         shown = plan(words, capsys, *to)
@@ -290,7 +294,7 @@ class TestPlan:
         assert main(["rewind", words.file, *to, "--apply", "--plan", shown["plan_id"], *accept]) == 6
         assert words.job.timeline == 1
 
-    def test_is_over_when_the_job_was_started_again(self, words: Words, capsys: Capture) -> None:
+    def test_becomes_invalid_when_the_job_was_started_again(self, words: Words, capsys: Capture) -> None:
         words.stop()
         to = ("--to-epoch", str(words.epochs[0]))
         shown = plan(words, capsys, *to)
@@ -302,13 +306,13 @@ class TestPlan:
 
 
 class TestEstimate:
-    def test_counts_records_at_the_best_rate_of_recent_epochs(self, words: Words, capsys: Capture) -> None:
+    def test_divides_records_by_the_best_rate_of_recent_epochs(self, words: Words, capsys: Capture) -> None:
         words.stop()
         shown = plan(words, capsys, "--to-epoch", str(words.epochs[0]))
         # Two records in epochs of a second make a second; taking back a few rows adds to it.
         assert shown["estimate_ms"] is not None and shown["estimate_ms"] > 900
 
-    def test_is_unknown_where_targets_are(self, words: Words, capsys: Capture) -> None:
+    def test_is_unknown_if_targets_are_unknown(self, words: Words, capsys: Capture) -> None:
         words.stop()
         arguments = ["rewind", "words", "--root", str(words.folder / "root"), "--to-epoch", str(words.epochs[0])]
         assert main([*arguments, "--json"]) == 3
@@ -322,7 +326,7 @@ class TestEstimate:
 
 
 class TestDeadDriver:
-    """The log says that a generation began just now, and nothing is known of it but whose it is."""
+    """The log records that a generation began just now; nothing but its owner is known."""
 
     def state(self, words: Words, **changed: object) -> object:
         with subprocess.Popen([sys.executable, "-c", "pass"]) as ended:
@@ -332,16 +336,16 @@ class TestDeadDriver:
         live = status_with(generation=0, mode="continuous", driver=driver)
         return observed(words.job, "words", "", live, now_us).state
 
-    def test_is_known_by_its_token_before_it_has_shown_itself_in_the_generation(self, words: Words) -> None:
+    def test_is_detected_by_its_token_before_its_first_status(self, words: Words) -> None:
         assert self.state(words) == "unreachable"
 
-    def test_is_not_taken_for_dead_because_another_one_is(self, words: Words) -> None:
+    def test_is_not_inferred_from_the_end_of_another_driver(self, words: Words) -> None:
         assert self.state(words, owner="another") == "starting"
 
-    def test_a_living_one_is_awaited(self, words: Words) -> None:
+    def test_a_live_driver_is_awaited(self, words: Words) -> None:
         assert self.state(words, pid=os.getpid()) == "starting"
 
-    def test_the_command_itself_shows_itself_and_when_it_has_ended(self, words: Words) -> None:
+    def test_the_command_reports_its_own_presence_and_its_end(self, words: Words) -> None:
         assert main(["rewind", words.file, "--to-epoch", str(words.epochs[0]), "--apply"]) == 0
         live = json.loads(words.store.get("live.json"))
         assert (live["state"], live["timeline"], live["driver"]["owner"]) == ("stopped", 2, words.job.owner)

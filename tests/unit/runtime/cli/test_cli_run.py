@@ -106,9 +106,7 @@ class TestRun:
         assert "\nNext: " in ended.err
         assert not root.exists()
 
-    def test_state_that_is_not_kept_cannot_be_dropped_and_names_are_words(
-        self, holdfast: Holdfast, history: Begin, file: str
-    ) -> None:
+    def test_state_that_does_not_exist_cannot_be_dropped(self, holdfast: Holdfast, history: Begin, file: str) -> None:
         history("hot").checkpoint(5)
         ended = holdfast("run", file, "--drop-state", "nope", "--drop-state", "none")
         assert ended.status == 2
@@ -118,12 +116,14 @@ class TestRun:
             "Next: operators with state: counts",
         ]
 
-    def test_where_no_state_is_kept_it_says_so(self, holdfast: Holdfast, root: Path, file: str) -> None:
+    def test_drop_state_without_any_state_is_refused_with_that_reason(
+        self, holdfast: Holdfast, root: Path, file: str
+    ) -> None:
         ended = holdfast("run", file, "--drop-state", "nope")
         assert ended.status == 2
         assert ended.err.splitlines()[-1] == "Next: no operator has state: leave out --drop-state"
 
-    def test_state_that_nothing_in_the_code_takes_is_named_with_the_flag_that_gives_it_up(
+    def test_state_without_an_operator_is_named_with_the_flag_that_drops_it(
         self, holdfast: Holdfast, history: Begin, file: str
     ) -> None:
         history("hot").checkpoint(5)
@@ -132,7 +132,9 @@ class TestRun:
         assert ended.status == 2
         assert "state is kept for counts, which" in ended.err and "--drop-state counts" in ended.err
 
-    def test_rows_that_no_program_would_read_are_not_collected(self, holdfast: Holdfast, root: Path, file: str) -> None:
+    def test_a_collect_sink_without_a_program_that_reads_it_is_refused(
+        self, holdfast: Holdfast, root: Path, file: str
+    ) -> None:
         code = Path(file).read_text()
         Path(file).write_text(code[: code.index("hf.SQLite(")] + "hf.Collect())\n")
         ended = holdfast("run", file)
@@ -140,7 +142,7 @@ class TestRun:
         assert "sink 'out' is hf.Collect()" in ended.err and "app.run(once=True)" in ended.err
         assert not root.exists()
 
-    def test_a_file_that_is_not_there_is_wrong_use(self, holdfast: Holdfast) -> None:
+    def test_a_missing_file_is_wrong_use(self, holdfast: Holdfast) -> None:
         assert holdfast("run", "no-such-job.py").status == 2
 
 
@@ -148,7 +150,7 @@ STATUS = status_with(checkpoint={"epoch": 117, "at": 0, "age_ms": 0, "duration_m
 
 
 class TestErrorOf:
-    def test_a_failure_gives_the_first_cause_and_what_is_kept(self) -> None:
+    def test_a_failure_reports_the_first_cause_and_the_last_checkpoint(self) -> None:
         cause = ErrorReport(
             kind="config",
             epoch=118,
@@ -165,12 +167,12 @@ class TestErrorOf:
         )
         assert (error.exit_status, error.where.epoch) == (7, 118)
 
-    def test_a_failure_that_tells_little_still_has_three_parts(self) -> None:
+    def test_a_failure_without_a_cause_still_has_three_parts(self) -> None:
         error = error_of(Outcome("failed", None, status_with()), "hot")
         assert error.not_done == "no epoch was completed"
         assert error.next_step
 
-    def test_a_fenced_run_leaves_with_its_own_status(self) -> None:
+    def test_a_fenced_run_has_its_own_exit_status(self) -> None:
         theirs = joblog.Job(JobUuid("job"), "hot", 128, 0, 5, Generation(4))
         error = error_of(Outcome("fenced", taken_over(theirs), STATUS), "hot")
         assert isinstance(error, Fenced)
@@ -195,7 +197,7 @@ class TestPlan:
         assert origins["checkpoint_every"] == (2_000, "code")
         assert origins["heartbeat_ms"] == (500, "default")
 
-    def test_changes_are_those_against_the_last_checkpoint(self, holdfast: Holdfast, history: Begin, file: str) -> None:
+    def test_changes_are_relative_to_the_last_checkpoint(self, holdfast: Holdfast, history: Begin, file: str) -> None:
         history("hot").checkpoint(5)
         code = Path(file).read_text()
         Path(file).write_text(code.replace('agg("counts"', 'agg("totals"'))
@@ -208,7 +210,7 @@ class TestPlan:
         assert "operator 'totals' is added" in text
         assert "parallelism: 1 before, 2 now" in text
 
-    def test_what_a_run_would_refuse_is_told_beforehand(
+    def test_a_refusal_by_a_run_is_predicted(
         self, holdfast: Holdfast, history: Begin, file: str, tmp_path: Path
     ) -> None:
         history("hot").checkpoint(5)
@@ -218,13 +220,15 @@ class TestPlan:
         assert "key groups: 128 before, 64 now" in ended.out
         assert "A run would refuse this" in ended.err
 
-    def test_a_root_that_is_a_file_is_told_beforehand(self, holdfast: Holdfast, tmp_path: Path, file: str) -> None:
+    def test_the_refusal_of_a_root_that_is_a_file_is_predicted(
+        self, holdfast: Holdfast, tmp_path: Path, file: str
+    ) -> None:
         (tmp_path / "text.txt").write_text("")
         ended = holdfast("plan", file, "--root", str(tmp_path / "text.txt"))
         assert ended.status == 0
         assert f"A run would refuse this: {tmp_path / 'text.txt'} is a file" in ended.err
 
-    def test_a_log_that_is_not_there_is_told_beforehand_and_not_made(
+    def test_the_refusal_of_a_missing_log_is_predicted_and_no_log_is_created(
         self, holdfast: Holdfast, root: Path, tmp_path: Path, file: str
     ) -> None:
         generator = "hf.Generator(Word, lambda i: Word(i % 10), count=100)"
@@ -237,7 +241,7 @@ class TestPlan:
         assert [each["next"] for each in holdfast("plan", file, "--json").json["changes"]["refused"]] != []
 
     @pytest.mark.parametrize("master", ["ftp://x", "locale", "local[two]"])
-    def test_a_master_that_spark_does_not_know_is_told_beforehand(
+    def test_the_refusal_of_an_unknown_master_is_predicted(
         self, holdfast: Holdfast, root: Path, file: str, master: str
     ) -> None:
         ended = holdfast("plan", file, "--master", master)
@@ -245,7 +249,7 @@ class TestPlan:
         assert f"A run would refuse this: {master!r} is not a Spark master URL" in ended.err
 
     @pytest.mark.parametrize("master", ["local", "local[4]", "local[*, 2]", "spark://host:7077", "yarn", "k8s://h:443"])
-    def test_of_what_a_run_would_take_nothing_is_told(
+    def test_an_acceptable_master_gives_no_warning(
         self, holdfast: Holdfast, root: Path, file: str, master: str
     ) -> None:
         assert holdfast("plan", file, "--master", master).err == ""

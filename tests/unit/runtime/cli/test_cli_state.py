@@ -73,7 +73,7 @@ class TestGet:
         ended = holdfast("state", "get", "words", "counts", "77")
         assert (ended.status, "no such state" in ended.err) == (0, True)
 
-    def test_a_negative_key_stands_behind_dashes(self, holdfast: Holdfast, job: History) -> None:
+    def test_a_negative_key_is_given_after_two_dashes(self, holdfast: Holdfast, job: History) -> None:
         assert holdfast("state", "get", "--json", "words", "counts", "--", "-1").json["rows"] == []
 
     def test_windows_of_a_key_have_start_and_end(self, holdfast: Holdfast, hot: Path) -> None:
@@ -116,7 +116,7 @@ class TestScan:
         lines = holdfast("state", "scan", "words", "counts").out.splitlines()[2:]
         assert sorted(line.split() for line in lines) == [["1", "9"], ["2", "9"], ["5", "5"], ["6", "6"], ["9", "9"]]
 
-    def test_a_limit_says_that_more_follow(self, holdfast: Holdfast, job: History) -> None:
+    def test_a_limited_scan_reports_that_more_rows_follow(self, holdfast: Holdfast, job: History) -> None:
         ended = holdfast("state", "scan", "words", "counts", "--limit", "2")
         assert len(ended.out.splitlines()) == 4
         assert "first 2 rows; for more: --limit N" in ended.err
@@ -179,7 +179,7 @@ class TestDiff:
         ended = holdfast("state", "diff", "words", "counts", "--from", "9")
         assert (ended.status, "no key differs" in ended.err) == (0, True)
 
-    def test_a_file_holds_both_sides(self, holdfast: Holdfast, job: History, tmp_path: Path) -> None:
+    def test_a_file_contains_both_sides(self, holdfast: Holdfast, job: History, tmp_path: Path) -> None:
         file = tmp_path / "diff.parquet"
         assert holdfast("state", "diff", "words", "counts", "--from", "5", "--out", str(file)).status == 0
         frame = pl.read_parquet(file).unnest("key", "after")
@@ -207,7 +207,7 @@ class TestDu:
 
 
 class TestWrongUse:
-    """Every refusal has three parts, status 2, and names what to do."""
+    """Every refusal has three parts, status 2, and names the next step."""
 
     @pytest.mark.parametrize(
         ("arguments", "said"),
@@ -245,7 +245,7 @@ class TestWrongUse:
             ("du words counts --out x.arrow", "unrecognized arguments"),
         ],
     )
-    def test_it_is_refused(self, holdfast: Holdfast, job: History, arguments: str, said: str) -> None:
+    def test_invalid_arguments_are_refused(self, holdfast: Holdfast, job: History, arguments: str, said: str) -> None:
         ended = holdfast("state", *arguments.split())
         assert ended.status == 2
         assert said in ended.err and "Not done:" in ended.err and "Next:" in ended.err
@@ -289,7 +289,9 @@ class TestWrongUse:
         ended = holdfast("state", "scan", "new", "counts")
         assert (ended.status, "has not completed a checkpoint" in ended.err) == (2, True)
 
-    def test_an_expired_epoch_names_epochs_and_savepoints(self, holdfast: Holdfast, job: History, root: Path) -> None:
+    def test_an_expired_epoch_is_refused_with_known_epochs_and_savepoints(
+        self, holdfast: Holdfast, job: History, root: Path
+    ) -> None:
         job._append(joblog.SavepointNamed(Epoch(9), "kept"))
         job._append(joblog.Expired(Epoch(5)))
         ended = holdfast("state", "scan", "words", "counts", "--epoch", "5")

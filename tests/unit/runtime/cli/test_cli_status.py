@@ -1,4 +1,4 @@
-"""`holdfast status` and `holdfast jobs`: the log is the truth, `live.json` adds what is fresh."""
+"""`holdfast status` and `holdfast jobs`: the log decides, `live.json` adds current values."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def now_us() -> int:
 
 
 class TestStatus:
-    def test_a_running_job_shows_what_its_driver_says(self, holdfast: Holdfast, history: Begin) -> None:
+    def test_a_running_job_shows_the_status_of_its_driver(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot")
         job.checkpoint(5)
         job.live()
@@ -56,7 +56,7 @@ class TestStatus:
         assert (shown["state"], shown["driver"]["pid"], shown["workers"][0]["id"]) == ("running", os.getpid(), "w1")
         assert shown["sources"][0]["lag"] == 300
 
-    def test_the_last_checkpoint_is_that_of_the_log(self, holdfast: Holdfast, history: Begin) -> None:
+    def test_the_last_checkpoint_is_read_from_the_log(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot").live()
         job.checkpoint(5)
         shown = holdfast("status", "hot", "--json").json
@@ -65,7 +65,7 @@ class TestStatus:
         assert shown["checkpoint"]["age_ms"] >= 0
 
     @pytest.mark.parametrize(("end", "state"), [("stop", "stopped"), ("finish", "finished")])
-    def test_an_ended_job_is_told_by_the_log_alone(
+    def test_an_ended_job_is_described_from_the_log_alone(
         self, holdfast: Holdfast, history: Begin, end: str, state: str
     ) -> None:
         job = history("hot").live("running")
@@ -77,7 +77,7 @@ class TestStatus:
 
     @pytest.mark.parametrize("flags", [(), ("--json",)])
     @pytest.mark.parametrize(("end", "state"), [("stop", "stopped"), ("finish", "finished")])
-    def test_an_ended_job_is_watched_no_longer(
+    def test_watching_ends_with_the_job(
         self, holdfast: Holdfast, history: Begin, end: str, state: str, flags: tuple[str, ...]
     ) -> None:
         job = history("hot")
@@ -116,7 +116,7 @@ class TestStatus:
         assert f"the disk of {job.folder} is full" in shown["reason"]
         assert "free space" in shown["problems"][0]["next"]
 
-    def test_a_driver_whose_process_is_gone_is_not_waited_for(self, holdfast: Holdfast, history: Begin) -> None:
+    def test_a_driver_whose_process_has_ended_is_not_awaited(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot").live()
         live = json.loads((job.folder / "live.json").read_bytes())
         live["driver"]["pid"] = 2**22 + 1  # above what Linux gives to a process
@@ -125,7 +125,7 @@ class TestStatus:
         assert shown["state"] == "unreachable"
         assert shown["reason"].endswith("is gone")
 
-    def test_what_an_older_generation_says_is_ignored(self, holdfast: Holdfast, history: Begin) -> None:
+    def test_the_status_of_an_older_generation_is_ignored(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot").live()
         job.start("a worker was lost", at_us=now_us() - MINUTE_US)
         shown = holdfast("status", "hot", "--json").json
@@ -145,21 +145,21 @@ class TestStatus:
         assert ended.out.startswith("hot: failed (no such column)\n")
         assert "Next: correct it" in ended.err
 
-    def test_recoveries_have_the_time_of_the_log(self, holdfast: Holdfast, history: Begin) -> None:
+    def test_recoveries_have_their_time_in_the_log(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot").start("worker w1 was silent", at_us=now_us() - MINUTE_US)
         job.live(restarts=[{"at": 12, "cause": "worker w1 was silent", "generation": 2, "recovery_ms": 600}])
         [restart] = holdfast("status", "hot", "--json").json["restarts"]
         assert restart["recovery_ms"] == 600
         assert restart["at"] > MINUTE_US
 
-    def test_what_is_not_known_is_no_zero(self, holdfast: Holdfast, history: Begin) -> None:
+    def test_unknown_values_are_not_shown_as_zero(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot")
         job.checkpoint(5)
         job.stop()
         lines = [line.split() for line in holdfast("status", "hot").out.splitlines()]
         assert ["words", "0", "500", "-", "-"] in lines
 
-    def test_an_unknown_job_lists_those_that_exist(self, holdfast: Holdfast, history: Begin) -> None:
+    def test_an_unknown_job_is_refused_with_the_existing_jobs(self, holdfast: Holdfast, history: Begin) -> None:
         history("hot")
         history("late")
         ended = holdfast("status", "cold")
@@ -221,12 +221,10 @@ class TestJobs:
         assert [line.split()[:2] for line in ended.out.splitlines()[1:]] == [["broken", "damaged"], ["hot", "running"]]
 
 
-class TestALiveJsonThatCannotBeTrusted:
+class TestUntrustedLiveJson:
     @pytest.mark.parametrize("data", [b"[]", b"null", b"{", b'{"schema":1,"driver":{}}', b'{"schema":1,"driver":null}'])
     @pytest.mark.parametrize("command", [("status", "hot"), ("jobs",), ("explain", "hot"), ("events", "hot")])
-    def test_is_left_out_of_account(
-        self, holdfast: Holdfast, history: Begin, data: bytes, command: tuple[str, ...]
-    ) -> None:
+    def test_is_ignored(self, holdfast: Holdfast, history: Begin, data: bytes, command: tuple[str, ...]) -> None:
         job = history("hot")
         job.checkpoint(5)
         job.store.put("live.json", data)
@@ -234,7 +232,7 @@ class TestALiveJsonThatCannotBeTrusted:
         assert (ended.status, "unexpected" in ended.err) == (0, False)
 
     @pytest.mark.parametrize(("ahead_us", "codes"), [(MINUTE_US, ["clock_ahead"]), (0, [])])
-    def test_whose_time_lies_in_the_future_proves_no_live_driver(
+    def test_with_a_time_in_the_future_does_not_prove_a_live_driver(
         self, holdfast: Holdfast, history: Begin, ahead_us: int, codes: list[str]
     ) -> None:
         history("hot").live(at_us=now_us() + ahead_us)
@@ -250,7 +248,7 @@ class TestALiveJsonThatCannotBeTrusted:
 
 
 class TestFormats:
-    def test_openmetrics_reports_what_the_driver_said(self, holdfast: Holdfast, history: Begin) -> None:
+    def test_openmetrics_contains_the_status_of_the_driver(self, holdfast: Holdfast, history: Begin) -> None:
         history("hot").live(delays={kind: {"bounds_ms": [10], "counts": [1, 2], "sum_ms": 9} for kind in DELAYS})
         ended = holdfast("status", "hot", "--format", "openmetrics")
         assert ended.status == 0
@@ -258,12 +256,12 @@ class TestFormats:
         assert 'holdfast_recovery_duration_seconds_count{job="hot"} 3.0' in ended.out
         assert ended.out.endswith("# EOF\n")
 
-    def test_json_is_what_the_flag_prints(self, holdfast: Holdfast, history: Begin) -> None:
+    def test_format_json_equals_the_json_flag(self, holdfast: Holdfast, history: Begin) -> None:
         history("hot").checkpoint(5)
         shown = holdfast("status", "hot", "--format", "json").json
         assert shown["checkpoint"]["epoch"] == holdfast("status", "hot", "--json").json["checkpoint"]["epoch"] == 5
 
-    def test_delays_of_another_form_are_left_out_of_account(self, holdfast: Holdfast, history: Begin) -> None:
+    def test_delays_in_an_unknown_form_are_ignored(self, holdfast: Holdfast, history: Begin) -> None:
         history("hot").live(delays={"checkpoint": [1]})
         assert holdfast("status", "hot").status == 0
         assert holdfast("status", "hot", "--json").json["sources"] == []

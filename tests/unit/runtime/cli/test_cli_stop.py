@@ -1,4 +1,4 @@
-"""`holdfast stop`: asks, waits for the end that the log records, and says plainly when nobody answers."""
+"""`holdfast stop`: sends a request, waits for the end in the log, and reports a missing answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TestStop:
-    def test_it_ends_when_the_log_holds_the_end(self, holdfast: Holdfast, history: Begin) -> None:
+    def test_the_command_ends_when_the_log_records_the_end(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot").live()
         job.checkpoint(5)
         over = threading.Event()
@@ -43,7 +43,7 @@ class TestStop:
         assert (ended.status, ended.out) == (0, "hot: stopped at epoch 6\n")
         assert "holdfast run" in ended.err
 
-    def test_a_job_that_is_stopped_is_left_alone(self, holdfast: Holdfast, history: Begin) -> None:
+    def test_a_stopped_job_needs_no_stop(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot")
         job.checkpoint(5)
         job.stop()
@@ -51,7 +51,7 @@ class TestStop:
         assert (ended.status, ended.out) == (0, "hot is not running: stopped at epoch 5; there was nothing to stop\n")
         assert Inbox(job.store).poll() == []
 
-    def test_a_job_that_nobody_runs_is_unavailable(self, holdfast: Holdfast, history: Begin) -> None:
+    def test_a_job_without_a_live_driver_is_unavailable(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot").live(at_us=time.time_ns() // 1000 - 60_000_000)
         ended = holdfast("stop", "hot")
         assert ended.status == 5
@@ -59,9 +59,7 @@ class TestStop:
         assert "Not done: no request was made." in ended.err
         assert Inbox(job.store).poll() == []
 
-    def test_a_driver_that_does_not_answer_in_time_leaves_the_request_standing(
-        self, holdfast: Holdfast, history: Begin
-    ) -> None:
+    def test_a_request_is_kept_if_the_driver_does_not_answer_in_time(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot").live()
         ended = holdfast("stop", "hot", "--timeout", "0ms", "--json")
         assert (ended.status, ended.json["kind"]) == (5, "unavailable")
@@ -69,14 +67,14 @@ class TestStop:
         [request] = Inbox(job.store).poll()
         assert (request.kind, request.generation) == ("stop", 1)
 
-    def test_json_is_the_last_status(self, holdfast: Holdfast, history: Begin) -> None:
+    def test_the_json_is_the_last_status(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot")
         job.checkpoint(5)
         job.finish()
         assert holdfast("stop", "hot", "--json").json["state"] == "finished"
 
     @pytest.mark.parametrize("timeout", ["soon", "-1s", "1.5"])
-    def test_a_timeout_that_is_no_duration_is_refused(self, holdfast: Holdfast, history: Begin, timeout: str) -> None:
+    def test_an_invalid_timeout_is_refused(self, holdfast: Holdfast, history: Begin, timeout: str) -> None:
         history("hot").live()
         ended = holdfast("stop", "hot", f"--timeout={timeout}")
         assert ended.status == 2
@@ -89,7 +87,7 @@ class TestStop:
         assert ended.status == 2
         assert "jobs here: hot" in ended.err
 
-    def test_what_a_finish_gives_up_is_counted(self, holdfast: Holdfast, history: Begin) -> None:
+    def test_records_dropped_by_a_finish_are_counted(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot").live()
         heard: list[object] = []
 
@@ -114,9 +112,7 @@ class TestStop:
         assert "at least 200 records were not read" in ended.err  # partition 0: 800 of 1,000; of 1 no end is known
 
     @pytest.mark.parametrize("how", [[], ["--now"]])
-    def test_unread_records_are_dropped_only_by_a_finish(
-        self, holdfast: Holdfast, history: Begin, how: list[str]
-    ) -> None:
+    def test_only_a_finish_can_drop_unread_records(self, holdfast: Holdfast, history: Begin, how: list[str]) -> None:
         job = history("hot").live()
         ended = holdfast("stop", "hot", "--drop-unread", *how)
         assert ended.status == 2

@@ -1,4 +1,4 @@
-"""The demo kills only what belongs to its job, and says so only when it saw it happen."""
+"""The demo kills only processes of its job, and reports a kill only after it saw the process end."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def seen(*workers: WorkerSeen) -> Progress:
     return Progress(records_in=500, generation=1, workers=list(workers))
 
 
-class TestItsArguments:
-    def test_the_help_names_the_default_that_there_is(self) -> None:
+class TestArguments:
+    def test_the_help_names_the_actual_default(self) -> None:
         commands = argparse.ArgumentParser().add_subparsers()
         add_parser(commands)
         text = " ".join(commands.choices["demo"].format_help().split())
@@ -56,20 +56,20 @@ class TestItsArguments:
 
 
 class TestKillOne:
-    def test_a_worker_with_a_subtask_is_killed_and_seen_gone(self, child: subprocess.Popen[bytes]) -> None:
+    def test_a_worker_with_a_subtask_is_killed_and_its_end_confirmed(self, child: subprocess.Popen[bytes]) -> None:
         kill = kill_one(seen(WorkerSeen("w1", child.pid, [0])), os.getpid())
         assert kill == Kill("w1", child.pid, 500, 1, gone=True)
         assert child.wait() == -9
 
-    def test_a_worker_without_a_subtask_is_left_alone(self, child: subprocess.Popen[bytes]) -> None:
+    def test_a_worker_without_a_subtask_is_not_killed(self, child: subprocess.Popen[bytes]) -> None:
         assert kill_one(seen(WorkerSeen("w1", child.pid, [])), os.getpid()) is None
         assert psutil.pid_exists(child.pid)
 
-    def test_a_process_that_is_not_below_the_job_is_never_killed(self, child: subprocess.Popen[bytes]) -> None:
+    def test_a_process_that_is_no_descendant_of_the_job_is_never_killed(self, child: subprocess.Popen[bytes]) -> None:
         with pytest.raises(AssertionError, match="below its job"):
             kill_one(seen(WorkerSeen("w1", os.getpid(), [0])), child.pid)
 
-    def test_a_worker_of_unknown_pid_is_not_guessed(self) -> None:
+    def test_a_worker_without_a_known_pid_is_not_killed(self) -> None:
         assert kill_one(seen(WorkerSeen("w1", None, [0])), os.getpid()) is None
 
 
@@ -86,30 +86,30 @@ class TestProof:
         kill = Kill("w1", 77, 500, 1, gone=True)
         assert len(unproven(kill, Progress(generation=1))) == 1
 
-    def test_a_process_that_outlived_the_kill_is_told(self) -> None:
+    def test_a_process_that_survived_the_kill_is_reported(self) -> None:
         kill = Kill("w1", 77, 500, 1, gone=False, recovered=True)
         assert "77" in unproven(kill, Progress(generation=2))[0]
 
 
 class TestFolder:
-    def test_a_folder_with_other_things_is_refused_and_left_alone(self, tmp_path: Path) -> None:
+    def test_a_folder_with_other_files_is_refused_and_not_changed(self, tmp_path: Path) -> None:
         (tmp_path / "out").mkdir()
         (tmp_path / "flights.db").write_text("mine")
         with pytest.raises(ConfigError, match="files that no demo made"):
             prepare(tmp_path)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["flights.db", "out"]
 
-    def test_a_file_is_no_folder(self, tmp_path: Path) -> None:
+    def test_a_file_in_place_of_the_folder_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(ConfigError, match="is not a folder"):
             prepare(tmp_path / "file")
 
-    def test_a_place_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
+    def test_a_path_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(ConfigError, match="cannot be created"):
             prepare(tmp_path / "file" / "demo")
 
-    def test_what_an_earlier_demo_left_is_removed_but_for_the_log(self, tmp_path: Path) -> None:
+    def test_files_of_an_earlier_demo_are_removed_except_the_log(self, tmp_path: Path) -> None:
         store = open_objects(str(tmp_path / "events"))
         create_log(store, flights_data.SCHEMA)
         LogWriter(store).seal()
@@ -119,7 +119,7 @@ class TestFolder:
         assert prepare(tmp_path) == 0
         assert [path.name for path in tmp_path.iterdir()] == ["events"]
 
-    def test_a_kill_behind_the_last_record_is_refused_and_nothing_is_removed(self, tmp_path: Path) -> None:
+    def test_a_kill_after_the_last_record_is_refused_and_nothing_is_removed(self, tmp_path: Path) -> None:
         store = open_objects(str(tmp_path / "events"))
         create_log(store, flights_data.SCHEMA)
         LogWriter(store).seal()
@@ -129,7 +129,7 @@ class TestFolder:
         assert (tmp_path / "out").exists()
 
     @pytest.mark.parametrize(("flag", "number"), [("--kill-at", "-1"), ("--max-records-per-second", "0")])
-    def test_a_number_that_no_demo_can_have_is_refused_before_data_is_converted(
+    def test_an_invalid_number_is_refused_before_data_is_converted(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, number: str
     ) -> None:
         assert main(["demo", "--folder", str(tmp_path / "demo"), flag, number]) == 2
@@ -138,7 +138,7 @@ class TestFolder:
 
 
 class TestFailed:
-    def test_a_run_that_the_demo_ended_says_so(self, tmp_path: Path) -> None:
+    def test_a_run_that_the_demo_ended_is_reported_as_ended_by_it(self, tmp_path: Path) -> None:
         error = failed(Run(tmp_path, Progress(records_in=1_234), too_long=True), -9)
         assert "the demo ended it" in error.what and "1,234 records" in error.what
         assert error.exit_status == 7

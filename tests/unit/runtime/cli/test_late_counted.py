@@ -1,4 +1,4 @@
-"""Late records are counted where a user looks: in the last line of a run, in status and in audit."""
+"""Late records are counted in the last line of a run, in status and in audit."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def job(tmp_path: Path, root: Path) -> Job:
 
 
 class TestLateRecords:
-    def test_are_in_the_last_line_of_the_run_that_took_them(self, job: Job) -> None:
+    def test_are_in_the_last_line_of_the_run_that_read_them(self, job: Job) -> None:
         assert "0 late records" in job.run(1, 30)
         assert "2 late records (per_k)" in job.run(2, 3)
         assert "1 late record (per_k)" in job.run(4)
@@ -96,13 +96,13 @@ class TestLateRecords:
         assert ended.status == 0
         assert "2 records came late, after their windows had closed: per_k 2" in ended.out
 
-    def test_a_job_without_windows_has_none(self, holdfast: Callable[..., Ended], history: Any) -> None:
+    def test_are_not_counted_in_a_job_without_windows(self, holdfast: Callable[..., Ended], history: Any) -> None:
         history("cold").checkpoint(5)
         assert holdfast("status", "cold", "--json").json["late"] is None
         assert "late" not in holdfast("status", "cold").out
 
 
-class TestWhatTheManifestHolds:
+class TestLateCountsInTheManifest:
     def part(self, late: int | None) -> PartAudit:
         return PartAudit(operators=(OperatorCount("per_k", "keyed", 9, 3, late=late),))
 
@@ -111,14 +111,14 @@ class TestWhatTheManifestHolds:
         assert found is not None
         return found
 
-    def test_late_records_add_up_over_workers_and_epochs(self) -> None:
+    def test_add_up_over_workers_and_epochs(self) -> None:
         first = self.audited(0, None, 1, 2)
         assert first.late == Late(NO_EPOCH, {"per_k": 3})
         assert self.audited(1, first, 0, 4).late == Late(NO_EPOCH, {"per_k": 7})
 
-    def test_where_nothing_can_be_late_it_is_left_out(self) -> None:
+    def test_are_left_out_if_no_record_can_be_late(self) -> None:
         assert b'"late":{' not in msgspec.json.encode(self.audited(0, None, None))
 
-    def test_behind_a_manifest_of_an_older_version_it_says_since_when_it_counts(self) -> None:
+    def test_after_a_manifest_of_an_older_version_name_the_epoch_they_start_from(self) -> None:
         older = msgspec.structs.replace(self.audited(0, None, 5), late=msgspec.UNSET)
         assert self.audited(7, older, 2).late == Late(Epoch(7), {"per_k": 2})

@@ -1,4 +1,4 @@
-"""What `holdfast plan` says about changed code, and what the next run then does with state and sinks.
+"""The output of `holdfast plan` for changed code, and its effects on state and sinks in the next run.
 
 Runs are those of a cluster in memory after the checks of a real start; root, log and tables are files.
 """
@@ -118,7 +118,7 @@ class Orders:
             return dict(db.execute(f"SELECT word, total FROM {table}").fetchall())
 
     def plan(self, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
-        """What `holdfast plan` says: the changes as JSON, and the lines for people."""
+        """The output of `holdfast plan`: the changes as JSON, and the text."""
         self.write()
         assert main(["plan", self.file, "--json"]) == 0
         changes = json.loads(capsys.readouterr().out)["changes"]
@@ -139,13 +139,13 @@ def orders(tmp_path: Path) -> Orders:
 Capture = pytest.CaptureFixture[str]
 
 
-class TestWhatPlanShows:
+class TestShownChanges:
     def test_unchanged_code_changes_nothing(self, orders: Orders, capsys: Capture) -> None:
         changes, text = orders.plan(capsys)
         assert (changes["changed"], changes["not_known"], changes["refused"]) == ([], [], [])
         assert text.strip() == f"none against the checkpoint of epoch {orders.manifest().epoch}"
 
-    def test_an_inserted_filter(self, orders: Orders, capsys: Capture) -> None:
+    def test_an_inserted_filter_is_shown(self, orders: Orders, capsys: Capture) -> None:
         orders.change('orders.key_by("word")', 'orders.filter(pl.col("v") > 1).key_by("word")')
         changes, text = orders.plan(capsys)
         (change,) = changes["changed"]
@@ -154,7 +154,7 @@ class TestWhatPlanShows:
         assert "applies to the records after the checkpoint" in change["effect"]
         assert change["what"] in text and "none" not in text
 
-    def test_a_changed_filter(self, orders: Orders, capsys: Capture) -> None:
+    def test_a_changed_filter_is_shown(self, orders: Orders, capsys: Capture) -> None:
         orders.change('orders.sink("copy"', 'orders.filter(pl.col("v") > 1).sink("copy"')
         orders.start()
         orders.order(c=3)
@@ -166,19 +166,19 @@ class TestWhatPlanShows:
             and "; and now has: `filter" in change["what"]
         )
 
-    def test_a_renamed_target_table(self, orders: Orders, capsys: Capture) -> None:
+    def test_a_renamed_target_table_is_shown(self, orders: Orders, capsys: Capture) -> None:
         orders.change('table="totals"', 'table="sums"')
         changes, text = orders.plan(capsys)
         (change,) = changes["changed"]
         assert change["what"].startswith("sink 'out' wrote to SQLite") and "table 'sums'" in change["what"]
         assert "rows delivered so far stay in the old target" in text
 
-    def test_a_policy_of_a_source(self, orders: Orders, capsys: Capture) -> None:
+    def test_a_changed_policy_of_a_source_is_shown(self, orders: Orders, capsys: Capture) -> None:
         orders.change('"/orders", Order)', '"/orders", Order), on_error="drop"')
         (change,) = orders.plan(capsys)[0]["changed"]
         assert change["what"] == "source 'orders' had on_error='fail' and now has 'drop'"
 
-    def test_code_of_a_function(self, orders: Orders, capsys: Capture) -> None:
+    def test_changed_code_of_a_function_is_shown(self, orders: Orders, capsys: Capture) -> None:
         orders.change('orders.sink("copy"', 'orders.filter(lambda r: r.v > 1).sink("copy"')
         orders.start()
         orders.order(c=3)
@@ -187,14 +187,14 @@ class TestWhatPlanShows:
         (change,) = orders.plan(capsys)[0]["changed"]
         assert "has different code in: `filter lambda`" in change["what"]
 
-    def test_other_state_is_refused_with_the_way_out(self, orders: Orders, capsys: Capture) -> None:
+    def test_incompatible_state_is_refused_with_the_next_step(self, orders: Orders, capsys: Capture) -> None:
         orders.change('hf.sum("v")', 'hf.sum("u")')
         changes, text = orders.plan(capsys)
         (refused,) = changes["refused"]
         assert "the column 'v' and now has the column 'u'" in refused["what"]
         assert "--drop-state totals" in refused["next"] and "refused: operator 'totals'" in text
 
-    def test_an_operator_that_is_gone_is_refused_before_the_start(self, orders: Orders, capsys: Capture) -> None:
+    def test_a_removed_operator_is_refused_before_the_start(self, orders: Orders, capsys: Capture) -> None:
         orders.change('agg("totals"', 'agg("sums"')
         changes, _ = orders.plan(capsys)
         assert changes["operators"] == {"added": ["sums"], "removed": ["totals"]}
@@ -207,7 +207,7 @@ class TestWhatPlanShows:
         assert "source 'orders'" in refused["what"] and "holds another log" in refused["what"]
         assert "holdfast rewind JOB.py --to-offset orders:" in refused["next"]
 
-    def test_what_an_older_version_did_not_keep_is_not_known(
+    def test_values_that_an_older_version_did_not_keep_are_unknown(
         self, orders: Orders, capsys: Capture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def older(self: Repository, ref: Any) -> Manifest:
@@ -232,7 +232,7 @@ class TestWhatPlanShows:
 
 
 class TestDroppedState:
-    def test_the_operator_begins_empty_and_the_others_go_on(self, orders: Orders) -> None:
+    def test_the_operator_starts_empty_and_the_others_keep_their_state(self, orders: Orders) -> None:
         orders.change('hf.sum("v")', 'hf.sum("u")')
         orders.start("totals")
         orders.order(a=1)
@@ -253,7 +253,7 @@ class TestChangedAggregates:
         with closing(sqlite3.connect(orders.folder / "out.db")) as db:
             return {row[0]: row[1:] for row in db.execute(f"SELECT word, {columns} FROM totals")}
 
-    def test_one_that_is_added_starts_from_now(self, orders: Orders, capsys: Capture) -> None:
+    def test_an_added_aggregate_starts_from_now(self, orders: Orders, capsys: Capture) -> None:
         orders.change('total=hf.sum("v")', self.ADDED)
         changes, text = orders.plan(capsys)
         assert {
@@ -270,7 +270,7 @@ class TestChangedAggregates:
         assert self.rows(orders, "total, n") == {"a": (6, 1), "b": (2, None), "c": (7, 1)}
         assert orders.plan(capsys)[1].strip().startswith("none against the checkpoint")
 
-    def test_one_that_is_renamed_keeps_its_state(self, orders: Orders, capsys: Capture) -> None:
+    def test_a_renamed_aggregate_keeps_its_state(self, orders: Orders, capsys: Capture) -> None:
         orders.change('total=hf.sum("v")', 'sales=hf.sum("v").was("total")')
         changes, _ = orders.plan(capsys)
         shown = {each["what"]: each["effect"] for each in changes["changed"]}
@@ -281,7 +281,7 @@ class TestChangedAggregates:
         orders.stop()
         assert self.rows(orders, "sales") == {"a": (6,), "b": (2,)}
 
-    def test_one_that_is_removed_is_refused_until_its_state_is_given_up(self, orders: Orders, capsys: Capture) -> None:
+    def test_a_removed_aggregate_is_refused_until_its_state_is_dropped(self, orders: Orders, capsys: Capture) -> None:
         orders.change('total=hf.sum("v")', self.ADDED)
         self.alter(orders, "ADD COLUMN n INTEGER")
         orders.start()
@@ -304,7 +304,7 @@ class TestChangedAggregates:
             "past": ["total.sum"],
         }
 
-    def test_are_refused_while_output_with_the_former_columns_may_be_undelivered(
+    def test_are_refused_while_output_with_the_old_columns_may_be_undelivered(
         self, orders: Orders, capsys: Capture
     ) -> None:
         orders.start()
@@ -319,7 +319,7 @@ class TestChangedAggregates:
             orders.start()
         assert "end it with holdfast stop" in refused.value.next_step
 
-    def test_are_not_applied_to_a_checkpoint_of_yet_another_code(self, orders: Orders) -> None:
+    def test_are_not_applied_to_a_checkpoint_of_different_code(self, orders: Orders) -> None:
         """Both runs call the new column of state alike, and mean different inputs."""
         orders.change('total=hf.sum("v")', 'total=hf.sum("v"), more=hf.sum("u")')
         self.alter(orders, "ADD COLUMN more INTEGER")
@@ -334,7 +334,7 @@ class TestChangedAggregates:
         assert outcome is not None and outcome[0] == "failed" and outcome[1] is not None
         assert "another run with other code completed epoch" in outcome[1].what
 
-    def test_are_applied_to_a_later_checkpoint_of_the_code_they_were_compared_with(self, orders: Orders) -> None:
+    def test_are_applied_to_a_later_checkpoint_of_the_same_code(self, orders: Orders) -> None:
         orders.change('total=hf.sum("v")', self.ADDED)
         self.alter(orders, "ADD COLUMN n INTEGER")
         mine = orders.checked()
@@ -348,7 +348,7 @@ class TestChangedAggregates:
         orders.order(a=1)
         assert self.rows(orders, "total, n")["a"] == (7, 1)
 
-    def test_take_effect_if_the_last_checkpoint_names_output_that_is_delivered(self, orders: Orders) -> None:
+    def test_take_effect_if_the_pending_output_of_the_checkpoint_was_delivered(self, orders: Orders) -> None:
         orders.start()
         orders.append_and_stop(a=2)
         assert "out" in {item.writer.sink for item in orders.manifest().pending}
@@ -359,8 +359,8 @@ class TestChangedAggregates:
         assert self.rows(orders, "total, n") == {"a": (8, 1), "b": (2, None)}
 
 
-class TestASinkThatIsRemoved:
-    def test_after_a_stop_the_job_goes_on_without_it(self, orders: Orders) -> None:
+class TestRemovedSink:
+    def test_the_job_resumes_without_the_sink_after_a_stop(self, orders: Orders) -> None:
         orders.start()
         orders.append_and_stop(a=2)
         assert {item.writer.sink for item in orders.manifest().pending} == {"out", "copy"}
@@ -370,7 +370,7 @@ class TestASinkThatIsRemoved:
         assert orders.totals() == {"a": 8, "b": 2}
         assert {item.writer.sink for item in orders.manifest().pending} == {"out"}
 
-    def test_a_start_that_came_to_nothing_forgets_nothing(self, orders: Orders) -> None:
+    def test_a_failed_start_forgets_nothing(self, orders: Orders) -> None:
         orders.start()
         orders.append_and_stop(a=2)
         orders.change(COPY, "")
@@ -379,7 +379,7 @@ class TestASinkThatIsRemoved:
         orders.order(a=5)
         assert orders.totals() == {"a": 8, "b": 2}
 
-    def test_without_a_stop_its_output_may_be_undelivered_and_the_start_is_refused(
+    def test_the_start_is_refused_without_a_stop_as_output_may_be_undelivered(
         self, orders: Orders, capsys: Capture
     ) -> None:
         orders.start()
@@ -407,7 +407,7 @@ class TestKeyGroups:
         assert prepare(app.plan(), resolve(app, env={"HOLDFAST_KEY_GROUPS": "16"})).plan.key_groups == 16
         assert prepare(app.plan(), resolve(app, spark_conf={"spark.holdfast.key_groups": "32"})).plan.key_groups == 32
 
-    def test_that_differ_from_the_jobs_are_refused_with_their_origin(self, orders: Orders) -> None:
+    def test_that_differ_from_those_of_the_job_are_refused_with_their_origin(self, orders: Orders) -> None:
         app = load(orders.file)
         with pytest.raises(ConfigError, match=r"key_groups=128, but now has key_groups=16 \(origin: environment\)"):
             prepare(app.plan(), resolve(app, env={"HOLDFAST_KEY_GROUPS": "16"}))

@@ -1,4 +1,4 @@
-"""A rewind of a job that nobody runs: what others see of it in `live.json`."""
+"""A rewind of a stopped job, as other processes see it in `live.json`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from holdfast.sinks.sqlite.sink import SQLite
 
 
 class Live:
-    """What is said, and by which thread: threads overtake each other, what one thread says stays in order."""
+    """The statuses written, with their thread: threads overtake each other, those of one thread stay in order."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, threading.Thread]] = []
@@ -34,7 +34,7 @@ class Live:
         self.said.append((reported.state, threading.current_thread()))
 
     def ends_as(self, state: str) -> bool:
-        """Return whether this is what remains, after more was said by the same thread."""
+        """Return whether this status remains the last one, after the same thread wrote more."""
         last, before = self.said[-1], self.said[-2]
         return last[0] == state and before == ("recovering", last[1])
 
@@ -54,13 +54,13 @@ def rewind(words: Words, live: Live, sinks: Sequence[SinkSpec] | None = None, ti
     rewind_stopped(Repository(words.store), words.job, asked, sinks or words.plan.sinks, timeout_s, live.tell)
 
 
-class TestLastWords:
-    def test_of_a_rewind_are_not_overtaken_by_earlier_ones(self, words: Words) -> None:
+class TestLastStatus:
+    def test_of_a_rewind_is_not_overwritten_by_an_earlier_one(self, words: Words) -> None:
         live = Live()
         rewind(words, live)
         assert live.ends_as("stopped")
 
-    def test_of_one_that_fails_are_not_overtaken_either(self, words: Words) -> None:
+    def test_of_a_failed_rewind_is_not_overwritten_by_an_earlier_one(self, words: Words) -> None:
         with (words.folder / "out.db").open("r+b") as file:
             file.seek(100)
             file.write(b"\xff" * 3900)
@@ -71,20 +71,20 @@ class TestLastWords:
 
 
 class TestTimeout:
-    def test_that_repairs_would_not_keep_is_refused_before_anything_is_written(self, words: Words) -> None:
+    def test_that_is_too_short_for_repairs_is_refused_before_anything_is_written(self, words: Words) -> None:
         to = ("--to-epoch", str(words.epochs[0]), "--apply")
         assert main(["rewind", words.file, *to, "--timeout", "1ms"]) == 2
         assert words.job.timeline == 1
         assert main(["rewind", words.file, *to]) == 0
 
-    def test_names_the_option_and_a_value_that_is_enough(self) -> None:
+    def test_names_the_option_and_a_sufficient_value(self) -> None:
         with pytest.raises(ConfigError, match="takes about 90 s, longer than --timeout 60s") as refused:
             check_in_time("hot", 90.0, 60.0)
         assert "--timeout 180s" in refused.value.next_step
         check_in_time("hot", 59.0, 60.0)
         check_in_time("hot", None, 60.0)
 
-    def test_does_not_call_a_target_away_that_is_at_work(self, words: Words) -> None:
+    def test_does_not_report_a_busy_target_as_unreachable(self, words: Words) -> None:
         busy = Busy(words.folder / "out.db", "totals", ["word"])
         sinks = [replace(spec, sink=busy) if spec.name == "out" else spec for spec in words.plan.sinks]
         with pytest.raises(Unavailable) as late:
@@ -95,7 +95,7 @@ class TestTimeout:
 
 
 class Busy(SQLite):
-    """A target whose repair takes until somebody lets it end."""
+    """A target whose repair takes until the test lets it end."""
 
     may_end = threading.Event()
 

@@ -31,7 +31,7 @@ def log_of() -> Path:
 
 
 class TestDiverted:
-    def test_every_run_of_a_process_has_the_log_that_its_jvm_writes(self) -> None:
+    def test_every_run_of_a_process_names_the_log_of_its_jvm(self) -> None:
         with diverted(enabled=True):
             first = log_of()
         with diverted(enabled=True):
@@ -49,21 +49,21 @@ class TestDiverted:
             raise JobFailed("it failed", not_done="nothing", next_step="look")
         assert capsys.readouterr().err == f"Spark's own log is in {log}\n"
 
-    def test_a_run_that_logged_nothing_names_no_file(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_run_without_log_output_names_no_file(self, capsys: pytest.CaptureFixture[str]) -> None:
         with diverted(enabled=True):
             log_of().write_text("WARN of the first run\n")
         with pytest.raises(JobFailed), diverted(enabled=True):
             raise JobFailed("it failed", not_done="nothing", next_step="look")
         assert capsys.readouterr().err == ""
 
-    def test_a_run_that_the_user_has_to_correct_names_no_file(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_run_with_a_config_error_names_no_file(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(ConfigError), diverted(enabled=True):
             log_of().write_text("WARN\n")
             raise ConfigError("wrong", not_done="nothing", next_step="correct it")
         assert capsys.readouterr().err == ""
 
     @pytest.mark.parametrize(("fails", "kept"), [(False, []), (True, ["log4j2.properties", "spark.log"])])
-    def test_the_file_stays_after_the_process_only_if_a_run_failed(
+    def test_the_file_is_kept_after_the_process_only_if_a_run_failed(
         self, fails: bool, kept: list[str], tmp_path: Path
     ) -> None:
         run = (
@@ -80,7 +80,7 @@ class TestDiverted:
         )
         assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == kept
 
-    def test_a_configuration_of_the_users_own_is_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_log_configuration_of_the_user_is_not_changed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(VARIABLE, "-Dlog4j2.configurationFile=mine.properties")
         with diverted(enabled=True):
             assert os.environ[VARIABLE] == "-Dlog4j2.configurationFile=mine.properties"

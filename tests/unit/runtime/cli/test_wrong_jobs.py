@@ -44,7 +44,7 @@ COLUMNS = pa.schema([pa.field("auction", pa.int64(), nullable=False), pa.field("
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, in which the job's relative paths lie."""
+    """An empty folder, to which the job's paths are relative."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -79,26 +79,26 @@ class TestRefusedByTheStream:
             (BIDS, ["no sink"]),
         ],
     )
-    def test_what_does_not_fit_is_named_with_what_would(self, holdfast: Holdfast, job: str, says: list[str]) -> None:
+    def test_a_misfit_is_named_with_a_correct_alternative(self, holdfast: Holdfast, job: str, says: list[str]) -> None:
         message = refused(holdfast, job)
         for part in says:
             assert part in message
 
 
 class TestNaiveTimes:
-    def test_a_column_without_a_zone_is_no_event_time(self, holdfast: Holdfast) -> None:
+    def test_a_column_without_a_time_zone_cannot_be_the_event_time(self, holdfast: Holdfast) -> None:
         naive = 'pa.schema([pa.field("at", pa.timestamp("us"), nullable=False)])'
         job = f'app.source("bids", hf.Generator({naive}, lambda i: (AT,), count=1), event_time="at")'
         assert "'at' has no time zone" in refused(holdfast, job)
 
-    def test_a_time_without_a_zone_in_a_record_is_refused(self, holdfast: Holdfast) -> None:
+    def test_a_time_without_a_time_zone_in_a_record_is_refused(self, holdfast: Holdfast) -> None:
         made = "hf.Generator(Bid, lambda i: Bid(i, 1.0, datetime(2026, 1, 31)), count=1)"
         message = refused(holdfast, f'app.source("bids", {made}).sink("out", table())')
         assert "time zone" in message and "'at'" in message
 
 
-class TestSourcesThatAreNotThere:
-    def test_a_log_that_is_not_there_is_named_with_the_command_that_makes_it(self, holdfast: Holdfast) -> None:
+class TestMissingSources:
+    def test_a_missing_log_is_named_with_the_command_that_creates_it(self, holdfast: Holdfast) -> None:
         message = refused(holdfast, 'app.source("bids", hf.Log("data/bids", Bid)).sink("out", table())')
         assert "no log exists at" in message and "holdfast log create" in message
         assert not Path("data").exists() and not Path("out.db").exists()
@@ -113,7 +113,7 @@ class TestSourcesThatAreNotThere:
 
 
 class TestTargets:
-    def test_a_table_with_other_columns_is_refused_and_left_alone(self, holdfast: Holdfast) -> None:
+    def test_a_table_with_other_columns_is_refused_and_not_changed(self, holdfast: Holdfast) -> None:
         with closing(sqlite3.connect("out.db", isolation_level=None)) as db:
             db.execute("CREATE TABLE bids (auction INTEGER PRIMARY KEY, total REAL)")
             db.execute("INSERT INTO bids VALUES (1, 2.0)")
@@ -121,7 +121,7 @@ class TestTargets:
             assert "table 'bids'" in message and "total" in message
             assert db.execute("SELECT * FROM bids").fetchall() == [(1, 2.0)]
 
-    def test_a_table_without_the_column_of_tags_is_refused(self, holdfast: Holdfast) -> None:
+    def test_a_table_without_the_tag_column_is_refused(self, holdfast: Holdfast) -> None:
         with closing(sqlite3.connect("out.db", isolation_level=None)) as db:
             db.execute("CREATE TABLE bids (auction INTEGER NOT NULL PRIMARY KEY, n INTEGER)")
         job = BIDS + TOTALS + 'totals.sink("out", table(key=["auction"], delivery="idempotent"))'
@@ -132,7 +132,7 @@ class TestTargets:
         message = refused(holdfast, BIDS + 'bids.sink("out", hf.Log("out"))')
         assert "needed are auction:int64, n:int64" in message
 
-    def test_a_log_with_the_tag_of_another_job_is_refused_and_left_alone(self, holdfast: Holdfast) -> None:
+    def test_a_log_with_the_tag_of_another_job_is_refused_and_not_changed(self, holdfast: Holdfast) -> None:
         create_log(open_objects("out"), COLUMNS)
         row = pa.table({"auction": [1], "n": [1]}, schema=COLUMNS)
         LogWriter(open_objects("out")).append_tagged({0: row}, "another-uuid/out/0", Tag(Timeline(1), Epoch(9)))
@@ -141,11 +141,11 @@ class TestTargets:
         assert "of another job, another-uuid, up to epoch 9" in message
         assert len(list(Path("out/commits").iterdir())) == 1
 
-    def test_a_database_in_a_folder_that_is_not_there_is_refused(self, holdfast: Holdfast) -> None:
+    def test_a_database_in_a_missing_folder_is_refused(self, holdfast: Holdfast) -> None:
         job = BIDS + 'bids.sink("out", hf.SQLite("results/out.db", table="bids"))'
         assert "mkdir -p" in refused(holdfast, job)
 
-    def test_a_database_that_is_no_database_is_refused(self, holdfast: Holdfast) -> None:
+    def test_a_file_that_is_no_database_is_refused(self, holdfast: Holdfast) -> None:
         Path("out.db").write_text("a text, much longer than the sixteen bytes of a header, and no database at all")
         Path("job.py").write_text(JOB + BIDS + 'bids.sink("out", table())')
         ended = holdfast("run", "job.py")
@@ -161,7 +161,7 @@ class TestPlaces:
         assert ended.status in (2, 5)
         assert "file/root" in ended.err and "Next: " in ended.err and "Traceback" not in ended.err
 
-    def test_a_job_file_that_is_not_there_is_refused(self, holdfast: Holdfast) -> None:
+    def test_a_missing_job_file_is_refused(self, holdfast: Holdfast) -> None:
         ended = holdfast("run", "jbo.py")
         assert ended.status == 2
         assert "jbo.py is not a file" in ended.err

@@ -1,4 +1,4 @@
-"""The companion process of a worker, at a real driver's end: when it speaks, and when it ends its worker."""
+"""The companion process of a worker beside a real driver: when it reports, and when it ends its worker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MARKS = ("source: s", "function: map parse")
 QUICK = Limits(every=0.05, hung_after=60.0, session_timeout=60.0)
 PATIENCE_S = 30.0
 
-# A worker of its own process: registers, starts its companion, marks a function, and then does as it is told.
+# A worker of its own process: registers, starts its companion, marks a function, and then obeys commands.
 WORKER_PROGRAM = """
 import json, os, sys, msgspec, threading, time
 from holdfast.runtime.wire import messages as m
@@ -58,7 +58,7 @@ threading.Event().wait()
 
 
 class Driver:
-    """The driver's end, and what it heard, in order."""
+    """The driver's end, and the messages it received, in order."""
 
     def __init__(self, credentials: Credentials) -> None:
         self.heard: list[Any] = []
@@ -142,7 +142,7 @@ def gone(pid: int) -> bool:
 
 
 class TestACompanion:
-    def test_speaks_for_a_worker_that_does_not_beat_and_is_let_go(
+    def test_reports_for_a_worker_that_does_not_beat_and_is_dismissed(
         self, driver: Driver, credentials: Credentials
     ) -> None:
         client, board = driver.register(credentials), Board(MARKS)
@@ -162,7 +162,7 @@ class TestACompanion:
         assert {each.state for each in driver.said(m.Vitals)} == {"held"}
         client.close()
 
-    def test_says_nothing_while_the_worker_beats(self, plain: Driver) -> None:
+    def test_reports_nothing_while_the_worker_beats(self, plain: Driver) -> None:
         secret = Credentials(b"s" * 32)
         client, board = plain.register(secret), Board(MARKS)
         hello = msgspec.msgpack.encode(m.Companion(WORKER))
@@ -184,9 +184,7 @@ class TestACompanion:
         companion.close()
         client.close()
 
-    def test_has_the_last_word_on_what_a_worker_did_that_ended(
-        self, plain: Driver, working: Callable[..., Worker]
-    ) -> None:
+    def test_reports_the_last_mark_of_a_worker_that_ended(self, plain: Driver, working: Callable[..., Worker]) -> None:
         worker = working(Limits(every=5.0, hung_after=60.0, session_timeout=60.0))
         until(lambda: WORKER in plain.server._companions, "the companion", PATIENCE_S)
         worker.tell("exit")
@@ -196,7 +194,7 @@ class TestACompanion:
         assert "closed its stream" in why
         until(lambda: gone(worker.companion), "the companion's end", PATIENCE_S)
 
-    def test_outlives_the_signals_that_end_its_worker(self, plain: Driver, working: Callable[..., Worker]) -> None:
+    def test_survives_the_signals_that_end_its_worker(self, plain: Driver, working: Callable[..., Worker]) -> None:
         """They go to the whole process group; only the companion can report what the worker was doing."""
         worker = working(Limits(every=5.0, hung_after=60.0, session_timeout=60.0))
         until(lambda: WORKER in plain.server._companions, "the companion", PATIENCE_S)
@@ -206,7 +204,7 @@ class TestACompanion:
         until(lambda: plain.said(tuple), "the end of the stream", PATIENCE_S)
         assert [each.state for each in plain.said(m.Vitals)] == ["ended"]
 
-    def test_is_waited_for_if_its_worker_ended_right_after_it_came(
+    def test_is_awaited_if_its_worker_ended_right_after_it_connected(
         self, plain: Driver, working: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(control, "COMING_S", PATIENCE_S)
@@ -215,7 +213,7 @@ class TestACompanion:
         until(lambda: plain.said(tuple), "the end of the stream", PATIENCE_S)
         assert [each.mark for each in plain.said(m.Vitals) if each.state == "ended"] == [MARKS[1]]
 
-    def test_does_not_speak_for_a_worker_that_a_signal_stopped(
+    def test_does_not_report_for_a_worker_that_a_signal_stopped(
         self, plain: Driver, working: Callable[..., Worker]
     ) -> None:
         worker = working()
@@ -231,7 +229,7 @@ class TestACompanion:
         os.kill(worker.process.pid, signal.SIGCONT)
         until(lambda: len(plain.said(m.Vitals)) > before, "a word of the companion", PATIENCE_S)
 
-    def test_ends_a_worker_that_holds_its_interpreter_too_long_and_says_so_first(
+    def test_reports_and_ends_a_worker_that_holds_its_interpreter_too_long(
         self, plain: Driver, working: Callable[..., Worker]
     ) -> None:
         worker = working(Limits(every=0.05, hung_after=0.5, session_timeout=60.0))
@@ -242,10 +240,8 @@ class TestACompanion:
         assert {each.mark for each in said} == {MARKS[1]}
         assert said[0].for_ms >= 500
 
-    def test_ends_a_worker_that_the_driver_has_let_go_and_that_cannot_leave(
-        self, plain: Driver, working: Callable[..., Worker]
-    ) -> None:
-        """A zombie that holds its interpreter does not hear that its stream is closed."""
+    def test_ends_a_dismissed_worker_that_cannot_exit(self, plain: Driver, working: Callable[..., Worker]) -> None:
+        """A zombie that holds its interpreter does not notice that its stream is closed."""
         worker = working(Limits(every=0.05, hung_after=60.0, session_timeout=0.5))
         until(lambda: WORKER in plain.server._companions, "the companion", PATIENCE_S)
         plain.server.dismiss(WORKER)
@@ -253,7 +249,7 @@ class TestACompanion:
         until(lambda: gone(worker.companion), "the companion's end", PATIENCE_S)
 
 
-class TestTheDriversEnd:
+class TestDriverSide:
     def test_does_not_report_the_end_of_a_worker_that_it_has_dismissed(self, plain: Driver) -> None:
         client = plain.register(Credentials(b"s" * 32))
         (serving,) = [each for each in threading.enumerate() if each.name == "control"]
@@ -269,7 +265,7 @@ class TestTheDriversEnd:
         assert stream._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 5_000
         client.close()
 
-    def test_does_not_wait_for_a_companion_that_has_had_its_last_word(
+    def test_does_not_wait_for_a_companion_that_has_sent_its_last_report(
         self, plain: Driver, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Its stream may end before that of the worker is seen to end."""
@@ -283,7 +279,7 @@ class TestTheDriversEnd:
         client.close()
         until(lambda: plain.said(tuple), "the end of the worker's stream")
 
-    def test_hears_no_companion_of_a_worker_that_it_does_not_know(self, plain: Driver) -> None:
+    def test_refuses_the_companion_of_an_unknown_worker(self, plain: Driver) -> None:
         board = Board(MARKS)
         secret = Credentials(b"s" * 32)
         hello = msgspec.msgpack.encode(m.Companion(WorkerId("stranger")))
@@ -293,7 +289,7 @@ class TestTheDriversEnd:
         assert plain.heard == []
         board.close()
 
-    def test_reports_the_end_of_a_worker_without_companion_after_a_moment(
+    def test_reports_the_end_of_a_worker_without_companion_after_a_short_wait(
         self, plain: Driver, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(control, "YOUNG_S", 0.0)
@@ -302,8 +298,8 @@ class TestTheDriversEnd:
         until(lambda: plain.said(tuple), "the end of the stream")
         assert [type(each) for each in plain.heard] == [m.Register, tuple]
 
-    def test_waits_no_longer_for_the_last_word_than_that(self, plain: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A companion that lives on says nothing of the worker's end."""
+    def test_limits_the_wait_for_the_last_report(self, plain: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A companion that is still running does not report the worker's end."""
         monkeypatch.setattr(control, "LAST_WORDS_S", 0.05)
         client = plain.register(Credentials(b"s" * 32))
         hello = msgspec.msgpack.encode(m.Companion(WORKER))
@@ -313,7 +309,7 @@ class TestTheDriversEnd:
         until(lambda: plain.said(tuple), "the end of the stream")
         companion.close()
 
-    def test_takes_nothing_from_a_companion_that_it_cannot_read(self, plain: Driver) -> None:
+    def test_ignores_an_unreadable_companion(self, plain: Driver) -> None:
         client = plain.register(Credentials(b"s" * 32))
         companion = connect(plain.server.address, Credentials(b"s" * 32), msgspec.msgpack.encode(m.Companion(WORKER)))
         companion.send(4, b'{"state": "perfect", "mark": null, "for_ms": 1, "memory": false}')

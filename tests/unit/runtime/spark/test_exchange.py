@@ -33,7 +33,7 @@ def until(true: Callable[[], object], what: str, timeout_s: float = 10.0) -> Non
 
 
 class End:
-    """One worker's end of the network, and what it was told of broken channels."""
+    """One worker's end of the network, and the broken channels reported to it."""
 
     def __init__(self, credentials: Credentials = SECRET) -> None:
         self.mailbox = Mailbox()
@@ -105,7 +105,7 @@ def refused(stream: Stream) -> None:
 
 
 class TestChannels:
-    def test_batches_barriers_and_watermarks_come_out_in_order(self, ends: tuple[End, End]) -> None:
+    def test_batches_barriers_and_watermarks_arrive_in_order(self, ends: tuple[End, End]) -> None:
         sender, receiver = opened(ends)
         barrier = Barrier(Epoch(1), Epoch(0), last=False)
         time, idle = Watermark(7), Watermark(8, idle=True)
@@ -138,7 +138,7 @@ class TestChannels:
         assert isinstance(frame, pa.RecordBatch) and frame.equals(batch(7))
         assert ends[1].network._waiting == {}
 
-    def test_a_peer_that_connects_again_while_it_waits_replaces_its_connection(self, ends: tuple[End, End]) -> None:
+    def test_a_waiting_peer_that_reconnects_replaces_its_connection(self, ends: tuple[End, End]) -> None:
         hello = msgspec.msgpack.encode(Hello(JOB, Generation(1), LEFT_TO_RIGHT))
         network = ends[1].network
         first = connect(network.address, SECRET, hello)
@@ -164,7 +164,7 @@ class TestChannels:
             end.close()
         until(lambda: channels() == [], "their end")
 
-    def test_nothing_of_an_older_generation_is_taken(self, ends: tuple[End, End]) -> None:
+    def test_peers_of_an_older_generation_are_refused(self, ends: tuple[End, End]) -> None:
         """P2"""
         opened(ends, generation=2)
         hello = msgspec.msgpack.encode(Hello(JOB, Generation(1), LEFT_TO_RIGHT))
@@ -204,19 +204,19 @@ class TestClosedChannels:
         ends[1].mailbox.drain()
         assert ends[1].broken == []
 
-    def test_take_no_peer_any_more(self, ends: tuple[End, End]) -> None:
+    def test_accept_no_further_peer(self, ends: tuple[End, End]) -> None:
         ends[1].open(1, 1, {}).close()
         with pytest.raises(StreamClosed):
             connect(ends[1].network.address, SECRET, self.HELLO).receive()
 
-    def test_of_a_worker_that_leaves_include_those_that_wait_for_it(self, ends: tuple[End, End]) -> None:
+    def test_of_a_worker_that_exits_include_its_waiting_peers(self, ends: tuple[End, End]) -> None:
         peer = connect(ends[1].network.address, SECRET, self.HELLO)
         until(lambda: ends[1].network._waiting, "the peer to wait")
         ends[1].network.close()
         with pytest.raises(StreamClosed):
             peer.receive()
 
-    def test_are_asked_after_while_they_are_silent(self, ends: tuple[End, End]) -> None:
+    def test_are_probed_while_they_are_silent(self, ends: tuple[End, End]) -> None:
         """A peer whose packets are dropped sends nothing, also no end."""
         peer = connect(ends[1].network.address, SECRET, self.HELLO)
         options = (
@@ -230,7 +230,7 @@ class TestClosedChannels:
 
 
 class TestBrokenChannels:
-    def test_are_reported_on_the_loops_thread_and_no_other(self, ends: tuple[End, End]) -> None:
+    def test_are_reported_only_on_the_loops_thread(self, ends: tuple[End, End]) -> None:
         sender, _ = opened(ends)
         sender.put(LEFT_TO_RIGHT, batch(1))
         ends[1].close()
@@ -244,27 +244,29 @@ class TestBrokenChannels:
         until(reported, "a report")
         assert ends[0].broken[0][:2] == (1, threading.current_thread().name)
 
-    def test_include_those_that_deliver_bytes_nobody_understands(self, ends: tuple[End, End]) -> None:
+    def test_include_those_that_deliver_unreadable_bytes(self, ends: tuple[End, End]) -> None:
         opened(ends)[0].close()
         ends[1].open(1, 2, {})
         hello = msgspec.msgpack.encode(Hello(JOB, Generation(2), LEFT_TO_RIGHT))
         stream: Stream = connect(ends[1].network.address, SECRET, hello)
         stream.send(1, b"no record batch")
 
-        def is_told() -> bool:
+        def is_reported() -> bool:
             ends[1].mailbox.drain()
-            return any(generation == 2 for generation, _, _ in ends[1].broken)  # that of 1 closed may be told first
+            return any(
+                generation == 2 for generation, _, _ in ends[1].broken
+            )  # that channel 1 closed may be reported first
 
-        until(is_told, "a report")
+        until(is_reported, "a report")
         stream.close()
 
 
 class TestAuthentication:
-    def test_who_does_not_know_the_secret_is_refused(self, ends: tuple[End, End]) -> None:
+    def test_a_peer_without_the_secret_is_refused(self, ends: tuple[End, End]) -> None:
         with pytest.raises((Unavailable, StreamClosed)):
             connect(ends[1].network.address, Credentials(b"x" * 32), b"hello").receive()
 
-    def test_a_closed_listener_takes_nobody(self) -> None:
+    def test_a_closed_listener_accepts_no_peer(self) -> None:
         listener = listen("127.0.0.1")
         address = listener.getsockname()
         freed = threading.Event()

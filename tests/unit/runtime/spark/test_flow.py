@@ -1,4 +1,4 @@
-"""Backpressure and frame limits of the data plane: what a sender may send, and what a receiver takes unasked."""
+"""Backpressure and frame limits of the data plane: how much a sender may send, and how much a receiver buffers."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ def numbered(number: int) -> pa.RecordBatch:
 
 
 class TestAReceiver:
-    def test_reads_no_more_than_its_queue_has_room_for_and_goes_on_where_it_stopped(
-        self, ends: tuple[End, End]
-    ) -> None:
+    def test_reads_only_what_its_queue_has_room_for_and_resumes_later(self, ends: tuple[End, End]) -> None:
         _, receiver = ends
         links = receiver.open(1, 1, {})
         assert isinstance(links, _TcpLinks)
@@ -63,7 +61,7 @@ class TestAReceiver:
         assert all_sent.wait(10.0)
         stream.close()
 
-    def test_that_takes_nothing_lets_its_sender_have_no_room(self, ends: tuple[End, End]) -> None:
+    def test_that_reads_nothing_leaves_its_sender_without_room(self, ends: tuple[End, End]) -> None:
         sender, receiver = opened(ends)
         assert isinstance(sender, _TcpLinks) and isinstance(receiver, _TcpLinks)
         queue, waiting = sender._out[LEFT_TO_RIGHT], receiver._in[LEFT_TO_RIGHT]
@@ -82,7 +80,7 @@ class TestAReceiver:
         assert sender.room(LEFT_TO_RIGHT)
 
 
-class TestABatchThatIsLargerThanAFrame:
+class TestBatchLargerThanAFrame:
     def test_is_sent_in_parts_in_order_and_before_the_barrier(
         self, ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -113,7 +111,7 @@ class TestABatchThatIsLargerThanAFrame:
         whole = batch(1, 2, 3)
         assert parts_of(whole)[0] is whole
 
-    def test_a_row_of_the_limit_fits_into_a_frame_with_all_that_goes_with_it(self) -> None:
+    def test_a_row_at_the_limit_fits_into_a_frame_with_its_overhead(self) -> None:
         """What Arrow adds to a row are its schema-less header and padding: a few hundred bytes per column."""
         row = pa.record_batch([pa.array(["x" * 100_000])] * 300, names=[f"c{n}" for n in range(300)])
         assert len(row.serialize()) < row.nbytes + 300 * 512
@@ -121,14 +119,14 @@ class TestABatchThatIsLargerThanAFrame:
         assert channels.BATCH_BYTES_MAX <= channels.ROW_BYTES_MAX
 
 
-class TestAFrameThatIsTooLong:
+class TestOversizedFrame:
     def joined(self, ends: tuple[End, End]) -> Stream:
         ends[1].open(1, 1, {})
         return connect(
             ends[1].network.address, SECRET, msgspec.msgpack.encode(Hello(JOB, Generation(1), LEFT_TO_RIGHT))
         )
 
-    def test_is_refused_by_its_sender_and_the_stream_lives_on(
+    def test_is_refused_by_its_sender_and_the_stream_stays_open(
         self, ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(wire, "FRAME_BYTES_MAX", 10_000)
@@ -141,7 +139,7 @@ class TestAFrameThatIsTooLong:
         assert isinstance(frame, pa.RecordBatch) and frame.equals(batch(7))
         stream.close()
 
-    def test_is_refused_by_a_receiver_before_memory_is_taken_for_it(
+    def test_is_refused_by_a_receiver_before_memory_is_allocated(
         self, ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         stream = self.joined(ends)

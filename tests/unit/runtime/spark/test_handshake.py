@@ -91,7 +91,7 @@ def answering(listener: socket.socket, answer: Callable[[bytes, bytes], bytes], 
 
 
 def greeting(connection: socket.socket, given: Callable[[bytes], bytes], hello: bytes = HELLO) -> bytes:
-    """Connect by hand: read the nonce, send a greeting with this proof; return what is answered, empty if nothing."""
+    """Connect by hand: read the nonce, send a greeting with this proof; return the answer, empty if there is none."""
     connection.settimeout(PATIENCE_S)
     theirs = exactly(connection, 32)
     message = NONCE + given(theirs) + hello
@@ -102,8 +102,8 @@ def greeting(connection: socket.socket, given: Callable[[bytes], bytes], hello: 
         return b""
 
 
-class TestTheEndThatConnects:
-    def test_takes_an_acceptor_that_knows_the_secret(self, listener: socket.socket) -> None:
+class TestConnectingEnd:
+    def test_accepts_an_acceptor_with_the_secret(self, listener: socket.socket) -> None:
         seen: list[bytes] = []
         peer = answering(listener, lambda theirs, _: proof(b"accept", theirs, NONCE), seen)
         stream = connect(listener.getsockname(), SECRET, HELLO)
@@ -124,7 +124,7 @@ class TestTheEndThatConnects:
         ],
         ids=["another secret", "its role", "its role, turned", "echoed", "nonces turned", "other hello", "zeros"],
     )
-    def test_refuses_an_acceptor_with_any_other_proof_and_sends_it_nothing(
+    def test_refuses_an_acceptor_with_a_wrong_proof_and_sends_it_nothing(
         self, listener: socket.socket, answer: Callable[[bytes, bytes], bytes]
     ) -> None:
         seen: list[bytes] = []
@@ -134,7 +134,7 @@ class TestTheEndThatConnects:
         assert peer.ended() == [] and seen == []
 
 
-class TestTheEndThatAccepts:
+class TestAcceptingEnd:
     def accepting(self, listener: socket.socket, taken: list[tuple[Stream, bytes]]) -> Peer:
         def play() -> None:
             connection, _ = listener.accept()
@@ -142,7 +142,7 @@ class TestTheEndThatAccepts:
 
         return Peer(play)
 
-    def test_takes_a_peer_that_knows_the_secret_and_proves_that_itself(self, listener: socket.socket) -> None:
+    def test_accepts_a_peer_with_the_secret_and_proves_its_own_knowledge(self, listener: socket.socket) -> None:
         taken: list[tuple[Stream, bytes]] = []
         peer = self.accepting(listener, taken)
         with socket.create_connection(listener.getsockname()) as connection:
@@ -170,7 +170,7 @@ class TestTheEndThatAccepts:
         ],
         ids=["another secret", "its role", "its role, turned", "nonces turned", "replayed", "other hello", "zeros"],
     )
-    def test_refuses_any_other_proof_and_answers_nothing(
+    def test_refuses_a_wrong_proof_without_an_answer(
         self, listener: socket.socket, given: Callable[[bytes], bytes]
     ) -> None:
         peer = self.accepting(listener, [])
@@ -189,7 +189,7 @@ class TestTheEndThatAccepts:
         (error,) = peer.ended()
         assert isinstance(error, StreamClosed) and "wrong size" in str(error)
 
-    def test_gives_every_connection_a_nonce_of_its_own(self, listener: socket.socket) -> None:
+    def test_gives_every_connection_its_own_nonce(self, listener: socket.socket) -> None:
         nonces = set()
         for _ in range(3):
             peer = self.accepting(listener, [])
@@ -248,7 +248,9 @@ TLS_RECORD = b"\x16\x03\x01\x3f\xff\x01" + b"\0" * 16_000
 
 class TestOneDeadline:
     @pytest.mark.parametrize("encrypted", [False, True])
-    def test_holds_for_all_that_the_accepting_end_reads(self, monkeypatch: pytest.MonkeyPatch, encrypted: bool) -> None:
+    def test_covers_everything_that_the_accepting_end_reads(
+        self, monkeypatch: pytest.MonkeyPatch, encrypted: bool
+    ) -> None:
         credentials = make_credentials(encrypted)
         peer = Dripping(monkeypatch, TLS_RECORD) if encrypted else Dripping(monkeypatch)
         with pytest.raises(StreamClosed):
@@ -257,7 +259,7 @@ class TestOneDeadline:
         assert peer.now <= 100.0 + wire.HANDSHAKE_TIMEOUT_S
 
     @pytest.mark.parametrize("encrypted", [False, True])
-    def test_holds_for_all_that_the_connecting_end_reads(
+    def test_covers_everything_that_the_connecting_end_reads(
         self, monkeypatch: pytest.MonkeyPatch, encrypted: bool
     ) -> None:
         credentials = make_credentials(encrypted)
@@ -268,7 +270,7 @@ class TestOneDeadline:
         assert peer.reads > 2
         assert peer.now <= 100.0 + wire.HANDSHAKE_TIMEOUT_S
 
-    def test_is_over_when_the_handshake_is(self, listener: socket.socket) -> None:
+    def test_ends_with_the_handshake(self, listener: socket.socket) -> None:
         """A stream may be silent for as long as it likes."""
         seen: list[bytes] = []
         peer = answering(listener, lambda theirs, _: proof(b"accept", theirs, NONCE), seen)
@@ -279,7 +281,7 @@ class TestOneDeadline:
 
 
 class TestPendingHandshakes:
-    def test_are_so_many_at_most_and_the_oldest_gives_way(
+    def test_are_limited_and_the_oldest_is_dropped(
         self, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(door, "PENDING_MAX", 3)
@@ -303,7 +305,7 @@ class TestPendingHandshakes:
         for each in silent:
             each.close()
 
-    def test_that_are_young_are_let_through_before_another_is_taken(
+    def test_that_are_recent_are_completed_before_another_is_accepted(
         self, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(door, "PENDING_MAX", 1)
@@ -327,7 +329,7 @@ class TestPendingHandshakes:
         theirs = exactly(slow, 32)
         assert looks.acquire(timeout=PATIENCE_S)  # it was given the only place
         quick = Peer(lambda: connect(listener.getsockname(), SECRET, b"quick").close())
-        assert looks.acquire(timeout=PATIENCE_S)  # and the next one looks for how long it has had that
+        assert looks.acquire(timeout=PATIENCE_S)  # and the next one checks for how long it has had that
         message = NONCE + proof(b"connect", theirs, NONCE, b"slow") + b"slow"
         slow.sendall(struct.pack("<BQ", 0, len(message)) + message)
         assert both.acquire(timeout=PATIENCE_S) and both.acquire(timeout=PATIENCE_S)
@@ -357,8 +359,8 @@ class TestPendingHandshakes:
         assert all(served.acquire(timeout=PATIENCE_S) for _ in streams)
 
 
-class TestAShortage:
-    """Of file descriptors or threads: connections are refused meanwhile, and taken again afterwards."""
+class TestShortage:
+    """A shortage of file descriptors or threads: connections are refused meanwhile, and accepted again afterwards."""
 
     def test_of_file_descriptors_ends_no_listener(
         self, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
@@ -376,7 +378,7 @@ class TestAShortage:
         serve_each(Short(), "short", SECRET, lambda stream, _: stream.close())  # type: ignore[arg-type]
         connect(listener.getsockname(), SECRET, HELLO).close()
 
-    def test_of_threads_ends_no_listener_and_keeps_no_place(
+    def test_of_threads_ends_no_listener_and_occupies_no_slot(
         self, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         left = [2]
@@ -402,7 +404,7 @@ class TestAShortage:
 
 
 class TestRefusals:
-    def test_are_logged_at_the_first_then_once_a_minute_with_their_number(
+    def test_are_logged_first_immediately_then_once_a_minute_with_their_number(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         now = [100.0]
@@ -422,7 +424,7 @@ class TestRefusals:
             "a data connection was refused: no secret; 1 more since the last message",
         ]
 
-    def test_of_a_listener_are_logged_sparingly(
+    def test_of_a_listener_are_logged_at_a_limited_rate(
         self, listener: socket.socket, caplog: pytest.LogCaptureFixture
     ) -> None:
         serve_each(listener, "sparing", SECRET, lambda stream, _: stream.close())

@@ -22,19 +22,19 @@ class TestQuieter:
         assert Quieter().feed(INCUBATOR + b"OutOfMemoryError\n") == b"OutOfMemoryError\n"
 
     @pytest.mark.parametrize("cut", range(1, len(INCUBATOR)))
-    def test_a_line_of_noise_that_arrives_in_two_pieces_is_dropped(self, cut: int) -> None:
+    def test_a_line_of_noise_in_two_chunks_is_dropped(self, cut: int) -> None:
         quieter = Quieter()
         assert quieter.feed(INCUBATOR[:cut]) + quieter.feed(INCUBATOR[cut:] + b"rest\n") + quieter.end() == b"rest\n"
 
-    def test_an_incomplete_line_that_is_no_noise_is_shown_immediately(self) -> None:
+    def test_an_incomplete_line_that_is_not_noise_is_shown_immediately(self) -> None:
         assert Quieter().feed(b"one\npassword? ") == b"one\npassword? "
 
-    def test_a_line_that_only_begins_as_noise_is_shown_whole(self) -> None:
+    def test_a_line_that_only_begins_like_noise_is_shown_completely(self) -> None:
         quieter = Quieter()
         assert quieter.feed(b"WARNING: ") == b""
         assert quieter.feed(b"low on memory") == b"WARNING: low on memory"
 
-    def test_what_is_held_back_at_the_end_is_shown(self) -> None:
+    def test_buffered_text_is_shown_at_the_end(self) -> None:
         quieter = Quieter()
         quieter.feed(b"WARN")
         assert quieter.end() == b"WARN"
@@ -59,7 +59,7 @@ class TestStart:
             start_jvm()
         assert capfd.readouterr().err == "no such java\n"
 
-    def test_that_is_interrupted_waits_for_the_jvm_which_would_live_on_without_an_owner(
+    def test_that_is_interrupted_waits_for_the_jvm_and_leaves_no_orphan(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """PySpark removes the folder in which the JVM reports its port; a JVM that finds none never ends."""
@@ -71,14 +71,12 @@ class TestStart:
 
 
 class TestUninterrupted:
-    def test_gives_the_result_or_raises_the_error(self) -> None:
+    def test_returns_the_result_or_raises_the_error(self) -> None:
         assert uninterrupted(lambda: 7) == 7
         with pytest.raises(ZeroDivisionError):
             uninterrupted(lambda: 1 // 0)
 
-    def test_lets_a_second_interrupt_through_and_the_work_be_finished_later(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_passes_a_second_interrupt_on_and_completes_the_work_later(self, monkeypatch: pytest.MonkeyPatch) -> None:
         waits, may_end, ended = threading.Semaphore(0), threading.Event(), threading.Event()
         wait_for = jvm._wait_for
 

@@ -1,4 +1,4 @@
-"""What executors are told before the first task: where to find Holdfast."""
+"""Settings for executors before the first task: where to find Holdfast."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from holdfast.runtime.spark.host import WorkerTask
 from holdfast.runtime.spark.launch import SparkHost, executor_path
 
 
-class TestTheSearchPathOfExecutors:
-    def test_names_what_py_files_brings_as_it_lies_in_their_working_directory(self) -> None:
+class TestExecutorSearchPath:
+    def test_contains_files_of_py_files_by_their_name_in_the_working_directory(self) -> None:
         given = "file:/home/me/holdfast.zip,hdfs://host/libs/more.egg,/home/me/alone.py"
         assert executor_path(given) == "holdfast.zip:more.egg"
 
-    def test_is_the_drivers_own_without_py_files(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_is_that_of_the_driver_without_py_files(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PYTHONPATH", "/srv/code::/srv/more")
         assert executor_path("") == "/srv/code:/srv/more"
 
-    def test_leaves_out_wheels_which_spark_does_not_put_on_the_path(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_leaves_out_wheels(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PYTHONPATH", "/srv/code")
         assert executor_path("/home/me/holdfast.whl") == "/srv/code"
 
@@ -56,14 +56,14 @@ class TestWarmUp:
             if thread.name == "warm-up":
                 thread.join()
 
-    def test_neither_stops_the_driver_nor_keeps_it_waiting_where_spark_does_not_answer(self) -> None:
+    def test_does_not_block_the_driver_if_spark_does_not_answer(self) -> None:
         cluster = Cluster()
         self.host(cluster).warm_up(1)
         cluster.may_answer.set()
         self.wait()
         assert cluster.asked_by == ["warm-up"]
 
-    def test_is_one_at_a_time(self) -> None:
+    def test_runs_only_once_at_a_time(self) -> None:
         cluster = Cluster()
         host = self.host(cluster)
         host.warm_up(1)
@@ -90,9 +90,7 @@ class TestContext:
         monkeypatch.setattr(launch, "start_jvm", lambda: None)
         monkeypatch.setattr(launch, "SparkConf", NoJvm)
 
-    def test_whose_creation_is_interrupted_exists_before_the_interrupt_is_raised(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_is_created_completely_before_an_interrupt_is_raised(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Half created, it would live in the JVM alone, and every later run of the process would be refused."""
         waiting, created = threading.Event(), threading.Event()
 
@@ -116,7 +114,7 @@ class TestContext:
             ),
         ],
     )
-    def test_that_cannot_be_created_is_put_down_to_java_only_if_no_jvm_started(
+    def test_that_cannot_be_created_is_blamed_on_java_only_if_no_jvm_started(
         self, cause: str, advice: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(conf: Any) -> None:

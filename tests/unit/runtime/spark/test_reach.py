@@ -1,4 +1,4 @@
-"""Whether a Spark master takes connections is known within seconds, and said before Spark is started."""
+"""An unreachable Spark master is reported within seconds, before Spark is started."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class TestAddresses:
 
 
 class TestAMaster:
-    def test_that_takes_connections_is_reached(self, listening: int) -> None:
+    def test_that_accepts_connections_is_reachable(self, listening: int) -> None:
         reach.check(f"spark://127.0.0.1:{listening}")
 
-    def test_is_reached_if_one_of_several_is(self, listening: int, closed: int) -> None:
+    def test_is_reachable_if_one_of_several_addresses_is(self, listening: int, closed: int) -> None:
         reach.check(f"spark://127.0.0.1:{closed},127.0.0.1:{listening}")
 
-    def test_that_takes_none_is_unavailable_before_spark_is_started(
+    def test_that_refuses_connections_is_unavailable_before_spark_starts(
         self, closed: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class NoJvm(SparkConf):
@@ -77,7 +77,7 @@ class TestAMaster:
         with pytest.raises(Unavailable, match=f"127.0.0.1:{closed}: Connection refused"):
             launch.start_context("hot", f"spark://127.0.0.1:{closed}", 2)
 
-    def test_that_stops_spark_while_executors_are_awaited_is_unavailable(self) -> None:
+    def test_that_fails_while_executors_are_awaited_is_unavailable(self) -> None:
         class Stopped:
             master = "spark://host:7077"
 

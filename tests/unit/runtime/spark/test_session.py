@@ -1,4 +1,4 @@
-"""A worker leaves when the driver is silent for too long, and not when it could not hear it."""
+"""A worker exits when the driver is silent for too long, but not when it could not read its messages."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class Idle:
     """A loop with nothing to do."""
 
     left: str | None = None
+    advanced_at = 0.0
 
     def at_work(self) -> str | None:
         return None
@@ -100,19 +101,19 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     return Watched(monkeypatch)
 
 
-class TestAWorkerWhoseDriverIsSilent:
-    def test_leaves_after_the_session_timeout_and_not_before(self, watched: Watched) -> None:
+class TestWorkerOfASilentDriver:
+    def test_exits_after_the_session_timeout_and_not_before(self, watched: Watched) -> None:
         for _ in range(20):
             watched.wake()
         with pytest.raises(Left, match=str(EXIT_SESSION_LOST)):
             watched.wake()
 
-    def test_stays_while_the_driver_is_heard(self, watched: Watched) -> None:
+    def test_keeps_running_while_the_driver_sends_messages(self, watched: Watched) -> None:
         for _ in range(200):
             watched.wake(heard=True)
         assert len(watched.sent) == 200
 
-    def test_leaves_that_long_after_the_last_word(self, watched: Watched) -> None:
+    def test_exits_one_session_timeout_after_the_last_message(self, watched: Watched) -> None:
         for _ in range(50):
             watched.wake(heard=True)
         for _ in range(20):
@@ -120,26 +121,26 @@ class TestAWorkerWhoseDriverIsSilent:
         with pytest.raises(Left):
             watched.wake()
 
-    def test_leaves_also_if_each_look_is_a_little_late(self, watched: Watched) -> None:
+    def test_exits_even_if_each_check_is_slightly_late(self, watched: Watched) -> None:
         with pytest.raises(Left):
             for _ in range(8):
                 watched.wake(3 * HEARTBEAT_S)
 
-    def test_leaves_when_the_stream_ends(self, watched: Watched) -> None:
+    def test_exits_when_the_stream_ends(self, watched: Watched) -> None:
         watched.session.closed("the peer closed the stream")
         watched.mailbox.drain()
         assert watched.loop.left == "the driver closed the stream: the peer closed the stream"
 
 
-class TestAWorkerThatCouldNotHear:
-    def test_does_not_leave_before_it_has_read_what_came(self, watched: Watched) -> None:
+class TestWorkerThatCouldNotRead:
+    def test_does_not_exit_before_it_has_read_waiting_messages(self, watched: Watched) -> None:
         """A function held the interpreter: the driver's words wait in the socket."""
         watched.wake(heard=True)
         watched.wake(60.0)
         watched.wake(heard=True)
         assert len(watched.sent) == 3
 
-    def test_leaves_after_the_session_timeout_if_nothing_came(self, watched: Watched) -> None:
+    def test_exits_after_the_session_timeout_without_a_message(self, watched: Watched) -> None:
         watched.wake(heard=True)
         watched.wake(60.0)
         with pytest.raises(Left):
@@ -148,7 +149,30 @@ class TestAWorkerThatCouldNotHear:
 
 
 class TestBeats:
-    def test_are_shown_with_every_look(self, watched: Watched) -> None:
+    def test_are_written_at_every_check(self, watched: Watched) -> None:
         for _ in range(3):
             watched.wake(heard=True)
         assert watched.beats == 3
+
+
+class TestLoopInOneLongTimeSlice:
+    def busy(self, watched: Watched, seconds: int, *, advances: bool) -> list[m.FromWorker]:
+        """Look at the loop twice a second; it takes nothing from its mailbox."""
+        for _ in range(2 * seconds):
+            watched.clock.now += HEARTBEAT_S
+            if advances:
+                watched.loop.advanced_at = watched.clock.now
+            watched.session.show_life(watched.send)
+        return watched.sent
+
+    def test_counts_as_hung_after_the_limit(self, watched: Watched) -> None:
+        sent = self.busy(watched, 121, advances=False)
+        assert isinstance(sent[-1], m.Failed) and "busy with one operation" in sent[-1].error.what
+
+    def test_does_not_count_as_hung_while_a_restore_advances(self, watched: Watched) -> None:
+        sent = self.busy(watched, 600, advances=True)
+        assert len(sent) == 1_200 and all(isinstance(message, m.Heartbeat) for message in sent)
+
+    def test_counts_as_hung_once_the_restore_no_longer_advances(self, watched: Watched) -> None:
+        self.busy(watched, 600, advances=True)
+        assert isinstance(self.busy(watched, 121, advances=False)[-1], m.Failed)

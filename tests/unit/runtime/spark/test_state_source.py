@@ -99,7 +99,7 @@ class TestStateSource:
             (pa.float32(), "float"),
         ],
     )
-    def test_types_that_spark_lacks_become_wider(self, kind: pa.DataType, shown: str) -> None:
+    def test_types_that_spark_lacks_are_widened(self, kind: pa.DataType, shown: str) -> None:
         assert _spark_type(kind).simpleString() == shown
 
     def test_a_duration_is_an_interval(self) -> None:

@@ -64,7 +64,7 @@ def acceptor() -> Iterator[Acceptor]:
 
 
 def joined(acceptor: Acceptor) -> tuple[Stream, Stream]:
-    """Return both ends of a stream: the one that connected, and the one that accepted."""
+    """Return both ends of a stream: the connecting one and the accepting one."""
     ours = connect(acceptor.address, ENCRYPTED, b"hello")
     acceptor.taken()
     assert acceptor.stream is not None, acceptor.refused
@@ -120,12 +120,12 @@ class TestEncryptedStreams:
         assert [(kind, bytes(data)) for kind, data in received] == [(1, payload)] * (2 * frames)
         ours.close()
 
-    def test_bring_the_hello_to_the_peer(self, acceptor: Acceptor) -> None:
+    def test_deliver_the_hello_to_the_peer(self, acceptor: Acceptor) -> None:
         ours, _ = joined(acceptor)
         assert acceptor.hello == b"hello"
         ours.close()
 
-    def test_show_neither_hello_nor_frames_to_the_network(self, acceptor: Acceptor) -> None:
+    def test_reveal_neither_hello_nor_frames_to_the_network(self, acceptor: Acceptor) -> None:
         relay = Relay(acceptor.address)
         ours = connect(relay.address, ENCRYPTED, b"hello that nobody sees")
         acceptor.taken()
@@ -159,13 +159,13 @@ class TestEncryptedStreams:
 
 
 class TestRefusedPeers:
-    def test_a_peer_that_speaks_in_the_clear(self, acceptor: Acceptor) -> None:
+    def test_include_a_peer_without_encryption(self, acceptor: Acceptor) -> None:
         with socket.create_connection(acceptor.address) as plain:
             plain.sendall(bytes(64))
             acceptor.taken()
             assert "no TLS with this peer" in acceptor.refused
 
-    def test_an_acceptor_that_speaks_in_the_clear(self) -> None:
+    def test_include_an_acceptor_without_encryption(self) -> None:
         acceptor = Acceptor(Credentials(ENCRYPTED.secret))
         acceptor.take()
         with pytest.raises(Unavailable, match="no TLS with this peer"):
@@ -174,14 +174,14 @@ class TestRefusedPeers:
         assert acceptor.stream is None
         acceptor.close()
 
-    def test_a_peer_with_another_certificate_even_if_it_knows_the_secret(self, acceptor: Acceptor) -> None:
+    def test_include_a_peer_with_another_certificate_even_with_the_secret(self, acceptor: Acceptor) -> None:
         thief = Credentials(ENCRYPTED.secret, OTHER.certificate, OTHER.private_key)
         with pytest.raises(Unavailable, match="certificate verify failed"):
             connect(acceptor.address, thief, b"hello")
         acceptor.taken()
         assert acceptor.stream is None and acceptor.refused
 
-    def test_a_peer_that_trusts_us_but_shows_another_certificate(self, acceptor: Acceptor) -> None:
+    def test_include_a_peer_that_presents_another_certificate(self, acceptor: Acceptor) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         with (
@@ -193,7 +193,7 @@ class TestRefusedPeers:
         acceptor.taken()
         assert "no TLS with this peer" in acceptor.refused
 
-    def test_a_peer_with_the_certificate_that_does_not_know_the_secret(self, acceptor: Acceptor) -> None:
+    def test_include_a_peer_with_the_certificate_but_without_the_secret(self, acceptor: Acceptor) -> None:
         with pytest.raises(Unavailable):
             connect(acceptor.address, Credentials(b"x" * 32, ENCRYPTED.certificate, ENCRYPTED.private_key), b"hello")
         acceptor.taken()
@@ -201,7 +201,7 @@ class TestRefusedPeers:
 
 
 class TestCredentials:
-    def test_never_show_themselves(self) -> None:
+    def test_are_never_in_their_repr(self) -> None:
         assert repr(ENCRYPTED) == "Credentials(***, tls)" and repr(Credentials(b"s" * 32)) == "Credentials(***)"
 
     def test_differ_in_every_run(self) -> None:

@@ -1,4 +1,4 @@
-"""A worker that cannot reach its driver says so, and Spark's report of it is told with address and advice."""
+"""A worker that cannot reach its driver reports it, and the driver's error has the address and advice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPARK = (
 
 
 class TestAWorkerThatCannotReachItsDriver:
-    def test_names_the_address_and_what_to_look_at(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_names_the_address_and_the_next_step(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         bound: list[bool] = []
         monkeypatch.setattr(host, "_die_with_parent", lambda: bound.append(True))  # this process is to live on
         app = hf.App("unreached")

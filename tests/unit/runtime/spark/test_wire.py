@@ -1,4 +1,4 @@
-"""Taking connections goes on until the listener is closed, whatever else goes wrong."""
+"""A listener accepts connections until it is closed, whatever else fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE_S = 30.0
 
 
 class Short(socket.socket):
-    """A listener of a process that has no file descriptor left when it is asked first."""
+    """A listener of a process that has no file descriptor left at the first accept."""
 
     def __init__(self) -> None:
         super().__init__(socket.AF_INET, socket.SOCK_STREAM)
@@ -31,7 +31,7 @@ class Short(socket.socket):
 
 
 class TestAListener:
-    def test_takes_connections_again_after_file_descriptors_ran_out(self) -> None:
+    def test_accepts_connections_again_after_file_descriptors_ran_out(self) -> None:
         served: queue.SimpleQueue[Stream] = queue.SimpleQueue()
         with Short() as listener:
             listener.bind(("127.0.0.1", 0))
@@ -43,7 +43,7 @@ class TestAListener:
             assert listener.refusals == 1
             wire.close_listener(listener)
 
-    def test_that_is_closed_lets_its_thread_end(self) -> None:
+    def test_ends_its_thread_when_it_is_closed(self) -> None:
         listener = wire.listen("127.0.0.1")
         serve_each(listener, "ends", SECRET, lambda stream, _: stream.close())
         (thread,) = [each for each in threading.enumerate() if each.name == "ends-accept"]

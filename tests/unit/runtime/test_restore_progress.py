@@ -1,0 +1,61 @@
+"""While a worker restores state, its heartbeats and the status of its job show how far it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+import holdfast as hf
+from holdfast.model import Generation
+from holdfast.runtime.cli.operate.status import _came_by
+from holdfast.runtime.cli.text import size
+from holdfast.runtime.driver.state import Running
+from holdfast.runtime.job import status
+from holdfast.runtime.job.live import Worker
+from holdfast.runtime.worker.loop import WorkerLoop
+from holdfast.testing import TestDriver
+
+
+@dataclass
+class Pair:
+    key: int
+    value: int
+
+
+def totals_app() -> hf.App:
+    app = hf.App("totals", key_groups=16)
+    pairs = app.source("pairs", hf.Generator(Pair, lambda i: Pair(i, i), count=1))
+    pairs.key_by("key").agg("totals", total=hf.sum("value")).sink("out", hf.SQLite("x.db", table="t", key=["key"]))
+    return app
+
+
+def rows(t: TestDriver) -> tuple[Worker, ...]:
+    return status.of_run(t.cluster.driver.state, "", "continuous", None).workers
+
+
+def test_a_restore_is_shown_until_the_worker_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Worker] = []
+    restored = WorkerLoop._restored
+
+    def watched(loop: WorkerLoop, generation: Generation, done_bytes: int, all_bytes: int) -> None:
+        restored(loop, generation, done_bytes, all_bytes)
+        t.cluster.driver.received(loop.heartbeat())  # as the worker's other thread sends it meanwhile
+        seen.extend(row for row in rows(t) if row.id == loop.worker_id)
+
+    monkeypatch.setattr(WorkerLoop, "_restored", watched)
+    with TestDriver(totals_app(), parallelism=1) as t:
+        for number in range(3):
+            t.push("pairs", [{"key": key, "value": number} for key in range(10)])
+            t.checkpoint()
+        t.crash()
+        t.recover()
+        (after,) = rows(t)
+        phase = t.cluster.driver.state.phase
+        assert isinstance(phase, Running) and phase.last is not None
+        written = sum(piece.object.size for piece in phase.last.state[0].segments)
+    done = [row.restored_bytes or 0 for row in seen]
+    assert done == sorted(done) and done[0] == 0 and done[-1] == written
+    assert {row.restore_bytes for row in seen} == {written}
+    assert _came_by(seen[0]) == f"0 B of {size(written)} restored"
+    assert after.restore_bytes is None and _came_by(after) == "restored"
