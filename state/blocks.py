@@ -31,6 +31,8 @@ from holdfast.state.tables.values import concatenated as concatenated_values
 from holdfast.state.tables.values import sliced, taken
 
 ROWS_AT_ONCE = 1 << 14
+STRING_BYTES_AT_ONCE = 1 << 24
+"""About how many bytes of text and bytes values are read at a time; one row may have more."""
 _SIGN = np.uint64(1 << 63)
 
 SortKeys = Any
@@ -152,6 +154,8 @@ class BlockReader:
         self._at, self._end = (int(self._edges[group]) for group in key_groups)
         for name in ("key", "kind", "end", *self._values):
             self._columns[name].skip(self._at)
+        strings = sum(self._columns[name].string_bytes for name in self._values)
+        self._rows_max = max(1, STRING_BYTES_AT_ONCE * block.rows // max(1, strings))
 
     def counts(self) -> NDArray[np.int64]:
         """Return the number of rows of every key group, including tombstones and ranges; shape (key groups,)."""
@@ -160,7 +164,7 @@ class BlockReader:
     def read(self, rows_max: int = ROWS_AT_ONCE) -> Rows | None:
         """Return the next rows, at least one; None at the end."""
         while self._at < self._end:
-            count = min(rows_max, self._end - self._at)
+            count = min(rows_max, self._rows_max, self._end - self._at)
             places = np.arange(self._at, self._at + count)
             groups = (np.searchsorted(self._edges, places, side="right") - 1).astype(np.uint16)
             self._at += count

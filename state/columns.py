@@ -38,6 +38,10 @@ _STORED_AS_IS = -1
 class Column(Protocol):
     """One column, read from its first row to its last."""
 
+    @property
+    def string_bytes(self) -> int:
+        """Bytes of all its strings; 0 if its values have a fixed width."""
+
     def skip(self, rows: int) -> None:
         """Pass over rows."""
 
@@ -64,6 +68,14 @@ class _Bytes:
     def empty(self) -> bool:
         """Return whether there are no bytes."""
         return not self._data.size
+
+    @property
+    def size(self) -> int:
+        """How many bytes there are, decompressed."""
+        if self._compression is None or self.empty:
+            return int(self._data.size)
+        (size,) = struct.unpack_from("<q", self._data)
+        return int(self._data.size) - 8 if size == _STORED_AS_IS else int(size)
 
     @cached_property
     def _stream(self) -> pa.NativeFile:
@@ -127,6 +139,8 @@ class _Nulls:
 class _Fixed:
     """Values of whole bytes."""
 
+    string_bytes = 0
+
     def __init__(self, dtype: np.dtype[Any], parts: Iterator[_Bytes]) -> None:
         self._dtype, self._nulls, self._values = dtype, _Nulls(next(parts)), next(parts)
 
@@ -142,6 +156,8 @@ class _Fixed:
 
 class _Booleans:
     """Values of one bit."""
+
+    string_bytes = 0
 
     def __init__(self, parts: Iterator[_Bytes]) -> None:
         self._nulls, self._values = _Nulls(next(parts)), _Bits(next(parts))
@@ -161,6 +177,10 @@ class _Binary:
     def __init__(self, kind: pa.DataType, parts: Iterator[_Bytes]) -> None:
         self._kind, self._nulls, self._offsets, self._values = kind, _Nulls(next(parts)), next(parts), next(parts)
         self._end: int | None = None
+
+    @property
+    def string_bytes(self) -> int:
+        return self._values.size
 
     def skip(self, rows: int) -> None:
         self._nulls.skip(rows)

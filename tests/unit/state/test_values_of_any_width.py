@@ -10,8 +10,8 @@ import pytest
 
 from holdfast.errors import ConfigError, Damaged, JobFailed
 from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.state import cold
-from holdfast.state.changelog import SegmentHeader, seal, unseal
+from holdfast.state import blocks, cold
+from holdfast.state.changelog import SegmentHeader, blocks_of, seal, unseal
 from holdfast.state.compact import compact
 from holdfast.state.evolution import adapted, by_id, by_name, declaration
 from holdfast.state.keys.batch import Keys, KeyType
@@ -250,6 +250,19 @@ class TestASegment:
             again = store_of()
             again.restore(Epoch(2), pieces, None)
             assert rows_of(again.table(1), 1, 2, 3) == [ABSENT, LONG, LONG]
+
+    @pytest.mark.parametrize("size", [200, 1])
+    def test_is_inspected_a_bounded_number_of_bytes_at_a_time(self, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+        monkeypatch.setattr(blocks, "STRING_BYTES_AT_ONCE", 1_000)
+        random = np.random.default_rng(0)
+        store = store_of()
+        write(store.table(1), {k: (k, None, random.bytes(size), None, None) for k in range(100)})
+        data = segment_of(store, 1)
+        [block] = blocks_of(data)
+        reader, counts = blocks.BlockReader(pa.py_buffer(data), block, (0, GROUPS), spec=SPEC), list[int]()
+        while (rows := reader.read()) is not None:
+            counts.append(len(rows))
+        assert counts == ([5] * 20 if size == 200 else [100])
 
     @pytest.mark.parametrize(("row", "version"), [((1, "a", b"", 1, True), 3), (None, 1)])
     def test_has_a_new_version_only_if_it_needs_one(self, row: Row | None, version: int) -> None:
