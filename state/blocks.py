@@ -86,12 +86,18 @@ class Rows:
         return low
 
     def same_key(self, key: Keys) -> NDArray[np.int64]:
-        """Return the rows with this key, the only one in `key`; unrouted columns are no part of it."""
+        """Return the rows with this key, the only one in `key`; unrouted columns and a suffix are no part of it."""
         if isinstance(self.keys, np.ndarray):
             value = codec.ints_of(key.type.decode(key)[0])
             return np.flatnonzero(self.keys == _sortable(self.kind, value)[0])
         routed = codec.without_first(self.keys, self.kind.unrouted_width)
-        return np.flatnonzero(pc.equal(routed, key.canonical()[0]).to_numpy(zero_copy_only=False))
+        wanted = key.canonical()[0].as_py()
+        if not self.kind.suffix:
+            return np.flatnonzero(pc.equal(routed, pa.scalar(wanted, pa.large_binary())).to_numpy(zero_copy_only=False))
+        # FF after a closing 00 continues the text; a suffix begins with 00 or 01.
+        longer = pc.starts_with(routed, wanted + b"\xff")
+        same = pc.and_not(pc.starts_with(routed, wanted), longer)
+        return np.flatnonzero(same.to_numpy(zero_copy_only=False))
 
     def key_columns(self) -> list[pa.Array]:
         """Return the columns of the keys."""

@@ -37,10 +37,11 @@ from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.expiry import NOTHING, RANGE_FIRST, Through, last_of, range_end
 from holdfast.state.tables.values import arrow, numpy, taken, void_of
 
-VERSION = 3
-"""Segments with a null value, or with values of variable width. Others are written as the oldest version that has what
-they hold, so that earlier releases read them."""
-_VERSION_WITH_RANGES, _FIRST_VERSION = 2, 1
+VERSION = 4
+"""Segments with keys that have a suffix: an earlier release would compute other key groups for them. Others are written
+as the oldest version that has what they hold, so that earlier releases read them."""
+_VERSION_WITH_NULLS, _VERSION_WITH_RANGES, _FIRST_VERSION = 3, 2, 1
+"""3: with a null value, or values of variable width."""
 COMPRESSED_FROM_BYTES = 1 << 10
 """Smaller blocks hardly shrink by compressing their columns one by one, and take ten times as long to read."""
 PARALLEL_FROM_BYTES = 1 << 18
@@ -67,7 +68,7 @@ class SegmentHeader:
     worker: WorkerId
 
 
-class Block(msgspec.Struct, frozen=True):
+class Block(msgspec.Struct, frozen=True, omit_defaults=True):
     """The rows of one operator in a segment."""
 
     operator: int
@@ -77,11 +78,12 @@ class Block(msgspec.Struct, frozen=True):
     key_group_count: int
     key_schema: bytes
     unrouted: int
+    suffix: int = 0
 
     @property
     def key(self) -> KeyType:
         """Return the type of its keys."""
-        return KeyType.of(pa.ipc.read_schema(pa.py_buffer(self.key_schema)), self.unrouted)
+        return KeyType.of(pa.ipc.read_schema(pa.py_buffer(self.key_schema)), self.unrouted, self.suffix)
 
 
 class _Footer(msgspec.Struct, frozen=True):
@@ -109,7 +111,8 @@ def seal(header: SegmentHeader, deltas: Iterable[Delta]) -> bytes:
         _write_block(sink, delta)
         size = sink.tell() - first
         schema = pa.schema(kind.fields).serialize().to_pybytes()
-        blocks.append(Block(delta.operator, len(delta), first, size, delta.key_group_count, schema, kind.unrouted))
+        place = (delta.operator, len(delta), first, size, delta.key_group_count)
+        blocks.append(Block(*place, schema, kind.unrouted, kind.suffix))
     footer = msgspec.msgpack.encode(_Footer(version, header, tuple(blocks)))
     sink.write(footer)
     sink.write(struct.pack("<I", len(footer)))
@@ -142,8 +145,10 @@ def unseal(data: bytes, key_groups: tuple[int, int] | None = None) -> tuple[Segm
 
 def _version_of(delta: Delta) -> int:
     """Return the oldest version that has what a delta holds."""
-    if any(not isinstance(numpy(values), np.ndarray) for values in map(arrow, delta.columns.values())):
+    if delta.keys.type.suffix:
         return VERSION
+    if any(not isinstance(numpy(values), np.ndarray) for values in map(arrow, delta.columns.values())):
+        return _VERSION_WITH_NULLS
     return _FIRST_VERSION if delta.through is None else _VERSION_WITH_RANGES
 
 

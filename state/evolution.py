@@ -36,7 +36,8 @@ def declaration(spec: TableSpec) -> str:
     """Return a hash of what decides how rows of a table are packed; names of columns do not."""
     key = [f"{kind}{'?' if null else ''}" for kind, null in zip(spec.key.types, spec.key.nullable, strict=True)]
     columns = [f"{column.id}:{column.type_name}" for column in spec.columns]
-    return xxhash.xxh3_64_hexdigest("\0".join([str(spec.key.unrouted), *key, "", *columns]).encode())
+    unrouted = f"{spec.key.unrouted}+{spec.key.suffix}" if spec.key.suffix else str(spec.key.unrouted)
+    return xxhash.xxh3_64_hexdigest("\0".join([unrouted, *key, "", *columns]).encode())
 
 
 def by_id(delta: Delta, spec: TableSpec) -> Delta:
@@ -160,8 +161,8 @@ def _keys(keys: Keys, spec: TableSpec) -> Keys:
 
 
 def _reads_keys(old: KeyType, new: KeyType) -> bool:
-    fixed = (old.names, old.nullable, old.unrouted) == (new.names, new.nullable, new.unrouted)
-    return fixed and all(a == b or widens_key(a, b) for a, b in zip(old.types, new.types, strict=True))
+    same = (old.names, old.nullable, old.unrouted, old.suffix) == (new.names, new.nullable, new.unrouted, new.suffix)
+    return same and all(a == b or widens_key(a, b) for a, b in zip(old.types, new.types, strict=True))
 
 
 def unreadable(spec: TableSpec) -> ConfigError:

@@ -66,8 +66,7 @@ class View:
     @property
     def routed(self) -> KeyType:
         """Return the columns of the key by which a user names it: without the end of a window."""
-        first = self.key.unrouted
-        return KeyType(self.key.names[first:], self.key.types[first:], self.key.nullable[first:])
+        return self.key.routed
 
     def table(self, rows: Rows) -> pa.RecordBatch:
         """Return rows as they are shown."""

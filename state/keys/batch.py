@@ -6,7 +6,8 @@ Every other key type hashes its canonical bytes with xxh3-64 and is verified aga
 A nullable integer column hashes its values like the fast path, so that making a column nullable
 moves no key; only its null is hashed by xxh3.
 Leading columns may be *unrouted*: the end of a window orders and distinguishes the rows of a
-window operator, but the key alone must decide the key group.
+window operator, but the key alone must decide the key group. Trailing columns may be a *suffix*: it distinguishes and
+orders the rows of one user key, as the elements of a list, and does not affect the key group either.
 
 Invariants
     - Equal keys have equal hashes, on every machine and in every version (golden values).
@@ -46,6 +47,7 @@ class KeyType:
         types: Integers, bool, date32, timestamp, utf8, large_utf8, binary, large_binary.
         nullable: One flag per column; empty means that no column may hold nulls.
         unrouted: How many leading columns, all of fixed width, do not affect the key group.
+        suffix: How many trailing columns do not affect the key group.
 
     Raises:
         ConfigError: a type cannot be part of a key.
@@ -55,12 +57,13 @@ class KeyType:
     types: tuple[pa.DataType, ...]
     nullable: tuple[bool, ...] = ()
     unrouted: int = 0
+    suffix: int = 0
 
     def __post_init__(self) -> None:
         if not self.nullable:
             object.__setattr__(self, "nullable", (False,) * len(self.types))
         assert self.types and len(self.names) == len(self.types) == len(self.nullable)
-        assert 0 <= self.unrouted < len(self.types)
+        assert self.unrouted >= 0 and self.suffix >= 0 and self.unrouted + self.suffix < len(self.types)
         for name, kind in zip(self.names, self.types, strict=True):
             if not (codec.is_integral(kind) or codec.is_textual(kind) or pa.types.is_boolean(kind)):
                 raise ConfigError(
@@ -72,7 +75,7 @@ class KeyType:
         assert not any(codec.is_textual(kind) for kind in self.types[: self.unrouted])
 
     @classmethod
-    def of(cls, fields: Iterable[pa.Field], unrouted: int = 0) -> KeyType:
+    def of(cls, fields: Iterable[pa.Field], unrouted: int = 0, suffix: int = 0) -> KeyType:
         """Return the key type of these schema fields."""
         columns = tuple(fields)
         return cls(
@@ -80,6 +83,7 @@ class KeyType:
             tuple(column.type for column in columns),
             tuple(column.nullable for column in columns),
             unrouted,
+            suffix,
         )
 
     @cached_property
@@ -146,8 +150,15 @@ class KeyType:
     @cached_property
     def routed(self) -> KeyType:
         """The columns that decide the key group."""
-        first = self.unrouted
-        return KeyType(self.names[first:], self.types[first:], self.nullable[first:]) if first else self
+        if not self.unrouted and not self.suffix:
+            return self
+        part = self.routed_part
+        return KeyType(self.names[part], self.types[part], self.nullable[part])
+
+    @property
+    def routed_part(self) -> slice:
+        """Where the columns are that decide the key group."""
+        return slice(self.unrouted, len(self.types) - self.suffix)
 
 
 class Keys:
@@ -245,7 +256,7 @@ class Keys:
 
     def key_groups(self, count: int) -> NDArray[np.uint16]:
         """Return the key group of every key."""
-        return key_groups_of(self._routed().hashes, count)
+        return key_groups_of(self.routed().hashes, count)
 
     def order(self, key_groups: NDArray[np.uint16]) -> NDArray[np.int64]:
         """Return the indices that sort by (key group, canonical bytes)."""
@@ -267,21 +278,23 @@ class Keys:
         # A stable sort of 16-bit numbers is a radix sort: two passes beat one sort of pairs.
         return by_key[np.argsort(key_groups[by_key], kind="stable")]
 
-    def _routed(self) -> Keys:
+    def routed(self) -> Keys:
         """Return the columns of the keys that decide the key group."""
-        kind, first = self.type, self.type.unrouted
-        if not first:
+        kind, part = self.type, self.type.routed_part
+        if kind.routed is kind:
             return self
         if self._columns is not None:
-            return kind.routed.encode(self._columns[first:])
+            return kind.routed.encode(self._columns[part])
         if kind.fixed:
-            words = self.words()[first:]
-            if any(kind.nullable):
-                words = words.copy()
-                words[-1] >>= first
-                words = words if any(kind.routed.nullable) else words[:-1]
+            words = self.words()[part]
+            if any(kind.routed.nullable):
+                nulls = (self.words()[-1] >> part.start) & ((1 << (part.stop - part.start)) - 1)
+                words = np.concatenate([words, nulls[None]])
             return kind.routed.from_words(words)
-        return kind.routed.from_canonical(codec.without_first(self.canonical(), kind.unrouted_width))
+        if any(codec.is_textual(each) for each in kind.types[part.stop :]):
+            return kind.routed.encode(codec.decode(self.canonical(), kind.types)[part])
+        suffix_width = codec.width_of(kind.types[part.stop :])
+        return kind.routed.from_canonical(codec.trimmed(self.canonical(), kind.unrouted_width, suffix_width))
 
 
 def _hashes(keys: Keys) -> NDArray[np.uint64]:

@@ -141,8 +141,34 @@ def from_bytes(data: NDArray[np.uint8], lengths: NDArray[np.int64]) -> pa.Array:
 
 def without_first(keys: pa.Array, width: int) -> pa.Array:
     """Return byte strings without their first `width` bytes."""
+    return trimmed(keys, width, 0)
+
+
+def trimmed(keys: pa.Array, first: int, last: int) -> pa.Array:
+    """Return byte strings without so many of their first and last bytes."""
     data, starts, lengths = bytes_of(keys)
-    return from_bytes(data[ragged(starts + width, lengths - width)], lengths - width)
+    lengths = lengths - first - last
+    return from_bytes(data[ragged(starts + first, lengths)], lengths)
+
+
+def joined(first: pa.Array, second: pa.Array) -> pa.Array:
+    """Return the canonical keys whose columns are those of `first` and then those of `second`."""
+    return pc.binary_join_element_wise(first, second, _NO_BYTES)
+
+
+def sort_words(column: pa.Array) -> NDArray[np.int64]:
+    """Return one signed word per value that sorts as its canonical bytes do; text with equal first bytes is equal.
+
+    Nulls, which sort before everything, become the word of 0 or of the empty text.
+    """
+    if not is_textual(column.type):
+        words = words_of(column)
+        return (words.view(np.uint64) ^ _SIGN).view(np.int64) if pa.types.is_uint64(column.type) else words
+    data, starts, lengths = bytes_of(_escaped(column.cast(pa.large_binary()).fill_null(b"")))
+    first = data[starts[:, None] + np.arange(8)]
+    first[np.arange(8) >= lengths[:, None]] = 0
+    big: NDArray[np.uint64] = first.view(">u8").reshape(-1).astype(np.uint64)
+    return (big ^ _SIGN).view(np.int64)
 
 
 def bytes_of(keys: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:

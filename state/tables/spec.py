@@ -122,6 +122,7 @@ class TableSpec:
         key: Its key type.
         columns: Its value columns; may be empty (a set of keys).
         past: Ids of columns that were removed; their values in older segments are left out.
+        orders: Ordered indexes to keep in memory: BY_KEY, or columns of times (state/tables/ordered.py).
     """
 
     operator: int
@@ -129,6 +130,7 @@ class TableSpec:
     key: KeyType
     columns: tuple[ColumnSpec, ...]
     past: tuple[str, ...] = ()
+    orders: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         assert 0 <= self.operator < OPERATORS_END

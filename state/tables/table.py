@@ -22,6 +22,7 @@ Invariants
       freeze, so the next delta includes an epoch that does not complete (P8).
     - Only slots that are neither dirty, unfinished nor unapplied are evicted; all others keep their numbers.
     - Expired keys are absent, and no row of a delta names them: a range covers them all (state/tables/expiry.py).
+    - Every change of a key's presence or working values is noted in the ordered indexes (state/tables/ordered.py).
 
 Carries out PROTOCOL P8 (merge forward), P9 (freeze commits first), P10 (roll_back).
 Pure: no clock, thread or I/O of its own; for use by one thread. Frozen deltas may go to another.
@@ -44,6 +45,7 @@ from holdfast.state.keys.batch import Keys
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.expiry import Expiries, Through, covered
 from holdfast.state.tables.kernels.layout import Control, Flag
+from holdfast.state.tables.ordered import BY_KEY, OrderedIndex
 from holdfast.state.tables.records import NO_PROGRAM, Program, Records, Side
 from holdfast.state.tables.slab import Rows
 from holdfast.state.tables.spec import Columns, ColumnSpec, Loader, TableSpec
@@ -86,6 +88,7 @@ class Table(Records):
         self, spec: TableSpec, key_group_count: int, loader: Loader | None = None, *, keep_unapplied: bool = False
     ) -> None:
         super().__init__(spec)
+        self._orders = {by: OrderedIndex(self, by, self._places) for by in spec.orders}
         self._key_group_count, self._keep_unapplied = key_group_count, keep_unapplied
         self.loads = 0
         """Grows whenever values arrive that no operator has just written: by a reset, a restore or the cold store."""
@@ -95,6 +98,8 @@ class Table(Records):
         """Forget everything and start at this epoch; rows that `loader` reads are committed."""
         if self._control[Control.HIGH]:
             self._clear()
+            for order in self._orders.values():
+                order.clear()
         self._loader = loader
         self._unloaded = _NO_ROWS
         """Slots of new records whose values the cold store has not been asked for."""
@@ -149,7 +154,9 @@ class Table(Records):
         """
         self._check_keys(keys)
         assert self.complete, "new keys must be loaded first"
-        return self._take(keys, mark=True, program=program, inputs=inputs)[0]
+        slots, _ = self._take(keys, mark=True, program=program, inputs=inputs)
+        self._note(slots)
+        return slots
 
     def fold_at(self, slots: Rows, program: Program, inputs: Sources) -> None:
         """Fold one row into the record of each of these slots; their keys exist and are dirty then."""
@@ -157,6 +164,7 @@ class Table(Records):
         self._opened.hold(opened + slots.size, opened)
         memory = (self._records.array, self._control, self._opened.array)
         self._rows.fold_rows(*memory, np.ascontiguousarray(slots, np.int64), 1, program, inputs, self._scratch)
+        self._note(slots)
 
     def touch(self, slots: Rows) -> None:
         """Mark slots that were or will be written in this batch: their keys exist and they are dirty."""
@@ -168,6 +176,7 @@ class Table(Records):
         self._opened.hold(opened + slots.size, opened)
         memory = (self._records.array, self._control, self._opened.array)
         self._slots.delete(*memory, np.ascontiguousarray(slots, np.int64), self._defaults)
+        self._note(slots)
 
     def expire(self, slots: Rows, through: Through) -> None:
         """Erase the windows that ended at or before `through` of their key group, by ranges and not key by key.
@@ -179,6 +188,7 @@ class Table(Records):
         assert self._loader is None or self._loader.complete, "expiring keys must be in the table"
         self._reset(slots, Flag.WORKING, Flag.ERASED)
         self._expiries.note(slots, through)
+        self._note(slots)
 
     def changed(self) -> Rows:
         """Return the slots touched or deleted since the last barrier, each once, without expired ones."""
@@ -187,10 +197,18 @@ class Table(Records):
 
     def present(self) -> Rows:
         """Return the slots of all keys that exist now; reads the whole cold store first."""
-        if self._loader is not None and not self._loader.complete:
-            self._take_scanned(self._loader.scan_rest())
-            self._loaded_all()
+        self._load_rest()
         return self._scan(Flag.WORKING)
+
+    def ordered(self, by: str = BY_KEY) -> OrderedIndex:
+        """Return one of the table's orders, of all keys that exist; reads the whole cold store first."""
+        self._load_rest()
+        return self._orders[by]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory: records, committed values, indexes, arena, lists of slots."""
+        return super().nbytes + sum(order.nbytes for order in self._orders.values())
 
     # Epochs
 
@@ -279,6 +297,7 @@ class Table(Records):
         self._hold_committed()
         memory = (self._records.array, self._committed_values.array, self._control, self._defaults)
         self._slots.roll_back(*memory, slots)
+        self._note(slots)
         self._control[Control.OPENED] = 0
         self._intervals, self._frozen, self._expiries = [], [], Expiries()
         return True
@@ -314,6 +333,7 @@ class Table(Records):
             erased = self._slots_in(delta.through)
             self._erase_committed(erased, delta.through)
             self._reset(erased, _KNOWN)
+            self._note(erased)
         # Keys are overwritten whole, so those not seen before need no look-up in the cold store.
         slots, _ = self._take(delta.keys, mark=False)
         gone = np.flatnonzero(~delta.puts)
@@ -321,6 +341,7 @@ class Table(Records):
         self._write(slots, delta.columns, absent=gone)
         self._set(slots, Flag.UNLOADED, _KNOWN)
         self._set(slots[gone], _KNOWN)
+        self._note(slots)
         self._note_unapplied(slots)
 
     @property
@@ -370,10 +391,10 @@ class Table(Records):
     def evict(self) -> int:
         """Drop clean, applied slots that were not touched recently, and return how many.
 
-        Call it between batches. Without a cold store only absent keys are dropped. A slot
-        touched since the previous call stays, so a second call drops more.
+        Call it between batches. Without a cold store, and from a table with an order, only absent keys are dropped. A
+        slot touched since the previous call stays, so a second call drops more.
         """
-        held = _HELD if self._loader is not None else _HELD | _KNOWN
+        held = _HELD if self._loader is not None and not self._orders else _HELD | _KNOWN
         gone = self._unpinned(held, int(self._control[Control.ROUND]))
         self._control[Control.ROUND] += 1
         if self._loader is not None:
@@ -397,6 +418,21 @@ class Table(Records):
         return found
 
     # Inner parts
+
+    def _note(self, slots: Rows) -> None:
+        """Let the ordered indexes compare these slots before they are next read."""
+        for order in self._orders.values():
+            order.note(slots)
+
+    def _free_slots(self, slots: Rows) -> None:
+        for order in self._orders.values():
+            order.settle()  # absent keys leave the tree before their slots get others
+        super()._free_slots(slots)
+
+    def _load_rest(self) -> None:
+        if self._loader is not None and not self._loader.complete:
+            self._take_scanned(self._loader.scan_rest())
+            self._loaded_all()
 
     def _sides(self, at: int) -> Iterator[Side]:
         yield from super()._sides(at)
@@ -432,6 +468,7 @@ class Table(Records):
             slots, columns = slots[rows], {name: taken(values, rows) for name, values in columns.items()}
         self._write(slots, columns)
         self._set(slots, Flag.UNLOADED, _KNOWN)
+        self._note(slots)
 
     def _slots_in(self, through: Through) -> Rows:
         """Return the existing slots in the ranges."""

@@ -87,6 +87,18 @@ class TestSegmentFormat:
         assert windows.through is None and numbers.through is None
         assert rows(windows) == {(10, "a", False, 0), (10, None, False, 0), (20, "a", True, 3), (20, "b", True, 4)}
 
+    def test_version_4_with_keys_that_have_a_suffix_is_read(self) -> None:
+        header, (lists,) = unseal((HERE / "segment_v4.bin").read_bytes())
+        assert header == HEADER
+        kind = lists.keys.type
+        assert (kind.unrouted, kind.suffix) == (0, 1)
+        users, numbers = kind.decode(lists.keys)
+        found = zip(
+            users.to_pylist(), numbers.to_pylist(), lists.puts.tolist(), lists.columns["n"].tolist(), strict=True
+        )
+        assert set(found) == {("a", 0, True, 3), ("a", 1, True, 4), ("a\x00", 0, False, 0), (None, 7, True, 5)}
+        assert lists.keys.key_groups(lists.key_group_count).tolist() == lists.keys.routed().key_groups(16).tolist()
+
     def test_version_2_with_a_range_per_key_group_is_read(self) -> None:
         header, (windows,) = unseal((HERE / "segment_v2.bin").read_bytes())
         assert header == HEADER

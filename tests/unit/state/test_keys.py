@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError
+from holdfast.state.evolution import declaration
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.keys.keygroups import splitmix64
+from holdfast.state.tables.spec import TableSpec
 
 UTC_US = pa.timestamp("us", "UTC")
 LETTERS = st.sampled_from("\x00\x01ab\x7f\xff\u0100\uffff\U0001f600")
@@ -154,6 +156,50 @@ class TestUnroutedColumns:
         windowed = KeyType(("end", "k"), (pa.int64(), pa.int64()), unrouted=1).encode([numbers, numbers])
         plain = KeyType(("k",), (pa.int64(),)).encode([numbers])
         assert windowed.key_groups(128).tolist() == plain.key_groups(128).tolist()
+
+
+SUFFIXES = {
+    "number": KeyType(("k", "i"), (pa.int64(), pa.int64()), suffix=1),
+    "text and number": KeyType(("k", "i"), (pa.utf8(), pa.int64()), (True, False), suffix=1),
+    "number and text": KeyType(("k", "t", "b"), (pa.int32(), pa.utf8(), pa.bool_()), (True, True, False), suffix=2),
+    "time, two columns and a nullable one": KeyType(
+        ("end", "k", "b", "i"),
+        (pa.timestamp("us", "UTC"), pa.int64(), pa.bool_(), pa.int64()),
+        (False, True, False, True),
+        unrouted=1,
+        suffix=1,
+    ),
+}
+SAMPLES: dict[pa.DataType, list[Any]] = {
+    pa.int64(): [3, -1, 0],
+    pa.int32(): [3, None, 0],
+    pa.utf8(): ["a", "a\x00", ""],
+    pa.bool_(): [True, False, True],
+}
+
+
+class TestSuffix:
+    @pytest.mark.parametrize("name", SUFFIXES)
+    def test_does_not_move_a_key_to_another_key_group(self, name: str) -> None:
+        kind = SUFFIXES[name]
+        arrays = [pa.array(SAMPLES.get(each, [1, 2, 3]), each) for each in kind.types]
+        encoded, routed = kind.encode(arrays), kind.routed.encode(arrays[kind.routed_part])
+        again = [kind.from_canonical(encoded.canonical())] + ([kind.from_words(encoded.words())] if kind.fixed else [])
+        for keys in (encoded, *again):
+            assert keys.routed().canonical().equals(routed.canonical())
+            assert keys.key_groups(128).tolist() == routed.key_groups(128).tolist()
+
+    def test_keeps_the_rows_of_a_user_key_adjacent_and_in_its_order(self) -> None:
+        kind = SUFFIXES["text and number"]
+        users, numbers = ["b", "a\x00", "a", "b", "a", "a\x00"], [2, 0, 9, -7, 1, 5]
+        keys = kind.encode([pa.array(users), pa.array(numbers)])
+        order = keys.order(keys.key_groups(1))
+        expected = [("a", 1), ("a", 9), ("a\x00", 0), ("a\x00", 5), ("b", -7), ("b", 2)]
+        assert [(users[row], numbers[row]) for row in order] == expected
+
+    def test_changes_the_hash_of_the_declaration(self) -> None:
+        kinds = [KeyType(("k", "i"), (pa.int64(), pa.int64()), suffix=suffix) for suffix in (0, 1)]
+        assert len({declaration(TableSpec(1, "rows", kind, ())) for kind in kinds}) == 2
 
 
 class TestKeyType:

@@ -31,12 +31,14 @@ KINDS = {
     "unsigned": KeyType(("k",), (pa.uint64(),)),
     "text": KeyType(("k",), (pa.utf8(),), (True,)),
     "window": KeyType(("end", "k"), (TIME, pa.utf8()), unrouted=1),
+    "list": KeyType(("k", "i"), (pa.utf8(), pa.int64()), (True, False), suffix=1),
 }
 CELLS: dict[str, st.SearchStrategy[tuple[Any, ...]]] = {
     "integer": st.tuples(st.integers(-40, 40)),
     "unsigned": st.tuples(st.integers(0, 40) | st.integers((1 << 64) - 9, (1 << 64) - 1)),
     "text": st.tuples(st.none() | st.text("ab\x00", max_size=4)),
     "window": st.tuples(st.integers(-3, 6), st.text("abcde", min_size=1, max_size=1)),
+    "list": st.tuples(st.none() | st.text("ab\x00", max_size=2), st.integers(-3, 9)),
 }
 Key = tuple[Any, ...]
 Row = tuple[int, float, bool, str | None, int | None]
@@ -191,6 +193,23 @@ class TestMerge:
         data = sealed("text", 1, Wrote({("a",): (1, 2.0, True, "a", None)}, {}))
         [rows] = merged([BlockReader(pa.py_buffer(data), blocks_of(data)[0], WHOLE, keys_only=True)])
         assert len(rows) == 1 and rows.columns == {}
+
+
+class TestRowsOfAUserKey:
+    def test_are_found_whatever_their_suffix(self) -> None:
+        written: dict[Key, Any] = {
+            (user, number): (number, 0.0, False, None, None)
+            for user in ("a", "a\x00", "", None)
+            for number in (-1, 256)
+        }
+        (reader,) = readers([(sealed("list", 1, Wrote(written, {})), (0, GROUPS))])
+        rows = [
+            part.take(part.same_key(reader.kind.routed.encode([pa.array(["a"])]))) for part in iter(reader.read, None)
+        ]
+        assert state_of(part for part in rows if len(part)) == {
+            ("a", -1): (-1, 0.0, False, None, None),
+            ("a", 256): (256, 0.0, False, None, None),
+        }
 
 
 class TestComparison:

@@ -22,6 +22,7 @@ KINDS = {
     3: KeyType(("end", "k"), (pa.timestamp("us", "UTC"), pa.int64()), unrouted=1),
     4: KeyType(("k",), (pa.int64(),), (True,)),
     5: KeyType(("k",), (pa.timestamp("ms", "Europe/Paris"),)),
+    6: KeyType(("k", "i"), (pa.utf8(), pa.int64()), (True, False), suffix=1),
 }
 CELLS: dict[int, st.SearchStrategy[tuple[Any, ...]]] = {
     1: st.tuples(st.integers(-9, 9)),
@@ -29,6 +30,7 @@ CELLS: dict[int, st.SearchStrategy[tuple[Any, ...]]] = {
     3: st.tuples(st.integers(0, 3), st.integers(-9, 9)),
     4: st.tuples(st.integers(-9, 9) | st.none()),
     5: st.tuples(st.integers(-9, 9)),
+    6: st.tuples(st.sampled_from(["", "a", "a\x00", None]), st.integers(-9, 9)),
 }
 Row = tuple[bool, int, float, bool, str | None, bytes, int | None]
 NO_MORE: tuple[str | None, bytes, int | None] = (None, b"", None)

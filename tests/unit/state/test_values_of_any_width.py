@@ -119,6 +119,19 @@ class TestATable:
         assert of._width == 3 and of._bytes is None
 
 
+class TestRowsBelowAKey:
+    def test_may_hold_text_and_a_refused_one_changes_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        kind = KeyType(("k", "i"), (pa.int64(), pa.int64()), suffix=1)
+        below = Table(TableSpec(1, "notes", kind, (COUNT, NOTE)), GROUPS)
+        slots = below.slots(kind.encode([pa.array([1, 1]), pa.array([1, 2])]))
+        below.write(slots, {"n": np.array([1, 2]), "note": pa.array(["a", None])})
+        below.touch(slots)
+        monkeypatch.setattr(records, "VALUE_BYTES_MAX", 100)
+        with pytest.raises(JobFailed, match="key '1, 2'"):
+            below.write(slots, {"n": np.array([3, 4]), "note": pa.array(["b", "c" * 101])})
+        assert (below.column("n")[slots].tolist(), below.read("note", slots).to_pylist()) == ([1, 2], ["a", None])
+
+
 class TestTheArena:
     @pytest.fixture(autouse=True)
     def _small(self, monkeypatch: pytest.MonkeyPatch) -> None:
