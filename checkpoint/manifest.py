@@ -39,9 +39,20 @@ from holdfast.model import (
     Writer,
 )
 
-FORMAT_VERSION = 2
-"""Manifests with operators that evolved; others are written as version 1, which every release reads."""
-_VERSION_WITHOUT_FIELDS = 1
+FORMAT_VERSION = 3
+"""Manifests with state columns that are not plain. Those without are written as the oldest version that has what they
+hold: 2 with operators that evolved, 1 without."""
+_VERSION_WITH_FIELDS, _FIRST_VERSION = 2, 1
+_PLAIN_TYPES = frozenset(
+    (
+        "bool",
+        *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+        "float16",
+        "float32",
+        "float64",
+    )
+)
+"""Types of state columns that every release reads."""
 FIELDS = "fields"
 """The part of an operator's schema that an earlier version would overlook, and read state by name."""
 
@@ -78,7 +89,7 @@ class Manifest(msgspec.Struct, frozen=True):
     pending: tuple[Pending, ...]
     confirmed: tuple[Confirmed, ...]
     operators: tuple[OperatorState, ...]
-    v: int = _VERSION_WITHOUT_FIELDS
+    v: int = _FIRST_VERSION
     """Set when it is encoded."""
     audit: Audit | msgspec.UnsetType = msgspec.UNSET
     """Omitted if unknown, and in manifests of older versions."""
@@ -116,17 +127,22 @@ class SubtaskPart(msgspec.Struct, frozen=True):
 
 def encode(manifest: Manifest) -> bytes:
     """Return the manifest as JSON."""
-    evolved = any(FIELDS in operator.schema for operator in manifest.operators)
-    return msgspec.json.encode(
-        msgspec.structs.replace(manifest, v=FORMAT_VERSION if evolved else _VERSION_WITHOUT_FIELDS)
-    )
+    version = max(map(_version_of, manifest.operators), default=_FIRST_VERSION)
+    return msgspec.json.encode(msgspec.structs.replace(manifest, v=version))
+
+
+def _version_of(operator: OperatorState) -> int:
+    """Return the oldest version that has what is recorded of an operator."""
+    if not all(type_name in _PLAIN_TYPES for _, type_name in operator.schema.get("columns", ())):
+        return FORMAT_VERSION
+    return _VERSION_WITH_FIELDS if FIELDS in operator.schema else _FIRST_VERSION
 
 
 def decode(data: bytes, ref: ObjectRef) -> Manifest:
     """Read a manifest back; the hash was verified by the reader of the bytes."""
     try:
         version = _VERSION.decode(data).v
-        if _VERSION_WITHOUT_FIELDS <= version <= FORMAT_VERSION:
+        if _FIRST_VERSION <= version <= FORMAT_VERSION:
             return _MANIFEST.decode(data)
     except msgspec.DecodeError as error:
         raise Damaged(

@@ -26,9 +26,13 @@ from holdfast.state.evolution import columns_by_name, present_key
 from holdfast.state.keys import canonical as codec
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables.expiry import NOTHING, Through, last_of
-from holdfast.state.tables.spec import TableSpec
+from holdfast.state.tables.spec import Columns, TableSpec
+from holdfast.state.tables.values import concatenated as concatenated_values
+from holdfast.state.tables.values import sliced, taken
 
 ROWS_AT_ONCE = 1 << 14
+STRING_BYTES_AT_ONCE = 1 << 24
+"""About how many bytes of text and bytes values are read at a time; one row may have more."""
 _SIGN = np.uint64(1 << 63)
 
 SortKeys = Any
@@ -43,14 +47,14 @@ class Rows:
         groups: The key group of each row, shape (n,).
         keys: The key of each row.
         puts: False: a tombstone.
-        columns: The values, shape (n,) each.
+        columns: The values, shape (n,) each. Without a declaration, those of a nullable column may be NumPy arrays.
     """
 
     kind: KeyType
     groups: NDArray[np.uint16]
     keys: SortKeys
     puts: NDArray[np.bool_]
-    columns: dict[str, NDArray[Any]]
+    columns: Columns
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -58,13 +62,13 @@ class Rows:
     def slice(self, first: int, end: int) -> Rows:
         """Return the rows [first, end)."""
         keys = self.keys[first:end] if isinstance(self.keys, np.ndarray) else self.keys.slice(first, end - first)
-        columns = {name: values[first:end] for name, values in self.columns.items()}
+        columns = {name: sliced(values, first, end) for name, values in self.columns.items()}
         return Rows(self.kind, self.groups[first:end], keys, self.puts[first:end], columns)
 
     def take(self, rows: NDArray[np.int64]) -> Rows:
         """Return these rows."""
         keys = self.keys[rows] if isinstance(self.keys, np.ndarray) else self.keys.take(pa.array(rows))
-        columns = {name: values[rows] for name, values in self.columns.items()}
+        columns = {name: taken(values, rows) for name, values in self.columns.items()}
         return Rows(self.kind, self.groups[rows], keys, self.puts[rows], columns)
 
     def place(self, row: int) -> tuple[int, Any]:
@@ -118,7 +122,7 @@ def concatenated(parts: list[Rows]) -> Rows:
         np.concatenate([part.groups for part in parts]),
         keys,
         np.concatenate([part.puts for part in parts]),
-        {name: np.concatenate([part.columns[name] for part in parts]) for name in first.columns},
+        {name: concatenated_values([part.columns[name] for part in parts]) for name in first.columns},
     )
 
 
@@ -156,6 +160,8 @@ class BlockReader:
         self._at, self._end = (int(self._edges[group]) for group in key_groups)
         for name in ("key", "kind", "end", *self._values):
             self._columns[name].skip(self._at)
+        strings = sum(self._columns[name].string_bytes for name in self._values)
+        self._rows_max = max(1, STRING_BYTES_AT_ONCE * block.rows // max(1, strings))
 
     def counts(self) -> NDArray[np.int64]:
         """Return the number of rows of every key group, including tombstones and ranges; shape (key groups,)."""
@@ -164,7 +170,7 @@ class BlockReader:
     def read(self, rows_max: int = ROWS_AT_ONCE) -> Rows | None:
         """Return the next rows, at least one; None at the end."""
         while self._at < self._end:
-            count = min(rows_max, self._end - self._at)
+            count = min(rows_max, self._rows_max, self._end - self._at)
             places = np.arange(self._at, self._at + count)
             groups = (np.searchsorted(self._edges, places, side="right") - 1).astype(np.uint16)
             self._at += count

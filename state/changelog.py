@@ -2,7 +2,7 @@
 
     8 bytes   magic and version
     blocks    one Arrow IPC stream per operator, zstd level 1 from 1 KiB on, rows sorted by (key group, key):
-              kg u16 | key int64 or canonical bytes | kind u8 | end (of a range) | values
+              kg u16 | key int64 or canonical bytes | kind u8 | end (of a range) | values, which may be null
               a range is one row per key group, before the rows of its key group, which are newer
     footer    msgpack: the header, and operator, key schema, place and size of every block
     20 bytes  footer length u32, xxh3-64 of everything before, magic
@@ -29,20 +29,19 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import xxhash
-from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.expiry import NOTHING, RANGE_FIRST, Through, last_of, range_end
+from holdfast.state.tables.values import arrow, numpy, taken, void_of
 
 VERSION = 4
-"""Segments with keys that have a suffix: an earlier release would compute other key groups for them."""
-_VERSION_WITH_RANGES = 2
-_VERSION_WITHOUT_RANGES = 1
-"""Of all other segments: every release reads it."""
-_VERSIONS_READ = (_VERSION_WITHOUT_RANGES, _VERSION_WITH_RANGES, VERSION)
+"""Segments with keys that have a suffix: an earlier release would compute other key groups for them. Others are written
+as the oldest version that has what they hold, so that earlier releases read them."""
+_VERSION_WITH_NULLS, _VERSION_WITH_RANGES, _FIRST_VERSION = 3, 2, 1
+"""3: with a null value, or values of variable width."""
 COMPRESSED_FROM_BYTES = 1 << 10
 """Smaller blocks hardly shrink by compressing their columns one by one, and take ten times as long to read."""
 PARALLEL_FROM_BYTES = 1 << 18
@@ -101,7 +100,7 @@ def seal(header: SegmentHeader, deltas: Iterable[Delta]) -> bytes:
     sink = pa.BufferOutputStream()
     sink.write(_MAGIC)
     blocks: list[Block] = []
-    version = _VERSION_WITHOUT_RANGES
+    version = _FIRST_VERSION
     for delta in sorted(deltas, key=lambda delta: delta.operator):
         assert delta.epoch == header.epoch and delta.follows == header.follows
         assert all(block.operator != delta.operator for block in blocks), "two deltas of one operator"
@@ -120,12 +119,6 @@ def seal(header: SegmentHeader, deltas: Iterable[Delta]) -> bytes:
     body = sink.getvalue()
     hashed = xxhash.xxh3_64_intdigest(body)
     return b"".join((body, struct.pack("<Q8s", hashed, _MAGIC)))
-
-
-def _version_of(delta: Delta) -> int:
-    if delta.keys.type.suffix:
-        return VERSION
-    return _VERSION_WITHOUT_RANGES if delta.through is None else _VERSION_WITH_RANGES
 
 
 def header_of(data: bytes) -> SegmentHeader:
@@ -150,6 +143,15 @@ def unseal(data: bytes, key_groups: tuple[int, int] | None = None) -> tuple[Segm
     return footer.header, deltas
 
 
+def _version_of(delta: Delta) -> int:
+    """Return the oldest version that has what a delta holds."""
+    if delta.keys.type.suffix:
+        return VERSION
+    if any(not isinstance(numpy(values), np.ndarray) for values in map(arrow, delta.columns.values())):
+        return _VERSION_WITH_NULLS
+    return _FIRST_VERSION if delta.through is None else _VERSION_WITH_RANGES
+
+
 def unseal_in_parts(data: bytes, key_groups: tuple[int, int]) -> tuple[SegmentHeader, Iterator[Delta]]:
     """Return a segment's header, and its rows of these key groups [first, end) in deltas of at most PART_ROWS rows.
 
@@ -172,7 +174,7 @@ def _write_block(sink: Any, delta: Delta) -> None:
     key = pa.array(keys.ints) if keys.ints is not None else keys.canonical()
     kinds = np.where(delta.puts[order], np.uint8(PUT), np.uint8(DELETE))
     columns = {"kg": pa.array(groups[order]), "key": key, "kind": pa.array(kinds), "end": pa.nulls(len(keys), key.type)}
-    columns |= {name: pa.array(values[order]) for name, values in delta.columns.items()}
+    columns |= {name: arrow(taken(values, order)) for name, values in delta.columns.items()}
     batch = pa.record_batch(columns)
     if delta.through is not None:
         batch = _with_ranges(batch, delta, delta.through)
@@ -193,7 +195,7 @@ def _with_ranges(batch: pa.RecordBatch, delta: Delta, through: Through) -> pa.Re
         "kind": pa.array(np.full(count, RANGE, np.uint8)),
         "end": pa.array([range_end(last) for last in through[groups].tolist()], binary),
     }
-    ranges |= {name: pa.array(np.zeros(count, values.dtype)) for name, values in delta.columns.items()}
+    ranges |= {name: void_of(values, count) for name, values in delta.columns.items()}
     rows = pa.concat_batches([pa.record_batch(ranges), batch])
     return rows.take(pa.array(np.argsort(rows.column("kg").to_numpy(), kind="stable")))
 
@@ -232,13 +234,9 @@ def _delta_of(batch: pa.RecordBatch, block: Block, header: SegmentHeader) -> Del
         batch, kinds = batch.filter(pa.array(~ranges)), kinds[~ranges]
     key = batch.column("key")
     keys = kind.from_ints(key.to_numpy()) if kind.injective else kind.from_canonical(key)
-    columns = {name: _values(batch.column(name)) for name in batch.schema.names[FIXED_COLUMNS:]}
+    columns = {name: numpy(batch.column(name)) for name in batch.schema.names[FIXED_COLUMNS:]}
     epoch, follows = header.epoch, header.follows
     return Delta(epoch, follows, block.operator, block.key_group_count, keys, kinds == PUT, columns, through)
-
-
-def _values(column: pa.Array) -> NDArray[Any]:
-    return np.asarray(column.to_numpy(zero_copy_only=False))
 
 
 def _footer(data: bytes | memoryview) -> _Footer:
@@ -252,7 +250,7 @@ def _footer(data: bytes | memoryview) -> _Footer:
         footer = _FOOTER.decode(view[len(data) - _TAIL.size - length : -_TAIL.size])
     except msgspec.MsgspecError as error:
         raise _damaged(f"its footer cannot be read: {error}") from error
-    if footer.version not in _VERSIONS_READ:
+    if not _FIRST_VERSION <= footer.version <= VERSION:
         raise ConfigError(
             f"a changelog segment has version {footer.version}; this Holdfast reads versions up to {VERSION}",
             not_done="nothing was restored",

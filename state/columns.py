@@ -2,7 +2,7 @@
 
 Arrow's own reader decompresses a whole record batch. Here every buffer of the batch is found in the message's metadata
 (a flatbuffer) and decompressed piece by piece. Only what segments hold is read: columns of fixed width, one bit wide,
-or large_binary, whose nulls do not matter.
+large_binary and large_utf8, with their nulls.
 
 Invariants
     - The values are those that Arrow's reader gives.
@@ -38,11 +38,15 @@ _STORED_AS_IS = -1
 class Column(Protocol):
     """One column, read from its first row to its last."""
 
+    @property
+    def string_bytes(self) -> int:
+        """Bytes of all its strings; 0 if its values have a fixed width."""
+
     def skip(self, rows: int) -> None:
         """Pass over rows."""
 
     def take(self, rows: int) -> Any:
-        """Return the values of the next rows: a NumPy array, or large_binary."""
+        """Return the values of the next rows: a NumPy array, or an Arrow array if some are null or all are strings."""
 
 
 def columns_of(block: pa.Buffer) -> dict[str, Column]:
@@ -59,6 +63,19 @@ class _Bytes:
 
     def __init__(self, data: pa.Buffer, compression: str | None) -> None:
         self._data, self._compression = data, compression
+
+    @property
+    def empty(self) -> bool:
+        """Return whether there are no bytes."""
+        return not self._data.size
+
+    @property
+    def size(self) -> int:
+        """How many bytes there are, decompressed."""
+        if self._compression is None or self.empty:
+            return int(self._data.size)
+        (size,) = struct.unpack_from("<q", self._data)
+        return int(self._data.size) - 8 if size == _STORED_AS_IS else int(size)
 
     @cached_property
     def _stream(self) -> pa.NativeFile:
@@ -83,24 +100,11 @@ class _Bytes:
             size -= len(self.take(min(size, SKIPPED_BYTES)))
 
 
-class _Fixed:
-    """Values of whole bytes."""
-
-    def __init__(self, dtype: np.dtype[Any], parts: Iterator[_Bytes]) -> None:
-        self._dtype, _, self._values = dtype, next(parts), next(parts)
-
-    def skip(self, rows: int) -> None:
-        self._values.skip(rows * self._dtype.itemsize)
-
-    def take(self, rows: int) -> NDArray[Any]:
-        return np.frombuffer(self._values.take(rows * self._dtype.itemsize), self._dtype)
-
-
 class _Bits:
-    """Values of one bit: up to seven are kept from the last byte read."""
+    """A bitmap: up to seven bits are kept from the last byte read."""
 
-    def __init__(self, parts: Iterator[_Bytes]) -> None:
-        _, self._values = next(parts), next(parts)
+    def __init__(self, data: _Bytes) -> None:
+        self._data = data
         self._left = np.zeros(0, bool)
 
     def skip(self, rows: int) -> None:
@@ -108,28 +112,90 @@ class _Bits:
             self.take(min(SKIPPED_BYTES, rows - at))
 
     def take(self, rows: int) -> NDArray[np.bool_]:
-        read = np.frombuffer(self._values.take(max(0, rows - self._left.size + 7) // 8), np.uint8)
+        read = np.frombuffer(self._data.take(max(0, rows - self._left.size + 7) // 8), np.uint8)
         bits = np.concatenate([self._left, np.unpackbits(read, bitorder="little").astype(bool)])
         self._left = bits[rows:]
         return bits[:rows]
 
 
-class _Binary:
-    """Byte strings; their offsets continue from the end of the last one."""
+class _Nulls:
+    """Which values of a column are null; a column without nulls may have no bitmap."""
 
-    def __init__(self, parts: Iterator[_Bytes]) -> None:
-        _, self._offsets, self._values = next(parts), next(parts), next(parts)
-        self._end: int | None = None
+    def __init__(self, validity: _Bytes) -> None:
+        self._bits = None if validity.empty else _Bits(validity)
 
     def skip(self, rows: int) -> None:
+        if self._bits is not None:
+            self._bits.skip(rows)
+
+    def take(self, rows: int) -> NDArray[np.bool_] | None:
+        """Return which of the next values are null; None if none is."""
+        if self._bits is None:
+            return None
+        null = ~self._bits.take(rows)
+        return null if null.any() else None
+
+
+class _Fixed:
+    """Values of whole bytes."""
+
+    string_bytes = 0
+
+    def __init__(self, dtype: np.dtype[Any], parts: Iterator[_Bytes]) -> None:
+        self._dtype, self._nulls, self._values = dtype, _Nulls(next(parts)), next(parts)
+
+    def skip(self, rows: int) -> None:
+        self._nulls.skip(rows)
+        self._values.skip(rows * self._dtype.itemsize)
+
+    def take(self, rows: int) -> Any:
+        null = self._nulls.take(rows)
+        values = np.frombuffer(self._values.take(rows * self._dtype.itemsize), self._dtype)
+        return values if null is None else pa.array(values, mask=null, from_pandas=False)
+
+
+class _Booleans:
+    """Values of one bit."""
+
+    string_bytes = 0
+
+    def __init__(self, parts: Iterator[_Bytes]) -> None:
+        self._nulls, self._values = _Nulls(next(parts)), _Bits(next(parts))
+
+    def skip(self, rows: int) -> None:
+        self._nulls.skip(rows)
+        self._values.skip(rows)
+
+    def take(self, rows: int) -> Any:
+        null, values = self._nulls.take(rows), self._values.take(rows)
+        return values if null is None else pa.array(values, mask=null)
+
+
+class _Binary:
+    """Byte strings or text; their offsets continue from the end of the last one."""
+
+    def __init__(self, kind: pa.DataType, parts: Iterator[_Bytes]) -> None:
+        self._kind, self._nulls, self._offsets, self._values = kind, _Nulls(next(parts)), next(parts), next(parts)
+        self._end: int | None = None
+
+    @property
+    def string_bytes(self) -> int:
+        return self._values.size
+
+    def skip(self, rows: int) -> None:
+        self._nulls.skip(rows)
         step = SKIPPED_BYTES // 8
         for at in range(0, rows, step):
             lengths = self._lengths(min(step, rows - at))
             self._values.skip(int(lengths.sum()))
 
     def take(self, rows: int) -> pa.Array:
-        lengths = self._lengths(rows)
-        return codec.from_bytes(np.frombuffer(self._values.take(int(lengths.sum())), np.uint8), lengths)
+        null, lengths = self._nulls.take(rows), self._lengths(rows)
+        strings = codec.from_bytes(np.frombuffer(self._values.take(int(lengths.sum())), np.uint8), lengths)
+        if null is None and self._kind == strings.type:
+            return strings
+        validity = None if null is None else pa.array(~null).buffers()[1]
+        return pa.Array.from_buffers(self._kind, rows, [validity, *strings.buffers()[1:]])
 
     def _lengths(self, rows: int) -> NDArray[np.int64]:
         if self._end is None:
@@ -142,10 +208,10 @@ class _Binary:
 
 
 def _column(kind: pa.DataType, parts: Iterator[_Bytes]) -> Column:
-    if pa.types.is_large_binary(kind):
-        return _Binary(parts)
+    if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
+        return _Binary(kind, parts)
     if pa.types.is_boolean(kind):
-        return _Bits(parts)
+        return _Booleans(parts)
     return _Fixed(np.dtype(kind.to_pandas_dtype()), parts)
 
 

@@ -6,12 +6,13 @@ the code. A table names them by name. Everything that leaves a table for a segme
 Invariants
     - A value is read by the column that wrote it, or by none: ids are never reused.
     - Only differences that the declaration explains are adapted: a column added later may be missing, a retired one
-      present, a narrower type cast. All others are refused.
+      present, a narrower type cast, a column become nullable. All others are refused, and so is a null in a column
+      that forbids it.
     - A row without values has none afterwards: its extreme is the default of the present type.
     - A wider key has the same canonical bytes, hash and key group.
 
 Pure: no clock, thread or I/O.
-Source: docs/design/0038-schema-evolution.md.
+Source: docs/design/0038-schema-evolution.md, docs/design/0040-values-of-any-width.md.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import xxhash
-from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables.delta import Delta
-from holdfast.state.tables.spec import ColumnSpec, TableSpec
+from holdfast.state.tables.spec import Columns, ColumnSpec, TableSpec, Values
+from holdfast.state.tables.values import arrow, default_of
 
 
 def declaration(spec: TableSpec) -> str:
     """Return a hash of what decides how rows of a table are packed; names of columns do not."""
     key = [f"{kind}{'?' if null else ''}" for kind, null in zip(spec.key.types, spec.key.nullable, strict=True)]
-    columns = [f"{column.id}:{column.dtype.name}" for column in spec.columns]
+    columns = [f"{column.id}:{column.type_name}" for column in spec.columns]
     unrouted = f"{spec.key.unrouted}+{spec.key.suffix}" if spec.key.suffix else str(spec.key.unrouted)
     return xxhash.xxh3_64_hexdigest("\0".join([unrouted, *key, "", *columns]).encode())
 
@@ -60,7 +61,9 @@ def adapted(delta: Delta, spec: TableSpec) -> Delta:
         ConfigError: the declaration does not explain a difference.
     """
     assert delta.operator == spec.operator
-    if delta.keys.type == spec.key and _types_of(delta) == {column.id: column.dtype for column in spec.columns}:
+    declared = {column.id: column for column in spec.columns}
+    same_columns = delta.columns.keys() == declared.keys()
+    if delta.keys.type == spec.key and same_columns and all(_fits(v, declared[n]) for n, v in delta.columns.items()):
         return delta
     named = columns_by_name(delta.columns, len(delta.keys), spec)
     columns = {column.id: named[column.name] for column in spec.columns}
@@ -80,8 +83,20 @@ def widens_key(narrow: pa.DataType, wide: pa.DataType) -> bool:
     return widens(np.dtype(narrow.to_pandas_dtype()), np.dtype(wide.to_pandas_dtype()))
 
 
-def _types_of(delta: Delta) -> dict[str, np.dtype[Any]]:
-    return {name: values.dtype for name, values in delta.columns.items()}
+def column_widens(narrow: ColumnSpec, wide: ColumnSpec) -> bool:
+    """Return whether every value of one column is one of the other, whose type or nullability differs."""
+    if narrow.nullable and not wide.nullable:
+        return False
+    if narrow.varying or wide.varying:
+        return bool(narrow.dtype == wide.dtype)
+    return narrow.dtype == wide.dtype or widens(np.dtype(narrow.dtype), np.dtype(wide.dtype))
+
+
+def _fits(values: Values, column: ColumnSpec) -> bool:
+    """Return whether values are what the declaration says."""
+    if isinstance(values, np.ndarray):
+        return column.plain and values.dtype == column.dtype
+    return not column.plain and values.type == column.arrow and (column.nullable or not values.null_count)
 
 
 def _renamed(delta: Delta, names: dict[str, str]) -> Delta:
@@ -90,7 +105,7 @@ def _renamed(delta: Delta, names: dict[str, str]) -> Delta:
     return replace(delta, columns={names[name]: values for name, values in delta.columns.items()})
 
 
-def columns_by_name(columns: Mapping[str, NDArray[Any]], rows: int, spec: TableSpec) -> dict[str, NDArray[Any]]:
+def columns_by_name(columns: Mapping[str, Values], rows: int, spec: TableSpec) -> Columns:
     """Return a segment's columns as the present declaration names and types them.
 
     Raises:
@@ -101,21 +116,35 @@ def columns_by_name(columns: Mapping[str, NDArray[Any]], rows: int, spec: TableS
     return {column.name: _values(columns, rows, spec, column) for column in spec.columns}
 
 
-def _values(columns: Mapping[str, NDArray[Any]], rows: int, spec: TableSpec, column: ColumnSpec) -> NDArray[Any]:
+def _values(columns: Mapping[str, Values], rows: int, spec: TableSpec, column: ColumnSpec) -> Values:
     kept = columns.get(column.id)
     if kept is None:
         if not column.late:
             raise unreadable(spec)
-        return np.full(rows, column.default, column.dtype)
-    if kept.dtype == column.dtype:
+        return default_of(column, rows)
+    if _fits(kept, column):
         return kept
-    if not widens(kept.dtype, column.dtype):
+    if not column.plain:
+        return _nullable(kept, spec, column)
+    dtype = np.dtype(column.dtype)
+    if not isinstance(kept, np.ndarray) or not widens(kept.dtype, dtype):
         raise unreadable(spec)
-    values = kept.astype(column.dtype)
+    values = kept.astype(dtype)
     if column.counter:
         counter = next(each for each in spec.columns if each.name == column.counter)
         values[_values(columns, rows, spec, counter) == 0] = column.default
     return values
+
+
+def _nullable(kept: Values, spec: TableSpec, column: ColumnSpec) -> pa.Array:
+    """Return values of a column that is not plain. Stored values without a null may be a NumPy array."""
+    given = arrow(kept)
+    if column.varying or pa.types.is_large_string(given.type) or pa.types.is_large_binary(given.type):
+        raise unreadable(spec)
+    dtype = np.dtype(given.type.to_pandas_dtype())
+    if given.type != column.arrow and not widens(dtype, np.dtype(column.dtype)):
+        raise unreadable(spec)
+    return given.cast(column.arrow)
 
 
 def present_key(written: KeyType, spec: TableSpec) -> KeyType:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from holdfast.state.blocks import BlockReader, Rows, concatenated
 from holdfast.state.keys import canonical as codec
 from holdfast.state.tables.expiry import NOTHING
+from holdfast.state.tables.values import differ
 
 
 class Sorted(Protocol):
@@ -89,9 +90,9 @@ def compared(before: Sorted, after: Sorted) -> Iterator[Changed]:
         if not both[split:].all():
             yield Changed("added", None, new.take(np.flatnonzero(~both[split:])))
         old, new = old.take(order[second - 1]), new.take(order[second] - split)
-        differ = np.flatnonzero(_differ(old, new))
-        if differ.size:
-            yield Changed("changed", old.take(differ), new.take(differ))
+        unequal = np.flatnonzero(_differ(old, new))
+        if unequal.size:
+            yield Changed("changed", old.take(unequal), new.take(unequal))
 
 
 def aligned(inputs: Iterable[Sorted]) -> Iterator[list[Rows | None]]:
@@ -155,9 +156,7 @@ def _erased(rows: Rows, ranks: NDArray[np.int64], pieces: Sequence[BlockReader])
 
 
 def _differ(before: Rows, after: Rows) -> NDArray[np.bool_]:
-    differ = np.zeros(len(before), bool)
+    found = np.zeros(len(before), bool)
     for name, old in before.columns.items():
-        new = after.columns[name]
-        both_nan = np.isnan(old) & np.isnan(new)
-        differ |= (old != new) & ~both_nan
-    return differ
+        found |= differ(old, after.columns[name])
+    return found

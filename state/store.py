@@ -254,7 +254,7 @@ class StateStore:
     @property
     def lag(self) -> Lag:
         """Return how far the cold store is behind the committed epochs."""
-        rows = (table.unapplied_count * (table.spec.row_bytes + 16) for table in self._tables.values())
+        rows = (table.unapplied_count * (table.row_bytes + 16) for table in self._tables.values())
         return Lag(0 if self._copy is None else self._copy.epochs_behind, sum(rows))
 
     @property

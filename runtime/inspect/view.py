@@ -27,7 +27,8 @@ from holdfast.runtime.rows.aggregates import Aggregation, BoundAggregation, boun
 from holdfast.runtime.rows.windows import CLOCK_COLUMNS, CLOCK_KEY, TIME, TIME_FIRST_US, TIME_LAST_US, WINDOW_START
 from holdfast.state.blocks import Rows
 from holdfast.state.keys.batch import KeyType
-from holdfast.state.tables.spec import ColumnSpec, TableSpec
+from holdfast.state.tables.spec import TableSpec, column_of_type
+from holdfast.state.tables.values import arrow
 
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=(.+))?\]")
 _ALIASES = {"date32[day]": pa.date32(), "date64[ms]": pa.date64()}
@@ -114,7 +115,7 @@ def _spec_of(operator: OperatorState, key: KeyType) -> TableSpec:
     fields, described = kept_fields(operator.schema), operator.schema
     aggregates = [each for each in described.get("identity", {}).get("aggregates", ()) if each["function"] in FUNCTIONS]
     known = {column.name: column for each in aggregates for column in state_columns(_bound(each))}
-    columns = [known.get(name, ColumnSpec(name, np.dtype(dtype))) for name, dtype in described["columns"]]
+    columns = [known.get(name, column_of_type(name, kind)) for name, kind in described["columns"]]
     declared = tuple(
         replace(column, id=fields.ids[column.name], late=fields.ids[column.name] in fields.late) for column in columns
     )
@@ -151,9 +152,9 @@ def _window_start(size_us: int) -> _Shown:
     return field, lambda rows, keys: pa.array(keys[0].view(pa.int64()).to_numpy() - size_us).view(TIME)
 
 
-def _raw(name: str, dtype: str) -> _Shown:
-    kind = pa.from_numpy_dtype(np.dtype(dtype))
-    return pa.field(name, kind, nullable=False), lambda rows, keys: pa.array(rows.columns[name])
+def _raw(name: str, type_name: str) -> _Shown:
+    column = column_of_type(name, type_name)
+    return pa.field(name, column.arrow, column.nullable), lambda rows, keys: arrow(rows.columns[name])
 
 
 def _time(name: str) -> _Shown:

@@ -149,7 +149,7 @@ class Folding:
         """Functions without operations."""
         for part in self._parts:
             bound, function = part[:2]
-            operations = function.operations({role: table.column(name).dtype for role, name in bound.state.items()})
+            operations = function.operations({r: table.spec.column(name).dtype for r, name in bound.state.items()})
             if operations is None:
                 self._singly.append(part)
                 continue
@@ -167,7 +167,7 @@ class Folding:
             also: The values of the columns that every row sets.
 
         Raises:
-            JobFailed: a sum does not fit.
+            JobFailed: a sum does not fit, or a key or text is too large; nothing was changed.
         """
         found = _Found(self._table, keys)
         inputs = {name: _Input(None if name is None else batch.column(name), found) for name in self._columns}
@@ -208,14 +208,31 @@ _Read = tuple[str | None, bool | None]
 """A column that a program reads, and whether as floats; None: only which values are null."""
 
 
-class _State(Mapping[str, NDArray[Any]]):
+class _Text:
+    """A column of text or bytes of a table."""
+
+    def __init__(self, table: Table, name: str) -> None:
+        self._table, self._name = table, name
+
+    def take(self, slots: pa.Array) -> pa.Array:
+        return self._table.read(self._name, slots.to_numpy())
+
+    def write(self, slots: Slots, values: pa.Array) -> None:
+        self._table.write(slots, {self._name: values})
+
+    def check(self, slots: Slots, values: pa.Array) -> None:
+        self._table.check_sizes(slots, {self._name: values})
+
+
+class _State(Mapping[str, Any]):
     """The columns of state behind one aggregate, by role; each access takes a new view."""
 
     def __init__(self, table: Table, names: Mapping[str, str]) -> None:
         self._table, self._names = table, names
 
-    def __getitem__(self, role: str) -> NDArray[Any]:
-        return self._table.column(self._names[role])
+    def __getitem__(self, role: str) -> Any:
+        name = self._names[role]
+        return self._table.column(name) if self._table.spec.column(name).plain else _Text(self._table, name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -255,6 +272,11 @@ class _Input:
     def values(self, dtype: np.dtype[Any]) -> NDArray[Any]:
         values = self._values(dtype)
         return values if self._rows is None else values[self._rows]
+
+    def texts(self) -> pa.Array:
+        """Return the values as they are."""
+        assert self._column is not None
+        return self._column if self._rows is None else self._column.take(pa.array(self._rows))
 
     def read(self, floating: bool | None) -> Input:
         """Return the column as kernels read it."""

@@ -30,14 +30,14 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError, Where
 from holdfast.runtime.operators.contract import Placed
-from holdfast.runtime.operators.differences import Difference, Found, kept_by, way_out
+from holdfast.runtime.operators.differences import READ_UNCHANGED, Difference, Found, kept_by, way_out
 from holdfast.runtime.plan.fields import described as described_fields
 from holdfast.runtime.plan.fields import kept_fields, with_fields
 from holdfast.runtime.plan.model import OperatorSpec, Plan
 from holdfast.runtime.plan.provenance import provenance_of
 from holdfast.runtime.rows.forms import POLARS
-from holdfast.state.evolution import widens
-from holdfast.state.tables.spec import OPERATORS_END
+from holdfast.state.evolution import column_widens
+from holdfast.state.tables.spec import OPERATORS_END, ColumnSpec, column_of_type
 
 FIRST_OPERATOR_ID = 1
 NOTHING: Mapping[str, frozenset[str]] = {}
@@ -162,7 +162,7 @@ def _described(plan: Plan, operator: OperatorSpec, placed: Placed | None) -> dic
     described: dict[str, Any] = {
         "id": operator.id,
         "key": [[name, str(kind)] for name, kind in zip(table.key.names, table.key.types, strict=True)],
-        "columns": [[column.name, column.dtype.name] for column in table.columns],
+        "columns": [[column.name, column.type_name] for column in table.columns],
     }
     if operator.window is not None:
         described["window"] = operator.window
@@ -214,13 +214,21 @@ def _compare_columns(
     former, types = placed.step.continued(kept, [column.name for column in columns]), dict(before["columns"])
     for column in columns:
         old = former.get(column.name)
-        if old is None or types.get(old) == column.dtype.name:
+        if old is None or types.get(old) == column.type_name:
             continue
-        what = f"had the state column {old!r}: {types.get(old)} and now has {column.name!r}: {column.dtype}"
-        if old not in types or not widens(np.dtype(types[old]), column.dtype):
+        what = f"had the state column {old!r}: {types.get(old)} and now has {column.name!r}: {column.type_name}"
+        before_column = column_of_type(old, types[old]) if old in types else None
+        if before_column is None or not column_widens(before_column, column):
             found.refuse(what)
-        elif fields.ids[old] in fields.late and not column.counter and column.dtype.kind != "f":
+        elif fields.ids[old] in fields.late and not _tells_no_value(before_column, column):
             found.refuse(what, "; it was added later, and its state does not tell a value from the lack of one")
+        elif column.nullable != before_column.nullable:
+            found.allow(what, READ_UNCHANGED)
+
+
+def _tells_no_value(before: ColumnSpec, now: ColumnSpec) -> bool:
+    """Return whether the kept rows of a column show that they have no value yet."""
+    return before.nullable or bool(now.counter) or (not before.varying and np.dtype(before.dtype).kind == "f")
 
 
 def _tables(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:

@@ -44,7 +44,7 @@ def describe(plan: Plan) -> dict[str, Any]:
                 "id": operator.id,
                 "fragment": operator.fragment,
                 "key": list(operator.table.key.names),
-                "state": [{"name": column.name, "type": column.dtype.name} for column in operator.table.columns],
+                "state": [{"name": column.name, "type": column.type_name} for column in operator.table.columns],
             }
             for operator in plan.operators
         ],

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from holdfast.state.tables.kernels.layout import Do
@@ -38,8 +39,23 @@ _CERTAINLY_FITS = float(1 << 62)
 """Sums whose float approximation stays below this cannot be beyond int64."""
 
 Slots = NDArray[np.int64]
-State = Mapping[str, NDArray[Any]]
-"""Columns of state by role, indexed by slot."""
+State = Mapping[str, Any]
+"""Columns of state by role, indexed by slot: NumPy arrays; for text and bytes StoredText, or an Arrow array to read."""
+StateType = Any
+"""The type of a column of state: NumPy's; or Arrow's for text and bytes, which are null for a key without a value."""
+
+
+class StoredText(Protocol):
+    """A column of text or bytes in a table."""
+
+    def take(self, slots: pa.Array) -> pa.Array:
+        """Return the values of slots."""
+
+    def write(self, slots: Slots, values: pa.Array) -> None:
+        """Give slots, each once, these values."""
+
+    def check(self, slots: Slots, values: pa.Array) -> None:
+        """Refuse values that are too large. Raises JobFailed."""
 
 
 class Values(Protocol):
@@ -51,6 +67,9 @@ class Values(Protocol):
 
     def values(self, dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return the values as this type; times as their underlying integers."""
+
+    def texts(self) -> pa.Array:
+        """Return the values as they are."""
 
 
 @dataclass
@@ -71,7 +90,7 @@ class AggregateFunction(Protocol):
     def result_type(self, given: pa.DataType) -> pa.DataType | None:
         """Return the type of the result over a column of this type; None if the function does not take it."""
 
-    def columns(self, result: pa.DataType, nullable: bool) -> dict[str, tuple[np.dtype[Any], int | float]]:
+    def columns(self, result: pa.DataType, nullable: bool) -> dict[str, tuple[StateType, int | float]]:
         """Return type and default of every column of state, by role.
 
         Args:
@@ -79,9 +98,13 @@ class AggregateFunction(Protocol):
         """
 
     def check(self, state: State, given: Values, known: Known) -> bool:
-        """Return whether these values can be folded; `known` holds the findings of earlier calls and is updated."""
+        """Return whether these values can be folded; `known` holds the findings of earlier calls and is updated.
 
-    def operations(self, columns: Mapping[str, np.dtype[Any]]) -> Mapping[str, Do] | None:
+        Raises:
+            JobFailed: a value is too large to be kept.
+        """
+
+    def operations(self, columns: Mapping[str, Any]) -> Mapping[str, Do] | None:
         """Return the operation that folds a value into each column of state; None if `fold` must be called.
 
         Args:
@@ -94,8 +117,8 @@ class AggregateFunction(Protocol):
     def merge(self, state: State, slots: Slots, other: State) -> None:
         """Merge state that was folded elsewhere into these slots: row i of `other` into slots[i]."""
 
-    def result(self, state: State, slots: Slots) -> NDArray[Any]:
-        """Return the results of these slots; undefined for slots without a value."""
+    def result(self, state: State, slots: Slots) -> Any:
+        """Return the results of these slots; undefined for slots without a value, null if they are text or bytes."""
 
 
 @dataclass(frozen=True)
@@ -111,14 +134,14 @@ class _Adding:
             return None
         return pa.int64() if self.name == "sum" and pa.types.is_integer(given) else pa.float64()
 
-    def columns(self, result: pa.DataType, nullable: bool) -> dict[str, tuple[np.dtype[Any], int | float]]:
-        own: dict[str, tuple[np.dtype[Any], int | float]] = {self.name: (_state_dtype(result), 0)}
+    def columns(self, result: pa.DataType, nullable: bool) -> dict[str, tuple[StateType, int | float]]:
+        own: dict[str, tuple[StateType, int | float]] = {self.name: (_state_dtype(result), 0)}
         return own | _seen(nullable or self.name == "mean")
 
     def check(self, state: State, given: Values, known: Known) -> bool:
         return self.name != "sum" or state["sum"].dtype.kind != "i" or _fit(state, given, known)
 
-    def operations(self, columns: Mapping[str, np.dtype[Any]]) -> Mapping[str, Do] | None:
+    def operations(self, columns: Mapping[str, Any]) -> Mapping[str, Do] | None:
         adding = Do.ADD_FLOAT if columns[self.name].kind == "f" else Do.ADD_INT
         return _seen_too(columns, {self.name: Do.COUNT if self.name == "count" else adding})
 
@@ -136,25 +159,34 @@ class _Adding:
 
 @dataclass(frozen=True)
 class _Extreme:
-    """State that is the smallest or largest value. A float starts from NaN, which loses against every number."""
+    """State that is the smallest or largest value. A float starts from NaN, which loses against every number.
+
+    Text and bytes are ordered by their bytes: text so by code points.
+    """
 
     name: str
 
     def result_type(self, given: pa.DataType) -> pa.DataType | None:
-        return given if _is_number(given) or is_time(given) else None
+        return given if _is_number(given) or is_time(given) or is_textual(given) else None
 
-    def columns(self, result: pa.DataType, nullable: bool) -> dict[str, tuple[np.dtype[Any], int | float]]:
+    def columns(self, result: pa.DataType, nullable: bool) -> dict[str, tuple[StateType, int | float]]:
+        if is_textual(result):
+            return {self.name: (result, 0)}
         dtype, default = _state_dtype(result), float("nan")
         if dtype.kind != "f":
             limits = np.iinfo(dtype.name)
             default = int(limits.max if self.name == "min" else limits.min)
-        own: dict[str, tuple[np.dtype[Any], int | float]] = {self.name: (dtype, default)}
+        own: dict[str, tuple[StateType, int | float]] = {self.name: (dtype, default)}
         return own | _seen(nullable)
 
     def check(self, state: State, given: Values, known: Known) -> bool:
+        if not isinstance(own := state[self.name], np.ndarray):
+            own.check(given.slots, given.texts())
         return True
 
-    def operations(self, columns: Mapping[str, np.dtype[Any]]) -> Mapping[str, Do] | None:
+    def operations(self, columns: Mapping[str, Any]) -> Mapping[str, Do] | None:
+        if isinstance(columns[self.name], pa.DataType):
+            return None
         dtype, least = columns[self.name], self.name == "min"
         if dtype.kind == "f":
             wide = dtype.itemsize == 8
@@ -168,17 +200,29 @@ class _Extreme:
         return _seen_too(columns, {self.name: operation})
 
     def fold(self, state: State, given: Values) -> None:
-        raise AssertionError("its operations fold it")
+        self._fold_text(state[self.name], given.slots, given.texts())
 
     def merge(self, state: State, slots: Slots, other: State) -> None:
         own = state[self.name]
+        if not isinstance(own, np.ndarray):
+            self._fold_text(own, slots, other[self.name])
+            return
         self._best(own.dtype).at(own, slots, other[self.name])
         if SEEN in state:
             np.add.at(state[SEEN], slots, other[SEEN])
 
-    def result(self, state: State, slots: Slots) -> NDArray[Any]:
-        values: NDArray[Any] = state[self.name][slots]
-        return values
+    def result(self, state: State, slots: Slots) -> Any:
+        own = state[self.name]
+        return own[slots] if isinstance(own, np.ndarray) else own.take(pa.array(slots))
+
+    def _fold_text(self, own: StoredText, slots: Slots, values: pa.Array) -> None:
+        """Fold values into slots; only slots whose value changes are written, as what they held stays in the arena."""
+        grouped = pa.table({"slot": slots, "value": values}).group_by("slot").aggregate([("value", self.name)])
+        found = grouped.column("slot").combine_chunks()
+        new, held = grouped.column(f"value_{self.name}").combine_chunks(), own.take(found)
+        best = (pc.min_element_wise if self.name == "min" else pc.max_element_wise)(held, new.cast(held.type))
+        changed = pc.fill_null(pc.not_equal(best, held), True)
+        own.write(found.filter(changed).to_numpy(), best.filter(changed))
 
     def _best(self, dtype: np.dtype[Any]) -> np.ufunc:
         if self.name == "min":
@@ -200,6 +244,16 @@ def is_time(kind: pa.DataType) -> bool:
     )
 
 
+def is_textual(kind: pa.DataType) -> bool:
+    """Return whether values of a type are text or bytes."""
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+    )
+
+
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or (pa.types.is_floating(kind) and kind.bit_width >= 32))
 
@@ -212,7 +266,7 @@ def _state_dtype(result: pa.DataType) -> np.dtype[Any]:
     return dtype
 
 
-def _seen(kept: bool) -> dict[str, tuple[np.dtype[Any], int | float]]:
+def _seen(kept: bool) -> dict[str, tuple[StateType, int | float]]:
     return {SEEN: (np.dtype(np.int64), 0)} if kept else {}
 
 

@@ -1,14 +1,14 @@
 """Aggregates that users name in `.agg(...)`: count, sum, min, max, mean.
 
 Each is a value: its kind and the column it reads. This module defines which columns an aggregate takes, its result
-field, and the fixed-width columns of state behind it; `runtime/rows/aggregate_functions.py` computes.
+field, and the columns of state behind it; `runtime/rows/aggregate_functions.py` computes.
 
 Nulls follow SQL: `count("x")` counts values that are not null; every other aggregate skips nulls, and is null for a key
 without any value. NaN follows Polars: `min` and `max` skip it unless a key has only NaN, `sum` and `mean` become NaN.
 Sums of integers are int64 and never wrap: a sum that does not fit fails the job.
 
-Refused, with an alternative: strings and booleans as values (state is fixed-width), Decimal, uint64 sums (half of
-their range does not fit int64).
+Refused, with an alternative: sums and means of text, booleans as values, Decimal, uint64 sums (half of their range does
+not fit int64).
 
 Pure.
 """
@@ -22,7 +22,15 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.rows.aggregate_functions import FUNCTIONS, SEEN, AggregateFunction, Slots, State, is_time
+from holdfast.runtime.rows.aggregate_functions import (
+    FUNCTIONS,
+    SEEN,
+    AggregateFunction,
+    Slots,
+    State,
+    is_textual,
+    is_time,
+)
 from holdfast.runtime.rows.expressions import check_column_name, unknown_column
 from holdfast.state.tables.spec import ColumnSpec
 
@@ -60,7 +68,7 @@ class BoundAggregation:
     """The input column may hold nulls; if not, neither the update nor the result needs a mask."""
     result: pa.Field
     value: str
-    """State column with the running value, in the type of the result (int64 for times)."""
+    """State column with the running value, in the type of the result (int64 for times; null if text has no value)."""
     seen: str | None
     """State column with the number of values that were not null; None where nothing needs it."""
     former: str | None = None
@@ -88,12 +96,12 @@ def sum(column: str = _NOT_GIVEN, *, filter: None = None) -> Aggregation:
 
 
 def min(column: str = _NOT_GIVEN, *, filter: None = None) -> Aggregation:
-    """Smallest value of a column of integers, floats, dates, times or durations."""
+    """Smallest value of a column of integers, floats, dates, times, durations, text or bytes."""
     return _aggregation("min", column, filter)
 
 
 def max(column: str = _NOT_GIVEN, *, filter: None = None) -> Aggregation:
-    """Largest value of a column of integers, floats, dates, times or durations."""
+    """Largest value of a column of integers, floats, dates, times, durations, text or bytes."""
     return _aggregation("max", column, filter)
 
 
@@ -124,7 +132,7 @@ def bound(name: str, aggregation: object, schema: pa.Schema, where: str) -> Boun
     field = schema.field(column)
     kept = _result_type(aggregation, field.type, where)
     nullable = field.nullable and kind != "count"
-    seen = f"{name}.seen" if nullable or kind == "mean" else None
+    seen = f"{name}.seen" if SEEN in FUNCTIONS[kind].columns(kept, nullable) else None
     result = pa.field(name, kept, nullable=nullable)
     return BoundAggregation(kind, column, field.nullable, result, f"{name}.{kind}", seen, aggregation.former)
 
@@ -169,7 +177,13 @@ def state_columns(bound: BoundAggregation) -> tuple[ColumnSpec, ...]:
     columns = bound.function.columns(bound.result.type, bound.result.nullable)
     counter = bound.seen or ""
     return tuple(
-        ColumnSpec(bound.state[role], dtype, default, counter="" if role == SEEN else counter)
+        ColumnSpec(
+            bound.state[role],
+            dtype,
+            default,
+            counter="" if role == SEEN else counter,
+            nullable=isinstance(dtype, pa.DataType),
+        )
         for role, (dtype, default) in columns.items()
     )
 
@@ -177,8 +191,11 @@ def state_columns(bound: BoundAggregation) -> tuple[ColumnSpec, ...]:
 def result_of(bound: BoundAggregation, state: State, slots: Slots) -> pa.Array:
     """Return the results of these slots, null where the key has seen no value."""
     kind = bound.result.type
+    values = bound.function.result(state, slots)
+    if is_textual(kind):
+        return values if values.type == kind else values.cast(kind)
     null = state[SEEN][slots] == 0 if bound.result.nullable else None
-    array = pa.array(bound.function.result(state, slots), mask=null)
+    array = pa.array(values, mask=null)
     return array if array.type == kind else array.view(kind)
 
 
@@ -220,4 +237,6 @@ def _instead(aggregation: Aggregation, kind: pa.DataType) -> str:
         return f'cast it first: pl.col("{column}").cast(pl.Float64), or to Int64 in the smallest unit to stay exact'
     if is_time(kind):
         return f'use min or max, or extract a number first: pl.col("{column}").dt.epoch("us")'
+    if is_textual(kind):
+        return "aggregate a numeric column; for text and bytes there are count, min and max"
     return "aggregate a numeric column; for other columns only count is available"

@@ -15,7 +15,6 @@ Pure: no clock, thread or I/O.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +24,8 @@ from holdfast.model import Epoch
 from holdfast.state.keys.batch import Keys
 from holdfast.state.tables.expiry import NOTHING, Through, can_expire, covered, joined
 from holdfast.state.tables.records import Records
-from holdfast.state.tables.spec import TableSpec
+from holdfast.state.tables.spec import Columns, TableSpec
+from holdfast.state.tables.values import concatenated, taken
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Delta:
         key_group_count: Key groups of the job.
         keys: One key per row.
         puts: bool, shape (n,): True = the key has these values, False = it was deleted.
-        columns: The values by column name, shape (n,) each.
+        columns: The values by column name, shape (n,) each: NumPy arrays of plain columns, Arrow arrays of others.
         through: The ranges to erase before the rows are written (state/tables/expiry.py); None: none.
     """
 
@@ -49,7 +49,7 @@ class Delta:
     key_group_count: int
     keys: Keys
     puts: NDArray[np.bool_]
-    columns: dict[str, NDArray[Any]]
+    columns: Columns
     through: Through | None = None
 
     def __post_init__(self) -> None:
@@ -59,7 +59,8 @@ class Delta:
             self.through.setflags(write=False)
         for array in (self.puts, *self.columns.values()):
             assert len(array) == len(self.keys)
-            array.setflags(write=False)
+            if isinstance(array, np.ndarray):
+                array.setflags(write=False)
 
     def __len__(self) -> int:
         """The number of rows in a segment: one per key and one per key group with a range."""
@@ -72,11 +73,11 @@ class Delta:
     @property
     def nbytes(self) -> int:
         """Bytes of hashes, kinds and values."""
-        return 8 * len(self.keys) + self.puts.nbytes + sum(array.nbytes for array in self.columns.values())
+        return 8 * len(self.keys) + self.puts.nbytes + sum(int(array.nbytes) for array in self.columns.values())
 
     def take(self, rows: NDArray[np.int64]) -> Delta:
         """Return the delta of these rows only, without the ranges."""
-        columns = {name: array[rows] for name, array in self.columns.items()}
+        columns = {name: taken(array, rows) for name, array in self.columns.items()}
         keys, puts = self.keys.take(rows), self.puts[rows]
         return Delta(self.epoch, self.follows, self.operator, self.key_group_count, keys, puts, columns)
 
@@ -92,7 +93,7 @@ def merge(older: Delta, newer: Delta) -> Delta:
     if newer.through is not None:
         stays &= ~covered(older.keys, newer.through)
     rest = older.take(np.flatnonzero(stays))
-    columns = {name: np.concatenate([array, rest.columns[name]]) for name, array in newer.columns.items()}
+    columns = {name: concatenated([array, rest.columns[name]]) for name, array in newer.columns.items()}
     return Delta(
         newer.epoch,
         min(older.follows, newer.follows),

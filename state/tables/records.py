@@ -1,32 +1,38 @@
 """Records and index of a resident table: one record per key, in a slab, found by a compiled index.
 
 A record has a number, its *slot*, which it keeps until the key is dropped; the next new key takes the slot then. This
-module gives kernels their memory and keys, and makes room for them; layout.py says what a record looks like.
+module gives kernels their memory and keys, and makes room for them; layout.py says what a record looks like, words.py
+how values lie in it.
 
 Invariants
     - A new record has default values and no flags but USED (and UNLOADED, if a cold store may hold the key).
     - Committed values are in a second slab with the same slots. They mean something only while COMMITTED is set.
     - Between two calls of Memory.settle(), kernels reach about `bytes_max` of the slabs: rows and sweeps come in parts.
+    - Words of working, committed and frozen values name bytes of one arena; whoever moves them rewrites all three.
 
 Pure: no clock, thread or I/O; the seed of the index comes from state/compiled/seed.py.
-Source: docs/design/0036-records-and-kernels.md.
+Source: docs/design/0036-records-and-kernels.md, docs/design/0040-values-of-any-width.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from holdfast.errors import JobFailed, Where
 from holdfast.state.compiled import seed
 from holdfast.state.compiled.sources import NO_SOURCES, Sources, Words, addresses_of
 from holdfast.state.keys import canonical as codec
 from holdfast.state.keys.batch import Keys
 from holdfast.state.tables.kernels.layout import BLOCK_ROWS, PROGRAM_FIELDS, SCRATCH_GAP, Control, Do, Flag, Given
 from holdfast.state.tables.slab import PLAIN, RESERVED, Memory, Rows, Slab
-from holdfast.state.tables.spec import Columns, TableSpec
+from holdfast.state.tables.spec import VALUE_BYTES_MAX, Columns, TableSpec, Values
+from holdfast.state.tables.words import Arena, ValueWords, narrowed
 
 Program = NDArray[np.int64]
 """Operations of the kernels' fold, shape (steps, PROGRAM_FIELDS)."""
@@ -45,6 +51,7 @@ _ROW_REACH = 4 << 16
 """Bytes that may become resident for a row: entry, record, committed values, text, and what the system maps around
 each, 64 KiB by default."""
 _PART_ROWS_MIN = 16
+_KEY_SHOWN = 60
 _NO_ROWS: Rows = np.empty(0, np.int64)
 _NO_BYTES = np.zeros(_SLACK, np.uint8)
 
@@ -62,10 +69,10 @@ class Records:
         self.spec, self._memory = spec, memory
         self._rows, self._slots = rows, slots
         self._key = spec.key.word_count if spec.key.fixed else TEXT_WORDS
-        width = self._key + 1 + len(spec.columns)
+        self._values = ValueWords(spec)
+        width = self._key + 1 + self._values.count
         self._width = width + 1 if width % _LINE_WORDS == _LINE_WORDS - 1 else width
-        self._value_at = {column.name: i for i, column in enumerate(spec.columns)}
-        self._defaults = words_of([np.array([column.default], column.dtype) for column in spec.columns], 1)[:, 0].copy()
+        self._defaults = self._values.defaults()
         self._defaults_at = self._defaults.ctypes.data
         self._scratch = np.empty((BLOCK_ROWS + SCRATCH_GAP) * (self._key + 5), np.int64)
         self._clear()
@@ -77,12 +84,14 @@ class Records:
         control[Control.WORDS], control[Control.KEY] = self._width, self._key
         control[Control.TEXT] = not self.spec.key.fixed
         self._control, self._control_at = control, control.ctypes.data
-        memory, values = self._memory, len(self.spec.columns)
+        memory, values = self._memory, self._values.count
         self._records = Slab(np.int64, RESERVED * self._width, _FIRST_SLOTS * self._width, memory)
         self._committed_values = Slab(np.int64, RESERVED * values, _FIRST_SLOTS * values, memory)
         self._entries, self._old = _Entries(memory, 1 << _FIRST_BITS), _Entries(memory, 1)
         self._opened, self._free = Slab(np.int64, memory=memory), Slab(np.int64, first=1, memory=memory)
         self._arena = Slab(np.uint8, first=1 if self.spec.key.fixed else _FIRST_ARENA, memory=memory)
+        self._bytes = Arena(self._slots.copy_bytes) if self._values.varying else None
+        self._bytes_checked_at = _COMPACTED_FROM
 
     def __len__(self) -> int:
         """The number of keys in memory, present and absent."""
@@ -91,23 +100,23 @@ class Records:
     @property
     def nbytes(self) -> int:
         """Bytes in memory: records, committed values, index, arena, lists of slots."""
-        control, values = self._control, len(self.spec.columns)
+        control, values = self._control, self._values.count
         high, lists = int(control[Control.HIGH]), int(control[Control.OPENED] + control[Control.FREE])
         index = self._entries.array.nbytes + (self._old.array.nbytes if control[Control.MOVED] >= 0 else 0)
-        return 8 * (high * (self._width + values) + lists) + index + int(control[Control.ARENA])
+        arenas = int(control[Control.ARENA]) + (0 if self._bytes is None else self._bytes.used)
+        return 8 * (high * (self._width + values) + lists) + index + arenas
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return the working values by slot, to read and write; valid until the next slots(), which may move them."""
+        """Return the working values of a plain column by slot, to read and write.
+
+        They are valid until the next slots(), which may move them.
+        """
         return self._view(self._records.array, self._width, self._key + 1, name)
 
-    def committed_column(self, name: str) -> NDArray[Any]:
-        """Return the committed values by slot; undefined where no value is committed."""
-        self._hold_committed()
-        return self._view(self._committed_values.array, len(self.spec.columns), 0, name)
-
     def _view(self, words: Words, width: int, first: int, name: str) -> NDArray[Any]:
-        at = self._value_at[name]
-        dtype, high = self.spec.columns[at].dtype, int(self._control[Control.HIGH])
+        column, at = self.spec.column(name), self._values.at[name]
+        assert column.plain, "values that are not plain are read and written as Arrow arrays"
+        dtype, high = np.dtype(column.dtype), int(self._control[Control.HIGH])
         # The value of a narrow column is the low bytes of its word, which come first.
         return np.ndarray((high,), dtype, words, 8 * (first + at), (8 * width,))
 
@@ -115,8 +124,9 @@ class Records:
         """Return the program of these steps, ordered so that every input is read once."""
         lines = []
         for do, name, column in sorted(steps, key=lambda step: step[2]):
-            at = self._value_at[name]
-            dtype = self.spec.columns[at].dtype
+            column_spec, at = self.spec.column(name), self._values.at[name]
+            assert column_spec.plain, "programs fold plain columns"
+            dtype = np.dtype(column_spec.dtype)
             shift = 64 - 8 * dtype.itemsize if dtype.kind == "i" else 0
             lines.append((int(do), self._key + 1 + at, column, shift))
         return np.array(lines, np.int64).reshape(-1, PROGRAM_FIELDS)
@@ -143,9 +153,10 @@ class Records:
             self._memory.settle()
 
     def values(self, name: str, slots: Rows) -> NDArray[Any]:
-        """Return the working values of one column at these slots."""
-        at = self._value_at[name]
-        return _narrowed(self._gather(slots, self._key + 1 + at, 1)[0], self.spec.columns[at].dtype)
+        """Return the working values of one plain column at these slots, a copy."""
+        column = self.spec.column(name)
+        assert column.plain, "other columns are read()"
+        return narrowed(self._gather(slots, self._key + 1 + self._values.at[name], 1)[0], np.dtype(column.dtype))
 
     def flags_of(self, slots: Rows) -> Words:
         """Return the state words of slots."""
@@ -290,15 +301,155 @@ class Records:
 
     # Values of slots
 
-    def _write(self, slots: Rows, values: Words) -> None:
-        """Give slots these values, shape (columns, slots), on both sides."""
-        columns = len(self.spec.columns)
+    def read(self, name: str, slots: Rows) -> pa.Array:
+        """Return the working values of slots as an Arrow array, a copy; for columns that are not plain."""
+        column = self.spec.column(name)
+        words = self._gather(np.array(slots, np.int64), self._key + 1, self._values.count)
+        values: pa.Array = self._values.unpack_column(column, words, self._bytes)
+        return values
+
+    def write(self, slots: Rows, columns: Mapping[str, Values]) -> None:
+        """Give slots working values, of one or more columns; of a slot that occurs twice, the later row counts.
+
+        As with column(), the keys must be touched to exist and be dirty.
+
+        Raises:
+            JobFailed: a value is too large; nothing was written.
+        """
+        slots = np.array(slots, np.int64)  # kernels take no arrays that cannot be written, like those of Arrow
+        self.check_sizes(slots, columns)
+        self._hold_bytes(_varying_bytes(columns))
+        words = np.zeros((self._values.count, slots.size), np.int64)
+        bits = dict[int, int]()
+        for name, values in columns.items():
+            column, at = self.spec.column(name), self._values.at[name]
+            self._values.pack_column(column, values, words, self._bytes)
+            self._scatter(slots, at, words[at : at + (2 if column.varying else 1)])
+            if column.nullable:
+                word, bit = self._values.null_bit[name]
+                bits[word] = bits.get(word, 0) | 1 << bit
+        for word, mask in bits.items():
+            kept = self._gather(slots, self._key + 1 + word, 1) & ~np.int64(mask)
+            self._scatter(slots, word, kept | words[word])
+
+    def check_sizes(self, slots: Rows, columns: Mapping[str, Values]) -> None:
+        """Refuse values that are too large, before anything of their batch is written.
+
+        Raises:
+            JobFailed: with operator and key.
+        """
+        for name, values in columns.items():
+            if not self.spec.column(name).varying or values.nbytes <= VALUE_BYTES_MAX:
+                continue
+            lengths = np.asarray(pc.fill_null(pc.binary_length(values), 0).to_numpy(zero_copy_only=False))
+            if lengths.max(initial=0) > VALUE_BYTES_MAX:
+                row = int(lengths.argmax())
+                key = ", ".join(str(column[0].as_py()) for column in self.key_columns(slots[row : row + 1]))
+                raise self._too_large(f"the value of {name!r}", int(lengths[row]), key)
+
+    def _check_keys(self, keys: Keys) -> None:
+        """Refuse keys that are too large. Raises JobFailed."""
+        if keys.type.fixed or keys.canonical().nbytes <= VALUE_BYTES_MAX:
+            return
+        lengths = codec.bytes_of(keys.canonical())[2]
+        if lengths.max(initial=0) > VALUE_BYTES_MAX:
+            row = int(lengths.argmax())
+            key = ", ".join(str(column[0].as_py()) for column in keys.type.decode(keys.take(np.array([row]))))
+            raise self._too_large("the key itself", int(lengths[row]), key)
+
+    def _too_large(self, what: str, size: int, key: str) -> JobFailed:
+        shown = key if len(key) <= _KEY_SHOWN else f"{key[:_KEY_SHOWN]}..."
+        return JobFailed(
+            f"operator {self.spec.name!r} cannot keep the key {shown!r}: {what} has {size:,} bytes, "
+            f"and state holds at most {VALUE_BYTES_MAX:,}",
+            not_done="the epoch was not completed; state and output stay as of the last checkpoint",
+            next_step="drop or shorten such values before this operator",
+            where=Where(operator=self.spec.name),
+        )
+
+    def _write(self, slots: Rows, columns: Columns, absent: Rows = _NO_ROWS) -> None:
+        """Give slots these values on both sides; rows `absent` get the default values."""
+        self._hold_bytes(_varying_bytes(columns))
+        values = self._values.pack(columns, slots.size, self._bytes)
+        if absent.size:
+            values[:, absent] = self._defaults[:, None]
         self._hold_committed()
-        self._scatter_to(self._records, self._width, self._key + 1, slots, values)
-        self._scatter_to(self._committed_values, columns, 0, slots, values)
+        self._scatter(slots, 0, values)
+        self._scatter_to(self._committed_values, self._values.count, 0, slots, values)
+
+    def _scatter(self, slots: Rows, first: int, words: Words) -> None:
+        """Write the words first, first + 1, ... of the values of slots, shape (words, slots)."""
+        self._scatter_to(self._records, self._width, self._key + 1 + first, slots, words)
+
+    def _committed_words(self, slots: Rows, exist: NDArray[np.bool_]) -> Words:
+        """Return the committed values of slots; those that do not exist have the defaults."""
+        self._hold_committed()
+        words = self._gather_from(self._committed_values, self._values.count, 0, slots, self._values.count)
+        words[:, ~exist] = self._defaults[:, None]
+        return words
 
     def _hold_committed(self) -> None:
-        self._committed_values.hold(int(self._control[Control.HIGH]) * len(self.spec.columns))
+        self._committed_values.hold(int(self._control[Control.HIGH]) * self._values.count)
+
+    # The arena of values
+
+    def _hold_bytes(self, more: int) -> None:
+        """Compact the arena of values before bytes are appended, if it has grown enough since it was examined."""
+        if self._bytes is not None and self._bytes.used + more > self._bytes_checked_at:
+            self._compact_bytes()
+
+    def _compact_bytes(self) -> None:
+        """Copy the arena of values if most of it belongs to no value any more."""
+        arena = self._bytes
+        if arena is None or arena.used <= _COMPACTED_FROM:
+            return
+        live, _ = self._followed(arena, None)
+        if 2 * live < arena.used:
+            fresh = Arena(self._slots.copy_bytes)
+            # Words are rewritten only after every byte was copied: memory may run out before.
+            for side, moved in self._followed(arena, fresh)[1]:
+                side.starts[side.rows] = moved
+            self._bytes = arena = fresh
+        # Until the live bytes have doubled, less than half is void, unless values went: the share bounds that work.
+        self._bytes_checked_at = max(2 * live, arena.used + max(_COMPACTED_FROM, arena.used // 4))
+
+    def _followed(self, arena: Arena, fresh: Arena | None) -> tuple[int, list[tuple[Side, Words]]]:
+        """Follow all words that name bytes of the arena; copy the bytes to a fresh one if it is given.
+
+        Bytes that two sides of a slot share are copied once.
+
+        Returns:
+            How many bytes are named, and the offset in the fresh arena for every row of every side.
+        """
+        live, moves, high = 0, list[tuple[Side, Words]](), int(self._control[Control.HIGH])
+        for at in self._values.varying:
+            known = list[tuple[Words, Words]]()
+            for side in self._sides(at):
+                starts, lengths = side.starts[side.rows], side.lengths[side.rows]
+                moved, own = np.zeros_like(starts), starts != 0
+                for old, new in known:
+                    shared = own & (old[side.slots] == starts)
+                    moved[shared] = new[side.slots[shared]]
+                    own &= ~shared
+                live += int(lengths[own].sum())
+                if fresh is not None:
+                    moved[own] = fresh.take_from(arena, starts[own], lengths[own])
+                old_of, new_of = np.zeros(high, np.int64), np.zeros(high, np.int64)
+                old_of[side.slots], new_of[side.slots] = starts, moved
+                known.append((old_of, new_of))
+                moves.append((side, moved))
+        return live, moves
+
+    def _sides(self, at: int) -> Iterator[Side]:
+        """Yield where offsets and lengths of a column are that are still needed: working, then committed values."""
+        self._hold_committed()
+        high, values = int(self._control[Control.HIGH]), self._values.count
+        records = self._records.array[: high * self._width].reshape(high, self._width)
+        committed = self._committed_values.array[: high * values].reshape(high, values)
+        states, first = records[:, self._key], self._key + 1 + at
+        used, known = np.flatnonzero(states), np.flatnonzero(states & int(Flag.COMMITTED))
+        yield Side(records[:, first], records[:, first + 1], used, used)
+        yield Side(committed[:, at], committed[:, at + 1], known, known)
 
     def _set(self, slots: Rows, clear: int, add: int = 0) -> None:
         slots = _listed(slots)
@@ -321,31 +472,22 @@ class Records:
         return found[:count].copy() if 2 * count < found.size else found[:count]
 
     def _columns(self, words: Words) -> Columns:
-        """Return the columns of values, shape (columns, n)."""
-        return {column.name: _narrowed(row, column.dtype) for column, row in zip(self.spec.columns, words, strict=True)}
+        """Return the columns of values, shape (words of values, n)."""
+        return self._values.unpack(words, self._bytes)
 
 
 _FIRST_SLOTS = BLOCK_ROWS
 _FIRST_ARENA = 1 << 12
 
 
-def words_of(columns: Iterable[NDArray[Any]], rows: int) -> Words:
-    """Return columns of values as words, shape (columns, rows)."""
-    arrays = list(columns)
-    words = np.zeros((len(arrays), rows), np.int64)
-    for row, array in zip(words, arrays, strict=True):
-        if array.dtype.kind == "f" and array.dtype.itemsize < 8:
-            row[:] = array.view(f"u{array.dtype.itemsize}")
-        else:
-            row[:] = array.view(np.int64) if array.dtype.itemsize == 8 else array
-    return words
+class Side(NamedTuple):
+    """Words that name bytes of the arena of values: of some slots, the working, the committed or frozen ones."""
 
-
-def _narrowed(row: NDArray[np.int64], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return the values in words of one column."""
-    if dtype.itemsize == 8:
-        return row.view(dtype)
-    return np.ascontiguousarray(row.view(dtype)[:: 8 // dtype.itemsize])
+    starts: Words
+    lengths: Words
+    rows: Rows
+    """Where the words of the slots are in the arrays."""
+    slots: Rows
 
 
 class _Entries:
@@ -382,6 +524,11 @@ class _Given:
         places[[Given.STARTS, Given.LENGTHS]] += 8 * first
         places[Given.FIRST :] += 8 * first
         return places
+
+
+def _varying_bytes(columns: Mapping[str, Values]) -> int:
+    """Return at least the bytes that columns of variable width append to the arena."""
+    return sum(0 if isinstance(values, np.ndarray) else int(values.nbytes) for values in columns.values())
 
 
 def _first_empty(entries: Words) -> int:

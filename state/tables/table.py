@@ -11,7 +11,8 @@ How an operator uses it, per batch:
     np.add.at(table.column("count"), slots, 1)         # takes a new view for every batch
     table.touch(slots)                                 # now they exist and are dirty
 
-or, with all of this in one compiled pass, `slots = table.fold(keys, program, inputs)`.
+Columns that are not plain are read with `table.read(name, slots)` and written with `table.write(slots, columns)`, as
+Arrow arrays. With all of this for plain columns in one compiled pass, `slots = table.fold(keys, program, inputs)`.
 
 Invariants
     - An absent key has default working values, so a slot that was deleted, or created later and rolled back, is
@@ -46,15 +47,18 @@ from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.expiry import Expiries, Through, covered
 from holdfast.state.tables.kernels.layout import Control, Flag
 from holdfast.state.tables.ordered import BY_KEY, OrderedIndex
-from holdfast.state.tables.records import NO_PROGRAM, Program, Records, words_of
+from holdfast.state.tables.records import NO_PROGRAM, Program, Records, Side
 from holdfast.state.tables.slab import PLAIN, Memory, Rows
 from holdfast.state.tables.spec import Columns, ColumnSpec, Loader, TableSpec
 from holdfast.state.tables.unapplied import Unapplied
+from holdfast.state.tables.values import scalar, taken
 
 __all__ = ["ColumnSpec", "Columns", "Loader", "Table", "TableSpec"]
 
 _NO_ROWS: Rows = np.empty(0, np.int64)
 _KNOWN = Flag.WORKING | Flag.COMMITTED
+APPLIED_BYTES_MAX = 4 << 20
+"""Values of variable width in one write to the cold store, after which others get the interpreter lock."""
 DIRTY_SHARE = 8
 """With more than one in this many records dirty, a scan of all records is cheaper than sorting the dirty ones."""
 _HELD = Flag.DIRTY | Flag.UNAPPLIED | Flag.UNLOADED | Flag.PINNED
@@ -65,7 +69,7 @@ _HELD = Flag.DIRTY | Flag.UNAPPLIED | Flag.UNLOADED | Flag.PINNED
 class _Frozen:
     slots: Rows
     values: Words
-    """Of all columns, as words, shape (columns, slots)."""
+    """Of all columns, as words, shape (words of values, slots)."""
     delta: Delta
     erased: Rows
     """Slots that only the delta's ranges cover."""
@@ -127,7 +131,11 @@ class Table(Records):
 
         A slot stays valid until the next drop_vacant(), roll_back() included. If loading raises,
         nothing was written and the call may be repeated.
+
+        Raises:
+            JobFailed: a key is too large; nothing was written.
         """
+        self._check_keys(keys)
         loader = self._loader
         if loader is None or self.complete:
             return self._take(keys, mark=False)[0]
@@ -148,7 +156,11 @@ class Table(Records):
         Args:
             program: Operations, in the order in which they read the inputs (state/tables/kernels/layout.py).
             inputs: The columns that it reads, with one row per key.
+
+        Raises:
+            JobFailed: a key is too large; nothing was written.
         """
+        self._check_keys(keys)
         assert self.complete, "new keys must be loaded first"
         slots, _ = self._take(keys, mark=True, program=program, inputs=inputs)
         self._note(slots)
@@ -249,7 +261,7 @@ class Table(Records):
             if not self._intervals and not (self.flags_of(erased) & Flag.COMMITTED).any():
                 through = None  # created and expired since the last commit
         self._intervals.append((epoch, opened))
-        keys, values = self._keys_of(words[: self._key]), words[self._key + 1 : self._key + 1 + len(self.spec.columns)]
+        keys, values = self._keys_of(words[: self._key]), words[self._key + 1 : self._key + 1 + self._values.count]
         follows, number, columns = self.committed_through, self.spec.operator, self._columns(values)
         delta = Delta(epoch, follows, number, self._key_group_count, keys, puts, columns, through)
         self._frozen.append(_Frozen(slots, values, delta, erased))
@@ -294,7 +306,7 @@ class Table(Records):
     @property
     def dirty_bytes(self) -> int:
         """Bytes that the next freeze will keep for the slots that became dirty since the last one."""
-        return int(self._control[Control.OPENED]) * 8 * (self._width + len(self.spec.columns) + 2)
+        return int(self._control[Control.OPENED]) * 8 * (self._width + self._values.count + 2)
 
     def froze(self, epoch: Epoch) -> bool:
         """Return whether the epoch is frozen here and neither committed nor rolled back."""
@@ -349,14 +361,15 @@ class Table(Records):
         if not state & Flag.UNLOADED:
             if not state & Flag.COMMITTED:
                 return None
-            return {column.name: self.committed_column(column.name)[slots[0]].item() for column in self.spec.columns}
+            values = self._columns(self._committed_words(slots, np.ones(1, np.bool_)))
+            return {name: scalar(column, 0) for name, column in values.items()}
         if self._loader is None:
             return None
         erased = self._unapplied.through
         if erased is not None and covered(keys, erased).any():
             return None
         found, columns_read = self._loader.fetch(keys)
-        return {name: values[0].item() for name, values in columns_read.items()} if found.size else None
+        return {name: scalar(values, 0) for name, values in columns_read.items()} if found.size else None
 
     # Restoring, applying to the cold store
 
@@ -374,13 +387,17 @@ class Table(Records):
         # Keys are overwritten whole, so those not seen before need no look-up in the cold store.
         slots, _ = self._take(delta.keys, mark=False)
         gone = np.flatnonzero(~delta.puts)
+        # Values come before flags: a compaction of the arena follows the committed words of records with the flag.
+        self._write(slots, delta.columns, absent=gone)
         self._set(slots, Flag.UNLOADED, _KNOWN)
         self._set(slots[gone], _KNOWN)
-        values = words_of((delta.columns[column.name] for column in self.spec.columns), slots.size)
-        values[:, gone] = self._defaults[:, None]
-        self._write(slots, values)
         self._note(slots)
         self._note_unapplied(slots)
+
+    @property
+    def row_bytes(self) -> int:
+        """Return how many bytes the values of a row have, about."""
+        return self.spec.row_bytes + (0 if self._bytes is None else self._bytes.used // max(1, len(self)))
 
     @property
     def unapplied_count(self) -> int:
@@ -398,14 +415,18 @@ class Table(Records):
         return self._unapplied.count > 0 or self._unapplied.through is not None
 
     def unapplied(self, rows_max: int) -> tuple[Rows, Keys, NDArray[np.bool_], Columns]:
-        """Return the next committed slots to apply: slots, keys, whether they exist, values."""
+        """Return the next committed slots to apply: slots, keys, whether they exist, values.
+
+        Their values have about APPLIED_BYTES_MAX bytes at most, or belong to one slot.
+        """
         assert self._unapplied.through is None, "ranges go first"
         slots = self._unapplied.next(rows_max)
         exist = (self.flags_of(slots) & Flag.COMMITTED) != 0
-        self._hold_committed()
-        columns = len(self.spec.columns)
-        words = self._gather_from(self._committed_values, columns, 0, slots, columns)
-        words[:, ~exist] = self._defaults[:, None]
+        words = self._committed_words(slots, exist)
+        if self._values.varying and slots.size:
+            sizes = np.cumsum(np.sum([words[at + 1] for at in self._values.varying], axis=0))
+            count = max(1, int(np.searchsorted(sizes, APPLIED_BYTES_MAX, side="right")))
+            slots, exist, words = slots[:count], exist[:count], np.ascontiguousarray(words[:, :count])
         return slots, self.keys_at(slots), exist, self._columns(words)
 
     def applied_ranges(self) -> None:
@@ -425,6 +446,8 @@ class Table(Records):
         vacant = self._scan(0, _HELD | _KNOWN)
         self._set(pinned, Flag.PINNED)
         self._free_slots(vacant)
+        if vacant.size:
+            self._compact_bytes()
 
     # Inner parts
 
@@ -437,6 +460,12 @@ class Table(Records):
         for order in self._orders.values():
             order.settle()  # absent keys leave the tree before their slots get others
         super()._free_slots(slots)
+
+    def _sides(self, at: int) -> Iterator[Side]:
+        yield from super()._sides(at)
+        for frozen in self._frozen:
+            starts, lengths = frozen.values[at], frozen.values[at + 1]
+            yield Side(starts, lengths, np.arange(starts.size), frozen.slots)
 
     def _load(self, loader: Loader) -> None:
         """Read the rows of new slots from the cold store."""
@@ -456,15 +485,15 @@ class Table(Records):
             slots, born = self._take(keys, mark=False, born=True)
             self._set(born, 0, Flag.UNLOADED)
             fresh = np.flatnonzero(self.flags_of(slots) & Flag.UNLOADED)
-            self._fill(slots[fresh], {name: values[fresh] for name, values in columns.items()})
+            self._fill(slots[fresh], {name: taken(values, fresh) for name, values in columns.items()})
             self._set(slots, Flag.UNLOADED)
 
     def _fill(self, slots: Rows, columns: Columns) -> None:
         self.loads += 1
         if self._unapplied.through is not None:
             rows = np.flatnonzero(~covered(self.keys_at(slots), self._unapplied.through))
-            slots, columns = slots[rows], {name: values[rows] for name, values in columns.items()}
-        self._write(slots, words_of((columns[column.name] for column in self.spec.columns), slots.size))
+            slots, columns = slots[rows], {name: taken(values, rows) for name, values in columns.items()}
+        self._write(slots, columns)
         self._set(slots, Flag.UNLOADED, _KNOWN)
         self._note(slots)
 

@@ -1,7 +1,8 @@
 """Checkpoints outlive the version that wrote them: a later one restores all their state, also under changed code.
 
-Both folders were written by tests/shared/checkpoint_job.py: checkpoint_v1 by the last version without field ids,
-checkpoint_v2, in which operators evolved, by the first version with them.
+The folders were written by tests/shared/checkpoint_job.py: checkpoint_v1 by the last version without field ids,
+checkpoint_v2, in which operators evolved, by the first version with them, checkpoint_v3 by the first version with text,
+bytes and nulls.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from checkpoint_job import FIRST, SCHEMA, app_of, sale
+from checkpoint_job import FIRST, NOTED, SCHEMA, TEXT, app_of, noted, sale
 
 import holdfast as hf
 from holdfast.checkpoint.bases import pieces
@@ -58,7 +59,10 @@ def restored(folder: str, app: hf.App, drop: Sequence[str] = (), epoch: int | No
             table = store.table(operator.id)
             slots = table.present()
             keys = zip(*(column.to_pylist() for column in table.key_columns(slots)), strict=True)
-            columns = {column.name: table.column(column.name)[slots].tolist() for column in operator.table.columns}
+            columns = {
+                c.name: (table.column(c.name)[slots] if c.plain else table.read(c.name, slots)).tolist()
+                for c in operator.table.columns
+            }
             values = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
             rows[operator.name] |= dict(zip(keys, values, strict=True))
     return rows
@@ -154,5 +158,34 @@ class TestACheckpointWithFieldIds:
         (path,) = (HERE / "checkpoint_v2" / "manifests").rglob(f"*{manifest.epoch:012d}-*.json")
         data = path.read_bytes()
         assert manifest.v == 2 and encode(manifest) == data
-        with pytest.raises(hf.ConfigError, match="has format 3; this version of Holdfast reads formats up to 2"):
-            decode(data.replace(b'"v":2', b'"v":3', 1), ObjectRef("m", len(data), ""))
+        with pytest.raises(hf.ConfigError, match="has format 4; this version of Holdfast reads formats up to 3"):
+            decode(data.replace(b'"v":2', b'"v":4', 1), ObjectRef("m", len(data), ""))
+
+
+class TestACheckpointWithText:
+    def expected(self) -> dict[Any, tuple[Any, ...]]:
+        """Least and greatest note and greatest raw bytes, by shop and item."""
+        grouped: dict[Any, list[dict[str, Any]]] = {}
+        for row in map(noted, range(20)):
+            grouped.setdefault((row["shop"], row["item"]), []).append(row)
+        notes = {key: [row["note"] for row in each if row["note"] is not None] for key, each in grouped.items()}
+        return {
+            key: (min(notes[key], default=None), max(notes[key], default=None), max(row["raw"] for row in each))
+            for key, each in grouped.items()
+        }
+
+    def test_is_restored(self) -> None:
+        rows = restored("checkpoint_v3", app_of(FIRST | TEXT, TEXT, NOTED))
+        found = {key: (row["first.min"], row["last.max"], row["raw.max"]) for key, row in rows["totals"].items()}
+        assert found == self.expected()
+        assert any(first is None for first, *_ in found.values())
+
+    def test_is_inspected(self) -> None:
+        found = pa.Table.from_batches(reading_of(open_job(str(HERE), "checkpoint_v3"), "totals").batches()).to_pylist()
+        shown = {(row["shop"], row["item"]): (row["first"], row["last"], row["raw"]) for row in found}
+        assert shown == self.expected()
+
+    def test_has_a_manifest_of_format_3_which_is_written_as_it_was_read(self) -> None:
+        manifest = manifest_of("checkpoint_v3")
+        (path,) = (HERE / "checkpoint_v3" / "manifests").rglob(f"*{manifest.epoch:012d}-*.json")
+        assert manifest.v == 3 and encode(manifest) == path.read_bytes()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.state.changelog import SegmentHeader, unseal
+from holdfast.state.changelog import SegmentHeader, seal, unseal
+from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.delta import Delta
 
 HERE = Path(__file__).parent
@@ -28,7 +31,54 @@ def rows(delta: Delta) -> set[tuple[object, ...]]:
     )
 
 
+KINDS = {
+    1: KeyType(("k",), (pa.int64(),)),
+    2: KeyType(("end", "k"), (pa.timestamp("us", "UTC"), pa.utf8()), unrouted=1),
+}
+VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "note": (pa.large_utf8(), ["a\x00é", None, "", "long " * 40]),
+    "blob": (pa.large_binary(), [b"\xff", b"", b"\x00", b"z"]),
+    "size": (pa.int32(), [5, None, -1, None]),
+    "sure": (pa.bool_(), [True, None, False, None]),
+    "level": (pa.float32(), [0.5, None, float("-inf"), 1.0]),
+}
+
+
+def version_3() -> bytes:
+    """Return what segment_v3.bin was written as: nulls, text and bytes, put and deleted, and ranges before them."""
+    keys = [
+        KINDS[1].encode([pa.array([4, 5, 6, 7])]),
+        KINDS[2].encode([pa.array([20, 20, 30, 40], KINDS[2].types[0]), pa.array(["a", "b", "a", ""])]),
+    ]
+    puts, through = np.array([True, False, True, True]), np.full(16, NOTHING)
+    through[4:9] = 10
+    columns = {name: pa.array(values, kind) for name, (kind, values) in VALUES.items()} | {"n": np.arange(4)}
+    deltas = [
+        Delta(Epoch(7), Epoch(5), operator, 16, key, puts, dict(columns), bounds)
+        for operator, key, bounds in ((1, keys[0], None), (2, keys[1], through))
+    ]
+    return seal(HEADER, deltas)
+
+
 class TestSegmentFormat:
+    def test_version_3_with_nulls_text_and_bytes_is_read(self) -> None:
+        header, (numbers, windows) = unseal((HERE / "segment_v3.bin").read_bytes())
+        assert header == HEADER
+        for delta in (numbers, windows):
+            order = np.argsort(delta.columns["n"])
+            assert delta.puts[order].tolist() == [True, False, True, True]
+            read = delta.take(order)
+            for name, (kind, values) in VALUES.items():
+                found = read.columns[name]
+                assert (found.tolist(), found.type if isinstance(found, pa.Array) else kind) == (values, kind)
+        assert numbers.through is None and windows.through is not None
+        assert windows.through.tolist() == [*[NOTHING] * 4, *[10] * 5, *[NOTHING] * 7]
+
+    def test_version_3_is_written_as_it_was(self) -> None:
+        _, written = unseal(version_3())
+        _, kept = unseal((HERE / "segment_v3.bin").read_bytes())
+        assert [delta.columns["note"].tolist() for delta in written] == [d.columns["note"].tolist() for d in kept]
+
     def test_version_1_with_a_delete_per_key_is_read(self) -> None:
         header, (numbers, windows) = unseal((HERE / "segment_v1.bin").read_bytes())
         assert header == HEADER

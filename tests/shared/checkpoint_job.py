@@ -1,6 +1,6 @@
 """The job whose checkpoints are golden files: aggregates, windows and deduplication, and how its code changed.
 
-python tests/shared/checkpoint_job.py FOLDER [evolved]      writes the objects of its root into FOLDER
+python tests/shared/checkpoint_job.py FOLDER [evolved | text]      writes the objects of its root into FOLDER
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ SCHEMA = pa.schema(
     ]
 )
 START = datetime(2026, 1, 1, tzinfo=UTC)
+TEXT: dict[str, Any] = {"first": hf.min("note"), "last": hf.max("note"), "raw": hf.max("raw")}
+NOTED = SCHEMA.append(pa.field("note", pa.string())).append(pa.field("raw", pa.binary(), nullable=False))
 FIRST: dict[str, Any] = {"n": hf.count(), "least": hf.min("pieces"), "top": hf.max("price"), "mean": hf.mean("price")}
 
 
@@ -45,6 +47,21 @@ def sale(n: int) -> dict[str, Any]:
     return {"shop": shop, "item": n % 4, "pieces": n, "price": price, "at": START + timedelta(minutes=10 * n)}
 
 
+def noted(n: int) -> dict[str, Any]:
+    """Record n with text and bytes."""
+    note = None if n % 2 == 0 else f"{chr(0xE0 + n)} {'long ' * (n % 5)}"
+    return sale(n) | {"note": note, "raw": bytes([n, 255])}
+
+
+def write_text(folder: Path) -> None:
+    """Write the objects of the job after 20 records in two checkpoints, with state that is text, bytes or null."""
+    with hf.testing.TestDriver(app_of(FIRST | TEXT, TEXT, NOTED), parallelism=2, seed=0) as t:
+        for first in (0, 10):
+            t.push("sales", [noted(n) for n in range(first, first + 10)])
+            t.checkpoint()
+        store_into(folder, t)
+
+
 def write(folder: Path, evolved: bool) -> None:
     """Write the objects of the job after 20 records in two checkpoints; evolved: in four, with a changed app."""
     with hf.testing.TestDriver(app_of(FIRST, {"n": hf.count()}), parallelism=2, seed=0) as t:
@@ -62,12 +79,20 @@ def write(folder: Path, evolved: bool) -> None:
             t.upgrade(app_of(again, {"sales": hf.count(), "top": hf.max("price")}))
             t.push("sales", [sale(n) for n in range(25, 30)])
             t.checkpoint()
-        store = t.cluster._store
-        for path in store.list(""):
-            file = folder / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(store.get(path))
+        store_into(folder, t)
+
+
+def store_into(folder: Path, driver: hf.testing.TestDriver) -> None:
+    """Write all objects of a job below a folder."""
+    store = driver.cluster._store
+    for path in store.list(""):
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(store.get(path))
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]), "evolved" in sys.argv)
+    if "text" in sys.argv:
+        write_text(Path(sys.argv[1]))
+    else:
+        write(Path(sys.argv[1]), "evolved" in sys.argv)

@@ -22,8 +22,27 @@ from holdfast.state.keys.keygroups import splitmix64_inverse
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.expiry import Expiries, Through, covered
 from holdfast.state.tables.slab import Rows
-from holdfast.state.tables.spec import Columns, Loader, TableSpec
+from holdfast.state.tables.spec import Columns, ColumnSpec, Loader, TableSpec, Values
 from holdfast.state.tables.unapplied import Unapplied
+
+
+def dtype_of(column: ColumnSpec) -> DTypeLike:
+    """Return how values lie here: those of columns that are not plain as Python's objects."""
+    return column.dtype if column.plain else object
+
+
+def outward(column: ColumnSpec, values: NDArray[Any]) -> Values:
+    """Return values as deltas and cold stores have them."""
+    return values if column.plain else pa.array(values.tolist(), column.arrow)
+
+
+def inward(values: Values) -> NDArray[Any]:
+    """Return values as they lie here."""
+    if isinstance(values, np.ndarray):
+        return values
+    objects = np.empty(len(values), object)
+    objects[:] = values.to_pylist()
+    return objects
 
 
 class Slab:
@@ -338,8 +357,8 @@ class SlotColumns:
     def _clear(self) -> None:
         self._index = Index()
         self._arena = None if self.spec.key.injective else KeyArena()
-        self._working = {column.name: Slab(column.dtype) for column in self.spec.columns}
-        self._committed = {column.name: Slab(column.dtype) for column in self.spec.columns}
+        self._working = {column.name: Slab(dtype_of(column)) for column in self.spec.columns}
+        self._committed = {column.name: Slab(dtype_of(column)) for column in self.spec.columns}
         self._flags, self._claims = Slab(np.uint8), Slab(np.int32)
         self._born = 0
 
@@ -536,7 +555,7 @@ class NumpyTable(SlotColumns):
             if not self._intervals and not (self._flags.array.take(erased) & COMMITTED).any():
                 through = None  # created and expired since the last commit
         self._intervals.append((epoch, opened))
-        values = {name: slab.array.take(slots) for name, slab in self._working.items()}
+        values = self._outward(self._working, slots)
         puts = (flags & WORKING) != 0
         follows, number, keys = self.committed_through, self.spec.operator, self.keys_at(slots)
         delta = Delta(epoch, follows, number, self._key_group_count, keys, puts, values, through)
@@ -559,7 +578,7 @@ class NumpyTable(SlotColumns):
         slots, delta = newest.slots, newest.delta
         self._erase_committed(newest.erased, delta.through)
         for name, values in delta.columns.items():
-            self._committed[name].array[slots] = values
+            self._committed[name].array[slots] = inward(values)
         flags = self._flags.array.take(slots)
         self._flags.array[slots] = np.where(delta.puts, flags | COMMITTED, flags & ~COMMITTED)
         self._note_unapplied(slots)
@@ -593,14 +612,14 @@ class NumpyTable(SlotColumns):
         if 0 <= slot < self._loaded:
             if not self._flags.array[slot] & COMMITTED:
                 return None
-            return {name: slab.array[slot].item() for name, slab in self._committed.items()}
+            return {name: slab.array[[slot]].tolist()[0] for name, slab in self._committed.items()}
         if self._loader is None:
             return None
         erased = self._unapplied.through
         if erased is not None and covered(keys, erased).any():
             return None
         found, columns_read = self._loader.fetch(keys)
-        return {name: values[0].item() for name, values in columns_read.items()} if found.size else None
+        return {name: values.tolist()[0] for name, values in columns_read.items()} if found.size else None
 
     # Restoring, applying to the cold store
 
@@ -619,7 +638,8 @@ class NumpyTable(SlotColumns):
         flags = np.where(delta.puts, WORKING | COMMITTED, np.uint8(0))
         self._flags.array[slots] = (self._flags.array.take(slots) & NEITHER) | flags
         for column in self.spec.columns:
-            values = np.where(delta.puts, delta.columns[column.name], column.dtype.type(column.default))
+            values = inward(delta.columns[column.name]).copy()
+            values[~delta.puts] = column.default
             self._working[column.name].array[slots] = values
             self._committed[column.name].array[slots] = values
         self._note_unapplied(slots)
@@ -643,7 +663,7 @@ class NumpyTable(SlotColumns):
         """Return the next committed slots to apply: slots, keys, whether they exist, values."""
         assert self._unapplied.through is None, "ranges go first"
         slots = self._unapplied.next(rows_max)
-        values = {name: slab.array.take(slots) for name, slab in self._committed.items()}
+        values = self._outward(self._committed, slots)
         return slots, self.keys_at(slots), (self._flags.array.take(slots) & COMMITTED) != 0, values
 
     def applied_ranges(self) -> None:
@@ -685,6 +705,9 @@ class NumpyTable(SlotColumns):
 
     # Inner parts
 
+    def _outward(self, side: dict[str, Slab], slots: Rows) -> Columns:
+        return {c.name: outward(c, side[c.name].array.take(slots)) for c in self.spec.columns}
+
     def _load(self) -> None:
         """Read the rows of the newest slots from the cold store."""
         first, loader = self._loaded, self._loader
@@ -701,16 +724,16 @@ class NumpyTable(SlotColumns):
         for keys, columns in scanned:
             slots = self._place(keys)
             fresh = np.flatnonzero(slots >= first)
-            self._fill(slots[fresh], {name: values[fresh] for name, values in columns.items()})
+            self._fill(slots[fresh], {name: inward(values)[fresh] for name, values in columns.items()})
 
     def _fill(self, slots: Rows, columns: Columns) -> None:
         self.loads += 1
         if self._unapplied.through is not None:
             rows = np.flatnonzero(~covered(self.keys_at(slots), self._unapplied.through))
-            slots, columns = slots[rows], {name: values[rows] for name, values in columns.items()}
+            slots, columns = slots[rows], {name: inward(values)[rows] for name, values in columns.items()}
         for name, values in columns.items():
-            self._working[name].array[slots] = values
-            self._committed[name].array[slots] = values
+            self._working[name].array[slots] = inward(values)
+            self._committed[name].array[slots] = inward(values)
         self._flags.array[slots] = WORKING | COMMITTED
 
     def _note(self, slots: Rows, flags: NDArray[np.uint8]) -> None:

@@ -50,6 +50,18 @@ def app() -> hf.App:
     return built
 
 
+def labels() -> hf.App:
+    """Text as a result: the least and the greatest place of every auction, and of its windows."""
+    built = hf.App("hot", checkpoint_every="1m")
+    bids = built.source("bids", hf.Log("bids", Bid), event_time="at")
+    text: dict[str, Any] = {"low": hf.min("place"), "top": hf.max("place"), "n": hf.count()}
+    keyed = bids.key_by("auction")
+    keyed.agg("labels", **text).sink("a", hf.SQLite("o.db", table="a", key=["auction"]))
+    windows = keyed.window(hf.tumbling("10s"), allowed_lateness="1m").agg("by_window", **text)
+    windows.sink("b", hf.SQLite("o.db", table="b", key=["auction", "window_end"]))
+    return built
+
+
 def store_of(driver: TestDriver) -> MemoryObjects:
     """Return the store of a job in memory."""
     store = driver.cluster._store

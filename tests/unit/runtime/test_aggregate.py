@@ -21,6 +21,7 @@ from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.sinks.memory import MemorySink
 from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.store import Identity, StateStore
+from holdfast.state.tables import records
 from holdfast.state.tables.table import Table
 
 INT64_MAX, INT64_MIN = 2**63 - 1, -(2**63)
@@ -175,6 +176,27 @@ class TestTypes:
     @pytest.mark.parametrize("kind", [pa.string(), pa.bool_(), pa.list_(pa.int64()), pa.decimal128(9, 2)], ids=str)
     def test_values_of_any_type_can_be_counted(self, kind: pa.DataType) -> None:
         assert totals(kind, [None, pa.scalar(None, kind).as_py()], n=hf.count("v")) == (0,)
+
+    @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()], ids=str)
+    def test_text_and_bytes_have_a_least_and_a_greatest(self, kind: pa.DataType) -> None:
+        def of(*texts: str | None) -> list[Any]:
+            written = pa.array(texts, pa.large_string()).cast(pa.large_binary())
+            return list(written.cast(kind).to_pylist())
+
+        both: dict[str, Any] = {"n": hf.count("v"), "low": hf.min("v"), "top": hf.max("v"), "rows": hf.count()}
+        low, top = of("", "z\x00é")
+        assert totals(kind, of("b", None, "z", "", "z\x00é", "a" * 300), **both) == (5, low, top, 6)
+        assert totals(kind, of("b"), nullable=False, **both) == (1, *of("b", "b"), 1)
+        assert totals(kind, [None, None], **both) == (0, None, None, 2)
+
+    def test_text_too_large_to_keep_changes_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(records, "VALUE_BYTES_MAX", 100)
+        schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.string())])
+        run = Aggregating(schema, ["k"], n=hf.count(), top=hf.max("v"))
+        run.take(pa.RecordBatch.from_pydict({"k": [1], "v": ["a"]}, schema=schema))
+        with pytest.raises(hf.JobFailed, match="key '2'.*101 bytes"):
+            run.take(pa.RecordBatch.from_pydict({"k": [1, 2], "v": ["b", "c" * 101]}, schema=schema))
+        assert run.barrier() == {(1,): (1, "a")}
 
     def test_the_key_itself_can_be_aggregated(self) -> None:
         assert totals(pa.int64(), [5, 6], top=hf.max("k"), total=hf.sum("k")) == (1, 2)

@@ -139,7 +139,6 @@ class TestAggregates:
             hf.sum("exact"),
             hf.sum("big"),
             hf.sum("day"),
-            hf.min("note"),
             hf.max("paid"),
             hf.mean("note"),
             hf.mean("day"),

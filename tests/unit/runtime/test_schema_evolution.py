@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
 from planned_source import PlannedSource
 
 import holdfast as hf
-from holdfast.checkpoint.manifest import OperatorState
+from holdfast.checkpoint.manifest import OperatorState, decode, encode
+from holdfast.checkpoint.repository import Repository
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.identity import describe_operators, differences
 from holdfast.runtime.plan.kept_state import lost_since, with_identities
 from holdfast.sinks.memory import MemorySink
+from holdfast.state.tables.spec import ColumnSpec
+from holdfast.storage.objects import LocalObjects
 
 FIELDS = [("k", pa.int32()), ("v", pa.int32()), ("u", pa.int64()), ("f", pa.float32())]
 SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in FIELDS])
@@ -211,6 +218,53 @@ class TestWiderType:
         now = plan_of(widened(v=pa.int64()), n=hf.count(), low=hf.min("v"))
         assert "does not tell a value from the lack of one" in refusal(first, added, now).what
         evolved(added, now)  # since the first checkpoint, every key has a value
+
+
+class TestAColumnThatIsNotPlain:
+    """Columns of state behind what an identity accepts, given to the plan by hand: aggregates fix theirs."""
+
+    NOTE, BLOB = ColumnSpec("m.max", pa.utf8(), nullable=True), ColumnSpec("m.max", pa.binary(), nullable=True)
+    TEXT, INT = ColumnSpec("m.max", pa.utf8()), ColumnSpec("m.max", np.dtype(np.int32))
+    NULLABLE, WIDE = (ColumnSpec("m.max", np.dtype(kind), nullable=True) for kind in (np.int32, np.int64))
+
+    def of(self, column: ColumnSpec) -> Plan:
+        plan = plan_of(m=hf.max("v"))
+        [operator] = plan.operators
+        return replace(plan, operators=(replace(operator, table=replace(operator.table, columns=(column,))),))
+
+    @pytest.mark.parametrize("change", [(INT, NULLABLE), (INT, WIDE), (TEXT, NOTE)], ids=str)
+    def test_may_become_nullable_and_plan_names_it(self, change: tuple[ColumnSpec, ColumnSpec]) -> None:
+        before, now = change
+        assert said(self.of(before), self.of(now)) == [
+            (
+                f"had the state column 'm.max': {before.type_name} and now has 'm.max': {now.type_name}",
+                "the kept state is read unchanged",
+            )
+        ]
+
+    @pytest.mark.parametrize(
+        "change", [(NULLABLE, INT), (NOTE, TEXT), (NOTE, BLOB), (NOTE, NULLABLE), (INT, NOTE)], ids=str
+    )
+    def test_does_not_change_otherwise(self, change: tuple[ColumnSpec, ColumnSpec]) -> None:
+        before, now = change
+        [(what, effect)] = said(self.of(before), self.of(now))
+        assert effect is None and f"{before.type_name} and now has 'm.max': {now.type_name}" in what
+
+    def test_makes_a_manifest_that_earlier_versions_refuse(self) -> None:
+        assert [version_of(self.of(column)) for column in (self.INT, self.NULLABLE, self.TEXT)] == [1, 3, 3]
+
+
+def version_of(plan: Plan) -> int:
+    """The version of a manifest that records the state of a plan."""
+    repository = Repository(LocalObjects(str(Path(__file__).parents[2] / "formats" / "checkpoint_v1")))
+    job = repository.read_log()
+    assert job is not None
+    kept = repository.load_manifest(next(iter(job.completed)).body.manifest)
+    data = encode(msgspec.structs.replace(kept, operators=tuple(states(plan))))
+    assert decode(data, next(iter(job.completed)).body.manifest).operators == tuple(states(plan))
+    version = json.loads(data)["v"]
+    assert isinstance(version, int)
+    return version
 
 
 class TestRewindOfARunningJob:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stored_state import START, app, bid, store_of, stored, written_to
+from stored_state import START, app, bid, labels, store_of, stored, written_to
 
 import holdfast as hf
 from holdfast.checkpoint.catalogue import Retention
@@ -37,6 +37,53 @@ def rows(read: Reading) -> list[dict[str, Any]]:
 def driver() -> Iterator[TestDriver]:
     with TestDriver(app()) as started:
         yield started
+
+
+class TestText:
+    """Text and nulls as state: in memory, after a crash and a rewind, and as readers find them."""
+
+    def test_of_a_key_survives_crashes_and_rewinds(self) -> None:
+        with TestDriver(labels(), parallelism=2) as driver:
+            driver.push("bids", [bid(1, "b", 1.0), bid(1, None, 1.0), bid(2, None, 1.0)])
+            first = driver.checkpoint()
+            driver.push("bids", [bid(1, "é", 1.0), bid(1, "", 1.0), bid(2, "x" * 200, 1.0)])
+            driver.checkpoint()
+            driver.crash()
+            driver.recover()
+            assert driver.state("labels", 1) == {"low.min": "", "top.max": "é", "n.count": 4}
+            driver.push("bids", [bid(2, "y", 1.0)])
+            driver.checkpoint()
+            assert driver.state("labels", 2) == {"low.min": "x" * 200, "top.max": "y", "n.count": 3}
+            [window] = [row for row in rows(reading_of(stored(store_of(driver)), "by_window")) if row["auction"] == 2]
+            assert (window["low"], window["top"], window["n"]) == ("x" * 200, "y", 3)
+            driver.rewind(first)
+            assert driver.state("labels", 1) == {"low.min": "b", "top.max": "b", "n.count": 2}
+            assert driver.state("labels", 2) == {"low.min": None, "top.max": None, "n.count": 1}
+
+    def test_is_read_and_compared_from_checkpoints(self) -> None:
+        with TestDriver(labels()) as driver:
+            driver.push("bids", [bid(1, "b", 1.0), bid(2, None, 1.0), bid(3, "c", 1.0)])
+            first = driver.checkpoint()
+            driver.push("bids", [bid(1, "a", 1.0), bid(2, "z", 1.0)])
+            driver.checkpoint()
+            before, after = (reading_of(stored(store_of(driver)), "labels", at) for at in (str(first), None))
+            assert before.view.schema.field("low").type == pa.string()
+            shown = {row["auction"]: (row["low"], row["top"]) for row in rows(after)}
+            assert shown == {1: ("a", "b"), 2: ("z", "z"), 3: ("c", "c")}
+            changed = [row for batch in differences(before, after) for row in batch.to_pylist()]
+            found = {row["key"]["auction"]: (row["before"]["low"], row["after"]["low"]) for row in changed}
+            assert found == {1: ("b", "a"), 2: (None, "z")}
+
+    def test_without_an_identity_has_the_columns_that_were_recorded(self) -> None:
+        columns = [["note", "large_string?"], ["size", "int16?"], ["blob", "large_binary"], ["n", "int64"]]
+        view = view_of(OperatorState("raw", 4, {"key": [["k", "int64"]], "columns": columns}))
+        types = [(field.name, field.type, field.nullable) for field in view.schema][1:]
+        assert types == [
+            ("note", pa.large_string(), True),
+            ("size", pa.int16(), True),
+            ("blob", pa.large_binary(), False),
+            ("n", pa.int64(), False),
+        ]
 
 
 class TestResults:

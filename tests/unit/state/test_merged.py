@@ -41,20 +41,23 @@ CELLS: dict[str, st.SearchStrategy[tuple[Any, ...]]] = {
     "list": st.tuples(st.none() | st.text("ab\x00", max_size=2), st.integers(-3, 9)),
 }
 Key = tuple[Any, ...]
-State = dict[Key, tuple[int, float, bool]]
+Row = tuple[int, float, bool, str | None, int | None]
+State = dict[Key, Row]
+NO_ROW: Row = (0, 0.0, False, None, None)
 
 
 @dataclass(frozen=True)
 class Wrote:
     """One epoch: rows by key, None deletes; the windows that it erases first, by key group."""
 
-    rows: dict[Key, tuple[int, float, bool] | None]
+    rows: dict[Key, Row | None]
     through: dict[int, int]
 
 
 @st.composite
 def epochs(draw: st.DrawFn, kind: str) -> list[Wrote]:
-    values = st.tuples(st.integers(-9, 9), st.floats(width=32, allow_nan=False), st.booleans())
+    floats, texts = st.floats(width=32, allow_nan=False), st.none() | st.text("aé", max_size=3)
+    values = st.tuples(st.integers(-9, 9), floats, st.booleans(), texts, st.none() | st.integers(0, 2))
     rows = st.dictionaries(CELLS[kind], st.none() | values, max_size=30)
     ranges = st.dictionaries(st.integers(0, GROUPS - 1), st.integers(-4, 7), max_size=4)
     return [
@@ -74,11 +77,13 @@ def group_of(kind: str, key: Key) -> int:
 
 
 def sealed(kind: str, number: int, wrote: Wrote) -> bytes:
-    rows = [(0, 0.0, False) if row is None else row for row in wrote.rows.values()]
+    rows = [NO_ROW if row is None else row for row in wrote.rows.values()]
     columns = {
         "n": np.array([row[0] for row in rows], np.int64),
         "level": np.array([row[1] for row in rows], np.float64),
         "flag": np.array([row[2] for row in rows], bool),
+        "note": pa.array([row[3] for row in rows], pa.large_utf8()),
+        "size": pa.array([row[4] for row in rows], pa.int16()),
     }
     through = None
     if wrote.through:
@@ -92,7 +97,9 @@ def sealed(kind: str, number: int, wrote: Wrote) -> bytes:
 
 def spec_of(kind: str) -> TableSpec:
     types = {"n": np.int64, "level": np.float64, "flag": np.bool_}
-    return TableSpec(7, "state", KINDS[kind], tuple(ColumnSpec(name, np.dtype(each)) for name, each in types.items()))
+    plain = (ColumnSpec(name, np.dtype(each)) for name, each in types.items())
+    note, size = ColumnSpec("note", pa.utf8(), nullable=True), ColumnSpec("size", np.dtype(np.int16), nullable=True)
+    return TableSpec(7, "state", KINDS[kind], (*plain, note, size))
 
 
 def header(epoch: int, follows: int) -> SegmentHeader:
@@ -183,7 +190,7 @@ class TestMerge:
         assert list(merged(readers([(sealed("window", 1, Wrote({}, {3: 5})), WHOLE)]))) == []
 
     def test_values_are_not_read_where_only_keys_are_asked_for(self) -> None:
-        data = sealed("text", 1, Wrote({("a",): (1, 2.0, True)}, {}))
+        data = sealed("text", 1, Wrote({("a",): (1, 2.0, True, "a", None)}, {}))
         [rows] = merged([BlockReader(pa.py_buffer(data), blocks_of(data)[0], WHOLE, keys_only=True)])
         assert len(rows) == 1 and rows.columns == {}
 
@@ -191,15 +198,17 @@ class TestMerge:
 class TestRowsOfAUserKey:
     def test_are_found_whatever_their_suffix(self) -> None:
         written: dict[Key, Any] = {
-            (user, number): (number, 0.0, False) for user in ("a", "a\x00", "", None) for number in (-1, 256)
+            (user, number): (number, 0.0, False, None, None)
+            for user in ("a", "a\x00", "", None)
+            for number in (-1, 256)
         }
         (reader,) = readers([(sealed("list", 1, Wrote(written, {})), (0, GROUPS))])
         rows = [
             part.take(part.same_key(reader.kind.routed.encode([pa.array(["a"])]))) for part in iter(reader.read, None)
         ]
         assert state_of(part for part in rows if len(part)) == {
-            ("a", -1): (-1, 0.0, False),
-            ("a", 256): (256, 0.0, False),
+            ("a", -1): (-1, 0.0, False, None, None),
+            ("a", 256): (256, 0.0, False, None, None),
         }
 
 
@@ -234,7 +243,7 @@ class TestComparison:
         }
 
     def test_a_value_that_is_no_number_equals_itself(self) -> None:
-        data = sealed("text", 1, Wrote({("a",): (1, float("nan"), True)}, {}))
+        data = sealed("text", 1, Wrote({("a",): (1, float("nan"), True, None, 1)}, {}))
         sides = [Chained(merged(readers([(data, WHOLE)]))) for _ in range(2)]
         assert list(compared(*sides)) == []
 
@@ -262,6 +271,9 @@ class TestColumns:
                 "text": pa.array(texts, pa.large_binary()),
                 "nothing": pa.nulls(rows, pa.large_binary()),
                 "level": pa.array(random.random(rows)),
+                "note": pa.array(texts, pa.large_binary(), mask=random.random(rows) > 0.7).cast(pa.large_utf8()),
+                "size": pa.array(random.integers(0, 9, rows), mask=random.random(rows) > 0.99),
+                "sure": pa.array(random.random(rows) > 0.5, mask=random.random(rows) > 0.5),
             }
         )
         sink = pa.BufferOutputStream()
@@ -280,6 +292,6 @@ class TestColumns:
                 part = batch.slice(at, end - at)
                 for name in ("small", "bits", "level"):
                     assert (found[name].take(end - at) == part.column(name).to_numpy(zero_copy_only=False)).all()
-                assert found["text"].take(end - at).to_pylist() == part.column("text").to_pylist()
-                found["nothing"].skip(end - at)
+                for name in ("text", "note", "nothing", "size", "sure"):
+                    assert found[name].take(end - at).tolist() == part.column(name).to_pylist()
             at = end

@@ -16,9 +16,10 @@ from oracle_table import NumpyTable
 from holdfast.model import Epoch
 from holdfast.state.compiled.sources import Input, sources_of
 from holdfast.state.keys.batch import Keys, KeyType
+from holdfast.state.tables import records
 from holdfast.state.tables.delta import Delta, merge
 from holdfast.state.tables.kernels.layout import Control, Do
-from holdfast.state.tables.spec import Columns, ColumnSpec, TableSpec
+from holdfast.state.tables.spec import Columns, ColumnSpec, TableSpec, Values
 from holdfast.state.tables.table import Table
 
 GROUPS = 4
@@ -28,7 +29,21 @@ COLUMNS = (
     ColumnSpec("low", np.dtype(np.int16), 99),
     ColumnSpec("top", np.dtype(np.float32), float("nan")),
     ColumnSpec("seen", np.dtype(np.bool_)),
+    ColumnSpec("note", pa.utf8(), nullable=True),
+    ColumnSpec("size", np.dtype(np.int16), nullable=True),
+    ColumnSpec("blob", pa.binary()),
+    ColumnSpec("sure", np.dtype(np.bool_), nullable=True),
+    ColumnSpec("level", np.dtype(np.float32), nullable=True),
 )
+PLAIN = 4
+GIVEN: dict[str, list[Any]] = {
+    "note": [None, "", "a", "b\x00", "é", "a longer text than one word", "x" * 300],
+    "size": [None, 0, -1, 300],
+    "blob": [b"", b"\x00", b"\xff\xfe", b"y" * 200],
+    "sure": [None, True, False],
+    "level": [None, 0.5, float("nan"), -1.0],
+}
+"""Values of columns that are not plain."""
 KINDS = {
     "integer": KeyType(("k",), (pa.int64(),)),
     "nullable": KeyType(("k",), (pa.int32(),), (True,)),
@@ -94,7 +109,18 @@ class Rows:
         return [(keys, self._columns(list(self.rows.values())))] if self.rows else []
 
     def _columns(self, rows: list[Row]) -> Columns:
-        return {column.name: np.array([row[i] for row in rows], column.dtype) for i, column in enumerate(COLUMNS)}
+        return {column.name: values_of(column, [row[i] for row in rows]) for i, column in enumerate(COLUMNS)}
+
+
+def values_of(column: ColumnSpec, values: list[Any]) -> Values:
+    return np.array(values, column.dtype) if column.plain else pa.array(values, column.arrow)
+
+
+def at_slots(table: Any, column: ColumnSpec, slots: Any) -> Values:
+    """Return working values, of a table or of the oracle."""
+    if column.plain or isinstance(table, NumpyTable):
+        return table.column(column.name)[slots]
+    return table.read(column.name, slots)
 
 
 def rows_of(keys: Keys, columns: Columns) -> dict[bytes, Row]:
@@ -113,7 +139,12 @@ def delta_of(delta: Delta) -> tuple[Any, ...]:
 
 
 class Tables(RuleBasedStateMachine):
-    """The life of one table, beside the oracle and a dictionary of counts."""
+    """The life of one table, beside the oracle and a dictionary of counts. Its arena is compacted again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compacted_from = records._COMPACTED_FROM
+        records._COMPACTED_FROM = 64
 
     @initialize(kind=st.sampled_from(sorted(KINDS)), mask=st.sampled_from([0, 3, -1]), cold=st.booleans())
     def start(self, kind: str, mask: int, cold: bool) -> None:
@@ -155,6 +186,24 @@ class Tables(RuleBasedStateMachine):
         self.oracle.touch(slots)
         for key in keys.canonical().to_pylist():
             self.counts[key] = self.counts.get(key, 0) + 1
+
+    @rule(numbers=numbers, data=st.data())
+    def write(self, numbers: list[int], data: st.DataObject) -> None:
+        keys, of = encoded(self.kind, numbers), {column.name: column for column in COLUMNS}
+        names = data.draw(st.lists(st.sampled_from(sorted(GIVEN)), min_size=1, unique=True))
+        seed = data.draw(st.integers(0, 999))
+        random = np.random.default_rng(seed)
+        given = {name: [GIVEN[name][i] for i in random.integers(0, len(GIVEN[name]), len(keys))] for name in names}
+        slots = self.table.slots(keys)
+        self.table.write(slots, {name: values_of(of[name], values) for name, values in given.items()})
+        self.table.touch(slots)
+        slots = self.oracle.slots(keys)
+        for name, values in given.items():
+            for slot, value in zip(slots.tolist(), values, strict=True):
+                self.oracle.column(name)[slot] = value
+        self.oracle.touch(slots)
+        for key in keys.canonical().to_pylist():
+            self.counts.setdefault(key, 0)
 
     @rule(first=st.integers(0, 3_000), count=st.integers(200, 1_500))
     def grow(self, first: int, count: int) -> None:
@@ -216,7 +265,12 @@ class Tables(RuleBasedStateMachine):
         self.roll_back()
         numbers = sorted(set(numbers))
         keys = encoded(self.kind, numbers)
-        columns = {column.name: np.full(len(keys), 7 + i, column.dtype) for i, column in enumerate(COLUMNS)}
+        columns: Columns = {
+            column.name: np.full(len(keys), 7 + i, column.dtype) for i, column in enumerate(COLUMNS[:PLAIN])
+        }
+        for column in COLUMNS[PLAIN:]:
+            known = GIVEN[column.name]
+            columns[column.name] = values_of(column, [known[number % len(known)] for number in numbers])
         self.newest = Epoch(self.newest + 1)
         put = np.array(puts[: len(numbers)])
         delta = Delta(self.newest, Epoch(self.newest - 1), 1, GROUPS, keys, put, columns)
@@ -279,7 +333,7 @@ class Tables(RuleBasedStateMachine):
             both.append(
                 (
                     table.is_present(slots).tolist(),
-                    rows_of(keys, {c.name: table.column(c.name)[slots] for c in COLUMNS}),
+                    rows_of(keys, {c.name: at_slots(table, c, slots) for c in COLUMNS}),
                 )
             )
         assert both[0] == both[1]
@@ -297,6 +351,7 @@ class Tables(RuleBasedStateMachine):
         assert self.table.find(self.table.keys_at(used)).tolist() == used.tolist()
 
     def teardown(self) -> None:
+        records._COMPACTED_FROM = self.compacted_from
         if hasattr(self, "table"):
             self.list_present()
 

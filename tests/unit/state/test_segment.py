@@ -32,8 +32,17 @@ CELLS: dict[int, st.SearchStrategy[tuple[Any, ...]]] = {
     5: st.tuples(st.integers(-9, 9)),
     6: st.tuples(st.sampled_from(["", "a", "a\x00", None]), st.integers(-9, 9)),
 }
-Row = tuple[bool, int, float, bool]
-values = st.tuples(st.booleans(), st.integers(-(1 << 63), (1 << 63) - 1), st.floats(allow_nan=False), st.booleans())
+Row = tuple[bool, int, float, bool, str | None, bytes, int | None]
+NO_MORE: tuple[str | None, bytes, int | None] = (None, b"", None)
+values = st.tuples(
+    st.booleans(),
+    st.integers(-(1 << 63), (1 << 63) - 1),
+    st.floats(allow_nan=False),
+    st.booleans(),
+    st.none() | st.text("aé", max_size=4),
+    st.binary(max_size=3),
+    st.none() | st.integers(-9, 9),
+)
 
 
 def delta_of(operator: int, rows: dict[tuple[Any, ...], Row], key_groups: int = 16) -> Delta:
@@ -41,6 +50,7 @@ def delta_of(operator: int, rows: dict[tuple[Any, ...], Row], key_groups: int = 
     columns = zip(*rows, strict=True) if rows else [()] * len(kind.types)
     keys = kind.encode([pa.array(column, type_) for column, type_ in zip(columns, kind.types, strict=True)])
     puts, counts, levels, flags = (np.array([row[at] for row in rows.values()]) for at in range(4))
+    notes, blobs, sizes = ([row[at] for row in rows.values()] for at in range(4, 7))
     return Delta(
         Epoch(7),
         Epoch(5),
@@ -48,7 +58,14 @@ def delta_of(operator: int, rows: dict[tuple[Any, ...], Row], key_groups: int = 
         key_groups,
         keys,
         puts.astype(bool),
-        {"count": counts.astype(np.int64), "level": levels.astype(float), "flag": flags.astype(bool)},
+        {
+            "count": counts.astype(np.int64),
+            "level": levels.astype(float),
+            "flag": flags.astype(bool),
+            "note": pa.array(notes, pa.large_utf8()),
+            "blob": pa.array(blobs, pa.large_binary()),
+            "size": pa.array(sizes, pa.int16()),
+        },
     )
 
 
@@ -110,18 +127,18 @@ class TestSegment:
         }
 
     def test_keeps_hashes_and_so_key_groups(self) -> None:
-        delta = delta_of(4, {(None,): (True, 1, 1.0, True), (5,): (True, 2, 2.0, False)})
+        delta = delta_of(4, {(None,): (True, 1, 1.0, True, *NO_MORE), (5,): (True, 2, 2.0, False, *NO_MORE)})
         _, (read,) = unseal(seal(HEADER, [delta]))
         assert sorted(read.keys.hashes.tolist()) == sorted(delta.keys.hashes.tolist())
 
     def test_is_the_same_bytes_for_the_same_deltas(self) -> None:
-        delta = delta_of(1, {(4,): (True, 1, 1.0, True), (2,): (False, 0, 0.0, False)})
+        delta = delta_of(1, {(4,): (True, 1, 1.0, True, *NO_MORE), (2,): (False, 0, 0.0, False, *NO_MORE)})
         assert seal(HEADER, [delta]) == seal(HEADER, [delta])
 
     @pytest.mark.parametrize(("rows", "as_they_are"), [(9, True), (2_000, False)])
     def test_few_rows_lie_in_it_as_they_are_and_many_compressed(self, rows: int, as_they_are: bool) -> None:
         mark = 0x1122_3344_5566_7788
-        given = {(key,): (True, mark, 1.0, True) for key in range(rows)}
+        given: dict[tuple[Any, ...], Row] = {(key,): (True, mark, 1.0, True, *NO_MORE) for key in range(rows)}
 
         data = seal(HEADER, [delta_of(1, given)])
 
@@ -137,8 +154,8 @@ class TestDamage:
     DATA = seal(
         HEADER,
         [
-            delta_of(1, {(4,): (True, 1, 1.0, True), (2,): (False, 0, 0.0, False)}),
-            delta_of(2, {("a", 1): (True, 1, 1.0, True)}),
+            delta_of(1, {(4,): (True, 1, 1.0, True, *NO_MORE), (2,): (False, 0, 0.0, False, *NO_MORE)}),
+            delta_of(2, {("a", 1): (True, 1, 1.0, True, "é", b"\xff", 3)}),
         ],
     )
 

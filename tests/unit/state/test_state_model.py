@@ -39,8 +39,10 @@ WORKER = WorkerId("w")
 GROUPS = 8
 COUNT = ColumnSpec("count", np.dtype(np.int64))
 LEVEL = ColumnSpec("level", np.dtype(np.float64), 1.5)
-BY_NUMBER = TableSpec(1, "by-number", KeyType(("k",), (pa.int64(),)), (COUNT, LEVEL))
-BY_NAME = TableSpec(2, "by-name", KeyType(("n", "i"), (pa.utf8(), pa.int32()), (True, False)), (COUNT,))
+NOTE, BLOB = ColumnSpec("note", pa.utf8(), nullable=True), ColumnSpec("blob", pa.binary())
+SIZE = ColumnSpec("size", np.dtype(np.int16), nullable=True)
+BY_NUMBER = TableSpec(1, "by-number", KeyType(("k",), (pa.int64(),)), (COUNT, LEVEL, NOTE))
+BY_NAME = TableSpec(2, "by-name", KeyType(("n", "i"), (pa.utf8(), pa.int32()), (True, False)), (COUNT, BLOB, SIZE))
 SPECS = {spec.operator: spec for spec in (BY_NUMBER, BY_NAME)}
 NAMES = ("", "a", "a\x00b", "ab", None, "long enough for more than one word")
 KEYS: dict[int, list[tuple[Any, ...]]] = {
@@ -57,6 +59,13 @@ operators = st.sampled_from(sorted(SPECS))
 
 def keys_of(operator: int, picked: list[int]) -> list[tuple[Any, ...]]:
     return [KEYS[operator][pick % len(KEYS[operator])] for pick in picked]
+
+
+def beside(operator: int, count: int) -> dict[str, Any]:
+    """The other values of a key with this count."""
+    if operator == 1:
+        return {"note": (None, "", "é\x00", f"{count} " * 50)[count % 4]}
+    return {"blob": b"\xff" * (count % 7) * 30, "size": None if count % 3 == 0 else count}
 
 
 def copied(state: State) -> State:
@@ -95,6 +104,8 @@ class OneWorker(KilledWorker):
         keys = keys_of(operator, picked)
         table, slots = self.store.table(operator), self.slots(operator, keys)
         np.add.at(table.column("count"), slots, 1)
+        values = [beside(operator, count) for count in table.column("count")[slots].tolist()]
+        table.write(slots, {n: pa.array([v[n] for v in values], table.spec.column(n).arrow) for n in values[0]})
         table.touch(slots)
         for key in keys:
             self.working[operator][key] = self.working[operator].get(key, 0) + 1
@@ -113,13 +124,22 @@ class OneWorker(KilledWorker):
         rows = self.working[operator]
         assert table.is_present(slots).tolist() == [key in rows for key in keys]
         assert table.column("count")[slots].tolist() == [rows.get(key, 0) for key in keys]
+        self.check_values_beside(operator, slots)
         if operator == 1:
             assert set(table.column("level")[slots].tolist()) == {1.5}
+
+    def check_values_beside(self, operator: int, slots: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        table = self.store.table(operator)
+        values = [beside(operator, count) for count in table.column("count")[slots].tolist()]
+        for name in beside(operator, 0):
+            assert table.read(name, slots).to_pylist() == [value[name] for value in values]
 
     @rule(operator=operators, pick=st.integers(0, 19))
     def read_committed(self, operator: int, pick: int) -> None:
         (key,) = keys_of(operator, [pick])
         row = self.store.get_committed(operator, key)
+        for name, value in (beside(operator, row["count"]) if row is not None else {}).items():
+            assert row is not None and row[name] == value
         assert (None if row is None else row["count"]) == self.completed[self.store.committed_through][operator].get(
             key
         )
@@ -160,6 +180,7 @@ class OneWorker(KilledWorker):
     def list_present(self, operator: int) -> None:
         table = self.store.table(operator)
         slots = table.present()
+        self.check_values_beside(operator, slots)
         keys = list(zip(*(column.to_pylist() for column in table.key_columns(slots)), strict=True))
         assert dict(zip(keys, table.column("count")[slots].tolist(), strict=True)) == self.working[operator]
 

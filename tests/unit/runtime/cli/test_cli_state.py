@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 import pyarrow as pa
 import pytest
-from stored_state import START, app, bid, written_to
+from stored_state import START, app, bid, labels, written_to
 
 from holdfast.checkpoint import joblog
 from holdfast.model import Epoch
@@ -91,6 +91,24 @@ class TestGet:
             "1",
             "null",
         ]
+
+    def test_text_that_a_job_keeps_is_shown(self, holdfast: Holdfast, root: Path) -> None:
+        with TestDriver(labels()) as driver:
+            driver.push("bids", [bid(1, "b\n", 2.0), bid(1, "é", 5.0), bid(2, None, None)])
+            first = driver.checkpoint()
+            driver.push("bids", [bid(2, "z", 2.0)])
+            driver.checkpoint()
+            written_to(root, driver)
+        assert holdfast("state", "get", "hot", "labels", "1", "--json").json["rows"] == [
+            {"auction": 1, "low": "b\n", "top": "é", "n": 2}
+        ]
+        assert holdfast("state", "get", "hot", "labels", "1").out.splitlines()[2].split() == ["1", "b?", "é", "2"]
+        given = ("state", "get", "hot", "labels", "2", "--epoch", str(first))
+        assert holdfast(*given).out.splitlines()[2].split() == ["2", "null", "null", "1"]
+        assert len(holdfast("state", "scan", "hot", "labels", "--json").json["rows"]) == 2
+        [found] = holdfast("state", "diff", "hot", "labels", "--from", str(first), "--json").json["rows"]
+        assert (found["before"]["low"], found["after"]["low"]) == (None, "z")
+        assert holdfast("state", "du", "hot", "--json").json["operators"][0]["rows"] == 2
 
 
 class TestScan:
