@@ -184,7 +184,8 @@ def all_input_is_listed(state: Master, phase: Running) -> bool:
     """Return whether nothing more can appear in the sources, or nothing that the user wants to be read."""
     match state.ending:
         case Finishing(drop_unread=drop, listed=is_listed):
-            return drop or is_listed
+            # After a last barrier nothing more is read, so there is no other listing if its epoch is given up.
+            return drop or is_listed or (phase.halted and phase.input_end == "complete")
         case _:
             return phase.input_end == "complete"
 

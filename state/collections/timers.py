@@ -22,7 +22,8 @@ from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables.spec import ColumnSpec, TableSpec
 from holdfast.state.tables.table import Table
 
-AT = ColumnSpec("at", np.dtype(np.int64), (1 << 63) - 1)
+_NEVER = (1 << 63) - 1
+AT = ColumnSpec("at", np.dtype(np.int64), _NEVER)
 """The time of a timer in microseconds."""
 TIMER = "timer"
 """The suffix: the number of a timer among those that an operator declares."""
@@ -63,13 +64,13 @@ class Timers:
     def at_us(self, users: Keys, timers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the time of one timer per row; the last time of all if it is not set."""
         slots = existing(self.table, self._keys(users, timers))
-        times, found = np.full(slots.size, AT.default, np.int64), slots >= 0
+        times, found = np.full(slots.size, _NEVER, np.int64), slots >= 0
         times[found] = self.table.column(AT.name)[slots[found]]
         return times
 
     def next_us(self) -> int | None:
         """Return the earliest time of all timers, None if none is set."""
-        first = self.table.ordered(AT.name).through(int(AT.default), 1)
+        first = self.table.ordered(AT.name).through(_NEVER, 1)
         return int(self.table.column(AT.name)[first[0]]) if first.size else None
 
     def fire(self, through_us: int, limit: int | None = None) -> Fired:

@@ -50,7 +50,14 @@ class Added:
         self._seen.append((writer, tag, cut, counts))
 
     def taken_back(self, cut: Cut, rows: Sequence[Row]) -> None:
-        """A rewind removed rows: the rest, of all writers, must match the base epoch."""
+        """A rewind removed rows: the rest, of all writers, must match the base epoch.
+
+        A partition that the base lacks is discovered again, and another writer may get it: nothing of it is left that
+        could be overtaken. So what was seen is compared before the writers of such partitions are forgotten.
+        """
+        self._compare_seen()
+        self._seen = []
+        self._writers = {partition: writer for partition, writer in self._writers.items() if partition in cut}
         self._ids, self._rows = {}, len(rows)
         for row in rows:
             self._ids.setdefault(int(row["id"]) // PARTITION_STRIDE, []).append(int(row["id"]))
@@ -64,6 +71,10 @@ class Added:
         expected = oracle.passing(self._scenario.partitions, everything, self._scenario.above)
         for partition, ids in expected.items():
             self._compare("the end", partition, ids)
+        self._compare_seen()
+
+    def _compare_seen(self) -> None:
+        """Compare earlier views with the rows of partitions whose writer was not known yet."""
         for writer, tag, cut, counts in self._seen:
             then = oracle.passing(self._scenario.partitions, cut, self._scenario.above)
             for partition, owner in self._writers.items():

@@ -331,6 +331,14 @@ class TestEndOfTheInput:
         self.ended(run)
         assert triggers(run.pass_time(0.0))[0].finishing
 
+    def test_a_finish_after_the_last_barrier_needs_no_other_listing_if_the_epoch_is_given_up(self) -> None:
+        run = running(RULES)
+        self.ended(run)
+        assert triggers(run.pass_time(10.0))[0].barrier.last
+        ask(run, "stop", how="finish")
+        again = triggers(run.pass_time(RULES.epoch_deadline + 2.0)) + triggers(run.pass_time(0.0))
+        assert again and all(trigger.finishing and trigger.barrier.last for trigger in again)
+
     def test_a_finish_of_a_run_to_fixed_ends_reads_partitions_added_since(self) -> None:
         run = running(replace(EVERY, until={"s": {0: 5, 1: 5, 2: 5}}))
         run.lists = False

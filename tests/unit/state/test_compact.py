@@ -84,7 +84,7 @@ class TestMergedSegments:
         low, high = (0, cut), (cut, GROUPS)
         base = Piece(compact(header(at, 0), [(piece, low) for piece in sources[:at]], SPECS), low)
         mixed = [base, *(Piece(piece, low) for piece in sources[at:]), *(Piece(piece, high) for piece in sources)]
+        mixed.sort(key=lambda piece: unseal(piece.data)[0].epoch)
         assert rows([*mixed], len(sources)) == rows([*sources], len(sources))
-        everything = [(p.data, p.key_groups) for p in sorted(mixed, key=lambda p: unseal(p.data)[0].epoch)]
-        again = compact(header(len(sources), 0), everything, SPECS)
+        again = compact(header(len(sources), 0), [(piece.data, piece.key_groups) for piece in mixed], SPECS)
         assert rows([again], len(sources)) == rows([*sources], len(sources))
