@@ -32,6 +32,9 @@ class Given:
     def values(self, dtype: np.dtype[Any]) -> NDArray[Any]:
         return self.of.astype(dtype)
 
+    def texts(self) -> pa.Array:
+        raise AssertionError("these values are numbers")
+
 
 def given_of(rows: list[tuple[int, Any]]) -> Given:
     return Given(np.array([slot for slot, _ in rows], np.int64), np.array([value for _, value in rows]))
