@@ -191,6 +191,8 @@ class WorkerProcess(WorkerEnd):
         self._heard = self._world.schedule.now
         if self.left or isinstance(message, m.Pulse):
             return
+        if isinstance(message, m.Deploy):
+            self._world.checks.deployed()
         self.loop.received(message)
         self.wake(0.0)
 

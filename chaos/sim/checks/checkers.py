@@ -141,6 +141,11 @@ class Checks:
         self.accepted.triggered(owner, trigger.barrier.epoch, trigger.barrier.last)
         self.assigned.triggered(trigger)
 
+    def deployed(self) -> None:
+        """A worker received a deployment."""
+        if self._windowed is not None:
+            self._windowed.deployed(self.elapsed())
+
     def answered(self, owner: str, kind: str, args: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         """A driver answered a request."""
         if answer["accepted"] and args.get("how") == "finish":
