@@ -16,7 +16,7 @@ Source: DESIGN section 5: a sorted multi-get costs 2.1 us per key, a scan 0.2 us
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -211,29 +211,26 @@ class ColdRows:
                     values.append(value)
         return np.array(found, np.int64), columns_of(self._spec, values)
 
-    def scan_for(self, keys: Keys) -> list[tuple[Keys, Columns]]:
-        """Return whole key groups, if that is cheaper than fetching these keys; they are complete then."""
+    def scan_for(self, keys: Keys) -> Iterator[tuple[Keys, Columns]]:
+        """Yield whole key groups, if that is cheaper than fetching these keys; each is complete once it was taken."""
         groups = keys.key_groups(self._count)
         self._misses += np.bincount(groups[self._incomplete[groups]], minlength=self._count)
         known = self._rows_of[self._rows_of >= 0]
         likely = max(SCAN_AFTER_MISSES, int(known.mean()) // SCAN_SHARE) if known.size else SCAN_AFTER_MISSES
         return self._scan(np.flatnonzero(self._incomplete & (self._misses >= likely)))
 
-    def scan_rest(self) -> list[tuple[Keys, Columns]]:
-        """Return all key groups that are not complete yet; they are complete then."""
+    def scan_rest(self) -> Iterator[tuple[Keys, Columns]]:
+        """Yield all key groups that are not complete yet; each is complete once it was taken."""
         return self._scan(np.flatnonzero(self._incomplete))
 
-    def _scan(self, groups: Rows) -> list[tuple[Keys, Columns]]:
-        scanned = []
+    def _scan(self, groups: Rows) -> Iterator[tuple[Keys, Columns]]:
         for group in groups.tolist():
             pairs = self._store.scan(*scope(self._spec.operator, group))
             self._rows_of[group] = len(pairs)
             if pairs:
                 keys = pa.array([key[PREFIX_BYTES:] for key, _ in pairs], pa.large_binary())
-                columns = columns_of(self._spec, [value for _, value in pairs])
-                scanned.append((self._spec.key.from_canonical(keys), columns))
-        self._incomplete[groups] = False
-        return scanned
+                yield self._spec.key.from_canonical(keys), columns_of(self._spec, [value for _, value in pairs])
+            self._incomplete[group] = False
 
 
 def _row_type(spec: TableSpec) -> np.dtype[Any]:

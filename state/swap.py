@@ -23,6 +23,7 @@ import ctypes
 import os
 import tempfile
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ class Swap:
         self._folder, self._resident_max, self._tables_max = folder, resident_max, tables_max
         self._slack = tables_max // SLACK_SHARE
         self._areas: weakref.WeakValueDictionary[int, _Area] = weakref.WeakValueDictionary()
-        self._hand = 0
+        self._hand = self._used = 0
         self._others = self._calls = 0
         """What stayed resident when all regions were dropped, if that is more than the budget."""
         self._full = ""
@@ -103,7 +104,7 @@ class Swap:
     @property
     def used_bytes(self) -> int:
         """Bytes of all tables, resident or not."""
-        return sum(area.used for area in self._areas.values())
+        return self._used
 
     @property
     def swapping(self) -> bool:
@@ -128,7 +129,7 @@ class Swap:
         """
         if size * dtype.itemsize < AREA_BYTES_MIN:
             return PLAIN.room(dtype, size)
-        area = _Area(size * dtype.itemsize)
+        area = _Area(size * dtype.itemsize, self._freed)
         self._areas[area.address] = area
         return np.asarray(area).view(dtype)[:size]
 
@@ -144,8 +145,12 @@ class Swap:
         if area is None:
             return room
         wanted = -(-size * room.itemsize // REGION_BYTES) * REGION_BYTES
-        area.used = max(area.used, min(wanted, area.size))
+        more = max(0, min(wanted, area.size) - area.used)
+        area.used, self._used = area.used + more, self._used + more
         return room[: area.used // room.itemsize]
+
+    def _freed(self, size: int) -> None:
+        self._used -= size
 
     def settle(self) -> None:
         """Swap regions out until the process is inside its budget."""
@@ -183,12 +188,14 @@ class _Area:
 
     Args:
         size: Bytes; rounded up to whole regions.
+        freed: Receives the bytes that were used when the range is unmapped.
 
     Raises:
         MemoryError: there is not so much address space.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, freed: Callable[[int], None]) -> None:
+        self._freed = freed
         self.size, self.used = -(-size // REGION_BYTES) * REGION_BYTES, 0
         found = _map(None, self.size + REGION_BYTES, _PRIVATE | _ANONYMOUS | _NO_RESERVE, -1, 0)
         self.address = -(-found // REGION_BYTES) * REGION_BYTES
@@ -236,6 +243,7 @@ class _Area:
     def __del__(self) -> None:
         if hasattr(self, "_file"):
             _LIBC.munmap(self.address, self.size)
+            self._freed(self.used)
             if self._file is not None:
                 os.close(self._file)
 

@@ -150,7 +150,9 @@ def budget_of(task: WorkerTask) -> Budget:
     """Return the memory that this worker's state may use."""
     given = task.plan, task.parallelism, task.channel_bytes_max
     total = task.state_memory or max(default_state_memory(task.parallelism), least(*given))
-    return Budget(total, channel_bytes(*given))
+    channels = channel_bytes(*given)
+    # Without a setting the share of channels is a guess too: a wide job rarely fills them all.
+    return Budget(total, channels if task.state_memory else min(channels, total // 4))
 
 
 def unexpected(error: BaseException) -> ErrorReport:

@@ -90,7 +90,7 @@ class Records:
         self._entries, self._old = _Entries(memory, 1 << _FIRST_BITS), _Entries(memory, 1)
         self._opened, self._free = Slab(np.int64, memory=memory), Slab(np.int64, first=1, memory=memory)
         self._arena = Slab(np.uint8, first=1 if self.spec.key.fixed else _FIRST_ARENA, memory=memory)
-        self._bytes = Arena(self._slots.copy_bytes) if self._values.varying else None
+        self._bytes = Arena(self._slots.copy_bytes, self._memory) if self._values.varying else None
         self._bytes_checked_at = _COMPACTED_FROM
 
     def __len__(self) -> int:
@@ -405,7 +405,7 @@ class Records:
             return
         live, _ = self._followed(arena, None)
         if 2 * live < arena.used:
-            fresh = Arena(self._slots.copy_bytes)
+            fresh = Arena(self._slots.copy_bytes, self._memory)
             # Words are rewritten only after every byte was copied: memory may run out before.
             for side, moved in self._followed(arena, fresh)[1]:
                 side.starts[side.rows] = moved

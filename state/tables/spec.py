@@ -12,6 +12,7 @@ Pure: no clock, thread or I/O. Source: docs/design/0040-values-of-any-width.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -163,8 +164,8 @@ class Loader(Protocol):
     def fetch(self, keys: Keys) -> tuple[Rows, Columns]:
         """Return which of these keys have a row, and the rows."""
 
-    def scan_for(self, keys: Keys) -> list[tuple[Keys, Columns]]:
-        """Return whole key groups, if that is cheaper than fetching these keys; they are complete then."""
+    def scan_for(self, keys: Keys) -> Iterable[tuple[Keys, Columns]]:
+        """Yield whole key groups, if that is cheaper than fetching these keys; each is complete once it was taken."""
 
-    def scan_rest(self) -> list[tuple[Keys, Columns]]:
-        """Return all key groups that are not complete yet; they are complete then."""
+    def scan_rest(self) -> Iterable[tuple[Keys, Columns]]:
+        """Yield all key groups that are not complete yet; each is complete once it was taken."""

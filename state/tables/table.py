@@ -32,7 +32,7 @@ Source: DESIGN section 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -305,8 +305,10 @@ class Table(Records):
 
     @property
     def dirty_bytes(self) -> int:
-        """Bytes that the next freeze will keep for the slots that became dirty since the last one."""
-        return int(self._control[Control.OPENED]) * 8 * (self._width + self._values.count + 2)
+        """Bytes that the next freeze will keep for the slots that became dirty since the last one, about."""
+        opened = int(self._control[Control.OPENED])
+        texts = 0 if self._bytes is None else opened * self._bytes.used // max(1, len(self))
+        return opened * 8 * (self._width + self._values.count + 2) + texts
 
     def froze(self, epoch: Epoch) -> bool:
         """Return whether the epoch is frozen here and neither committed nor rolled back."""
@@ -479,8 +481,8 @@ class Table(Records):
         self._set(self._unloaded, Flag.UNLOADED)
         self._unloaded = _NO_ROWS
 
-    def _take_scanned(self, scanned: list[tuple[Keys, Columns]]) -> None:
-        """Fill new and unloaded slots with scanned rows; others hold newer values."""
+    def _take_scanned(self, scanned: Iterable[tuple[Keys, Columns]]) -> None:
+        """Fill new and unloaded slots with scanned rows, one key group at a time; others hold newer values."""
         for keys, columns in scanned:
             slots, born = self._take(keys, mark=False, born=True)
             self._set(born, 0, Flag.UNLOADED)

@@ -21,7 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.state.compiled.sources import Words
-from holdfast.state.tables.slab import Slab
+from holdfast.state.tables.slab import Memory, Slab
 from holdfast.state.tables.spec import Columns, ColumnSpec, TableSpec, Values
 from holdfast.state.tables.values import arrow, default_of
 
@@ -41,11 +41,12 @@ class Arena:
 
     Args:
         copy: The kernel that copies byte strings.
+        memory: Where the bytes get their room.
         size: Bytes to make room for.
     """
 
-    def __init__(self, copy: Copy, size: int = _FIRST_BYTES) -> None:
-        self._copy, self._bytes = copy, Slab(np.uint8, first=size + _SLACK)
+    def __init__(self, copy: Copy, memory: Memory, size: int = _FIRST_BYTES) -> None:
+        self._copy, self._bytes = copy, Slab(np.uint8, first=size + _SLACK, memory=memory)
         self.used = _EMPTY_AT + 1
 
     def append(self, values: pa.Array) -> tuple[Words, Words]:

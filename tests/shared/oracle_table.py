@@ -7,7 +7,7 @@ neither records nor kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -719,7 +719,7 @@ class NumpyTable(SlotColumns):
             self._fill(born[found], columns)
         self._loaded = self._index.count
 
-    def _take_scanned(self, scanned: list[tuple[Keys, Columns]], first: int) -> None:
+    def _take_scanned(self, scanned: Iterable[tuple[Keys, Columns]], first: int) -> None:
         """Fill the slots from `first` on with scanned rows; older slots hold newer values."""
         for keys, columns in scanned:
             slots = self._place(keys)

@@ -11,7 +11,10 @@ import holdfast as hf
 from holdfast.runtime.operators.aggregate import AggregateOperator
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.memory import MIB, Budget, channel_bytes, check_state_memory, least
+from holdfast.runtime.spark import host
+from holdfast.runtime.spark.host import WorkerTask
 from holdfast.runtime.spark.memory import default_state_memory
+from holdfast.runtime.spark.tls import make_credentials
 from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.runtime.worker.local import LocalFolders
 from holdfast.state.swap import Swap
@@ -52,6 +55,25 @@ class TestBudget:
         check_state_memory(plan(), 80 * MIB, 2, 8 * MIB)
         with pytest.raises(hf.ConfigError, match="state_memory is 79MiB, and every worker of .* at least 80MiB"):
             check_state_memory(plan(), 79 * MIB, 2, 8 * MIB)
+
+    def test_by_default_gives_channels_of_a_wide_job_no_more_than_a_quarter(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(host, "default_state_memory", lambda parallelism: 1024 * MIB)
+        task = WorkerTask(
+            plan(),
+            "root",
+            ("here", 1),
+            make_credentials(False),
+            0.5,
+            10.0,
+            None,
+            parallelism=64,
+            channel_bytes_max=8 * MIB,
+        )
+        budget = host.budget_of(task)
+        assert channel_bytes(plan(), 64, 8 * MIB) == budget.total - 64 * MIB  # they would leave the least
+        assert budget.channels == budget.total // 4 and budget.tables > budget.total * 2 // 5
 
     def test_counts_what_waits_in_channels(self) -> None:
         with pytest.raises(hf.ConfigError, match="1,264MiB: 1,200MiB for what waits in channels"):

@@ -317,6 +317,25 @@ class TestRestore:
         worker.add(1, *range(1_000))
         assert (cold.looked, cold.scanned) == (0, 0)
 
+    def test_reads_a_key_group_only_after_the_one_before_is_in_the_table(self) -> None:
+        cold = Watched()
+        worker = Worker(cold)
+        worker.add(1, *range(100))
+        worker.close_epoch(1)
+        worker.apply()
+        restored = Worker(cold)
+        restored.store.restore(Epoch(1), [], Epoch(1))
+        table, seen = restored.store.table(1), list[int]()
+        scan = cold.scan
+
+        def watched(first: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
+            seen.append(len(table))
+            return scan(first, end)
+
+        cold.scan = watched  # type: ignore[method-assign]
+        assert len(table.present()) == 100
+        assert len(seen) == GROUPS and seen == sorted(set(seen)) and seen[0] == 0
+
     def test_scans_a_key_group_that_is_asked_for_often(self) -> None:
         cold = Watched()
         worker = Worker(cold)

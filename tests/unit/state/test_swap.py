@@ -30,6 +30,19 @@ def swapping(folder: Path, tables_max: int = MIB) -> Swap:
     return Swap(folder, resident_max=1, tables_max=tables_max)
 
 
+class TestTextValues:
+    def test_count_as_changes_and_leave_the_process(self, tmp_path: Path) -> None:
+        spec = TableSpec(1, "t", NUMBERS.key, (ColumnSpec("text", pa.utf8()),))
+        memory = swapping(tmp_path)
+        table = Table(spec, 8, memory=memory)
+        slots = table.slots(spec.key.from_ints(np.arange(4_000)))
+        table.write(slots, {"text": pa.array(["x" * 2_000] * 4_000)})
+        table.touch(slots)
+        assert memory.used_bytes > 8 * 10**6 and memory.dropped_regions > 0
+        assert 8 * 10**6 < table.dirty_bytes < 10 * 10**6
+        assert table.read("text", slots[-1:]).to_pylist() == ["x" * 2_000]
+
+
 class TestRoom:
     def test_keeps_address_and_content_when_it_is_swapped_out(self, tmp_path: Path) -> None:
         memory = swapping(tmp_path)
