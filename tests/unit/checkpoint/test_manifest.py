@@ -201,5 +201,5 @@ class TestBytes:
             decode(data, REF)
 
     def test_a_manifest_of_a_later_format_is_not_damage(self) -> None:
-        with pytest.raises(ConfigError, match="has format 3"):
-            decode(encode(header()).replace(b'"v":1', b'"v":3').replace(b'"state"', b'"states"'), REF)
+        with pytest.raises(ConfigError, match="has format 9"):
+            decode(encode(header()).replace(b'"v":1', b'"v":9').replace(b'"state"', b'"states"'), REF)
