@@ -15,11 +15,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+import pyarrow as pa
+
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest, decode, encode
 from holdfast.errors import AlreadyExists, Damaged, Fenced, NotFound, Unavailable
 from holdfast.model import ObjectRef
 from holdfast.ports import ObjectStore, TidyStore
+from holdfast.storage.objects import FileStore
+
+WHOLE_BYTES_MAX = 1 << 16
+"""A larger object is not read whole where it can be read as a file."""
+HASHED_BYTES = 1 << 20
+"""Bytes of a file that are read at a time to verify it."""
 
 record_path = joblog.record_path
 
@@ -180,6 +188,33 @@ def read_verified(store: ObjectStore, ref: ObjectRef) -> bytes:
     if len(data) != ref.size or hashlib.sha256(data).hexdigest() != ref.sha256:
         raise _damaged(ref, f"differs from what was written ({len(data)} bytes, {ref.size} expected)")
     return data
+
+
+def open_verified(store: ObjectStore, ref: ObjectRef) -> pa.NativeFile:
+    """Return the object for reads at any place, after verifying all of it; large objects are not held in memory.
+
+    Raises:
+        Damaged: its bytes do not match the reference.
+    """
+    if ref.size <= WHOLE_BYTES_MAX or not isinstance(store, FileStore):
+        return pa.BufferReader(read_verified(store, ref))
+    try:
+        file = store.opened(ref.path)
+    except NotFound:
+        raise _damaged(ref, "is missing") from None
+    try:
+        size, hashed = file.size(), hashlib.sha256()
+        while piece := file.read(HASHED_BYTES):
+            hashed.update(piece)
+    except OSError as error:
+        file.close()
+        raise Unavailable(
+            f"reading object {ref.path} failed: {error}", next_step="check the store, then retry"
+        ) from error
+    if size != ref.size or hashed.hexdigest() != ref.sha256:
+        file.close()
+        raise _damaged(ref, f"differs from what was written ({size} bytes, {ref.size} expected)")
+    return file
 
 
 def _look_again(path: str, listed: list[int], missing: set[str]) -> None:

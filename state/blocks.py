@@ -1,17 +1,19 @@
 """Reads the rows of one operator in one segment, in order, a bounded number at a time.
 
-A piece of state counts only for some key groups. The key-group column is read first, which gives the place of every key
-group; of the other columns, the rows before these key groups are skipped and those after them are never read.
+A piece of state counts only for some key groups, and record batches without rows of them are not read. In the others,
+the key-group column is read first, which gives the place of every key group; of the other columns, the rows before
+these key groups are skipped and those after them are never read.
 
 Invariants
     - Rows come in the order of (key group, canonical key), each once. Ranges are no rows; `through` holds their bounds.
     - The range of a key group is in `through` before a row of the key group is returned.
 
-Pure: bytes in, arrays out. Source: docs/design/0037-state-inspection.md; format: changelog.py.
+Pure: it reads only the file that it is given. Source: docs/design/0037-state-inspection.md; format: changelog.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +22,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from holdfast.state.changelog import FIXED_COLUMNS, PUT, RANGE, Block
+from holdfast.errors import Unavailable
+from holdfast.state.changelog import FIXED_COLUMNS, PUT, RANGE, Batch, Block, Segment, unreadable_block
 from holdfast.state.columns import columns_of
 from holdfast.state.evolution import columns_by_name, present_key
 from holdfast.state.keys import canonical as codec
 from holdfast.state.keys.batch import Keys, KeyType
-from holdfast.state.tables.expiry import NOTHING, Through, last_of
+from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.expiry import NOTHING, Through, can_expire, last_of
 from holdfast.state.tables.spec import Columns, TableSpec
 from holdfast.state.tables.values import concatenated as concatenated_values
 from holdfast.state.tables.values import sliced, taken
@@ -80,6 +84,8 @@ class Rows:
         """Return how many of the first rows are not after this place."""
         low = int(np.searchsorted(self.groups, place[0]))
         high = int(np.searchsorted(self.groups, place[0], side="right"))
+        if isinstance(self.keys, np.ndarray):
+            return low + int(np.searchsorted(self.keys[low:high], np.uint64(place[1]), side="right"))
         while low < high:
             middle = (low + high) // 2
             low, high = (middle + 1, high) if self.place(middle) <= place else (low, middle)
@@ -101,9 +107,10 @@ class Rows:
 
     def key_columns(self) -> list[pa.Array]:
         """Return the columns of the keys."""
-        return self.kind.decode(self._keys())
+        return self.kind.decode(self.as_keys())
 
-    def _keys(self) -> Keys:
+    def as_keys(self) -> Keys:
+        """Return the keys."""
         if isinstance(self.keys, np.ndarray):
             raw = self.keys if pa.types.is_uint64(self.kind.types[0]) else self.keys ^ _SIGN
             return self.kind.from_ints(raw.view(np.int64))
@@ -130,70 +137,155 @@ class BlockReader:
     """The rows of a block that belong to some key groups.
 
     Args:
-        data: The whole segment, verified.
+        file: The segment, verified.
         key_groups: Half-open range of the key groups to read.
         keys_only: Read no values: `columns` of the rows are empty.
         spec: The declaration by which to name and type the values; None: under their field ids, as they were written.
 
     Raises:
-        pa.ArrowInvalid: the block is not what `seal` writes.
+        pa.ArrowInvalid: the block is not what a segment holds.
         ConfigError: the declaration cannot read it.
     """
 
     def __init__(
         self,
-        data: pa.Buffer,
+        file: pa.NativeFile,
         block: Block,
         key_groups: tuple[int, int],
         *,
         keys_only: bool = False,
         spec: TableSpec | None = None,
     ) -> None:
+        self._file, self._block, self._key_groups = file, block, key_groups
         self._spec = None if keys_only else spec
         self._written = block.key
         self.kind = block.key if spec is None else present_key(block.key, spec)
         self.through: Through = np.full(block.key_group_count, NOTHING)
-        self._columns = columns_of(data.slice(block.offset, block.size))
-        names = list(self._columns)
-        self._values = [] if keys_only else names[FIXED_COLUMNS:]
-        self._edges = self._edges_of(block)
-        self._at, self._end = (int(self._edges[group]) for group in key_groups)
-        for name in ("key", "kind", "end", *self._values):
-            self._columns[name].skip(self._at)
-        strings = sum(self._columns[name].string_bytes for name in self._values)
-        self._rows_max = max(1, STRING_BYTES_AT_ONCE * block.rows // max(1, strings))
+        file.seek(block.offset)
+        self._schema = pa.ipc.read_schema(file)
+        self._values = [] if keys_only else self._schema.names[FIXED_COLUMNS:]
+        self._ahead = _places(block, key_groups, file.tell())
+        self._batch: _Batch | None = None
 
-    def counts(self) -> NDArray[np.int64]:
-        """Return the number of rows of every key group, including tombstones and ranges; shape (key groups,)."""
-        return np.diff(self._edges)
-
-    def read(self, rows_max: int = ROWS_AT_ONCE) -> Rows | None:
-        """Return the next rows, at least one; None at the end."""
-        while self._at < self._end:
-            count = min(rows_max, self._rows_max, self._end - self._at)
-            places = np.arange(self._at, self._at + count)
-            groups = (np.searchsorted(self._edges, places, side="right") - 1).astype(np.uint16)
-            self._at += count
-            raw, kinds = self._columns["key"].take(count), self._columns["kind"].take(count)
-            ends, values = self._columns["end"].take(count), {n: self._columns[n].take(count) for n in self._values}
-            if self._spec is not None:
-                values = columns_by_name(values, count, self._spec)
-            rows = Rows(self.kind, groups, _sortable(self._written, raw), kinds == PUT, values)
-            if (ranges := kinds == RANGE).any():
-                for group, end in zip(groups[ranges].tolist(), ends.filter(pa.array(ranges)).to_pylist(), strict=True):
-                    self.through[group] = last_of(end)
-                rows = rows.take(np.flatnonzero(~ranges))
+    def read(self, rows_max: int | None = None) -> Rows | None:
+        """Return the next rows, at least one and at most `rows_max` (default ROWS_AT_ONCE); None at the end."""
+        while (rows := self.read_part(rows_max)) is not None:
             if len(rows):
                 return rows
         return None
 
-    def _edges_of(self, block: Block) -> NDArray[np.int64]:
-        """Return the number of the first row of every key group, and the end."""
-        counts, column = np.zeros(block.key_group_count, np.int64), self._columns["kg"]
-        for first in range(0, block.rows, ROWS_AT_ONCE):
-            taken = column.take(min(ROWS_AT_ONCE, block.rows - first))
-            counts += np.bincount(taken, minlength=counts.size)
-        return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    def read_part(self, rows_max: int | None = None) -> Rows | None:
+        """Return the next rows, none if only ranges come next; None at the end."""
+        while True:
+            if self._batch is None:
+                if (place := next(self._ahead, None)) is None:
+                    return None
+                self._batch = _Batch(self._file, *place, self._schema, self._key_groups, self._values, self._block)
+            groups, columns = self._batch.take(rows_max or ROWS_AT_ONCE)
+            if len(groups):
+                return self._rows(groups, columns)
+            self._batch = None
+
+    def _rows(self, groups: NDArray[np.uint16], columns: dict[str, Any]) -> Rows:
+        kinds, values = columns["kind"], {name: columns[name] for name in self._values}
+        if self._spec is not None:
+            values = columns_by_name(values, len(groups), self._spec)
+        rows = Rows(self.kind, groups, _sortable(self._written, columns["key"]), kinds == PUT, values)
+        if (ranges := kinds == RANGE).any():
+            ends = columns["end"].filter(pa.array(ranges)).to_pylist()
+            for group, end in zip(groups[ranges].tolist(), ends, strict=True):
+                self.through[group] = last_of(end)
+            rows = rows.take(np.flatnonzero(~ranges))
+        return rows
+
+
+class _Batch:
+    """The rows of one record batch that belong to some key groups.
+
+    Args:
+        at: Where its message begins in the file.
+        count: How many rows it has.
+    """
+
+    def __init__(
+        self,
+        file: pa.NativeFile,
+        at: int,
+        count: int,
+        schema: pa.Schema,
+        key_groups: tuple[int, int],
+        values: list[str],
+        block: Block,
+    ) -> None:
+        columns = columns_of(file, at, schema)
+        groups = columns["kg"]
+        counts = np.zeros(block.key_group_count, np.int64)
+        for first in range(0, count, ROWS_AT_ONCE):
+            counts += np.bincount(groups.take(min(ROWS_AT_ONCE, count - first)), minlength=counts.size)
+        self._edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        self._at, self._end = (int(self._edges[group]) for group in key_groups)
+        # Keys that are one integer have no ranges.
+        names = ["key", "kind", *([] if block.key.injective else ["end"]), *values]
+        self._columns = {name: columns[name] for name in names}
+        for column in self._columns.values() if self._at else ():
+            column.skip(self._at)
+        strings = sum(self._columns[name].string_bytes for name in values)
+        self._rows_max = max(1, STRING_BYTES_AT_ONCE * count // max(1, strings))
+
+    def take(self, rows_max: int) -> tuple[NDArray[np.uint16], dict[str, Any]]:
+        """Return the key groups and columns of the next rows; none at the end."""
+        count = min(rows_max, self._rows_max, self._end - self._at)
+        places = np.arange(self._at, self._at + count)
+        groups = (np.searchsorted(self._edges, places, side="right") - 1).astype(np.uint16)
+        self._at += count
+        return groups, {name: column.take(count) for name, column in self._columns.items()} if count else {}
+
+
+def deltas_of(segment: Segment, key_groups: tuple[int, int]) -> Iterator[Delta]:
+    """Yield the rows of these key groups [first, end) in deltas of at most ROWS_AT_ONCE rows.
+
+    Written in this order they have the effect of the whole: a range comes before the rows of its key group, which are
+    newer. Only the rows of one part exist as arrays at a time.
+
+    Raises:
+        Damaged: a block cannot be read.
+        Unavailable: the file cannot be read.
+    """
+    for block in segment.blocks:
+        try:
+            yield from _deltas(segment, block, key_groups)
+        except OSError as error:
+            if error.errno is None:  # it cannot be decompressed
+                raise unreadable_block(block, error) from error
+            raise Unavailable(f"reading a changelog segment failed: {error}", next_step="check the disk") from error
+        except (pa.ArrowInvalid, KeyError, ValueError) as error:
+            raise unreadable_block(block, error) from error
+
+
+def _deltas(segment: Segment, block: Block, key_groups: tuple[int, int]) -> Iterator[Delta]:
+    reader, header, kind = BlockReader(segment.file, block, key_groups), segment.header, block.key
+    known = reader.through.copy()
+    while (rows := reader.read_part()) is not None:
+        through = None
+        if can_expire(kind) and (fresh := reader.through != known).any():
+            through = np.where(fresh, reader.through, NOTHING)
+            known = reader.through.copy()
+        place = (header.epoch, header.follows, block.operator, block.key_group_count)
+        yield Delta(*place, rows.as_keys(), rows.puts, rows.columns, through)
+
+
+def _places(block: Block, key_groups: tuple[int, int], first: int) -> Iterator[tuple[int, int]]:
+    """Yield where every record batch begins in the file that may have rows of these key groups, and its rows.
+
+    Args:
+        first: Where the first one begins.
+    """
+    batches = block.batches or (Batch(block.rows, block.size, 0),)
+    for number, batch in enumerate(batches):
+        last = batches[number + 1].first if number + 1 < len(batches) else block.key_group_count
+        if batch.first < key_groups[1] and last >= key_groups[0]:
+            yield first, batch.rows
+        first = block.offset + batch.end
 
 
 def _sortable(kind: KeyType, raw: Any) -> SortKeys:

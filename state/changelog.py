@@ -1,59 +1,78 @@
-"""The changelog segment: the keyed writes of one worker in one epoch, sealed into one object.
+"""The changelog segment: keyed writes of one worker, sealed into one object: of one epoch, or of several merged.
 
     8 bytes   magic and version
     blocks    one Arrow IPC stream per operator, zstd level 1 from 1 KiB on, rows sorted by (key group, key):
               kg u16 | key int64 or canonical bytes | kind u8 | end (of a range) | values, which may be null
               a range is one row per key group, before the rows of its key group, which are newer
-    footer    msgpack: the header, and operator, key schema, place and size of every block
+              a stream has as many record batches as it takes to keep each small
+    footer    msgpack: the header, and operator, key schema, place and size of every block and its batches
     20 bytes  footer length u32, xxh3-64 of everything before, magic
 
-Sealing runs on another thread, on frozen deltas; sorting, compressing and hashing release the
-interpreter lock.
+One writer seals deltas and merges: it takes rows in order and holds one batch of them. Sealing runs on another thread,
+on frozen deltas; sorting, compressing and hashing release the interpreter lock.
 
 Invariants
     - A segment with any byte flipped, missing or added is Damaged.
     - unseal(seal(header, deltas)) has the same rows; a row appears at most once per operator.
     - Rows are sorted, so two binary searches find the rows of a range of key groups.
+    - Memory to write a merge, or to read a segment in parts, does not depend on its size.
 
-Pure: bytes in, bytes out. DESIGN sections 5 and 13; docs/formats.
+Pure: it reads and writes only the files that it is given. DESIGN sections 5 and 13; docs/formats; docs/design/0042.
 """
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, Self, TypeAlias
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import xxhash
+from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.expiry import NOTHING, RANGE_FIRST, Through, last_of, range_end
-from holdfast.state.tables.values import arrow, numpy, taken, void_of
+from holdfast.state.tables.spec import Columns
+from holdfast.state.tables.values import arrow, numpy, void_of
 
-VERSION = 4
-"""Segments with keys that have a suffix: an earlier release would compute other key groups for them. Others are written
+VERSION = 5
+"""Segments with a block of several record batches: an earlier release would read only the first. Others are written
 as the oldest version that has what they hold, so that earlier releases read them."""
-_VERSION_WITH_NULLS, _VERSION_WITH_RANGES, _FIRST_VERSION = 3, 2, 1
-"""3: with a null value, or values of variable width."""
+_VERSION_WITH_SUFFIX, _VERSION_WITH_NULLS, _VERSION_WITH_RANGES, _FIRST_VERSION = 4, 3, 2, 1
+"""4: with keys that have a suffix, for which an earlier release would compute other key groups. 3: with a null value,
+or values of variable width."""
 COMPRESSED_FROM_BYTES = 1 << 10
 """Smaller blocks hardly shrink by compressing their columns one by one, and take ten times as long to read."""
 PARALLEL_FROM_BYTES = 1 << 18
-"""Arrow compresses smaller blocks on this thread alone: waking others for each column costs more than the work."""
+"""Arrow compresses smaller batches on this thread alone: waking others for each column costs more than the work."""
+BATCH_BYTES = 1 << 19
+"""A record batch has at least as many bytes, except the last one, and at most about twice as many."""
+ROWS_AT_ONCE = 1 << 16
+"""Rows of a delta that are gathered at a time."""
+_HASHED_BYTES = 1 << 20
 _MAGIC = b"HFSEG\r\n\x1a"
 _TAIL = struct.Struct("<IQ8s")
 PUT, DELETE, RANGE = 1, 2, 3
 """Values of the column `kind`."""
 FIXED_COLUMNS = 4
 """The columns before the values: `kg`, `key`, `kind`, `end`."""
-PART_ROWS = 1 << 18
-"""Rows of one part of a segment that is restored."""
+
+Data: TypeAlias = bytes | memoryview | pa.Buffer | pa.NativeFile
+"""A segment: its bytes, or a file that is read at any place."""
+
+
+class Sink(Protocol):
+    """Where a segment is written."""
+
+    def write(self, data: bytes, /) -> int:
+        """Append bytes."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +87,16 @@ class SegmentHeader:
     worker: WorkerId
 
 
+class Batch(msgspec.Struct, frozen=True, array_like=True):
+    """A record batch of a block; it begins where the one before it ends, the first after the schema."""
+
+    rows: int
+    end: int
+    """Bytes from the beginning of the block."""
+    first: int
+    """The key group of its first row."""
+
+
 class Block(msgspec.Struct, frozen=True, omit_defaults=True):
     """The rows of one operator in a segment."""
 
@@ -79,6 +108,8 @@ class Block(msgspec.Struct, frozen=True, omit_defaults=True):
     key_schema: bytes
     unrouted: int
     suffix: int = 0
+    batches: tuple[Batch, ...] = ()
+    """Empty: one batch has all rows, as in every block before version 5."""
 
     @property
     def key(self) -> KeyType:
@@ -95,138 +126,136 @@ class _Footer(msgspec.Struct, frozen=True):
 _FOOTER = msgspec.msgpack.Decoder(_Footer)
 
 
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """A segment of which every byte was verified."""
+
+    file: pa.NativeFile
+    header: SegmentHeader
+    blocks: tuple[Block, ...]
+
+
+class Writer:
+    """Writes one segment, operator by operator, as a stream; leaving the context completes it.
+
+    Args:
+        into: Receives the bytes, in pieces; none any more once an error has left the context.
+    """
+
+    def __init__(self, into: Sink, header: SegmentHeader) -> None:
+        self._hashed = _Hashed(into)
+        self._file = pa.output_stream(self._hashed, buffer_size=_HASHED_BYTES)
+        self._file.write(_MAGIC)
+        self._header, self._version, self._blocks = header, _FIRST_VERSION, list[Block]()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._finish()
+        else:  # Arrow writes what it still holds when it frees its streams, perhaps after `into` is closed
+            self._hashed.discard()
+
+    def block(self, operator: int, kind: KeyType, key_group_count: int, batches: Iterable[pa.RecordBatch]) -> None:
+        """Write the rows of one operator; nothing if there are none. Operators come in ascending order.
+
+        Args:
+            batches: Results of `batch_of`, of any size and all in the order of (key group, key).
+        """
+        assert not self._blocks or self._blocks[-1].operator < operator, "two blocks of one operator"
+        first, written, rows, stream = self._file.tell(), list[Batch](), 0, None
+        for batch in _regrouped(batches):
+            stream = stream or pa.ipc.new_stream(self._file, batch.schema, options=_options(batch.nbytes))
+            stream.write_batch(batch)
+            self._version = max(self._version, _version_of(batch, kind))
+            written.append(Batch(batch.num_rows, self._file.tell() - first, batch.column("kg")[0].as_py()))
+            rows += batch.num_rows
+        if stream is None:
+            return
+        stream.close()
+        several = len(written) > 1
+        self._version = VERSION if several else self._version
+        schema = pa.schema(kind.fields).serialize().to_pybytes()
+        place = (operator, rows, first, self._file.tell() - first, key_group_count)
+        listed = tuple(written) if several else ()
+        self._blocks.append(Block(*place, schema, kind.unrouted, kind.suffix, listed))
+
+    def _finish(self) -> None:
+        """Write what follows the blocks."""
+        footer = msgspec.msgpack.encode(_Footer(self._version, self._header, tuple(self._blocks)))
+        self._file.write(footer)
+        self._file.write(struct.pack("<I", len(footer)))
+        self._file.flush()
+        self._file.write(struct.pack("<Q8s", self._hashed.hash.intdigest(), _MAGIC))
+        self._file.flush()
+
+
 def seal(header: SegmentHeader, deltas: Iterable[Delta]) -> bytes:
     """Return the segment of these deltas, at most one per operator; empty deltas are left out."""
-    sink = pa.BufferOutputStream()
-    sink.write(_MAGIC)
-    blocks: list[Block] = []
-    version = _FIRST_VERSION
-    for delta in sorted(deltas, key=lambda delta: delta.operator):
-        assert delta.epoch == header.epoch and delta.follows == header.follows
-        assert all(block.operator != delta.operator for block in blocks), "two deltas of one operator"
-        if not len(delta):
-            continue
-        version = max(version, _version_of(delta))
-        first, kind = sink.tell(), delta.keys.type
-        _write_block(sink, delta)
-        size = sink.tell() - first
-        schema = pa.schema(kind.fields).serialize().to_pybytes()
-        place = (delta.operator, len(delta), first, size, delta.key_group_count)
-        blocks.append(Block(*place, schema, kind.unrouted, kind.suffix))
-    footer = msgspec.msgpack.encode(_Footer(version, header, tuple(blocks)))
-    sink.write(footer)
-    sink.write(struct.pack("<I", len(footer)))
-    body = sink.getvalue()
-    hashed = xxhash.xxh3_64_intdigest(body)
-    return b"".join((body, struct.pack("<Q8s", hashed, _MAGIC)))
+    into = io.BytesIO()
+    with Writer(into, header) as writer:
+        for delta in sorted(deltas, key=lambda delta: delta.operator):
+            assert delta.epoch == header.epoch and delta.follows == header.follows
+            writer.block(delta.operator, delta.keys.type, delta.key_group_count, _batches_of(delta))
+    return into.getvalue()
 
 
-def header_of(data: bytes) -> SegmentHeader:
-    """Return the header of a segment, after verifying every byte of it."""
-    return _footer(data).header
+def batch_of(groups: NDArray[np.uint16], keys: pa.Array, puts: NDArray[np.bool_], columns: Columns) -> pa.RecordBatch:
+    """Return rows as segments hold them.
+
+    Args:
+        groups: The key group of each row, shape (n,).
+        keys: The key of each row: int64 if its type is injective, else canonical bytes (large_binary).
+        puts: False: the key was deleted.
+        columns: The values by field id, shape (n,) each.
+    """
+    kinds = np.where(puts, np.uint8(PUT), np.uint8(DELETE))
+    fixed = {"kg": pa.array(groups), "key": keys, "kind": pa.array(kinds), "end": pa.nulls(len(keys), keys.type)}
+    return pa.record_batch(fixed | {name: arrow(values) for name, values in columns.items()})
 
 
-def blocks_of(data: bytes | memoryview) -> tuple[Block, ...]:
-    """Return where the rows of each operator are, after verifying every byte. Raises as `unseal` does."""
-    return _footer(data).blocks
+def with_ranges(batches: Iterable[pa.RecordBatch], through: Through, empty: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield rows, and one row per range before the rows of its key group.
+
+    Args:
+        batches: In order.
+        through: The ranges. Those of a key group may be added until its first row is yielded.
+        empty: A batch without rows.
+    """
+    done = 0
+    for batch in batches:
+        end = int(batch.column("kg")[-1].as_py()) + 1
+        yield _with_ranges(batch, through, done, end)
+        done = max(done, end)
+    if (through[done:] != NOTHING).any():
+        yield _with_ranges(empty, through, done, through.size)
 
 
-def unseal(data: bytes, key_groups: tuple[int, int] | None = None) -> tuple[SegmentHeader, list[Delta]]:
-    """Return a segment's header and deltas; with `key_groups`, only the rows of these key groups [first, end).
+def opened(data: Data) -> Segment:
+    """Return a segment for reading, after verifying every byte of it.
 
     Raises:
         Damaged: a byte differs from what was sealed.
         ConfigError: a newer version of Holdfast wrote it.
     """
-    footer = _footer(data)
-    deltas = [delta for block in footer.blocks for delta in _read_block(data, block, footer.header, key_groups, None)]
-    return footer.header, deltas
+    file = data if isinstance(data, pa.NativeFile) else pa.BufferReader(data)
+    footer = _footer(file)
+    return Segment(file, footer.header, footer.blocks)
 
 
-def _version_of(delta: Delta) -> int:
-    """Return the oldest version that has what a delta holds."""
-    if delta.keys.type.suffix:
-        return VERSION
-    if any(not isinstance(numpy(values), np.ndarray) for values in map(arrow, delta.columns.values())):
-        return _VERSION_WITH_NULLS
-    return _FIRST_VERSION if delta.through is None else _VERSION_WITH_RANGES
+def unseal(data: Data, key_groups: tuple[int, int] | None = None) -> tuple[SegmentHeader, list[Delta]]:
+    """Return a segment's header and deltas; with `key_groups`, only the rows of these key groups [first, end).
 
-
-def unseal_in_parts(data: bytes, key_groups: tuple[int, int]) -> tuple[SegmentHeader, Iterator[Delta]]:
-    """Return a segment's header, and its rows of these key groups [first, end) in deltas of at most PART_ROWS rows.
-
-    Written in this order they have the effect of the whole: a range comes before the rows of its key group, which are
-    newer. Only the rows of one part exist as arrays at a time.
-
-    Raises:
-        Damaged: a byte differs from what was sealed; also while the parts are read.
-        ConfigError: a newer version of Holdfast wrote it.
+    All rows are in memory at once; blocks.py reads them in parts. Raises as `opened`.
     """
-    footer = _footer(data)
-    blocks = (_read_block(data, block, footer.header, key_groups, PART_ROWS) for block in footer.blocks)
-    return footer.header, (delta for deltas in blocks for delta in deltas)
+    segment = opened(data)
+    found = (_read_block(segment, block, key_groups) for block in segment.blocks)
+    return segment.header, [delta for delta in found if delta is not None]
 
 
-def _write_block(sink: Any, delta: Delta) -> None:
-    groups = delta.keys.key_groups(delta.key_group_count)
-    order = delta.keys.order(groups)
-    keys = delta.keys.take(order)
-    key = pa.array(keys.ints) if keys.ints is not None else keys.canonical()
-    kinds = np.where(delta.puts[order], np.uint8(PUT), np.uint8(DELETE))
-    columns = {"kg": pa.array(groups[order]), "key": key, "kind": pa.array(kinds), "end": pa.nulls(len(keys), key.type)}
-    columns |= {name: arrow(taken(values, order)) for name, values in delta.columns.items()}
-    batch = pa.record_batch(columns)
-    if delta.through is not None:
-        batch = _with_ranges(batch, delta, delta.through)
-    size = batch.nbytes
-    codec = pa.Codec("zstd", compression_level=1) if size >= COMPRESSED_FROM_BYTES else None
-    options = pa.ipc.IpcWriteOptions(compression=codec, use_threads=size >= PARALLEL_FROM_BYTES)
-    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
-        writer.write_batch(batch)
-
-
-def _with_ranges(batch: pa.RecordBatch, delta: Delta, through: Through) -> pa.RecordBatch:
-    """Insert one row per range before the rows of its key group."""
-    groups = delta.range_groups()
-    count, binary = groups.size, pa.large_binary()
-    ranges: dict[str, Any] = {
-        "kg": pa.array(groups.astype(np.uint16)),
-        "key": pa.array([RANGE_FIRST] * count, binary),
-        "kind": pa.array(np.full(count, RANGE, np.uint8)),
-        "end": pa.array([range_end(last) for last in through[groups].tolist()], binary),
-    }
-    ranges |= {name: void_of(values, count) for name, values in delta.columns.items()}
-    rows = pa.concat_batches([pa.record_batch(ranges), batch])
-    return rows.take(pa.array(np.argsort(rows.column("kg").to_numpy(), kind="stable")))
-
-
-def _ranges(batch: pa.RecordBatch, key_group_count: int) -> Through:
-    through = np.full(key_group_count, NOTHING)
-    ends = [last_of(end) for end in batch.column("end").to_pylist()]
-    through[batch.column("kg").to_numpy()] = ends
-    return through
-
-
-def _read_block(
-    data: bytes, block: Block, header: SegmentHeader, key_groups: tuple[int, int] | None, rows_max: int | None
-) -> Iterator[Delta]:
-    """Yield the rows of some key groups in parts of `rows_max` rows, or in one; nothing if there are none."""
-    options = pa.ipc.IpcReadOptions(use_threads=block.size >= PARALLEL_FROM_BYTES)
-    try:
-        with pa.ipc.open_stream(pa.py_buffer(data).slice(block.offset, block.size), options=options) as reader:
-            batch = reader.read_next_batch()
-        if key_groups is not None:
-            groups = batch.column("kg").to_numpy()
-            first, end = (int(np.searchsorted(groups, edge)) for edge in key_groups)
-            batch = batch.slice(first, end - first)
-        step = rows_max or max(batch.num_rows, 1)
-        for first in range(0, batch.num_rows, step):
-            yield _delta_of(batch.slice(first, step), block, header)
-    except (pa.ArrowInvalid, KeyError, ValueError, OSError) as error:
-        raise _damaged(f"the block of operator {block.operator} cannot be read: {error}") from error
-
-
-def _delta_of(batch: pa.RecordBatch, block: Block, header: SegmentHeader) -> Delta:
+def delta_of(batch: pa.RecordBatch, block: Block, header: SegmentHeader) -> Delta:
+    """Return rows of a block, with their ranges, as a delta."""
     kind = block.key
     kinds, through = batch.column("kind").to_numpy(), None
     if (ranges := kinds == RANGE).any():
@@ -239,15 +268,126 @@ def _delta_of(batch: pa.RecordBatch, block: Block, header: SegmentHeader) -> Del
     return Delta(epoch, follows, block.operator, block.key_group_count, keys, kinds == PUT, columns, through)
 
 
-def _footer(data: bytes | memoryview) -> _Footer:
-    view = memoryview(data)
-    if len(data) < len(_MAGIC) + _TAIL.size or view[: len(_MAGIC)] != _MAGIC:
+class _Hashed:
+    """A file for Arrow that hashes the bytes that it passes on."""
+
+    closed = False
+
+    def __init__(self, into: Sink) -> None:
+        self._into: Sink | None = into
+        self.hash = xxhash.xxh3_64()
+
+    def write(self, data: bytes) -> int:
+        if self._into is not None:
+            self.hash.update(data)
+            self._into.write(data)
+        return len(data)
+
+    def discard(self) -> None:
+        """Pass nothing on from now on."""
+        self._into = None
+
+    def flush(self) -> None:
+        """Nothing is held here."""
+
+    def close(self) -> None:
+        """The file belongs to the caller."""
+
+
+def _options(size: int) -> pa.ipc.IpcWriteOptions:
+    codec = pa.Codec("zstd", compression_level=1) if size >= COMPRESSED_FROM_BYTES else None
+    return pa.ipc.IpcWriteOptions(compression=codec, use_threads=size >= PARALLEL_FROM_BYTES)
+
+
+def _version_of(batch: pa.RecordBatch, kind: KeyType) -> int:
+    """Return the oldest version that has what a batch holds."""
+    if kind.suffix:
+        return _VERSION_WITH_SUFFIX
+    if any(not isinstance(numpy(values), np.ndarray) for values in batch.columns[FIXED_COLUMNS:]):
+        return _VERSION_WITH_NULLS
+    return _FIRST_VERSION if batch.column("end").null_count == batch.num_rows else _VERSION_WITH_RANGES
+
+
+def _regrouped(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in batches of BATCH_BYTES to twice as many; the last one may be smaller."""
+    held, size = list[pa.RecordBatch](), 0
+    for batch in batches:
+        if batch.num_rows:
+            held.append(batch)
+            size += batch.nbytes
+        if size >= BATCH_BYTES:
+            yield from _cut(held, size)
+            held, size = [], 0
+    if held:
+        yield from _cut(held, size)
+
+
+def _cut(held: list[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
+    whole = pa.concat_batches(held) if len(held) > 1 else held[0]
+    step = -(-whole.num_rows // max(1, -(-size // (2 * BATCH_BYTES))))
+    for first in range(0, whole.num_rows, step):
+        yield whole.slice(first, step)
+
+
+def _batches_of(delta: Delta) -> Iterator[pa.RecordBatch]:
+    def batch(groups: NDArray[np.uint16], part: Delta) -> pa.RecordBatch:
+        key = pa.array(part.keys.ints) if part.keys.ints is not None else part.keys.canonical()
+        return batch_of(groups, key, part.puts, part.columns)
+
+    batches = (batch(groups, part) for groups, part in delta.sorted_parts(ROWS_AT_ONCE))
+    if delta.through is None:
+        return batches
+    return with_ranges(batches, delta.through, batch(np.empty(0, np.uint16), delta.take(np.empty(0, np.int64))))
+
+
+def _with_ranges(batch: pa.RecordBatch, through: Through, first: int, end: int) -> pa.RecordBatch:
+    """Insert the ranges of the key groups [first, end) before the rows of their key group."""
+    groups = first + np.flatnonzero(through[first:end] != NOTHING)
+    if not groups.size:
+        return batch
+    count, binary = groups.size, pa.large_binary()
+    ranges: dict[str, Any] = {
+        "kg": pa.array(groups.astype(np.uint16)),
+        "key": pa.array([RANGE_FIRST] * count, binary),
+        "kind": pa.array(np.full(count, RANGE, np.uint8)),
+        "end": pa.array([range_end(last) for last in through[groups].tolist()], binary),
+    }
+    ranges |= {name: void_of(batch.column(name), count) for name in batch.schema.names[FIXED_COLUMNS:]}
+    rows = pa.concat_batches([pa.record_batch(ranges), batch])
+    return rows.take(pa.array(np.argsort(rows.column("kg").to_numpy(), kind="stable")))
+
+
+def _ranges(batch: pa.RecordBatch, key_group_count: int) -> Through:
+    through = np.full(key_group_count, NOTHING)
+    ends = [last_of(end) for end in batch.column("end").to_pylist()]
+    through[batch.column("kg").to_numpy()] = ends
+    return through
+
+
+def _read_block(segment: Segment, block: Block, key_groups: tuple[int, int] | None) -> Delta | None:
+    """Return the rows of some key groups, None if there are none."""
+    try:
+        data = segment.file.read_at(block.size, block.offset)
+        with pa.ipc.open_stream(data) as reader:
+            batch = pa.concat_batches(list(reader))
+        if key_groups is not None:
+            groups = batch.column("kg").to_numpy()
+            first, end = (int(np.searchsorted(groups, edge)) for edge in key_groups)
+            batch = batch.slice(first, end - first)
+        return delta_of(batch, block, segment.header) if batch.num_rows else None
+    except (pa.ArrowInvalid, KeyError, ValueError, OSError) as error:
+        raise unreadable_block(block, error) from error
+
+
+def _footer(file: pa.NativeFile) -> _Footer:
+    size = file.size()
+    if size < len(_MAGIC) + _TAIL.size or file.read_at(len(_MAGIC), 0) != _MAGIC:
         raise _damaged("it does not begin with the header of a segment")
-    length, hashed, magic = _TAIL.unpack_from(data, len(data) - _TAIL.size)
-    if magic != _MAGIC or xxhash.xxh3_64_intdigest(view[:-16]) != hashed:
+    length, hashed, magic = _TAIL.unpack(file.read_at(_TAIL.size, size - _TAIL.size))
+    if magic != _MAGIC or _hash_of(file, size - 16) != hashed:
         raise _damaged("its hash does not match its bytes")
     try:
-        footer = _FOOTER.decode(view[len(data) - _TAIL.size - length : -_TAIL.size])
+        footer = _FOOTER.decode(file.read_at(length, size - _TAIL.size - length))
     except msgspec.MsgspecError as error:
         raise _damaged(f"its footer cannot be read: {error}") from error
     if not _FIRST_VERSION <= footer.version <= VERSION:
@@ -257,6 +397,18 @@ def _footer(data: bytes | memoryview) -> _Footer:
             next_step="run the version of Holdfast that wrote it, or a newer one",
         )
     return footer
+
+
+def _hash_of(file: pa.NativeFile, end: int) -> int:
+    hashed, stream = xxhash.xxh3_64(), file.get_stream(0, end)
+    while piece := stream.read_buffer(_HASHED_BYTES):
+        hashed.update(piece)
+    return hashed.intdigest()
+
+
+def unreadable_block(block: Block, error: Exception) -> Damaged:
+    """Return the report of a block that is not what a writer writes."""
+    return _damaged(f"the block of operator {block.operator} cannot be read: {error}")
 
 
 def _damaged(why: str) -> Damaged:

@@ -1,4 +1,4 @@
-"""Reads the columns of one stored record batch as streams, so that memory does not depend on its number of rows.
+"""Reads the columns of a stored record batch as streams, so that memory does not depend on its number of rows.
 
 Arrow's own reader decompresses a whole record batch. Here every buffer of the batch is found in the message's metadata
 (a flatbuffer) and decompressed piece by piece. Only what segments hold is read: columns of fixed width, one bit wide,
@@ -33,6 +33,10 @@ _HEADER, _BODY_BUFFERS, _COMPRESSION = 2, 2, 3
 """Fields of Message and RecordBatch."""
 _CODECS = ("lz4", "zstd")  # in frames
 _STORED_AS_IS = -1
+_SIZE_BYTES = 8
+"""A compressed buffer begins with its size."""
+_CONTINUED = 0xFFFFFFFF
+"""Every message of a stream begins so; then follow the bytes of its metadata, the metadata, and the buffers."""
 
 
 class Column(Protocol):
@@ -49,55 +53,63 @@ class Column(Protocol):
         """Return the values of the next rows: a NumPy array, or an Arrow array if some are null or all are strings."""
 
 
-def columns_of(block: pa.Buffer) -> dict[str, Column]:
-    """Return the columns of an IPC stream with one record batch. Raises pa.ArrowInvalid if it is none."""
-    source = pa.BufferReader(block)
-    schema = pa.ipc.read_schema(pa.ipc.read_message(source))
-    message = pa.ipc.read_message(source)
-    parts = _buffers(message)
+def columns_of(file: pa.NativeFile, at: int, schema: pa.Schema) -> dict[str, Column]:
+    """Return the columns of the record batch whose message begins at this byte of a file.
+
+    Raises:
+        pa.ArrowInvalid: there is none.
+    """
+    marker, length = struct.unpack("<Ii", file.read_at(8, at).ljust(8, b"\0"))
+    if marker != _CONTINUED or length <= 0:
+        raise pa.ArrowInvalid(f"no message begins at byte {at}")
+    parts = _buffers(memoryview(file.read_at(length, at + 8)), file, at + 8 + length)
     return {field.name: _column(field.type, parts) for field in schema}
 
 
 class _Bytes:
     """One buffer of a column, as a stream that opens when it is first read."""
 
-    def __init__(self, data: pa.Buffer, compression: str | None) -> None:
-        self._data, self._compression = data, compression
+    def __init__(self, file: pa.NativeFile, at: int, length: int, compression: str | None) -> None:
+        self._file, self._at, self._length, self._compression = file, at, length, compression
 
     @property
     def empty(self) -> bool:
         """Return whether there are no bytes."""
-        return not self._data.size
+        return not self._length
 
-    @property
+    @cached_property
     def size(self) -> int:
         """How many bytes there are, decompressed."""
+        size = self._stored_size
+        return self._length - _SIZE_BYTES if size == _STORED_AS_IS else size
+
+    @cached_property
+    def _stored_size(self) -> int:
         if self._compression is None or self.empty:
-            return int(self._data.size)
-        (size,) = struct.unpack_from("<q", self._data)
-        return int(self._data.size) - 8 if size == _STORED_AS_IS else int(size)
+            return self._length
+        (size,) = struct.unpack("<q", self._file.read_at(_SIZE_BYTES, self._at))
+        return int(size)
 
     @cached_property
     def _stream(self) -> pa.NativeFile:
-        if self._compression is None or not self._data.size:
-            return pa.BufferReader(self._data)
-        (size,) = struct.unpack_from("<q", self._data)
-        stored = self._data.slice(8)
-        if size == _STORED_AS_IS:
-            return pa.BufferReader(stored)
-        if size <= WHOLE_BYTES_MAX:
-            return pa.BufferReader(pa.Codec(self._compression).decompress(stored, size))
-        return pa.CompressedInputStream(pa.BufferReader(stored), self._compression)
+        if self._compression is None or self.empty:
+            return self._file.get_stream(self._at, self._length)
+        stored = self._file.get_stream(self._at + _SIZE_BYTES, self._length - _SIZE_BYTES)
+        if self._stored_size == _STORED_AS_IS:
+            return stored
+        if self.size <= WHOLE_BYTES_MAX:
+            return pa.BufferReader(pa.Codec(self._compression).decompress(stored.read_buffer(), self.size))
+        return pa.CompressedInputStream(stored, self._compression)
 
-    def take(self, size: int) -> bytes:
-        data: bytes = self._stream.read(size)
-        if len(data) != size:
-            raise pa.ArrowInvalid(f"a column ends {size - len(data)} bytes early")
+    def take(self, size: int) -> pa.Buffer:
+        data = self._stream.read_buffer(size)
+        if data.size != size:
+            raise pa.ArrowInvalid(f"a column ends {size - data.size} bytes early")
         return data
 
     def skip(self, size: int) -> None:
         while size > 0:
-            size -= len(self.take(min(size, SKIPPED_BYTES)))
+            size -= self.take(min(size, SKIPPED_BYTES)).size
 
 
 class _Bits:
@@ -199,7 +211,7 @@ class _Binary:
 
     def _lengths(self, rows: int) -> NDArray[np.int64]:
         if self._end is None:
-            self._end = int.from_bytes(self._offsets.take(8), "little")
+            self._end = int.from_bytes(self._offsets.take(8).to_pybytes(), "little")
             self._values.skip(self._end)
         ends = np.frombuffer(self._offsets.take(8 * rows), np.int64)
         lengths = np.diff(ends, prepend=self._end)
@@ -215,9 +227,13 @@ def _column(kind: pa.DataType, parts: Iterator[_Bytes]) -> Column:
     return _Fixed(np.dtype(kind.to_pandas_dtype()), parts)
 
 
-def _buffers(message: pa.Message) -> Iterator[_Bytes]:
-    """Yield the buffers of a record batch, in the order of its columns."""
-    data = memoryview(message.metadata)
+def _buffers(data: memoryview, file: pa.NativeFile, body: int) -> Iterator[_Bytes]:
+    """Yield the buffers of a record batch, in the order of its columns.
+
+    Args:
+        data: The metadata of the message.
+        body: Where its buffers begin in the file.
+    """
     (root,) = struct.unpack_from("<I", data, 0)
     batch = _table(data, root, _HEADER)
     assert batch is not None, "a message without a header"
@@ -229,7 +245,7 @@ def _buffers(message: pa.Message) -> Iterator[_Bytes]:
     (count,) = struct.unpack_from("<I", data, vector)
     for number in range(count):
         offset, length = struct.unpack_from("<qq", data, vector + 4 + 16 * number)
-        yield _Bytes(message.body.slice(offset, length), name)
+        yield _Bytes(file, body + offset, length, name)
 
 
 def _field(data: memoryview, table: int, number: int) -> int | None:

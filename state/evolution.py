@@ -100,9 +100,7 @@ def _fits(values: Values, column: ColumnSpec) -> bool:
 
 
 def _renamed(delta: Delta, names: dict[str, str]) -> Delta:
-    if all(old == new for old, new in names.items()):
-        return delta
-    return replace(delta, columns={names[name]: values for name, values in delta.columns.items()})
+    return delta if all(old == new for old, new in names.items()) else delta.renamed(names)
 
 
 def columns_by_name(columns: Mapping[str, Values], rows: int, spec: TableSpec) -> Columns:

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from holdfast.state.blocks import BlockReader, Rows, concatenated
+from holdfast.state.blocks import Rows, concatenated
 from holdfast.state.keys import canonical as codec
-from holdfast.state.tables.expiry import NOTHING
+from holdfast.state.tables.expiry import NOTHING, Through
 from holdfast.state.tables.values import differ
 
 
@@ -33,6 +33,14 @@ class Sorted(Protocol):
 
     def read(self) -> Rows | None:
         """Return the next rows, at least one; None at the end."""
+
+
+class Ranged(Sorted, Protocol):
+    """Rows of a piece of state, and the ranges that it erases in older pieces."""
+
+    @property
+    def through(self) -> Through:
+        """The bound of every key group; known for a key group once a row of it was returned."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +58,12 @@ class Changed:
     after: Rows | None
 
 
-def merged(pieces: Sequence[BlockReader]) -> Iterator[Rows]:
+def merged(pieces: Sequence[Ranged], *, tombstones: bool = False) -> Iterator[Rows]:
     """Yield the rows of a state in order.
 
     Args:
         pieces: Oldest first.
+        tombstones: Whether keys whose newest row is a tombstone are yielded, as such.
     """
     for parts in aligned(pieces):
         # Newest first: a stable sort then puts the winner before the rows that it replaces.
@@ -64,7 +73,7 @@ def merged(pieces: Sequence[BlockReader]) -> Iterator[Rows]:
         if len(ranked) > 1:
             order = _order(rows)
             rows, ranks = rows.take(order), ranks[order]
-        stays = rows.puts.copy()
+        stays = np.ones(len(rows), bool) if tombstones else rows.puts.copy()
         stays[1:] &= ~_repeated(rows)
         stays &= ~_erased(rows, ranks, pieces)
         if stays.all():
@@ -141,7 +150,7 @@ def _repeated(rows: Rows) -> NDArray[np.bool_]:
     return np.asarray(same & keys.to_numpy(zero_copy_only=False))
 
 
-def _erased(rows: Rows, ranks: NDArray[np.int64], pieces: Sequence[BlockReader]) -> NDArray[np.bool_]:
+def _erased(rows: Rows, ranks: NDArray[np.int64], pieces: Sequence[Ranged]) -> NDArray[np.bool_]:
     """Return which rows a range of a newer piece covers."""
     first, end = int(rows.groups[0]), int(rows.groups[-1]) + 1
     bounds = np.stack([piece.through[first:end] for piece in pieces])

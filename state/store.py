@@ -23,12 +23,13 @@ from typing import Any, NamedTuple
 from holdfast.errors import Damaged
 from holdfast.model import NO_EPOCH, Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.ports import KeyValue
-from holdfast.state.changelog import header_of, unseal_in_parts
+from holdfast.state.blocks import deltas_of
+from holdfast.state.changelog import Data, opened
 from holdfast.state.coldcopy import NOTHING, ColdCopy
 from holdfast.state.evolution import by_id, by_name, declaration, unreadable
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.slab import PLAIN, Memory
-from holdfast.state.tables.table import Table, TableSpec
+from holdfast.state.tables.table import COPIED_AT_ONCE, Table, TableSpec
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Identity:
 class Piece(NamedTuple):
     """A sealed segment and the key groups [first, end) to use from it."""
 
-    data: bytes
+    data: Data
     key_groups: tuple[int, int]
 
 
@@ -107,8 +108,33 @@ class StateStore:
         self.commit(committed_through)
         self._tables[operator].freeze(epoch, committed_through)
 
+    @property
+    def uncopied(self) -> int:
+        """How many records frozen by barriers are still to be copied, or looked at."""
+        return sum(table.uncopied for table in self._tables.values())
+
+    @property
+    def uncommitted(self) -> int:
+        """How many records of committed epochs are still to be written to the committed values."""
+        return sum(table.uncommitted for table in self._tables.values())
+
+    def advance(self, records_max: int) -> None:
+        """Copy records that barriers froze, and commit copies; look at so many records at most.
+
+        Whatever needs them before does it then.
+        """
+        for table in self._tables.values():
+            records_max -= table.advance(records_max)
+
     def deltas(self, epoch: Epoch) -> list[Delta]:
-        """Return the changes of the epoch as segments hold them, one delta per operator, once all have frozen it."""
+        """Return the changes of the epoch as segments hold them, one delta per operator, once all have frozen it.
+
+        Records that are not copied yet are copied first; advance() does that in steps. Epochs are asked for in their
+        order: an earlier one that is not committed by now was given up (P8), and what its tables kept is dropped. Else
+        memory would grow with every epoch for as long as the checkpoint root is unreachable.
+        """
+        for table in self._tables.values():
+            table.supersede(epoch)
         return [by_id(table.delta(epoch), table.spec) for table in self._tables.values()]
 
     def commit(self, through: Epoch) -> None:
@@ -161,15 +187,15 @@ class StateStore:
         Args:
             epoch: The epoch to restore.
             segments: Every segment after the base, oldest first; from the job's first one for
-                key groups without a base. They are taken one at a time, so that only one is in memory if the
-                iterable reads each when it is asked for it. A piece applies to its key groups only. A stored base
+                key groups without a base. They are taken one at a time, so that only one is open if the
+                iterable opens each when it is asked for it. A piece applies to its key groups only. A stored base
                 is a segment that follows 0: nothing older of its key groups may exist,
                 in a cold store either, since it has no tombstones.
             base_applied: The epoch up to which the cold store is applied and serves as the base; its marker must
                 agree and must be usable (marker.usable). None: the cold store is not used.
             base_key_groups: Which key groups [first, end) of the cold store to use; by default
                 all owned ones.
-            advanced: Called after every part of a segment, at most PART_ROWS rows.
+            advanced: Called after every part of a segment, at most ROWS_AT_ONCE rows.
 
         Raises:
             Damaged: a segment or the cold store is not what it should be. Restore again from
@@ -194,8 +220,8 @@ class StateStore:
         """Advance a standby, which processes no records itself, to the completed epoch of these segments."""
         assert epoch > self._committed
         for data in segments:
-            assert self._committed < header_of(data).epoch <= epoch
-            self._absorb(Piece(data, self.owned), NO_EPOCH, NOTHING, lambda: None)
+            absorbed = self._absorb(Piece(data, self.owned), NO_EPOCH, NOTHING, lambda: None)
+            assert self._committed < absorbed <= epoch
         for table in self._tables.values():
             table.committed_through = epoch
         self._committed = epoch
@@ -223,20 +249,20 @@ class StateStore:
         Args:
             applied: Up to this epoch, the cold store has the key groups `based`.
         """
-        data, epoch = piece.data, header_of(piece.data).epoch
+        segment = opened(piece.data)
+        epoch = segment.header.epoch
+        if segment.header.job_uuid != self.identity.job_uuid:
+            raise Damaged(
+                f"a changelog segment belongs to job {segment.header.job_uuid}, not {self.identity.job_uuid}",
+                not_done="none of it was restored",
+                next_step="find out which other process writes below this job's root",
+            )
         first, end = max(self.owned[0], piece.key_groups[0]), min(self.owned[1], piece.key_groups[1])
         low, high = (end, end) if based == NOTHING or epoch > applied else based
         for part in ((first, min(low, end)), (max(high, first), end)):
             if part[0] >= part[1]:
                 continue
-            header, deltas = unseal_in_parts(data, part)
-            if header.job_uuid != self.identity.job_uuid:
-                raise Damaged(
-                    f"a changelog segment belongs to job {header.job_uuid}, not {self.identity.job_uuid}",
-                    not_done="none of it was restored",
-                    next_step="find out which other process writes below this job's root",
-                )
-            for delta in deltas:
+            for delta in deltas_of(segment, part):
                 self._absorb_delta(delta)
                 advanced()
         return epoch
@@ -270,6 +296,10 @@ class StateStore:
         """
         if self._copy is None:
             return False
+        if self.uncommitted:
+            self.advance(COPIED_AT_ONCE)
+        if self.uncommitted:
+            return True
         identity = self.identity
         tables = self._tables.values()
         return self._copy.step(identity.job_uuid, identity.timeline, self.cut, tables, keys_max)

@@ -6,6 +6,9 @@ worker's local folder, and the file is mapped over it, at the same address. From
 it from the process: the system has its pages in the page cache, writes them to the disk, and maps them again when a
 kernel reads or writes them. So no kernel and no table knows what is resident.
 
+Once tables have given back so much room that they are well below their budget, what was mapped from files becomes
+ordinary memory again, some regions at a time, and kernels work on whole batches as before.
+
 Invariants
     - An address stays valid and keeps its content until its array is gone.
     - A region is mapped from a file only after the file has room for all of it, so no store can fail for want of room
@@ -40,6 +43,11 @@ SLACK_SHARE = 8
 """1/SLACK_SHARE of the budget may become resident between two calls of settle()."""
 FLOOR_SHARE = 4
 """If other memory of the process takes the budget, tables still get 1/FLOOR_SHARE of it, else they would thrash."""
+FITS_SHARE = 4
+"""Tables that were larger than their budget fit it again once they are 1/FITS_SHARE below it, so that the two do not
+alternate."""
+RETURNED_AT_ONCE = 4
+"""Regions that one call of settle() makes ordinary memory again."""
 MEASURED_EVERY = 64
 """After so many calls, what other memory takes is measured again, since it may have shrunk."""
 _CHECKED_EVERY = 8
@@ -50,6 +58,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _READ_WRITE = 1 | 2
 _PRIVATE, _SHARED, _FIXED, _ANONYMOUS, _NO_RESERVE = 0x02, 0x01, 0x10, 0x20, 0x4000
 _RANDOM, _WITHOUT, _HUGE, _NO_HUGE = 1, 4, 14, 15
+_PUNCH_HOLE, _KEEP_SIZE = 0x02, 0x01
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -95,6 +104,7 @@ class Swap:
         self._slack = tables_max // SLACK_SHARE
         self._areas: weakref.WeakValueDictionary[int, _Area] = weakref.WeakValueDictionary()
         self._hand = self._used = 0
+        self._over = False
         self._others = self._calls = 0
         """What stayed resident when all regions were dropped, if that is more than the budget."""
         self._full = ""
@@ -108,8 +118,8 @@ class Swap:
 
     @property
     def swapping(self) -> bool:
-        """Return whether the tables are larger than their budget."""
-        return self.used_bytes > self._tables_max
+        """Return whether the tables are larger than their budget, or were and are not well below it."""
+        return self._over
 
     @property
     def refused(self) -> str:
@@ -140,21 +150,35 @@ class Swap:
         return self.use(self.room(np.dtype(np.int64), size), size)
 
     def use(self, room: NDArray[Any], size: int) -> NDArray[Any]:
-        """Return the part of a room to use from now on, in whole regions; it has at least `size` elements."""
+        """Return the part of a room to use from now on, in whole regions; it has at least `size` elements.
+
+        What lies behind it loses its content.
+        """
         area = self._areas.get(room.ctypes.data)
         if area is None:
             return room
-        wanted = -(-size * room.itemsize // REGION_BYTES) * REGION_BYTES
-        more = max(0, min(wanted, area.size) - area.used)
-        area.used, self._used = area.used + more, self._used + more
+        wanted = min(area.size, -(-size * room.itemsize // REGION_BYTES) * REGION_BYTES)
+        before = area.used
+        if wanted < before:
+            area.give_back(wanted)
+        area.used = wanted
+        self._changed(wanted - before)
         return room[: area.used // room.itemsize]
 
     def _freed(self, size: int) -> None:
-        self._used -= size
+        self._changed(-size)
+
+    def _changed(self, size: int) -> None:
+        self._used += size
+        if self._used > self._tables_max:
+            self._over = True
+        elif self._used <= self._tables_max - self._tables_max // FITS_SHARE:
+            self._over = False
 
     def settle(self) -> None:
-        """Swap regions out until the process is inside its budget."""
+        """Swap regions out until the process is inside its budget; bring some back if the tables fit it again."""
         if not self.swapping:
+            self._bring_back()
             return
         self._calls += 1
         others = self._others if self._calls % MEASURED_EVERY else 0
@@ -172,6 +196,13 @@ class Swap:
                 return
         left = resident_bytes()
         self._others = left if left > self._resident_max - 2 * self._slack and not self._full else 0
+
+    def _bring_back(self) -> None:
+        left = RETURNED_AT_ONCE
+        for area in list(self._areas.values()):
+            left -= area.bring_back(left)
+            if not left:
+                return
 
     def _swap_out(self, area: _Area, number: int) -> None:
         if self._full and not area.is_in_file(number):
@@ -240,6 +271,40 @@ class _Area:
         _LIBC.madvise(at, REGION_BYTES, _NO_HUGE)
         self._swapped.add(number)
 
+    def bring_back(self, regions_max: int) -> int:
+        """Make so many regions ordinary memory again, with their content; return how many that were."""
+        done = 0
+        while self._swapped and done < regions_max:
+            number = self._swapped.pop()
+            at = self.address + number * REGION_BYTES
+            content = ctypes.string_at(at, REGION_BYTES)
+            _map(at, REGION_BYTES, _PRIVATE | _FIXED | _ANONYMOUS | _NO_RESERVE, -1, 0)
+            _LIBC.madvise(at, REGION_BYTES, _HUGE)
+            ctypes.memmove(at, content, REGION_BYTES)
+            done += 1
+        if done:
+            self._close_file()
+        return done
+
+    def give_back(self, size: int) -> None:
+        """Drop everything from this byte on; it reads as zeros."""
+        for number in range(size // REGION_BYTES, self.used // REGION_BYTES):
+            at = self.address + number * REGION_BYTES
+            if number in self._swapped:
+                self._swapped.remove(number)
+                _map(at, REGION_BYTES, _PRIVATE | _FIXED | _ANONYMOUS | _NO_RESERVE, -1, 0)
+                _LIBC.madvise(at, REGION_BYTES, _HUGE)
+                _LIBC.fallocate(self._file, _PUNCH_HOLE | _KEEP_SIZE, number * REGION_BYTES, REGION_BYTES)
+            else:
+                _LIBC.madvise(at, REGION_BYTES, _WITHOUT)
+        self._close_file()
+
+    def _close_file(self) -> None:
+        """Give the disk its room back, if no region is in the file."""
+        if self._file is not None and not self._swapped:
+            os.close(self._file)
+            self._file = None
+
     def __del__(self) -> None:
         if hasattr(self, "_file"):
             _LIBC.munmap(self.address, self.size)
@@ -267,4 +332,5 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
 _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_LIBC.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 _LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]

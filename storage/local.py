@@ -7,7 +7,7 @@ Invariants
     - An object for which `create` or `put` returned survives a crash of the machine: file and folder are fsynced.
     - A crash in the middle of a write leaves at most a temporary file, which `list` does not show, and folders
       without files. `tidy` and `delete` remove both; a writer whose file or folder they remove writes it again,
-      so no clock decides whether an object is stored.
+      so no clock decides whether an object is stored. `writing` fails then, and its caller repeats all of it.
     - Only the owner may access new files and folders, unless the root folder gives others access.
 
 Source: link(2), rename(2), fsync(2).
@@ -19,10 +19,11 @@ import errno
 import os
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 import pyarrow as pa
 
@@ -51,7 +52,8 @@ class LocalObjects:
         return str(self.root)
 
     def create(self, path: str, data: bytes) -> None:
-        target = self._writable_target(path, data)
+        assert data, f"{path}: an object is never empty"
+        target = self._writable_target(path)
         try:
             if target.exists():
                 raise FileExistsError(path)
@@ -70,7 +72,8 @@ class LocalObjects:
             self._refused(error, f"reading {target}", "nothing was changed")
 
     def put(self, path: str, data: bytes) -> None:
-        target = self._writable_target(path, data)
+        assert data, f"{path}: an object is never empty"
+        target = self._writable_target(path)
         try:
             _write(target, data, self._mode(), os.replace)
         except OSError as error:
@@ -93,6 +96,37 @@ class LocalObjects:
         except OSError as error:
             self._refused(error, f"reading {self.root / path}", "nothing was changed")
 
+    def opened(self, path: str) -> pa.NativeFile:
+        try:
+            return pa.OSFile(str(self._place(path)))
+        except _NO_SUCH:
+            raise NotFound(path) from None
+        except OSError as error:
+            self._refused(error, f"reading {self.root / path}", "nothing was changed")
+
+    @contextmanager
+    def writing(self, path: str) -> Iterator[BinaryIO]:
+        target = self._writable_target(path)
+        refused = partial(self._refused, doing=f"writing {target}", not_done="the object may hold its old or new bytes")
+        try:
+            temporary, file = _new_temporary(target.parent, self._mode())
+        except OSError as error:
+            refused(error)
+        try:
+            with file:
+                yield file
+                try:
+                    file.flush()
+                    os.fsync(file.fileno())
+                    os.replace(temporary, target)
+                    _sync_folder(target.parent)
+                except OSError as error:
+                    refused(error)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+
     def delete(self, path: str) -> None:
         target = self._place(path)
         try:
@@ -113,8 +147,7 @@ class LocalObjects:
         except FileNotFoundError:
             return OWNER_ONLY
 
-    def _writable_target(self, path: str, data: bytes) -> Path:
-        assert data, f"{path}: an object is never empty"
+    def _writable_target(self, path: str) -> Path:
         target = self._place(path)
         try:
             _ensure_folder(target.parent, self._mode())
@@ -237,9 +270,9 @@ def _removed_if_older(path: Path, before: float) -> bool:
 
 def _write_temporary(folder: Path, data: bytes, mode: int) -> Path:
     """Write the bytes under a unique name and make them durable; leave nothing behind on failure."""
-    temporary = folder / f"{TEMPORARY}{uuid.uuid4().hex}"
+    temporary, file = _new_temporary(folder, mode)
     try:
-        with open(temporary, "xb", opener=lambda path, flags: os.open(path, flags, mode & 0o666)) as file:
+        with file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -248,6 +281,12 @@ def _write_temporary(folder: Path, data: bytes, mode: int) -> Path:
             os.unlink(temporary)
         raise
     return temporary
+
+
+def _new_temporary(folder: Path, mode: int) -> tuple[Path, BinaryIO]:
+    """Create a file under a unique name."""
+    temporary = folder / f"{TEMPORARY}{uuid.uuid4().hex}"
+    return temporary, open(temporary, "xb", opener=lambda path, flags: os.open(path, flags, mode & 0o666))
 
 
 def _ensure_folder(folder: Path, mode: int) -> None:

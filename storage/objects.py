@@ -14,10 +14,13 @@ by an owner token inside the object.
 
 from __future__ import annotations
 
+import io
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import BinaryIO, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -27,7 +30,16 @@ from holdfast.storage.local import LocalObjects
 from holdfast.storage.paths import checked_folder, checked_path, refuse_password
 from holdfast.storage.remote import FsspecObjects, require_s3fs
 
-__all__ = ["FsspecObjects", "LocalObjects", "MappedStore", "MemoryObjects", "open_objects", "read_buffer"]
+__all__ = [
+    "FileStore",
+    "FsspecObjects",
+    "LocalObjects",
+    "MappedStore",
+    "MemoryObjects",
+    "open_objects",
+    "read_buffer",
+    "writing",
+]
 
 
 @runtime_checkable
@@ -36,6 +48,38 @@ class MappedStore(Protocol):
 
     def mapped(self, path: str) -> pa.Buffer:
         """Return the bytes without reading them yet. Raises NotFound."""
+
+
+@runtime_checkable
+class FileStore(Protocol):
+    """An object store that reads and writes an object as a file, so that no process must hold all of it."""
+
+    def opened(self, path: str) -> pa.NativeFile:
+        """Return the object for reads at any place; a later deletion does not end them.
+
+        Raises:
+            NotFound: there is no such object.
+            Unavailable: it could not be read.
+        """
+
+    def writing(self, path: str) -> AbstractContextManager[BinaryIO]:
+        """Write an object, replacing any existing one; it becomes visible, whole, when the block ends without an error.
+
+        Raises:
+            Unavailable: the object may hold its old or its new bytes. Errors within the block pass unchanged.
+        """
+
+
+@contextmanager
+def writing(store: ObjectStore, path: str) -> Iterator[BinaryIO]:
+    """Write an object part by part; a store without files receives it whole. Errors as `FileStore.writing`."""
+    if isinstance(store, FileStore):
+        with store.writing(path) as file:
+            yield file
+        return
+    held = io.BytesIO()
+    yield held
+    store.put(path, held.getvalue())
 
 
 def read_buffer(store: ObjectStore, path: str) -> pa.Buffer:

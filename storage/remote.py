@@ -8,11 +8,14 @@ Source: fsspec `pipe_file(mode="create")`, s3fs >= 2025.7 (older ones skip the c
 
 from __future__ import annotations
 
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, BinaryIO, NoReturn, cast
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 from fsspec.core import url_to_fs
 
 from holdfast.errors import AlreadyExists, ConfigError, NotFound, Unavailable
@@ -20,6 +23,8 @@ from holdfast.storage.paths import checked_folder, checked_path
 
 _NO_SUCH = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _S3FS_OLDEST = (2025, 7)
+_IN_PARTS: dict[str, Any] = {"chunksize": 8 << 20, "max_concurrency": 2}
+"""How s3fs copies files; by default it has ten parts of 50 MiB in memory."""
 
 
 class FsspecObjects:
@@ -30,6 +35,7 @@ class FsspecObjects:
         self._files, root = url_to_fs(self.url, use_listings_cache=False, skip_instance_cache=True)
         self._root = root.rstrip("/")
         self._failures = _failures_of(urlsplit(url).scheme)
+        self._in_parts = _IN_PARTS if urlsplit(url).scheme == "s3" else {}
 
     def __repr__(self) -> str:
         return self.url
@@ -57,6 +63,26 @@ class FsspecObjects:
             raise NotFound(path) from None
         except self._failures as error:
             self._refused(error, f"reading {path}", "nothing was changed")
+
+    def opened(self, path: str) -> pa.NativeFile:
+        with tempfile.NamedTemporaryFile() as copy:  # it stays readable without its name
+            try:
+                self._files.get_file(self._place(path), copy.name, **self._in_parts)
+                return pa.OSFile(copy.name)
+            except _NO_SUCH:
+                raise NotFound(path) from None
+            except self._failures as error:
+                self._refused(error, f"copying {path} to {copy.name}", "nothing was changed")
+
+    @contextmanager
+    def writing(self, path: str) -> Iterator[BinaryIO]:
+        with tempfile.NamedTemporaryFile() as copy:
+            yield cast(BinaryIO, copy.file)
+            try:
+                copy.flush()
+                self._files.put_file(copy.name, self._place(path), **self._in_parts)
+            except self._failures as error:
+                self._refused(error, f"writing {path}", "the object may hold its old or its new bytes")
 
     def list(self, prefix: str) -> list[str]:
         folder = f"{self._root}/{checked_folder(prefix)}".rstrip("/")

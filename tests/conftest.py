@@ -13,7 +13,7 @@ settings.register_profile("holdfast", deadline=None)
 settings.load_profile("holdfast")
 
 CAUGHT = "wrong version"
-"""A property of a test: the name of a wrong version that the simulator caught, and after how many seeds."""
+"""A property of a test: the name of a wrong version that was caught, and after how many seeds or examples."""
 WITH_SPARK = ("tests/bench/", "tests/docs/test_on_spark.py", "tests/e2e/", "tests/soak/")
 
 
@@ -31,11 +31,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say of every wrong version that was hunted after how many seeds it was caught."""
+    """Say of every wrong version that was hunted after how many seeds or examples it was caught."""
     passed = terminalreporter.stats.get("passed", [])
     caught = [str(value) for report in passed for name, value in report.user_properties if name == CAUGHT]
     if caught:
-        said = f"{len(caught)} wrong versions caught, each after so many seeds: {', '.join(sorted(caught))}"
+        said = f"{len(caught)} wrong versions caught, each after so many seeds or examples: {', '.join(sorted(caught))}"
         terminalreporter.write_line(textwrap.fill(said, 120, break_on_hyphens=False))
 
 

@@ -74,7 +74,7 @@ _PRIORITY: Mapping[str, tuple[Point, ...]] = {
     "F1": (Point.ALIGN, Point.APPLY, Point.PARTITIONS),
     "F4": (Point.COMMIT, Point.DELIVER, Point.SWEEP, Point.PARTITIONS),
     "F5": (Point.UPLOAD, Point.ACK, Point.DELIVER, Point.CONFIRM), "F6": (Point.ALIGN,), "F7": (Point.PARTITIONS,),
-    "F10": (Point.RESTORE,), "F12": (Point.APPLY, Point.UPLOAD),
+    "F10": (Point.RESTORE,), "F12": (Point.APPLY, Point.UPLOAD, Point.BETWEEN),
     "F8": (Point.COMMIT, Point.DELIVER), "F9": (Point.UPLOAD, Point.COMMIT, Point.SWEEP), "F15": (Point.ALIGN,),
     "F16": (Point.ACK, Point.DELIVER, Point.PARTITIONS), "F17": (Point.DELIVER,), "F18": (Point.DELIVER,),
     "F20": (Point.REPLAY,), "F24": (Point.RECOVER,),

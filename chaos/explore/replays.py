@@ -41,6 +41,8 @@ PLAIN: dict[str, Any] = {
     "above": None,
     "earlier_job": False,
     "appears": (),
+    "texts": False,
+    "state_memory": None,
 }
 """A scenario without a feature, by its name."""
 

@@ -6,7 +6,6 @@ Source: PROTOCOL P8, P10; docs/design/0015-window-expiry.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,8 @@ import numpy as np
 from holdfast.model import Epoch
 from holdfast.runtime.operators.event_clock import EventClock
 from holdfast.state import compact
-from holdfast.state.tables.delta import Delta
-from holdfast.state.tables.expiry import Expiries
+from holdfast.state.blocks import BlockReader, Rows
+from holdfast.state.tables.expiry import NOTHING, Expiries
 from holdfast.state.tables.table import Table
 
 Right = Callable[..., Any]
@@ -29,12 +28,14 @@ def forgets_ranges_of_unfinished(right: Right) -> Right:
     return close
 
 
-def merges_without_ranges(right: Right) -> Right:
-    def merge(older: Delta, newer: Delta) -> Delta:
-        merged: Delta = right(replace(older, through=None), replace(newer, through=None))
-        return merged
+def merges_without_ranges(_: Right) -> type[BlockReader]:
+    class Forgetful(BlockReader):
+        def read_part(self, rows_max: int | None = None) -> Rows | None:
+            rows = super().read_part(rows_max)
+            self.through[:] = NOTHING
+            return rows
 
-    return merge
+    return Forgetful
 
 
 def keeps_expired_over_rollback(right: Right) -> Right:
@@ -66,7 +67,7 @@ VERSIONS: tuple[tuple[str, str, str, tuple[Any, str, Callable[[Right], Right]], 
         "compaction-forgets-ranges",
         "P8",
         "segments are merged as if there were no ranges",
-        (compact, "merge", merges_without_ranges),
+        (compact, "BlockReader", merges_without_ranges),
         0,
     ),
     (

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from msgspec import structs
 
 from holdfast.checkpoint import joblog
@@ -22,8 +23,8 @@ Right = Callable[..., Any]
 
 
 def trusts_every_byte(_: Right) -> Right:
-    def read(store: ObjectStore, ref: ObjectRef) -> bytes:
-        return store.get(ref.path)
+    def read(store: ObjectStore, ref: ObjectRef) -> pa.NativeFile:
+        return pa.BufferReader(store.get(ref.path))
 
     return read
 

@@ -140,4 +140,6 @@ def _counts(world: World) -> dict[str, int]:
         "regrouped": int(world.scenario.regroups),
         "partitions_discovered": world.checks.assigned.discovered,
         "ended_damaged": int(world.damage.ended),
+        "texts": int(world.scenario.texts),
+        **world.checks.memory,
     }

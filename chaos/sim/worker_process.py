@@ -33,6 +33,7 @@ from holdfast.chaos.sim.ports.targets import ProcessSink
 from holdfast.model import NO_EPOCH, Epoch, Generation, WorkerId
 from holdfast.ports import Lane, ObjectStore
 from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.plan.memory import Budget
 from holdfast.runtime.testing.cluster import InlineLane
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Network
@@ -168,7 +169,9 @@ class WorkerProcess(WorkerEnd):
             replace(spec, sink=ProcessSink(world, self, spec.name) if spec.path is None else ProcessTable(world, self))
             for spec in plan.sinks
         )
-        limits = replace(LIMITS, merging=world.scenario.merging)
+        total = world.scenario.state_memory
+        budget = None if total is None else Budget(total, channels=0)
+        limits = replace(LIMITS, merging=world.scenario.merging, budget=budget)
         self.loop = WorkerLoop(self.id, replace(plan, sinks=sinks), self.ports, limits)
         self.stream = ControlStream(world, self, driver)
         self._heard = world.schedule.now
@@ -259,6 +262,7 @@ class WorkerProcess(WorkerEnd):
             return
         self.ports.send(self.loop.heartbeat())
         self.loop.take_stock()
+        self._world.checks.held_back(self.loop.heartbeat())
         self._world.checks.holds(self.name, *self._epochs_held())
         self._world.schedule.after(HEARTBEAT_S, self, "", self._watch)
 

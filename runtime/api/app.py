@@ -46,7 +46,7 @@ class App:
         mode: Only "continuous" so far.
         changelog: Only "root" so far.
         state_memory: Memory of each worker for state, such as "2GiB"; a larger state is swapped to the worker's local
-            folder. None: half of the worker's share of the executor's memory.
+            folder. None: half of the worker's share of the machine or container.
 
     Raises:
         ConfigError: a value has the wrong form.

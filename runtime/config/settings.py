@@ -94,7 +94,7 @@ SETTINGS: tuple[Setting, ...] = (
         "bytes",
         None,
         "Memory of each worker for state; a larger state is swapped to its local folder; "
-        "unset: half of the worker's share of the executor's memory",
+        "unset: half of the worker's share of the machine or container",
         16 * MIB,
     ),
     Setting("tls", "text", "auto", "Encrypt streams between processes; auto: if not on loopback", choices=TLS),

@@ -29,6 +29,7 @@ from holdfast.runtime.execution.signals import StopSignals
 from holdfast.runtime.job import requests
 from holdfast.runtime.job.live import Status
 from holdfast.runtime.plan.immediate import not_to_grow
+from holdfast.runtime.plan.memory import container_share
 from holdfast.runtime.plan.shape import shape_of
 from holdfast.runtime.spark.control import ControlServer
 from holdfast.runtime.spark.detour import detour_of
@@ -81,6 +82,7 @@ class _Run:
         self._control = ControlServer(self._host, credentials, self._received, self._stream_closed)
         settings = prepared.settings
         rate = settings.max_records_per_second
+        container = container_share(dict(context.getConf().getAll()), settings.parallelism)
         task = WorkerTask(
             prepared.plan,
             prepared.root,
@@ -95,6 +97,7 @@ class _Run:
             settings.hung_after_ms / 1000,
             settings.state_memory,
             settings.parallelism,
+            None if container is None else container.size,
         )
         self._spark = SparkHost(context, task, self._launch_ended)
         self._zombies: list[tuple[float, int]] = []

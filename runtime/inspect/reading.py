@@ -29,7 +29,7 @@ from holdfast.runtime.inspect.view import View, view_of
 from holdfast.runtime.job.stored import LATEST, Stored, checkpoint_of
 from holdfast.runtime.operators.contract import is_part
 from holdfast.state.blocks import BlockReader, Rows
-from holdfast.state.changelog import Block, blocks_of
+from holdfast.state.changelog import Block, opened
 from holdfast.state.keys.batch import Keys
 from holdfast.state.merged import merged
 from holdfast.state.tables.spec import TableSpec
@@ -76,7 +76,10 @@ class Part:
 
     def rows(self, *, keys_only: bool = False) -> Iterator[Rows]:
         """Yield the rows, sorted by key group and key."""
-        read = [BlockReader(p.data, p.block, p.key_groups, keys_only=keys_only, spec=self.spec) for p in self.pieces]
+        read = [
+            BlockReader(pa.BufferReader(p.data), p.block, p.key_groups, keys_only=keys_only, spec=self.spec)
+            for p in self.pieces
+        ]
         return merged(read)
 
 
@@ -98,7 +101,7 @@ class Reading:
         """Yield the rows, sorted by key group and key; never an empty part."""
         for part in self.parts:
             for rows in part.rows():
-                found = rows if self.key is None else _of_key(rows, self.key)
+                found = rows if self.key is None else of_key(rows, self.key)
                 if found is not None:
                     yield found
 
@@ -184,7 +187,7 @@ def reading_of(
 
 def objects_of(stored: Stored, manifest: Manifest, span: tuple[int, int]) -> dict[str, pa.Buffer]:
     """Return the bytes of every object with state of the key groups [first, end). Raises Damaged."""
-    return held(stored.store, (ref.object for handle in manifest.state for ref, _ in _within(handle, span)))
+    return held(stored.store, (ref.object for handle in manifest.state for ref, _ in within(handle, span)))
 
 
 def parts_of(
@@ -199,11 +202,11 @@ def parts_of(
     parts = []
     for handle in sorted(manifest.state, key=lambda each: each.key_groups):
         found = []
-        for ref, groups in _within(handle, span):
+        for ref, groups in within(handle, span):
             data = objects[ref.object.path]
             found += [
                 Piece(ref.epoch, ref.follows == NO_EPOCH, data, block, groups)
-                for block in blocks_of(memoryview(data))
+                for block in opened(data).blocks
                 if block.operator == spec.operator
             ]
         parts.append(Part(handle, tuple(found), spec))
@@ -225,7 +228,7 @@ def operator_in(manifest: Manifest, name: str, at: At) -> OperatorState:
     raise ConfigError(what, not_done="no state was read", next_step=listed, where=where)
 
 
-def _within(handle: SnapshotHandle, span: tuple[int, int]) -> Iterator[tuple[SegmentRef, tuple[int, int]]]:
+def within(handle: SnapshotHandle, span: tuple[int, int]) -> Iterator[tuple[SegmentRef, tuple[int, int]]]:
     """Yield the pieces of a handle that count for some of these key groups, oldest first, and these."""
     for ref in pieces(handle):
         ranges = (span, handle.key_groups, ref.key_groups or handle.key_groups)
@@ -234,7 +237,7 @@ def _within(handle: SnapshotHandle, span: tuple[int, int]) -> Iterator[tuple[Seg
             yield ref, (first, end)
 
 
-def _of_key(rows: Rows, key: Keys) -> Rows | None:
+def of_key(rows: Rows, key: Keys) -> Rows | None:
     same = rows.same_key(key)
     return rows.take(same) if same.size else None
 

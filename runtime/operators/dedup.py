@@ -189,9 +189,8 @@ class DedupOperator(Operator):
         if not rows.size:
             return
         mine = own[rows]
-        self._table.touch(mine)
-        self._table.column(PASSED.name)[mine] = times[rows]
-        self._table.column(WINDOW_END)[mine] = ends[rows]
+        column = self._table.changing(mine)
+        column(PASSED.name)[mine], column(WINDOW_END)[mine] = times[rows], ends[rows]
         self._due = min(self._due, int(ends[rows].min()) + 2 * self._step.within_us)
         if self._ctx.wanted():
             given = batch if rows.size == batch.num_rows else batch.take(pa.array(rows))

@@ -74,8 +74,7 @@ class EventClock:
         """Write the clock into the state, before the barrier freezes it."""
         if self._changed:
             slots = self._table.slots(self._keys)
-            self._table.column("at")[slots] = self._at[self._key_groups.first : self._key_groups.end]
-            self._table.touch(slots)
+            self._table.changing(slots)("at")[slots] = self._at[self._key_groups.first : self._key_groups.end]
             self._changed = False
 
     def expired_through(self, after_us: int) -> Times:

@@ -10,6 +10,8 @@ Source: docs/design/0039-state-larger-than-memory.md.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from holdfast.errors import ConfigError
@@ -24,6 +26,33 @@ ROCKS_BYTES_MIN = 16 * MIB
 """With less, RocksDB writes files so small that it refuses writes until it has merged them."""
 TABLE_BYTES_MIN = 16 * MIB
 """For each operator with state: regions of its slabs and index, and the share that may become resident at a time."""
+
+
+OVERHEAD_FACTOR, OVERHEAD_MIN, HEAP = "0.1", "384m", "1g"
+"""Spark's defaults for what a container has beside the Java heap, and for the heap."""
+_SIZE = re.compile(r"(\d+)\s*([bkmgtp]?)b?", re.IGNORECASE)
+_POWERS = {"b": 0, "k": 1, "m": 2, "": 2, "g": 3, "t": 4, "p": 5}
+"""Of 1,024; a number without a unit counts MiB."""
+
+
+@dataclass(frozen=True)
+class ContainerShare:
+    """What an executor's container leaves each worker beside the Java heap.
+
+    Args:
+        size: Bytes.
+        origin: The settings of Spark that it was computed from.
+        workers: How many workers share it.
+    """
+
+    size: int
+    origin: str
+    workers: int
+
+    @property
+    def default(self) -> int:
+        """The default of `state_memory`: the other half is for the interpreter, batches and the Java process."""
+        return self.size // 2
 
 
 @dataclass(frozen=True)
@@ -88,3 +117,48 @@ def check_state_memory(plan: Plan, state_memory: int | None, parallelism: int, c
 
 def _mib(size: int) -> str:
     return f"{-(-size // MIB):,}MiB"
+
+
+def container_share(conf: Mapping[str, str], parallelism: int) -> ContainerShare | None:
+    """Return what the executors' containers leave each worker, None if there are no containers of a known size.
+
+    Args:
+        conf: Spark's configuration.
+        parallelism: Workers of the job.
+
+    Source: Spark configuration; YARN and Kubernetes kill an executor whose container exceeds the sum of these settings.
+    """
+    master = conf.get("spark.master", "")
+    if master != "yarn" and not master.startswith("k8s://"):
+        return None
+    try:
+        overhead, origin = _overhead(conf, kubernetes=master != "yarn")
+        python = _spark_bytes(conf.get("spark.executor.pyspark.memory", "0"))
+        slots = int(conf.get("spark.executor.cores", "1")) // max(1, int(conf.get("spark.task.cpus", "1")))
+    except ValueError:
+        return None  # Spark refuses the value itself
+    workers = max(1, min(parallelism, slots))
+    origin += " + spark.executor.pyspark.memory" if python else ""
+    return ContainerShare((overhead + python) // workers, origin, workers)
+
+
+def _overhead(conf: Mapping[str, str], *, kubernetes: bool) -> tuple[int, str]:
+    """Return the bytes beside heap and Python's own limit, and the settings that they come from."""
+    if given := conf.get("spark.executor.memoryOverhead"):
+        return _spark_bytes(given), "spark.executor.memoryOverhead"
+    names = ["spark.executor.memoryOverheadFactor", *(["spark.kubernetes.memoryOverheadFactor"] if kubernetes else [])]
+    name = next((name for name in names if name in conf), names[0])
+    heap = _spark_bytes(conf.get("spark.executor.memory", HEAP))
+    scaled = int(heap * float(conf.get(name, OVERHEAD_FACTOR)))
+    least = _spark_bytes(conf.get("spark.executor.minMemoryOverhead", OVERHEAD_MIN))
+    if scaled < least:
+        return least, "the minimum of spark.executor.memoryOverhead"
+    return scaled, f"{name} of spark.executor.memory"
+
+
+def _spark_bytes(given: str) -> int:
+    """Return the bytes of a size as Spark writes it, such as "512m". Raises ValueError."""
+    match = _SIZE.fullmatch(given.strip())
+    if match is None:
+        raise ValueError(given)
+    return int(int(match[1]) * 1024 ** _POWERS[match[2].lower()])

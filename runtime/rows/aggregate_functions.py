@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from holdfast.state.keys.canonical import is_textual
 from holdfast.state.tables.kernels.layout import Do
 
 INT64_MAX = (1 << 63) - 1
@@ -217,7 +218,9 @@ class _Extreme:
 
     def _fold_text(self, own: StoredText, slots: Slots, values: pa.Array) -> None:
         """Fold values into slots; only slots whose value changes are written, as what they held stays in the arena."""
-        grouped = pa.table({"slot": slots, "value": values}).group_by("slot").aggregate([("value", self.name)])
+        # Threads would only add to it: a batch takes less time than starting them, and other workers have the cores.
+        table = pa.table({"slot": slots, "value": values})
+        grouped = table.group_by("slot", use_threads=False).aggregate([("value", self.name)])
         found = grouped.column("slot").combine_chunks()
         new, held = grouped.column(f"value_{self.name}").combine_chunks(), own.take(found)
         best = (pc.min_element_wise if self.name == "min" else pc.max_element_wise)(held, new.cast(held.type))
@@ -241,16 +244,6 @@ def is_time(kind: pa.DataType) -> bool:
     """Return whether values of a type are points in time or lengths of time."""
     return bool(
         pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_duration(kind)
-    )
-
-
-def is_textual(kind: pa.DataType) -> bool:
-    """Return whether values of a type are text or bytes."""
-    return bool(
-        pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
     )
 
 

@@ -28,10 +28,10 @@ from holdfast.runtime.rows.aggregate_functions import (
     AggregateFunction,
     Slots,
     State,
-    is_textual,
     is_time,
 )
 from holdfast.runtime.rows.expressions import check_column_name, unknown_column
+from holdfast.state.keys.canonical import is_textual
 from holdfast.state.tables.spec import ColumnSpec
 
 Kind = Literal["count", "sum", "min", "max", "mean"]

@@ -39,6 +39,7 @@ import pyspark.worker
 
 import holdfast.runtime.spark.host
 import holdfast.state.keys.hashing
+import holdfast.state.keys.ordering
 import holdfast.state.tables.kernels.rows
 import holdfast.state.tables.kernels.slots  # noqa: F401
 

@@ -74,6 +74,8 @@ class WorkerTask:
     hung_after_s: float = HUNG_AFTER_S
     state_memory: int | None = None
     parallelism: int = 1
+    container: int | None = None
+    """Bytes that the executor's container leaves this worker beside the Java heap; None: there is no container."""
 
     def __repr__(self) -> str:
         return f"WorkerTask({self.plan.app!r}, driver={self.driver})"  # never the secret
@@ -149,7 +151,7 @@ def limits_of(task: WorkerTask) -> Limits:
 def budget_of(task: WorkerTask) -> Budget:
     """Return the memory that this worker's state may use."""
     given = task.plan, task.parallelism, task.channel_bytes_max
-    total = task.state_memory or max(default_state_memory(task.parallelism), least(*given))
+    total = task.state_memory or max(default_state_memory(task.parallelism, task.container), least(*given))
     channels = channel_bytes(*given)
     # Without a setting the share of channels is a guess too: a wide job rarely fills them all.
     return Budget(total, channels if task.state_memory else min(channels, total // 4))

@@ -16,14 +16,16 @@ _UNLIMITED = 1 << 60
 _ROOT = Path("/")
 
 
-def default_state_memory(parallelism: int, root: Path = _ROOT) -> int:
+def default_state_memory(parallelism: int, container: int | None = None, root: Path = _ROOT) -> int:
     """Return the default budget of one worker, in bytes.
 
     Args:
         parallelism: Workers of the job; at most as many as there are processors are taken to run on this machine.
+        container: Bytes that the executor's container leaves this worker (plan/memory.py), None if there is none.
+            YARN need not enforce them by a control group.
     """
     shared = min(_machine(root), _cgroup(root)) // max(1, min(parallelism, os.cpu_count() or 1))
-    return min(shared, address_space()) // 2
+    return min(shared, address_space(), _UNLIMITED if container is None else container) // 2
 
 
 def address_space() -> int:

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from holdfast.checkpoint.bases import Merge, pieces
-from holdfast.checkpoint.repository import read_verified
+from holdfast.checkpoint.repository import open_verified
+from holdfast.errors import Unavailable
 from holdfast.model import NO_EPOCH, Cut, ObjectRef, SegmentRef, WorkerId
 from holdfast.ports import ObjectStore
 from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.worker.local import Opened
-from holdfast.state.changelog import SegmentHeader
+from holdfast.state.changelog import SegmentHeader, Sink
 from holdfast.state.compact import compact
 from holdfast.state.store import Piece
 from holdfast.state.tables.spec import TableSpec
+from holdfast.storage.objects import writing
 
 
 @dataclass(frozen=True)
@@ -39,15 +42,35 @@ class CompactJob:
         header = SegmentHeader(
             deploy.job_uuid, deploy.generation, deploy.timeline, merge.through, merge.follows, self.worker
         )
-        owned = deploy.handle.key_groups
-        ordered = sorted(merge.pieces, key=lambda piece: piece.epoch)
-        read = ((read_verified(store, piece.object), piece.key_groups or owned) for piece in ordered)
-        data = compact(header, read, self.specs)
         folder = "base" if merge.follows == NO_EPOCH else "merged"
         path = f"{folder}/{deploy.generation:08d}/{merge.through:012d}/{self.worker}.segment"
-        store.put(path, data)
-        ref = ObjectRef(path, len(data), hashlib.sha256(data).hexdigest())
-        return SegmentRef(merge.through, merge.follows, ref)
+        owned = deploy.handle.key_groups
+        ordered = sorted(merge.pieces, key=lambda piece: piece.epoch)
+        try:
+            with ExitStack() as stack, writing(store, path) as file:
+                opened = (stack.enter_context(open_verified(store, piece.object)) for piece in ordered)
+                spans = (piece.key_groups or owned for piece in ordered)
+                out = _Digested(file)
+                compact(header, zip(opened, spans, strict=True), self.specs, out)
+        except OSError as error:
+            raise Unavailable(
+                f"merging stored pieces of state failed: {error}",
+                not_done="the pieces remain as they are",
+                next_step="check the disk and the store; the merge is repeated",
+            ) from error
+        return SegmentRef(merge.through, merge.follows, ObjectRef(path, out.size, out.sha256.hexdigest()))
+
+
+class _Digested:
+    """Passes bytes on, counts and hashes them."""
+
+    def __init__(self, into: Sink) -> None:
+        self._into, self.size, self.sha256 = into, 0, hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self.size += len(data)
+        self.sha256.update(data)
+        return self._into.write(data)
 
 
 def restore(
@@ -55,8 +78,8 @@ def restore(
 ) -> None:
     """Bring an opened store to the deployment's base: the state in the folder, then the pieces above it.
 
-    A folder older than a base is not used: the base does not record what was deleted in between. One piece is in memory
-    at a time.
+    A folder older than a base is not used: the base does not record what was deleted in between. One piece is open at a
+    time, and a bounded number of its rows is in memory.
 
     Args:
         advanced: Receives the bytes of all pieces restored so far, and of all pieces together; also while a large
@@ -73,7 +96,8 @@ def restore(
     def read() -> Iterator[Piece]:
         nonlocal done
         for piece in found:
-            yield Piece(read_verified(store, piece.object), piece.key_groups or owned)
+            with open_verified(store, piece.object) as file:
+                yield Piece(file, piece.key_groups or owned)
             done += piece.object.size
             advanced(done, total)
 

@@ -15,10 +15,10 @@ import msgspec
 
 from holdfast.model import NO_EPOCH, Epoch, Generation, WorkerId
 from holdfast.runtime.wire import messages as m
-from holdfast.runtime.wire.metrics import rss_bytes
 from holdfast.runtime.worker import protocol as worker
 from holdfast.runtime.worker.deliveries import Deliveries
 from holdfast.runtime.worker.subtask import Active, SubtaskRun
+from holdfast.state.swap import resident_bytes
 
 
 class MemoryUse(NamedTuple):
@@ -59,7 +59,7 @@ def heartbeat_of(
     progress = msgspec.structs.replace(
         run.progress(),
         ends=() if active.broken else run.ends(),
-        rss_bytes=rss_bytes(),
+        rss_bytes=resident_bytes(),
         state_bytes=memory.state_bytes,
         state_memory=memory.budget,
         lag_epochs=worker.durable_epochs(active.machine),

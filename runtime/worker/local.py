@@ -28,14 +28,13 @@ from holdfast.model import Epoch, Generation, WorkerId
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.memory import Budget
 from holdfast.runtime.wire.messages import Deploy
-from holdfast.runtime.wire.metrics import rss_bytes
 from holdfast.runtime.wire.presence import boot_id, machine_id
 from holdfast.state.directory import claim
 from holdfast.state.evolution import declaration
 from holdfast.state.marker import usable
 from holdfast.state.rocks import RocksMemory
 from holdfast.state.store import Identity, StateStore
-from holdfast.state.swap import Swap, unfit
+from holdfast.state.swap import Swap, resident_bytes, unfit
 from holdfast.state.tables.slab import PLAIN, Memory
 
 _log = logging.getLogger("holdfast.worker")
@@ -89,7 +88,7 @@ class LocalFolders:
     ) -> None:
         self._budget = budget
         self._rocks = RocksMemory() if budget is None else RocksMemory(budget.rocks, budget.rocks // 2)
-        self._others_bytes = rss_bytes()
+        self._others_bytes = resident_bytes()
         """The interpreter and its libraries, which do not count."""
         self._folder: Path | None = None
         self._root = root or Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"

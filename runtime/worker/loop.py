@@ -31,7 +31,6 @@ from holdfast.runtime.plan.source import OpenSource
 from holdfast.runtime.sources.reading import Throttle, open_readings
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import OpenLinks
-from holdfast.runtime.wire.metrics import rss_bytes
 from holdfast.runtime.worker import protocol as worker
 from holdfast.runtime.worker.applying import Applying
 from holdfast.runtime.worker.compaction import CompactJob, restore
@@ -43,6 +42,8 @@ from holdfast.runtime.worker.seal import SealJob, segment_job
 from holdfast.runtime.worker.subtask import Active, SubtaskRun, inputs_of, outputs_of
 from holdfast.sinks.delivery import BACKLOG_BYTES_MAX
 from holdfast.state.store import StateStore
+from holdfast.state.swap import resident_bytes
+from holdfast.state.tables.table import COPIED_AT_ONCE
 
 PERMANENT = (ConfigError, JobFailed, Damaged, Fenced)
 """Errors that would recur after a restart; a damaged local folder would not: a restart does not use it again."""
@@ -62,6 +63,8 @@ class Limits:
     """Committed output of one writer that may wait for delivery before sources stop (P18)."""
     budget: Budget | None = None
     """The parts of state_memory; None: no limit."""
+    copied_per_turn: int = COPIED_AT_ONCE
+    """Records that a turn copies after a barrier, or commits after a checkpoint, at most."""
 
 
 class WorkerLoop:
@@ -150,7 +153,10 @@ class WorkerLoop:
             return False
         try:
             taken = active.run.records_in
-            worked = active.run.advance(self._barrier_arrived, self._may_read(active))
+            full = self._memory_is_full()
+            worked = active.run.advance(
+                self._barrier_arrived, self._may_read(active, full), self._may_take(active, full)
+            )
         except HoldfastError as error:
             self._fail(error)
             return True
@@ -160,6 +166,7 @@ class WorkerLoop:
             self.beat()
         if not worked and not active.machine.halted and active.run.caught_up() and not self._shown.caught_up:
             self.beat()
+        worked |= self._seal_copied(active)
         self._show_news(active)
         return self._apply_some(worked) or worked
 
@@ -271,7 +278,7 @@ class WorkerLoop:
     def _restored(self, generation: Generation, done_bytes: int, all_bytes: int) -> None:
         """Show that the restore advances: it runs within one turn, and heartbeats continue meanwhile."""
         self.advanced_at = self._ports.clock.monotonic()
-        progress = m.Progress(rss_bytes=rss_bytes(), restored=(done_bytes, all_bytes))
+        progress = m.Progress(rss_bytes=resident_bytes(), restored=(done_bytes, all_bytes))
         self._shown = m.Heartbeat(self.worker_id, generation, False, False, self._deliveries.confirmed(), progress)
 
     def _holds(self, deploy: m.Deploy, machine: worker.Worker | None) -> bool:
@@ -361,14 +368,26 @@ class WorkerLoop:
             case worker.Deliver(pending):
                 self._deliveries.queue(pending)
             case worker.Seal(epoch):
-                job = segment_job(self._state, epoch, active.deploy, self.worker_id, active.run.take_stages(epoch))
-                self._seal(active.deploy.generation, epoch, job)
+                active.unsealed.append((epoch, active.run.take_stages(epoch)))
+                self._seal_copied(active)
             case worker.Compact(merge):
                 specs = tuple(operator.table for operator in self._plan.operators)
                 self._compact(active.deploy.generation, CompactJob(active.deploy, self.worker_id, merge, specs))
             case worker.SendAck():
                 part = worker.part_of(active.machine, effect, self._deliveries.confirmed())
                 self._ports.send(m.Ack(self.worker_id, active.deploy.generation, effect.epoch, part))
+
+    def _seal_copied(self, active: Active) -> bool:
+        """Copy and commit some records, then seal the epochs whose records are copied; return whether there was any."""
+        state = self._state
+        if state is None or not (state.uncopied or state.uncommitted or active.unsealed):
+            return False
+        state.advance(self._limits.copied_per_turn)
+        while active.unsealed and not state.uncopied:
+            epoch, stages = active.unsealed.popleft()
+            job = segment_job(state, epoch, active.deploy, self.worker_id, stages)
+            self._seal(active.deploy.generation, epoch, job)
+        return True
 
     def _seal(self, generation: Generation, epoch: Epoch, job: SealJob) -> None:
         def written(result: object) -> None:
@@ -415,8 +434,12 @@ class WorkerLoop:
         due = self._ports.clock.monotonic() + delay_s
         heapq.heappush(self._timers, (due, next(self._timer_ids), lambda: (action(), None)[1]))
 
-    def _may_read(self, active: Active) -> bool:
-        return not active.machine.halted and not self._deliveries.full() and not self._memory_is_full()
+    def _may_read(self, active: Active, memory_is_full: bool) -> bool:
+        return not active.machine.halted and not self._deliveries.full() and not memory_is_full
+
+    def _may_take(self, active: Active, memory_is_full: bool) -> bool:
+        """Return whether channels are served. Without room they wait for an epoch, but never keep one waiting."""
+        return not memory_is_full or bool(active.triggers) or not worker.awaits_outcome(active.machine)
 
     def _memory_is_full(self) -> bool:
         """Return whether sources must wait: for a commit, which releases changes, or for room on the local disk."""
@@ -428,9 +451,14 @@ class WorkerLoop:
         return state.unfinished_bytes > budget.unfinished or bool(state.refused)
 
     def _wants_barrier(self) -> bool:
-        """Return whether the next barrier should not wait until it is due."""
+        """Return whether the next barrier should not wait until it is due.
+
+        Sources may also wait for the changes of an epoch that was given up: only a later epoch releases those.
+        """
         budget, state = self._limits.budget, self._state
-        return budget is not None and state is not None and state.dirty_bytes > budget.early_from
+        if budget is None or state is None:
+            return False
+        return state.dirty_bytes > budget.early_from or state.unfinished_bytes > budget.unfinished
 
     def _is_current(self, generation: Generation) -> bool:
         active = self._active

@@ -303,6 +303,17 @@ def _advance(state: Worker, through: Epoch) -> tuple[Worker, list[Effect]]:
     return (state, []) if merge is None else (replace(state, merging=True), [Compact(merge)])
 
 
+def awaits_outcome(state: Worker) -> bool:
+    """Return whether every fragment has closed the last epoch that is known here, and its outcome is open.
+
+    Then no barrier of this epoch is behind anything that this worker has not taken, nor behind anything that another
+    worker can only send to this one: whoever sends to it has closed the epoch too.
+    """
+    newest = max(state.passed.values())
+    closed = all(epoch == newest for epoch in state.passed.values())
+    return closed and newest > state.committed and (newest in state.sealing or newest in state.sealed)
+
+
 def handle_at(state: Worker, epoch: Epoch) -> SnapshotHandle | None:
     """Return what this epoch's manifest names if it contains this worker's part; None if it cannot (P10)."""
     if state.handle is None or epoch == state.committed:

@@ -97,11 +97,18 @@ class SubtaskRun:
         """The last epoch that the sources closed; 0 once a source has moved. Operators change only if sources do."""
         self._away_until = 0.0
 
-    def advance(self, arrived: Callable[[int, ChannelId, Barrier], None], may_read: bool) -> bool:
-        """Take one frame, read one batch, or resume one; return whether there was anything to do."""
+    def advance(
+        self, arrived: Callable[[int, ChannelId, Barrier], None], may_read: bool, may_take: bool = True
+    ) -> bool:
+        """Take one frame, read one batch, or resume one; return whether there was anything to do.
+
+        Args:
+            may_read: Whether sources may be read.
+            may_take: Whether frames may be taken from channels; what was taken before is completed in any case.
+        """
         self._limit.begin()
         for index in self._later_first:
-            if self._has_room(index) and self._take_one(index, arrived):
+            if (may_take or index in self._behind) and self._has_room(index) and self._take_one(index, arrived):
                 return True
         for index in self._intakes:
             if index in self._behind:  # read nothing else: a sink collects the rows of one arrival
@@ -453,6 +460,8 @@ class Active:
     broken: bool = False
     triggers: deque[m.Trigger] = field(default_factory=deque)
     """Not begun yet, because a source is in the middle of a batch."""
+    unsealed: deque[tuple[Epoch, dict[str, Stage]]] = field(default_factory=deque)
+    """Closed epochs, and what their sinks collected, that wait for the copies of their records."""
     first_record_at: int | None = None
 
 

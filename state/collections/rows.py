@@ -105,10 +105,10 @@ class OrderedRows:
         """Give rows these values; columns that are not named keep theirs, or have the default in a new row."""
         # Values that a write refuses must leave the rows as they are.
         self.table.write(slots, {n: values for n, values in columns.items() if not self.table.spec.column(n).plain})
-        self.table.touch(slots)
+        column = self.table.changing(slots)
         for name, values in columns.items():
             if self.table.spec.column(name).plain:
-                self.table.column(name)[slots] = values
+                column(name)[slots] = values
 
 
 def extended(kind: KeyType, users: Keys, suffix: Sequence[pa.Array]) -> Keys:

@@ -53,8 +53,7 @@ class Timers:
     def set(self, users: Keys, timers: NDArray[np.int64], at_us: NDArray[np.int64]) -> None:
         """Set one timer per row; the time replaces the timer's previous one, of an earlier row too."""
         slots = self.table.slots(self._keys(users, timers))
-        self.table.touch(slots)
-        self.table.column(AT.name)[slots] = at_us
+        self.table.changing(slots)(AT.name)[slots] = at_us
 
     def clear(self, users: Keys, timers: NDArray[np.int64]) -> None:
         """Unset one timer per row; it may be unset already."""

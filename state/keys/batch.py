@@ -19,10 +19,9 @@ Source: DESIGN sections 5 and 13; xxHash specification (xxh3-64, seed 0).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +35,9 @@ from holdfast.storage.xxh3 import xxh3_of
 
 FIXED_BYTES_MAX = 128
 """Wider canonical keys of fixed width are hashed as bytes."""
+HASHED_AT_ONCE = 1 << 14
+"""Integers that are hashed at a time: the steps of the hash find them in the cache."""
+_SIGN = -(1 << 63)
 
 
 @dataclass(frozen=True)
@@ -256,27 +258,37 @@ class Keys:
 
     def key_groups(self, count: int) -> NDArray[np.uint16]:
         """Return the key group of every key."""
-        return key_groups_of(self.routed().hashes, count)
+        routed = self.routed()
+        if not routed.type.injective:
+            return key_groups_of(routed.hashes, count)
+        values, groups = routed.leading(), np.empty(self._length, np.uint16)
+        for first in range(0, self._length, HASHED_AT_ONCE):
+            part = slice(first, first + HASHED_AT_ONCE)
+            groups[part] = key_groups_of(splitmix64(values[part]), count)
+        return groups
 
     def order(self, key_groups: NDArray[np.uint16]) -> NDArray[np.int64]:
         """Return the indices that sort by (key group, canonical bytes)."""
+        return np.concatenate([np.empty(0, np.int64), *self.order_in_parts(key_groups, max(1, self._length))])
+
+    def order_in_parts(self, key_groups: NDArray[np.uint16], rows_max: int) -> Iterator[NDArray[np.int64]]:
+        """Yield what order() returns, at most `rows_max` indices at a time."""
         if not self.type.fixed:
             table = pa.table({"group": key_groups, "key": self.canonical()})
             indices = pc.sort_indices(table, sort_keys=[("group", "ascending"), ("key", "ascending")])
-            return np.asarray(indices.to_numpy(), np.int64)
-        words, kinds = self.words(), self.type.types
-        numbers = [
-            word.view(np.uint64) if pa.types.is_uint64(kind) else word for word, kind in zip(words, kinds, strict=False)
-        ]
-        if self.type.injective:
-            by_key = np.argsort(numbers[0])
-        else:
-            ranks = list[NDArray[Any]]()
-            for i, number in enumerate(numbers):  # nulls are zeros and come first
-                ranks += [(words[-1] >> i & 1) == 0, number] if self.type.nullable[i] else [number]
-            by_key = np.lexsort(ranks[::-1])
-        # A stable sort of 16-bit numbers is a radix sort: two passes beat one sort of pairs.
-        return by_key[np.argsort(key_groups[by_key], kind="stable")]
+            order = np.asarray(indices.to_numpy(), np.int64)
+            yield from (order[first : first + rows_max] for first in range(0, self._length, rows_max))
+            return
+        from holdfast.state.keys import ordering  # imports the compiler, which few commands need
+
+        words, columns, flips = self.words(), list[NDArray[np.int64]](), list[int]()
+        for i, kind in enumerate(self.type.types):
+            if self.type.nullable[i]:  # nulls are zeros and come first
+                columns.append(((words[-1] >> i & 1) == 0).astype(np.int64))
+                flips.append(0)
+            columns.append(words[i])
+            flips.append(0 if pa.types.is_uint64(kind) else _SIGN)
+        yield from ordering.sorted_parts(columns, flips, key_groups, rows_max)
 
     def routed(self) -> Keys:
         """Return the columns of the keys that decide the key group."""

@@ -7,25 +7,23 @@ Invariants
     - Every key occurs once. A deleted key has default values.
     - The rows are newer than the ranges: a range erases rows from before the delta, never the delta's own rows.
     - Arrays are never modified; another thread may read them.
-    - merge(older, newer) has the effect of writing older, then newer (PROTOCOL P8).
 
-Pure: no clock, thread or I/O.
+Pure: no clock, thread or I/O. Source: DESIGN section 5; PROTOCOL P8 (a range erases what it covers).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.model import Epoch
 from holdfast.state.keys.batch import Keys
-from holdfast.state.tables.expiry import NOTHING, Through, can_expire, covered, joined
-from holdfast.state.tables.records import Records
-from holdfast.state.tables.spec import Columns, TableSpec
-from holdfast.state.tables.values import concatenated, taken
+from holdfast.state.tables.expiry import NOTHING, Through, can_expire
+from holdfast.state.tables.spec import Columns
+from holdfast.state.tables.values import taken
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,46 +73,22 @@ class Delta:
         """Bytes of hashes, kinds and values."""
         return 8 * len(self.keys) + self.puts.nbytes + sum(int(array.nbytes) for array in self.columns.values())
 
+    def renamed(self, names: Mapping[str, str]) -> Delta:
+        """Return the delta with other names of columns."""
+        return replace(self, columns={names[name]: values for name, values in self.columns.items()})
+
+    def sorted_parts(self, rows_max: int) -> Iterator[tuple[NDArray[np.uint16], Delta]]:
+        """Yield the rows in the order of (key group, canonical key), at most `rows_max` at a time, without the ranges.
+
+        Returns:
+            The key group of each row, and the rows.
+        """
+        groups = self.keys.key_groups(self.key_group_count)
+        for rows in self.keys.order_in_parts(groups, rows_max):
+            yield groups[rows], self.take(rows)
+
     def take(self, rows: NDArray[np.int64]) -> Delta:
         """Return the delta of these rows only, without the ranges."""
         columns = {name: taken(array, rows) for name, array in self.columns.items()}
         keys, puts = self.keys.take(rows), self.puts[rows]
         return Delta(self.epoch, self.follows, self.operator, self.key_group_count, keys, puts, columns)
-
-
-def merge(older: Delta, newer: Delta) -> Delta:
-    """Return the combined effect of writing `older` and then `newer`: the newer value of a key wins.
-
-    Rows that the newer range covers are gone; rows from before the older range were gone already.
-    """
-    assert older.operator == newer.operator and older.keys.type == newer.keys.type and older.epoch < newer.epoch
-    assert older.columns.keys() == newer.columns.keys()
-    stays = ~_among(older.keys, newer.keys)
-    if newer.through is not None:
-        stays &= ~covered(older.keys, newer.through)
-    rest = older.take(np.flatnonzero(stays))
-    columns = {name: concatenated([array, rest.columns[name]]) for name, array in newer.columns.items()}
-    return Delta(
-        newer.epoch,
-        min(older.follows, newer.follows),
-        newer.operator,
-        newer.key_group_count,
-        _joined(newer.keys, rest.keys),
-        np.concatenate([newer.puts, rest.puts]),
-        columns,
-        joined((older.through, newer.through)),
-    )
-
-
-def _among(asked: Keys, stored: Keys) -> NDArray[np.bool_]:
-    """Return whether each asked key is among the stored ones."""
-    index = Records(TableSpec(0, "keys", stored.type, ()))
-    index.add(stored)
-    return index.find(asked) >= 0
-
-
-def _joined(first: Keys, second: Keys) -> Keys:
-    if first.type.fixed:
-        return first.type.from_words(np.concatenate([first.words(), second.words()], axis=1))
-    hashes = np.concatenate([first.hashes, second.hashes])
-    return first.type.from_canonical(pa.concat_arrays([first.canonical(), second.canonical()]), hashes)

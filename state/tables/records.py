@@ -64,10 +64,10 @@ class Records:
     """
 
     def __init__(self, spec: TableSpec, memory: Memory = PLAIN) -> None:
-        from holdfast.state.tables.kernels import rows, slots  # imports the compiler, which few commands need
+        from holdfast.state.tables.kernels import index, rows, slots  # imports the compiler, which few commands need
 
         self.spec, self._memory = spec, memory
-        self._rows, self._slots = rows, slots
+        self._index, self._rows, self._slots = index, rows, slots
         self._key = spec.key.word_count if spec.key.fixed else TEXT_WORDS
         self._values = ValueWords(spec)
         width = self._key + 1 + self._values.count
@@ -83,6 +83,7 @@ class Records:
         control[Control.SEED], control[Control.MASK] = seed.of_process(), _TAG_MASK
         control[Control.WORDS], control[Control.KEY] = self._width, self._key
         control[Control.TEXT] = not self.spec.key.fixed
+        control[Control.DIRTY], control[Control.VALUES] = Flag.EVEN, self._values.count
         self._control, self._control_at = control, control.ctypes.data
         memory, values = self._memory, self._values.count
         self._records = Slab(np.int64, RESERVED * self._width, _FIRST_SLOTS * self._width, memory)
@@ -107,18 +108,20 @@ class Records:
         return 8 * (high * (self._width + values) + lists) + index + arenas
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return the working values of a plain column by slot, to read and write.
+        """Return the working values of a plain column by slot, to read.
 
         They are valid until the next slots(), which may move them.
         """
-        return self._view(self._records.array, self._width, self._key + 1, name)
+        values = self._writable(name)
+        values.setflags(write=False)
+        return values
 
-    def _view(self, words: Words, width: int, first: int, name: str) -> NDArray[Any]:
+    def _writable(self, name: str) -> NDArray[Any]:
         column, at = self.spec.column(name), self._values.at[name]
         assert column.plain, "values that are not plain are read and written as Arrow arrays"
         dtype, high = np.dtype(column.dtype), int(self._control[Control.HIGH])
         # The value of a narrow column is the low bytes of its word, which come first.
-        return np.ndarray((high,), dtype, words, 8 * (first + at), (8 * width,))
+        return np.ndarray((high,), dtype, self._records.array, 8 * (self._key + 1 + at), (8 * self._width,))
 
     def program(self, steps: Iterable[Step]) -> Program:
         """Return the program of these steps, ordered so that every input is read once."""
@@ -272,6 +275,7 @@ class Records:
         """Make room for one more block of rows."""
         control = self._control
         self._records.hold((int(control[Control.HIGH]) + BLOCK_ROWS) * self._width)
+        self._free_old_index()
         if control[Control.MOVED] < 0 and 2 * (control[Control.COUNT] + BLOCK_ROWS) > self._entries.array.size:
             empty = _first_empty(self._entries.array)
             self._old, self._entries = self._entries, _Entries(self._memory, 2 * self._entries.array.size)
@@ -279,10 +283,15 @@ class Records:
             control[Control.BITS] += 1
             control[Control.START], control[Control.MOVED] = empty + 1, 0
 
+    def _free_old_index(self) -> None:
+        if self._control[Control.MOVED] < 0 and self._old.array.size > 1:
+            self._old = _Entries(self._memory, 1)
+
     def _hold_arena(self, more: int) -> None:
         """Make room for bytes of keys; copy the arena when most of it belongs to dropped keys."""
         used, void = int(self._control[Control.ARENA]), int(self._control[Control.VOID])
         if 2 * void > max(used, _COMPACTED_FROM):
+            self._keys_move()
             fresh, left = Slab(np.uint8, memory=self._memory), 0
             fresh.hold(used - void + _SLACK, 0)
             for part in self.parts(int(self._control[Control.HIGH])):
@@ -292,12 +301,48 @@ class Records:
             self._control[Control.ARENA], self._control[Control.VOID] = left, 0
         self._arena.hold(used + more + _SLACK, used)
 
+    def _keys_move(self) -> None:
+        """Take out of the arena the keys of whatever is no record, before records name another arena."""
+
     def _free_slots(self, slots: Rows) -> None:
         """Drop keys; their slots are used again."""
         free, slots = int(self._control[Control.FREE]), _listed(slots)
         self._free.hold(free + slots.size, free)
         for part in self.parts(slots.size):
             self._rows.free_slots(self._places(), slots[part])
+
+    def _shrink(self) -> None:
+        """Give back room if dropped keys have left most of it empty: behind the last slot in use, and in the index."""
+        control, slab = self._control, self._free.array
+        high, free = int(control[Control.HIGH]), int(control[Control.FREE])
+        if high < _SHRUNK_FROM or 2 * free < high:
+            return
+        if (slab[:free] == high - 1).any():
+            listed = np.sort(slab[:free])
+            last = int(np.count_nonzero(listed == np.arange(high - free, high)))
+            # The lowest slots are used next, so that more of the highest ones become free.
+            slab[: free - last] = listed[: free - last][::-1]
+            control[Control.HIGH], control[Control.FREE] = high - last, free - last
+            self._records.shrink((high - last) * self._width)
+            self._committed_values.shrink((high - last) * self._values.count)
+            self._free.shrink(free - last)
+        if not self.spec.key.fixed:
+            self._hold_arena(0)
+        self._shrink_index()
+
+    def _shrink_index(self) -> None:
+        """Copy the index into a smaller one that is a quarter full, unless a generation is moving or little is won."""
+        self._free_old_index()
+        control, size = self._control, self._entries.array.size
+        bits = max(_FIRST_BITS, (4 * (len(self) + BLOCK_ROWS) - 1).bit_length())
+        if control[Control.MOVED] >= 0 or 2 << bits > size:
+            return
+        fresh = _Entries(self._memory, 1 << bits)
+        step = max(1, self._memory.bytes_max // 16)
+        for first in range(0, size, step):  # homes keep their order, so both indexes are passed through once
+            self._index.refill(fresh.array, self._entries.array[first : first + step], bits)
+            self._memory.settle()
+        self._entries, control[Control.BITS] = fresh, bits
 
     # Values of slots
 
@@ -311,7 +356,7 @@ class Records:
     def write(self, slots: Rows, columns: Mapping[str, Values]) -> None:
         """Give slots working values, of one or more columns; of a slot that occurs twice, the later row counts.
 
-        As with column(), the keys must be touched to exist and be dirty.
+        The keys must be touched to exist and be dirty.
 
         Raises:
             JobFailed: a value is too large; nothing was written.
@@ -477,6 +522,8 @@ class Records:
 
 
 _FIRST_SLOTS = BLOCK_ROWS
+_SHRUNK_FROM = 1 << 14
+"""Slots of the smallest table that gives room back."""
 _FIRST_ARENA = 1 << 12
 
 

@@ -46,7 +46,10 @@ class Memory(Protocol):
         """Return an array of zero words."""
 
     def use(self, room: NDArray[Any], size: int) -> NDArray[Any]:
-        """Return the part of a room to use from now on; it has at least `size` elements, and never moves."""
+        """Return the part of a room to use from now on; it has at least `size` elements, and never moves.
+
+        What lies behind it may lose its content.
+        """
 
     @property
     def bytes_max(self) -> int:
@@ -124,3 +127,8 @@ class Slab:
             grown[first : min(kept, first + step)] = self.array[first : min(kept, first + step)]
             self._memory.settle()
         self._room, self.array, self.address = room, grown, grown.ctypes.data
+
+    def shrink(self, size: int) -> None:
+        """Give back the room behind the first `size` elements, where the memory takes it."""
+        if size < self.array.size:
+            self.array = self._memory.use(self._room, size)

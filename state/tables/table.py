@@ -8,8 +8,8 @@ and a rollback reads no file.
 How an operator uses it, per batch:
 
     slots = table.slots(keys)                          # finds or inserts, loads from the cold store
-    np.add.at(table.column("count"), slots, 1)         # takes a new view for every batch
-    table.touch(slots)                                 # now they exist and are dirty
+    column = table.changing(slots)                     # now they exist and are dirty
+    np.add.at(column("count"), slots, 1)               # takes a new view for every batch
 
 Columns that are not plain are read with `table.read(name, slots)` and written with `table.write(slots, columns)`, as
 Arrow arrays. With all of this for plain columns in one compiled pass, `slots = table.fold(keys, program, inputs)`.
@@ -18,6 +18,10 @@ Invariants
     - An absent key has default working values, so a slot that was deleted, or created later and rolled back, is
       as good as new.
     - A slot is in the list of the interval in which it was touched, once.
+    - A freeze copies nothing: advance() copies its records, some at a time, and whatever changes a record copies it
+      first. Only the last frozen epoch has records that are not copied; none are left when a freeze or a commit begins.
+    - advance() also writes the copies of a committed epoch to the committed values, some at a time. What reads
+      committed values or flags, and the next freeze, first writes the rest.
     - Frozen values are absolute and hold everything touched since the last commit known at the
       freeze, so the next delta includes an epoch that does not complete (P8).
     - A slot keeps its number until its key is dropped, which happens only to absent keys that are neither dirty,
@@ -32,7 +36,7 @@ Source: DESIGN section 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,15 +45,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.model import NO_EPOCH, Epoch
-from holdfast.state.compiled.sources import NO_SOURCES, Sources, Words, from_row
+from holdfast.state.compiled.sources import NO_SOURCES, Sources, from_row
 from holdfast.state.keys.batch import Keys
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.expiry import Expiries, Through, covered
-from holdfast.state.tables.kernels.layout import Control, Flag
+from holdfast.state.tables.frozen import Copies, FrozenDelta
+from holdfast.state.tables.kernels.layout import DIRTY, Control, Flag
 from holdfast.state.tables.ordered import BY_KEY, OrderedIndex
 from holdfast.state.tables.records import NO_PROGRAM, Program, Records, Side
-from holdfast.state.tables.slab import PLAIN, Memory, Rows
-from holdfast.state.tables.spec import Columns, ColumnSpec, Loader, TableSpec
+from holdfast.state.tables.slab import PLAIN, Memory, Rows, Slab
+from holdfast.state.tables.spec import Columns, ColumnSpec, Loader, TableSpec, Values
 from holdfast.state.tables.unapplied import Unapplied
 from holdfast.state.tables.values import scalar, taken
 
@@ -61,18 +66,43 @@ APPLIED_BYTES_MAX = 4 << 20
 """Values of variable width in one write to the cold store, after which others get the interpreter lock."""
 DIRTY_SHARE = 8
 """With more than one in this many records dirty, a scan of all records is cheaper than sorting the dirty ones."""
-_HELD = Flag.DIRTY | Flag.UNAPPLIED | Flag.UNLOADED | Flag.PINNED
+COPIED_AT_ONCE = 1 << 16
+"""Frozen records that are looked at in one step: 1 to 3 ms."""
+LISTED_COPIED = 1 << 16
+"""Shorter lists of dirty slots are copied at a barrier, which keeps their memory for the next interval."""
+_HELD = DIRTY | Flag.UNAPPLIED | Flag.UNLOADED | Flag.PINNED
 """Flags of records that are not dropped."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Frozen:
-    slots: Rows
-    values: Words
-    """Of all columns, as words, shape (words of values, slots)."""
-    delta: Delta
+    """An epoch that is frozen and neither committed nor rolled back."""
+
+    delta: FrozenDelta
+    copies: Copies
     erased: Rows
     """Slots that only the delta's ranges cover."""
+
+    @property
+    def epoch(self) -> Epoch:
+        return self.delta.epoch
+
+
+class _Uncopied:
+    """Which records of the last frozen epoch are to be looked at, and how far that has come.
+
+    Args:
+        listed: Their slots, in any order; a slot may be there twice.
+        swept: All slots below this one are looked at instead, if that is cheaper; 0: the listed ones.
+    """
+
+    def __init__(self, listed: Rows, swept: int) -> None:
+        self.listed, self.swept, self.at = listed, swept, 0
+
+    @property
+    def left(self) -> int:
+        """How many slots are left to be looked at."""
+        return (self.swept or self.listed.size) - self.at
 
 
 class Table(Records):
@@ -113,6 +143,12 @@ class Table(Records):
         """Slots of new records whose values the cold store has not been asked for."""
         self._intervals: list[tuple[Epoch, Rows]] = []
         self._frozen: list[_Frozen] = []
+        self._uncopied: _Uncopied | None = None
+        """Of the last frozen epoch; None: all records are copied."""
+        self._uncommitted: Copies | None = None
+        """Of the last committed epoch; None: they are all among the committed values."""
+        self._committed_at = 0
+        """How many of them are."""
         self._expiries, self._unapplied = Expiries(), Unapplied()
         self.vacant = 0
         """Number of slots that committed ranges have emptied since drop_vacant()."""
@@ -177,13 +213,27 @@ class Table(Records):
         self._note(slots)
 
     def touch(self, slots: Rows) -> None:
-        """Mark slots that were or will be written in this batch: their keys exist and they are dirty."""
+        """Mark slots that are written in this batch: their keys exist and they are dirty."""
         self.fold_at(slots, NO_PROGRAM, NO_SOURCES)
+
+    def changing(self, slots: Rows) -> Callable[[str], NDArray[Any]]:
+        """Touch slots; return what returns the working values of a plain column by slot, to write those of these slots.
+
+        They are valid as those of column() are, and until the next freeze.
+        """
+        self.touch(slots)
+        return self._writable
+
+    def write(self, slots: Rows, columns: Mapping[str, Values]) -> None:
+        """Give slots working values, as Records.write does; they must be touched too, before or after."""
+        self._keep_frozen(slots)
+        super().write(slots, columns)
 
     def delete(self, slots: Rows) -> None:
         """Make the keys absent; touching them again starts from the default values."""
         opened = int(self._control[Control.OPENED])
         self._opened.hold(opened + slots.size, opened)
+        self._keep_frozen(slots)
         memory, slots = (self._records.array, self._control, self._opened.array), np.ascontiguousarray(slots, np.int64)
         for part in self.parts(slots.size):
             self._slots.delete(*memory, slots[part], self._defaults)
@@ -197,6 +247,7 @@ class Table(Records):
             through: The ranges; they do not apply to key groups that are not owned.
         """
         assert self._loader is None or self._loader.complete, "expiring keys must be in the table"
+        self._keep_frozen(slots)
         self._reset(slots, Flag.WORKING, Flag.ERASED)
         self._expiries.note(slots, through)
         self._note(slots)
@@ -238,98 +289,188 @@ class Table(Records):
     # Epochs
 
     def freeze(self, epoch: Epoch, committed_through: Epoch) -> None:
-        """Close the epoch: keep the values of all slots that became dirty since the last commit known now."""
+        """Close the epoch: keep the values of all slots that became dirty since the last commit known now.
+
+        They are copied later, by advance(), and until then by whatever changes them.
+        """
+        self.copy_all()
         self.commit(committed_through)
+        self.commit_all()
         assert self.committed_through >= committed_through, "a barrier commits an epoch that never froze here"
         assert epoch > max([self.committed_through, *(past for past, _ in self._intervals)]), "epochs must increase"
-        opened = self._dirty()
-        self._control[Control.OPENED] = 0
+        opened, past = self._take_opened(), [slots for _, slots in self._intervals]
         self._expiries.close(epoch)
         erased, through = self._expiries.slots(), self._expiries.through()
+        control = self._control
         # Those that were also touched since the previous commit, and written after it, are in a range or a row.
-        without = Flag.ERASED if erased.size else 0
-        if self._intervals:
-            self._set(opened, Flag.DIRTY)
-            slots = np.unique(np.concatenate([opened, *(past for _, past in self._intervals)]))
-            slots, puts, words = self._frozen_words(slots, 0, 0, without)
-        else:
-            # Without known flags, a key was created and deleted since the last commit: there is nothing to delete.
-            slots, puts, words = self._frozen_words(opened, Flag.DIRTY, _KNOWN, without)
+        control[Control.WITHOUT] = Flag.ERASED if erased.size else 0
+        # Without known flags, a key was created and deleted since the last commit: there is nothing to delete.
+        control[Control.KNOWN] = 0 if past else _KNOWN
         if erased.size:
             flags = self.flags_of(erased)
             erased = np.unique(erased[(flags & Flag.ERASED) != 0])
-            if not self._intervals and not (self.flags_of(erased) & Flag.COMMITTED).any():
+            if not past and not (self.flags_of(erased) & Flag.COMMITTED).any():
                 through = None  # created and expired since the last commit
         self._intervals.append((epoch, opened))
-        keys, values = self._keys_of(words[: self._key]), words[self._key + 1 : self._key + 1 + self._values.count]
-        follows, number, columns = self.committed_through, self.spec.operator, self._columns(values)
-        delta = Delta(epoch, follows, number, self._key_group_count, keys, puts, columns, through)
-        self._frozen.append(_Frozen(slots, values, delta, erased))
+        for slots in past:  # the epochs of their copies did not complete: they are in this one too
+            self._set(slots, 0, int(control[Control.DIRTY]))
+        control[Control.DIRTY] ^= DIRTY
+        self._begin_copying(epoch, np.unique(np.concatenate([opened, *past])) if past else opened, erased, through)
+
+    def _take_opened(self) -> Rows:
+        """Return the slots touched since the last barrier, and begin a new list."""
+        count = int(self._control[Control.OPENED])
+        self._control[Control.OPENED] = 0
+        listed = self._opened.array[:count]
+        if count < LISTED_COPIED:
+            return listed.copy()
+        self._opened = Slab(np.int64, memory=self._memory)
+        return listed
+
+    def _begin_copying(self, epoch: Epoch, listed: Rows, erased: Rows, through: Through | None) -> None:
+        control, high = self._control, int(self._control[Control.HIGH])
+        copies = Copies(listed.size, self._width, self._key, self.spec.key, self._values, self._slots.gather)
+        control[Control.COPIES], control[Control.COPIED_SLOTS] = copies.words.ctypes.data, copies.slots.ctypes.data
+        control[Control.COPIED] = 0
+        names = {column.name: column.name for column in self.spec.columns}
+        follows, number = self.committed_through, self.spec.operator
+        delta = FrozenDelta(epoch, follows, number, self._key_group_count, copies, through, names)
+        self._frozen.append(_Frozen(delta, copies, erased))
+        self._uncopied = _Uncopied(listed, high if listed.size * DIRTY_SHARE > high else 0)
+        if not listed.size:
+            self.copy_all()
+
+    @property
+    def uncopied(self) -> int:
+        """How many records of the last frozen epoch are still to be looked at."""
+        return 0 if self._uncopied is None else self._uncopied.left
+
+    @property
+    def uncommitted(self) -> int:
+        """How many records of the last committed epoch are still to be written to the committed values."""
+        return 0 if self._uncommitted is None else self._uncommitted.count - self._committed_at
+
+    def advance(self, records_max: int) -> int:
+        """Copy records of the last frozen epoch, or commit copies of the last committed one; look at so many at most.
+
+        Returns:
+            How many were looked at.
+        """
+        before = self.uncopied + self.uncommitted
+        if self._uncopied is not None:
+            self._copy(self._uncopied, records_max)
+        elif self._uncommitted is not None:
+            self._commit(self._uncommitted, records_max)
+        return before - self.uncopied - self.uncommitted
+
+    def _copy(self, todo: _Uncopied, records_max: int) -> None:
+        first, end = todo.at, todo.at + min(todo.left, records_max)
+        for part in self.parts(end - first):
+            low, high = first + part.start, first + part.stop
+            slots = self._frozen_in(low, high) if todo.swept else np.sort(todo.listed[low:high])
+            self._slots.copy_frozen(self._records.array, self._control, slots)
+        todo.at = end
+        self._take_out()
+        if not todo.left:
+            self._uncopied = None
+
+    def copy_all(self) -> None:
+        """Copy all records of the last frozen epoch that are not copied yet."""
+        while self._uncopied is not None:
+            self._copy(self._uncopied, COPIED_AT_ONCE)
+
+    def commit_all(self) -> None:
+        """Write all copies of the last committed epoch to the committed values."""
+        while self._uncommitted is not None:
+            self._commit(self._uncommitted, COPIED_AT_ONCE)
+
+    def _commit(self, copies: Copies, records_max: int) -> None:
+        first, keep = self._committed_at, int(self._keep_unapplied)
+        for part in self.parts(min(records_max, copies.count - first)):
+            low, high = first + part.start, first + part.stop
+            slots, words = copies.slots[low:high], copies.words[low * self._width : high * self._width]
+            fresh = np.empty(slots.size if keep else 0, np.int64)
+            memory = (self._records.array, self._committed_values.array, self._control, slots)
+            count = self._slots.commit(*memory, words, keep, fresh)
+            self._unapplied.note(fresh[:count])
+            self._committed_at = high
+        if self._committed_at == copies.count:
+            self._uncommitted = None
+
+    def _frozen_in(self, first: int, end: int) -> Rows:
+        """Return the slots of [first, end) whose records are frozen and not copied."""
+        end = max(first, min(end, int(self._control[Control.HIGH])))  # the table may have shrunk since the barrier
+        found, frozen = np.empty(end - first, np.int64), DIRTY ^ int(self._control[Control.DIRTY])
+        return found[: self._slots.scan(self._records.array, self._control, first, end, frozen, 0, found)]
+
+    def _take_out(self) -> None:
+        """Take keys and values of variable width of the copies made so far out of the arenas."""
+        if self._uncopied is not None:
+            self._frozen[-1].copies.take_out(int(self._control[Control.COPIED]), self._keys_of, self._columns)
+
+    def _keys_move(self) -> None:
+        self._take_out()
+
+    def _keep_frozen(self, slots: Rows) -> None:
+        """Copy those of these records that are frozen and not copied, before they change."""
+        if self._uncopied is None:
+            return
+        slots = np.ascontiguousarray(slots, np.int64)
+        for part in self.parts(slots.size):
+            self._slots.copy_frozen(self._records.array, self._control, slots[part])
 
     def _dirty(self) -> Rows:
         """Return what changed() returns, sorted: records are gathered and scattered faster from front to back."""
         if int(self._control[Control.OPENED]) * DIRTY_SHARE < self._control[Control.HIGH]:
             return np.sort(self.changed())
-        return self._scan(Flag.DIRTY)
-
-    def _frozen_words(self, slots: Rows, clear: int, known: int, without: int) -> tuple[Rows, NDArray[np.bool_], Words]:
-        """Clear flags of sorted slots; return those that a delta names, whether they exist, and their records."""
-        found = [self._frozen_part(slots[part], clear, known, without) for part in self.parts(slots.size)]
-        if len(found) == 1:
-            return found[0]
-        kept = np.concatenate([_NO_ROWS, *(each[0] for each in found)])
-        puts = np.concatenate([np.empty(0, np.bool_), *(each[1] for each in found)])
-        words = np.concatenate([np.empty((self._width, 0), np.int64), *(each[2] for each in found)], axis=1)
-        return kept, puts, words
-
-    def _frozen_part(self, slots: Rows, clear: int, known: int, without: int) -> tuple[Rows, NDArray[np.bool_], Words]:
-        kept, puts = np.empty_like(slots), np.empty(slots.size, np.bool_)
-        words = np.empty((self._width, slots.size), np.int64)
-        memory = (self._records.array, self._control, slots)
-        count = self._slots.freeze(*memory, int(clear), int(known), int(without), kept, puts, words)
-        if count < slots.size:
-            kept, puts, words = kept[:count].copy(), puts[:count].copy(), np.ascontiguousarray(words[:, :count])
-        return kept, puts, words
+        return self._scan(int(self._control[Control.DIRTY]))
 
     def delta(self, epoch: Epoch) -> Delta:
         """Return the delta frozen for this epoch; it exists until the epoch is committed or rolled back."""
-        return next(frozen.delta for frozen in self._frozen if frozen.delta.epoch == epoch)
+        self.copy_all()
+        return next(frozen.delta for frozen in self._frozen if frozen.epoch == epoch)
+
+    def supersede(self, epoch: Epoch) -> None:
+        """Drop what the epochs before a frozen one keep: none of them will complete, and this one has their changes."""
+        if self._frozen[0].epoch < epoch:
+            self._frozen = [frozen for frozen in self._frozen if frozen.epoch >= epoch]
+            joined = np.unique(np.concatenate([slots for past, slots in self._intervals if past <= epoch]))
+            later = [(past, slots) for past, slots in self._intervals if past > epoch]
+            self._intervals = [(epoch, joined), *later]
 
     @property
     def frozen_bytes(self) -> int:
-        """Bytes that the epochs keep that are frozen and not committed: values as words and as columns, keys, slots."""
-        return sum(
-            frozen.values.nbytes + frozen.delta.nbytes + frozen.slots.nbytes + frozen.erased.nbytes
-            for frozen in self._frozen
-        ) + sum(slots.nbytes for _, slots in self._intervals)
+        """Bytes that the epochs keep that are frozen and not committed: copies, made or still to be made, and slots."""
+        kept = sum(frozen.copies.nbytes + frozen.erased.nbytes for frozen in self._frozen)
+        kept += 0 if self._uncommitted is None else self._uncommitted.nbytes
+        return kept + sum(slots.nbytes for _, slots in self._intervals)
 
     @property
     def dirty_bytes(self) -> int:
         """Bytes that the next freeze will keep for the slots that became dirty since the last one, about."""
         opened = int(self._control[Control.OPENED])
         texts = 0 if self._bytes is None else opened * self._bytes.used // max(1, len(self))
-        return opened * 8 * (self._width + self._values.count + 2) + texts
+        return opened * 8 * (self._width + 2) + texts
 
     def froze(self, epoch: Epoch) -> bool:
         """Return whether the epoch is frozen here and neither committed nor rolled back."""
-        return any(frozen.delta.epoch == epoch for frozen in self._frozen)
+        return any(frozen.epoch == epoch for frozen in self._frozen)
 
     def commit(self, through: Epoch) -> None:
-        """Treat the values frozen for this completed epoch as committed. A hint: the next freeze repeats it."""
-        if through <= self.committed_through or not any(frozen.delta.epoch <= through for frozen in self._frozen):
+        """Treat the values frozen for this completed epoch as committed. A hint: the next freeze repeats it.
+
+        They are written to the committed values later, by advance(), or when those are needed.
+        """
+        if through <= self.committed_through or not any(frozen.epoch <= through for frozen in self._frozen):
             return
-        newest = next((frozen for frozen in self._frozen if frozen.delta.epoch == through), None)
+        self.copy_all()
+        self.commit_all()
+        newest = next((frozen for frozen in self._frozen if frozen.epoch == through), None)
         assert newest is not None, f"epoch {through} is reported complete, but this worker never froze it"
         self._erase_committed(newest.erased, newest.delta.through)
         self._hold_committed()
-        for part in self.parts(newest.slots.size):
-            slots, values = newest.slots[part], np.ascontiguousarray(newest.values[:, part])
-            fresh = np.empty(slots.size if self._keep_unapplied else 0, np.int64)
-            memory = (self._records.array, self._committed_values.array, self._control, slots)
-            keep = int(self._keep_unapplied)
-            count = self._slots.commit(*memory, newest.delta.puts[part].copy(), values, keep, fresh)
-            self._unapplied.note(fresh[:count])
-        self._frozen = [frozen for frozen in self._frozen if frozen.delta.epoch > through]
+        self._uncommitted, self._committed_at = newest.copies, 0
+        self._frozen = [frozen for frozen in self._frozen if frozen.epoch > through]
         self._intervals = [(epoch, past) for epoch, past in self._intervals if epoch > through]
         self._expiries.commit(through)
         self.committed_through = through
@@ -343,6 +484,7 @@ class Table(Records):
         if not self.holds(base):
             return False
         self.commit(base)
+        self.commit_all()
         past = [slots for _, slots in self._intervals]
         slots = np.concatenate([self._expiries.slots(), self._dirty(), *past])
         self._hold_committed()
@@ -351,11 +493,12 @@ class Table(Records):
             self._slots.roll_back(*memory, slots[part])
         self._note(slots)
         self._control[Control.OPENED] = 0
-        self._intervals, self._frozen, self._expiries = [], [], Expiries()
+        self._intervals, self._frozen, self._uncopied, self._expiries = [], [], None, Expiries()
         return True
 
     def get_committed(self, key: tuple[object, ...]) -> dict[str, Any] | None:
         """Return the committed values of one key, None if it is absent."""
+        self.commit_all()
         columns = zip(key, self.spec.key.types, strict=True)
         keys = self.spec.key.encode([pa.array([value], kind) for value, kind in columns])
         slots = self.find(keys)
@@ -380,6 +523,7 @@ class Table(Records):
         assert not (self._control[Control.OPENED] or self._intervals), (
             "a changelog is absorbed into a table ahead of it"
         )
+        self.commit_all()
         self.loads += 1
         if delta.through is not None:
             erased = self._slots_in(delta.through)
@@ -414,7 +558,7 @@ class Table(Records):
     @property
     def behind(self) -> bool:
         """Return whether the cold store lacks anything."""
-        return self._unapplied.count > 0 or self._unapplied.through is not None
+        return self._unapplied.count > 0 or self._unapplied.through is not None or self.uncommitted > 0
 
     def unapplied(self, rows_max: int) -> tuple[Rows, Keys, NDArray[np.bool_], Columns]:
         """Return the next committed slots to apply: slots, keys, whether they exist, values.
@@ -422,6 +566,7 @@ class Table(Records):
         Their values have about APPLIED_BYTES_MAX bytes at most, or belong to one slot.
         """
         assert self._unapplied.through is None, "ranges go first"
+        self.commit_all()
         slots = self._unapplied.next(rows_max)
         exist = (self.flags_of(slots) & Flag.COMMITTED) != 0
         words = self._committed_words(slots, exist)
@@ -443,6 +588,7 @@ class Table(Records):
     def drop_vacant(self) -> None:
         """Drop the slots whose keys are permanently absent; present ones stay, so nothing must be loaded again."""
         self.vacant = 0
+        self.commit_all()
         pinned = np.concatenate([self._expiries.slots(), *(past for _, past in self._intervals)])
         self._set(pinned, 0, Flag.PINNED)
         vacant = self._scan(0, _HELD | _KNOWN)
@@ -450,6 +596,7 @@ class Table(Records):
         self._free_slots(vacant)
         if vacant.size:
             self._compact_bytes()
+            self._shrink()
 
     # Inner parts
 
@@ -465,9 +612,11 @@ class Table(Records):
 
     def _sides(self, at: int) -> Iterator[Side]:
         yield from super()._sides(at)
-        for frozen in self._frozen:
-            starts, lengths = frozen.values[at], frozen.values[at + 1]
-            yield Side(starts, lengths, np.arange(starts.size), frozen.slots)
+        self._take_out()
+        uncommitted = [] if self._uncommitted is None else [self._uncommitted]
+        for copies in (*uncommitted, *(frozen.copies for frozen in self._frozen)):
+            starts, lengths = copies.of_values(at), copies.of_values(at + 1)
+            yield Side(starts, lengths, np.arange(copies.count), copies.slots[: copies.count])
 
     def _load(self, loader: Loader) -> None:
         """Read the rows of new slots from the cold store."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
-from harness import Bench
+from harness import Bench, wait
 from running import Run, make_input, pid_gone, running
 from standalone import lose_driver, lose_executor, lose_worker, running_on, standalone
 
@@ -116,12 +115,3 @@ def next_epoch(repository: Repository, after_us: int) -> int:
         return done[0].at if done else None
 
     return int(wait(found, "the next epoch"))
-
-
-def wait(found: Any, what: str, timeout_s: float = 30.0) -> Any:
-    """Poll for something, with a limit."""
-    deadline, pause = time.monotonic() + timeout_s, threading.Event()
-    while not (value := found()):
-        assert time.monotonic() < deadline, f"waited for {what}"
-        pause.wait(0.02)
-    return value

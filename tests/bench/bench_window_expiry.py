@@ -54,8 +54,7 @@ class Window:
         for end in (OVER_US, OPEN_US):
             columns = [pa.array(np.full(keys, end)).view(TIME), pa.array(np.arange(keys))]
             slots = self._table.slots(KEY.encode(columns))
-            self._table.column(WINDOW_END)[slots] = end
-            self._table.touch(slots)
+            self._table.changing(slots)(WINDOW_END)[slots] = end
         self._state.freeze(1, Epoch(1), Epoch(0))
         self._state.commit(Epoch(1))
         self._apply()

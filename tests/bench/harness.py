@@ -5,9 +5,11 @@ The smoke size runs in every `make test`, so that no benchmark rots; `make bench
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class Bench:
@@ -44,3 +46,12 @@ class Bench:
         sizes = ", ".join(f"{what} {count:,}" for what, count in self.sizes.items())
         rate = f"{per / self.seconds:,.0f} {unit}s/s, {self.seconds / per * 1e6:.3f} us each"
         self.line = f"{self.name}: {rate} ({sizes}; check {check:,})"
+
+
+def wait(found: Any, what: str, timeout_s: float = 30.0) -> Any:
+    """Poll for something, with a limit."""
+    deadline, pause = time.monotonic() + timeout_s, threading.Event()
+    while not (value := found()):
+        assert time.monotonic() < deadline, f"waited for {what}"
+        pause.wait(0.02)
+    return value

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.state.changelog import SegmentHeader, seal, unseal
+from holdfast.state import changelog
+from holdfast.state.changelog import SegmentHeader, opened, seal, unseal
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.delta import Delta
 
@@ -60,6 +62,12 @@ def version_3() -> bytes:
     return seal(HEADER, deltas)
 
 
+def version_5(patched: pytest.MonkeyPatch) -> bytes:
+    """Return what segment_v5.bin was written as: the rows of version 3, in several batches."""
+    patched.setattr(changelog, "BATCH_BYTES", 150)
+    return version_3()
+
+
 class TestSegmentFormat:
     def test_version_3_with_nulls_text_and_bytes_is_read(self) -> None:
         header, (numbers, windows) = unseal((HERE / "segment_v3.bin").read_bytes())
@@ -98,6 +106,26 @@ class TestSegmentFormat:
         )
         assert set(found) == {("a", 0, True, 3), ("a", 1, True, 4), ("a\x00", 0, False, 0), (None, 7, True, 5)}
         assert lists.keys.key_groups(lists.key_group_count).tolist() == lists.keys.routed().key_groups(16).tolist()
+
+    def test_version_5_with_several_batches_of_a_block_is_read(self) -> None:
+        header, deltas = unseal((HERE / "segment_v5.bin").read_bytes())
+        assert header == HEADER
+        assert [len(block.batches) for block in opened((HERE / "segment_v5.bin").read_bytes()).blocks] == [2, 3]
+        for delta, expected in zip(deltas, unseal((HERE / "segment_v3.bin").read_bytes())[1], strict=True):
+            assert delta.keys.canonical().equals(expected.keys.canonical())
+            assert delta.puts.tolist() == expected.puts.tolist()
+            for name, values in expected.columns.items():
+                assert delta.columns[name].tolist() == values.tolist()
+            through = [None if each.through is None else each.through.tolist() for each in (delta, expected)]
+            assert through[0] == through[1]
+
+    def test_version_5_is_written_as_it_was(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        data = version_5(monkeypatch)
+        assert b"version\x05" in data
+        kept = opened((HERE / "segment_v5.bin").read_bytes())
+        assert [[each.rows for each in block.batches] for block in opened(data).blocks] == [
+            [each.rows for each in block.batches] for block in kept.blocks
+        ]
 
     def test_version_2_with_a_range_per_key_group_is_read(self) -> None:
         header, (windows,) = unseal((HERE / "segment_v2.bin").read_bytes())

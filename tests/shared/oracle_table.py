@@ -484,6 +484,11 @@ class NumpyTable(SlotColumns):
             self._load()
         return slots
 
+    def changing(self, slots: Rows) -> Callable[[str], NDArray[Any]]:
+        """Touch slots; return what returns the working values of a column."""
+        self.touch(slots)
+        return self.column
+
     def touch(self, slots: Rows) -> None:
         """Mark slots that were or will be written in this batch: their keys exist and they are dirty."""
         flags = self._flags.array.take(slots)

@@ -22,7 +22,9 @@ Source: DESIGN section 10; research section 2b (I1 to I15); PROTOCOL P2, P6, P13
 from __future__ import annotations
 
 import traceback
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -51,6 +53,7 @@ from holdfast.chaos.sim.jobs.ledger import (
 )
 from holdfast.chaos.sim.jobs.lettered import LETTERED, Lettered
 from holdfast.chaos.sim.jobs.oracle import Cut
+from holdfast.chaos.sim.jobs.spelled import SPELLED, SPELLED_COLUMNS, SPELLED_OPERATOR
 from holdfast.chaos.sim.jobs.tables import SharedTable
 from holdfast.chaos.sim.jobs.workload import ADDED, LATE, UPSERTS, WINDOWS, Scenario, operator_of
 from holdfast.checkpoint import joblog
@@ -64,6 +67,8 @@ from holdfast.runtime.wire import messages as m
 from holdfast.sinks.contract import OP, Rewinding
 from holdfast.sinks.memory_immediate import ImmediateTable
 from holdfast.state.store import Identity, Piece, StateStore
+from holdfast.state.tables.slab import Rows
+from holdfast.state.tables.table import Table
 from holdfast.storage.objects import MemoryObjects
 
 NO_TAG = Tag(Timeline(0), NO_EPOCH)
@@ -101,13 +106,18 @@ class Checks:
         keys = {spec.name: spec.upsert_key for spec in plan.sinks if spec.upsert_key is not None}
         self._audited = Audited(batches, keys, scenario, self.fail)
         self._lasts, self.lasts = lasts, Lasts(scenario, self.fail)
-        self._upserted = {name: Upserted(name, UPSERTS[name], scenario, self.fail) for name in scenario.upserts}
+        self._upserted = {
+            name: Upserted(name, by, expected, scenario.rescales, self.fail)
+            for name, by, expected in _expected_upserts(scenario)
+        }
+        self._key_of = {name: by for name, by, _ in _expected_upserts(scenario)}
         windowing = scenario.windowing
         self._windowed = None if windowing is None else Windowed(scenario, windowing, self.fail)
         self._ledger = Ledger(scenario.partitions, scenario.rescales, self.fail) if scenario.ledger else None
         self._regrouped = Regrouped(scenario.partitions, self.fail) if scenario.regroups else None
         self._lettered = Lettered(scenario.partitions, self.fail)
         self.repairs = 0
+        self.memory = Counter[str](sources_waited_for_memory=0, barriers_wanted_early=0)
         self.restored: list[Epoch] = []
         """The restored checkpoints."""
         self.outcomes: dict[str, int] = {}
@@ -207,13 +217,18 @@ class Checks:
             accounts = {row["account"] for batch in batches for row in batch.to_pylist() if row[OP] == 0}
             self._ledger.look(writer, tag, cut, accounts, self._tables[ACCOUNTS].rows())
         else:
-            keys = {row[UPSERTS[writer.sink]] for batch in batches for row in batch.to_pylist() if row[OP] == 0}
+            keys = {row[self._key_of[writer.sink]] for batch in batches for row in batch.to_pylist() if row[OP] == 0}
             self._upserted[writer.sink].look(writer, tag, cut, keys, self._tables[writer.sink].rows())
 
     def holds(self, worker: str, committed: Epoch, epochs: Collection[Epoch]) -> None:
         """A worker keeps something for these epochs; it needs nothing for committed ones."""
         if old := sorted(epoch for epoch in epochs if epoch <= committed):
             self.fail("growth", f"{worker} still keeps data of epochs {old}, although {committed} is committed")
+
+    def held_back(self, stock: m.Heartbeat) -> None:
+        """A worker took stock of itself; count how often its memory was full of changes, or its disk full."""
+        self.memory["sources_waited_for_memory"] += "memory" in stock.progress.held_by
+        self.memory["barriers_wanted_early"] += stock.wants_barrier
 
     def told_time(self, channel: Channel, at_us: int) -> None:
         """A subtask sent a watermark through a channel."""
@@ -384,8 +399,17 @@ class Checks:
             operator = self._plan.operator(LEDGER_OPERATOR).id
             accounts, when = _rows(stores, operator, BALANCE), f"restored at epoch {manifest.epoch}"
             self._ledger.compare("I9 state", when, self.history.cuts[manifest.epoch], accounts)
+        if self._scenario.texts:
+            self._restored_words(manifest.epoch, stores, inspected.rows(SPELLED_OPERATOR))
         if self._windowed is not None:
             self._restored_windows(self._windowed, completed, stores, inspected.rows(operator_of(WINDOWS)))
+
+    def _restored_words(self, epoch: Epoch, stores: Iterable[StateStore], read: Sequence[Mapping[str, Any]]) -> None:
+        expected = oracle.spelled(self._scenario.partitions, self.history.cuts[epoch])
+        restored = _rows(stores, self._plan.operator(SPELLED_OPERATOR).id, SPELLED_COLUMNS)
+        for rule, found in (("I9 state", restored), ("I9 read", read)):
+            if {row["word"]: row for row in found} != expected:
+                self.fail(rule, f"epoch {epoch}: words are {found}, expected {expected}")
 
     def _compare_twins(self, epoch: Epoch, rows: Iterable[Mapping[str, Any]]) -> None:
         for row in rows:
@@ -450,6 +474,22 @@ class Checks:
         return store
 
 
+def _expected_upserts(scenario: Scenario) -> list[tuple[str, str, Callable[[Cut], Mapping[Any, Any]]]]:
+    """Return the upsert sinks that are compared with the oracle after every delivery: name, key, expected rows."""
+    sinks: list[tuple[str, str, Callable[[Cut], Mapping[Any, Any]]]] = [
+        (name, UPSERTS[name], partial(oracle.totals, scenario.partitions, by=UPSERTS[name]))
+        for name in scenario.upserts
+    ]
+    return [*sinks, *([(SPELLED, "word", partial(oracle.spelled, scenario.partitions))] if scenario.texts else [])]
+
+
+def _values(table: Table, column: str, slots: Rows) -> list[Any]:
+    """Return the working values of a column as Python values."""
+    if table.spec.column(column).plain:
+        return list(table.column(column)[slots].tolist())
+    return list(table.read(column, slots).to_pylist())
+
+
 def _rows(stores: Iterable[StateStore], operator: int, columns: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the rows of an operator under the oracle's column names; `columns` gives the names in the state."""
     rows: list[dict[str, Any]] = []
@@ -457,6 +497,6 @@ def _rows(stores: Iterable[StateStore], operator: int, columns: Mapping[str, str
         slots = table.present()
         keys = [column.to_pylist() for column in table.key_columns(slots)]
         named = dict(zip(table.spec.key.names, keys, strict=True))
-        named |= {short: table.column(long)[slots].tolist() for short, long in columns.items()}
+        named |= {short: _values(table, long, slots) for short, long in columns.items()}
         rows += [dict(zip(named, row, strict=True)) for row in zip(*named.values(), strict=True)]
     return rows

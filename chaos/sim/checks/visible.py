@@ -93,21 +93,28 @@ class Added:
 
 
 class Upserted:
-    """One upsert sink."""
+    """One upsert sink.
 
-    def __init__(self, name: str, by: str, scenario: Scenario, fail: Fail) -> None:
-        self._name, self._by, self._scenario, self._fail = name, by, scenario, fail
-        self._writers: dict[int, Writer] = {}
-        self._seen: list[tuple[Writer, Tag, Cut, frozenset[int]]] = []
+    Args:
+        by: Its key column.
+        expected: Returns the oracle's row of every key.
+    """
 
-    def look(self, writer: Writer, tag: Tag, cut: Cut, keys: set[int], rows: Sequence[Row]) -> None:
+    def __init__(
+        self, name: str, by: str, expected: Callable[[Cut], Mapping[Any, Row]], rescales: bool, fail: Fail
+    ) -> None:
+        self._name, self._by, self._expected, self._rescales, self._fail = name, by, expected, rescales, fail
+        self._writers: dict[Any, Writer] = {}
+        self._seen: list[tuple[Writer, Tag, Cut, frozenset[Any]]] = []
+
+    def look(self, writer: Writer, tag: Tag, cut: Cut, keys: set[Any], rows: Sequence[Row]) -> None:
         """Take the keys that this delivery wrote; all rows of the writer must then match the epoch."""
-        if self._scenario.rescales:
+        if self._rescales:
             return
         for key in sorted(keys):
             if self._writers.setdefault(key, writer) != writer:
                 self._fail("I5 visible", f"{self._name}: two writers wrote key {key}")
-        expected = oracle.totals(self._scenario.partitions, cut, self._by)
+        expected = self._expected(cut)
         mine = {row[self._by]: row for row in rows if self._writers.get(row[self._by]) == writer}
         for key, row in mine.items():
             if row != expected.get(key):
@@ -117,20 +124,20 @@ class Upserted:
 
     def taken_back(self, to: Tag, cut: Cut, rows: Sequence[Row]) -> None:
         """A rewind removed rows: the rest, of all writers, must match the base epoch."""
-        found, expected = {row[self._by]: row for row in rows}, oracle.totals(self._scenario.partitions, cut, self._by)
+        found, expected = {row[self._by]: row for row in rows}, self._expected(cut)
         if found != expected:
             self._fail("P21 repair", f"{self._name} repaired to {to} shows {found}, expected {expected}")
 
     def at_end(self, everything: Cut, rows: Sequence[Row]) -> None:
         """Compare all rows, and earlier views of keys whose writer was not known yet."""
-        expected = oracle.totals(self._scenario.partitions, everything, self._by)
+        expected = self._expected(everything)
         found = {row[self._by]: row for row in rows}
         if found != expected:
             wrong = {key: (found.get(key), expected.get(key)) for key in found.keys() | expected.keys()}
             differ = {key: pair for key, pair in sorted(wrong.items()) if pair[0] != pair[1]}
             self._fail("I1 loss", f"{self._name}: (found, expected) by key: {differ}")
         for writer, tag, cut, keys in self._seen:
-            rows_then = oracle.totals(self._scenario.partitions, cut, self._by)
+            rows_then = self._expected(cut)
             then = {key for key in rows_then if self._writers.get(key) == writer}
             if then != keys:
                 self._fail("I5 visible", f"{self._name}: {writer} at epoch {tag.epoch} lacked keys {then - keys}")

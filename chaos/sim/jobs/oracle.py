@@ -55,6 +55,23 @@ def totals(partitions: Partitions, cut: Cut, by: str) -> dict[int, dict[str, Any
     return rows
 
 
+def spelled(partitions: Partitions, cut: Cut) -> dict[str, dict[str, Any]]:
+    """Return the row of every word: count, least text, greatest bytes; null if it had none."""
+    rows: dict[str, dict[str, Any]] = {}
+    for partition, records in enumerate(partitions):
+        for record in records[: cut.get(partition, 0)]:
+            word = f"word {record.key % 4}\x00"
+            row = rows.setdefault(word, {"word": word, "n": 0, "least": None, "blob": None})
+            row["n"] += 1
+            if record.value % 3:
+                text = f"{record.value} of {record.bucket}"
+                row["least"] = text if row["least"] is None else min(row["least"], text)
+            if record.value > 0:
+                blob = str(record.id).encode()
+                row["blob"] = blob if row["blob"] is None else max(row["blob"], blob)
+    return rows
+
+
 def accounts_of(key: int, bucket: int) -> tuple[int, int]:
     """Return the two accounts between which a record moves its value: from, to."""
     return key % ACCOUNT_COUNT, (key + 1 + bucket) % ACCOUNT_COUNT

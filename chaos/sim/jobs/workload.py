@@ -27,7 +27,7 @@ from holdfast.chaos.sim.faults import aims, faults
 from holdfast.chaos.sim.faults.aims import Aim
 from holdfast.chaos.sim.faults.faults import Fault
 from holdfast.chaos.sim.faults.points import Point
-from holdfast.chaos.sim.jobs import evolving, ledger, lettered
+from holdfast.chaos.sim.jobs import evolving, ledger, lettered, spelled
 from holdfast.chaos.sim.jobs.arriving import ArrivingSource
 from holdfast.chaos.sim.jobs.functions import calling
 from holdfast.chaos.sim.jobs.oracle import PARTITION_STRIDE, Input
@@ -55,6 +55,11 @@ SMALL_BOUNDS_SHARE = 0.1
 ENDS_SHARE, ONCE_SHARE, LETTERS_SHARE = 0.2, 0.1, 0.15
 GROWING_SHARE, ADDED_MAX, LISTED_EVERY_S = 0.25, 3, (0.15, 0.4, 1.0)
 REGROWING_SHARE, REGROWS_AT = 0.12, (1.5, 3.0, 4.5, 6.0, 7.5)
+TEXTS_SHARE, BUDGET_SHARE = 0.05, 0.1
+STATE_MEMORY = (400, 1_600, 6_400)
+"""Bytes: one changed key is above the share of changes, or some are, or about all of them."""
+NEVER_DUE_S = 1_000.0
+"""Between two checkpoints, in half of the seeds with a budget: epochs are closed because memory is full, or never."""
 RESTING_SHARE = 0.5
 RESTING_MIN = 6
 """Records of the active partition that arrive while the other one is idle."""
@@ -168,6 +173,10 @@ class Scenario:
     """When each partition is added; empty: all are there from the start."""
     listed_every: float = 0.0
     """Time between two listings of the sources; 0: they are listed only where a run may end."""
+    texts: bool = False
+    """Whether there is a branch with text in its keys and its state."""
+    state_memory: int | None = None
+    """The budget of every worker's state in bytes; None: there is none."""
 
     @property
     def rescales(self) -> bool:
@@ -179,6 +188,11 @@ class Scenario:
         """Return the partitions of each source."""
         every = range(len(self.partitions))
         return {SOURCE: tuple(every[::2]), SECOND: tuple(every[1::2])} if self.united else {SOURCE: tuple(every)}
+
+    @property
+    def budgeted(self) -> bool:
+        """Return whether workers have a budget for their state."""
+        return self.state_memory is not None
 
     @property
     def grows(self) -> bool:
@@ -288,7 +302,9 @@ def scenario(seed: int) -> Scenario:
         aims=(),
         call_s=0.0,
     )
-    return _growing(_with_ends(_with_rest(_regrowing(_with_functions(_with_more(whole))))), keys)
+    drawn = _growing(_with_ends(_with_rest(_regrowing(_with_functions(_with_more(whole))))), keys)
+    texts = random.Random(f"{seed}/texts").random() < TEXTS_SHARE
+    return _budgeted(replace(drawn, texts=texts))
 
 
 def _with_more(whole: Scenario) -> Scenario:
@@ -311,6 +327,20 @@ def _with_more(whole: Scenario) -> Scenario:
         calm = {**more, Fault.WRITE_LATE: 0.2}
         whole = replace(whole, armed=calm, moments=(), checkpoint_every=0.12, retention=Retention(1, 0, 2))
     return whole
+
+
+def _budgeted(whole: Scenario) -> Scenario:
+    """In some seeds give workers little memory for their state, and sometimes fill the disks that it may leave to."""
+    rng = random.Random(f"{whole.seed}/budget")
+    # Those worlds need an epoch, or a record, at its time.
+    timed = whole.regrows or whole.rests or any(aim.point is Point.SWEEP for aim in whole.aims)
+    if timed or rng.random() >= BUDGET_SHARE:
+        return whole
+    memory, every = rng.choice(STATE_MEMORY), rng.choice((whole.checkpoint_every, NEVER_DUE_S))
+    full = {Fault.DISK_FULL: 2.0} if rng.random() < 0.5 else {}
+    moments = tuple(sorted((*whole.moments, *_moments(rng, full, whole.heal_at)), key=lambda moment: moment.at))
+    armed = {**full, **whole.armed}
+    return replace(whole, state_memory=memory, checkpoint_every=every, folders=True, armed=armed, moments=moments)
 
 
 def _with_rest(whole: Scenario) -> Scenario:
@@ -492,6 +522,7 @@ def plan_of(
     united: bool = False,
     functions: bool = False,
     letters: bool = False,
+    texts: bool = False,
     version: int | None = None,
 ) -> Plan:
     """Return the job's plan; every worker replaces its source and sinks, which are stand-ins, by its own.
@@ -528,6 +559,8 @@ def plan_of(
         totals.sink(name, MemorySink(key=[key]))
     if with_ledger:
         ledger.keep_ledger(records)
+    if texts:
+        spelled.spell(records)
     return app.plan()
 
 

@@ -24,6 +24,7 @@ from holdfast.state.evolution import declaration
 from holdfast.state.marker import read_marker, usable
 from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.store import StateStore
+from holdfast.state.tables.slab import PLAIN, PlainMemory
 
 
 @dataclass(eq=False)
@@ -79,6 +80,23 @@ class HeldFolder:
         self._folder.holder = None
 
 
+class SwapArea(PlainMemory):
+    """The memory of one worker's tables, as if they were always larger than their budget: they need room on the disk.
+
+    Nothing is written. As in state/swap.py, `refused` is what the last attempt found.
+    """
+
+    def __init__(self, world: Surroundings) -> None:
+        self._world = world
+
+    def settle(self) -> None:
+        """See Memory.settle."""
+        full = self._world.faults.down(Fault.DISK_FULL)
+        if full:
+            self._world.faults.hit(Fault.DISK_FULL, (Point.BETWEEN,))
+        self.refused = "no space left for state" if full else ""
+
+
 def _applying() -> tuple[Point, ...]:
     return (Point.APPLY,)
 
@@ -107,7 +125,8 @@ class Disk:
             self._folders.append(folder)
         folder.holder = process
         held, marker = HeldFolder(self._world, folder, process), read_marker(folder.store)
-        store = StateStore(identity_of(deploy, worker), specs, plan.key_groups, owned, held)
+        memory = SwapArea(self._world) if self._world.scenario.budgeted else PLAIN
+        store = StateStore(identity_of(deploy, worker), specs, plan.key_groups, owned, held, memory)
         if marker is None:
             return Opened(store, None, None, held.close)
         self.reused += 1

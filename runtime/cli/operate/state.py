@@ -1,4 +1,4 @@
-"""`holdfast state get|scan|diff|du JOB OPERATOR`: the state of operators, as checkpoints hold it."""
+"""`holdfast state get|scan|diff|history|du JOB OPERATOR`: the state of operators, as checkpoints hold it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_command, add_common, add_job, root_of
 from holdfast.runtime.cli.operate.state_output import Answer, check_output, described, give, headline
-from holdfast.runtime.cli.reporting import print_json
+from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.inspect.comparison import differences, schema_of
+from holdfast.runtime.inspect.keyhistory import history_of
 from holdfast.runtime.inspect.reading import At, at_checkpoint, objects_of, operator_in, parts_of, reading_of
 from holdfast.runtime.inspect.sizes import OperatorSize, Stock, size_of
 from holdfast.runtime.inspect.view import view_of
@@ -21,6 +22,7 @@ _ACTIONS = (
     ("get", "show the state of one key", "get hot-auctions hot 17"),
     ("scan", "show the state of all keys, by key group and key", "scan hot-auctions hot --out hot.parquet"),
     ("diff", "show the keys that two checkpoints hold differently", "diff hot-auctions hot --from 117 --to 120"),
+    ("history", "show how the state of one key changed, by checkpoint", "history hot-auctions hot 17"),
     ("du", "show rows and bytes by operator, subtask and key group", "du hot-auctions"),
 )
 
@@ -34,7 +36,7 @@ def add_parser(subparsers: Any) -> None:
     examples = "\n".join(f"holdfast state {example}" for _, _, example in _ACTIONS)
     parser = add_command(subparsers, "state", about, examples, actions=True)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    handlers = {"get": get, "scan": scan, "diff": diff, "du": du}
+    handlers = {"get": get, "scan": scan, "diff": diff, "history": history, "du": du}
     for name, does, example in _ACTIONS:
         typed = f"examples:\n  holdfast state {example}"
         action = actions.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.", epilog=typed)
@@ -45,7 +47,7 @@ def add_parser(subparsers: Any) -> None:
         action.add_argument(
             "operator", metavar="OPERATOR", help="name of the operator, as in .agg(NAME, ...)", **several
         )
-        if name in ("get", "diff"):
+        if name in ("get", "diff", "history"):
             _add_key(action, optional=name == "diff")
         if name == "diff":
             action.add_argument("--from", dest="first", metavar="N", required=True, help=f"the older side: {_WHICH}")
@@ -80,6 +82,20 @@ def diff(args: argparse.Namespace) -> int:
     found = differences(before, after)
     answer = Answer(after.at, args.operator, schema_of(after.view), before.at)
     give(answer, found, args)
+    return 0
+
+
+def history(args: argparse.Namespace) -> int:
+    """Show the changes of one key. Exit status: 0, also if the key never had state; 4 if a checkpoint is damaged."""
+    check_output(args)
+    found = history_of(open_job(root_of(args), args.job), args.operator, args.key, args.epoch)
+    newest, oldest = found.states[0].at, found.states[-1].at
+    give(Answer(newest, args.operator, found.schema, since=oldest), found.batches(), args)
+    if (other := found.other_columns) is not None:
+        advise(
+            f"at epoch {other.epoch} and before, {args.operator} had other columns; for its history with these: "
+            f"--epoch {other.epoch}"
+        )
     return 0
 
 

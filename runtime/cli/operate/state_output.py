@@ -33,12 +33,13 @@ NOT_WRITTEN = "no file was written"
 
 @dataclass(frozen=True)
 class Answer:
-    """What rows belong to: operator, checkpoint, and the older checkpoint of a comparison."""
+    """What rows belong to: operator, checkpoint; also the other side of a comparison, or the oldest of a history."""
 
     at: At
     operator: str
     schema: pa.Schema
     before: At | None = None
+    since: At | None = None
 
 
 class Writer(Protocol):
@@ -117,7 +118,11 @@ class _Limited:
 
 def _to_table(answer: Answer, rows: _Limited) -> None:
     title = headline(answer.at, answer.operator)
-    print(title if answer.before is None else f"{title}, compared with {_checkpoint(answer.before)}")
+    if answer.before is not None:
+        title += f", compared with {_checkpoint(answer.before)}"
+    if answer.since is not None:
+        title += f", and before it since {_checkpoint(answer.since)}"
+    print(title)
     headers = _headers(answer.schema)
     for batch in rows:
         for first in range(0, batch.num_rows, PAGE_ROWS):
@@ -160,6 +165,8 @@ def _to_json(answer: Answer, rows: _Limited) -> None:
     known = described(answer.at) | {"operator": answer.operator}
     if answer.before is not None:
         known["before"] = described(answer.before)
+    if answer.since is not None:
+        known["since"] = described(answer.since)
     sys.stdout.write(msgspec.json.encode(known).decode().removesuffix("}") + ',"rows":[')
     between = "\n"
     for batch in rows:

@@ -20,7 +20,7 @@ from holdfast.runtime.cli.start.jobfile import load
 from holdfast.runtime.cli.start.run import add_job_arguments, flags_of
 from holdfast.runtime.config.settings import Settings, misspelt, resolve
 from holdfast.runtime.execution.results import with_places
-from holdfast.runtime.plan.memory import check_state_memory
+from holdfast.runtime.plan.memory import check_state_memory, container_share
 from holdfast.storage.local import LocalObjects
 from holdfast.storage.objects import open_objects
 from holdfast.storage.paths import join
@@ -65,10 +65,27 @@ def handle(args: argparse.Namespace) -> int:
         return 0
     print(render(plan))
     print(f"\nsettings\n{_settings(settings)}")
+    if settings.state_memory is None and (words := default_memory(settings.master, settings.parallelism)):
+        print(f"\n  {words}")
     print(f"\nchanges\n{plan_changes.render(against)}")
     for refusal in against["refused"]:
         advise(f"\nA run would refuse this: {refusal['what']}.\nNext: {refusal['next']}")
     return 0
+
+
+def default_memory(master: str | None, parallelism: int) -> str:
+    """Return what `state_memory` is if it is not set, and why, where executors are containers; else nothing."""
+    from holdfast.runtime.cli.start.run import submitted_conf
+
+    conf = submitted_conf()
+    share = container_share(conf if master is None else {**conf, "spark.master": master}, parallelism)
+    if share is None:
+        return ""
+    source = "" if conf else "; Spark's own files of settings are not read here"
+    return (
+        f"state_memory is not set: each worker takes at most {text.size(share.default)}, half of its share of "
+        f"{share.origin} ({share.workers} to an executor{source})"
+    )
 
 
 def obstacles(plan: Plan, settings: Settings, positions: Iterable[SourcePosition] = ()) -> list[dict[str, str]]:

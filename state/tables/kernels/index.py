@@ -13,8 +13,10 @@ Source: Knuth, The Art of Computer Programming 3, 6.4 (algorithms L and R).
 
 from __future__ import annotations
 
-from holdfast.state.compiled.jit import inner
-from holdfast.state.compiled.memory import get, put
+from typing import Any
+
+from holdfast.state.compiled.jit import inner, kernel
+from holdfast.state.compiled.memory import address_of, get, put
 from holdfast.state.tables.kernels.layout import Control
 
 _BITS, _OLD_BITS, _START, _MOVED = (
@@ -81,3 +83,13 @@ def move(entries: int, old: int, control: int, share: int) -> None:
         elif moved >= target:
             break
     put(control, _MOVED, -1 if moved >= size else moved)
+
+
+@kernel("none", "words", "words", "number")
+def refill(entries_: Any, from_: Any, bits: int) -> None:
+    """Insert all entries of one index into another, empty one with 1 << bits entries."""
+    entries, old = address_of(entries_), address_of(from_)
+    for at in range(from_.size):
+        entry = get(old, at)
+        if entry != 0:
+            insert(entries, bits, entry >> 32, (entry & _SLOT) - 1)

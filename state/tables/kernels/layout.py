@@ -34,7 +34,14 @@ class Control(IntEnum):
     WORDS = 13  # per record
     KEY = 14  # words of the key
     TEXT = 15  # 1: the key's bytes are in the arena
-    FIELDS = 16
+    DIRTY = 16  # the flag of records written since the last barrier
+    COPIES = 17  # where the copies of frozen records are
+    COPIED_SLOTS = 18  # where the list of their slots is
+    COPIED = 19  # copies made
+    KNOWN = 20  # a frozen record with none of these flags is not copied; 0: all are
+    WITHOUT = 21  # a frozen record with one of these flags is not copied
+    VALUES = 22  # words of a record's values
+    FIELDS = 23
 
 
 class Place(IntEnum):
@@ -67,14 +74,18 @@ class Flag(IntEnum):
 
     WORKING = 1 << 0  # the key exists now
     COMMITTED = 1 << 1  # existed at the last commit
-    DIRTY = 1 << 2  # written since the last barrier
+    EVEN = 1 << 2  # EVEN and ODD change roles at every barrier: Control.DIRTY marks records written since, the other
+    # one those that the barrier froze and that are not copied yet
     UNAPPLIED = 1 << 3  # its commit is not in the cold store
     ERASED = 1 << 4  # absent because it expired
     USED = 1 << 5  # the slot holds a key
     UNLOADED = 1 << 6  # the cold store has not been asked for its values
     PINNED = 1 << 7  # while vacant records are dropped: an unfinished epoch names it
+    ODD = 1 << 8
 
 
+DIRTY = Flag.EVEN | Flag.ODD
+"""Flags of records that are written since the last barrier, or frozen by it and not copied yet."""
 BLOCK_ROWS = 256
 """Rows whose records fit the first-level cache together."""
 SCRATCH_GAP = 24

@@ -33,6 +33,7 @@ from holdfast.state.compiled.memory import (
     word_at,
 )
 from holdfast.state.compiled.sources import ADDRESS, FIELDS, OFFSET, VALIDITY
+from holdfast.state.tables.kernels.copying import copied
 from holdfast.state.tables.kernels.index import home_of, insert, is_old, move, remove
 from holdfast.state.tables.kernels.layout import (
     BLOCK_ROWS,
@@ -63,8 +64,7 @@ _RECORDS, _RECORDS_SIZE, _ENTRIES, _OLD, _CONTROL, _FREE_AT, _OPENED_AT, _ARENA_
 _COLUMNS, _STARTS, _LENGTHS, _DATA, _FIRST = (
     int(Given[name]) for name in ("COLUMNS", "STARTS", "LENGTHS", "DATA", "FIRST")
 )
-_WORKING, _DIRTY, _ERASED, _USED = int(Flag.WORKING), int(Flag.DIRTY), int(Flag.ERASED), int(Flag.USED)
-_WRITTEN = _WORKING | _DIRTY
+_WORKING, _ERASED, _USED, _DIRTY_NOW = int(Flag.WORKING), int(Flag.ERASED), int(Flag.USED), int(Control.DIRTY)
 _COUNT_ROWS, _SET, _ADD_INT, _MIN_INT, _MAX_INT, _MIN_UINT, _MAX_UINT = (
     int(Do[name]) for name in ("COUNT", "SET", "ADD_INT", "MIN_INT", "MAX_INT", "MIN_UINT", "MAX_UINT")
 )
@@ -245,16 +245,18 @@ def _create(table: int, key: int, words: int, data: int, length: int) -> Any:
 
 @inner
 def _mark(control: int, opened: int, slots: int, at: int, size: int) -> None:
-    """Mark a block's records as present and dirty; list those that were not dirty."""
-    state_at, count = get(control, _KEY), get(control, _OPENED)
+    """Mark a block's records as present and dirty; list those that were not dirty, and copy frozen ones before."""
+    state_at, count, dirty = get(control, _KEY), get(control, _OPENED), get(control, _DIRTY_NOW)
+    written = _WORKING | dirty
     for row in range(size):
         record = get(at, row)
         state = get(record, state_at)
-        if state & _WRITTEN != _WRITTEN:
-            if state & _DIRTY == 0:
+        if state & written != written:
+            if state & dirty == 0:
                 put(opened, count, get(slots, row))
                 count += 1
-            put(record, state_at, (state | _WRITTEN) & ~_ERASED)
+                state = copied(control, record, get(slots, row))
+            put(record, state_at, (state | written) & ~_ERASED)
     put(control, _OPENED, count)
 
 

@@ -1,16 +1,19 @@
-"""Kernels over lists of slots: gather, freeze, commit, roll back, scan; and the bytes of text keys."""
+"""Kernels over lists of slots: gather, copy, commit, roll back, scan; and the bytes of text keys."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from holdfast.state.compiled.jit import kernel
-from holdfast.state.compiled.memory import address_of, prefetch
-from holdfast.state.tables.kernels.layout import Control, Flag
+from holdfast.state.compiled.memory import address_of, prefetch, put
+from holdfast.state.tables.kernels.copying import copied
+from holdfast.state.tables.kernels.layout import DIRTY, Control, Flag
 
-_OPENED, _WORDS, _KEY = int(Control.OPENED), int(Control.WORDS), int(Control.KEY)
+_OPENED, _WORDS, _KEY, _VALUES, _DIRTY_NOW = (
+    int(Control[name]) for name in ("OPENED", "WORDS", "KEY", "VALUES", "DIRTY")
+)
 _WORKING, _COMMITTED, _DIRTY, _UNAPPLIED, _ERASED = (
-    int(each) for each in (Flag.WORKING, Flag.COMMITTED, Flag.DIRTY, Flag.UNAPPLIED, Flag.ERASED)
+    int(each) for each in (Flag.WORKING, Flag.COMMITTED, DIRTY, Flag.UNAPPLIED, Flag.ERASED)
 )
 _AHEAD = 16
 """Records that are prefetched before they are read."""
@@ -58,67 +61,45 @@ def reset(records: Any, control: Any, slots: Any, defaults: Any, clear: int, add
 
 @kernel("none", "words", "words", "words", "words", "words")
 def delete(records: Any, control: Any, opened: Any, slots: Any, defaults: Any) -> None:
-    """Make the keys of slots absent and dirty, with default values; list those that were not dirty."""
-    width, key, count = control[_WORDS], control[_KEY], control[_OPENED]
+    """Make the keys of slots, which are not frozen, absent and dirty, with default values; list those not dirty."""
+    width, key, count, dirty = control[_WORDS], control[_KEY], control[_OPENED], control[_DIRTY_NOW]
     for i in range(slots.size):
         at = slots[i] * width + key
         state = records[at]
-        if state & _DIRTY == 0:
+        if state & dirty == 0:
             opened[count] = slots[i]
             count += 1
-        records[at] = (state | _DIRTY) & ~(_WORKING | _ERASED)
+        records[at] = (state | dirty) & ~(_WORKING | _ERASED)
         for word in range(defaults.size):
             records[at + 1 + word] = defaults[word]
     control[_OPENED] = count
 
 
-@kernel("number", "words", "words", "words", "number", "number", "number", "words", "flags", "matrix")
-def freeze(
-    records: Any, control: Any, slots: Any, clear: int, known: int, without: int, kept: Any, puts: Any, out: Any
-) -> int:
-    """Clear flags of slots, and gather those that a delta must name.
-
-    Args:
-        slots: Sorted.
-        clear: Flags to clear.
-        known: A slot with none of these flags is left out; 0 keeps all.
-        without: A slot with one of these flags is left out.
-        kept, puts, out: Become the slots, whether they exist, and all words of their records.
-
-    Returns:
-        How many slots were kept.
-    """
-    width, key, count = control[_WORDS], control[_KEY], 0
+@kernel("none", "words", "words", "words")
+def copy_frozen(records: Any, control_: Any, slots: Any) -> None:
+    """Copy those of these records that are frozen."""
+    control = address_of(control_)
+    width, key = control_[_WORDS], control_[_KEY]
     for i in range(slots.size):
-        slot = slots[i]
         prefetch(address_of(records), slots[min(i + _AHEAD, slots.size - 1)] * width)
-        base = slot * width
-        state = records[base + key] & ~clear
-        records[base + key] = state
-        if state & without != 0 or (known != 0 and state & known == 0):
-            continue
-        kept[count], puts[count] = slot, state & _WORKING != 0
-        for word in range(width):
-            out[word, count] = records[base + word]
-        count += 1
-    return count
+        record = address_of(records) + slots[i] * width * 8
+        put(record, key, copied(control, record, slots[i]))
 
 
-@kernel("number", "words", "words", "words", "words", "flags", "matrix", "number", "words")
-def commit(
-    records: Any, committed: Any, control: Any, slots: Any, puts: Any, values: Any, keep: int, fresh: Any
-) -> int:
+@kernel("number", "words", "words", "words", "words", "words", "number", "words")
+def commit(records: Any, committed: Any, control: Any, slots: Any, copies: Any, keep: int, fresh: Any) -> int:
     """Copy frozen values to the committed side.
 
     Args:
-        values: Shape (words, slots).
+        copies: The copies of the records of these slots, one after another.
         keep: 1: mark the slots as unapplied.
         fresh: Becomes the slots that were not unapplied before.
 
     Returns:
         How many slots are in `fresh`.
     """
-    width, key, columns, count = control[_WORDS], control[_KEY], values.shape[0], 0
+    width, key, count = control[_WORDS], control[_KEY], 0
+    columns = control[_VALUES]
     for i in range(slots.size):
         slot = slots[i]
         ahead = slots[min(i + _AHEAD, slots.size - 1)]
@@ -126,10 +107,10 @@ def commit(
         prefetch(address_of(committed), ahead * columns)
         at = slot * width + key
         state = records[at]
-        if puts[i]:
+        if copies[i * width + key] & _WORKING != 0:
             state |= _COMMITTED
             for word in range(columns):
-                committed[slot * columns + word] = values[word, i]
+                committed[slot * columns + word] = copies[i * width + key + 1 + word]
         else:
             state &= ~_COMMITTED
         if keep != 0 and state & _UNAPPLIED == 0:
@@ -199,8 +180,8 @@ __all__ = [
     "commit",
     "compact_arena",
     "copy_bytes",
+    "copy_frozen",
     "delete",
-    "freeze",
     "gather",
     "reset",
     "roll_back",

@@ -1,4 +1,4 @@
-"""The table of wrong versions in docs/guarantees.md matches the code."""
+"""The tables of wrong versions in docs/guarantees.md match the code."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import pytest
 
 from holdfast.chaos.mutants.mutants import MUTANTS
 from holdfast.chaos.mutants.mutation import applied
+from holdfast.chaos.mutants.state_mutants import STATE_MUTANTS
 from holdfast.chaos.sim import driver_process
 from holdfast.runtime.driver.invariants import validate
 
 PAGE = Path(__file__).parents[3] / "docs" / "guarantees.md"
-HEADING = "\n## Wrong versions that are caught\n"
+HEADING, HEADING_OF_STATE = "Wrong versions that are caught", "Wrong versions of the state that are caught"
 
 
 @pytest.fixture(scope="module")
 def reported() -> str:
-    """Return the page's text below its heading."""
-    return PAGE.read_text(encoding="utf-8").split(HEADING)[1].split("\n## ")[0]
+    """Return the page's text about mutants that the simulator catches."""
+    return below(HEADING)
 
 
 class TestTableOfWrongVersions:
@@ -32,6 +33,18 @@ class TestTableOfWrongVersions:
 
     def test_the_text_before_it_counts_them(self, reported: str) -> None:
         assert f"Each of these {len(MUTANTS)} versions" in reported
+
+
+class TestTableOfWrongVersionsOfTheState:
+    def test_lists_each_once_with_its_rules_and_effect_and_counts_them(self) -> None:
+        reported = below(HEADING_OF_STATE)
+        assert [row[:3] for row in rows(reported)] == [[m.name, m.rules, m.does] for m in STATE_MUTANTS]
+        assert f"these {len(STATE_MUTANTS)} versions" in reported
+
+
+def below(heading: str) -> str:
+    """Return the page's text below a heading."""
+    return PAGE.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
 
 
 def rows(reported: str) -> list[list[str]]:

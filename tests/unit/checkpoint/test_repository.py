@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -20,10 +21,17 @@ from holdfast.checkpoint.joblog import (
     fold,
 )
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.repository import Repository, read_verified, record_path
+from holdfast.checkpoint.repository import (
+    HASHED_BYTES,
+    WHOLE_BYTES_MAX,
+    Repository,
+    open_verified,
+    read_verified,
+    record_path,
+)
 from holdfast.errors import Damaged, Fenced
 from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Timeline
-from holdfast.storage.objects import MemoryObjects
+from holdfast.storage.objects import LocalObjects, MemoryObjects
 
 UUID = JobUuid("1" * 32)
 
@@ -151,6 +159,20 @@ class TestManifests:
         store.put("segments/1", b"a")
         with pytest.raises(Damaged, match="1 bytes, 2 expected"):
             read_verified(store, ObjectRef("segments/1", 2, hashlib.sha256(b"ab").hexdigest()))
+
+    @pytest.mark.parametrize("size", [9, WHOLE_BYTES_MAX + 1, 3 * HASHED_BYTES])
+    def test_no_byte_of_a_damaged_object_is_given_out(self, tmp_path: Path, size: int) -> None:
+        store, data = LocalObjects(tmp_path), bytes(size)
+        ref = ObjectRef("segments/1", size, hashlib.sha256(data).hexdigest())
+        with pytest.raises(Damaged, match="missing"):
+            open_verified(store, ref)
+        store.put(ref.path, data)
+        with open_verified(store, ref) as file:
+            assert (file.size(), file.read_at(9, size - 9)) == (size, data[-9:])
+        for damaged in (data[:-1] + b"!", b"!" + data[1:], data[:-1], data + b"!"):
+            store.put(ref.path, damaged)
+            with pytest.raises(Damaged, match="differs"):
+                open_verified(store, ref)
 
 
 def of(seq: int, body: Body) -> Record:

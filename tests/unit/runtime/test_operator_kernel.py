@@ -162,8 +162,7 @@ class _BesideOperator(Operator):
 
     def on_batch(self, port: int, batch: pa.RecordBatch) -> None:
         slots = self._table.slots(self._table.spec.key.encode([batch.column(self._step.keyed_by(port)[0])]))
-        self._table.touch(slots)
-        np.add.at(self._table.column(("left", "right")[port]), slots, 1)
+        np.add.at(self._table.changing(slots)(("left", "right")[port]), slots, 1)
 
     def on_barrier(self) -> None:
         slots = self._table.changed()

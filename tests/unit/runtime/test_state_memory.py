@@ -1,5 +1,5 @@
 import resource
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -8,18 +8,24 @@ import pytest
 from numpy.typing import NDArray
 
 import holdfast as hf
+from holdfast.errors import Unavailable
+from holdfast.ports import ObjectStore
+from holdfast.runtime.cli.start import run
+from holdfast.runtime.cli.start.plan import default_memory
 from holdfast.runtime.operators.aggregate import AggregateOperator
 from holdfast.runtime.plan.compiler import Plan
-from holdfast.runtime.plan.memory import MIB, Budget, channel_bytes, check_state_memory, least
+from holdfast.runtime.plan.memory import MIB, Budget, channel_bytes, check_state_memory, container_share, least
 from holdfast.runtime.spark import host
 from holdfast.runtime.spark.host import WorkerTask
 from holdfast.runtime.spark.memory import default_state_memory
 from holdfast.runtime.spark.tls import make_credentials
 from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.runtime.worker.local import LocalFolders
+from holdfast.state.keys.batch import KeyType
 from holdfast.state.swap import Swap
 from holdfast.state.tables.slab import PLAIN, Memory
 from holdfast.state.tables.table import Table
+from holdfast.testing import TestDriver
 
 
 @dataclass
@@ -59,7 +65,7 @@ class TestBudget:
     def test_by_default_gives_channels_of_a_wide_job_no_more_than_a_quarter(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(host, "default_state_memory", lambda parallelism: 1024 * MIB)
+        monkeypatch.setattr(host, "default_state_memory", lambda *_: 1024 * MIB)
         task = WorkerTask(
             plan(),
             "root",
@@ -85,8 +91,8 @@ class TestDefault:
         monkeypatch.setattr("os.cpu_count", lambda: 4)
         (tmp_path / "proc/self").mkdir(parents=True)
         (tmp_path / "proc/meminfo").write_text("MemTotal:       16777216 kB\n")
-        assert default_state_memory(2, tmp_path) == 4 << 30
-        assert default_state_memory(100, tmp_path) == 2 << 30
+        assert default_state_memory(2, root=tmp_path) == 4 << 30
+        assert default_state_memory(100, root=tmp_path) == 2 << 30
 
     @pytest.mark.parametrize("version", [1, 2])
     def test_obeys_the_control_group(self, tmp_path: Path, version: int) -> None:
@@ -100,11 +106,100 @@ class TestDefault:
         (tmp_path / folder / "x").mkdir(parents=True)
         (tmp_path / folder / "x" / name).write_text("max\n")
         (tmp_path / folder / name).write_text(f"{1 << 30}\n")
-        assert default_state_memory(1, tmp_path) == 1 << 29
+        assert default_state_memory(1, root=tmp_path) == 1 << 29
 
     def test_obeys_the_limit_on_address_space(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 30, 1 << 30))
-        assert default_state_memory(1, tmp_path) == 1 << 29
+        assert default_state_memory(1, root=tmp_path) == 1 << 29
+
+    def test_obeys_the_container_even_if_no_control_group_enforces_it(self, tmp_path: Path) -> None:
+        (tmp_path / "proc/self").mkdir(parents=True)
+        (tmp_path / "proc/meminfo").write_text("MemTotal:       16777216 kB\n")
+        assert default_state_memory(1, 384 * MIB, tmp_path) == 192 * MIB
+        assert default_state_memory(1, 64 << 30, tmp_path) == 8 << 30
+
+    def test_of_a_worker_in_a_container_is_at_least_what_the_plan_needs(self) -> None:
+        task = WorkerTask(
+            plan(), "root", ("here", 1), make_credentials(False), 0.5, 10.0, None, parallelism=2, container=384 * MIB
+        )
+        assert host.budget_of(task).total == 192 * MIB
+        assert host.budget_of(replace(task, container=10 * MIB)).total == least(plan(), 2, task.channel_bytes_max)
+
+
+FACTOR = "spark.executor.memoryOverheadFactor"
+OVERHEAD = "spark.executor.memoryOverhead"
+
+
+class TestContainerShare:
+    @pytest.mark.parametrize("master", ["", "local[4]", "spark://host:7077", "local-cluster[1,1,1024]"])
+    def test_is_unknown_without_containers(self, master: str) -> None:
+        assert container_share({"spark.master": master, OVERHEAD: "2g"}, 1) is None
+
+    @pytest.mark.parametrize(
+        ("conf", "mib", "origin"),
+        [
+            ({}, 384, "the minimum of " + OVERHEAD),
+            ({"spark.executor.minMemoryOverhead": "512m"}, 512, "the minimum of " + OVERHEAD),
+            ({"spark.executor.memory": "8g"}, 819, FACTOR + " of spark.executor.memory"),
+            ({"spark.executor.memory": "8192", FACTOR: "0.5"}, 4096, FACTOR + " of spark.executor.memory"),
+            ({OVERHEAD: "1024", FACTOR: "0.5"}, 1024, OVERHEAD),
+            ({OVERHEAD: "1 GB"}, 1024, OVERHEAD),
+            (
+                {OVERHEAD: "1g", "spark.executor.pyspark.memory": "3g"},
+                4096,
+                OVERHEAD + " + spark.executor.pyspark.memory",
+            ),
+        ],
+    )
+    @pytest.mark.parametrize("master", ["yarn", "k8s://https://host:443"])
+    def test_is_what_the_container_has_beside_the_heap(
+        self, master: str, conf: dict[str, str], mib: int, origin: str
+    ) -> None:
+        share = container_share({"spark.master": master, **conf}, 1)
+        assert share is not None
+        assert (share.size // MIB, share.origin, share.workers) == (mib, origin, 1)
+        assert share.default == share.size // 2
+
+    def test_of_kubernetes_follows_its_older_factor_too(self) -> None:
+        conf = {
+            "spark.master": "k8s://host",
+            "spark.executor.memory": "10g",
+            "spark.kubernetes.memoryOverheadFactor": "0.4",
+        }
+        share = container_share(conf, 1)
+        assert share is not None and share.size == 4 << 30 and "kubernetes" in share.origin
+
+    @pytest.mark.parametrize(
+        ("cores", "cpus", "parallelism", "workers"), [(4, 1, 9, 4), (4, 2, 9, 2), (4, 1, 3, 3), (1, 2, 3, 1)]
+    )
+    def test_is_divided_among_the_workers_of_an_executor(
+        self, cores: int, cpus: int, parallelism: int, workers: int
+    ) -> None:
+        conf = {
+            "spark.master": "yarn",
+            OVERHEAD: "4g",
+            "spark.executor.cores": str(cores),
+            "spark.task.cpus": str(cpus),
+        }
+        share = container_share(conf, parallelism)
+        assert share is not None
+        assert (share.workers, share.size) == (workers, (4 << 30) // workers)
+
+    def test_of_a_value_that_spark_refuses_is_unknown(self) -> None:
+        assert container_share({"spark.master": "yarn", OVERHEAD: "much"}, 1) is None
+
+    def test_is_named_by_plan(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert default_memory("local[2]", 2) == ""
+        assert default_memory("yarn", 2) == (
+            "state_memory is not set: each worker takes at most 192.0 MiB, half of its share of the minimum of "
+            "spark.executor.memoryOverhead (1 to an executor; Spark's own files of settings are not read here)"
+        )
+        submitted = {"spark.master": "yarn", OVERHEAD: "2g", "spark.executor.cores": "2"}
+        monkeypatch.setattr(run, "submitted_conf", lambda: submitted)
+        assert default_memory(None, 2) == (
+            "state_memory is not set: each worker takes at most 512.0 MiB, half of its share of "
+            "spark.executor.memoryOverhead (2 to an executor)"
+        )
 
 
 class TestLocalFolders:
@@ -148,3 +243,48 @@ def counted_with(memory: Memory, numbers: NDArray[np.int64]) -> tuple[dict[int, 
     runtime.on_barrier()
     table = pa.Table.from_batches(written)
     return dict(zip(table["auction"].to_pylist(), table["n"].to_pylist(), strict=True)), len(taken)
+
+
+@dataclass
+class Pair:
+    """A row."""
+
+    key: int
+
+
+class NoSegments:
+    """A store that takes no segment while it refuses, so that no epoch completes."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store, self.refusing = store, False
+        self.create, self.get, self.list, self.delete = store.create, store.get, store.list, store.delete
+
+    def put(self, path: str, data: bytes) -> None:
+        if self.refusing and path.startswith("segments/"):
+            raise Unavailable(f"{path} cannot be written", next_step="wait")
+        self._store.put(path, data)
+
+
+class TestWorkerAboveItsShare:
+    def test_takes_nothing_from_other_workers_until_its_epoch_completes(self) -> None:
+        app = hf.App("pairs", key_groups=16)
+        pairs = app.source("pairs", hf.Generator(Pair, lambda i: Pair(i), count=1))
+        pairs.key_by("key").agg("counts", n=hf.count()).sink("out", hf.SQLite("x.db", table="t", key=["key"]))
+        key = KeyType.of([pa.field("key", pa.int64(), nullable=False)])
+        groups = key.from_ints(np.arange(9_000)).key_groups(16)
+        theirs = np.flatnonzero(groups >= 8)[:4_000].tolist()  # the second worker's, read by the first one
+        driver, budget = TestDriver(app, 2), Budget(64_000, 0)
+        store = driver.cluster._store = NoSegments(driver.cluster._store)
+        driver.cluster.limits = replace(driver.cluster.limits, budget=budget)
+        with driver as t:
+            store.refusing = True
+            for first in range(0, len(theirs), 100):
+                t.push("pairs", [{"key": number} for number in theirs[first : first + 100]])
+                t.advance("250ms")
+            states = [member.loop.state() for member in t.cluster.members.values()]
+            unfinished = [0 if state is None else state.unfinished_bytes for state in states]
+            assert budget.unfinished < max(unfinished) < 2 * budget.unfinished
+            store.refusing = False
+            t.checkpoint()
+            assert sorted(row["key"] for row in t.rows("out")) == theirs
+            assert {row["n"] for row in t.rows("out")} == {1} and t.restarts == ()

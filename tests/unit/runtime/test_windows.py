@@ -668,7 +668,7 @@ class Bare:
         self._clock_keys = CLOCK_KEY.from_ints(key_of_group(np.arange(plan.key_groups), plan.key_groups))
         for group, at_us in (clocks or {}).items():
             slots = self._clock.slots(self._clock_keys)
-            self._clock.column("at")[slots[group]] = at_us
+            self._clock.changing(slots[group : group + 1])("at")[slots[group]] = at_us
         self.fragment = FragmentRuntime(plan.fragments[1], named, self._send, self._write, key_groups=groups)
 
     def rows(self, bids: list[Bid]) -> pa.RecordBatch:

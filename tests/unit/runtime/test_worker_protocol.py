@@ -39,6 +39,7 @@ from holdfast.runtime.worker.protocol import (
     Sealed,
     SendAck,
     Worker,
+    awaits_outcome,
     barrier_arrived,
     committed,
     compacted,
@@ -253,6 +254,29 @@ class TestCommit:
     def test_an_epoch_that_this_worker_never_acked_cannot_be_committed(self) -> None:
         with pytest.raises(AssertionError, match="without this worker's part"):
             play(*closed(7), commit(7))
+
+
+class TestOutcome:
+    """Whether a worker without room may leave its channels alone: never while a barrier is awaited in them."""
+
+    @pytest.mark.parametrize(
+        ("steps", "awaited"),
+        [
+            ([], False),
+            ([trigger(7)], False),
+            ([trigger(7), arrive(LEFT, 7)], False),
+            ([arrive(LEFT, 7), arrive(RIGHT, 7)], False),
+            (closed(7), True),
+            ([*closed(7), seal(7)], True),
+            ([*closed(7), seal(7), commit(7)], False),
+            ([*closed(7), trigger(8)], False),
+            ([*closed(7), seal(7), *closed(8)], True),
+            ([*closed(7), seal(7), *closed(8), seal(8), commit(7)], True),
+            ([*closed(7), seal(7), *closed(8), seal(8), commit(8)], False),
+        ],
+    )
+    def test_is_awaited_once_every_fragment_has_closed_the_epoch(self, steps: list[Step], awaited: bool) -> None:
+        assert awaits_outcome(play(*steps)[0]) is awaited
 
 
 class TestLag:

@@ -227,6 +227,5 @@ class TestTimeToLive:
         worker = Worker()
         slots = worker.lists.append(users("a"), {"n": ints(1), EXPIRES: ints(10)})
         assert expire(worker.lists.table, 5) == 0
-        worker.lists.table.touch(slots)
-        worker.lists.table.column(EXPIRES)[slots] = 30
+        worker.lists.table.changing(slots)(EXPIRES)[slots] = 30
         assert expire(worker.lists.table, 29) == 0 and expire(worker.lists.table, 30) == 1

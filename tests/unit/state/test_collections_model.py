@@ -11,24 +11,20 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, precondition, rule
-from killed_worker import KilledWorker, OnRocks
+from hypothesis.stateful import rule
+from killed_worker import GROUPS, OnRocks, RewoundWorker
 
-from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.state.changelog import SegmentHeader, seal
+from holdfast.model import Epoch
 from holdfast.state.collections.lists import Lists
 from holdfast.state.collections.maps import Maps
 from holdfast.state.collections.rows import EXPIRES, NEVER, drop_absent, expire
 from holdfast.state.collections.timers import AT, Timers
-from holdfast.state.evolution import declaration
 from holdfast.state.keys.batch import Keys, KeyType
-from holdfast.state.marker import read_marker, usable
-from holdfast.state.store import Identity, Piece, StateStore
+from holdfast.state.store import Piece, StateStore
 from holdfast.state.tables.spec import ColumnSpec
 
 pytestmark = pytest.mark.thorough
 
-JOB, WORKER, GROUPS = JobUuid("job"), WorkerId("w"), 8
 BY_NAME = KeyType(("name",), (pa.utf8(),), (True,))
 BY_NUMBER = KeyType(("number_of_user",), (pa.int64(),))
 MAP_KEY = KeyType(("entry", "level"), (pa.utf8(), pa.int32()), (True, False))
@@ -39,7 +35,6 @@ SPECS = (
     Timers.spec(3, "timers", BY_NAME),
     Timers.spec(4, "timers by number", BY_NUMBER),
 )
-DECLARED = {spec.operator: declaration(spec) for spec in SPECS}
 NAMES = ["a", "a\x00", "", None, "user 000001", "user 000002"]
 ENTRIES = ["", "b", "b\x00", "bb", None, "long entry 1", "long entry 2"]
 NUMBERS = [0, -1, 5, 1 << 40]
@@ -110,29 +105,21 @@ def contents(store: StateStore) -> Model:
     return model
 
 
-class Collections(KilledWorker):
+class Collections(RewoundWorker):
     """One worker's life: batches, barriers, lost epochs, rollbacks, kills, rewinds, rescales."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.timeline, self.newest, self.working = Timeline(1), Epoch(0), Model()
-        self.lineage: dict[Epoch, str] = {}
-        self.completed: dict[Epoch, Model] = {Epoch(0): Model()}
-        self.segments: dict[Epoch, bytes] = {}
+    specs = SPECS
 
-    @initialize()
-    def start(self) -> None:
-        self.cold = self.new_cold()
-        self.wrap(StateStore(self.identity, SPECS, GROUPS, (0, GROUPS), self.cold))
+    def __init__(self) -> None:
+        super().__init__(Model())
+
+    def continue_from(self, epoch: Epoch) -> None:
+        self.working = deepcopy(self.completed[epoch])
 
     def wrap(self, store: StateStore) -> None:
-        self.store = store
+        super().wrap(store)
         self.lists, self.maps = Lists(store.table(1)), Maps(store.table(2))
         self.timers = {operator: Timers(store.table(operator)) for operator in (3, 4)}
-
-    @property
-    def identity(self) -> Identity:
-        return Identity(JOB, Generation(1), self.timeline, WORKER)
 
     # Lists
 
@@ -257,29 +244,42 @@ class Collections(KilledWorker):
 
     # The store
 
-    @rule(completes=st.booleans(), announced=st.booleans(), later=st.none() | st.tuples(rows, timers))
-    def barrier(self, completes: bool, announced: bool, later: Any) -> None:
-        self.newest = epoch = Epoch(self.newest + 1)
-        follows, frozen = self.head, deepcopy(self.working)
-        for spec in SPECS:
-            self.store.freeze(spec.operator, epoch, follows)
-        if later is not None:  # the upload takes a while
+    @rule(completes=st.booleans(), announced=st.booleans())
+    def barrier(self, completes: bool, announced: bool) -> None:
+        """Close an epoch; the one before is given up if it is not sealed."""
+        self.close(Epoch(self.newest + 1), deepcopy(self.working), completes=completes, announced=announced)
+
+    @rule(given=puts, due=timers, copied=st.integers(0, 8), announced=st.booleans())
+    def return_to_a_barrier(self, given: Any, due: Any, copied: int, announced: bool) -> None:
+        """Change rows and timers before a barrier and after it, and return to it."""
+        self.put(given)
+        self.set_timers(3, due, False)
+        self.barrier(True, announced)
+        self.store.advance(copied)
+        self.put([(user, key, value + 1, expires) for user, key, value, expires in given])
+        self.set_timers(3, due, True)
+        self.seal()
+        self.roll_back()
+        self.compare()
+
+    @rule(given=timers, later=rows, overwritten=st.booleans(), through=st.integers(-1, 21), announced=st.booleans())
+    def lose_the_last_epoch(self, given: Any, later: Any, overwritten: bool, through: int, announced: bool) -> None:
+        """Timers of a completed epoch fire in the next one; some are set again between a barrier and its upload."""
+        again = later, [(user, timer, 20 - at) for user, timer, at in given]
+        self.set_timers(3, given, False)
+        self.complete(announced, again if overwritten else None)
+        self.fire(3, through, None)
+        self.complete(announced, again)
+        self.kill(0.5)
+        self.compare()
+
+    def complete(self, announced: bool, later: Any) -> None:
+        """Complete an epoch; `later`, if given, is written between its barrier and its segment."""
+        self.barrier(True, announced)
+        if later is not None:
             self.append(later[0])
             self.set_timers(3, later[1], False)
-        header = SegmentHeader(JOB, Generation(1), self.timeline, epoch, follows, WORKER)
-        data = seal(header, self.store.deltas(epoch))
-        if not completes:
-            return
-        self.segments[epoch], self.completed[epoch] = data, frozen
-        self.lineage[epoch] = f"manifest of {epoch} on {self.timeline}"
-        if announced:
-            self.store.commit(epoch)
-            self.store.completed(Cut(epoch, self.lineage[epoch]))
-
-    @rule()
-    def roll_back(self) -> None:
-        assert self.store.roll_back(self.head, self.identity)
-        self.working = deepcopy(self.completed[self.head])
+        self.seal()
 
     @rule()
     def apply(self) -> None:
@@ -309,36 +309,6 @@ class Collections(KilledWorker):
             both.maps |= half.maps
             both.timers |= half.timers
         assert both == self.completed[self.head]
-
-    @rule(survived=st.floats(0, 1))
-    def kill(self, survived: float) -> None:
-        self.cold = self.killed_cold(survived)
-        self.restart(self.head)
-
-    @precondition(lambda self: len(self.completed) > 1)
-    @rule(data=st.data())
-    def rewind(self, data: st.DataObject) -> None:
-        target = data.draw(st.sampled_from(sorted(self.completed)))
-        self.timeline = Timeline(self.timeline + 1)
-        self.lineage = {epoch: manifest for epoch, manifest in self.lineage.items() if epoch <= target}
-        self.completed = {epoch: model for epoch, model in self.completed.items() if epoch <= target}
-        self.segments = {epoch: segment for epoch, segment in self.segments.items() if epoch <= target}
-        if self.store.roll_back(target, self.identity):
-            self.working = deepcopy(self.completed[target])
-        else:
-            self.cold = self.killed_cold(1.0)
-            self.restart(target)
-
-    def restart(self, target: Epoch) -> None:
-        marker = None if self.cold is None else read_marker(self.cold)
-        base = usable(marker, JOB, self.lineage, target, (0, GROUPS), DECLARED)
-        self.wrap(StateStore(self.identity, SPECS, GROUPS, (0, GROUPS), self.cold))
-        applied = marker.applied if base is not None and marker is not None else None
-        self.store.restore(
-            target, [d for epoch, d in self.segments.items() if applied is None or epoch > applied], applied
-        )
-        self.store.completed(Cut(target, self.lineage.get(target, "")))
-        self.working = deepcopy(self.completed[target])
 
     def teardown(self) -> None:
         if hasattr(self, "store"):

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given, settings
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from merged_pieces import compact
 
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
+from holdfast.state import blocks, changelog
 from holdfast.state.changelog import SegmentHeader, seal, unseal
-from holdfast.state.compact import compact
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.store import Identity, Piece, StateStore
 from holdfast.state.tables.delta import Delta
@@ -57,8 +59,17 @@ def rows(pieces: list[bytes | Piece], through: int) -> dict[int, dict[object, in
     return found
 
 
+@pytest.fixture(autouse=True, params=[1 << 19, 60], ids=["one batch", "several batches"])
+def _batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write blocks of one record batch, and of several."""
+    monkeypatch.setattr(changelog, "BATCH_BYTES", request.param)
+    if request.param == 60:
+        monkeypatch.setattr(changelog, "ROWS_AT_ONCE", 2)
+        monkeypatch.setattr(blocks, "ROWS_AT_ONCE", 2)
+
+
 class TestMergedSegments:
-    @settings(deadline=None, max_examples=60)
+    @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.lists(writes, min_size=1, max_size=7), st.data())
     def test_restoring_a_merge_gives_what_its_pieces_give(self, epochs: list[list[Write]], data: st.DataObject) -> None:
         pieces = [sealed(i + 1, written) for i, written in enumerate(epochs)]
@@ -67,13 +78,13 @@ class TestMergedSegments:
         merged = compact(header(len(pieces), first), [(piece, whole) for piece in pieces[first:]], SPECS)
         assert rows([*pieces[:first], merged], len(pieces)) == rows([*pieces], len(pieces))
 
-    @settings(deadline=None, max_examples=60)
+    @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.lists(writes, min_size=1, max_size=5))
     def test_a_base_has_no_tombstones(self, epochs: list[list[Write]]) -> None:
         pieces = [(sealed(i + 1, written), (0, GROUPS)) for i, written in enumerate(epochs)]
         assert all(delta.puts.all() for delta in unseal(compact(header(len(pieces), 0), pieces, SPECS))[1])
 
-    @settings(deadline=None, max_examples=60)
+    @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.lists(writes, min_size=2, max_size=6), st.integers(1, GROUPS - 1), st.data())
     def test_a_newer_base_of_one_range_stands_beside_older_pieces_of_another(
         self, epochs: list[list[Write]], cut: int, data: st.DataObject

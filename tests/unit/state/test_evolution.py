@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from merged_pieces import compact
 
 from holdfast.errors import ConfigError
 from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state.changelog import SegmentHeader, seal, unseal
-from holdfast.state.compact import compact
 from holdfast.state.evolution import adapted, by_id, by_name, declaration, widens, widens_key
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.marker import read_marker, usable

@@ -10,17 +10,17 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from merged_pieces import compact
 
 from holdfast.errors import Unavailable
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.ports import KeyValue
 from holdfast.state.changelog import SegmentHeader, seal, unseal
 from holdfast.state.cold import scope
-from holdfast.state.compact import compact
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.store import Identity, StateStore
-from holdfast.state.tables.delta import Delta, merge
+from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.expiry import NOTHING, Through, covered, last_of, range_end
 from holdfast.state.tables.table import ColumnSpec, Table, TableSpec
 
@@ -55,8 +55,7 @@ class Worker:
 
     def put(self, count: int, *rows: Row) -> None:
         slots = self.table.slots(keys(*rows))
-        self.table.column("count")[slots] = count
-        self.table.touch(slots)
+        self.table.changing(slots)("count")[slots] = count
 
     def expire(self, last: int) -> None:
         slots = self.table.present()
@@ -230,14 +229,13 @@ class TestSegments:
 class TestMerging:
     def test_erases_what_a_newer_range_covers_and_nothing_newer(self, worker: Worker) -> None:
         worker.put(1, (10, 1), (10, 2), (20, 1))
-        older = worker.barrier(1)
+        worker.barrier(1)
         worker.expire(10)
         worker.put(3, (10, 2))
-        merged = merge(older, worker.barrier(2))
-        table = Table(SPEC, GROUPS)
-        table.absorb(merged)
-        assert rows_in(table) == {(20, 1): 1, (10, 2): 3}
-        assert len(merged.keys) == 2
+        worker.barrier(2)
+        merged = compact(header(2, 0), [(data, (0, GROUPS)) for data in worker.segments.values()], [SPEC])
+        assert restored(2, merged) == {(20, 1): 1, (10, 2): 3}
+        assert len(unseal(merged)[1][0].keys) == 2
 
     def test_keeps_the_range_for_what_lies_below(self, worker: Worker) -> None:
         worker.put(1, (10, 1), (20, 1))

@@ -12,16 +12,17 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from killed_worker import KilledWorker, OnRocks
+from merged_pieces import compact
 
 from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.ports import KeyValue
-from holdfast.state import changelog
+from holdfast.state import blocks, changelog
 from holdfast.state.changelog import SegmentHeader, seal
-from holdfast.state.compact import compact
 from holdfast.state.evolution import declaration
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.marker import read_marker, usable
 from holdfast.state.store import Identity, Piece, StateStore
+from holdfast.state.tables import records
 from holdfast.state.tables.expiry import NOTHING, Through, covered
 from holdfast.state.tables.table import ColumnSpec, Table, TableSpec
 
@@ -30,9 +31,12 @@ pytestmark = pytest.mark.thorough
 
 @pytest.fixture(autouse=True, scope="module")
 def _small_parts() -> Iterator[None]:
-    """Restore segments in several parts."""
+    """Write segments in several record batches, restore them in several parts, and shrink small tables."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(changelog, "PART_ROWS", 3)
+        patched.setattr(records, "_SHRUNK_FROM", 1)
+        patched.setattr(changelog, "ROWS_AT_ONCE", 4)
+        patched.setattr(changelog, "BATCH_BYTES", 200)
+        patched.setattr(blocks, "ROWS_AT_ONCE", 3)
         yield
 
 
@@ -102,8 +106,7 @@ class ExpiringWorker(KilledWorker):
         table = self.store.table(1)
         for _ in range(1 + again):
             slots = table.slots(keys_of(rows))
-            table.column("count")[slots] += 1
-            table.touch(slots)
+            table.changing(slots)("count")[slots] += 1
             for row in rows:
                 self.working[row] = self.working.get(row, 0) + 1
 
@@ -138,16 +141,22 @@ class ExpiringWorker(KilledWorker):
             expected = self.completed[self.store.committed_through].get(row)
             assert (None if found is None else found["count"]) == expected
 
-    @rule(completes=st.booleans(), announced=st.booleans())
-    def barrier(self, completes: bool, announced: bool) -> None:
+    @rule(completes=st.booleans(), announced=st.booleans(), given=st.none() | bounds, later=st.just([]) | rows_given)
+    def barrier(self, completes: bool, announced: bool, given: list[int] | None, later: list[Row]) -> None:
         self.newest = epoch = Epoch(self.newest + 1)
         follows = self.head
         self.store.freeze(1, epoch, follows)
+        frozen = dict(self.working)
+        if given is not None:  # changes records that are not copied yet
+            self.store.advance(2)
+            self.expire(given)
+        if later:
+            self.put(later, False)
         deltas = self.store.deltas(epoch)
         assert all(delta.follows == follows for delta in deltas)
         if completes:
             self.segments.append(Stored(epoch, follows, seal(header(epoch, follows), deltas)))
-            self.completed[epoch] = dict(self.working)
+            self.completed[epoch] = frozen
             if announced:
                 self.store.commit(epoch)
                 self.store.completed(cut(epoch))
@@ -156,10 +165,10 @@ class ExpiringWorker(KilledWorker):
     def epoch(self, rows: list[Row], given: list[int], later: list[Row], completes: bool) -> None:
         """Rows, ranges and newer rows in one epoch, or the ranges in the next one."""
         self.put(rows, False)
-        self.barrier(completes, False)
+        self.barrier(completes, False, None, [])
         self.expire(given)
         self.put(later[:2], False)
-        self.barrier(not completes, True)
+        self.barrier(not completes, True, given, later)
 
     @rule()
     def roll_back(self) -> None:

@@ -31,6 +31,14 @@ VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.binary(): st.binary(max_size=12),
 }
 
+ORDERED = [
+    KeyType(("k",), (pa.int64(),)),
+    KeyType(("k",), (pa.uint64(),)),
+    KeyType(("k",), (pa.int64(),), (True,)),
+    KeyType(("end", "k"), (UTC_US, pa.uint64()), unrouted=1),
+    KeyType(("end", "sure", "k"), (UTC_US, pa.bool_(), pa.int64()), (False, True, True), unrouted=1),
+]
+
 
 @st.composite
 def key_columns(draw: st.DrawFn) -> tuple[KeyType, list[tuple[Any, ...]]]:
@@ -83,6 +91,26 @@ class TestKeys:
         order = keys.order(groups)
         pairs = list(zip(groups.tolist(), keys.canonical().to_pylist(), strict=True))
         assert [pairs[row] for row in order.tolist()] == sorted(pairs)
+
+    @pytest.mark.parametrize("count", [1, 3, 128])
+    @pytest.mark.parametrize("reach", [3, 1 << 12, 1 << 62])
+    @pytest.mark.parametrize("kind", ORDERED, ids=str)
+    def test_order_of_many_keys_comes_in_parts(self, kind: KeyType, reach: int, count: int) -> None:
+        random, columns = np.random.default_rng(count), list[pa.Array]()
+        for column, nullable in zip(kind.types, kind.nullable, strict=True):
+            numbers = (
+                random.integers(0, reach, 9_000) if column == pa.uint64() else random.integers(-reach, reach, 9_000)
+            )
+            if pa.types.is_boolean(column):
+                numbers = numbers % 2 == 0
+            null = random.integers(0, 5, numbers.size) == 0 if nullable else None
+            whole = pa.array(numbers, pa.int64() if pa.types.is_timestamp(column) else column, mask=null)
+            columns.append(whole.view(column))
+        keys = kind.encode(columns)
+        groups, canonical = keys.key_groups(count).tolist(), keys.canonical().to_pylist()
+        parts = list(keys.order_in_parts(np.array(groups, np.uint16), 1_000))
+        assert max(part.size for part in parts) <= 1_000
+        assert np.concatenate(parts).tolist() == sorted(range(len(keys)), key=lambda row: (groups[row], canonical[row]))
 
     @settings(deadline=None)
     @given(key_columns())

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from merged_pieces import compact
 
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.state import blocks, columns
+from holdfast.state import blocks, changelog, columns
 from holdfast.state.blocks import BlockReader, Rows
-from holdfast.state.changelog import SegmentHeader, blocks_of, seal
+from holdfast.state.changelog import SegmentHeader, opened, seal
 from holdfast.state.columns import columns_of
-from holdfast.state.compact import compact
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.merged import Chained, compared, merged
 from holdfast.state.tables.delta import Delta
@@ -120,9 +120,8 @@ def model(kind: str, written: Iterable[Wrote]) -> State:
 
 
 def readers(pieces: Iterable[tuple[bytes, tuple[int, int]]]) -> list[BlockReader]:
-    return [
-        BlockReader(pa.py_buffer(data), block, span) for data, span in pieces for block in blocks_of(data) if block.rows
-    ]
+    found = [(opened(data), span) for data, span in pieces]
+    return [BlockReader(each.file, block, span) for each, span in found for block in each.blocks]
 
 
 def state_of(parts: Iterable[Rows]) -> State:
@@ -144,7 +143,10 @@ def cells(column: pa.Array) -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def _few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks.BlockReader.read, "__defaults__", (3,))
+    """Read few rows at a time, and write several record batches."""
+    monkeypatch.setattr(blocks, "ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(changelog, "ROWS_AT_ONCE", 5)
+    monkeypatch.setattr(changelog, "BATCH_BYTES", 300)
 
 
 class TestMerge:
@@ -191,7 +193,8 @@ class TestMerge:
 
     def test_values_are_not_read_where_only_keys_are_asked_for(self) -> None:
         data = sealed("text", 1, Wrote({("a",): (1, 2.0, True, "a", None)}, {}))
-        [rows] = merged([BlockReader(pa.py_buffer(data), blocks_of(data)[0], WHOLE, keys_only=True)])
+        segment = opened(data)
+        [rows] = merged([BlockReader(segment.file, segment.blocks[0], WHOLE, keys_only=True)])
         assert len(rows) == 1 and rows.columns == {}
 
 
@@ -280,7 +283,9 @@ class TestColumns:
         options = pa.ipc.IpcWriteOptions(compression=compression)
         with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
             writer.write_batch(batch)
-        found = columns_of(sink.getvalue())
+        file = pa.BufferReader(sink.getvalue())
+        schema = pa.ipc.read_schema(file)
+        found = columns_of(file, file.tell(), schema)
         at = 0
         while at < rows:
             step = data.draw(st.integers(1, rows))

@@ -84,8 +84,7 @@ class Checked:
 
     def put(self, rows: list[Row], times: list[int]) -> None:
         slots = self.table.slots(encoded(self.kind, rows))
-        self.table.touch(slots)
-        self.table.column(AT.name)[slots] = times
+        self.table.changing(slots)(AT.name)[slots] = times
         self.rows |= dict(zip(rows, times, strict=True))
 
     def delete(self, rows: list[Row]) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,8 @@ from hypothesis import strategies as st
 
 from holdfast.errors import Damaged
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.state import changelog
-from holdfast.state.changelog import SegmentHeader, header_of, seal, unseal, unseal_in_parts
+from holdfast.state import blocks, changelog
+from holdfast.state.changelog import SegmentHeader, Writer, batch_of, opened, seal, unseal
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.delta import Delta
 
@@ -100,15 +102,23 @@ class TestSegment:
             assert order == sorted(order)
 
     @settings(deadline=None)
-    @given(deltas(), st.integers(1, 4), st.tuples(st.integers(0, 16), st.integers(0, 16)).map(sorted))
-    def test_in_parts_has_the_rows_of_the_whole(self, given: list[Delta], rows_max: int, groups: list[int]) -> None:
-        data, key_groups = seal(HEADER, given), (groups[0], groups[1])
-        whole = unseal(data, key_groups)[1]
+    @given(
+        deltas(),
+        st.integers(1, 4),
+        st.sampled_from([1, 150, 400]),
+        st.tuples(st.integers(0, 16), st.integers(0, 16)).map(sorted),
+    )
+    def test_in_parts_has_the_rows_of_the_whole(
+        self, given: list[Delta], rows_max: int, batch_bytes: int, groups: list[int]
+    ) -> None:
+        key_groups, whole = (groups[0], groups[1]), unseal(seal(HEADER, given), (groups[0], groups[1]))[1]
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(changelog, "PART_ROWS", rows_max)
-            header, parts = unseal_in_parts(data, key_groups)
-            read = list(parts)
-        assert header == HEADER and all(0 < len(part) <= rows_max for part in read)
+            patched.setattr(changelog, "BATCH_BYTES", batch_bytes)
+            patched.setattr(changelog, "ROWS_AT_ONCE", rows_max)
+            patched.setattr(blocks, "ROWS_AT_ONCE", rows_max)
+            segment = opened(seal(HEADER, given))
+            read = list(blocks.deltas_of(segment, key_groups))
+        assert segment.header == HEADER and all(0 < len(part) <= rows_max for part in read)
         for delta in whole:
             assert rows_of(delta) == [row for part in read if part.operator == delta.operator for row in rows_of(part)]
         assert {part.operator for part in read} == {delta.operator for delta in whole}
@@ -147,7 +157,7 @@ class TestSegment:
         assert (mark.to_bytes(8, "little") * rows in data) == as_they_are
 
     def test_tells_its_header_alone(self) -> None:
-        assert header_of(seal(HEADER, [])) == HEADER
+        assert opened(seal(HEADER, [])).header == HEADER
 
 
 class TestDamage:
@@ -178,3 +188,28 @@ class TestDamage:
         for data in (self.DATA + b"\x00", b"\x00" + self.DATA, self.DATA + self.DATA):
             with pytest.raises(Damaged):
                 unseal(data)
+
+
+class TestWriter:
+    def test_passes_nothing_on_after_an_error_has_ended_it(self, capfd: pytest.CaptureFixture[str]) -> None:
+        """Arrow writes what it holds when it frees its streams: then the file is closed, and it would complain."""
+
+        class Closing:
+            closed = False
+
+            def write(self, data: bytes) -> int:
+                assert not self.closed, "written after it was closed"
+                return len(data)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            rows = np.arange(300_000)
+            yield batch_of(np.zeros(rows.size, np.uint16), pa.array(rows), np.ones(rows.size, bool), {"c": rows})
+            raise OSError(28, "No space left on device")
+
+        into = Closing()
+        with pytest.raises(OSError, match="No space"), Writer(into, HEADER) as writer:
+            writer.block(1, KINDS[1], 16, batches())
+        into.closed = True
+        del writer
+        gc.collect()
+        assert capfd.readouterr().err == ""

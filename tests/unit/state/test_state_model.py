@@ -10,17 +10,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, precondition, rule
-from killed_worker import KilledWorker, OnRocks
+from hypothesis.stateful import invariant, rule
+from killed_worker import OnRocks, RewoundWorker
 
-from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
+from holdfast.model import Epoch
 from holdfast.ports import KeyValue
-from holdfast.state import changelog
-from holdfast.state.changelog import SegmentHeader, seal
-from holdfast.state.evolution import declaration
+from holdfast.state import blocks, changelog
 from holdfast.state.keys.batch import KeyType
-from holdfast.state.marker import read_marker, usable
-from holdfast.state.store import Identity, StateStore
 from holdfast.state.tables.table import ColumnSpec, TableSpec
 
 pytestmark = pytest.mark.thorough
@@ -28,15 +24,14 @@ pytestmark = pytest.mark.thorough
 
 @pytest.fixture(autouse=True, scope="module")
 def _small_parts() -> Iterator[None]:
-    """Restore segments in several parts."""
+    """Write segments in several record batches, and restore them in several parts."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(changelog, "PART_ROWS", 3)
+        patched.setattr(changelog, "ROWS_AT_ONCE", 4)
+        patched.setattr(changelog, "BATCH_BYTES", 200)
+        patched.setattr(blocks, "ROWS_AT_ONCE", 3)
         yield
 
 
-JOB = JobUuid("job")
-WORKER = WorkerId("w")
-GROUPS = 8
 COUNT = ColumnSpec("count", np.dtype(np.int64))
 LEVEL = ColumnSpec("level", np.dtype(np.float64), 1.5)
 NOTE, BLOB = ColumnSpec("note", pa.utf8(), nullable=True), ColumnSpec("blob", pa.binary())
@@ -53,7 +48,6 @@ Rows = dict[tuple[Any, ...], int]
 State = dict[int, Rows]
 
 picks = st.lists(st.integers(0, 19), min_size=1, max_size=12)
-DECLARED = {number: declaration(spec) for number, spec in SPECS.items()}
 operators = st.sampled_from(sorted(SPECS))
 
 
@@ -72,27 +66,16 @@ def copied(state: State) -> State:
     return {operator: dict(rows) for operator, rows in state.items()}
 
 
-class OneWorker(KilledWorker):
+class OneWorker(RewoundWorker):
     """One worker's life: batches, barriers, lost epochs, rollbacks, kills, rewinds."""
 
+    specs = (BY_NUMBER, BY_NAME)
+
     def __init__(self) -> None:
-        super().__init__()
-        self.timeline = Timeline(1)
-        self.lineage: dict[Epoch, str] = {}
-        self.newest = Epoch(0)
-        self.working: State = {1: {}, 2: {}}
-        self.frozen: dict[Epoch, State] = {}
-        self.completed: dict[Epoch, State] = {Epoch(0): copied(self.working)}
-        self.segments: dict[Epoch, bytes] = {}
+        super().__init__({1: {}, 2: {}})
 
-    @initialize()
-    def start(self) -> None:
-        self.cold = self.new_cold()
-        self.store = StateStore(self.identity, SPECS.values(), GROUPS, (0, GROUPS), self.cold)
-
-    @property
-    def identity(self) -> Identity:
-        return Identity(JOB, Generation(1), self.timeline, WORKER)
+    def continue_from(self, epoch: Epoch) -> None:
+        self.working: State = copied(self.completed[epoch])
 
     def slots(self, operator: int, keys: list[tuple[Any, ...]]) -> np.ndarray[Any, np.dtype[np.int64]]:
         kind = SPECS[operator].key
@@ -103,10 +86,9 @@ class OneWorker(KilledWorker):
     def count(self, operator: int, picked: list[int]) -> None:
         keys = keys_of(operator, picked)
         table, slots = self.store.table(operator), self.slots(operator, keys)
-        np.add.at(table.column("count"), slots, 1)
+        np.add.at(table.changing(slots)("count"), slots, 1)
         values = [beside(operator, count) for count in table.column("count")[slots].tolist()]
         table.write(slots, {n: pa.array([v[n] for v in values], table.spec.column(n).arrow) for n in values[0]})
-        table.touch(slots)
         for key in keys:
             self.working[operator][key] = self.working[operator].get(key, 0) + 1
 
@@ -146,27 +128,30 @@ class OneWorker(KilledWorker):
 
     @rule(completes=st.booleans(), gap=st.integers(1, 3), announced=st.booleans())
     def barrier(self, completes: bool, gap: int, announced: bool) -> None:
-        self.newest = epoch = Epoch(self.newest + gap)
-        for operator in SPECS:
-            self.store.freeze(operator, epoch, self.head)
-        deltas = self.store.deltas(epoch)
-        header = SegmentHeader(JOB, Generation(1), self.timeline, epoch, self.head, WORKER)
-        assert all(delta.follows == self.head for delta in deltas)
-        data = seal(header, deltas)
-        self.frozen[epoch] = copied(self.working)
-        if completes:
-            self.segments[epoch] = data
-            self.completed[epoch] = self.frozen[epoch]
-            self.frozen = {}
-            self.lineage[epoch] = f"manifest of {epoch} on {self.timeline}"
-            if announced:
-                self.store.commit(epoch)
-                self.store.completed(Cut(epoch, self.lineage[epoch]))
+        """Close an epoch; the one before is given up if it is not sealed."""
+        self.close(Epoch(self.newest + gap), copied(self.working), completes=completes, announced=announced)
 
-    @rule()
-    def roll_back(self) -> None:
-        assert self.store.roll_back(self.head, self.identity)
-        self.working, self.frozen = copied(self.completed[self.head]), {}
+    @rule(operator=operators, picked=picks, copied=st.integers(0, 8), deletes=st.booleans(), announced=st.booleans())
+    def return_to_a_barrier(
+        self, operator: int, picked: list[int], copied: int, deletes: bool, announced: bool
+    ) -> None:
+        """Change keys before a barrier and after it, and return to it."""
+        self.count(operator, picked)
+        self.barrier(True, 1, announced)
+        self.store.advance(copied)
+        (self.delete if deletes else self.count)(operator, picked)
+        self.seal()
+        self.roll_back()
+        self.list_present(operator)
+
+    @rule(operator=operators, picked=picks, announced=st.booleans())
+    def lose_the_last_epoch(self, operator: int, picked: list[int], announced: bool) -> None:
+        """Values of a completed epoch return after the next one, which changed the same keys, is lost."""
+        self.count(operator, picked)
+        self.barrier(True, 1, announced)
+        self.count(operator, picked)
+        self.roll_back()
+        self.look(operator, picked)
 
     @rule(thoroughly=st.booleans())
     def drop_vacant(self, thoroughly: bool) -> None:
@@ -183,35 +168,6 @@ class OneWorker(KilledWorker):
         self.check_values_beside(operator, slots)
         keys = list(zip(*(column.to_pylist() for column in table.key_columns(slots)), strict=True))
         assert dict(zip(keys, table.column("count")[slots].tolist(), strict=True)) == self.working[operator]
-
-    @rule(survived=st.floats(0, 1))
-    def kill(self, survived: float) -> None:
-        self.cold = self.killed_cold(survived)
-        self.restart(self.head)
-
-    @precondition(lambda self: len(self.completed) > 1)
-    @rule(data=st.data())
-    def rewind(self, data: st.DataObject) -> None:
-        target = data.draw(st.sampled_from(sorted(self.completed)))
-        self.timeline = Timeline(self.timeline + 1)
-        self.lineage = {epoch: manifest for epoch, manifest in self.lineage.items() if epoch <= target}
-        self.completed = {epoch: state for epoch, state in self.completed.items() if epoch <= target}
-        self.segments = {epoch: segment for epoch, segment in self.segments.items() if epoch <= target}
-        if self.store.roll_back(target, self.identity):
-            self.working, self.frozen = copied(self.completed[target]), {}
-        else:
-            self.cold = self.killed_cold(1.0)
-            self.restart(target)
-
-    def restart(self, target: Epoch) -> None:
-        marker = None if self.cold is None else read_marker(self.cold)
-        base = usable(marker, JOB, self.lineage, target, (0, GROUPS), DECLARED)
-        self.store = StateStore(self.identity, SPECS.values(), GROUPS, (0, GROUPS), self.cold)
-        applied = marker.applied if base is not None and marker is not None else None
-        segments = [data for epoch, data in self.segments.items() if applied is None or epoch > applied]
-        self.store.restore(target, segments, applied)
-        self.store.completed(Cut(target, self.lineage.get(target, "")))
-        self.working, self.frozen = copied(self.completed[target]), {}
 
     @invariant()
     def commits_stay_behind_the_head(self) -> None:

@@ -43,8 +43,7 @@ class Worker:
     def add(self, amount: int, *numbers: int) -> None:
         table = self.store.table(1)
         slots = table.slots(KEY.encode([pa.array(numbers, pa.int64())]))
-        np.add.at(table.column("count"), slots, amount)
-        table.touch(slots)
+        np.add.at(table.changing(slots)("count"), slots, amount)
 
     def delete(self, *numbers: int) -> None:
         table = self.store.table(1)
@@ -73,6 +72,31 @@ class Worker:
 def owned_numbers(owned: tuple[int, int], among: int = 100) -> list[int]:
     groups = KEY.encode([pa.array(range(among), pa.int64())]).key_groups(GROUPS)
     return np.flatnonzero((groups >= owned[0]) & (groups < owned[1])).tolist()
+
+
+class TestEpochsThatAreGivenUp:
+    def test_keep_no_more_memory_than_one(self) -> None:
+        worker = Worker()
+        worker.add(1, *range(500))
+        worker.close_epoch(1, completes=False)
+        one = worker.store.unfinished_bytes
+        for epoch in range(2, 40):
+            worker.add(1, *range(500))
+            worker.close_epoch(epoch, completes=False)
+        assert worker.store.unfinished_bytes < 1.1 * one
+
+    def test_leave_their_changes_to_the_next_one(self) -> None:
+        worker = Worker()
+        for epoch in (1, 2, 3):
+            worker.add(epoch, 7, epoch)
+            worker.close_epoch(epoch, completes=epoch == 3)
+        worker.add(1, 7, 1, 2, 3)
+        assert worker.store.roll_back(Epoch(3))
+        rows = {number: worker.store.get_committed(1, (number,)) for number in (1, 2, 3, 7)}
+        assert rows == {1: {"count": 1}, 2: {"count": 2}, 3: {"count": 3}, 7: {"count": 6}}
+        restored = StateStore(IDENTITY, [SPEC], GROUPS, ALL)
+        restored.restore(Epoch(3), [worker.segments[3]], None)
+        assert {number: restored.get_committed(1, (number,)) for number in rows} == rows
 
 
 class TestWhoseStateItIs:

@@ -27,8 +27,7 @@ def keys(*numbers: int) -> Keys:
 
 def count(table: Table, *numbers: int) -> None:
     slots = table.slots(keys(*numbers))
-    np.add.at(table.column("count"), slots, 1)
-    table.touch(slots)
+    np.add.at(table.changing(slots)("count"), slots, 1)
 
 
 def delete(table: Table, *numbers: int) -> None:
@@ -235,8 +234,7 @@ class TestRollBack:
 
     def test_makes_a_key_born_later_as_good_as_new(self, table: Table) -> None:
         slots = table.slots(keys(5))
-        table.column("low")[slots] = 1.0
-        table.touch(slots)
+        table.changing(slots)("low")[slots] = 1.0
         assert table.roll_back(NONE)
         count(table, 5)
         assert table.column("low")[table.slots(keys(5))].tolist() == [9.5]

@@ -1,5 +1,4 @@
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,15 +8,13 @@ import pytest
 from numpy.typing import NDArray
 
 from holdfast.model import Epoch
-from holdfast.runtime.wire.metrics import rss_bytes
 from holdfast.state import swap
 from holdfast.state.compiled.sources import Input, sources_of
 from holdfast.state.keys.batch import Keys, KeyType
-from holdfast.state.swap import REGION_BYTES, Swap, resident_bytes, unfit
+from holdfast.state.swap import REGION_BYTES, RETURNED_AT_ONCE, Swap, resident_bytes, unfit
 from holdfast.state.tables.kernels.layout import Do
+from holdfast.state.tables.slab import UNLIMITED
 from holdfast.state.tables.table import ColumnSpec, Table, TableSpec
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="missing: mappings as Linux has them")
 
 MIB = 1 << 20
 INT = np.dtype(np.int64)
@@ -99,6 +96,41 @@ class TestRoom:
         assert memory.refused == ""
         assert (array == 7).all()
 
+    def test_what_lies_behind_a_smaller_part_is_dropped_from_memory_and_disk(self, tmp_path: Path) -> None:
+        memory = swapping(tmp_path)
+        room = memory.room(INT, 8 * MIB)
+        array = memory.use(room, 8 * MIB)
+        array[:] = 1
+        memory.settle()
+        files = len(os.listdir("/proc/self/fd"))
+        kept = memory.use(room, REGION_BYTES // 8)
+        assert memory.used_bytes == REGION_BYTES and kept.size == REGION_BYTES // 8
+        assert (kept == 1).all()
+        again = memory.use(room, 2 * kept.size)
+        assert (again[: kept.size] == 1).all() and not again[kept.size :].any()
+        memory.use(room, 0)
+        assert (memory.used_bytes, len(os.listdir("/proc/self/fd"))) == (0, files - 1)
+
+    def test_becomes_ordinary_memory_again_once_it_is_well_below_its_budget(self, tmp_path: Path) -> None:
+        memory = Swap(tmp_path, resident_max=1, tables_max=16 * MIB)
+        room, other = memory.room(INT, 2 * MIB), memory.zeros(MIB)
+        array = memory.use(room, 2 * MIB)
+        array[:], other[:] = np.arange(array.size), 7
+        files = len(os.listdir("/proc/self/fd"))
+        memory.settle()
+        assert len(os.listdir("/proc/self/fd")) == files + 2
+        memory.use(room, MIB // 2 * 3 - 1)
+        assert (memory.used_bytes, memory.swapping) == (20 * MIB, True)
+        kept = memory.use(room, 3 * MIB // 4)
+        assert (memory.used_bytes, memory.swapping) == (14 * MIB, True)  # not well below its budget
+        kept = memory.use(room, MIB // 2)
+        assert (memory.used_bytes, memory.swapping, memory.bytes_max) == (12 * MIB, False, UNLIMITED)
+        dropped = memory.dropped_regions
+        for _ in range(-(-memory.used_bytes // REGION_BYTES // RETURNED_AT_ONCE) + 1):
+            memory.settle()
+        assert memory.dropped_regions == dropped and len(os.listdir("/proc/self/fd")) == files
+        assert (kept == np.arange(kept.size)).all() and (other == 7).all()
+
 
 class TestFolder:
     @pytest.mark.parametrize(("kind", "fits"), [("ext4", True), ("xfs", True), ("tmpfs", False), ("ramfs", False)])
@@ -107,6 +139,45 @@ class TestFolder:
         mounts = tmp_path / "mountinfo"
         mounts.write_text(f"36 35 {os.major(device)}:{os.minor(device)} / /x rw,noatime shared:1 - {kind} /dev/x rw\n")
         assert (unfit(tmp_path, mounts) == "") is fits
+
+
+class TestTableAfterAPeak:
+    @pytest.mark.parametrize("spec", [NUMBERS, NAMES], ids=["numbers", "names"])
+    def test_fits_its_budget_again_and_keeps_its_rows(self, tmp_path: Path, spec: TableSpec) -> None:
+        memory = Swap(tmp_path, resident_max=1, tables_max=14 * MIB)
+        table = Table(spec, 8, memory=memory)
+        for epoch, numbers in enumerate((range(3_000), range(3_000, 250_000)), 1):
+            slots = table.slots(keys_of(spec, numbers))
+            table.changing(slots)("n")[slots] = np.array(numbers)
+            table.freeze(Epoch(epoch), Epoch(epoch - 1))
+        assert memory.bytes_max < UNLIMITED
+        table.delete(table.slots(keys_of(spec, range(3_000, 250_000))))
+        table.freeze(Epoch(3), Epoch(2))
+        table.commit(Epoch(3))
+        table.drop_vacant()
+        assert (memory.swapping, memory.bytes_max) == (False, UNLIMITED)
+        assert memory.used_bytes < 11 * MIB
+        for numbers in (range(3_000), range(2_000, 40_000)):  # what is dropped is inserted again, in the smaller index
+            slots = table.slots(keys_of(spec, numbers))
+            table.touch(slots)
+            found = table.column("n")[slots]
+            assert (found == np.where(np.array(numbers) < 3_000, numbers, 0)).all()
+            assert len(np.unique(slots)) == len(numbers)
+        assert table.present().size == 40_000 and len(table) == 40_000
+
+    def test_keeps_no_index_that_it_has_moved_out_of(self, tmp_path: Path) -> None:
+        memory = Swap(tmp_path, resident_max=1 << 40, tables_max=14 * MIB)
+        table = Table(NUMBERS, 8, memory=memory)
+        for first in range(0, 600_000, 100_000):
+            table.slots(keys_of(NUMBERS, range(first, first + 100_000)))
+        assert memory.swapping
+        table.drop_vacant()
+        assert len(table) == 0 and memory.used_bytes < 3 * MIB
+
+
+def keys_of(spec: TableSpec, numbers: range) -> Keys:
+    column = pa.array(np.array(numbers))
+    return spec.key.encode([column if spec is NUMBERS else column.cast(pa.utf8())])
 
 
 class TestTableOnSwap:
@@ -154,7 +225,3 @@ def shown(table: Table) -> dict[bytes, tuple[int, int]]:
     names = table.keys_at(slots).canonical().to_pylist()
     rows = zip(table.values("n", slots).tolist(), table.values("total", slots).tolist(), strict=True)
     return dict(zip(names, rows, strict=True))
-
-
-def test_both_readings_of_resident_memory_agree() -> None:
-    assert abs(resident_bytes() - rss_bytes()) < 8 * MIB

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from merged_pieces import compact
 
 from holdfast.errors import ConfigError, Damaged, JobFailed
 from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state import blocks, cold
-from holdfast.state.changelog import SegmentHeader, blocks_of, seal, unseal
-from holdfast.state.compact import compact
+from holdfast.state.changelog import SegmentHeader, opened, seal, unseal
 from holdfast.state.evolution import adapted, by_id, by_name, declaration
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.memory import MemoryKeyValue
@@ -272,8 +272,9 @@ class TestASegment:
         store = store_of()
         write(store.table(1), {k: (k, None, random.bytes(size), None, None) for k in range(100)})
         data = segment_of(store, 1)
-        [block] = blocks_of(data)
-        reader, counts = blocks.BlockReader(pa.py_buffer(data), block, (0, GROUPS), spec=SPEC), list[int]()
+        segment = opened(data)
+        [block] = segment.blocks
+        reader, counts = blocks.BlockReader(segment.file, block, (0, GROUPS), spec=SPEC), list[int]()
         while (rows := reader.read()) is not None:
             counts.append(len(rows))
         assert counts == ([5] * 20 if size == 200 else [100])

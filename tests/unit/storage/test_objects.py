@@ -16,7 +16,15 @@ import pytest
 from holdfast.errors import AlreadyExists, ConfigError, NotFound, Unavailable
 from holdfast.ports import ObjectStore
 from holdfast.storage import local
-from holdfast.storage.objects import FsspecObjects, LocalObjects, MemoryObjects, open_objects, read_buffer
+from holdfast.storage.objects import (
+    FileStore,
+    FsspecObjects,
+    LocalObjects,
+    MemoryObjects,
+    open_objects,
+    read_buffer,
+    writing,
+)
 from holdfast.storage.paths import TEMPORARY, refuse_password
 
 MakeStore = Callable[[Path], ObjectStore]
@@ -31,6 +39,23 @@ STORES: dict[str, MakeStore] = {
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     make: MakeStore = request.param
     return make(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["local", "fsspec"])
+class TestStoreWithFiles:
+    def test_an_object_is_read_at_any_place_even_after_its_deletion(self, name: str, tmp_path: Path) -> None:
+        store = STORES[name](tmp_path)
+        store.put("a/b", b"0123456789")
+        assert isinstance(store, FileStore)
+        with store.opened("a/b") as file:
+            store.delete("a/b")
+            assert (file.size(), file.read_at(3, 4)) == (10, b"456")
+
+    def test_opening_a_missing_object_raises_not_found(self, name: str, tmp_path: Path) -> None:
+        store = STORES[name](tmp_path)
+        assert isinstance(store, FileStore)
+        with pytest.raises(NotFound):
+            store.opened("a/b")
 
 
 class TestEveryObjectStore:
@@ -67,6 +92,21 @@ class TestEveryObjectStore:
     def test_a_buffer_of_a_missing_object_raises_not_found(self, store: ObjectStore) -> None:
         with pytest.raises(NotFound):
             read_buffer(store, "a")
+
+    def test_an_object_is_written_in_pieces_and_appears_whole_at_the_end(self, store: ObjectStore) -> None:
+        store.put("a/b", b"old")
+        with writing(store, "a/b") as file:
+            file.write(b"one")
+            file.write(b"two")
+            assert store.get("a/b") == b"old"
+        assert store.get("a/b") == b"onetwo" and store.list("") == ["a/b"]
+
+    def test_an_error_while_an_object_is_written_leaves_the_old_one(self, store: ObjectStore) -> None:
+        store.put("a/b", b"old")
+        with pytest.raises(ZeroDivisionError), writing(store, "a/b") as file:
+            file.write(b"half")
+            raise ZeroDivisionError
+        assert store.get("a/b") == b"old" and store.list("") == ["a/b"]
 
     def test_list_gives_everything_below_a_folder_in_order(self, store: ObjectStore) -> None:
         for path in ("log/2", "log/1", "log/deep/3", "logs/4", "5"):
@@ -141,6 +181,25 @@ class TestLocalObjects:
         store.create("a/b", b"1")
         (tmp_path / "a" / ".tmp-crashed").write_bytes(b"half")
         assert store.list("") == ["a/b"]
+
+    def test_an_interrupted_write_leaves_no_file(self, tmp_path: Path) -> None:
+        store = LocalObjects(tmp_path)
+        with pytest.raises(ZeroDivisionError), store.writing("a/b") as file:
+            file.write(b"half")
+            raise ZeroDivisionError
+        assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+    def test_an_object_written_in_pieces_is_synced_before_it_has_its_name(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(_: int) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        store = LocalObjects(tmp_path)
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(Unavailable, match="is full"), store.writing("b") as file:
+            file.write(b"x")
+        assert list(tmp_path.iterdir()) == []
 
     def test_an_object_mapped_before_a_put_keeps_its_bytes(self, tmp_path: Path) -> None:
         store = LocalObjects(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -186,6 +187,62 @@ class TestDiff:
         assert sorted(zip(frame["word"], frame["rows.count"], strict=True)) == [(1, 9), (2, 9), (6, 6), (9, 9)]
 
 
+class TestHistory:
+    def test_each_change_of_a_key_has_its_epoch(self, holdfast: Holdfast, job: History) -> None:
+        shown = holdfast("state", "history", "words", "counts", "2", "--json").json
+        assert (shown["epoch"], shown["since"]["epoch"]) == (9, 5)
+        assert [(row["epoch"], row["change"], row["word"], row["rows.count"]) for row in shown["rows"]] == [
+            (5, "present", 2, 5),
+            (6, "changed", 2, 6),
+            (9, "changed", 2, 9),
+        ]
+        moments = [datetime.fromisoformat(row["at"]).timestamp() for row in shown["rows"]]
+        assert moments[-1] == pytest.approx(shown["at"] / 1e6)
+
+    def test_a_key_appears_with_the_checkpoint_that_has_it_first(self, holdfast: Holdfast, job: History) -> None:
+        shown = holdfast("state", "history", "words", "counts", "6", "--json").json
+        assert [(row["epoch"], row["change"], row["rows.count"]) for row in shown["rows"]] == [(6, "added", 6)]
+
+    def test_windows_are_removed_once_they_are_closed(self, holdfast: Holdfast, root: Path) -> None:
+        with TestDriver(app()) as driver:
+            driver.push("bids", [bid(1, "a", 2.0, 3)])
+            first = driver.checkpoint()
+            driver.push("bids", [bid(1, "a", 5.0, 3)])
+            driver.checkpoint()
+            driver.watermark("bids", START + timedelta(minutes=5))
+            last = driver.checkpoint()
+            written_to(root, driver)
+        rows = holdfast("state", "history", "hot", "hot", '[1, "a"]', "--json").json["rows"]
+        assert [(row["change"], row["avg"]) for row in rows] == [("present", 2.0), ("changed", 3.5), ("removed", None)]
+        assert (rows[0]["epoch"], rows[-1]["epoch"]) == (first, last)
+        lines = holdfast("state", "history", "hot", "hot", '[1, "a"]').out.splitlines()
+        assert f"at epoch {last} (" in lines[0] and f"and before it since epoch {first} (" in lines[0]
+        assert lines[1].split()[:3] == ["epoch", "at", "change"]
+
+    def test_it_ends_at_the_chosen_checkpoint(self, holdfast: Holdfast, job: History, tmp_path: Path) -> None:
+        file = tmp_path / "history.parquet"
+        given = ("state", "history", "words", "counts", "2", "--epoch", "6", "--out", str(file))
+        assert holdfast(*given).status == 0
+        assert pl.read_parquet(file)["epoch"].to_list() == [5, 6]
+
+    def test_it_equals_reading_every_checkpoint(self, holdfast: Holdfast, root: Path) -> None:
+        epochs = []
+        with TestDriver(app()) as driver:
+            for number in range(12):
+                driver.push("bids", [bid(number % 3, "a", float(number), number), bid(7, None, None, number)])
+                epochs.append(driver.checkpoint())
+            written_to(root, driver)
+        for key in ("[null]", '["a"]'):
+            rows = holdfast("state", "history", "hot", "places", key, "--json").json["rows"]
+            held: dict[int, dict[str, object]] = {}
+            for epoch in epochs:
+                [now] = holdfast("state", "get", "hot", "places", key, "--epoch", str(epoch), "--json").json["rows"]
+                held[epoch] = now
+            seen = {row["epoch"]: {name: row[name] for name in held[epochs[0]]} for row in rows}
+            assert list(seen) == [e for n, e in enumerate(epochs) if n == 0 or held[e] != held[epochs[n - 1]]]
+            assert all(held[epoch] == row for epoch, row in seen.items())
+
+
 class TestDu:
     def test_json_adds_up(self, holdfast: Holdfast, hot: Path) -> None:
         shown = holdfast("state", "du", "hot", "--json").json
@@ -242,6 +299,10 @@ class TestWrongUse:
             ("diff words counts --from 7", "the nearest: 6 and 9"),
             ("diff words counts --from 5 --epoch 6", "unrecognized arguments"),
             ("du words nothing", "operators with state"),
+            ("history words counts", "KEY"),
+            ("history words counts one", "'one' is no value of the key column"),
+            ("history words nothing 1", "operators with state"),
+            ("history words counts 1 --epoch 7", "the nearest: 6 and 9"),
             ("du words counts --out x.arrow", "unrecognized arguments"),
         ],
     )

@@ -1,0 +1,47 @@
+"""Wrong versions of a worker whose memory is full; chaos/mutants/mutants.py names the rule that each negates.
+
+Source: docs/design/0039-state-larger-than-memory.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakSet
+
+from holdfast.runtime.worker.loop import WorkerLoop
+
+Right = Callable[..., Any]
+"""The function that a mutant replaces."""
+
+
+def never_asks(_: Right) -> Right:
+    """A worker waits for the next barrier however many changes it holds."""
+    return lambda loop: False
+
+
+def asks_for_new_changes_only(_: Right) -> Right:
+    """Changes of an epoch that was given up are no reason to ask for another one."""
+
+    def wants_barrier(loop: WorkerLoop) -> bool:
+        budget, state = loop._limits.budget, loop._state
+        return budget is not None and state is not None and state.dirty_bytes > budget.early_from
+
+    return wants_barrier
+
+
+def stops_for_good(right: Right) -> Right:
+    """Sources that were stopped once are not read again in this process."""
+    stopped: WeakSet[WorkerLoop] = WeakSet()
+
+    def memory_is_full(loop: WorkerLoop) -> bool:
+        if right(loop):
+            stopped.add(loop)
+        return loop in stopped
+
+    return memory_is_full
+
+
+def asks_the_disk_once(_: Right) -> Right:
+    """A disk that was full is not tried again while sources wait for it."""
+    return lambda store: None
