@@ -72,6 +72,13 @@ class OperatorState(msgspec.Struct, frozen=True):
     schema: dict[str, Any]
     dropped: bool = False
     """Its state is no longer read; its number is never reused."""
+    given_up: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """The arguments of `--drop-state` that are carried out for it and still given; omitted if there are none."""
+
+    @property
+    def carried_out(self) -> tuple[str, ...]:
+        """Return the arguments of `--drop-state` that are carried out for it."""
+        return () if self.given_up is msgspec.UNSET else self.given_up
 
 
 class Manifest(msgspec.Struct, frozen=True):

@@ -91,10 +91,10 @@ def history(args: argparse.Namespace) -> int:
     found = history_of(open_job(root_of(args), args.job), args.operator, args.key, args.epoch)
     newest, oldest = found.states[0].at, found.states[-1].at
     give(Answer(newest, args.operator, found.schema, since=oldest), found.batches(), args)
-    if (other := found.other_columns) is not None:
+    if found.beyond is not None:
+        epoch = found.beyond.at.epoch
         advise(
-            f"at epoch {other.epoch} and before, {args.operator} had other columns; for its history with these: "
-            f"--epoch {other.epoch}"
+            f"at epoch {epoch} and before, {args.operator} had {found.beyond.why}; for its history there: --epoch {epoch}"
         )
     return 0
 

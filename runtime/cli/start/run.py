@@ -76,14 +76,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="auto: on stderr, in place on a terminal; plain: a line per second; json: an object per second on stdout",
     )
-    parser.add_argument(
-        "--drop-state",
-        metavar="OP[.AGG]",
-        action="append",
-        default=[],
-        help="give up the state of an operator, or of one of its aggregates, that was removed or has changed; "
-        "may be given several times",
-    )
+    add_drop_state(parser)
     parser.add_argument(
         "--once", action="store_true", help="read up to the current ends of the sources, checkpoint, deliver, stop"
     )
@@ -94,6 +87,18 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--from", metavar="SAVEPOINT", dest="savepoint", help="start from it; it must be the job's last checkpoint"
     )
     add_adopt(parser)
+
+
+def add_drop_state(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that gives up state; `holdfast plan` shows its effect."""
+    parser.add_argument(
+        "--drop-state",
+        metavar="OP[.AGG][#SUFFIX]",
+        action="append",
+        default=[],
+        help="give up the state of an operator, or of one of its aggregates, that was removed or has changed; may be "
+        "given several times. It takes effect once: with #2 behind it, once more",
+    )
 
 
 def add_adopt(parser: argparse.ArgumentParser) -> None:
