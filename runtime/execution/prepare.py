@@ -117,15 +117,14 @@ def prepare(
         written = {writer.sink for writer in writers_of(repository, job, before, ())}
         check_repairable(plan, written, job.rewinds[-1].accepted)
     known = before.operators if before is not None else ()
-    repeated = given_up(plan, known, drop_state).advice()
     plan, operators = with_identities(plan, known, drop_state)
     partitions, until = _look_at_sources(plan, before, once)
     for sink in plan.sinks:
         prepare_sink(sink, job)
     adopted = () if job is None else check_targets(repository, job, plan.sinks, adopt_targets)
     dlq_places.write(store, plan)
-    warnings = (*uncommitted_writes(plan, job, before), *repeated)
-    checked = master.Checked(NO_EPOCH, ()) if before is None else master.Checked(before.epoch, before.operators)
+    warnings = (*uncommitted_writes(plan, job, before), *given_up(plan, known, drop_state).advice())
+    checked = master.Checked(NO_EPOCH if before is None else before.epoch, known)
     found = (plan, settings, root, store, repository, job, operators, partitions, until, warnings)
     return Prepared(*found, gone_sinks, checked, adopted)
 

@@ -72,9 +72,7 @@ class GivenUp:
 
 def given_up(plan: Plan, known: Sequence[OperatorState], arguments: Sequence[str]) -> GivenUp:
     """Return what the arguments of `--drop-state` mean for the operators of the last checkpoint."""
-    carried_out: dict[str, list[str]] = {}
-    for operator in known:
-        carried_out.setdefault(operator.name, []).extend(each for each in operator.carried_out if each in arguments)
+    carried_out = _carried_out(known, arguments)
     repeated = [each for those in carried_out.values() for each in those]
     alive = {operator.name: operator for operator in known if not operator.dropped and not is_part(operator.name)}
     held = {name: parts_of(plan, name, operator.schema) for name, operator in alive.items()}
@@ -102,6 +100,14 @@ def given_up(plan: Plan, known: Sequence[OperatorState], arguments: Sequence[str
         tuple(repeated),
         tuple(sorted(unknown)),
     )
+
+
+def _carried_out(known: Sequence[OperatorState], arguments: Sequence[str]) -> dict[str, list[str]]:
+    """Return the arguments that an earlier start has carried out, by operator."""
+    found: dict[str, list[str]] = {}
+    for operator in known:
+        found.setdefault(operator.name, []).extend(each for each in operator.carried_out if each in arguments)
+    return found
 
 
 def _clocks(plan: Plan, known: Sequence[OperatorState], whole: Collection[str]) -> set[str]:

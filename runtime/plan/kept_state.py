@@ -6,7 +6,7 @@ Source: docs/design/0024-identity-of-state.md, docs/design/0038-schema-evolution
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
@@ -55,8 +55,12 @@ def with_identities(
 def numbered(plan: Plan, known: Sequence[OperatorState], given: GivenUp) -> Plan:
     """Return the plan with its operators' numbers; those of state that is given up stay reserved."""
     kept = {operator.name: operator.id for operator in known if not _is_past(operator, given)}
-    taken = {f"dropped {operator.id}": operator.id for operator in known if _is_past(operator, given)}
-    return with_operator_ids(plan, kept | taken)
+    return with_operator_ids(plan, kept | _reserved(operator for operator in known if _is_past(operator, given)))
+
+
+def _reserved(past: Iterable[OperatorState]) -> dict[str, int]:
+    """Return numbers that no operator of the plan can get."""
+    return {f"dropped {operator.id}": operator.id for operator in past}
 
 
 def _is_past(operator: OperatorState, given: GivenUp) -> bool:

@@ -27,7 +27,7 @@ from holdfast.chaos.sim.faults import aims, faults
 from holdfast.chaos.sim.faults.aims import Aim
 from holdfast.chaos.sim.faults.faults import Fault
 from holdfast.chaos.sim.faults.points import Point
-from holdfast.chaos.sim.jobs import evolving, ledger, lettered, spelled
+from holdfast.chaos.sim.jobs import dropping, evolving, ledger, lettered, spelled
 from holdfast.chaos.sim.jobs.arriving import ArrivingSource
 from holdfast.chaos.sim.jobs.functions import calling
 from holdfast.chaos.sim.jobs.oracle import PARTITION_STRIDE, Input
@@ -167,6 +167,8 @@ class Scenario:
     """Whether each driver, in turn, reads only up to the end of the sources at its start, and then stops."""
     evolves: bool = False
     """Whether each driver brings the next version of the code."""
+    drops: bool = False
+    """Whether an evolving job has a branch whose state is given up."""
     rests: tuple[int, ...] = ()
     """Ids of records that must be late: their partition was idle for so long before them while another was active."""
     appears: tuple[float, ...] = ()
@@ -426,8 +428,9 @@ def _with_ends(whole: Scenario) -> Scenario:
     once = rng.choice(((True, False), (True, True, False))) if rng.random() < ONCE_SHARE else (False,)
     letters = random.Random(f"{whole.seed}/letters").random() < LETTERS_SHARE
     evolves = random.Random(f"{whole.seed}/evolves").random() < evolving.EVOLVES_SHARE
+    drops = evolves and random.Random(f"{whole.seed}/drops").random() < dropping.DROPS_SHARE
     ends = tuple(sorted(asked, key=lambda end: end.at))
-    return replace(whole, ends=ends, once=once, letters=letters, evolves=evolves)
+    return replace(whole, ends=ends, once=once, letters=letters, evolves=evolves, drops=drops)
 
 
 def _with_functions(whole: Scenario) -> Scenario:
@@ -523,6 +526,7 @@ def plan_of(
     functions: bool = False,
     letters: bool = False,
     texts: bool = False,
+    drops: bool = False,
     version: int | None = None,
 ) -> Plan:
     """Return the job's plan; every worker replaces its source and sinks, which are stand-ins, by its own.
@@ -561,6 +565,8 @@ def plan_of(
         ledger.keep_ledger(records)
     if texts:
         spelled.spell(records)
+    if drops:
+        dropping.count_since(records)
     return app.plan()
 
 

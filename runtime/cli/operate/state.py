@@ -92,10 +92,8 @@ def history(args: argparse.Namespace) -> int:
     newest, oldest = found.states[0].at, found.states[-1].at
     give(Answer(newest, args.operator, found.schema, since=oldest), found.batches(), args)
     if found.beyond is not None:
-        epoch = found.beyond.at.epoch
-        advise(
-            f"at epoch {epoch} and before, {args.operator} had {found.beyond.why}; for its history there: --epoch {epoch}"
-        )
+        epoch, why = found.beyond.at.epoch, found.beyond.why
+        advise(f"at epoch {epoch} and before, {args.operator} had {why}; for its history there: --epoch {epoch}")
     return 0
 
 
