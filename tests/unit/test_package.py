@@ -73,15 +73,7 @@ class TestImports:
         rooms = ("state", "checkpoint", "storage", "sinks", "runtime/operators", "runtime/worker", "runtime/driver")
         modules = [
             "holdfast." + ".".join(path.relative_to(ROOT).with_suffix("").parts)
-            for room in (
-                "state",
-                "checkpoint",
-                "storage",
-                "sinks",
-                "runtime/operators",
-                "runtime/worker",
-                "runtime/driver",
-            )
+            for room in rooms
             for path in sorted((ROOT / room).rglob("*.py"))
             if path.stem != "__init__"
         ]
