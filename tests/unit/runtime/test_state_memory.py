@@ -144,11 +144,6 @@ class TestContainerShare:
             ({"spark.executor.memory": "8192", FACTOR: "0.5"}, 4096, FACTOR + " of spark.executor.memory"),
             ({OVERHEAD: "1024", FACTOR: "0.5"}, 1024, OVERHEAD),
             ({OVERHEAD: "1 GB"}, 1024, OVERHEAD),
-            (
-                {OVERHEAD: "1g", "spark.executor.pyspark.memory": "3g"},
-                4096,
-                OVERHEAD + " + spark.executor.pyspark.memory",
-            ),
         ],
     )
     @pytest.mark.parametrize("master", ["yarn", "k8s://https://host:443"])
@@ -159,6 +154,25 @@ class TestContainerShare:
         assert share is not None
         assert (share.size // MIB, share.origin, share.workers) == (mib, origin, 1)
         assert share.default == share.size // 2
+
+    @pytest.mark.parametrize(
+        ("conf", "mib"),
+        [
+            ({"spark.master": "yarn"}, 4096),
+            ({"spark.master": "k8s://host"}, 1024),
+            ({"spark.master": "k8s://host", "spark.kubernetes.resource.type": "java"}, 1024),
+            ({"spark.master": "k8s://host", "spark.kubernetes.resource.type": "python"}, 4096),
+        ],
+    )
+    def test_has_memory_for_python_where_spark_adds_it(self, conf: dict[str, str], mib: int) -> None:
+        share = container_share({**conf, OVERHEAD: "1g", "spark.executor.pyspark.memory": "3g"}, 1)
+        assert share is not None and share.size == mib * MIB
+        assert share.origin == OVERHEAD + (" + spark.executor.pyspark.memory" if mib == 4096 else "")
+
+    def test_of_kubernetes_in_client_mode_is_that_of_a_jvm_program(self) -> None:
+        """In cluster mode the configuration names the factor 0.4."""
+        share = container_share({"spark.master": "k8s://host", "spark.executor.memory": "10g"}, 1)
+        assert share is not None and share.size == 1 << 30
 
     def test_of_kubernetes_follows_its_older_factor_too(self) -> None:
         conf = {
