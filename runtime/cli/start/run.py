@@ -108,7 +108,7 @@ def add_adopt(parser: argparse.ArgumentParser) -> None:
         metavar="SINK",
         action="append",
         default=[],
-        help="take over the target of this sink from a run that the job's log does not know: a run of a copy of the "
+        help="take over the target of this sink from a run that is not in the job's log: a run of a copy of the "
         "job's folder, or of the folder before it was restored; may be given several times",
     )
 

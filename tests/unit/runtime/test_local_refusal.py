@@ -261,7 +261,6 @@ class TestRefusedMerge:
                 step(t, range(100))
             assert problems(t) == []
 
-
     def test_is_repeated_ever_less_often(self) -> None:
         """Every attempt reads all pieces of the state."""
         with counting(OneDisk(), 1) as t:
