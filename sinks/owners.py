@@ -93,7 +93,7 @@ def not_ours(where: str, held: Held) -> NotOurs:
     """Return the error for a target that another history of the job has taken over."""
     return NotOurs(
         f"{where}: another run took it over, in generation {held.generation} (owner {held.owner[:12]}). That run, or "
-        "its epochs, are not in the log of this job: the job's folder was copied or restored, and both copies write here",
+        "its epochs, are not in the log of this job: the job's folder was copied or restored, and both write here",
         not_done="nothing was written to the target",
         next_step="run one of the two jobs, or give the other a target of its own; to move the target to this job: "
         "holdfast run JOB.py --adopt-targets SINK, or holdfast rewind JOB.py ... --adopt-targets SINK",
