@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import polars as pl
@@ -65,6 +65,8 @@ RESTING_MIN = 6
 """Records of the active partition that arrive while the other one is idle."""
 RESTS_S, ACTIVE_S, LATE_AFTER_S = 9.0, 0.4, 2.0
 """After the world has healed: until the last of them, between two of them, and until the idle one resumes."""
+PLANS_MAX = 32
+"""Plans kept for later seeds; there are thousands, and a process that plays for hours must not keep them all."""
 ON_DISK = frozenset({Fault.DISK_FULL, Fault.DISK_ERROR, Fault.POWER_LOST})
 """Faults that strike folders of workers."""
 
@@ -514,7 +516,7 @@ def operator_of(sink: str) -> str:
     return f"{sink}_totals"
 
 
-@cache
+@lru_cache(maxsize=PLANS_MAX)
 def plan_of(
     upserts: tuple[str, ...],
     above: int | None,
