@@ -136,7 +136,7 @@ def test_resources_of_a_long_run_are_bounded(tmp_path: Path) -> None:
 def test_a_short_run_measures_every_quantity(tmp_path: Path) -> None:
     """Too short for a line through the samples: it shows that the long run can be judged."""
     with root_of(tmp_path) as root:
-        samples = sampled(tmp_path, root, 8)
+        samples = sampled(tmp_path, root, 5)
         assert differing(tmp_path, root) == []
     leave(samples, tmp_path / "out")
     last = samples[-1]
