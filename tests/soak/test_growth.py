@@ -1,6 +1,6 @@
 """A job that runs for hours at full speed needs no more resources at the end than in the middle.
 
-HOURS sets the duration of the long run (2). Its root is in a slow S3 store if HOLDFAST_S3_SERVER names the server
+HOURS sets the duration of the long run (2), RATE its records per second (as many as it can read). Its root is in a slow S3 store if HOLDFAST_S3_SERVER names the server
 (slow_store.py), else in a folder. Samples and plot are left in `growth-soak/`.
 """
 
@@ -81,7 +81,8 @@ def sampled(folder: Path, root: Root, seconds: float) -> list[Sample]:
     pause, job = threading.Event(), root.files / "growing"
     retained = {"HOLDFAST_RETAINED_FOR_MS": f"{int(seconds * 1000 / 40)}"}
     environment = {**root.environment, **retained, "GROWING_ROOT": root.url}
-    with running(folder, "--master", "local[2]", job=JOB, **environment) as run:
+    rate = ("--max-records-per-second", os.environ["RATE"]) if os.environ.get("RATE") else ()
+    with running(folder, "--master", "local[2]", *rate, job=JOB, **environment) as run:
         run.wait_until_running()
         began = time.monotonic()
         while time.monotonic() < began + seconds:
