@@ -1,7 +1,9 @@
 """A job that runs for hours at full speed needs no more resources at the end than in the middle.
 
-HOURS sets the duration of the long run (2), RATE its records per second (as many as it can read). Its root is in a slow S3 store if HOLDFAST_S3_SERVER names the server
-(slow_store.py), else in a folder. Samples and plot are left in `growth-soak/`.
+HOURS sets the duration of the long run (2), RATE its records per second (as many as it can read). Its root is in a slow
+S3 store if HOLDFAST_S3_SERVER names the server (slow_store.py), else in a folder. Samples and plot are left in
+`growth-soak/`. Without RATE the state follows how far one worker's sources are ahead of the other's in event time. That
+has no limit (docs/design/0006-watermarks.md, Limits), so the run can fail for `state_bytes` and `worker_bytes`.
 """
 
 from __future__ import annotations
