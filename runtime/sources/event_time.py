@@ -107,6 +107,10 @@ class EventTime:
             return self._tell(partition, _IDLE)
         return self._tell(partition, _QUIET if silent >= idle_after / 2 else _ALIVE)
 
+    def rests(self, partition: int) -> None:
+        """Record that the partition is idle: someone else has waited for its records."""
+        self._tell(partition, _IDLE)
+
     def at_end(self, partition: int, ended: bool) -> None:
         """Record that this run reads the partition no further: it is sealed there, or the next run may read more."""
         if ended or self._at[partition] == NEVER_US:

@@ -54,6 +54,7 @@ class Code:
     parallelism: int | None = None
     key_groups: int = 128
     state_memory: str | int | None = None
+    mode: str = "continuous"
 
 
 @dataclass
