@@ -127,6 +127,11 @@ class Host:
             self._pace = self._pace.took(read, self._now() - self._began)
         self._perform(*batches.finished(state, job, results, len(self._layers)))
 
+    def deploys(self) -> tuple[m.Deploy, ...]:
+        """Return the deployments of all subtasks as of the last completed epoch; none before the start."""
+        state = self._batches
+        return () if state is None else tuple(self._deploy_of(state, each.subtask) for each in state.handles)
+
     def close(self) -> None:
         """End the job that runs, and release targets and sources."""
         self._cancel()
@@ -202,8 +207,9 @@ class Host:
 
     def _perform(self, state: Batches, effects: list[batches.Effect]) -> None:
         self._batches, self._jobs_run = state, state.job
-        if isinstance(state.phase, batches.Acked):
+        if isinstance(state.phase, batches.Acked) and self._progress != state.phase.progress:
             self._progress = state.phase.progress
+            self.beat()  # before the acks: the driver decides by it whether there is another epoch to close
         for effect in effects:
             match effect:
                 case batches.Run(job, trigger, until):
@@ -276,7 +282,7 @@ class Host:
     def _heartbeat(self, worker: WorkerId, subtask: Subtask, state: Batches) -> m.Heartbeat:
         outlook = self._outlook
         assert outlook is not None
-        mine = {place: at for place, at in state.positions.items() if at.subtask == subtask}
+        mine = {place: at for place, at in state.reached.items() if at.subtask == subtask}
         offsets = {place: max(at.offset, 0) for place, at in mine.items()}
         over = [SourcePosition(*place, at) for place, at in offsets.items() if outlook.ended(place, at)]
         errors = self._deliveries.errors()
@@ -306,10 +312,8 @@ class Host:
 
     def _quiet(self, state: Batches, outlook: Outlook) -> Epoch:
         """Return the last epoch if another one would read nothing, close no window and record no merge; else 0."""
-        idle = outlook.idle(state.positions)
-        if outlook.left(state.positions) != 0 or state.merged or not idle <= outlook.rested:
-            return NO_EPOCH
-        return state.cut.epoch if state.completed and not isinstance(state.phase, batches.Running) else NO_EPOCH
+        new = outlook.left(state.reached) != 0 or state.merged or outlook.idle(state.positions) > outlook.rested
+        return NO_EPOCH if new else state.closed
 
     def _wants_epoch(self, state: Batches, outlook: Outlook) -> bool:
         """Return whether the next epoch should not wait until it is due: the last one left records unread."""

@@ -29,6 +29,7 @@ from holdfast.checkpoint.manifest import SubtaskPart
 from holdfast.errors import ErrorReport
 from holdfast.frozen import replace
 from holdfast.model import (
+    NO_EPOCH,
     Cut,
     Epoch,
     Generation,
@@ -97,8 +98,18 @@ class Batches:
     merging: frozenset[Subtask] = frozenset()
     """A merge is in progress, or done and not yet part of a completed epoch."""
     merged: Mapping[Subtask, SegmentRef] = field(default_factory=dict)
-    completed: int = 0
-    """Epochs completed in this generation."""
+
+    @property
+    def reached(self) -> Positions:
+        """Return the positions behind the last epoch whose parts are complete, whatever becomes of it."""
+        return {**self.positions, **_positions(self.phase)} if isinstance(self.phase, Acked) else self.positions
+
+    @property
+    def closed(self) -> Epoch:
+        """Return the last epoch of this generation whose parts are complete, if no later one was begun; else 0."""
+        if isinstance(self.phase, Acked):
+            return self.phase.trigger.barrier.epoch
+        return self.cut.epoch if self.cut.epoch == self.newest else NO_EPOCH
 
 
 @dataclass(frozen=True)
@@ -232,7 +243,7 @@ def committed(state: Batches, cut: Cut) -> Step:
             if staged.parts:
                 tag = Tag(state.timeline, cut.epoch)
                 effects.append(Deliver(Pending(Writer(sink, part.subtask), tag, staged)))
-    positions = {**state.positions, **_positions(phase)}
+    positions = state.reached
     done = frozenset(part.subtask for part in phase.parts if part.compacted is not None)
     handles = tuple(
         advanced(handle, part.segment, part.compacted, part.further)
@@ -240,7 +251,7 @@ def committed(state: Batches, cut: Cut) -> Step:
     )
     merged = {subtask: ref for subtask, ref in state.merged.items() if subtask not in done}
     state = replace(state, cut=cut, phase=Idle(), positions=positions, handles=handles, merged=merged)
-    state = replace(state, merging=state.merging - done, completed=state.completed + 1)
+    state = replace(state, merging=state.merging - done)
     merges = _due(state)
     state = replace(state, merging=state.merging | {each.subtask for each in merges})
     return state, [*effects, *merges]

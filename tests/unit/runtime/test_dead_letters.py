@@ -35,8 +35,8 @@ from holdfast.runtime.plan.compiler import describe, render
 from holdfast.runtime.plan.source import OpenSource, Source
 from holdfast.runtime.rows.dead_letters import DEAD_LETTERS, decode_row, encode_row, reported
 from holdfast.runtime.sources.reading import Throttle, open_readings
-from holdfast.runtime.testing.cluster import VirtualClock
 from holdfast.runtime.testing.driver import PushedSource
+from holdfast.runtime.testing.lanes import VirtualClock
 from holdfast.runtime.wire.channels import MemoryNetwork, OpenLinks
 from holdfast.runtime.worker.immediate import ImmediateWrites
 from holdfast.runtime.worker.subtask import SubtaskRun
