@@ -230,9 +230,8 @@ class Host:
     def _run(self, state: Batches, job: int, trigger: m.Trigger, until: Mapping[Place, int]) -> None:
         assert self._outlook is not None
         self._began = self._now()
-        idle = self._outlook.idle(state.positions)
-        self._outlook.rested = idle
-        silent = frozenset(place for place in idle if until[place] <= max(state.positions[place].offset, 0))
+        known = self._outlook.rested = self._outlook.silent(state.positions)
+        silent = {place: idle for place, idle in known.items() if until[place] <= max(state.positions[place].offset, 0)}
         ends = [(place, self._outlook.stop_at(place, end)) for place, end in until.items()]
         stops = {place: stop for place, stop in ends if stop is not None}
         deploys = tuple(self._deploy_of(state, Subtask(number), until) for number in range(len(state.handles)))
@@ -294,6 +293,7 @@ class Host:
             sink_errors={sink: error.what for sink, error in errors.items()},
             sink_advice={sink: error.next_step for sink, error in errors.items()},
             ended=tuple(over),
+            times=outlook.times(mine),
             merge_refused=self._merge_refused,
             held_by=("last barrier",) if state.halted else ("delivery",) if self._deliveries.full() else (),
         )
@@ -312,7 +312,7 @@ class Host:
 
     def _quiet(self, state: Batches, outlook: Outlook) -> Epoch:
         """Return the last epoch if another one would read nothing, close no window and record no merge; else 0."""
-        new = outlook.left(state.reached) != 0 or state.merged or outlook.idle(state.positions) > outlook.rested
+        new = outlook.left(state.reached) != 0 or state.merged or outlook.time_moved(state.reached)
         return NO_EPOCH if new else state.closed
 
     def _wants_epoch(self, state: Batches, outlook: Outlook) -> bool:

@@ -15,12 +15,13 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from holdfast.errors import HoldfastError, Unavailable
-from holdfast.model import SourcePosition
+from holdfast.model import NEVER_US, SourcePosition
 from holdfast.ports import Clock, Lane
 from holdfast.runtime.microbatch.machine import Place, Positions
 from holdfast.runtime.microbatch.task import Stop
 from holdfast.runtime.plan.model import SourceSpec
-from holdfast.runtime.plan.source import OpenSource
+from holdfast.runtime.plan.source import OpenSource, telling
+from holdfast.runtime.wire.messages import PartitionTime
 
 LOOK_EVERY_S = 0.5
 """Time between two looks at the ends of the sources."""
@@ -33,6 +34,8 @@ class Seen(NamedTuple):
     """The offset behind the last record that exists."""
     sealed: frozenset[Place]
     """Partitions that have no record after these ends, and get none."""
+    times: Mapping[Place, int]
+    """Watermarks at these ends, of sources that tell time themselves."""
 
 
 class Outlook:
@@ -56,6 +59,7 @@ class Outlook:
     ) -> None:
         self._opened, self._specs, self._clock, self._lane = opened, specs, clock, lane
         self._until, self._changed, self._failed = until, changed, failed
+        self._told = {name: telling(specs[name].source, each) for name, each in opened.items()}
         self._seen: Seen | None = None
         self._input_ends: Mapping[Place, int] | None = None
         """Where the input ends, because the user asked for that."""
@@ -63,8 +67,8 @@ class Outlook:
         self._look_at = 0.0
         self._read_at: dict[Place, float] = {}
         """When each partition was last seen to have something to read."""
-        self.rested: frozenset[Place] = frozenset()
-        """Partitions that the last epoch took for idle."""
+        self.rested: Mapping[Place, bool] = {}
+        """Partitions that the last epoch took for quiet, or idle (True)."""
 
     def turn(self, positions: Positions) -> None:
         """Look at the sources if it is time to."""
@@ -121,15 +125,38 @@ class Outlook:
         readable = self.readable()
         return sum(max(0, readable.get(place, 0) - max(at.offset, 0)) for place, at in positions.items())
 
-    def idle(self, positions: Positions) -> frozenset[Place]:
-        """Return the partitions with event time that have had nothing to read for as long as the source allows."""
-        now = self._clock.monotonic()
-        return frozenset(
-            place
-            for place in positions
-            if self._specs[place[0]].event_time is not None
-            and now - self._read_at.get(place, now) >= self._specs[place[0]].idle_after_s
+    def silent(self, positions: Positions) -> dict[Place, bool]:
+        """Return the partitions with event time that have had nothing to read for long: quiet ones, and idle ones."""
+        found: dict[Place, bool] = {}
+        for place in positions:
+            if (since := self._silent_s(place)) is not None and since >= (
+                after := self._specs[place[0]].idle_after_s
+            ) / 2:
+                found[place] = since >= after
+        return found
+
+    def time_moved(self, positions: Positions) -> bool:
+        """Return whether an epoch without records would advance event time."""
+        told = () if self._seen is None else self._seen.times.items()
+        if any(place in positions and (positions[place].watermark or NEVER_US) < at for place, at in told):
+            return True
+        return any(idle and not self.rested.get(place) for place, idle in self.silent(positions).items())
+
+    def times(self, positions: Positions) -> tuple[PartitionTime, ...]:
+        """Return how long each partition with event time has been silent, and whether it may hold time back."""
+        silent = self.silent(positions)
+        known = ((place, self._silent_s(place)) for place in positions)
+        return tuple(
+            PartitionTime(*place, None if since < LOOK_EVERY_S else round(1000 * since), not silent.get(place))
+            for place, since in known
+            if since is not None
         )
+
+    def _silent_s(self, place: Place) -> float | None:
+        if self._specs[place[0]].event_time is None:
+            return None
+        now = self._clock.monotonic()
+        return now - self._read_at.get(place, now)
 
     def ends(self, positions: Positions) -> tuple[SourcePosition, ...]:
         """Return the ends of all partitions, for display."""
@@ -145,7 +172,12 @@ class Outlook:
         for name, opened in self._opened.items():
             ends.update({(name, partition): end for partition, end in opened.end_offsets().items()})
         sealed = (place for place in places if place in ends and self._opened[place[0]].ended(place[1], ends[place]))
-        return Seen(ends, frozenset(sealed))
+        times = {
+            place: at
+            for place, end in ends.items()
+            if (told := self._told.get(place[0])) is not None and (at := told.watermark(place[1], end)) is not None
+        }
+        return Seen(ends, frozenset(sealed), times)
 
     def _saw(self, seen: Seen, positions: Positions, *, finish: bool) -> None:
         now, before = self._clock.monotonic(), self._seen
@@ -154,6 +186,8 @@ class Outlook:
             if grown or place not in self._read_at:
                 self._read_at[place] = now
         self._seen = seen
+        # Records before a fixed end may have been taken back since it was set.
+        self._until = {place: min(end, seen.ends.get(place, end)) for place, end in self._until.items()}
         if finish and self._input_ends is None:
             self._input_ends = dict(seen.ends)
         self._changed()

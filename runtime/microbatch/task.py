@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, LocalDamaged, Unavailable
-from holdfast.model import Barrier, ChannelId, Epoch, SourcePosition, WorkerId
+from holdfast.model import Barrier, ChannelId, Epoch, SourcePosition, Watermark, WorkerId
 from holdfast.ports import Clock, Lane, ObjectStore
 from holdfast.runtime.microbatch.blocks import Attempt, Inbox, Outbox, Parcel, Result, parcel_of
 from holdfast.runtime.microbatch.layers import Layers
@@ -61,8 +61,8 @@ class Batch:
     """One per subtask. Its base is the last completed epoch, and `until` where the epoch stops reading."""
     stops: Mapping[Place, Stop]
     """Partitions of which this run, or any run, reads no more than this epoch does."""
-    silent: frozenset[Place]
-    """Partitions without a record for so long that event time no longer waits for them."""
+    silent: Mapping[Place, bool]
+    """Partitions without a record for long: quiet ones, and idle ones (True), for which event time does not wait."""
 
 
 class Ports:
@@ -141,6 +141,9 @@ class _Task:
         self._worker = WorkerId(f"{attempt.layer}-{subtask}-{attempt.id}")
         self._inbox = Inbox(attempt.layer, subtask, {edge.index: edge.schema for edge in plan.edges})
         self._links = _Links(batch, attempt)
+        self._times: dict[ChannelId, Watermark] = {}
+        """The last watermark of each channel from another layer."""
+        self._barriers: dict[ChannelId, Barrier] = {}
         self._close: list[Callable[[], None]] = []
         self._state = self._open_state()
         reads = attempt.layer == 0
@@ -176,9 +179,15 @@ class _Task:
                 yield Parcel(self._attempt.subtask, bytes(data))
                 continue
             for channel, frame in frames:
-                self._links.put(channel, frame)
+                if isinstance(frame, Watermark):
+                    self._times[channel] = frame
+                elif isinstance(frame, Barrier):
+                    self._barriers[channel] = frame
+                else:
+                    self._links.put(channel, frame)
             self._work_through()
             yield from self._links.out.full()
+        self._pass_time()
         if self._machine.sources:
             yield from self._read_sources()
             self._perform(*protocol.triggered(self._machine, self._batch.barrier))
@@ -221,6 +230,18 @@ class _Task:
             opened.store.restore(self._deploy.base_epoch, (), None)
         return opened.store
 
+    def _pass_time(self) -> None:
+        """Let time advance to where the epoch ends, then close the epoch.
+
+        All rows were processed at the time of the last epoch, whichever sender's came first. Senders are quiet before
+        one of them is idle, as in continuous mode, so the result does not depend on which of them is taken first.
+        """
+        quiet = {c: Watermark(at.at_us, quiet=True) for c, at in self._times.items() if at.idle and not at.over}
+        for frames in (quiet, self._times, self._barriers):
+            for channel, frame in frames.items():
+                self._links.put(channel, frame)
+            self._work_through()
+
     def _work_through(self) -> None:
         """Process all frames that are here."""
         while self._run.advance(self._arrived, may_read=False) or self._run.midway():
@@ -228,8 +249,7 @@ class _Task:
 
     def _read_sources(self) -> Iterator[Parcel]:
         """Read every source as far as this epoch goes."""
-        for place in sorted(self._batch.silent):
-            self._run.rest(*place)
+        self._run.rest(self._batch.silent)
         silent_since: float | None = None
         while self._run.midway() or not self._run.caught_up():
             if self._run.advance(self._arrived, may_read=True):
@@ -241,6 +261,7 @@ class _Task:
             if now - silent_since > SOURCE_GRACE_S:
                 raise _silent(self._run.positions())
             self._ports.pause(0.02)
+        self._run.look_at_time()
         if self._batch.finishing:
             self._run.finish_time()
 

@@ -151,11 +151,19 @@ class SubtaskRun:
             if (time := self._times.get(reading.fragment)) is not None:
                 time.begin(reading.partition)
 
-    def rest(self, source: str, partition: int) -> None:
-        """A partition has had no record for so long that it holds event time back no more."""
+    def rest(self, silent: Mapping[tuple[str, int], bool]) -> None:
+        """Record which partitions have had no record for long: quiet ones, and idle ones (True)."""
+        for idle in (False, True):  # all are quiet before the first is idle: see runtime/rows/watermark.py
+            for reading in self._readings:
+                known = silent.get((reading.source, reading.partition))
+                if known is not None and (known or not idle) and reading.fragment in self._times:
+                    self._times[reading.fragment].rests(reading.partition, idle=idle)
+
+    def look_at_time(self) -> None:
+        """Ask the sources that tell time themselves, for partitions that are read no further now."""
         for reading in self._readings:
-            if (reading.source, reading.partition) == (source, partition) and reading.fragment in self._times:
-                self._times[reading.fragment].rests(partition)
+            if not reading.is_over() and (time := self._times.get(reading.fragment)) is not None:
+                time.look(reading.partition, reading.offset)
 
     def finish_time(self) -> None:
         """Every source is read to its sealed end: send the last watermark, before the last barrier (P13)."""
