@@ -24,6 +24,7 @@ from holdfast.errors import ErrorReport, HoldfastError, Unavailable
 from holdfast.model import NO_EPOCH, Cut, Epoch, Generation, SegmentRef, SourcePosition, Subtask, WorkerId
 from holdfast.runtime.microbatch import machine as batches
 from holdfast.runtime.microbatch.blocks import Result
+from holdfast.runtime.microbatch.counted import Counted
 from holdfast.runtime.microbatch.layers import layers_of
 from holdfast.runtime.microbatch.machine import Batches, Place
 from holdfast.runtime.microbatch.outlook import Outlook
@@ -81,7 +82,7 @@ class Host:
         self._outlook: Outlook | None = None
         self._opened = {spec.name: spec.source.open() for spec in plan.sources}
         self._pace, self._began, self._beat_at = Pace(every_s, rate), 0.0, 0.0
-        self._merge_refused, self._progress = "", tuple[m.Progress, ...]()
+        self._merge_refused, self._counted = "", Counted()
         self._timers: list[tuple[float, int, Callable[[], object]]] = []
         self._timer_ids = itertools.count()
         self._deliveries = Deliveries(
@@ -191,7 +192,7 @@ class Host:
         self._deliveries.deploy(deploy)
         self._say(m.Ready(worker, deploy.generation, "as batches", 0))
         if self._batches is None and len(self._deploys) == len(deploy.peers):
-            self._batches = batches.start(self._deploys.values(), self._jobs_run)
+            self._batches, self._counted = batches.start(self._deploys.values(), self._jobs_run), Counted()
             self._look_out()
         self.beat()
 
@@ -207,8 +208,8 @@ class Host:
 
     def _perform(self, state: Batches, effects: list[batches.Effect]) -> None:
         self._batches, self._jobs_run = state, state.job
-        if isinstance(state.phase, batches.Acked) and self._progress != state.phase.progress:
-            self._progress = state.phase.progress
+        if isinstance(state.phase, batches.Acked) and any(isinstance(each, batches.SendAck) for each in effects):
+            self._counted.add(state.phase.progress)
             self.beat()  # before the acks: the driver decides by it whether there is another epoch to close
         for effect in effects:
             match effect:
@@ -286,10 +287,10 @@ class Host:
         over = [SourcePosition(*place, at) for place, at in offsets.items() if outlook.ended(place, at)]
         errors = self._deliveries.errors()
         progress = m.Progress(
-            records_in=sum(each.records_in for each in self._progress) if subtask == 0 else 0,
+            records_in=self._counted.records if subtask == 0 else 0,
             positions=tuple(mine.values()),
             ends=outlook.ends(mine),
-            operators=_together(self._progress) if subtask == 0 else (),
+            operators=tuple(self._counted.operators.values()) if subtask == 0 else (),
             sink_errors={sink: error.what for sink, error in errors.items()},
             sink_advice={sink: error.next_step for sink, error in errors.items()},
             ended=tuple(over),
@@ -343,27 +344,3 @@ class Host:
 
     def _now(self) -> float:
         return self._ports.clock.monotonic()
-
-
-def _together(progress: Sequence[m.Progress]) -> tuple[m.OperatorProgress, ...]:
-    """Return the counts of every operator, summed over tasks."""
-    sums: dict[str, m.OperatorProgress] = {}
-    for each in (one for part in progress for one in part.operators):
-        known = sums.get(each.name)
-        sums[each.name] = each if known is None else _sum(known, each)
-    return tuple(sums.values())
-
-
-def _sum(one: m.OperatorProgress, other: m.OperatorProgress) -> m.OperatorProgress:
-    def added(a: int | None, b: int | None) -> int | None:
-        return b if a is None else a if b is None else a + b
-
-    return m.OperatorProgress(
-        one.name,
-        one.rows_in + other.rows_in,
-        one.rows_out + other.rows_out,
-        one.state_bytes + other.state_bytes,
-        added(one.dropped, other.dropped),
-        added(one.late, other.late),
-        added(one.dlq, other.dlq),
-    )

@@ -109,7 +109,9 @@ class Outlook:
         return self._seen is not None and place in self._seen.sealed and offset >= self._seen.ends[place]
 
     def caught_up(self, place: Place, offset: int) -> bool:
-        """Return whether this run reads the partition no further than this offset."""
+        """Return whether this run reads the partition no further than this offset; not known before the first look."""
+        if self._seen is None:
+            return False
         return self.ended(place, offset) or (place in self._until and offset >= self._until[place])
 
     def stop_at(self, place: Place, offset: int) -> Stop | None:
@@ -193,9 +195,6 @@ class Outlook:
         self._changed()
 
     def _limit(self, place: Place, end: int) -> int:
-        limits = [end]
-        if place in self._until:
-            limits.append(self._until[place])
-        if self._input_ends is not None:
-            limits.append(self._input_ends.get(place, 0))
-        return min(limits)
+        if self._input_ends is not None:  # then the run goes on to the end of the input
+            return min(end, self._input_ends.get(place, 0))
+        return min(end, self._until.get(place, end))
