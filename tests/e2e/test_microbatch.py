@@ -13,7 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 from running import Run, pid_gone, running
-from test_rescale import JOB, ROWS, differences, end_with_pending_output, make_input, newest, start
+from test_rescale import JOB, differences, end_with_pending_output, make_input, newest, start
+
+ROWS = 100_000
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -42,13 +44,13 @@ def flags(mode: str, parallelism: int, rate: int) -> tuple[str, ...]:
 
 
 def test_output_is_exact_after_changes_of_mode_and_parallelism_with_kills_and_pending_output(tmp_path: Path) -> None:
-    frame = make_input(tmp_path)
+    frame = make_input(tmp_path, ROWS)
     for mode, parallelism in (("microbatch", 2), ("continuous", 3)):
-        with running(tmp_path, *flags(mode, parallelism, 4_000), job=JOB) as run:
+        with running(tmp_path, *flags(mode, parallelism, 1_500), job=JOB) as run:
             start(run, parallelism)
             if mode == "microbatch":
                 kill_task(run)
-            end_with_pending_output(run, tmp_path)
+            end_with_pending_output(run, tmp_path, ROWS)
         assert newest(tmp_path).parallelism == parallelism
     with running(tmp_path, *flags("microbatch", 1, 200_000), "--every", "1s", job=JOB) as run:
         assert run.finish() == 0, run.errors()
