@@ -84,7 +84,7 @@ class App:
         if mode not in MODES:
             raise ConfigError(
                 f"app {name!r}: mode is {mode!r}",
-                not_done="the app was not created",
+                not_done="the job was not planned",
                 next_step=f"use one of {', '.join(MODES)}",
             )
         self.mode = mode

@@ -81,7 +81,7 @@ class Host:
         self._generation, self._jobs_run = Generation(0), 0
         self._outlook: Outlook | None = None
         self._opened = {spec.name: spec.source.open() for spec in plan.sources}
-        self._pace, self._began, self._beat_at = Pace(every_s, rate), 0.0, 0.0
+        self._pace, self._began, self._beat_at = Pace(every_s, rate), ports.clock.monotonic(), 0.0
         self._merge_refused, self._counted = "", Counted()
         self._timers: list[tuple[float, int, Callable[[], object]]] = []
         self._timer_ids = itertools.count()
