@@ -22,10 +22,17 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 def tasks(run: Run) -> list[psutil.Process]:
     """Return the Python processes in which Spark runs tasks now."""
-    below = psutil.Process(run.process.pid).children(recursive=True)
-    daemons = [each for each in below if "holdfast.runtime.spark.daemon" in " ".join(each.cmdline())]
+    daemons = [each for each in psutil.Process(run.process.pid).children(recursive=True) if is_daemon(each)]
     parents = {each.ppid() for each in daemons}
-    return [each for each in daemons if each.pid not in parents and each.status() != psutil.STATUS_ZOMBIE]
+    return [each for each in daemons if each.pid not in parents]
+
+
+def is_daemon(process: psutil.Process) -> bool:
+    """Return whether this is Spark's Python daemon or a process that it forked, and alive."""
+    try:
+        return "holdfast.runtime.spark.daemon" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def kill_task(run: Run) -> None:
