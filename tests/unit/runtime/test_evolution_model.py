@@ -30,6 +30,8 @@ from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.store import StateStore
 from holdfast.testing import TestDriver
 
+IN_BOTH_MODES = True
+
 GROUPS, KEYS = 8, 6
 FUNCTIONS: dict[str, Any] = {
     "count": hf.count(),
