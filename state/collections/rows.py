@@ -93,7 +93,7 @@ class OrderedRows:
     def values(self, slots: Rows) -> Columns:
         """Return copies of the values of rows, in every column of the table."""
         table, columns = self.table, self.table.spec.columns
-        return {c.name: table.column(c.name)[slots] if c.plain else table.read(c.name, slots) for c in columns}
+        return {c.name: table.values(c.name, slots) if c.plain else table.read(c.name, slots) for c in columns}
 
     def delete(self, users: Keys, first: Sequence[pa.Array] = (), end: Sequence[pa.Array] = ()) -> int:
         """Delete the rows with a suffix in [first, end), all by default; return how many. Each user key once."""
@@ -103,12 +103,8 @@ class OrderedRows:
 
     def _write(self, slots: Rows, columns: Columns) -> None:
         """Give rows these values; columns that are not named keep theirs, or have the default in a new row."""
-        # Values that a write refuses must leave the rows as they are.
-        self.table.write(slots, {n: values for n, values in columns.items() if not self.table.spec.column(n).plain})
-        column = self.table.changing(slots)
-        for name, values in columns.items():
-            if self.table.spec.column(name).plain:
-                column(name)[slots] = values
+        self.table.write(slots, columns)  # before touch: values that it refuses must leave the rows as they are
+        self.table.touch(slots)
 
 
 def extended(kind: KeyType, users: Keys, suffix: Sequence[pa.Array]) -> Keys:

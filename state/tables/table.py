@@ -52,8 +52,9 @@ from holdfast.state.tables.expiry import Expiries, Through, covered
 from holdfast.state.tables.frozen import Copies, FrozenDelta
 from holdfast.state.tables.kernels.layout import DIRTY, Control, Flag
 from holdfast.state.tables.ordered import BY_KEY, OrderedIndex
-from holdfast.state.tables.records import NO_PROGRAM, Program, Records, Side
-from holdfast.state.tables.slab import PLAIN, Memory, Rows, Slab
+from holdfast.state.tables.placing import parts
+from holdfast.state.tables.records import NO_PROGRAM, PART_ROWS_MIN, Program, Records, Side
+from holdfast.state.tables.slab import PLAIN, UNLIMITED, Memory, Rows, Slab
 from holdfast.state.tables.spec import Columns, ColumnSpec, Loader, TableSpec, Values
 from holdfast.state.tables.unapplied import Unapplied
 from holdfast.state.tables.values import scalar, taken
@@ -70,6 +71,9 @@ COPIED_AT_ONCE = 1 << 16
 """Frozen records that are looked at in one step: 1 to 3 ms."""
 LISTED_COPIED = 1 << 16
 """Shorter lists of dirty slots are copied at a barrier, which keeps their memory for the next interval."""
+_ROW_REACH = 4 << 16
+"""Bytes that may become resident for a row whose path through a tree of keys is unknown: entry, record, and keys, and
+what the system maps around each, 64 KiB by default."""
 _HELD = DIRTY | Flag.UNAPPLIED | Flag.UNLOADED | Flag.PINNED
 """Flags of records that are not dropped."""
 
@@ -207,8 +211,9 @@ class Table(Records):
         opened = int(self._control[Control.OPENED])
         self._opened.hold(opened + slots.size, opened)
         memory, slots = (self._records.array, self._control, self._opened.array), np.ascontiguousarray(slots, np.int64)
-        for part in self.parts(slots.size):
-            given = from_row(inputs, part.start)
+        for part in self.parts_of(slots):
+            given, _kept = self._reordered(inputs, None if isinstance(part, slice) else part)
+            given = from_row(given, part.start) if isinstance(part, slice) else given
             self._rows.fold_rows(*memory, slots[part], 1, program, given, self._scratch)
         self._note(slots)
 
@@ -235,7 +240,7 @@ class Table(Records):
         self._opened.hold(opened + slots.size, opened)
         self._keep_frozen(slots)
         memory, slots = (self._records.array, self._control, self._opened.array), np.ascontiguousarray(slots, np.int64)
-        for part in self.parts(slots.size):
+        for part in self.parts_of(slots):
             self._slots.delete(*memory, slots[part], self._defaults)
         self._note(slots)
 
@@ -280,6 +285,13 @@ class Table(Records):
         """Return one of the table's orders, of all keys that exist; reads the whole cold store first."""
         self._load_rest()
         return self._orders[by]
+
+    @property
+    def batch_rows_max(self) -> int:
+        """Rows that an operator may take at a time; fewer if what they reach in memory is in no order."""
+        if not self.limited or not any(order.reads_keys for order in self._orders.values()):
+            return UNLIMITED
+        return max(PART_ROWS_MIN, self._memory.bytes_max // _ROW_REACH)
 
     @property
     def nbytes(self) -> int:
@@ -365,10 +377,11 @@ class Table(Records):
 
     def _copy(self, todo: _Uncopied, records_max: int) -> None:
         first, end = todo.at, todo.at + min(todo.left, records_max)
-        for part in self.parts(end - first):
-            low, high = first + part.start, first + part.stop
-            slots = self._frozen_in(low, high) if todo.swept else np.sort(todo.listed[low:high])
-            self._slots.copy_frozen(self._records.array, self._control, slots)
+        if todo.swept:
+            for low, high in self._sweep(first, end):  # to HIGH: the table may have shrunk since the barrier
+                self._keep_frozen(self._frozen_in(low, high))
+        else:
+            self._keep_frozen(np.sort(todo.listed[first:end]))
         todo.at = end
         self._take_out()
         if not todo.left:
@@ -386,20 +399,22 @@ class Table(Records):
 
     def _commit(self, copies: Copies, records_max: int) -> None:
         first, keep = self._committed_at, int(self._keep_unapplied)
-        for part in self.parts(min(records_max, copies.count - first)):
-            low, high = first + part.start, first + part.stop
-            slots, words = copies.slots[low:high], copies.words[low * self._width : high * self._width]
-            fresh = np.empty(slots.size if keep else 0, np.int64)
-            memory = (self._records.array, self._committed_values.array, self._control, slots)
-            count = self._slots.commit(*memory, words, keep, fresh)
+        end = min(first + records_max, copies.count)
+        slots, words = copies.slots[first:end], copies.words[: end * self._width].reshape(end, self._width)[first:]
+        known = int(_KNOWN)  # the flags of a key that existed at the last commit already: they do not change
+        write = bool(keep) or not bool(((words[:, self._key] & known) == known).all())
+        reached = self._records_of(slots, write=write), self._committed_of(slots, write=True)
+        for part in parts(self._memory, *reached):
+            fresh = np.empty(slots[part].size if keep else 0, np.int64)
+            memory = (self._records.array, self._committed_values.array, self._control, slots[part])
+            count = self._slots.commit(*memory, words[part].reshape(-1), keep, fresh)
             self._unapplied.note(fresh[:count])
-            self._committed_at = high
+        self._committed_at = end
         if self._committed_at == copies.count:
             self._uncommitted = None
 
     def _frozen_in(self, first: int, end: int) -> Rows:
         """Return the slots of [first, end) whose records are frozen and not copied."""
-        end = max(first, min(end, int(self._control[Control.HIGH])))  # the table may have shrunk since the barrier
         found, frozen = np.empty(end - first, np.int64), DIRTY ^ int(self._control[Control.DIRTY])
         return found[: self._slots.scan(self._records.array, self._control, first, end, frozen, 0, found)]
 
@@ -416,7 +431,7 @@ class Table(Records):
         if self._uncopied is None:
             return
         slots = np.ascontiguousarray(slots, np.int64)
-        for part in self.parts(slots.size):
+        for part in self.parts_of(slots):
             self._slots.copy_frozen(self._records.array, self._control, slots[part])
 
     def _dirty(self) -> Rows:
@@ -489,7 +504,8 @@ class Table(Records):
         slots = np.concatenate([self._expiries.slots(), self._dirty(), *past])
         self._hold_committed()
         memory = (self._records.array, self._committed_values.array, self._control, self._defaults)
-        for part in self.parts(slots.size):
+        reached = self._records_of(slots, write=True), self._committed_of(slots, write=False)
+        for part in parts(self._memory, *reached):
             self._slots.roll_back(*memory, slots[part])
         self._note(slots)
         self._control[Control.OPENED] = 0
