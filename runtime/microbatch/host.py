@@ -313,12 +313,15 @@ class Host:
 
     def _quiet(self, state: Batches, outlook: Outlook) -> Epoch:
         """Return the last epoch if another one would read nothing, close no window and record no merge; else 0."""
-        new = outlook.left(state.reached) != 0 or state.merged or outlook.time_moved(state.reached)
+        unread = outlook.left(state.reached) != 0 and not self._deliveries.full()
+        new = unread or state.merged or outlook.time_moved(state.reached)
         return NO_EPOCH if new else state.closed
 
     def _wants_epoch(self, state: Batches, outlook: Outlook) -> bool:
         """Return whether the next epoch should not wait until it is due: the last one left records unread."""
         left = outlook.left(state.positions)
+        if self._deliveries.full() or self._pace.rate is not None:
+            return False
         return isinstance(state.phase, batches.Idle) and left is not None and left >= self._pace.rows
 
     def _report(self, error: ErrorReport, *, permanent: bool) -> None:
