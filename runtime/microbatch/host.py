@@ -86,7 +86,7 @@ class Host:
         self._timers: list[tuple[float, int, Callable[[], object]]] = []
         self._timer_ids = itertools.count()
         self._deliveries = Deliveries(
-            plan, ports, self._after, lambda _writer, _tag: self.beat(), self._fail, staged_bytes_max
+            plan, ports, self._after, lambda _writer, _tag: self._beat_soon(), self._fail, staged_bytes_max
         )
 
     # What the driver's loop asks of workers
@@ -149,6 +149,10 @@ class Host:
             else:
                 self._say(m.Heartbeat(worker, Generation(0), False, False, (), m.Progress()))
 
+    def _beat_soon(self) -> None:
+        """Have the next turn send heartbeats: one for all messages until then, as every subtask gets its own."""
+        self._beat_at = 0.0
+
     # Messages
 
     def _received(self, worker: WorkerId, message: m.FromDriver) -> None:
@@ -176,10 +180,10 @@ class Host:
                 self._perform(*batches.triggered(state, message, ends_of_epoch(offsets, ends, rows_max)))
             case m.Committed(_, epoch, manifest):
                 self._perform(*batches.committed(state, Cut(epoch, manifest)))
-                self.beat()
+                self._beat_soon()
             case m.EndInput(_, drop_unread):
                 self._outlook.end_input(state.positions, drop_unread=drop_unread)
-                self.beat()
+                self._beat_soon()
 
     def _deploy(self, worker: WorkerId, deploy: m.Deploy) -> None:
         if deploy.generation < self._generation:
@@ -194,7 +198,7 @@ class Host:
         if self._batches is None and len(self._deploys) == len(deploy.peers):
             self._batches, self._counted = batches.start(self._deploys.values(), self._jobs_run), Counted()
             self._look_out()
-        self.beat()
+        self._beat_soon()
 
     def _look_out(self) -> None:
         if self._outlook is not None:
@@ -313,12 +317,15 @@ class Host:
 
     def _quiet(self, state: Batches, outlook: Outlook) -> Epoch:
         """Return the last epoch if another one would read nothing, close no window and record no merge; else 0."""
-        new = outlook.left(state.reached) != 0 or state.merged or outlook.time_moved(state.reached)
+        unread = outlook.left(state.reached) != 0 and not self._deliveries.full()
+        new = unread or state.merged or outlook.time_moved(state.reached)
         return NO_EPOCH if new else state.closed
 
     def _wants_epoch(self, state: Batches, outlook: Outlook) -> bool:
         """Return whether the next epoch should not wait until it is due: the last one left records unread."""
         left = outlook.left(state.positions)
+        if self._deliveries.full() or self._pace.rate is not None:
+            return False
         return isinstance(state.phase, batches.Idle) and left is not None and left >= self._pace.rows
 
     def _report(self, error: ErrorReport, *, permanent: bool) -> None:

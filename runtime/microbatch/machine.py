@@ -206,7 +206,7 @@ def finished(state: Batches, job: int, results: Iterable[Result], layers: int) -
     if not isinstance(phase, Running) or job != state.job:
         return state, []
     results = tuple(results)
-    if (failed := next((each for each in results if each.error is not None), None)) is not None:
+    if (failed := _cause(results)) is not None:
         assert failed.error is not None
         return failed_job(state, job, failed.error, permanent=failed.permanent)
     if (problem := inconsistent(results, layers, len(state.handles))) is not None:
@@ -285,6 +285,12 @@ def inconsistent(results: Iterable[Result], layers: int, parallelism: int) -> Er
             next="its job runs again from the same offsets",
         )
     return None
+
+
+def _cause(results: Iterable[Result]) -> Result | None:
+    """Return the failed result that explains the others: tasks of later layers fail because their input is missing."""
+    failed = (each for each in results if each.error is not None)
+    return min(failed, key=lambda each: (not each.permanent, each.attempt.layer), default=None)
 
 
 def _part(state: Batches, subtask: Subtask, results: Iterable[Result]) -> SubtaskPart:

@@ -79,11 +79,16 @@ class Outlook:
 
         def done(result: object) -> None:
             self._looking, self._look_at = False, self._clock.monotonic() + LOOK_EVERY_S
-            if self._over or isinstance(result, Unavailable):
-                return  # it is asked again
+            if self._over:
+                return
+            if isinstance(result, Unavailable):  # it is asked again; who cannot be asked is not silent
+                self._read_at = dict.fromkeys(self._read_at, self._clock.monotonic())
+                return
             if isinstance(result, HoldfastError):
                 self._failed(result)
                 return
+            if isinstance(result, BaseException):
+                raise result
             assert isinstance(result, Seen)
             self._saw(result, positions, finish=finish)
 
@@ -183,9 +188,10 @@ class Outlook:
 
     def _saw(self, seen: Seen, positions: Positions, *, finish: bool) -> None:
         now, before = self._clock.monotonic(), self._seen
-        for place in positions:
-            grown = before is None or seen.ends.get(place, 0) > before.ends.get(place, 0)
-            if grown or place not in self._read_at:
+        for place, at in positions.items():
+            end = seen.ends.get(place, 0)
+            grown = before is None or end > before.ends.get(place, 0)
+            if grown or end > max(at.offset, 0) or place not in self._read_at:
                 self._read_at[place] = now
         self._seen = seen
         # Records before a fixed end may have been taken back since it was set.

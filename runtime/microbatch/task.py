@@ -25,6 +25,7 @@ from holdfast.ports import Clock, Lane, ObjectStore
 from holdfast.runtime.microbatch.blocks import Attempt, Inbox, Outbox, Parcel, Result, parcel_of
 from holdfast.runtime.microbatch.layers import Layers
 from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.plan.source import OpenSource
 from holdfast.runtime.sources.reading import Throttle, open_readings
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Frame, Network
@@ -147,7 +148,11 @@ class _Task:
         self._close: list[Callable[[], None]] = []
         self._state = self._open_state()
         reads = attempt.layer == 0
-        opened = {spec.name: spec.source.open() for spec in plan.sources} if reads else {}
+        opened: dict[str, OpenSource] = {}
+        for spec in plan.sources if reads else ():
+            opened[spec.name] = spec.source.open()
+            if all(at.source != spec.name for at in deploy.positions):  # SubtaskRun closes those that it reads
+                self._close.append(opened[spec.name].close)
         readings = open_readings(plan, deploy.positions if reads else (), opened, deploy.until)
         for reading in readings:
             stop = batch.stops.get((reading.source, reading.partition))

@@ -252,3 +252,12 @@ class TestMerges:
         assert state.handles[0].base == (ref("base"),) and state.merged == {}
         assert [each.epoch for each in state.handles[0].segments] == [8]
         assert [each.epoch for each in state.handles[1].segments] == [5, 6, 8]
+
+
+def test_the_error_that_others_follow_from_is_reported() -> None:
+    state, _ = machine.triggered(begun(), trigger(5), UNTIL)
+    bad = ErrorReport(kind="job-failed", what="a record is bad", not_done="", next="")
+    missing = Result(Attempt(1, Subtask(0), "b"), error=PASSING)
+    cause = Result(Attempt(0, Subtask(1), "a"), error=bad, permanent=True)
+    _, effects = machine.finished(state, state.job, [result(0, 0), missing, cause], 2)
+    assert effects == [machine.Fail(bad, permanent=True)]

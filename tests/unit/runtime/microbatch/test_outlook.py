@@ -1,0 +1,81 @@
+"""What the sources have left to read: which partitions count as silent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from holdfast.errors import Unavailable
+from holdfast.model import SourcePosition
+from holdfast.runtime.microbatch import outlook
+from holdfast.runtime.testing.lanes import VirtualClock
+
+PLACES = ("in", 0), ("in", 1)
+
+
+class Source:
+    """Partition 0 gets a record per look; the source may be away."""
+
+    def __init__(self) -> None:
+        self.ends, self.away = {0: 1_000, 1: 1_000}, False
+
+    def end_offsets(self) -> dict[int, int]:
+        if self.away:
+            raise Unavailable("the source is away", not_done="", next_step="")
+        self.ends[0] += 1
+        return dict(self.ends)
+
+    def ended(self, partition: int, offset: int) -> bool:
+        return False
+
+
+class Spec:
+    idle_after_s, event_time, source = 60.0, "at", None
+
+
+class Now:
+    """A lane that works at once."""
+
+    def submit(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
+        try:
+            result: object = work()
+        except Exception as error:  # noqa: BLE001 - handed over, as a real lane does
+            result = error
+        done(result)
+
+
+class Seen:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(outlook, "telling", lambda *_: None)
+        self.clock, self.source, specs = VirtualClock(), Source(), {"in": Spec()}
+        opened: Any = {"in": self.source}
+        self.outlook = outlook.Outlook(opened, specs, self.clock, Now(), {}, lambda: None, lambda _: None)  # type: ignore[arg-type]
+
+    def silent(self, seconds: int, *offsets: int) -> dict[tuple[str, int], bool]:
+        positions = {place: SourcePosition(*place, at) for place, at in zip(PLACES, offsets, strict=True)}
+        for _ in range(seconds):
+            self.clock.pass_by(1)
+            self.outlook.turn(positions)
+        return self.outlook.silent(positions)
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    return Seen(monkeypatch)
+
+
+def test_a_partition_that_was_read_to_its_end_becomes_idle(seen: Seen) -> None:
+    assert seen.silent(70, 1_000, 1_000) == {("in", 1): True}
+
+
+def test_a_partition_with_unread_records_is_not_silent(seen: Seen) -> None:
+    assert seen.silent(70, 0, 0) == {}
+    assert seen.silent(20, 1_000, 1_000) == {}
+
+
+def test_a_source_that_is_away_makes_no_partition_silent(seen: Seen) -> None:
+    seen.silent(1, 2_000, 1_000)
+    seen.source.away = True
+    assert seen.silent(70, 2_000, 1_000) == {}
