@@ -30,14 +30,26 @@ def local_paths(plan: Plan, root: str) -> tuple[str, ...]:
 
 def refusal(rules: Rules, worker: m.Register) -> ErrorReport | None:
     """Return why the run must end because this worker registered, or None."""
-    if not rules.local_paths or rules.machine is None or (worker.host, worker.boot_id) == rules.machine:
+    return elsewhere(rules.name, rules.machine, rules.local_paths, (worker.host, worker.boot_id))
+
+
+def elsewhere(
+    job: str, driver: tuple[str, str] | None, paths: tuple[str, ...], here: tuple[str, str]
+) -> ErrorReport | None:
+    """Return why a job with these local paths must not run here, or None.
+
+    Args:
+        driver: Host name and boot id of the driver's machine.
+        here: Those of a worker's, or a task's.
+    """
+    if not paths or driver is None or here == driver:
         return None
     error = ConfigError(
-        f"a worker started on {worker.host}, the driver is on {rules.machine[0]}, and the job uses paths that are "
-        f"local to each machine: {'; '.join(rules.local_paths)}",
-        not_done="no subtask was assigned; nothing was read, state and output are untouched",
+        f"a worker started on {here[0]}, the driver is on {driver[0]}, and the job uses paths that are "
+        f"local to each machine: {'; '.join(paths)}",
+        not_done="nothing was read there; state and output are untouched",
         next_step="use s3:// URLs for the root and for logs; or, if all machines mount the same file system at these "
         "paths, set HOLDFAST_SHARED_PATHS=true (not for SQLite unless its locks work there)",
-        where=Where(job=rules.name),
+        where=Where(job=job),
     )
     return error.report()

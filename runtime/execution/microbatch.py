@@ -14,6 +14,7 @@ from pyspark import SparkContext
 from holdfast.errors import HoldfastError
 from holdfast.model import WorkerId
 from holdfast.ports import Clock, Lane, ObjectStore
+from holdfast.runtime.driver.placement import local_paths
 from holdfast.runtime.execution.executing import Outcome, Ports
 from holdfast.runtime.execution.prepare import Prepared
 from holdfast.runtime.execution.running import Run
@@ -68,7 +69,9 @@ class _Batches:
 
     def __init__(self, run: Run, context: SparkContext) -> None:
         self._run, settings = run, run.prepared.settings
-        self._jobs = SparkJobs(context, run.prepared.root, self._ended)
+        prepared, shared = run.prepared, settings.shared_paths == "true"
+        paths = () if shared else local_paths(prepared.plan, prepared.root)
+        self._jobs = SparkJobs(context, prepared.root, paths, self._ended)
         rate = settings.max_records_per_second
         ports = _HostPorts(run)
         name, boot = socket.gethostname(), boot_id()

@@ -15,6 +15,7 @@ Source: PROTOCOL P26; docs/design/0047-microbatch.md.
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -104,8 +105,9 @@ class Outbox:
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
         self._waiting: dict[tuple[int, Subtask], tuple[list[_Piece], list[pa.Buffer]]] = {}
+        self._sizes: dict[tuple[int, Subtask], int] = {}
         self._numbers: dict[tuple[int, Subtask], int] = {}
-        self._full: list[Parcel] = []
+        self._full: deque[Parcel] = deque()
 
     def put(self, layer: int, channel: ChannelId, frame: Frame) -> None:
         """Add a frame for a task of this layer."""
@@ -118,13 +120,14 @@ class Outbox:
         body = frame.serialize()
         pieces.append(_Piece(channel.edge, body.size))
         bodies.append(body)
-        if sum(each.size for each in bodies) >= BLOCK_BYTES:
+        self._sizes[place] = self._sizes.get(place, 0) + body.size
+        if self._sizes[place] >= BLOCK_BYTES:
             self._close(place)
 
     def full(self) -> Iterator[Parcel]:
         """Yield the blocks that are full."""
         while self._full:
-            yield self._full.pop(0)
+            yield self._full.popleft()
 
     def rest(self) -> Iterator[Parcel]:
         """Yield all other blocks."""
@@ -135,6 +138,7 @@ class Outbox:
     def _close(self, place: tuple[int, Subtask]) -> None:
         layer, receiver = place
         pieces, bodies = self._waiting.pop(place)
+        self._sizes.pop(place, None)
         number = self._numbers[place] = self._numbers.get(place, -1) + 1
         header = _Frames(self._attempt, layer, number, tuple(pieces))
         self._full.append(Parcel(receiver, _packed(header, bodies)))

@@ -174,6 +174,8 @@ class Host:
         assert self._outlook is not None
         match message:
             case m.Trigger(barrier=barrier) if barrier.epoch > state.newest:
+                state, effects = batches.committed(state, Cut(barrier.committed_through, ""))
+                self._perform(state, effects)
                 offsets = {place: max(at.offset, 0) for place, at in state.positions.items()}
                 ends = {} if self._deliveries.full() else self._outlook.readable()
                 rows_max = self._pace.rows_max(self._now() - self._began)

@@ -26,6 +26,8 @@ class Pace:
     target_s: float
     rate: float | None = None
     rows: int = ROWS_FIRST
+    overhead_s: float = float("inf")
+    """The shortest job so far: what a job takes whatever it reads."""
 
     def rows_max(self, since_last_s: float) -> int:
         """Return how many records the next epoch reads at most; the last one began so long ago."""
@@ -34,12 +36,19 @@ class Pace:
         return min(self.rows, max(1, int(self.rate * max(since_last_s, 0.05))))
 
     def took(self, rows: int, seconds: float) -> Pace:
-        """Return the pace after a job that read so many records."""
-        if rows >= self.rows // 2 and seconds < self.target_s / 2:
-            return replace(self, rows=self.rows * 2)
-        if seconds > self.target_s:
-            return replace(self, rows=max(ROWS_MIN, min(self.rows, int(rows * self.target_s / seconds))))
-        return self
+        """Return the pace after a job that read so many records.
+
+        Jobs that read few show what a job takes without records; half of the time at least goes into records.
+        """
+        pace = replace(self, overhead_s=min(self.overhead_s, seconds))
+        if rows < self.rows // 2:
+            return pace
+        target_s = max(self.target_s, 2 * pace.overhead_s)
+        if seconds < target_s / 2 or seconds <= pace.overhead_s:
+            return replace(pace, rows=self.rows * 2)
+        if seconds > target_s:
+            return replace(pace, rows=max(ROWS_MIN, int(rows * target_s / seconds)))
+        return pace
 
 
 def ends_of_epoch(offsets: Mapping[Place, int], ends: Mapping[Place, int], rows_max: int) -> dict[Place, int]:

@@ -12,6 +12,8 @@ Source: DESIGN section 8; docs/design/0047-microbatch.md.
 
 from __future__ import annotations
 
+import logging
+import socket
 import threading
 import time
 import uuid
@@ -24,13 +26,16 @@ from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.errors import HoldfastError, Unavailable
 from holdfast.model import Subtask
-from holdfast.runtime.microbatch.blocks import Attempt, Parcel, Result, result_in
+from holdfast.runtime.driver.placement import elsewhere
+from holdfast.runtime.microbatch.blocks import Attempt, Parcel, Result, parcel_of, result_in
 from holdfast.runtime.microbatch.task import Batch, Ports, run_task
 from holdfast.runtime.spark.launch import first_line
 from holdfast.runtime.wire.clock import SystemClock
+from holdfast.runtime.wire.presence import boot_id
 from holdfast.runtime.worker.local import MemoryState
 from holdfast.storage.objects import open_objects
 
+_log = logging.getLogger(__name__)
 _COLUMNS = "to int, data binary"
 _SCHEMA = pa.schema([("to", pa.int32()), ("data", pa.binary())])
 _SETTINGS = {
@@ -51,6 +56,10 @@ class BatchTask:
     batch: Batch
     root: str
     """URL or path of the job's folder."""
+    driver: tuple[str, str]
+    """Host name and boot id of the driver's machine."""
+    local_paths: tuple[str, ...] = ()
+    """Paths of the job on that machine's disk, as text for messages; empty if every machine sees them."""
 
 
 class SparkJobs:
@@ -61,9 +70,15 @@ class SparkJobs:
     """
 
     def __init__(
-        self, context: SparkContext, root: str, ended: Callable[[int, Sequence[Result] | HoldfastError], None]
+        self,
+        context: SparkContext,
+        root: str,
+        local_paths: tuple[str, ...],
+        ended: Callable[[int, Sequence[Result] | HoldfastError], None],
     ) -> None:
-        self._context, self._root, self._ended = context, root, ended
+        self._context, self._root, self._local_paths, self._ended = context, root, local_paths, ended
+        self._cancelled = 0
+        """Jobs up to this number were cancelled, or have ended: one runs at a time."""
         self._session = SparkSession(context)
         for name, value in _SETTINGS.items():
             self._session.conf.set(name, value)
@@ -75,19 +90,31 @@ class SparkJobs:
 
     def cancel(self, job: int) -> None:
         """See Jobs.cancel."""
-        self._context.cancelJobGroup(self._group(job))
+        self._cancelled = max(self._cancelled, job)
+        threading.Thread(target=self._cancel, args=(job,), name=f"cancel-{job}", daemon=True).start()
+
+    def _cancel(self, job: int) -> None:
+        try:
+            self._context.cancelJobGroup(self._group(job))
+        except Exception as error:  # noqa: BLE001 - a Spark that has stopped runs no job either
+            _log.info("job %d was not cancelled: %s", job, first_line(error))
 
     def _submit(self, job: int, batch: Batch) -> None:
         epoch = batch.barrier.epoch
+        if job <= self._cancelled:
+            return
         self._context.setJobGroup(self._group(job), f"holdfast epoch {epoch}", interruptOnCancel=True)
         try:
-            found = _frame(self._session, BatchTask(batch, self._root)).toArrow()
+            found = _frame(self._session, self._task(batch)).toArrow()
             values = (value.as_buffer() for value in found.column("data"))
             results = [result for value in values if (result := result_in(memoryview(value))) is not None]
         except Exception as error:  # noqa: BLE001 - any end of the job means that the epoch is not done
             self._ended(job, _job_ended(epoch, error))
         else:
             self._ended(job, results)
+
+    def _task(self, batch: Batch) -> BatchTask:
+        return BatchTask(batch, self._root, (socket.gethostname(), boot_id()), self._local_paths)
 
     def _group(self, job: int) -> str:
         return f"{self._prefix}-{job}"
@@ -108,6 +135,11 @@ def _stage(task: BatchTask, layer: int) -> Callable[[Iterable[pa.RecordBatch]], 
         context = TaskContext.get()
         assert context is not None
         attempt = Attempt(layer, Subtask(context.partitionId()), uuid.uuid4().hex[:12])
+        here = socket.gethostname(), boot_id()
+        refused = elsewhere(task.batch.plan.app, task.driver, task.local_paths, here)
+        if refused is not None:
+            yield _row(parcel_of(Result(attempt, error=refused, permanent=True)))
+            return
         ports = Ports(SystemClock(), open_objects(task.root), MemoryState(), time.sleep)
         incoming = _values(batches) if layer else _nothing(batches)
         for parcel in run_task(task.batch, ports, attempt, incoming):

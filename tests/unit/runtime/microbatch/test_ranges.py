@@ -29,13 +29,21 @@ class TestPace:
         assert Pace(1.0).took(ROWS_FIRST, 0.4).rows == 2 * ROWS_FIRST
 
     def test_stays_if_epochs_are_not_full(self) -> None:
-        assert Pace(1.0).took(10, 0.1) == Pace(1.0)
+        assert Pace(1.0).took(10, 0.1).rows == ROWS_FIRST
 
     def test_shrinks_to_what_fits_the_time(self) -> None:
-        assert Pace(1.0).took(ROWS_FIRST, 4.0).rows == ROWS_FIRST // 4
+        assert Pace(1.0, overhead_s=0.1).took(ROWS_FIRST, 4.0).rows == ROWS_FIRST // 4
 
-    def test_never_shrinks_to_nothing_because_a_job_takes_time_without_rows(self) -> None:
-        assert Pace(0.1).took(1, 30.0).rows == ROWS_MIN
+    def test_never_shrinks_to_nothing(self) -> None:
+        assert Pace(0.1, rows=ROWS_MIN, overhead_s=0.1).took(ROWS_MIN, 30.0).rows == ROWS_MIN
+
+    def test_what_a_job_takes_without_records_is_not_taken_for_their_cost(self) -> None:
+        pace = Pace(1.0)
+        for _ in range(20):
+            pace = pace.took(10, 1.5)
+        assert pace.rows == ROWS_FIRST
+        assert pace.took(ROWS_FIRST, 2.5).rows == ROWS_FIRST
+        assert pace.took(ROWS_FIRST, 6.0).rows == ROWS_FIRST // 2
 
     def test_keeps_to_the_rate(self) -> None:
         assert Pace(1.0, rate=500.0).rows_max(2.0) == 1_000
