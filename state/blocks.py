@@ -217,7 +217,7 @@ class _Batch:
         values: list[str],
         block: Block,
     ) -> None:
-        columns = columns_of(file, at, schema)
+        columns = columns_of(file, at, schema, packed=block.packed)
         groups = columns["kg"]
         counts = np.zeros(block.key_group_count, np.int64)
         for first in range(0, count, ROWS_AT_ONCE):

@@ -4,7 +4,7 @@
     blocks    one Arrow IPC stream per operator, zstd level 1 from 1 KiB on, rows sorted by (key group, key):
               kg u16 | key int64 or canonical bytes | kind u8 | end (of a range) | values, which may be null
               a range is one row per key group, before the rows of its key group, which are newer
-              a stream has as many record batches as it takes to keep each small
+              a stream has as many record batches as it takes to keep each small; those of a large block are packed
     footer    msgpack: the header, and operator, key schema, place and size of every block and its batches
     20 bytes  footer length u32, xxh3-64 of everything before, magic
 
@@ -37,21 +37,23 @@ from numpy.typing import NDArray
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state.keys.batch import KeyType
+from holdfast.state.packing import has_planes, packed, unpacked
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.expiry import NOTHING, RANGE_FIRST, Through, last_of, range_end
 from holdfast.state.tables.spec import Columns
 from holdfast.state.tables.values import arrow, numpy, void_of
 
-VERSION = 5
-"""Segments with a block of several record batches: an earlier release would read only the first. Others are written
-as the oldest version that has what they hold, so that earlier releases read them."""
-_VERSION_WITH_SUFFIX, _VERSION_WITH_NULLS, _VERSION_WITH_RANGES, _FIRST_VERSION = 4, 3, 2, 1
-"""4: with keys that have a suffix, for which an earlier release would compute other key groups. 3: with a null value,
-or values of variable width."""
+VERSION = 6
+"""Segments with a packed block. Others are written as the oldest version that has what they hold, so that earlier
+releases read them."""
+_VERSION_WITH_BATCHES, _VERSION_WITH_SUFFIX, _VERSION_WITH_NULLS, _VERSION_WITH_RANGES, _FIRST_VERSION = 5, 4, 3, 2, 1
+"""5: with a block of several record batches, of which an earlier release would read only the first. 4: with keys that
+have a suffix, for which an earlier release would compute other key groups. 3: with a null value, or values of variable
+width."""
 COMPRESSED_FROM_BYTES = 1 << 10
 """Smaller blocks hardly shrink by compressing their columns one by one, and take ten times as long to read."""
-PARALLEL_FROM_BYTES = 1 << 18
-"""Arrow compresses smaller batches on this thread alone: waking others for each column costs more than the work."""
+PACKED_FROM_BYTES = 1 << 18
+"""A block whose first record batch is smaller is written unpacked, for earlier releases."""
 BATCH_BYTES = 1 << 19
 """A record batch has at least as many bytes, except the last one, and at most about twice as many."""
 ROWS_AT_ONCE = 1 << 16
@@ -110,6 +112,8 @@ class Block(msgspec.Struct, frozen=True, omit_defaults=True):
     suffix: int = 0
     batches: tuple[Batch, ...] = ()
     """Empty: one batch has all rows, as in every block before version 5."""
+    packed: bool = False
+    """Whether its record batches are packed (state/packing.py)."""
 
     @property
     def key(self) -> KeyType:
@@ -164,10 +168,12 @@ class Writer:
             batches: Results of `batch_of`, of any size and all in the order of (key group, key).
         """
         assert not self._blocks or self._blocks[-1].operator < operator, "two blocks of one operator"
-        first, written, rows, stream = self._file.tell(), list[Batch](), 0, None
+        first, written, rows, stream, pack = self._file.tell(), list[Batch](), 0, None, False
         for batch in _regrouped(batches):
-            stream = stream or pa.ipc.new_stream(self._file, batch.schema, options=_options(batch.nbytes))
-            stream.write_batch(batch)
+            if stream is None:
+                pack = batch.nbytes >= PACKED_FROM_BYTES and has_planes(batch.schema)
+                stream = pa.ipc.new_stream(self._file, batch.schema, options=_options(batch.nbytes))
+            stream.write_batch(packed(batch) if pack else batch)
             self._version = max(self._version, _version_of(batch, kind))
             written.append(Batch(batch.num_rows, self._file.tell() - first, batch.column("kg")[0].as_py()))
             rows += batch.num_rows
@@ -175,11 +181,11 @@ class Writer:
             return
         stream.close()
         several = len(written) > 1
-        self._version = VERSION if several else self._version
+        self._version = VERSION if pack else max(self._version, _VERSION_WITH_BATCHES if several else _FIRST_VERSION)
         schema = pa.schema(kind.fields).serialize().to_pybytes()
         place = (operator, rows, first, self._file.tell() - first, key_group_count)
         listed = tuple(written) if several else ()
-        self._blocks.append(Block(*place, schema, kind.unrouted, kind.suffix, listed))
+        self._blocks.append(Block(*place, schema, kind.unrouted, kind.suffix, listed, pack))
 
     def _finish(self) -> None:
         """Write what follows the blocks."""
@@ -296,7 +302,7 @@ class _Hashed:
 
 def _options(size: int) -> pa.ipc.IpcWriteOptions:
     codec = pa.Codec("zstd", compression_level=1) if size >= COMPRESSED_FROM_BYTES else None
-    return pa.ipc.IpcWriteOptions(compression=codec, use_threads=size >= PARALLEL_FROM_BYTES)
+    return pa.ipc.IpcWriteOptions(compression=codec, use_threads=False)
 
 
 def _version_of(batch: pa.RecordBatch, kind: KeyType) -> int:
@@ -369,7 +375,7 @@ def _read_block(segment: Segment, block: Block, key_groups: tuple[int, int] | No
     try:
         data = segment.file.read_at(block.size, block.offset)
         with pa.ipc.open_stream(data) as reader:
-            batch = pa.concat_batches(list(reader))
+            batch = pa.concat_batches([unpacked(batch) if block.packed else batch for batch in reader])
         if key_groups is not None:
             groups = batch.column("kg").to_numpy()
             first, end = (int(np.searchsorted(groups, edge)) for edge in key_groups)

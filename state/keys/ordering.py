@@ -30,7 +30,7 @@ _TINY_ROWS = 24
 
 def sorted_parts(
     columns: Sequence[NDArray[np.int64]], flips: Sequence[int], groups: NDArray[np.uint16], rows_max: int
-) -> Iterator[NDArray[np.int64]]:
+) -> Iterator[tuple[NDArray[np.uint16], NDArray[np.int64]]]:
     """Yield the rows in the order of (key group, words), in parts.
 
     Args:
@@ -40,7 +40,7 @@ def sorted_parts(
         rows_max: Rows of a part, at most.
 
     Returns:
-        Row numbers, int64.
+        The key group of each row, and row numbers.
     """
     rows, width = groups.size, len(columns) + 1
     if not rows:
@@ -55,8 +55,9 @@ def sorted_parts(
         end = min(int(np.searchsorted(starts, starts[first] + rows_max)), starts.size - 1)
         order = np.empty(int(starts[end] - starts[first]), np.int64)
         sort_groups(packed, width, starts[first : end + 1], scratch, counters, order)
+        sorted_groups = np.repeat(np.arange(first, end, dtype=np.uint16), np.diff(starts[first : end + 1]))
         for at in range(0, order.size, rows_max):
-            yield order[at : at + rows_max]
+            yield sorted_groups[at : at + rows_max], order[at : at + rows_max]
         first = end
 
 

@@ -83,9 +83,9 @@ class Delta:
         Returns:
             The key group of each row, and the rows.
         """
-        groups = self.keys.key_groups(self.key_group_count)
-        for rows in self.keys.order_in_parts(groups, rows_max):
-            yield groups[rows], self.take(rows)
+        keys = self.keys
+        for groups, rows in keys.order_in_parts(keys.key_groups(self.key_group_count), rows_max):
+            yield groups, self.take(rows)
 
     def take(self, rows: NDArray[np.int64]) -> Delta:
         """Return the delta of these rows only, without the ranges."""

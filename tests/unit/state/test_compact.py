@@ -64,6 +64,7 @@ def _batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Write blocks of one record batch, and of several."""
     monkeypatch.setattr(changelog, "BATCH_BYTES", request.param)
     if request.param == 60:
+        monkeypatch.setattr(changelog, "PACKED_FROM_BYTES", 0)
         monkeypatch.setattr(changelog, "ROWS_AT_ONCE", 2)
         monkeypatch.setattr(blocks, "ROWS_AT_ONCE", 2)
 

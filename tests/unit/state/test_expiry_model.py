@@ -36,6 +36,7 @@ def _small_parts() -> Iterator[None]:
         patched.setattr(records, "_SHRUNK_FROM", 1)
         patched.setattr(changelog, "ROWS_AT_ONCE", 4)
         patched.setattr(changelog, "BATCH_BYTES", 200)
+        patched.setattr(changelog, "PACKED_FROM_BYTES", 0)
         patched.setattr(blocks, "ROWS_AT_ONCE", 3)
         yield
 

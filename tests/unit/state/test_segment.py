@@ -106,14 +106,16 @@ class TestSegment:
         deltas(),
         st.integers(1, 4),
         st.sampled_from([1, 150, 400]),
+        st.booleans(),
         st.tuples(st.integers(0, 16), st.integers(0, 16)).map(sorted),
     )
     def test_in_parts_has_the_rows_of_the_whole(
-        self, given: list[Delta], rows_max: int, batch_bytes: int, groups: list[int]
+        self, given: list[Delta], rows_max: int, batch_bytes: int, packed: bool, groups: list[int]
     ) -> None:
         key_groups, whole = (groups[0], groups[1]), unseal(seal(HEADER, given), (groups[0], groups[1]))[1]
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(changelog, "BATCH_BYTES", batch_bytes)
+            patched.setattr(changelog, "PACKED_FROM_BYTES", 0 if packed else changelog.PACKED_FROM_BYTES)
             patched.setattr(changelog, "ROWS_AT_ONCE", rows_max)
             patched.setattr(blocks, "ROWS_AT_ONCE", rows_max)
             segment = opened(seal(HEADER, given))

@@ -28,6 +28,7 @@ def _small_parts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(changelog, "ROWS_AT_ONCE", 4)
         patched.setattr(changelog, "BATCH_BYTES", 200)
+        patched.setattr(changelog, "PACKED_FROM_BYTES", 0)
         patched.setattr(blocks, "ROWS_AT_ONCE", 3)
         yield
 
