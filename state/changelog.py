@@ -38,7 +38,7 @@ from holdfast.errors import ConfigError, Damaged
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.packing import has_planes, packed, unpacked
-from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.delta import Changes, Delta
 from holdfast.state.tables.expiry import NOTHING, RANGE_FIRST, Through, last_of, range_end
 from holdfast.state.tables.spec import Columns
 from holdfast.state.tables.values import arrow, numpy, void_of
@@ -197,13 +197,13 @@ class Writer:
         self._file.flush()
 
 
-def seal(header: SegmentHeader, deltas: Iterable[Delta]) -> bytes:
+def seal(header: SegmentHeader, deltas: Iterable[Changes]) -> bytes:
     """Return the segment of these deltas, at most one per operator; empty deltas are left out."""
     into = io.BytesIO()
     with Writer(into, header) as writer:
         for delta in sorted(deltas, key=lambda delta: delta.operator):
             assert delta.epoch == header.epoch and delta.follows == header.follows
-            writer.block(delta.operator, delta.keys.type, delta.key_group_count, _batches_of(delta))
+            writer.block(delta.operator, delta.kind, delta.key_group_count, _batches_of(delta))
     return into.getvalue()
 
 
@@ -335,7 +335,7 @@ def _cut(held: list[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
         yield whole.slice(first, step)
 
 
-def _batches_of(delta: Delta) -> Iterator[pa.RecordBatch]:
+def _batches_of(delta: Changes) -> Iterator[pa.RecordBatch]:
     def batch(groups: NDArray[np.uint16], part: Delta) -> pa.RecordBatch:
         key = pa.array(part.keys.ints) if part.keys.ints is not None else part.keys.canonical()
         return batch_of(groups, key, part.puts, part.columns)
@@ -343,7 +343,7 @@ def _batches_of(delta: Delta) -> Iterator[pa.RecordBatch]:
     batches = (batch(groups, part) for groups, part in delta.sorted_parts(ROWS_AT_ONCE))
     if delta.through is None:
         return batches
-    return with_ranges(batches, delta.through, batch(np.empty(0, np.uint16), delta.take(np.empty(0, np.int64))))
+    return with_ranges(batches, delta.through, batch(np.empty(0, np.uint16), delta.empty()))
 
 
 def _with_ranges(batch: pa.RecordBatch, through: Through, first: int, end: int) -> pa.RecordBatch:

@@ -13,7 +13,7 @@ Source: PROTOCOL P8, P16; DESIGN section 4, step 4.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.model import Epoch, ObjectRef, RowDigest, SegmentRef, Staged, WorkerId
@@ -24,7 +24,7 @@ from holdfast.runtime.worker.protocol import Sealed
 from holdfast.sinks.staging import Stage
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.store import StateStore
-from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.delta import Changes
 
 
 @dataclass
@@ -32,7 +32,7 @@ class SealJob:
     """Frozen values and collected output of one epoch."""
 
     header: SegmentHeader
-    deltas: list[Delta]
+    deltas: Sequence[Changes]
     stages: Mapping[str, Stage]
     audit: str = ROWS
     """The setting: with "rows" the output is hashed too."""
@@ -80,7 +80,8 @@ class SealJob:
 def segment_job(
     state: StateStore, epoch: Epoch, deploy: Deploy, worker: WorkerId, stages: Mapping[str, Stage]
 ) -> SealJob:
-    """Gather the epoch's changes; the values are frozen, so they may be sealed later."""
+    """Take the frozen changes of an epoch, and of the given-up epochs before it; they may be sealed later."""
+    state.supersede(epoch)
     deltas = state.deltas(epoch)
     follows = min((delta.follows for delta in deltas), default=epoch)
     header = SegmentHeader(deploy.job_uuid, deploy.generation, deploy.timeline, epoch, follows, worker)

@@ -101,15 +101,6 @@ class OrderedRows:
         self.table.delete(slots)
         return int(slots.size)
 
-    def _write(self, slots: Rows, columns: Columns) -> None:
-        """Give rows these values; columns that are not named keep theirs, or have the default in a new row."""
-        # Values that a write refuses must leave the rows as they are.
-        self.table.write(slots, {n: values for n, values in columns.items() if not self.table.spec.column(n).plain})
-        column = self.table.changing(slots)
-        for name, values in columns.items():
-            if self.table.spec.column(name).plain:
-                column(name)[slots] = values
-
 
 def extended(kind: KeyType, users: Keys, suffix: Sequence[pa.Array]) -> Keys:
     """Return the keys of a type that consist of user keys and suffixes."""

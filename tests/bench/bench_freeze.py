@@ -25,8 +25,9 @@ from holdfast.state.compiled.sources import Input, sources_of
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.swap import resident_bytes
 from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.epochs import COPIED_AT_ONCE
 from holdfast.state.tables.kernels.layout import Do
-from holdfast.state.tables.table import COPIED_AT_ONCE, ColumnSpec, Table, TableSpec
+from holdfast.state.tables.table import ColumnSpec, Table, TableSpec
 
 COLUMNS = (ColumnSpec("count", np.dtype(np.int64)), ColumnSpec("sum", np.dtype(np.int64)))
 NUMBER = KeyType(("k",), (pa.int64(),))

@@ -67,19 +67,20 @@ def reset(records: Any, control: Any, slots: Any, defaults: Any, clear: int, add
 
 
 @kernel("none", "words", "words", "words", "words", "words")
-def delete(records: Any, control: Any, opened: Any, slots: Any, defaults: Any) -> None:
-    """Make the keys of slots, which are not frozen, absent and dirty, with default values; list those not dirty."""
-    width, key, count, dirty = control[_WORDS], control[_KEY], control[_OPENED], control[_DIRTY_NOW]
+def delete(records: Any, control_: Any, opened: Any, slots: Any, defaults: Any) -> None:
+    """Make the keys of slots absent and dirty, with default values; list those not dirty. Copies frozen ones first."""
+    control = address_of(control_)
+    width, key, count, dirty = control_[_WORDS], control_[_KEY], control_[_OPENED], control_[_DIRTY_NOW]
     for i in range(slots.size):
-        at = slots[i] * width + key
-        state = records[at]
+        record = address_of(records) + slots[i] * width * 8
+        state = copied(control, record, slots[i])
         if state & dirty == 0:
             opened[count] = slots[i]
             count += 1
-        records[at] = (state | dirty) & ~(_WORKING | _ERASED)
+        put(record, key, (state | dirty) & ~(_WORKING | _ERASED))
         for word in range(defaults.size):
-            records[at + 1 + word] = defaults[word]
-    control[_OPENED] = count
+            put(record, key + 1 + word, defaults[word])
+    control_[_OPENED] = count
 
 
 @kernel("none", "words", "words", "words")

@@ -153,6 +153,7 @@ class ExpiringWorker(KilledWorker):
             self.expire(given)
         if later:
             self.put(later, False)
+        self.store.supersede(epoch)
         deltas = self.store.deltas(epoch)
         assert all(delta.follows == follows for delta in deltas)
         if completes:
