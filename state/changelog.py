@@ -26,7 +26,7 @@ import io
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import msgspec
 import numpy as np
@@ -42,6 +42,7 @@ from holdfast.state.tables.delta import Changes, Delta
 from holdfast.state.tables.expiry import NOTHING, RANGE_FIRST, Through, last_of, range_end
 from holdfast.state.tables.spec import Columns
 from holdfast.state.tables.values import arrow, numpy, void_of
+from holdfast.storage.hashing import HASHED_BYTES, Hashed, Sink, hash_file
 
 VERSION = 6
 """Segments with a packed block. Others are written as the oldest version that has what they hold, so that earlier
@@ -58,7 +59,6 @@ BATCH_BYTES = 1 << 19
 """A record batch has at least as many bytes, except the last one, and at most about twice as many."""
 ROWS_AT_ONCE = 1 << 16
 """Rows of a delta that are gathered at a time."""
-_HASHED_BYTES = 1 << 20
 _MAGIC = b"HFSEG\r\n\x1a"
 _TAIL = struct.Struct("<IQ8s")
 PUT, DELETE, RANGE = 1, 2, 3
@@ -67,14 +67,7 @@ FIXED_COLUMNS = 4
 """The columns before the values: `kg`, `key`, `kind`, `end`."""
 
 Data: TypeAlias = bytes | memoryview | pa.Buffer | pa.NativeFile
-"""A segment: its bytes, or a file that is read at any place."""
-
-
-class Sink(Protocol):
-    """Where a segment is written."""
-
-    def write(self, data: bytes, /) -> int:
-        """Append bytes."""
+"""A segment: its bytes, or a file that is read at any place, whose bytes were verified against a manifest."""
 
 
 @dataclass(frozen=True)
@@ -147,8 +140,8 @@ class Writer:
     """
 
     def __init__(self, into: Sink, header: SegmentHeader) -> None:
-        self._hashed = _Hashed(into)
-        self._file = pa.output_stream(self._hashed, buffer_size=_HASHED_BYTES)
+        self._hashed = Hashed(into, xxhash.xxh3_64())
+        self._file = pa.output_stream(self._hashed, buffer_size=HASHED_BYTES)
         self._file.write(_MAGIC)
         self._header, self._version, self._blocks = header, _FIRST_VERSION, list[Block]()
 
@@ -198,13 +191,18 @@ class Writer:
 
 
 def seal(header: SegmentHeader, deltas: Iterable[Changes]) -> bytes:
-    """Return the segment of these deltas, at most one per operator; empty deltas are left out."""
+    """Return the segment of these deltas as bytes; `seal_into` needs no memory for them."""
     into = io.BytesIO()
+    seal_into(into, header, deltas)
+    return into.getvalue()
+
+
+def seal_into(into: Sink, header: SegmentHeader, deltas: Iterable[Changes]) -> None:
+    """Write the segment of these deltas, at most one per operator; empty deltas are left out."""
     with Writer(into, header) as writer:
         for delta in sorted(deltas, key=lambda delta: delta.operator):
             assert delta.epoch == header.epoch and delta.follows == header.follows
             writer.block(delta.operator, delta.kind, delta.key_group_count, _batches_of(delta))
-    return into.getvalue()
 
 
 def batch_of(groups: NDArray[np.uint16], keys: pa.Array, puts: NDArray[np.bool_], columns: Columns) -> pa.RecordBatch:
@@ -239,14 +237,15 @@ def with_ranges(batches: Iterable[pa.RecordBatch], through: Through, empty: pa.R
 
 
 def opened(data: Data) -> Segment:
-    """Return a segment for reading, after verifying every byte of it.
+    """Return a segment for reading; its bytes are verified against its own hash unless they were verified before.
 
     Raises:
         Damaged: a byte differs from what was sealed.
         ConfigError: a newer version of Holdfast wrote it.
     """
-    file = data if isinstance(data, pa.NativeFile) else pa.BufferReader(data)
-    footer = _footer(file)
+    verified = isinstance(data, pa.NativeFile)
+    file = data if verified else pa.BufferReader(data)
+    footer = _footer(file, verified=verified)
     return Segment(file, footer.header, footer.blocks)
 
 
@@ -272,32 +271,6 @@ def delta_of(batch: pa.RecordBatch, block: Block, header: SegmentHeader) -> Delt
     columns = {name: numpy(batch.column(name)) for name in batch.schema.names[FIXED_COLUMNS:]}
     epoch, follows = header.epoch, header.follows
     return Delta(epoch, follows, block.operator, block.key_group_count, keys, kinds == PUT, columns, through)
-
-
-class _Hashed:
-    """A file for Arrow that hashes the bytes that it passes on."""
-
-    closed = False
-
-    def __init__(self, into: Sink) -> None:
-        self._into: Sink | None = into
-        self.hash = xxhash.xxh3_64()
-
-    def write(self, data: bytes) -> int:
-        if self._into is not None:
-            self.hash.update(data)
-            self._into.write(data)
-        return len(data)
-
-    def discard(self) -> None:
-        """Pass nothing on from now on."""
-        self._into = None
-
-    def flush(self) -> None:
-        """Nothing is held here."""
-
-    def close(self) -> None:
-        """The file belongs to the caller."""
 
 
 def _options(size: int) -> pa.ipc.IpcWriteOptions:
@@ -385,12 +358,13 @@ def _read_block(segment: Segment, block: Block, key_groups: tuple[int, int] | No
         raise unreadable_block(block, error) from error
 
 
-def _footer(file: pa.NativeFile) -> _Footer:
+def _footer(file: pa.NativeFile, *, verified: bool) -> _Footer:
     size = file.size()
     if size < len(_MAGIC) + _TAIL.size or file.read_at(len(_MAGIC), 0) != _MAGIC:
         raise _damaged("it does not begin with the header of a segment")
     length, hashed, magic = _TAIL.unpack(file.read_at(_TAIL.size, size - _TAIL.size))
-    if magic != _MAGIC or _hash_of(file, size - 16) != hashed:
+    hashed_bytes = size - struct.calcsize("<Q8s")
+    if magic != _MAGIC or not (verified or hash_file(file, xxhash.xxh3_64(), hashed_bytes).intdigest() == hashed):
         raise _damaged("its hash does not match its bytes")
     try:
         footer = _FOOTER.decode(file.read_at(length, size - _TAIL.size - length))
@@ -403,13 +377,6 @@ def _footer(file: pa.NativeFile) -> _Footer:
             next_step="run the version of Holdfast that wrote it, or a newer one",
         )
     return footer
-
-
-def _hash_of(file: pa.NativeFile, end: int) -> int:
-    hashed, stream = xxhash.xxh3_64(), file.get_stream(0, end)
-    while piece := stream.read_buffer(_HASHED_BYTES):
-        hashed.update(piece)
-    return hashed.intdigest()
 
 
 def unreadable_block(block: Block, error: Exception) -> Damaged:

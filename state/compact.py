@@ -22,12 +22,13 @@ import pyarrow as pa
 
 from holdfast.model import NO_EPOCH
 from holdfast.state.blocks import BlockReader, Rows
-from holdfast.state.changelog import Block, Data, SegmentHeader, Sink, Writer, batch_of, opened, with_ranges
+from holdfast.state.changelog import Block, Data, SegmentHeader, Writer, batch_of, opened, with_ranges
 from holdfast.state.evolution import unreadable
 from holdfast.state.merged import merged
 from holdfast.state.tables.expiry import NOTHING, Through
 from holdfast.state.tables.spec import TableSpec
 from holdfast.state.tables.values import default_of
+from holdfast.storage.hashing import Sink
 
 Stored = tuple[pa.NativeFile, Block, tuple[int, int]]
 """A block of a segment, and the key groups [first, end) to use."""

@@ -16,15 +16,17 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.model import Epoch, ObjectRef, RowDigest, SegmentRef, Staged, WorkerId
+from holdfast.checkpoint.repository import write_object
+from holdfast.model import Epoch, ObjectRef, SegmentRef, Staged, WorkerId
 from holdfast.ports import ObjectStore
 from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.worker.digests import ROWS
 from holdfast.runtime.worker.protocol import Sealed
-from holdfast.sinks.staging import Stage
-from holdfast.state.changelog import SegmentHeader, seal
+from holdfast.sinks.staging import Part, Stage
+from holdfast.state.changelog import SegmentHeader, seal_into
 from holdfast.state.store import StateStore
 from holdfast.state.tables.delta import Changes
+from holdfast.storage.hashing import Sink
 
 
 @dataclass
@@ -36,36 +38,28 @@ class SealJob:
     stages: Mapping[str, Stage]
     audit: str = ROWS
     """The setting: with "rows" the output is hashed too."""
-    _encoded: dict[str, tuple[bytes, int]] | None = field(default=None)
-    _digests: dict[str, RowDigest] = field(default_factory=dict)
+    _parts: dict[str, Part] | None = field(default=None)
 
     def run(self, store: ObjectStore) -> Sealed:
-        """Encode once, store everything, and return the references."""
-        if self._encoded is None:
-            self._encoded = self._encode()
-        refs: dict[str, tuple[ObjectRef, int]] = {}
-        for path, (data, rows) in self._encoded.items():
-            store.put(path, data)
-            refs[path] = (ObjectRef(path, len(data), hashlib.sha256(data).hexdigest()), rows)
-        segment = refs.get(self._segment_path)
-        staged = {
-            sink: Staged((refs[path][0],), refs[path][1])
-            for sink in self.stages
-            if (path := self._staged_path(sink)) in refs
-        }
-        ref = None if segment is None else SegmentRef(Epoch(self.header.epoch), Epoch(self.header.follows), segment[0])
-        return Sealed(ref, staged, dict(self._digests))
+        """Store everything and return the references. The segment is written while it is sealed."""
+        segment = self._write_segment(store) if any(len(delta) for delta in self.deltas) else None
+        if self._parts is None:
+            sealed = {sink: stage.seal(hashed=self.audit == ROWS) for sink, stage in self.stages.items()}
+            self._parts = {sink: part for sink, part in sealed.items() if part is not None}
+        staged = dict[str, Staged]()
+        for sink, part in self._parts.items():
+            path = self._staged_path(sink)
+            store.put(path, part.data)
+            ref = ObjectRef(path, len(part.data), hashlib.sha256(part.data).hexdigest())
+            staged[sink] = Staged((ref,), part.rows)
+        return Sealed(segment, staged, {sink: part.digest for sink, part in self._parts.items()})
 
-    def _encode(self) -> dict[str, tuple[bytes, int]]:
-        encoded: dict[str, tuple[bytes, int]] = {}
-        if any(len(delta) for delta in self.deltas):
-            encoded[self._segment_path] = (seal(self.header, self.deltas), sum(len(delta) for delta in self.deltas))
-        for sink, stage in self.stages.items():
-            part = stage.seal(hashed=self.audit == ROWS)
-            if part is not None:
-                self._digests[sink] = part.digest
-                encoded[self._staged_path(sink)] = (part.data, part.rows)
-        return encoded
+    def _write_segment(self, store: ObjectStore) -> SegmentRef:
+        def write(into: Sink) -> None:
+            seal_into(into, self.header, self.deltas)
+
+        ref = write_object(store, self._segment_path, write, "check the store; the epoch is sealed again")
+        return SegmentRef(Epoch(self.header.epoch), Epoch(self.header.follows), ref)
 
     @property
     def _segment_path(self) -> str:
