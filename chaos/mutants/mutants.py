@@ -444,5 +444,8 @@ MUTANTS = (
            (Swap(WorkerLoop, "_memory_is_full", wrong_memory.stops_for_good),), needs="budgeted"),
     Mutant("full-disk-asked-once", "design/0039", "a worker whose disk was full does not try it again",
            (Swap(StateStore, "settle", wrong_memory.asks_the_disk_once),), needs="budgeted", first=480),
+    Mutant("frozen-record-overwritten", "P8, design/0043", "a change overwrites a frozen record before it is copied",
+           (Swap(Table, "fold", wrong_memory.copies_what_was_changed),
+            Swap(Table, "fold_at", wrong_memory.copies_what_was_changed)), needs="copies_slowly"),
 )  # fmt: skip
 """The mutants that the tests must catch; each names the rule that it negates."""

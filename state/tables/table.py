@@ -122,8 +122,8 @@ class Table(EpochRecords):
     def fold(self, keys: Keys, program: Program, inputs: Sources) -> Rows:
         """Fold one row per key into the records of these keys, which exist and are dirty then; return their slots.
 
-        The table must be complete; if it is not, call slots() and fold_at(). If it raises, for want of memory, some
-        rows may have been folded: roll back, do not repeat the batch.
+        The table must be complete; if it is not, call slots() and fold_at(). If it raises because
+        memory is exhausted, some rows may have been folded: roll back, do not repeat the batch.
 
         Args:
             program: Operations, in the order in which they read the inputs (state/tables/kernels/layout.py).
