@@ -26,7 +26,7 @@ import io
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from typing import Self, TypeAlias
 
 import msgspec
 import numpy as np
@@ -36,12 +36,11 @@ from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
+from holdfast.state.batches import FIXED_COLUMNS, PUT, RANGE, batch_of, ranges_in, with_ranges
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.packing import has_planes, packed, unpacked
 from holdfast.state.tables.delta import Changes, Delta
-from holdfast.state.tables.expiry import NOTHING, RANGE_FIRST, Through, last_of, range_end
-from holdfast.state.tables.spec import Columns
-from holdfast.state.tables.values import arrow, numpy, void_of
+from holdfast.state.tables.values import numpy
 from holdfast.storage.hashing import HASHED_BYTES, Hashed, Sink, hash_file
 
 VERSION = 6
@@ -61,11 +60,6 @@ ROWS_AT_ONCE = 1 << 16
 """Rows of a delta that are gathered at a time."""
 _MAGIC = b"HFSEG\r\n\x1a"
 _TAIL = struct.Struct("<IQ8s")
-PUT, DELETE, RANGE = 1, 2, 3
-"""Values of the column `kind`."""
-FIXED_COLUMNS = 4
-"""The columns before the values: `kg`, `key`, `kind`, `end`."""
-
 Data: TypeAlias = bytes | memoryview | pa.Buffer | pa.NativeFile
 """A segment: its bytes, or a file that is read at any place, whose bytes were verified against a manifest."""
 
@@ -205,37 +199,6 @@ def seal_into(into: Sink, header: SegmentHeader, deltas: Iterable[Changes]) -> N
             writer.block(delta.operator, delta.kind, delta.key_group_count, _batches_of(delta))
 
 
-def batch_of(groups: NDArray[np.uint16], keys: pa.Array, puts: NDArray[np.bool_], columns: Columns) -> pa.RecordBatch:
-    """Return rows as segments hold them.
-
-    Args:
-        groups: The key group of each row, shape (n,).
-        keys: The key of each row: int64 if its type is injective, else canonical bytes (large_binary).
-        puts: False: the key was deleted.
-        columns: The values by field id, shape (n,) each.
-    """
-    kinds = np.where(puts, np.uint8(PUT), np.uint8(DELETE))
-    fixed = {"kg": pa.array(groups), "key": keys, "kind": pa.array(kinds), "end": pa.nulls(len(keys), keys.type)}
-    return pa.record_batch(fixed | {name: arrow(values) for name, values in columns.items()})
-
-
-def with_ranges(batches: Iterable[pa.RecordBatch], through: Through, empty: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield rows, and one row per range before the rows of its key group.
-
-    Args:
-        batches: In order.
-        through: The ranges. Those of a key group may be added until its first row is yielded.
-        empty: A batch without rows.
-    """
-    done = 0
-    for batch in batches:
-        end = int(batch.column("kg")[-1].as_py()) + 1
-        yield _with_ranges(batch, through, done, end)
-        done = max(done, end)
-    if (through[done:] != NOTHING).any():
-        yield _with_ranges(empty, through, done, through.size)
-
-
 def opened(data: Data) -> Segment:
     """Return a segment for reading; its bytes are verified against its own hash unless they were verified before.
 
@@ -264,7 +227,7 @@ def delta_of(batch: pa.RecordBatch, block: Block, header: SegmentHeader) -> Delt
     kind = block.key
     kinds, through = batch.column("kind").to_numpy(), None
     if (ranges := kinds == RANGE).any():
-        through = _ranges(batch.filter(pa.array(ranges)), block.key_group_count)
+        through = ranges_in(batch.filter(pa.array(ranges)), block.key_group_count)
         batch, kinds = batch.filter(pa.array(~ranges)), kinds[~ranges]
     key = batch.column("key")
     keys = kind.from_ints(key.to_numpy()) if kind.injective else kind.from_canonical(key)
@@ -317,30 +280,6 @@ def _batches_of(delta: Changes) -> Iterator[pa.RecordBatch]:
     if delta.through is None:
         return batches
     return with_ranges(batches, delta.through, batch(np.empty(0, np.uint16), delta.empty()))
-
-
-def _with_ranges(batch: pa.RecordBatch, through: Through, first: int, end: int) -> pa.RecordBatch:
-    """Insert the ranges of the key groups [first, end) before the rows of their key group."""
-    groups = first + np.flatnonzero(through[first:end] != NOTHING)
-    if not groups.size:
-        return batch
-    count, binary = groups.size, pa.large_binary()
-    ranges: dict[str, Any] = {
-        "kg": pa.array(groups.astype(np.uint16)),
-        "key": pa.array([RANGE_FIRST] * count, binary),
-        "kind": pa.array(np.full(count, RANGE, np.uint8)),
-        "end": pa.array([range_end(last) for last in through[groups].tolist()], binary),
-    }
-    ranges |= {name: void_of(batch.column(name), count) for name in batch.schema.names[FIXED_COLUMNS:]}
-    rows = pa.concat_batches([pa.record_batch(ranges), batch])
-    return rows.take(pa.array(np.argsort(rows.column("kg").to_numpy(), kind="stable")))
-
-
-def _ranges(batch: pa.RecordBatch, key_group_count: int) -> Through:
-    through = np.full(key_group_count, NOTHING)
-    ends = [last_of(end) for end in batch.column("end").to_pylist()]
-    through[batch.column("kg").to_numpy()] = ends
-    return through
 
 
 def _read_block(segment: Segment, block: Block, key_groups: tuple[int, int] | None) -> Delta | None:

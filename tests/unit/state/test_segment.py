@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from holdfast.errors import Damaged
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state import blocks, changelog
-from holdfast.state.changelog import SegmentHeader, Writer, batch_of, opened, seal, unseal
+from holdfast.state.batches import batch_of
+from holdfast.state.changelog import SegmentHeader, Writer, opened, seal, unseal
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.delta import Delta
 
