@@ -4,7 +4,7 @@
     blocks    one Arrow IPC stream per operator, zstd level 1 from 1 KiB on, rows sorted by (key group, key):
               kg u16 | key int64 or canonical bytes | kind u8 | end (of a range) | values, which may be null
               a range is one row per key group, before the rows of its key group, which are newer
-              a stream has as many record batches as it takes to keep each small; those of a large block are packed
+              a stream has as many record batches as it takes to keep each small; in a large one, columns may be packed
     footer    msgpack: the header, and operator, key schema, place and size of every block and its batches
     20 bytes  footer length u32, xxh3-64 of everything before, magic
 
@@ -38,13 +38,13 @@ from holdfast.errors import ConfigError, Damaged
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state.batches import FIXED_COLUMNS, PUT, RANGE, batch_of, ranges_in, with_ranges
 from holdfast.state.keys.batch import KeyType
-from holdfast.state.packing import has_planes, packed, unpacked
+from holdfast.state.packing import packed, packed_columns, unpacked
 from holdfast.state.tables.delta import Changes, Delta
 from holdfast.state.tables.values import numpy
 from holdfast.storage.hashing import HASHED_BYTES, Hashed, Sink, hash_file
 
 VERSION = 6
-"""Segments with a packed block. Others are written as the oldest version that has what they hold, so that earlier
+"""Segments with a packed column. Others are written as the oldest version that has what they hold, so that earlier
 releases read them."""
 _VERSION_WITH_BATCHES, _VERSION_WITH_SUFFIX, _VERSION_WITH_NULLS, _VERSION_WITH_RANGES, _FIRST_VERSION = 5, 4, 3, 2, 1
 """5: with a block of several record batches, of which an earlier release would read only the first. 4: with keys that
@@ -99,8 +99,8 @@ class Block(msgspec.Struct, frozen=True, omit_defaults=True):
     suffix: int = 0
     batches: tuple[Batch, ...] = ()
     """Empty: one batch has all rows, as in every block before version 5."""
-    packed: bool = False
-    """Whether its record batches are packed (state/packing.py)."""
+    packed: tuple[str, ...] = ()
+    """Its columns that are packed (state/packing.py)."""
 
     @property
     def key(self) -> KeyType:
@@ -155,12 +155,12 @@ class Writer:
             batches: Results of `batch_of`, of any size and all in the order of (key group, key).
         """
         assert not self._blocks or self._blocks[-1].operator < operator, "two blocks of one operator"
-        first, written, rows, stream, pack = self._file.tell(), list[Batch](), 0, None, False
+        first, written, rows, stream, names = self._file.tell(), list[Batch](), 0, None, tuple[str, ...]()
         for batch in _regrouped(batches):
             if stream is None:
-                pack = batch.nbytes >= PACKED_FROM_BYTES and has_planes(batch.schema)
+                names = packed_columns(batch) if batch.nbytes >= PACKED_FROM_BYTES else ()
                 stream = pa.ipc.new_stream(self._file, batch.schema, options=_options(batch.nbytes))
-            stream.write_batch(packed(batch) if pack else batch)
+            stream.write_batch(packed(batch, names) if names else batch)
             self._version = max(self._version, _version_of(batch, kind))
             written.append(Batch(batch.num_rows, self._file.tell() - first, batch.column("kg")[0].as_py()))
             rows += batch.num_rows
@@ -168,11 +168,11 @@ class Writer:
             return
         stream.close()
         several = len(written) > 1
-        self._version = VERSION if pack else max(self._version, _VERSION_WITH_BATCHES if several else _FIRST_VERSION)
+        self._version = VERSION if names else max(self._version, _VERSION_WITH_BATCHES if several else _FIRST_VERSION)
         schema = pa.schema(kind.fields).serialize().to_pybytes()
         place = (operator, rows, first, self._file.tell() - first, key_group_count)
         listed = tuple(written) if several else ()
-        self._blocks.append(Block(*place, schema, kind.unrouted, kind.suffix, listed, pack))
+        self._blocks.append(Block(*place, schema, kind.unrouted, kind.suffix, listed, names))
 
     def _finish(self) -> None:
         """Write what follows the blocks."""
@@ -287,7 +287,7 @@ def _read_block(segment: Segment, block: Block, key_groups: tuple[int, int] | No
     try:
         data = segment.file.read_at(block.size, block.offset)
         with pa.ipc.open_stream(data) as reader:
-            batch = pa.concat_batches([unpacked(batch) if block.packed else batch for batch in reader])
+            batch = pa.concat_batches([unpacked(batch, block.packed) for batch in reader])
         if key_groups is not None:
             groups = batch.column("kg").to_numpy()
             first, end = (int(np.searchsorted(groups, edge)) for edge in key_groups)

@@ -15,7 +15,7 @@ internals.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.state.keys import canonical as codec
-from holdfast.state.packing import is_packed, values_of
+from holdfast.state.packing import values_of
 
 SKIPPED_BYTES = 1 << 20
 """Rows to skip are decompressed in pieces of this size."""
@@ -54,11 +54,11 @@ class Column(Protocol):
         """Return the values of the next rows: a NumPy array, or an Arrow array if some are null or all are strings."""
 
 
-def columns_of(file: pa.NativeFile, at: int, schema: pa.Schema, *, packed: bool) -> dict[str, Column]:
+def columns_of(file: pa.NativeFile, at: int, schema: pa.Schema, *, packed: Collection[str] = ()) -> dict[str, Column]:
     """Return the columns of the record batch whose message begins at this byte of a file.
 
     Args:
-        packed: Whether the batch is packed (state/packing.py).
+        packed: The columns that are packed (state/packing.py).
 
     Raises:
         pa.ArrowInvalid: there is none.
@@ -67,7 +67,7 @@ def columns_of(file: pa.NativeFile, at: int, schema: pa.Schema, *, packed: bool)
     if marker != _CONTINUED or length <= 0:
         raise pa.ArrowInvalid(f"no message begins at byte {at}")
     parts = _buffers(memoryview(file.read_at(length, at + 8)), file, at + 8 + length)
-    return {field.name: _column(field, parts, packed) for field in schema}
+    return {field.name: _column(field, parts, packed=field.name in packed) for field in schema}
 
 
 class _Bytes:
@@ -181,7 +181,7 @@ class _Packed:
     @cached_property
     def _values(self) -> NDArray[Any]:
         planes = np.frombuffer(self._planes.take(self._planes.size), np.uint8)
-        return values_of(planes, self._field).view(self._field.type.to_pandas_dtype())
+        return values_of(planes, self._field.name).view(self._field.type.to_pandas_dtype())
 
     def skip(self, rows: int) -> None:
         self._nulls.skip(rows)
@@ -246,9 +246,9 @@ class _Binary:
         return lengths
 
 
-def _column(field: pa.Field, parts: Iterator[_Bytes], packed: bool) -> Column:
+def _column(field: pa.Field, parts: Iterator[_Bytes], *, packed: bool) -> Column:
     kind = field.type
-    if packed and is_packed(field):
+    if packed:
         return _Packed(field, parts)
     if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
         return _Binary(kind, parts)

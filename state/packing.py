@@ -1,64 +1,77 @@
-"""Which columns of a large record batch are stored as planes of bytes, and how.
+"""Which columns of a large block are stored as planes of bytes, and how.
 
-A packed batch is an Arrow batch of the same schema whose buffers of values are planes (state/compiled/planes.py). That
-applies to keys that are one integer, which become differences first, and to values of 64 bits. All other columns, and
-the bitmaps of nulls, are stored as they are.
+A packed column is an Arrow column of the same type whose buffer of values is planes (state/compiled/planes.py). Keys
+that are one integer, which become differences first, and values of 64 bits can be packed. All other columns, and the
+bitmaps of nulls, are stored as they are.
 
 Invariants
-    - unpacked(packed(batch)) has the rows of the batch.
+    - unpacked(packed(batch, names), names) has the rows of the batch.
 
 Pure: no clock, thread or I/O. Format: changelog.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+SAMPLED_ROWS = 1 << 13
+"""Rows of a block by which its packed columns are chosen."""
+PACKED_SHARE_MAX, LARGER_MAX = 15 / 16, 9 / 8
+"""A column is not packed if its sample hardly shrinks, since it is faster to read as it is; nor if it becomes this much
+larger than unpacked. Up to there, planes are packed and read faster than a few bytes are worth."""
 _KEY = "key"
 _AS_THEY_ARE = ("kg", "kind", "end")
 
 
-def is_packed(field: pa.Field) -> bool:
-    """Return whether a packed batch has planes in this column."""
-    return field.name not in _AS_THEY_ARE and pa.types.is_primitive(field.type) and bool(field.type.bit_width == 64)
+def packed_columns(batch: pa.RecordBatch) -> tuple[str, ...]:
+    """Return the columns to pack in a block that begins with this batch."""
+    sample = batch.slice(0, SAMPLED_ROWS)
+    able = [field.name for field in batch.schema if _can_be_packed(field)]
+    stored = packed(sample, able)
+    return tuple(name for name in able if _is_worth_it(sample.column(name), stored.column(name)))
 
 
-def has_planes(schema: pa.Schema) -> bool:
-    """Return whether a packed batch differs from the batch."""
-    return any(is_packed(field) for field in schema)
-
-
-def packed(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch as it is stored."""
+def packed(batch: pa.RecordBatch, names: Collection[str]) -> pa.RecordBatch:
+    """Return the batch as it is stored, with planes in these columns."""
     from holdfast.state.compiled import planes  # imports the compiler, which few commands need
 
-    return _with_values(batch, lambda field, words: planes.planes_of(words, differences=field.name == _KEY))
+    return _with_values(batch, names, lambda name, words: planes.planes_of(words, differences=name == _KEY))
 
 
-def unpacked(batch: pa.RecordBatch) -> pa.RecordBatch:
+def unpacked(batch: pa.RecordBatch, names: Collection[str]) -> pa.RecordBatch:
     """Return the batch that is stored as this one."""
-    return _with_values(batch, lambda field, stored: values_of(stored.view(np.uint8), field))
+    return _with_values(batch, names, lambda name, stored: values_of(stored.view(np.uint8), name))
 
 
-def values_of(stored: NDArray[np.uint8], field: pa.Field) -> NDArray[np.int64]:
+def values_of(stored: NDArray[np.uint8], name: str) -> NDArray[np.int64]:
     """Return the values in the planes of a column, as words."""
     from holdfast.state.compiled import planes  # imports the compiler, which few commands need
 
-    return planes.words_of(stored, differences=field.name == _KEY)
+    return planes.words_of(stored, differences=name == _KEY)
+
+
+def _can_be_packed(field: pa.Field) -> bool:
+    return field.name not in _AS_THEY_ARE and pa.types.is_primitive(field.type) and bool(field.type.bit_width == 64)
+
+
+def _is_worth_it(plain: pa.Array, stored: pa.Array) -> bool:
+    codec = pa.Codec("zstd", compression_level=1)
+    unpacked_size, packed_size = (codec.compress(pa.py_buffer(_data(column))).size for column in (plain, stored))
+    return bool(packed_size <= min(LARGER_MAX * unpacked_size, PACKED_SHARE_MAX * 8 * len(plain)))
 
 
 def _with_values(
-    batch: pa.RecordBatch, converted: Callable[[pa.Field, NDArray[np.int64]], NDArray[Any]]
+    batch: pa.RecordBatch, names: Collection[str], converted: Callable[[str, NDArray[np.int64]], NDArray[Any]]
 ) -> pa.RecordBatch:
-    """Return a batch whose columns with planes have other values, and the same nulls."""
+    """Return a batch with other values in these columns, and the same nulls."""
     columns = [
-        _with_data(column, converted(field, _data(column))) if is_packed(field) else column
-        for field, column in zip(batch.schema, batch.columns, strict=True)
+        _with_data(column, converted(name, _data(column))) if name in names else column
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
     ]
     return pa.record_batch(columns, schema=batch.schema)
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.state import changelog
+from holdfast.state import changelog, packing
 from holdfast.state.changelog import SegmentHeader, opened, seal, unseal
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.delta import Delta
@@ -75,6 +75,7 @@ def version_6(patched: pytest.MonkeyPatch) -> bytes:
     """Return what segment_v6.bin was written as: integer keys, some negative, in two packed batches."""
     patched.setattr(changelog, "BATCH_BYTES", 600)
     patched.setattr(changelog, "PACKED_FROM_BYTES", 0)
+    patched.setattr(packing, "_is_worth_it", lambda *_: True)
     numbers = np.arange(PACKED_ROWS, dtype=np.int64)
     columns = {
         "big": numbers << 55,
@@ -150,7 +151,8 @@ class TestSegmentFormat:
         data = (HERE / "segment_v6.bin").read_bytes()
         header, (read,) = unseal(data)
         (block,) = opened(data).blocks
-        assert header == HEADER and block.packed and len(block.batches) == 2
+        assert header == HEADER and len(block.batches) == 2
+        assert block.packed == ("key", "big", "level", "seen", "at")
         assert read.keys.ints is not None
         rows = {key: row for row, key in enumerate(read.keys.ints.tolist())}
         order = [rows[(n - 20) * 1_000_003] for n in range(PACKED_ROWS)]

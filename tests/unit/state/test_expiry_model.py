@@ -16,7 +16,7 @@ from merged_pieces import compact
 
 from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.ports import KeyValue
-from holdfast.state import blocks, changelog
+from holdfast.state import blocks, changelog, packing
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.evolution import declaration
 from holdfast.state.keys.batch import Keys, KeyType
@@ -37,6 +37,7 @@ def _small_parts() -> Iterator[None]:
         patched.setattr(changelog, "ROWS_AT_ONCE", 4)
         patched.setattr(changelog, "BATCH_BYTES", 200)
         patched.setattr(changelog, "PACKED_FROM_BYTES", 0)
+        patched.setattr(packing, "_is_worth_it", lambda *_: True)
         patched.setattr(blocks, "ROWS_AT_ONCE", 3)
         yield
 
