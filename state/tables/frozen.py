@@ -34,6 +34,8 @@ from holdfast.state.tables.words import ValueWords
 
 Gather = Callable[[Words, int, int, Rows, Words], None]
 """The kernel gather."""
+ROWS_AT_ONCE = 1 << 14
+"""Keys that are gathered at a time to compute their key groups: the steps of the hash find them in the cache."""
 Rowwise = tuple[Keys, NDArray[np.bool_], Columns]
 """Keys, whether they existed, and columns, with one row each."""
 
@@ -75,11 +77,17 @@ class Copies:
             words = self._gathered(0, self.width, np.arange(first, made))
             self._taken.append((keys_of(words[: self.state_at]), columns_of(self._values_in(words))))
 
-    def keys(self) -> Keys:
-        """Return the keys of all copies."""
-        if self.in_arena:
-            return self._joined()[0]
-        return self.kind.from_words(self._gathered(0, self.state_at, np.arange(self.count)))
+    def key_groups(self, count: int) -> NDArray[np.uint16]:
+        """Return the key group of every copy, whose key has a fixed width."""
+        groups = np.empty(self.count, np.uint16)
+        for first in range(0, self.count, ROWS_AT_ONCE):
+            rows = np.arange(first, min(self.count, first + ROWS_AT_ONCE))
+            groups[first : first + rows.size] = self.keys(rows).key_groups(count)
+        return groups
+
+    def keys(self, rows: Rows) -> Keys:
+        """Return the keys, of fixed width, of these copies."""
+        return self.kind.from_words(self._gathered(0, self.state_at, rows))
 
     def rows(self, rows: Rows) -> Rowwise:
         """Return keys, presence and columns of these copies; not if they had to be taken out."""
@@ -155,9 +163,12 @@ class FrozenDelta:
         if self.copies.in_arena:
             yield from self.whole().sorted_parts(rows_max)
             return
-        keys = self.copies.keys()
-        for groups, rows in keys.order_in_parts(keys.key_groups(self.key_group_count), rows_max):
-            yield groups, self._delta(*self.copies.rows(rows), None)
+        from holdfast.state.keys import ordering  # imports the compiler, which few commands need
+
+        groups = self.copies.key_groups(self.key_group_count)
+        for numbers, rows in ordering.parts_by_group(groups, self.key_group_count, rows_max):
+            for ordered, order in self.copies.keys(rows).order_in_parts(numbers, rows_max):
+                yield ordered, self._delta(*self.copies.rows(rows[order]), None)
 
     def empty(self) -> Delta:
         """Return a delta without rows and ranges."""
