@@ -115,7 +115,7 @@ class EpochRecords(Records):
         """Have a kernel change records, which lists those that were not dirty."""
         opened = int(self._control[Control.OPENED])
         self._opened.hold(opened + slots.size, opened)
-        slots = np.ascontiguousarray(slots, np.int64)
+        slots = np.require(slots, np.int64, ["C", "W"])  # kernels take no arrays that cannot be written
         for part in self.parts(slots.size):
             change(part, self._records.array, self._control, self._opened.array, slots[part])
         self._note(slots)

@@ -158,3 +158,12 @@ class TestAView:
     def test_of_a_column_cannot_be_written(self, of: Table) -> None:
         with pytest.raises(ValueError, match="read-only"):
             of.column("count")[0] = 1
+
+
+def test_a_write_takes_slots_that_cannot_be_written_and_touches_them(of: Table) -> None:
+    slots = pa.array(of.find(keys(3, 5))).to_numpy()
+    assert not slots.flags.writeable
+    of.write(slots, {"note": pa.array(["a", "b"]), "count": np.array([8, 9])})
+    assert of.read("note", slots).to_pylist() == ["a", "b"] and of.column("count")[slots].tolist() == [8, 9]
+    of.freeze(TWO, ONE)
+    assert rows_of(of, TWO) == named((8, "a"), 3) | named((9, "b"), 5)
