@@ -306,7 +306,7 @@ MUTANTS = (
     Mutant("base-before-refold", "P5", "a generation's base is not recomputed after a conflict",
            (Swap(append, "append", _drafts_once),), first=151),
     Mutant("survivor-drops-committed-delta", "P10", "a rollback forgets what was frozen for the base itself",
-           (Swap(StateStore, "roll_back", _rolls_back_too_far),), first=29),
+           (Swap(StateStore, "roll_back", _rolls_back_too_far),), first=318),
     Mutant("stale-ack-reused-number", "P2", "epoch numbers continue from the base, and acks of any generation count",
            (Swap(joblog, "next_first_epoch", _counts_on), Swap(master, "heard", _hears_the_old))),
     Mutant("commit-before-manifest", "DESIGN 4.5", "the record is appended before its manifest is stored",
