@@ -36,7 +36,7 @@ def batch_of(groups: NDArray[np.uint16], keys: pa.Array, puts: NDArray[np.bool_]
         puts: False: the key was deleted.
         columns: The values by field id, shape (n,) each.
     """
-    kinds = np.where(puts, np.uint8(PUT), np.uint8(DELETE))
+    kinds = np.uint8(DELETE) - puts.view(np.uint8) * np.uint8(DELETE - PUT)
     fixed = {"kg": pa.array(groups), "key": keys, "kind": pa.array(kinds), "end": pa.nulls(len(keys), keys.type)}
     return pa.record_batch(fixed | {name: arrow(values) for name, values in columns.items()})
 

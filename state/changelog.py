@@ -40,7 +40,7 @@ from holdfast.state.batches import FIXED_COLUMNS, PUT, RANGE, batch_of, ranges_i
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.packing import packed, packed_columns, unpacked
 from holdfast.state.tables.delta import Changes, Delta
-from holdfast.state.tables.values import numpy
+from holdfast.state.tables.values import has_numpy_form, numpy
 from holdfast.storage.hashing import HASHED_BYTES, Hashed, Sink, hash_file
 
 VERSION = 6
@@ -245,7 +245,7 @@ def _version_of(batch: pa.RecordBatch, kind: KeyType) -> int:
     """Return the oldest version that has what a batch holds."""
     if kind.suffix:
         return _VERSION_WITH_SUFFIX
-    if any(not isinstance(numpy(values), np.ndarray) for values in batch.columns[FIXED_COLUMNS:]):
+    if any(not has_numpy_form(values) for values in batch.columns[FIXED_COLUMNS:]):
         return _VERSION_WITH_NULLS
     return _FIRST_VERSION if batch.column("end").null_count == batch.num_rows else _VERSION_WITH_RANGES
 
