@@ -14,7 +14,7 @@ BOTH := -n 2 --dist loadscope --no-loadscope-reorder
 QUICK := $(wildcard tests/unit tests/docs tests/formats tests/contract tests/sim)
 # For recipes that start Spark. The user's JAVA_HOME wins if Spark can use it.
 WITH_JAVA = JAVA_HOME="$$(cat $(VENV)/java-home)"
-export JAVA_HOME PYTHON HOURS
+export JAVA_HOME PYTHON HOURS RATE
 # Tests start hundreds of Python processes; without bytecode on disk, each of them recompiles every module.
 unexport PYTHONDONTWRITEBYTECODE
 # Quick tests keep their folders in memory if there is room and programs may run from there; on disk they would spend

@@ -76,8 +76,17 @@ def _tier(segments: tuple[SegmentRef, ...], least: int) -> int:
     return at
 
 
-def advanced(handle: SnapshotHandle, segment: SegmentRef | None, compacted: SegmentRef | None) -> SnapshotHandle:
-    """Return the handle one completed epoch later: without the pieces that a merge replaced, with the new segment."""
+def advanced(
+    handle: SnapshotHandle,
+    segment: SegmentRef | None,
+    compacted: SegmentRef | None,
+    further: tuple[SegmentRef, ...] = (),
+) -> SnapshotHandle:
+    """Return the handle one completed epoch later: without the pieces that a merge replaced, with the new segments.
+
+    Args:
+        further: As in SubtaskPart.
+    """
     if compacted is not None:
         later = tuple(each for each in handle.segments if each.epoch > compacted.epoch)
         if compacted.follows == NO_EPOCH:
@@ -85,4 +94,5 @@ def advanced(handle: SnapshotHandle, segment: SegmentRef | None, compacted: Segm
         else:
             below = tuple(each for each in handle.segments if each.epoch <= compacted.follows)
             handle = replace(handle, segments=(*below, compacted, *later))
-    return handle if segment is None else replace(handle, segments=(*handle.segments, segment))
+    new = (*(() if segment is None else (segment,)), *further)
+    return replace(handle, segments=(*handle.segments, *new)) if new else handle

@@ -72,6 +72,13 @@ class OperatorState(msgspec.Struct, frozen=True):
     schema: dict[str, Any]
     dropped: bool = False
     """Its state is no longer read; its number is never reused."""
+    given_up: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """The arguments of `--drop-state` that are carried out for it and still given; omitted if there are none."""
+
+    @property
+    def carried_out(self) -> tuple[str, ...]:
+        """Return the arguments of `--drop-state` that are carried out for it."""
+        return () if self.given_up is msgspec.UNSET else self.given_up
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -123,6 +130,8 @@ class SubtaskPart(msgspec.Struct, frozen=True):
     """Replaces this subtask's segments after the epoch that it follows, up to its own (DESIGN section 5)."""
     audit: PartAudit | None = None
     """None if nothing is digested."""
+    further: tuple[SegmentRef, ...] = ()
+    """Segments of other operators of the subtask, if tasks of their own ran these (microbatch mode)."""
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -182,20 +191,16 @@ def follow(
     offsets = {(at.source, at.partition): at for at in positions}
     tags = dict(confirmed)
     fresh: list[Pending] = []
-    segments: dict[Subtask, SegmentRef] = {}
-    compacted: dict[Subtask, SegmentRef] = {}
     for part in parts:
         mine = (msgspec.structs.replace(at, subtask=part.subtask) for at in part.positions)
         offsets.update({(at.source, at.partition): at for at in mine})
         for done in part.delivered:
             tags[done.writer] = max(done.tag, tags.get(done.writer, done.tag))
-        if part.segment is not None:
-            assert part.segment.epoch == header.epoch, "a segment of another epoch"
-            assert part.segment.follows <= header.follows, "changes between two completed epochs are missing"
-            segments[part.subtask] = part.segment
+        for segment in (*(() if part.segment is None else (part.segment,)), *part.further):
+            assert segment.epoch == header.epoch, "a segment of another epoch"
+            assert segment.follows <= header.follows, "changes between two completed epochs are missing"
         if part.compacted is not None:
             assert part.compacted.epoch <= header.follows, "a merge of epochs that are not completed"
-            compacted[part.subtask] = part.compacted
         for sink, staged in sorted(part.staged.items()):
             if staged.parts:
                 fresh.append(Pending(Writer(sink, part.subtask), Tag(header.timeline, header.epoch), staged))
@@ -205,14 +210,16 @@ def follow(
         header,
         audit=msgspec.UNSET if digests is None else digests,
         positions=tuple(offsets[partition] for partition in sorted(offsets)),
-        state=tuple(
-            advanced(handle, segments.get(handle.subtask), compacted.get(handle.subtask)) for handle in handles
-        ),
+        state=tuple(_advanced(handle, parts[handle.subtask]) for handle in handles),
         pending=(*open_pending, *fresh),
         confirmed=tuple(
             Confirmed(writer, tag) for writer, tag in sorted(tags.items(), key=lambda kv: (kv[0].sink, kv[0].subtask))
         ),
     )
+
+
+def _advanced(handle: SnapshotHandle, part: SubtaskPart) -> SnapshotHandle:
+    return advanced(handle, part.segment, part.compacted, part.further)
 
 
 def objects(manifest: Manifest) -> list[ObjectRef]:

@@ -284,7 +284,7 @@ class LogTarget:
         return already(self._where, tag, standing)
 
 
-SEALED = "the log is sealed: nothing can be added to it, also not what says that rows are taken back"
+SEALED = "the log is sealed: nothing can be added to it, not even the record of a rewind"
 
 
 def plan_repair(where: str, store: ObjectStore, rewinding: Rewinding) -> Repair:

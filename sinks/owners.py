@@ -92,9 +92,8 @@ class NotOurs(Fenced):
 def not_ours(where: str, held: Held) -> NotOurs:
     """Return the error for a target that another history of the job has taken over."""
     return NotOurs(
-        f"{where}: it was taken over by another run, in generation {held.generation} (owner {held.owner[:12]}), that "
-        "the log of this job does not know, or in epochs that it does not know: the job's folder was copied or "
-        "restored, and both copies write here",
+        f"{where}: another run took it over, in generation {held.generation} (owner {held.owner[:12]}). That run, or "
+        "its epochs, are not in the log of this job: the job's folder was copied or restored, and both write here",
         not_done="nothing was written to the target",
         next_step="run one of the two jobs, or give the other a target of its own; to move the target to this job: "
         "holdfast run JOB.py --adopt-targets SINK, or holdfast rewind JOB.py ... --adopt-targets SINK",

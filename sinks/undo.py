@@ -94,7 +94,7 @@ def impossible(reason: str, *, takes_more: bool = True) -> Repair:
 def refused(where: str, reason: str) -> ConfigError:
     """Return what to raise instead of repairing a target that cannot be taken back."""
     return ConfigError(
-        f"{where}: the rewind cannot take its output back: {reason}",
+        f"{where}: the rewind cannot undo its output: {reason}",
         not_done="nothing in the target was changed, and no writer's tag moved",
         next_step="rewind to a later epoch, or bring back a backup of the target from that time",
     )
@@ -112,6 +112,6 @@ def overtaken(where: str, standing: Tag, rewinding: Rewinding) -> Fenced:
 def dropped(epoch: int, rewinding: Rewinding) -> str:
     """Say why the images that are needed are not there."""
     return (
-        f"what was there before epoch {epoch} is not kept any more, or never was, "
+        f"the rows from before epoch {epoch} are no longer kept, or never were, "
         f"and epoch {rewinding.to.epoch} is older: it lies beyond the rewind horizon"
     )

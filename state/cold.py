@@ -34,7 +34,6 @@ from holdfast.state.tables.spec import Columns, ColumnSpec, TableSpec, Values
 from holdfast.state.tables.values import arrow
 
 PREFIX_BYTES = 4
-_NO_BYTES = pa.scalar(b"", pa.large_binary())
 FETCHED_MAX = 10_000
 """Keys in one call of get_many."""
 SCAN_AFTER_MISSES = 256
@@ -58,7 +57,7 @@ def row_keys(operator: int, keys: Keys, key_groups: NDArray[np.uint16]) -> list[
     head[:, 2:] = key_groups.astype(">u2").view(np.uint8).reshape(-1, 2)
     if keys.ints is not None:
         return _tolist(np.concatenate([head, codec.encode_ints(keys.ints, keys.type.types[0])], axis=1))
-    joined = pc.binary_join_element_wise(codec.from_matrix(head), keys.canonical(), pa.scalar(b"", pa.large_binary()))
+    joined = pc.binary_join_element_wise(codec.from_matrix(head), keys.canonical(), codec.NO_BYTES)
     result: list[bytes] = joined.to_pylist()
     return result
 
@@ -88,7 +87,7 @@ def row_values(spec: TableSpec, columns: Columns, count: int) -> list[bytes]:
     fixed = rows.view(np.uint8).reshape(len(rows), -1)
     if not strings:
         return _tolist(fixed)
-    joined = pc.binary_join_element_wise(codec.from_matrix(fixed), *(each.array for each in strings), _NO_BYTES)
+    joined = pc.binary_join_element_wise(codec.from_matrix(fixed), *(each.array for each in strings), codec.NO_BYTES)
     result: list[bytes] = joined.to_pylist()
     return result
 

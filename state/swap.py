@@ -1,10 +1,13 @@
 """The swap area of one worker: memory for tables that leaves the process when the budget is reached.
 
 Every slab is a range of address space, in regions of 2 MiB. All of it is ordinary memory until the tables are larger
-than their budget; then regions are swapped out in turns. The first time, a region is written to an unlinked file in the
-worker's local folder, and the file is mapped over it, at the same address. From then on swapping it out means dropping
-it from the process: the system has its pages in the page cache, writes them to the disk, and maps them again when a
-kernel reads or writes them. So no kernel and no table knows what is resident.
+than their budget; then regions are swapped out, those that were needed longest ago first. The first time, a region is
+written to an unlinked file in the worker's local folder, and the file is mapped over it, at the same address. From then
+on swapping it out means dropping it from the process: the system has it in the page cache, writes it to the disk, and
+maps it again when a kernel reads or writes it. So no kernel depends on what is resident.
+
+Tables ask for the regions that they are about to reach (`bring`). Where the page cache has a region as one unit, it is
+mapped by one fault then; otherwise, and without asking, the system maps page by page.
 
 Once tables have given back so much room that they are well below their budget, what was mapped from files becomes
 ordinary memory again, some regions at a time, and kernels work on whole batches as before.
@@ -26,21 +29,25 @@ import ctypes
 import os
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.state.tables.slab import PLAIN, UNLIMITED
+from holdfast.state.tables.slab import PLAIN, UNIT_BYTES, UNLIMITED
 
-REGION_BYTES = 2 << 20
-"""A huge page, so that memory that was never swapped out keeps the processor's large translations."""
+REGION_BYTES = UNIT_BYTES
+WHOLE_UP_TO = 2 << 30
+"""Regions of larger areas stay single pages in the page cache: a batch reaches few rows of each region, and a changed
+region is written to the disk as a whole."""
 AREA_BYTES_MIN = 1 << 20
 """Smaller arrays stay in ordinary memory."""
-SLACK_SHARE = 8
-"""1/SLACK_SHARE of the budget may become resident between two calls of settle()."""
+SLACK_SHARE, SLACK_REGIONS = 8, 3
+"""1/SLACK_SHARE of the budget may become resident between two calls of settle(), or so many regions, if they are at
+most half of it. What a part needs beyond that replaces what earlier parts needed."""
 FLOOR_SHARE = 4
 """If other memory of the process takes the budget, tables still get 1/FLOOR_SHARE of it, else they would thrash."""
 FITS_SHARE = 4
@@ -51,13 +58,13 @@ RETURNED_AT_ONCE = 4
 MEASURED_EVERY = 64
 """After so many calls, what other memory takes is measured again, since it may have shrunk."""
 _CHECKED_EVERY = 8
-"""Regions that are dropped between two readings of the resident memory."""
+"""Regions that are dropped between two readings of the resident memory, if it is unknown what is in them."""
 IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 """File systems whose files are memory."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _READ_WRITE = 1 | 2
 _PRIVATE, _SHARED, _FIXED, _ANONYMOUS, _NO_RESERVE = 0x02, 0x01, 0x10, 0x20, 0x4000
-_RANDOM, _WITHOUT, _HUGE, _NO_HUGE = 1, 4, 14, 15
+_RANDOM, _WITHOUT, _HUGE, _NO_HUGE, _TO_READ, _TO_WRITE = 1, 4, 14, 15, 22, 23
 _PUNCH_HOLE, _KEEP_SIZE = 0x02, 0x01
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -101,7 +108,7 @@ class Swap:
 
     def __init__(self, folder: Path, resident_max: int, tables_max: int) -> None:
         self._folder, self._resident_max, self._tables_max = folder, resident_max, tables_max
-        self._slack = tables_max // SLACK_SHARE
+        self._slack = max(tables_max // SLACK_SHARE, min(SLACK_REGIONS * REGION_BYTES, tables_max // 2))
         self._areas: weakref.WeakValueDictionary[int, _Area] = weakref.WeakValueDictionary()
         self._hand = self._used = 0
         self._over = False
@@ -109,6 +116,11 @@ class Swap:
         """What stayed resident when all regions were dropped, if that is more than the budget."""
         self._full = ""
         """Why the last region could not be written to a file; empty if it could."""
+        self._recent: dict[tuple[int, int], int] = {}
+        """Regions that are resident because they are new or were asked for, by address of their area, and the part for
+        which they were asked for last; that of the longest ago first."""
+        self._part = self._grown = 0
+        """The number of this part of a batch, and how many regions it has made resident."""
         self.dropped_regions = 0
 
     @property
@@ -162,10 +174,15 @@ class Swap:
         if wanted < before:
             area.give_back(wanted)
         area.used = wanted
+        for number in range(before // REGION_BYTES, wanted // REGION_BYTES):
+            area.note_new(number, whole=not self.swapping)
+            self._note_recent(area, number, grown=True)
         self._changed(wanted - before)
         return room[: area.used // room.itemsize]
 
-    def _freed(self, size: int) -> None:
+    def _freed(self, address: int, size: int) -> None:
+        for number in range(size // REGION_BYTES):
+            self._recent.pop((address, number), None)
         self._changed(-size)
 
     def _changed(self, size: int) -> None:
@@ -175,27 +192,68 @@ class Swap:
         elif self._used <= self._tables_max - self._tables_max // FITS_SHARE:
             self._over = False
 
+    def bring(self, address: int, units: Iterable[int], write: bool) -> None:
+        """Make regions of an area resident."""
+        area = self._areas.get(address)
+        if area is None or not self.swapping:
+            return
+        for number in units:
+            grown = area.bring(number, write)
+            if grown or (address, number) in self._recent:
+                self._note_recent(area, number, grown)
+
+    def _note_recent(self, area: _Area, number: int, grown: bool) -> None:
+        """Note that this part needs a region; if it adds more than it may, drop one that only earlier parts needed."""
+        self._recent.pop((area.address, number), None)
+        self._recent[area.address, number] = self._part
+        self._grown += grown
+        if grown and self.swapping and self._grown * REGION_BYTES > self._slack:
+            oldest, part = next(iter(self._recent.items()))
+            if part != self._part:
+                self._drop(oldest)
+
+    def _drop(self, region: tuple[int, int]) -> None:
+        del self._recent[region]
+        area = self._areas.get(region[0])
+        if area is not None and area.is_brought(region[1]):
+            self._swap_out(area, region[1])
+
     def settle(self) -> None:
         """Swap regions out until the process is inside its budget; bring some back if the tables fit it again."""
+        self._part, self._grown = self._part + 1, 0
         if not self.swapping:
             self._bring_back()
             return
         self._calls += 1
-        others = self._others if self._calls % MEASURED_EVERY else 0
-        limit = max(self._resident_max, others + self._tables_max // FLOOR_SHARE)
+        others, below = self._others if self._calls % MEASURED_EVERY else 0, self._tables_max // SLACK_SHARE
+        limit = max(
+            self._resident_max, others + max(self._tables_max // FLOOR_SHARE, self._slack + below + REGION_BYTES)
+        )
+        low = limit - self._slack - below
         if resident_bytes() <= limit - self._slack:
             self._full = ""
             return
         self._full = ""
+        if self._drop_brought(low):
+            return
         regions = [(area, number) for area in self._areas.values() for number in range(area.used // REGION_BYTES)]
         for turn in range(len(regions)):
             area, number = regions[(self._hand + turn) % len(regions)]
             self._swap_out(area, number)
-            if turn % _CHECKED_EVERY == _CHECKED_EVERY - 1 and resident_bytes() <= limit - 2 * self._slack:
+            if turn % _CHECKED_EVERY == _CHECKED_EVERY - 1 and resident_bytes() <= low:
                 self._hand = (self._hand + turn + 1) % len(regions)
                 return
         left = resident_bytes()
-        self._others = left if left > self._resident_max - 2 * self._slack and not self._full else 0
+        self._others = left if left > low and not self._full else 0
+
+    def _drop_brought(self, limit: int) -> bool:
+        """Drop the regions that were needed longest ago; return whether that was enough."""
+        while (above := resident_bytes() - limit) > 0:
+            if not self._recent:
+                return False
+            for region in list(islice(self._recent, -(-above // REGION_BYTES))):
+                self._drop(region)
+        return True
 
     def _bring_back(self) -> None:
         left = RETURNED_AT_ONCE
@@ -219,13 +277,13 @@ class _Area:
 
     Args:
         size: Bytes; rounded up to whole regions.
-        freed: Receives the bytes that were used when the range is unmapped.
+        freed: Receives address and bytes that were used when the range is unmapped.
 
     Raises:
         MemoryError: there is not so much address space.
     """
 
-    def __init__(self, size: int, freed: Callable[[int], None]) -> None:
+    def __init__(self, size: int, freed: Callable[[int, int], None]) -> None:
         self._freed = freed
         self.size, self.used = -(-size // REGION_BYTES) * REGION_BYTES, 0
         found = _map(None, self.size + REGION_BYTES, _PRIVATE | _ANONYMOUS | _NO_RESERVE, -1, 0)
@@ -238,6 +296,8 @@ class _Area:
         self._file: int | None = None
         self._swapped: set[int] = set()
         """Regions that are mapped from the file."""
+        self._brought: dict[int, bool] = {}
+        """Those that were made resident since they were last dropped, and whether to be written."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -246,6 +306,33 @@ class _Area:
     def is_in_file(self, number: int) -> bool:
         """Return whether a region was swapped out before, so that its file has room for it."""
         return number in self._swapped
+
+    def note_new(self, number: int, *, whole: bool) -> None:
+        """Note that a region has come into use, ordinary memory; it becomes resident as a whole, or page by page."""
+        _LIBC.madvise(self.address + number * REGION_BYTES, REGION_BYTES, _HUGE if whole else _NO_HUGE)
+        self._brought[number] = True
+
+    def is_brought(self, number: int) -> bool:
+        """Return whether a region is new, or was made resident since it was last dropped."""
+        return number in self._brought
+
+    def bring(self, number: int, write: bool) -> bool:
+        """Map all of a region that the page cache has as one unit; return whether it was not brought already.
+
+        Nothing depends on it: what the system does not map here it maps when it is read or written, a page at a time.
+        """
+        before = self._brought.get(number)
+        if number not in self._swapped or before or before is write:
+            return False
+        at = self.address + number * REGION_BYTES
+        if before is None:
+            _LIBC.madvise(at, REGION_BYTES, _WITHOUT)  # a region with single pages is not mapped as a whole
+        # Otherwise single pages are mapped, so that rows in no order do not bring a region each.
+        _LIBC.madvise(at, REGION_BYTES, _HUGE)
+        _LIBC.madvise(at, _PAGE_BYTES, _TO_WRITE if write else _TO_READ)
+        _LIBC.madvise(at, REGION_BYTES, _NO_HUGE)
+        self._brought[number] = write
+        return before is None
 
     def swap_out(self, number: int, folder: Path) -> None:
         """Drop one region from memory; its content stays, in the file.
@@ -256,20 +343,23 @@ class _Area:
         at, offset = self.address + number * REGION_BYTES, number * REGION_BYTES
         if number in self._swapped:
             _LIBC.madvise(at, REGION_BYTES, _WITHOUT)
+            self._brought.pop(number, None)
             return
         if self._file is None:
             self._file = _unlinked(folder, self.size)
         os.posix_fallocate(self._file, offset, REGION_BYTES)
         content = memoryview((ctypes.c_char * REGION_BYTES).from_address(at)).cast("B")
         done = 0
-        # A page at a time: of larger pieces the page cache makes larger units, and writes each back as a whole.
+        # Of a whole region the page cache makes one unit, which bring() maps at once, and writes it back as a whole.
+        piece = REGION_BYTES if self.used <= WHOLE_UP_TO else _PAGE_BYTES
         while done < REGION_BYTES:
-            done += os.pwrite(self._file, content[done : done + _PAGE_BYTES], offset + done)
+            done += os.pwrite(self._file, content[done : done + piece], offset + done)
         content.release()
         _map(at, REGION_BYTES, _SHARED | _FIXED, self._file, offset)
         _LIBC.madvise(at, REGION_BYTES, _RANDOM)
         _LIBC.madvise(at, REGION_BYTES, _NO_HUGE)
         self._swapped.add(number)
+        self._brought.pop(number, None)
 
     def bring_back(self, regions_max: int) -> int:
         """Make so many regions ordinary memory again, with their content; return how many that were."""
@@ -290,6 +380,7 @@ class _Area:
         """Drop everything from this byte on; it reads as zeros."""
         for number in range(size // REGION_BYTES, self.used // REGION_BYTES):
             at = self.address + number * REGION_BYTES
+            self._brought.pop(number, None)
             if number in self._swapped:
                 self._swapped.remove(number)
                 _map(at, REGION_BYTES, _PRIVATE | _FIXED | _ANONYMOUS | _NO_RESERVE, -1, 0)
@@ -308,7 +399,7 @@ class _Area:
     def __del__(self) -> None:
         if hasattr(self, "_file"):
             _LIBC.munmap(self.address, self.size)
-            self._freed(self.used)
+            self._freed(self.address, self.used)
             if self._file is not None:
                 os.close(self._file)
 

@@ -29,11 +29,6 @@ ROWS: Mapping[str, str] = {
 Cell = tuple[str, Point]
 
 
-def microbatch() -> bool:
-    """Return whether there is a microbatch mode."""
-    return find_spec("holdfast.runtime.execution.microbatch") is not None
-
-
 def kafka_sink() -> bool:
     """Return whether there is a Kafka sink."""
     return find_spec("holdfast.sinks.kafka") is not None
@@ -65,11 +60,12 @@ NEEDS: Mapping[str, tuple[Callable[[], bool], str]] = {
 }
 """The feature that a row needs, for features that may not exist yet."""
 BESIDES: Mapping[str, Callable[[], bool]] = {
-    "B1-B6 (microbatch mode)": microbatch,
     "standbys, promoted or lost": standby,
     "a declined unaligned checkpoint, then the next one": unaligned,
 }
 """The rest of the fault matrix. Each needs cells here as soon as it is built."""
+NOT_PROMISED = {"B1-B6 (microbatch mode)": "built, not promised, not covered"}
+"""What runs and is promised nowhere, because nothing here plays it (docs/guarantees.md)."""
 _PRIORITY: Mapping[str, tuple[Point, ...]] = {
     "F1": (Point.ALIGN, Point.APPLY, Point.PARTITIONS),
     "F4": (Point.COMMIT, Point.DELIVER, Point.SWEEP, Point.PARTITIONS),
@@ -107,16 +103,21 @@ def table_lines(hits: Mapping[Cell, int]) -> list[str]:
             continue
         lines.append(row + "".join(_shown(code, point, hits.get((code, point), 0)) for point in Point))
     lines += [f"  {what}: {'built, and not covered' if exists() else 'not built'}" for what, exists in BESIDES.items()]
+    lines += [f"  {what}: {how}" for what, how in NOT_PROMISED.items()]
     names = ", ".join(f"{point} {MEANS[point]}" for point in Point)
     return [*lines, *_wrapped(f"  columns: {names}; ! marks a cell that must be hit and was not")]
 
 
 def as_json(hits: Mapping[Cell, int]) -> dict[str, dict[str, int] | str]:
     """Return the table as JSON-able values."""
-    return {
-        code: {point.value: hits.get((code, point), 0) for point in Point} if built(code) else "not built"
-        for code in ROWS
-    } | {what: "built, and not covered" if exists() else "not built" for what, exists in BESIDES.items()}
+    return (
+        {
+            code: {point.value: hits.get((code, point), 0) for point in Point} if built(code) else "not built"
+            for code in ROWS
+        }
+        | {what: "built, and not covered" if exists() else "not built" for what, exists in BESIDES.items()}
+        | dict(NOT_PROMISED)
+    )
 
 
 def _shown(code: str, point: Point, count: int) -> str:

@@ -41,7 +41,7 @@ from holdfast.runtime.driver import requests as master_requests
 from holdfast.runtime.inspect import reading
 from holdfast.runtime.operators.backlog import Backlog
 from holdfast.runtime.operators.event_clock import EventClock
-from holdfast.runtime.plan import fields
+from holdfast.runtime.plan import fields, given_up, kept_state
 from holdfast.runtime.rows import watermark
 from holdfast.runtime.rows.dead_letters import Letters
 from holdfast.runtime.sources.event_time import EventTime
@@ -434,7 +434,11 @@ MUTANTS = (
     Mutant("folder-of-other-columns", "P14, design/0038", "a folder is used whatever columns its rows have",
            (Swap(marker, "_readable", wrong_evolutions.reads_any_folder),), needs="evolves", first=50),
     Mutant("base-of-other-code", "P5, design/0038", "a checkpoint is read with ids that were computed from another one",
-           (Swap(gathering, "_unchecked_state", wrong_evolutions.takes_any_base),), needs="evolves", first=330),
+           (Swap(gathering, "_unchecked_state", wrong_evolutions.takes_any_base),), needs="evolves", first=705),
+    Mutant("state-given-up-again", "design/0046", "every start gives up state, also one that repeats the command",
+           (Swap(given_up, "_carried_out", wrong_evolutions.drops_at_every_start),), needs="drops"),
+    Mutant("number-reused-after-drop", "design/0046", "the new state of an operator has the number of the former one",
+           (Swap(kept_state, "_reserved", wrong_evolutions.reuses_numbers),), needs="drops"),
     Mutant("early-barrier-never-asked", "design/0039", "a worker full of changes waits for the next barrier",
            (Swap(WorkerLoop, "_wants_barrier", wrong_memory.never_asks),), needs="budgeted"),
     Mutant("abandoned-changes-forgotten", "P8, design/0039", "no barrier is asked for the changes of abandoned epochs",

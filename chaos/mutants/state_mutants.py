@@ -23,6 +23,7 @@ from holdfast.state.collections.rows import EXPIRES, NEVER, OrderedRows
 from holdfast.state.collections.timers import Fired, Timers
 from holdfast.state.keys.batch import Keys
 from holdfast.state.store import Piece, StateStore
+from holdfast.state.tables import indexed
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.kernels.layout import DIRTY, Control
 from holdfast.state.tables.table import Table
@@ -109,9 +110,17 @@ def _keeps_texts(right: Right) -> Right:
     return roll_back
 
 
+def _leaves_inputs(_: Right) -> Right:
+    return lambda records, inputs, order: (inputs, None)
+
+
 STATE_MUTANTS = (
     Mutant("region-dropped-unwritten", "design/0039", "a region leaves memory before its file has its content",
            (Swap(swap._Area, "swap_out", _drops_unwritten),)),
+    Mutant("rows-left-in-order-of-records", "design/0039", "rows taken in another order get each other's slots",
+           (Swap(indexed, "arrived", lambda _: lambda ordered, order: ordered),)),
+    Mutant("inputs-left-in-order-of-arrival", "design/0039", "rows taken in another order fold each other's values",
+           (Swap(indexed.IndexedRecords, "_reordered", _leaves_inputs),)),
     Mutant("timer-fires-outside-of-epochs", "P8, design/0041", "a fired timer fires again after a restore",
            (Swap(Timers, "fire", _fires_outside_of_epochs),)),
     Mutant("order-outlives-rollback", "P10, design/0041", "a timer that was set before a rollback fires after it",

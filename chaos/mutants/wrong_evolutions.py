@@ -1,6 +1,6 @@
 """Wrong versions of reading state that other code wrote; chaos/mutants/mutants.py says which rule each negates.
 
-Source: docs/design/0038-schema-evolution.md.
+Source: docs/design/0038-schema-evolution.md, docs/design/0046-dropped-state.md.
 """
 
 from __future__ import annotations
@@ -20,6 +20,16 @@ def reuses_ids(_: Right) -> Right:
 def reads_any_folder(_: Right) -> Right:
     """Rows of a local folder are read as the present columns, whatever columns wrote them."""
     return lambda marker, declared: True
+
+
+def drops_at_every_start(_: Right) -> Right:
+    """A start does not know which of its arguments an earlier one has carried out."""
+    return lambda known, arguments: {}
+
+
+def reuses_numbers(_: Right) -> Right:
+    """State that begins with a drop gets the number of the state that was given up."""
+    return lambda past: {operator.name: operator.id for operator in past}
 
 
 def takes_any_base(_: Right) -> Right:

@@ -34,7 +34,7 @@ from holdfast.model import NO_EPOCH, Epoch, Generation, WorkerId
 from holdfast.ports import Lane, ObjectStore
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.memory import Budget
-from holdfast.runtime.testing.cluster import InlineLane
+from holdfast.runtime.testing.lanes import InlineLane
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Network
 from holdfast.runtime.worker.local import LocalState, MemoryState

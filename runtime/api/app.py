@@ -17,7 +17,7 @@ from holdfast.model import KEY_GROUPS_MAX
 from holdfast.runtime.api.functions import checked_policy
 from holdfast.runtime.api.stream import Stream
 from holdfast.runtime.api.unsupported import APP, no_attribute
-from holdfast.runtime.config.settings import duration_ms, size_bytes
+from holdfast.runtime.config.settings import MODES, duration_ms, size_bytes
 from holdfast.runtime.plan.compiler import compile_plan
 from holdfast.runtime.plan.graph import NOT_GIVEN, FromSource, Graph, check_name
 from holdfast.runtime.plan.model import Plan
@@ -43,7 +43,7 @@ class App:
         key_groups: Units in which state moves between workers; fixed once the job has run.
         dlq: A sink for dead letters, such as `hf.Log("data/dead")`: records that cannot be read as rows, and rows on
             which a function with on_error="dlq" fails. None: such a record fails the job.
-        mode: Only "continuous" so far.
+        mode: "continuous": workers stay in Spark from start to end; or "microbatch": every epoch is one Spark job.
         changelog: Only "root" so far.
         state_memory: Memory of each worker for state, such as "2GiB"; a larger state is swapped to the worker's local
             folder. None: half of the worker's share of the machine or container.
@@ -81,8 +81,14 @@ class App:
         if state_memory is not None:
             size_bytes(state_memory, f"app {name!r} at {position()}: state_memory")
         self.dlq = None if dlq is None else sink_of(dlq)
+        if mode not in MODES:
+            raise ConfigError(
+                f"app {name!r}: mode is {mode!r}",
+                not_done="the job was not planned",
+                next_step=f"use one of {', '.join(MODES)}",
+            )
+        self.mode = mode
         self._later = {
-            f"mode={mode!r}": mode != "continuous",
             f"changelog={changelog!r}": changelog != "root",
         }
         self._graph = Graph(name, dlq=self.dlq)

@@ -67,8 +67,12 @@ class Setting:
 
 
 TLS, BOOLEAN, AUDIT = ("auto", "on", "off"), ("true", "false"), ("off", "counts", "rows")
+MODES = CONTINUOUS, MICROBATCH = "continuous", "microbatch"
 SETTINGS: tuple[Setting, ...] = (
     Setting("root", "text", "./.holdfast", "Where jobs keep their durable history: a folder or any fsspec URL"),
+    Setting(
+        "mode", "text", CONTINUOUS, "continuous: workers stay; microbatch: every epoch is a Spark job", choices=MODES
+    ),
     Setting("checkpoint_every", "duration", SECOND_MS, "Time between two barriers", 10, HOUR_MS),
     Setting("parallelism", "count", 2, "Workers that share the key groups", 1, 1_024),
     Setting("key_groups", "count", 128, "Units in which state moves; fixed for the job's life", 1, KEY_GROUPS_MAX),
@@ -124,6 +128,8 @@ class CodeSettings(Protocol):
     def key_groups(self) -> int: ...
     @property
     def state_memory(self) -> str | int | None: ...
+    @property
+    def mode(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -131,6 +137,7 @@ class Settings:
     """Every setting of one run, checked, in milliseconds and bytes."""
 
     root: str
+    mode: str
     checkpoint_every_ms: int
     parallelism: int
     key_groups: int
@@ -324,6 +331,7 @@ def _lookup(
         "parallelism": app.parallelism,
         "key_groups": app.key_groups,
         "state_memory": app.state_memory,
+        "mode": app.mode,
     }.get(setting.name)
     if code is not None:
         return code, "code", f"App(..., {setting.name}=)"

@@ -176,7 +176,7 @@ def _fence(spec: SinkSpec, rewinding: Rewinding) -> Repair:
             target.deliver(rewinding.to, ())
         finally:
             target.close()
-    return Repair("impossible", 0, 0, None, (), "output that cannot be taken back stays, as accepted")
+    return Repair("impossible", 0, 0, None, (), "output that cannot be undone stays, as accepted")
 
 
 def _deliver_left(repository: Repository, spec: SinkSpec, order: Order) -> None:
@@ -221,7 +221,7 @@ def unrepairable(sinks: Iterable[SinkSpec]) -> tuple[str, ...]:
 def not_repairable(sink: str) -> ConfigError:
     """Return the error for a sink whose output cannot be taken back."""
     return ConfigError(
-        f"sink {sink!r} cannot take back what it has delivered",
-        not_done="nothing was taken back from any target",
+        f"sink {sink!r} cannot undo its output",
+        not_done="no target was changed",
         next_step="remove the output by hand and run under another job name, or keep the job where it is",
     )

@@ -227,9 +227,9 @@ def _refusal(state: Master, kind: str, args: Mapping[str, Any], generation: int,
     if kind == "stop":
         how = args.get("how")
         if how not in (None, "finish", "now"):
-            return f"this version does not know how to stop {how!r}"
+            return f"this version of Holdfast has no way to stop called {how!r}"
         if args.get("unread") not in (None, DROP):
-            return f"this version does not know what to do with unread records: {args['unread']!r}"
+            return f"this version of Holdfast has no treatment of unread records called {args['unread']!r}"
         if how == "finish" and _only_stops(state):
             return "the job is already stopping and its last barrier is out; run it again, then finish it"
         if how == "finish" and rewinding.is_last_act(state):
@@ -239,7 +239,7 @@ def _refusal(state: Master, kind: str, args: Mapping[str, Any], generation: int,
         return _no_savepoint(state, args.get("name"))
     if kind == "rewind":
         return rewinding.refusal(state, args, ending=_last_barrier_is_out(state))
-    return f"this version does not know requests of the kind {kind!r}"
+    return f"this version of Holdfast has no requests of the kind {kind!r}"
 
 
 def _no_savepoint(state: Master, name: object) -> str | None:

@@ -30,7 +30,7 @@ def no_way_back(job: joblog.Job, epoch: int) -> str | None:
     if job.finished:
         return "the job has finished and cannot be rewound"
     if any(each.body.epoch == epoch for each in job.abandoned):
-        return f"an earlier rewind abandoned epoch {epoch}; its output has already been taken back"
+        return f"an earlier rewind abandoned epoch {epoch}; its output has already been undone"
     if all(each.body.epoch != epoch for each in job.completed):
         return f"no checkpoint of epoch {epoch} exists"
     if epoch < job.expired_through:

@@ -36,6 +36,7 @@ from holdfast.runtime.execution.uncommitted_writes import check_written_immediat
 from holdfast.runtime.job import dlq_places
 from holdfast.runtime.job.log_end import read_whole_log
 from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.plan.given_up import given_up
 from holdfast.runtime.plan.kept_state import with_identities
 from holdfast.runtime.plan.memory import check_state_memory
 from holdfast.runtime.plan.same_source import refuse_other_sources
@@ -80,7 +81,7 @@ def prepare(
     """Run all checks that do not need Spark, and create missing targets.
 
     Args:
-        drop_state: Operators, or aggregates as OPERATOR.AGGREGATE, whose kept state is given up.
+        drop_state: The arguments of `--drop-state`: operators, or aggregates as OPERATOR.AGGREGATE.
         once: Read no further than the present ends of the sources, then stop.
         takeover: Do not check whether another run is alive: the start of this one fences it.
         savepoint: Where to start; it has to be the last checkpoint.
@@ -115,14 +116,15 @@ def prepare(
     if job is not None and before is not None and job.repair_due:
         written = {writer.sink for writer in writers_of(repository, job, before, ())}
         check_repairable(plan, written, job.rewinds[-1].accepted)
-    plan, operators = with_identities(plan, before.operators if before is not None else (), drop_state)
+    known = before.operators if before is not None else ()
+    plan, operators = with_identities(plan, known, drop_state)
     partitions, until = _look_at_sources(plan, before, once)
     for sink in plan.sinks:
         prepare_sink(sink, job)
     adopted = () if job is None else check_targets(repository, job, plan.sinks, adopt_targets)
     dlq_places.write(store, plan)
-    warnings = uncommitted_writes(plan, job, before)
-    checked = master.Checked(NO_EPOCH, ()) if before is None else master.Checked(before.epoch, before.operators)
+    warnings = (*uncommitted_writes(plan, job, before), *given_up(plan, known, drop_state).advice())
+    checked = master.Checked(NO_EPOCH if before is None else before.epoch, known)
     found = (plan, settings, root, store, repository, job, operators, partitions, until, warnings)
     return Prepared(*found, gone_sinks, checked, adopted)
 

@@ -42,6 +42,13 @@ class State(NamedTuple):
     rows: tuple[Rows, ...]
 
 
+class Beyond(NamedTuple):
+    """A checkpoint that does not belong to the history of a key, and why."""
+
+    at: At
+    why: str
+
+
 @dataclass(frozen=True)
 class History:
     """What retained checkpoints know of a key.
@@ -49,13 +56,13 @@ class History:
     Args:
         states: Newest first.
         born: Whether the operator had no state before the oldest of them.
-        other_columns: The newest checkpoint in which the operator has other columns, so that the history ends above it.
+        beyond: The newest checkpoint in which the operator has other state, so that the history ends above it.
     """
 
     view: View
     states: tuple[State, ...]
     born: bool
-    other_columns: At | None
+    beyond: Beyond | None
 
     @property
     def schema(self) -> pa.Schema:
@@ -120,7 +127,7 @@ class _Reader:
     text: str
     view: View | None = None
     born: bool = False
-    other_columns: At | None = None
+    beyond: Beyond | None = None
     found: dict[tuple[ObjectRef, tuple[int, int]], list[_KeyRows]] = field(default_factory=dict)
 
     def state(self, at: At, manifest: Manifest) -> State | None:
@@ -130,7 +137,8 @@ class _Reader:
             return None
         view = view_of(operator_in(manifest, self.operator, at))
         if self.view is not None and (self.view.spec, self.view.schema) != (view.spec, view.schema):
-            self.other_columns = at
+            self.born = self.view.number != view.number
+            self.beyond = Beyond(at, "state that was given up" if self.born else "other columns")
             return None
         self.view = view
         key = keys.parsed(self.text, view.routed)
@@ -188,4 +196,4 @@ def history_of(stored: Stored, operator: str, key: str, wanted: str | None = Non
         if state is None:
             break
         states.append(state)
-    return History(reader.view, tuple(states), reader.born, reader.other_columns)
+    return History(reader.view, tuple(states), reader.born, reader.beyond)

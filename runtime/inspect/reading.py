@@ -215,7 +215,8 @@ def parts_of(
 
 def operator_in(manifest: Manifest, name: str, at: At) -> OperatorState:
     """Return the operator of this name. Raises ConfigError, with the names that exist."""
-    found = next((each for each in manifest.operators if each.name == name), None)
+    named = sorted((each for each in manifest.operators if each.name == name), key=lambda each: each.dropped)
+    found = next(iter(named), None)  # a name whose state was dropped may have state again
     where = Where(job=at.job, operator=name, epoch=at.epoch)
     names = sorted(each.name for each in manifest.operators if not each.dropped and not is_part(each.name))
     listed = f"operators with state at epoch {at.epoch}: {', '.join(names)}" if names else "no operator has state"

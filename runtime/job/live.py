@@ -57,6 +57,8 @@ class Worker(msgspec.Struct, frozen=True):
     role: str
     subtasks: tuple[int, ...] = ()
     rss_bytes: int | None = None
+    state_bytes: int | None = None
+    """All tables, in memory or swapped out; None before the worker has a subtask."""
     lag_epochs: int | None = None
     how: str | None = None
     first_record_at: int | None = None

@@ -162,7 +162,7 @@ class Redrive:
         begin = self._records.begin(letter["partition"], letter["offset"])
         record, _, following = self._records.read_placed(letter["partition"], begin, 1)
         if record is None or following != letter["offset"] + 1:
-            raise _refused("the record was taken back by a rewind of its writer, or compacted away")
+            raise _refused("a rewind of its writer, or a compaction, removed the record")
         return record
 
     def _name(self, partition: int) -> str:

@@ -82,6 +82,7 @@ def _workers(state: master.Master) -> tuple[Worker, ...]:
             role="worker",
             subtasks=() if hosted.subtask is None else (hosted.subtask,),
             rss_bytes=hosted.progress.rss_bytes or None,
+            state_bytes=hosted.progress.state_bytes or None,
             lag_epochs=hosted.progress.lag_epochs,
             how=hosted.how,
             first_record_at=hosted.progress.first_record_at,

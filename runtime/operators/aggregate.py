@@ -44,6 +44,7 @@ from holdfast.state.compiled.sources import Input, sources_of
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables.kernels.layout import Do
 from holdfast.state.tables.records import Step
+from holdfast.state.tables.slab import UNLIMITED
 from holdfast.state.tables.spec import ColumnSpec
 from holdfast.state.tables.table import Table
 
@@ -188,10 +189,7 @@ class Folding:
 
     def results(self, slots: Slots) -> list[pa.Array]:
         """Return the result columns of these slots."""
-        if slots.size <= self._table.rows_max:
-            return [result_of(bound, state, slots) for bound, _, state in self._parts]
-        pieces = [self.results(slots[part]) for part in self._table.parts(slots.size)]
-        return [pa.concat_arrays(column) for column in zip(*pieces, strict=True)]
+        return [result_of(bound, state, slots) for bound, _, state in self._parts]
 
     def _too_large(self, bound: BoundAggregation) -> JobFailed:
         return JobFailed(
@@ -224,6 +222,24 @@ class _Text:
         self._table.check_sizes(slots, {self._name: values})
 
 
+class _Swapped:
+    """A plain column of a table that is larger than its memory: it is read by slots, and never as a whole."""
+
+    size = UNLIMITED
+
+    def __init__(self, table: Table, name: str) -> None:
+        self._table, self._name, self.dtype = table, name, np.dtype(table.spec.column(name).dtype)
+
+    def __getitem__(self, slots: Slots) -> NDArray[Any]:
+        return self._table.values(self._name, slots)
+
+    def take(self, slots: pa.Array) -> NDArray[Any]:
+        return self[slots.to_numpy()]
+
+    def check(self, slots: Slots, values: pa.Array) -> None:
+        """Refuse nothing: values of fixed width always fit."""
+
+
 class _State(Mapping[str, Any]):
     """The columns of state behind one aggregate, by role; each access takes a new view."""
 
@@ -231,8 +247,10 @@ class _State(Mapping[str, Any]):
         self._table, self._names = table, names
 
     def __getitem__(self, role: str) -> Any:
-        name = self._names[role]
-        return self._table.column(name) if self._table.spec.column(name).plain else _Text(self._table, name)
+        name, table = self._names[role], self._table
+        if not table.spec.column(name).plain:
+            return _Text(table, name)
+        return _Swapped(table, name) if table.limited else table.column(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -179,7 +179,7 @@ class DedupOperator(Operator):
         size, rows_in = len(self._table), batch.num_rows
         ends = self._buckets.ends(times)
         own = self._slots(batch, ends)
-        free = self._table.column(PASSED.name)[own] == NEVER_US
+        free = self._table.values(PASSED.name, own) == NEVER_US
         if not free.all():  # two rows in one bucket are never `within` apart
             batch, times, ends, own = batch.filter(pa.array(free)), times[free], ends[free], own[free]
         rows = self._decided(batch, times, ends, own)
@@ -189,8 +189,8 @@ class DedupOperator(Operator):
         if not rows.size:
             return
         mine = own[rows]
-        column = self._table.changing(mine)
-        column(PASSED.name)[mine], column(WINDOW_END)[mine] = times[rows], ends[rows]
+        self._table.touch(mine)
+        self._table.write(mine, {PASSED.name: times[rows], WINDOW_END: ends[rows]})
         self._due = min(self._due, int(ends[rows].min()) + 2 * self._step.within_us)
         if self._ctx.wanted():
             given = batch if rows.size == batch.num_rows else batch.take(pa.array(rows))
@@ -202,7 +202,7 @@ class DedupOperator(Operator):
             return np.empty(0, np.intp)
         slots = [own, *(self._slots(batch, ends + move) for move in (-self._step.within_us, self._step.within_us))]
         known, numbers = np.unique(np.concatenate(slots), return_inverse=True)
-        passed = self._table.column(PASSED.name)[known]
+        passed = self._table.values(PASSED.name, known)
         return np.flatnonzero(_passing(times, numbers.reshape(3, -1), passed, self._step.within_us))
 
     def _slots(self, batch: pa.RecordBatch, ends: Times) -> Times:

@@ -90,7 +90,7 @@ class EventClock:
         # Key groups of other subtasks are never read; they must not keep the clock from being uniform.
         clock = np.full(groups.count, LAST_US)
         slots = self._table.slots(self._keys)
-        clock[groups.first : groups.end] = self._table.column("at")[slots]
+        clock[groups.first : groups.end] = self._table.values("at", slots)
         return clock
 
     def _note_uniform(self) -> None:

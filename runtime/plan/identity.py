@@ -21,7 +21,7 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -79,13 +79,17 @@ def describe_operators(plan: Plan) -> dict[str, dict[str, Any]]:
 
 
 def check_against(
-    plan: Plan, previous: Mapping[str, Mapping[str, Any]], given_up: Mapping[str, frozenset[str]] = NOTHING
+    plan: Plan,
+    previous: Mapping[str, Mapping[str, Any]],
+    given_up: Mapping[str, frozenset[str]] = NOTHING,
+    next_step: Callable[[str, str], str] = lambda _, said: said,
 ) -> None:
     """Refuse a plan whose operators cannot read the existing state.
 
     Args:
         previous: The result of `describe_operators` for the job's last run.
         given_up: By operator, the parts of its state that the user gives up.
+        next_step: Completes the next step of a refusal, given the operator.
 
     Raises:
         ConfigError: for the first difference that is refused.
@@ -95,7 +99,7 @@ def check_against(
             raise ConfigError(
                 found.what,
                 not_done="the job was not started; its state is unchanged",
-                next_step=found.next_step,
+                next_step=next_step(found.operator, found.next_step),
                 where=Where(job=plan.app, operator=found.operator),
             )
 

@@ -1,22 +1,22 @@
 """What becomes of a job's kept state under the job's present code: numbers, field ids, and what the user gives up.
 
 Pure.
-Source: docs/design/0024-identity-of-state.md, docs/design/0038-schema-evolution.md.
+Source: docs/design/0024-identity-of-state.md, docs/design/0038-schema-evolution.md, docs/design/0046-dropped-state.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
 from holdfast.checkpoint.manifest import OperatorState
 from holdfast.errors import ConfigError, Where
-from holdfast.runtime.operators.contract import is_part, operator_of
-from holdfast.runtime.operators.differences import part_to_drop
+from holdfast.runtime.operators.contract import is_part
 from holdfast.runtime.plan.compiler import with_operator_ids
 from holdfast.runtime.plan.fields import kept_fields
-from holdfast.runtime.plan.identity import check_against, describe_operators, parts_of, with_field_ids
+from holdfast.runtime.plan.given_up import GivenUp, given_up, unknown_state, with_carried_out
+from holdfast.runtime.plan.identity import check_against, describe_operators, with_field_ids
 from holdfast.runtime.plan.model import Plan
 
 
@@ -27,65 +27,49 @@ def with_identities(
 
     Args:
         known: The operators of the job's last checkpoint.
-        drop_state: Operators, or parts as OPERATOR.PART, whose kept state is given up.
+        drop_state: The arguments of `--drop-state`; those that an earlier start has carried out have no effect.
 
     Raises:
         ConfigError: an operator cannot read its state, or state would be lost that is not given up.
     """
-    alive = {operator.name: operator for operator in known if not operator.dropped}
-    parts = {name: parts_of(plan, name, operator.schema) for name, operator in alive.items() if not is_part(name)}
-    given_up = _parts_given_up(parts, drop_state)
-    named = {part_to_drop(name, part) for name, those in given_up.items() for part in those}
-    unknown = sorted(set(drop_state) - named - parts.keys())
-    drop_state = with_clocks(plan, alive, [name for name in drop_state if name not in named])
-    gone = left_operators(plan, known, drop_state)
-    if unknown or gone:
-        what, next_step = _unknown_state(unknown, parts) if unknown else left_state(gone)
+    given = given_up(plan, known, drop_state)
+    gone = left_operators(plan, known, given.operators)
+    if given.unknown or gone:
+        what, next_step = unknown_state(given) if given.unknown else left_state(gone)
         raise ConfigError(
             what,
             not_done="the job was not started; state and output are untouched",
             next_step=next_step,
             where=Where(job=plan.app),
         )
-    dropped = tuple(msgspec.structs.replace(o, dropped=True) for o in known if _is_past(o, drop_state))
-    kept = {name: operator for name, operator in alive.items() if name not in drop_state}
-    taken = {f"dropped {operator.id}": operator.id for operator in dropped}
-    plan = with_operator_ids(plan, {name: operator.id for name, operator in kept.items()} | taken)
-    schemas = {name: operator.schema for name, operator in kept.items()}
-    check_against(plan, schemas, given_up)
-    plan = with_field_ids(plan, schemas, given_up)
+    dropped = tuple(msgspec.structs.replace(o, dropped=True) for o in known if _is_past(o, given))
+    schemas = {operator.name: operator.schema for operator in known if not _is_past(operator, given)}
+    plan = numbered(plan, known, given)
+    check_against(plan, schemas, given.parts, given.next_step)
+    plan = with_field_ids(plan, schemas, given.parts)
     described = describe_operators(plan)
-    return plan, (*dropped, *(OperatorState(o.name, o.id, described[o.name]) for o in plan.operators))
+    present = (OperatorState(o.name, o.id, described[o.name]) for o in plan.operators)
+    return plan, with_carried_out((*dropped, *present), given)
 
 
-def with_clocks(plan: Plan, alive: Collection[str], drop_state: Sequence[str]) -> list[str]:
-    """Return the operators to drop, with the clocks of windows that the code no longer has.
-
-    The clock of a window that is still in the code stays: a closed window never reopens (P11).
-    """
-    kept = {operator.name for operator in plan.operators}
-    clocks = [name for name in alive if is_part(name) and operator_of(name) in drop_state]
-    return [*drop_state, *(clock for clock in clocks if clock not in kept)]
+def numbered(plan: Plan, known: Sequence[OperatorState], given: GivenUp) -> Plan:
+    """Return the plan with its operators' numbers; those of state that is given up stay reserved."""
+    kept = {operator.name: operator.id for operator in known if not _is_past(operator, given)}
+    return with_operator_ids(plan, kept | _reserved(operator for operator in known if _is_past(operator, given)))
 
 
-def _parts_given_up(parts: Mapping[str, Collection[str]], drop_state: Sequence[str]) -> dict[str, frozenset[str]]:
-    """Return the parts that are given up, by operator."""
-    found = {name: frozenset(p for p in those if part_to_drop(name, p) in drop_state) for name, those in parts.items()}
-    return {name: given_up for name, given_up in found.items() if given_up}
+def _reserved(past: Iterable[OperatorState]) -> dict[str, int]:
+    """Return numbers that no operator of the plan can get."""
+    return {f"dropped {operator.id}": operator.id for operator in past}
 
 
-def _unknown_state(unknown: Sequence[str], parts: Mapping[str, Sequence[str]]) -> tuple[str, str]:
-    what = f"no state is kept for {', '.join(unknown)}"
-    if not parts:
-        return what, "no operator has state: leave out --drop-state"
-    asked = sorted({operator_of(name) for name in unknown if is_part(name)} & parts.keys())
-    held = [f"{name} has state for {', '.join(parts[name])}" for name in asked if parts[name]]
-    return what, "; ".join([f"operators with state: {', '.join(sorted(parts))}", *held])
+def _is_past(operator: OperatorState, given: GivenUp) -> bool:
+    return operator.dropped or operator.name in given.operators
 
 
-def left_operators(plan: Plan, known: Sequence[OperatorState], drop_state: Sequence[str] = ()) -> list[str]:
+def left_operators(plan: Plan, known: Sequence[OperatorState], given_up: Collection[str] = ()) -> list[str]:
     """Return the operators that have state and are neither in the code nor dropped; a clock goes with its operator."""
-    named = {operator.name for operator in plan.operators} | set(drop_state)
+    named = {operator.name for operator in plan.operators} | set(given_up)
     return sorted(o.name for o in known if not o.dropped and not is_part(o.name) and o.name not in named)
 
 
@@ -96,10 +80,6 @@ def left_state(gone: Sequence[str]) -> tuple[str, str]:
         f"state is kept for {', '.join(gone)}, which the app no longer has",
         f"put the operators back, or give up their state: {drop}",
     )
-
-
-def _is_past(operator: OperatorState, drop_state: Sequence[str]) -> bool:
-    return operator.dropped or operator.name in drop_state
 
 
 def lost_since(before: Sequence[OperatorState], now: Sequence[OperatorState]) -> str | None:

@@ -29,7 +29,12 @@ TABLE_BYTES_MIN = 16 * MIB
 
 
 OVERHEAD_FACTOR, OVERHEAD_MIN, HEAP = "0.1", "384m", "1g"
-"""Spark's defaults for what a container has beside the Java heap, and for the heap."""
+"""Spark's defaults for what a container has beside the Java heap, and for the heap.
+
+Kubernetes has the factor 0.4 for Python programs only in cluster mode. There spark-submit writes it into the driver's
+configuration, so a configuration without a factor belongs to a driver in client mode, whose executors get 0.1.
+Source: Spark 4.3.0, BasicDriverFeatureStep.getAdditionalPodSystemProperties, BasicExecutorFeatureStep.
+"""
 _SIZE = re.compile(r"(\d+)\s*([bkmgtp]?)b?", re.IGNORECASE)
 _POWERS = {"b": 0, "k": 1, "m": 2, "": 2, "g": 3, "t": 4, "p": 5}
 """Of 1,024; a number without a unit counts MiB."""
@@ -133,13 +138,23 @@ def container_share(conf: Mapping[str, str], parallelism: int) -> ContainerShare
         return None
     try:
         overhead, origin = _overhead(conf, kubernetes=master != "yarn")
-        python = _spark_bytes(conf.get("spark.executor.pyspark.memory", "0"))
+        python = _python_bytes(conf, kubernetes=master != "yarn")
         slots = int(conf.get("spark.executor.cores", "1")) // max(1, int(conf.get("spark.task.cpus", "1")))
     except ValueError:
         return None  # Spark refuses the value itself
     workers = max(1, min(parallelism, slots))
     origin += " + spark.executor.pyspark.memory" if python else ""
     return ContainerShare((overhead + python) // workers, origin, workers)
+
+
+def _python_bytes(conf: Mapping[str, str], *, kubernetes: bool) -> int:
+    """Return the bytes for Python that Spark adds to the container.
+
+    On Kubernetes only in cluster mode, which sets the type; on YARN spark-submit marks every Python program.
+    Source: Spark 4.3.0, BasicExecutorFeatureStep.isPythonApp, DriverCommandFeatureStep, SparkSubmit.
+    """
+    added = not kubernetes or conf.get("spark.kubernetes.resource.type") == "python"
+    return _spark_bytes(conf.get("spark.executor.pyspark.memory", "0")) if added else 0
 
 
 def _overhead(conf: Mapping[str, str], *, kubernetes: bool) -> tuple[int, str]:

@@ -108,7 +108,7 @@ def check(shown: Mapping[str, Any], accepted: Collection[str]) -> None:
         if sink["verdict"] == IMPOSSIBLE and not (needed in shown["accept"] and needed in accepted):
             instead = f"; or accept it: --accept {needed}" if needed in shown["accept"] else ""
             raise ConfigError(
-                f"sink {sink['name']!r} cannot take its output back: {sink['reason']}",
+                f"sink {sink['name']!r} cannot undo its output: {sink['reason']}",
                 not_done=NOTHING_DONE,
                 next_step="rewind to a later checkpoint; or restore the target if it is damaged, or the sink if it was "
                 f"removed from the job's file{instead}",

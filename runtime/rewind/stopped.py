@@ -198,7 +198,7 @@ def _too_slow(repository: Repository, before: Job, loop: DriverLoop, timeout_s: 
     away = "make them reachable, then " if errors else ""
     return Unavailable(
         f"job {before.name!r} is rewound, but not all targets were repaired within {timeout_s:g} s: {waits}",
-        not_done="the targets named here still hold the output that was to be taken back",
+        not_done="the targets named here still hold the output that the rewind undoes",
         next_step=f"{away}run the job: it repairs them before it does anything else, however long that takes; "
         "to rewind much output, give a longer --timeout",
         where=Where(job=before.name),

@@ -107,6 +107,15 @@ class EventTime:
             return self._tell(partition, _IDLE)
         return self._tell(partition, _QUIET if silent >= idle_after / 2 else _ALIVE)
 
+    def rests(self, partition: int, *, idle: bool) -> None:
+        """Record that the partition is quiet or idle; the caller has waited for its records."""
+        self._tell(partition, _IDLE if idle else _QUIET)
+
+    def look(self, partition: int, offset: int) -> None:
+        """Ask a source that tells time how far it is at this offset, where no poll has asked."""
+        if self._ask(partition, offset):
+            self._tell(partition, _ALIVE)
+
     def at_end(self, partition: int, ended: bool) -> None:
         """Record that this run reads the partition no further: it is sealed there, or the next run may read more."""
         if ended or self._at[partition] == NEVER_US:

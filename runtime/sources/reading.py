@@ -46,6 +46,8 @@ class Reading:
     identified: int = 0
     ends_there: bool = False
     """The input ends at `until`, rather than only this run's reading of it."""
+    goes_on: bool = False
+    """The run reads further than `until`, but not now: a microbatch ends there."""
     ahead: Ahead = field(default_factory=inline)
     rest: Read | None = None
     """Records from `offset` on that were read and not taken yet."""
@@ -67,8 +69,12 @@ class Reading:
             self.reader.close()
 
     def caught_up(self) -> bool:
-        """Return whether this run has read everything that it has to read."""
+        """Return whether everything is read that is to be read now."""
         return self.ended or (self.until is not None and self.offset >= self.until)
+
+    def is_over(self) -> bool:
+        """Return whether this run reads the partition no further."""
+        return self.ended or (self.caught_up() and not self.goes_on)
 
     def identify(self) -> str | None:
         """Return the identity of the history that was read from; None before the first record."""

@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from pyspark import SparkConf, SparkContext
@@ -42,8 +42,13 @@ _CONF = {
 }
 
 
-def start_context(name: str, master: str | None, parallelism: int) -> SparkContext:
+def start_context(
+    name: str, master: str | None, parallelism: int, settings: Mapping[str, str] | None = None
+) -> SparkContext:
     """Return the Spark context: that of spark-submit, or a new one.
+
+    Args:
+        settings: What takes the place of the settings for resident workers, where the user gave none.
 
     Raises:
         ConfigError: the master's URL does not name a host and port.
@@ -63,7 +68,7 @@ def start_context(name: str, master: str | None, parallelism: int) -> SparkConte
         conf.setMaster(f"local[{parallelism + 1}]")
     if not conf.contains("spark.app.name"):
         conf.setAppName(f"holdfast-{name}")
-    for key, value in _CONF.items():
+    for key, value in {**_CONF, **(settings or {})}.items():
         conf.setIfMissing(key, value)
     if (conf.get("spark.master") or "").startswith("local"):
         conf.setIfMissing("spark.driver.host", "127.0.0.1").setIfMissing("spark.driver.bindAddress", "127.0.0.1")
@@ -105,6 +110,11 @@ def executor_path(py_files: str) -> str:
     """
     names = [file.rsplit("/", 1)[-1] for file in py_files.split(",") if file.endswith((".zip", ".egg"))]
     return os.pathsep.join(names or [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path])
+
+
+def driver_host(context: SparkContext) -> str:
+    """Return the address at which executors reach this machine."""
+    return str(context.getConf().get("spark.driver.host", "127.0.0.1"))
 
 
 def check_slots(context: SparkContext, needed: int) -> None:
@@ -167,7 +177,7 @@ class SparkHost:
                 context.setJobGroup(f"{self._prefix}-warm-up", "holdfast warms up free slots", interruptOnCancel=True)
                 context.parallelize(range(slots), slots).mapPartitions(_nothing).collect()
         except Exception as error:  # noqa: BLE001 - nothing depends on it; what is wrong with Spark shows elsewhere
-            _log.info("free slots were not warmed up: %s", _first_line(error))
+            _log.info("free slots were not warmed up: %s", first_line(error))
         finally:
             self._warming.release()
 
@@ -177,7 +187,7 @@ class SparkHost:
         try:
             context.parallelize([number], 1).mapPartitions(self._run).collect()
         except Exception as error:  # noqa: BLE001 - any end of the job means that the worker is gone
-            self._ended(number, _first_line(error))
+            self._ended(number, first_line(error))
         else:
             self._ended(number, None)
 
@@ -200,7 +210,7 @@ _OWN = re.compile(r"\bholdfast\.errors\.([A-Z]\w*: \S.*)")
 _NEXT = "Next: "
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Return the line of a long Java or Python report that names the cause, with the advice of a Holdfast error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     for at in reversed(range(len(lines))):  # the last error ended the worker; its causes come before it
@@ -216,7 +226,7 @@ def _first_line(error: Exception) -> str:
 def _no_spark(error: Exception) -> Unavailable:
     no_jvm = "JAVA_GATEWAY_EXITED" in str(error)
     return Unavailable(
-        f"Spark did not start: {_first_line(error).rstrip('.')}",
+        f"Spark did not start: {first_line(error).rstrip('.')}",
         not_done="no record was read; missing targets were created and are empty",
         next_step=(
             "install Java 17 or newer (Debian: apt-get install openjdk-17-jre-headless) and check JAVA_HOME"

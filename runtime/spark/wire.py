@@ -215,7 +215,7 @@ def connect(address: Sequence[str | int], credentials: Credentials, hello: bytes
         raise _refused(host, port, str(error)) from error
     if not hmac.compare_digest(answer, _proof(secret, b"accept", ours, theirs, hello)):
         stream.close()
-        raise _refused(host, port, "it does not know the secret of this run")
+        raise _refused(host, port, "it lacks the secret of this run")
     stream.settle()
     return stream
 
@@ -236,7 +236,7 @@ def accept(connection: socket.socket, credentials: Credentials) -> tuple[Stream,
         theirs, rest = greeting[:NONCE_BYTES], greeting[NONCE_BYTES:]
         proof, hello = rest[:size], rest[size:]
         if not hmac.compare_digest(proof, _proof(secret, b"connect", ours, theirs, hello)):
-            raise StreamClosed("the peer does not know the secret of this run")
+            raise StreamClosed("the peer lacks the secret of this run")
         stream.send_raw(_proof(secret, b"accept", theirs, ours, hello))
     except StreamClosed:
         stream.close()

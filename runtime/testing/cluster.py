@@ -23,14 +23,16 @@ import msgspec
 
 from holdfast.checkpoint.manifest import OperatorState
 from holdfast.checkpoint.repository import Repository
-from holdfast.errors import is_failure
 from holdfast.model import Epoch, JobUuid, WorkerId
 from holdfast.ports import Lane, ObjectStore
+from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
 from holdfast.runtime.driver import master
 from holdfast.runtime.driver.loop import DriverLoop
 from holdfast.runtime.plan.compiler import Plan, describe_operators
 from holdfast.runtime.plan.immediate import not_to_grow
 from holdfast.runtime.plan.kept_state import lost_since, with_identities
+from holdfast.runtime.testing.batches import BatchMembers
+from holdfast.runtime.testing.lanes import InlineLanes, VirtualClock
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import MemoryNetwork, Network
 from holdfast.runtime.worker.local import LocalState, MemoryState
@@ -40,63 +42,6 @@ from holdfast.state.keys.keygroups import range_of
 HEARTBEAT_S = 0.5
 DISCOVER_S = 10.0
 """Time between two listings of the sources."""
-
-
-class VirtualClock:
-    """Time that advances only when `now` is set."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def monotonic(self) -> float:
-        """Seconds since an arbitrary start."""
-        return self.now
-
-    def wall_us(self) -> int:
-        """Microseconds since 1970, UTC."""
-        return 1_700_000_000_000_000 + round(self.now * 1_000_000)
-
-
-class InlineLanes:
-    """Lanes whose work runs when the scheduler picks it; in order within a lane."""
-
-    def __init__(self) -> None:
-        self._lanes: dict[str, InlineLane] = {}
-
-    def lane(self, name: str) -> Lane:
-        """Return the lane of this name."""
-        return self._lanes.setdefault(name, InlineLane())
-
-    def waiting(self) -> list[InlineLane]:
-        """Return the lanes that have work waiting."""
-        return [lane for lane in self._lanes.values() if lane.jobs]
-
-
-class InlineLane:
-    """One lane's waiting work."""
-
-    def __init__(self) -> None:
-        self.jobs: deque[tuple[Callable[[], object], Callable[[object], None]]] = deque()
-
-    def submit(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
-        """Queue the work."""
-        self.jobs.append((work, done))
-
-    def step(self) -> None:
-        """Do the next piece of work and hand over its result."""
-        self.work()()
-
-    def work(self) -> Callable[[], None]:
-        """Do the next piece of work; return a function that hands over its result."""
-        work, done = self.jobs.popleft()
-        result: object
-        try:
-            result = work()
-        except BaseException as error:  # handed to the loop, as a real lane does
-            if not is_failure(error):
-                raise
-            result = error
-        return lambda: done(result)
 
 
 class MemberPorts:
@@ -171,8 +116,12 @@ class Cluster:
         store: ObjectStore,
         checkpoint_every: float,
         partitions: Mapping[str, tuple[int, ...]],
+        mode: str = CONTINUOUS,
     ) -> None:
         self.clock, self._store, self._random = VirtualClock(), store, random.Random(seed)
+        self.batches: BatchMembers | None = None
+        """Plays all subtasks in microbatch mode."""
+        self._mode = mode
         self._plan, self.sinks, self.sources = plan, plan.sinks, plan.sources
         self.network = MemoryNetwork()
         self.members: dict[WorkerId, Member] = {}
@@ -188,7 +137,14 @@ class Cluster:
         job_uuid = JobUuid(f"{self._random.getrandbits(128):032x}")
         self.limits = Limits()
         self.rules = rules_of(plan, parallelism, partitions, job_uuid, checkpoint_every)
-        self.driver = DriverLoop(self.rules, f"{self._random.getrandbits(128):032x}", self)
+        self._new_driver(self.rules)
+
+    def _new_driver(self, rules: master.Rules) -> None:
+        self.driver = DriverLoop(rules, f"{self._random.getrandbits(128):032x}", self)
+        if self._mode == MICROBATCH:
+            driver, every = self.driver, rules.checkpoint_every
+            given = self.clock, self._store, self._random, self._inbox.append, driver.received, every
+            self.batches = BatchMembers(self._plan, *given)
 
     def begin(self) -> None:
         """Take the job over, as its log describes it."""
@@ -198,6 +154,8 @@ class Cluster:
 
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:
         """Queue the message for the worker, in its wire form."""
+        if self.batches is not None:
+            self.batches.host.send(worker, message)
         if worker in self.members:
             decoded = m.FROM_DRIVER.decode(msgspec.msgpack.encode(message))
             self.members[worker].inbox.append(decoded)
@@ -206,6 +164,9 @@ class Cluster:
         """Start a worker, now or when launches are no longer held."""
         if self.held_launches is not None:
             self.held_launches.append(number)
+            return
+        if self.batches is not None:
+            self.batches.host.launch(number)
             return
         worker = WorkerId(f"{self._random.getrandbits(48):012x}")
         ports = MemberPorts(self.clock, self._store, self.network, self.local(), self._from(worker))
@@ -216,6 +177,8 @@ class Cluster:
     def dismiss(self, worker: WorkerId, launch: int) -> None:
         """Remove a worker that the driver no longer listens to."""
         self.members.pop(worker, None)
+        if self.batches is not None:
+            self.batches.host.dismiss(worker)
 
     def cancel(self, launch: int) -> None:
         """Nothing to cancel: workers start immediately, or their launch is held back."""
@@ -233,6 +196,10 @@ class Cluster:
         for member in self.members.values():
             choices += [lambda lane=lane: _true(lane.step()) for lane in member.ports.lanes.waiting()]  # type: ignore[misc]
             choices.append(lambda member=member: self._member_turn(member))  # type: ignore[misc]
+        if self.batches is not None:
+            choices += [lambda lane=lane: _true(lane.step()) for lane in self.batches.ports.lanes.waiting()]  # type: ignore[misc]
+            choices += [self.batches.jobs.step] if self.batches.jobs.waiting else []
+            self.batches.host.turn()
         self._random.shuffle(choices)
         worked = any(choice() for choice in choices)
         before = self.driver.state
@@ -253,6 +220,8 @@ class Cluster:
             self.clock.now = min(end, self.clock.now + HEARTBEAT_S / 2)
             for member in list(self.members.values()):
                 member.loop.beat()
+            if self.batches is not None:
+                self.batches.host.beat()
             self.settle()
 
     def hear_out(self) -> None:
@@ -260,10 +229,12 @@ class Cluster:
         for member in list(self.members.values()):
             while member.inbox:
                 member.loop.received(member.inbox.popleft())
+        while self.batches is not None and self._inbox:
+            self._inbox.popleft()()
 
     def crash(self, worker: WorkerId) -> None:
         """Kill a worker: its memory is lost and its stream closes."""
-        del self.members[worker]
+        self.members.pop(worker, None)
         self._inbox.append(lambda: self.driver.stream_closed(worker, f"worker {worker} was killed"))
 
     def release_launches(self) -> None:
@@ -276,7 +247,7 @@ class Cluster:
         """Change the rules of the next driver; before `begin`, of this one."""
         self.rules = replace(self.rules, **changed)
         if not self.members:
-            self.driver = DriverLoop(self.rules, f"{self._random.getrandbits(128):032x}", self)
+            self._new_driver(self.rules)
 
     def replace_driver(
         self,
@@ -304,7 +275,7 @@ class Cluster:
         self._inbox.clear()
         self._lanes = InlineLanes()
         rules = replace(self.rules, job_uuid=JobUuid(f"{self._random.getrandbits(128):032x}"))
-        self.driver = DriverLoop(rules, f"{self._random.getrandbits(128):032x}", self)
+        self._new_driver(rules)
         self.driver.begin(self.repository.read_log(), "started again")
 
     def lost_since(self, epoch: int) -> str | None:

@@ -141,11 +141,12 @@ class TestDriver:
         app: The app; its sources and sinks are replaced, everything else is as in production.
         parallelism: Number of workers.
         seed: Decides how input is split into batches, and the order of events.
+        mode: "continuous" or "microbatch"; None: that of the app.
     """
 
     __test__ = False  # despite its name, not a test class
 
-    def __init__(self, app: App, parallelism: int = 2, seed: int = 0) -> None:
+    def __init__(self, app: App, parallelism: int = 2, seed: int = 0, mode: str | None = None) -> None:
         plan = _plan_of(app, parallelism)
         self._random = random.Random(seed)
         self.sources: dict[str, PushedSource] = {}
@@ -155,7 +156,7 @@ class TestDriver:
         plan = self._doubled(plan)
         partitions = self._partitions()
         every = duration_ms(app.checkpoint_every, "checkpoint_every") / 1000
-        self.cluster = Cluster(plan, parallelism, seed, MemoryObjects(), every, partitions)
+        self.cluster = Cluster(plan, parallelism, seed, MemoryObjects(), every, partitions, mode or app.mode)
         self._app = plan.app
         self._entered = False
         self._crashed: set[int] = set()
@@ -358,6 +359,8 @@ class TestDriver:
         parts = key if isinstance(key, tuple) else (key,)
         spec = self._operators[operator]
         _check_key(spec, parts)
+        if self.cluster.batches is not None:
+            return self.cluster.batches.get_committed(spec.id, parts)
         for member in self.cluster.members.values():
             state = member.loop.state()
             found = None if state is None else state.get_committed(spec.id, parts)

@@ -249,7 +249,7 @@ def _into(operator: Operator, port: int, table: Table | None) -> Consumer:
 
     def take(batch: pa.RecordBatch) -> None:
         first = 0
-        while batch.num_rows - first > (rows_max := table.rows_max):
+        while batch.num_rows - first > (rows_max := table.batch_rows_max):
             operator.on_batch(port, batch.slice(first, rows_max))
             first += rows_max
         operator.on_batch(port, batch.slice(first) if first else batch)

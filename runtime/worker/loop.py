@@ -47,7 +47,8 @@ from holdfast.state.tables.epochs import COPIED_AT_ONCE
 
 PERMANENT = (ConfigError, JobFailed, Damaged, Fenced)
 """Errors that would recur after a restart; a damaged local folder would not: a restart does not use it again."""
-SEAL_RETRY_S = 0.2
+RETRY_FIRST_S, RETRY_MAX_S = 0.2, {"upload": 0.2, "merge": 10.0}
+"""How soon a refused lane tries again. An epoch waits for an upload; nothing waits for a merge, which reads a lot."""
 APPLY_AFTER_IDLE_S = 0.25
 
 
@@ -406,7 +407,12 @@ class WorkerLoop:
         self._store(generation, "merge", job.run, done)
 
     def _store(
-        self, generation: Generation, lane: str, run: Callable[[ObjectStore], object], done: Callable[[object], None]
+        self,
+        generation: Generation,
+        lane: str,
+        run: Callable[[ObjectStore], object],
+        done: Callable[[object], None],
+        refusals: int = 0,
     ) -> None:
         """Store objects in the background. Their names are this worker's own, so a repeated put is harmless."""
 
@@ -416,7 +422,8 @@ class WorkerLoop:
             self._refused.pop(lane, None)
             if isinstance(result, Unavailable):
                 self._refused[lane] = result.what
-                self._after(SEAL_RETRY_S, lambda: self._store(generation, lane, run, done))
+                delay_s = min(RETRY_FIRST_S * 2 ** min(refusals, 16), RETRY_MAX_S[lane])
+                self._after(delay_s, lambda: self._store(generation, lane, run, done, refusals + 1))
             elif isinstance(result, BaseException):
                 self._fail(result)
             else:

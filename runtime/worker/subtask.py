@@ -18,7 +18,7 @@ Source: DESIGN sections 3 to 5; PROTOCOL P8, P9, P11, P13; docs/design/0006-wate
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -54,7 +54,11 @@ UNAVAILABLE_PAUSE_S = 0.5
 
 
 class SubtaskRun:
-    """The subtask's running fragments, from deployment to rollback."""
+    """The subtask's running fragments, from deployment to rollback.
+
+    Args:
+        only: The fragments to run; None: all. The tables of others need not exist.
+    """
 
     def __init__(
         self,
@@ -69,21 +73,23 @@ class SubtaskRun:
         immediate: ImmediateWrites,
         audit: str = ROWS,
         mark: Mark = unmarked,
+        only: Collection[int] | None = None,
     ) -> None:
         self._plan, self._subtask, self._parallelism = plan, subtask, parallelism
+        mine = [fragment for fragment in plan.fragments if only is None or fragment.index in only]
         self._state, self.links, self._readings, self._throttle = state, links, readings, throttle
         self._immediate, self._audit = immediate, Auditing(plan, subtask, audit)
         self._paused: set[ChannelId] = set()
         self._routers = {e.index: Router(e, parallelism, plan.key_groups) for e in plan.edges if e.key}
-        self._inputs = {f.index: inputs_of(plan, f.index, subtask, parallelism) for f in plan.fragments}
-        self._outputs = {f.index: outputs_of(plan, f.index, subtask, parallelism) for f in plan.fragments}
+        self._inputs = {f.index: inputs_of(plan, f.index, subtask, parallelism) for f in mine}
+        self._outputs = {f.index: outputs_of(plan, f.index, subtask, parallelism) for f in mine}
         self._stages = {s.name: self._new_stage(s.name) for s in plan.sinks}
         self._closed: dict[Epoch, dict[str, Stage]] = {}
-        self._letters = {f.index: Letters() for f in plan.fragments}
+        self._letters = {f.index: Letters() for f in mine}
         self._limit = TimeSlice(throttle.clock, mark)
-        self._paces = {f.index: self._limit.pace() for f in plan.fragments if f.calls()}
-        self._intakes = {s.fragment: self._intake(s) for s in plan.sources}
-        self._fragments = {f.index: self._fragment(f.index) for f in plan.fragments}
+        self._paces = {f.index: self._limit.pace() for f in mine if f.calls()}
+        self._intakes = {s.fragment: self._intake(s) for s in plan.sources if s.fragment in self._inputs}
+        self._fragments = {f.index: self._fragment(f.index) for f in mine}
         self._later_first = sorted((i for i, channels in self._inputs.items() if channels), reverse=True)
         self._watermarks = {i: watermark.begin(channels) for i, channels in self._inputs.items() if channels}
         self._times = self._event_times(opened)
@@ -144,6 +150,20 @@ class SubtaskRun:
             self._readings.append(reading)
             if (time := self._times.get(reading.fragment)) is not None:
                 time.begin(reading.partition)
+
+    def rest(self, silent: Mapping[tuple[str, int], bool]) -> None:
+        """Record which partitions have had no record for long: quiet ones, and idle ones (True)."""
+        for idle in (False, True):  # all are quiet before the first is idle: see runtime/rows/watermark.py
+            for reading in self._readings:
+                known = silent.get((reading.source, reading.partition))
+                if known is not None and (known or not idle) and reading.fragment in self._times:
+                    self._times[reading.fragment].rests(reading.partition, idle=idle)
+
+    def look_at_time(self) -> None:
+        """Ask the sources that tell time themselves, for partitions that are read no further now."""
+        for reading in self._readings:
+            if not reading.is_over() and (time := self._times.get(reading.fragment)) is not None:
+                time.look(reading.partition, reading.offset)
 
     def finish_time(self) -> None:
         """Every source is read to its sealed end: send the last watermark, before the last barrier (P13)."""
@@ -265,13 +285,13 @@ class SubtaskRun:
         """Begin the event time of every source that has one, even if this subtask reads none of its partitions."""
         times: dict[int, EventTime] = {}
         for spec in self._plan.sources:
-            if spec.event_time is not None:
+            if spec.event_time is not None and spec.fragment in self._intakes:
                 mine = [r for r in self._readings if r.source == spec.name]
                 at = [SourcePosition(r.source, r.partition, r.offset, r.watermark) for r in mine]
                 send = self._sends_to(spec.fragment)
                 time = times[spec.fragment] = EventTime(spec, opened[spec.name], at, self._throttle.clock, send)
                 for reading in mine:
-                    if reading.caught_up():
+                    if reading.is_over():
                         time.at_end(reading.partition, reading.ended)
         return times
 
@@ -390,7 +410,7 @@ class SubtaskRun:
                 reading.look_for_end()
                 if time is not None:
                     time_moved |= time.found_nothing(reading.partition, read.following, reading.ended)
-                    if reading.caught_up():  # this partition is no longer polled
+                    if reading.is_over():  # this partition is no longer polled
                         time.at_end(reading.partition, reading.ended)
                 if self._position(reading) != before:
                     self.quiet = NO_EPOCH
@@ -439,7 +459,7 @@ class SubtaskRun:
             self._immediate.arrived(reading.source, reading.partition, following)
             if time is not None:
                 time.emitted(reading.partition, rows, following)
-                if reading.caught_up():
+                if reading.is_over():
                     time.at_end(reading.partition, reading.ended)
             if pace is not None:
                 pace.took(taken, self._limit.now() - began)

@@ -275,6 +275,6 @@ def other_mode(where: str, sink: str, before: str, now: str) -> ConfigError:
         f"{where}: sink {sink!r} of this job was written {before} until now, and would be written {now}; "
         "the tags of the two do not compare",
         not_done="the job was not started, the table was not changed",
-        next_step="take back the change of partitioned_by, of the log's key or of the steps before the sink; "
+        next_step="undo the change of partitioned_by, of the log's key or of the steps before the sink; "
         "or give the sink another name and another table",
     )

@@ -93,7 +93,7 @@ class OrderedRows:
     def values(self, slots: Rows) -> Columns:
         """Return copies of the values of rows, in every column of the table."""
         table, columns = self.table, self.table.spec.columns
-        return {c.name: table.column(c.name)[slots] if c.plain else table.read(c.name, slots) for c in columns}
+        return {c.name: table.values(c.name, slots) if c.plain else table.read(c.name, slots) for c in columns}
 
     def delete(self, users: Keys, first: Sequence[pa.Array] = (), end: Sequence[pa.Array] = ()) -> int:
         """Delete the rows with a suffix in [first, end), all by default; return how many. Each user key once."""

@@ -53,7 +53,8 @@ class Timers:
     def set(self, users: Keys, timers: NDArray[np.int64], at_us: NDArray[np.int64]) -> None:
         """Set one timer per row; the time replaces the timer's previous one, of an earlier row too."""
         slots = self.table.slots(self._keys(users, timers))
-        self.table.changing(slots)(AT.name)[slots] = at_us
+        self.table.touch(slots)
+        self.table.write(slots, {AT.name: at_us})
 
     def clear(self, users: Keys, timers: NDArray[np.int64]) -> None:
         """Unset one timer per row; it may be unset already."""
@@ -64,13 +65,13 @@ class Timers:
         """Return the time of one timer per row; the last time of all if it is not set."""
         slots = existing(self.table, self._keys(users, timers))
         times, found = np.full(slots.size, _NEVER, np.int64), slots >= 0
-        times[found] = self.table.column(AT.name)[slots[found]]
+        times[found] = self.table.values(AT.name, slots[found])
         return times
 
     def next_us(self) -> int | None:
         """Return the earliest time of all timers, None if none is set."""
         first = self.table.ordered(AT.name).through(_NEVER, 1)
-        return int(self.table.column(AT.name)[first[0]]) if first.size else None
+        return int(self.table.values(AT.name, first)[0]) if first.size else None
 
     def fire(self, through_us: int, limit: int | None = None) -> Fired:
         """Unset and return the timers that are due at a time, the watermark or the processing time.
@@ -82,7 +83,7 @@ class Timers:
             limit: Fire at most so many.
         """
         slots = self.table.ordered(AT.name).through(through_us, limit)
-        keys, at_us = self.table.keys_at(slots), self.table.column(AT.name)[slots]
+        keys, at_us = self.table.keys_at(slots), self.table.values(AT.name, slots)
         numbers = np.asarray(self.table.spec.key.decode(keys)[-1].to_numpy(), np.int64)
         self.table.delete(slots)
         return Fired(keys.routed(), numbers, at_us)

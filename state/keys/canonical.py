@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 _SIGN = np.uint64(1 << 63)
 _INT_WIDTH = 9
 _BOOL_WIDTH = 2
-_NO_BYTES = pa.scalar(b"", pa.large_binary())
+NO_BYTES = pa.Array.from_buffers(pa.large_binary(), 1, [None, pa.py_buffer(bytes(16)), pa.py_buffer(b"")])[0]
+"""Made of buffers: the first conversion of a Python value makes pyarrow import pandas, which takes 0.2 s and more."""
 
 
 def is_integral(kind: pa.DataType) -> bool:
@@ -97,7 +98,7 @@ def encode(columns: Sequence[pa.Array]) -> pa.Array:
     pieces: list[pa.Array] = []
     for column in columns:
         pieces.extend(_text_pieces(column) if is_textual(column.type) else [from_matrix(_fixed(column))])
-    return pc.binary_join_element_wise(*pieces, _NO_BYTES)
+    return pc.binary_join_element_wise(*pieces, NO_BYTES)
 
 
 def encode_ints(values: NDArray[np.int64], kind: pa.DataType) -> NDArray[np.uint8]:
@@ -153,7 +154,7 @@ def trimmed(keys: pa.Array, first: int, last: int) -> pa.Array:
 
 def joined(first: pa.Array, second: pa.Array) -> pa.Array:
     """Return the canonical keys whose columns are those of `first` and then those of `second`."""
-    return pc.binary_join_element_wise(first, second, _NO_BYTES)
+    return pc.binary_join_element_wise(first, second, NO_BYTES)
 
 
 def sort_words(column: pa.Array) -> NDArray[np.int64]:

@@ -33,6 +33,7 @@ from holdfast.state.compiled.sources import NO_SOURCES, Sources, from_row
 from holdfast.state.tables.expiry import Expiries, Through
 from holdfast.state.tables.frozen import Committing, Copies, Copying, Frozen, FrozenDelta
 from holdfast.state.tables.kernels.layout import DIRTY, Control, Flag
+from holdfast.state.tables.placing import parts
 from holdfast.state.tables.records import NO_PROGRAM, Program, Records, Side
 from holdfast.state.tables.slab import Memory, Rows, Slab
 from holdfast.state.tables.spec import TableSpec, Values
@@ -84,8 +85,10 @@ class EpochRecords(Records):
     def fold_at(self, slots: Rows, program: Program, inputs: Sources) -> None:
         """Fold one row into the record of each of these slots; their keys exist and are dirty then."""
 
-        def fold(part: slice, *memory: NDArray[np.int64]) -> None:
-            self._rows.fold_rows(*memory, 1, program, from_row(inputs, part.start), self._scratch)
+        def fold(part: slice | Rows, *memory: NDArray[np.int64]) -> None:
+            given, _kept = self._reordered(inputs, None if isinstance(part, slice) else part)
+            given = from_row(given, part.start) if isinstance(part, slice) else given
+            self._rows.fold_rows(*memory, 1, program, given, self._scratch)
 
         self._mark(slots, fold)
 
@@ -116,7 +119,7 @@ class EpochRecords(Records):
         opened = int(self._control[Control.OPENED])
         self._opened.hold(opened + slots.size, opened)
         slots = np.require(slots, np.int64, ["C", "W"])  # kernels take no arrays that cannot be written
-        for part in self.parts(slots.size):
+        for part in self.parts_of(slots):
             change(part, self._records.array, self._control, self._opened.array, slots[part])
         self._note(slots)
 
@@ -136,7 +139,7 @@ class EpochRecords(Records):
         if self._copying is None:
             return
         slots = np.ascontiguousarray(slots, np.int64)
-        for part in self.parts(slots.size):
+        for part in self.parts_of(slots):
             self._slots.copy_frozen(self._records.array, self._control, slots[part])
 
     # Barriers
@@ -259,17 +262,17 @@ class EpochRecords(Records):
 
     def _copy(self, copying: Copying, records_max: int) -> None:
         first, end = copying.take(records_max)
-        for part in self.parts(end - first):
-            low, high = first + part.start, first + part.stop
-            slots = self._frozen_in(low, high) if copying.swept else np.sort(copying.listed[low:high])
-            self._slots.copy_frozen(self._records.array, self._control, slots)
+        if copying.swept:
+            for low, high in self._sweep(first, end):  # to HIGH: the table may have shrunk since the barrier
+                self._keep_frozen(self._frozen_in(low, high))
+        else:
+            self._keep_frozen(np.sort(copying.listed[first:end]))
         self._take_out()
         if not copying.left:
             self._copying = None
 
     def _frozen_in(self, first: int, end: int) -> Rows:
         """Return the slots of [first, end) whose records are frozen and not copied."""
-        end = max(first, min(end, int(self._control[Control.HIGH])))  # the table may have shrunk since the barrier
         found, frozen = np.empty(end - first, np.int64), DIRTY ^ int(self._control[Control.DIRTY])
         return found[: self._slots.scan(self._records.array, self._control, first, end, frozen, 0, found)]
 
@@ -284,12 +287,14 @@ class EpochRecords(Records):
     def _commit(self, committing: Committing, records_max: int) -> None:
         copies, keep = committing.copies, int(self._keep_unapplied)
         first, end = committing.take(records_max)
-        for part in self.parts(end - first):
-            low, high = first + part.start, first + part.stop
-            slots, words = copies.slots[low:high], copies.words[low * self._width : high * self._width]
-            fresh = np.empty(slots.size if keep else 0, np.int64)
-            memory = (self._records.array, self._committed_values.array, self._control, slots)
-            count = self._slots.commit(*memory, words, keep, fresh)
+        slots, words = copies.slots[first:end], copies.words[: end * self._width].reshape(end, self._width)[first:]
+        known = int(KNOWN)  # the flags of a key that existed at the last commit already: they do not change
+        write = bool(keep) or not bool(((words[:, self._key] & known) == known).all())
+        reached = self._records_of(slots, write=write), self._committed_of(slots, write=True)
+        for part in parts(self._memory, *reached):
+            fresh = np.empty(slots[part].size if keep else 0, np.int64)
+            memory = (self._records.array, self._committed_values.array, self._control, slots[part])
+            count = self._slots.commit(*memory, words[part].reshape(-1), keep, fresh)
             self._unapplied.note(fresh[:count])
         if not committing.left:
             self._committing = None
@@ -339,7 +344,8 @@ class EpochRecords(Records):
         slots = np.concatenate([self._expiries.slots(), self._dirty(), *past])
         self._hold_committed()
         memory = (self._records.array, self._committed_values.array, self._control, self._defaults)
-        for part in self.parts(slots.size):
+        reached = self._records_of(slots, write=True), self._committed_of(slots, write=False)
+        for part in parts(self._memory, *reached):
             self._slots.roll_back(*memory, slots[part])
         self._note(slots)
         self._control[Control.OPENED] = 0

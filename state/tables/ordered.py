@@ -103,6 +103,11 @@ class OrderedIndex:
         nodes = 8 * int(self._control[Tree.HIGH] * self._control[Tree.NODE])
         return nodes + self._words.nbytes + self._held.nbytes + self._times.nbytes + 8 * self._noted_count
 
+    @property
+    def reads_keys(self) -> bool:
+        """Return whether the tree compares keys of records, of which some may be anywhere."""
+        return self._words.text
+
     # Following the records
 
     def note(self, slots: Rows) -> None:
@@ -145,8 +150,7 @@ class OrderedIndex:
                 self._times = np.concatenate([self._times, np.zeros(grown - self._times.size, np.int64)])
 
     def _times_of(self, slots: Rows) -> NDArray[np.int64]:
-        times: NDArray[np.int64] = self._table.column(self._by)[slots]
-        return times
+        return self._table.values(self._by, slots)
 
     def _insert(self, slots: Rows) -> None:
         if not slots.size:

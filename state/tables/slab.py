@@ -17,6 +17,7 @@ Pure: no clock, thread or I/O.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,6 +31,9 @@ _LINE = 64
 
 
 UNLIMITED = 1 << 62
+UNIT_BITS = 21
+UNIT_BYTES = 1 << UNIT_BITS
+"""What becomes resident together, and leaves memory together: a huge page."""
 
 
 class Memory(Protocol):
@@ -59,6 +63,9 @@ class Memory(Protocol):
     def refused(self) -> str:
         """Why tables cannot leave memory although they are larger than their budget; empty if they can."""
 
+    def bring(self, address: int, units: Iterable[int], write: bool) -> None:
+        """Make units of the array at an address resident, to read or to write them. Anything else may be read too."""
+
     def settle(self) -> None:
         """Bring what is resident back inside the budget. No address changes."""
 
@@ -82,6 +89,9 @@ class PlainMemory:
     def use(self, room: NDArray[Any], size: int) -> NDArray[Any]:
         """Return the room: the system hands out its pages when they are written."""
         return room
+
+    def bring(self, address: int, units: Iterable[int], write: bool) -> None:
+        """Do nothing; all is resident."""
 
     def settle(self) -> None:
         """Do nothing; there is no budget."""

@@ -39,8 +39,8 @@ from holdfast.state.tables.epochs import KNOWN, EpochRecords
 from holdfast.state.tables.expiry import Through, covered
 from holdfast.state.tables.kernels.layout import DIRTY, Control, Flag
 from holdfast.state.tables.ordered import BY_KEY, OrderedIndex
-from holdfast.state.tables.records import Program
-from holdfast.state.tables.slab import PLAIN, Memory, Rows
+from holdfast.state.tables.records import PART_ROWS_MIN, Program
+from holdfast.state.tables.slab import PLAIN, UNLIMITED, Memory, Rows
 from holdfast.state.tables.spec import Columns, ColumnSpec, Loader, TableSpec
 from holdfast.state.tables.values import scalar, taken
 
@@ -49,6 +49,9 @@ __all__ = ["ColumnSpec", "Columns", "Loader", "Table", "TableSpec"]
 _NO_ROWS: Rows = np.empty(0, np.int64)
 APPLIED_BYTES_MAX = 4 << 20
 """Values of variable width in one write to the cold store, after which others get the interpreter lock."""
+_ROW_REACH = 4 << 16
+"""Bytes that may become resident for a row whose path through a tree of keys is unknown: entry, record, and keys, and
+what the system maps around each, 64 KiB by default."""
 _HELD = DIRTY | Flag.UNAPPLIED | Flag.UNLOADED | Flag.PINNED
 """Flags of records that are not dropped."""
 
@@ -171,6 +174,13 @@ class Table(EpochRecords):
         """Return one of the table's orders, of all keys that exist; reads the whole cold store first."""
         self._load_rest()
         return self._orders[by]
+
+    @property
+    def batch_rows_max(self) -> int:
+        """Rows that an operator may take at a time; fewer if what they reach in memory is in no order."""
+        if not self.limited or not any(order.reads_keys for order in self._orders.values()):
+            return UNLIMITED
+        return max(PART_ROWS_MIN, self._memory.bytes_max // _ROW_REACH)
 
     @property
     def nbytes(self) -> int:

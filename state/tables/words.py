@@ -21,6 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.state.compiled.sources import Words
+from holdfast.state.tables.placing import Reached, parts
 from holdfast.state.tables.slab import Memory, Slab
 from holdfast.state.tables.spec import Columns, ColumnSpec, TableSpec, Values
 from holdfast.state.tables.values import arrow, default_of
@@ -46,7 +47,7 @@ class Arena:
     """
 
     def __init__(self, copy: Copy, memory: Memory, size: int = _FIRST_BYTES) -> None:
-        self._copy, self._bytes = copy, Slab(np.uint8, first=size + _SLACK, memory=memory)
+        self._copy, self._memory, self._bytes = copy, memory, Slab(np.uint8, first=size + _SLACK, memory=memory)
         self.used = _EMPTY_AT + 1
 
     def append(self, values: pa.Array) -> tuple[Words, Words]:
@@ -82,7 +83,8 @@ class Arena:
         edges = np.zeros(starts.size + 1, np.int64)
         np.cumsum(lengths, out=edges[1:])
         data = np.empty(int(edges[-1]), np.uint8)
-        self._copy(self._bytes.array, starts, lengths, edges[:-1].copy(), data)
+        for part in parts(self._memory, Reached(self._bytes.address, starts, 1, write=False)):
+            self._copy(self._bytes.array, starts[part], lengths[part], edges[:-1][part].copy(), data)
         return edges, data
 
 
@@ -124,7 +126,7 @@ class ValueWords:
         """Write one column into the words of its rows, whose bits of null are not set; shape (count, rows)."""
         at = self.at[column.name]
         if column.plain:
-            words[at] = words_of([values], len(values))[0]
+            words[at] = words_of([np.asarray(values, column.dtype)], len(values))[0]
             return
         given = _of_type(column, values)
         if column.varying:

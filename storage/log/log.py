@@ -230,7 +230,7 @@ class LogWriter:
             draft, ranges = drafted(self._commits, back, self._wall_us())
             if self._commit(draft) is not None:
                 return ranges
-        raise _overtaken("nothing was taken back")
+        raise _overtaken("no row was removed")
 
     def compact(self, compaction: Compaction, built_on: tuple[int, int], owner: str) -> Commit | None:
         """Commit a compaction; return None and change nothing if another compaction or a rewind committed first.

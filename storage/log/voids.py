@@ -88,7 +88,7 @@ def lost_to_compaction(commits: Commits, ranges: Iterable[VoidRange]) -> str | N
     if hit is None:
         return None
     return (
-        f"the rows from offset {hit.first} to before {hit.end} of partition {hit.partition} cannot be taken back: "
+        f"the rows from offset {hit.first} to before {hit.end} of partition {hit.partition} cannot be removed: "
         f"the log was compacted up to offset {left.end(hit.partition)}, and the rows that they replaced are gone"
     )
 
@@ -103,7 +103,7 @@ def drafted(commits: Commits, back: TakeBack, at_us: int) -> tuple[Draft, tuple[
     if problem := lost_to_compaction(commits, new):
         raise ConfigError(
             problem,
-            not_done="the rows were not taken back, and no tag was moved",
+            not_done="no row was removed, and no tag was moved",
             next_step="restore the log from a backup made before it was compacted, or give the sink another log",
         )
     every = tuple(sorted((*void_ranges(commits), *new), key=lambda one: (one.partition, one.first)))
@@ -229,7 +229,7 @@ class Passage:
     def _passed(self, void: VoidRange, offset: int) -> Damaged:
         return Damaged(
             f"{self._name}: the rows from offset {void.first} to before {void.end} of partition {void.partition} were "
-            f"taken back by a rewind of the job that wrote them, but this reader had read up to offset {offset}",
+            f"removed by a rewind of the job that wrote them, but this reader had read up to offset {offset}",
             not_done="no further row was read",
             next_step=f"rewind the job that read them, too, to before it read offset {void.first} of this partition "
             "(holdfast rewind JOB --to-offset SOURCE:PARTITION:OFFSET shows the effect)",

@@ -453,8 +453,8 @@ class TestHorizon:
     def test_a_repair_beyond_the_horizon_is_planned_as_impossible_and_refused(self, forgetful: World) -> None:
         found = plan(forgetful, to(2))
         assert (found.verdict, found.changed_by_others) == ("impossible", None)
-        assert "epoch 3 is not kept any more" in found.reason
-        with pytest.raises(ConfigError, match="the rewind cannot take its output back"):
+        assert "epoch 3 are no longer kept" in found.reason
+        with pytest.raises(ConfigError, match="the rewind cannot undo its output"):
             forgetful.repair(to(2, writers=(LEFT, RIGHT, THIRD)))
         assert forgetful.rows() == replayed(forgetful, *HISTORY)
         assert standing(forgetful, LEFT, RIGHT, THIRD) == [tag(5), tag(5), None]

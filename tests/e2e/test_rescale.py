@@ -35,9 +35,9 @@ RATES = (4_000, 4_000, 4_000, 50_000)
 START_US, STEP_US = 1_700_000_000_000_000, 400_000
 
 
-def make_input(folder: Path) -> pl.DataFrame:
+def make_input(folder: Path, rows: int = ROWS) -> pl.DataFrame:
     """Write the sealed log; every fifth record repeats the page and the time of the one before. Return its rows."""
-    index = pl.int_range(0, ROWS, eager=True)
+    index = pl.int_range(0, rows, eager=True)
     repeated = index - (index % 5 == 4).cast(pl.Int64)
     frame = pl.DataFrame(
         {
@@ -59,7 +59,7 @@ def make_input(folder: Path) -> pl.DataFrame:
     create_log(store, schema, PARTITIONS)
     writer = LogWriter(store)
     parts = [frame.gather_every(PARTITIONS, n).to_arrow().cast(schema) for n in range(PARTITIONS)]
-    for start in range(0, ROWS // PARTITIONS, 2_500):
+    for start in range(0, rows // PARTITIONS, 2_500):
         writer.append({n: part.slice(start, 2_500) for n, part in enumerate(parts)})
     writer.seal()
     return frame
@@ -143,12 +143,12 @@ def kill_worker(run: Run, subtask: int) -> dict[str, Any]:
     return after
 
 
-def end_with_pending_output(run: Run, folder: Path) -> None:
+def end_with_pending_output(run: Run, folder: Path, rows: int = ROWS) -> None:
     """Complete epochs that no target takes, then kill the driver and its workers."""
     with blocked(folder):
         before = run.lines[-1]["epoch"]
         run.wait_for(lambda p: p["state"] == "running" and p["epoch"] >= before + 3, "epochs that are not delivered")
-        assert run.lines[-1]["records_in"] < ROWS
+        assert run.lines[-1]["records_in"] < rows
         run.kill_group(signal.SIGKILL)
         run.finish()
     assert {pending.writer.sink for pending in newest(folder).pending} >= {"users-out", "once-out"}

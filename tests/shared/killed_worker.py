@@ -22,6 +22,7 @@ from holdfast.state.marker import read_marker, usable
 from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.rocks import RocksKeyValue, RocksMemory
 from holdfast.state.store import Identity, StateStore
+from holdfast.state.tables.slab import PLAIN, Memory
 from holdfast.state.tables.spec import TableSpec
 
 JOB, WORKER, GROUPS = JobUuid("job"), WorkerId("w"), 8
@@ -32,6 +33,7 @@ class KilledWorker(RuleBasedStateMachine):
 
     cold: KeyValue | None
     store: StateStore
+    tables_memory: Memory = PLAIN
     completed: dict[Epoch, Any]
     """The state that a restore of each completed epoch must return."""
 
@@ -100,7 +102,7 @@ class RewoundWorker(KilledWorker):
     @initialize()
     def start(self) -> None:
         self.cold = self.new_cold()
-        self.wrap(StateStore(self.identity, self.specs, GROUPS, (0, GROUPS), self.cold))
+        self.wrap(StateStore(self.identity, self.specs, GROUPS, (0, GROUPS), self.cold, self.tables_memory))
 
     @rule()
     def roll_back(self) -> None:
@@ -132,7 +134,7 @@ class RewoundWorker(KilledWorker):
         marker = None if self.cold is None else read_marker(self.cold)
         declared = {spec.operator: declaration(spec) for spec in self.specs}
         base = usable(marker, JOB, self.lineage, target, (0, GROUPS), declared)
-        self.wrap(StateStore(self.identity, self.specs, GROUPS, (0, GROUPS), self.cold))
+        self.wrap(StateStore(self.identity, self.specs, GROUPS, (0, GROUPS), self.cold, self.tables_memory))
         applied = marker.applied if base is not None and marker is not None else None
         segments = [data for epoch, data in self.segments.items() if applied is None or epoch > applied]
         self.store.restore(target, segments, applied)

@@ -1,7 +1,8 @@
 """The resources of a long run: samples, whether they grow, and a plot of them.
 
-A quantity is bounded if its median over the last quarter of the run exceeds that of the second quarter by at most
-a factor and a slack. The first quarter is the warm-up, in which retention expires for the first time.
+A quantity is bounded if the line through the second half of the run (Theil-Sen: the median of the slopes of all pairs)
+rises by at most a share of the quantity and a slack. The first half is the warm-up: retention expires for the first
+time, tables reach their size, allocators their high-water mark.
 """
 
 from __future__ import annotations
@@ -11,8 +12,13 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import median
 
-FACTOR = 1.25
-"""How far the last quarter may exceed the second: folders follow a sawtooth between two sweeps."""
+import numpy as np
+
+RISE_MAX = 0.1
+"""By how much of its median a quantity may rise in the second half."""
+SAMPLES_LEAST = 60
+"""With fewer, the line says nothing; PAIRED_MAX of them are compared with each other."""
+PAIRED_MAX = 600
 WIDTH, HEIGHT, MARGIN = 900, 120, 40
 
 
@@ -32,8 +38,12 @@ class Sample:
     """Local state of both workers."""
     undo_rows: int
     """Before-images in the target."""
-    python_bytes: int
-    """Resident memory of driver, workers and other Python processes."""
+    state_bytes: int
+    """As the job reports it, of all operators."""
+    worker_bytes: int
+    """Resident memory of the Python processes below Spark's."""
+    driver_bytes: int
+    """Resident memory of the driver's Python process."""
     jvm_bytes: int
 
 
@@ -43,32 +53,44 @@ SLACK = {
     "log_records": 50,
     "local_bytes": 8 << 20,
     "undo_rows": 2_000,
-    "python_bytes": 32 << 20,
+    "state_bytes": 1 << 20,
+    "worker_bytes": 16 << 20,
+    "driver_bytes": 8 << 20,
     "jvm_bytes": 128 << 20,
 }
 """Slack per quantity: the normal variation of a small job. A heap grows until it is collected."""
 
 
+def rise(samples: list[Sample], name: str) -> float:
+    """Return by how much the line through the second half of a quantity rises from its beginning to its end."""
+    second = samples[len(samples) // 2 :]
+    at = np.linspace(0, len(second) - 1, min(len(second), PAIRED_MAX)).astype(int)
+    times, values = (np.array([float(getattr(second[i], each)) for i in at]) for each in ("at_s", name))
+    first, then = np.triu_indices(len(at), 1)
+    slope = np.median((values[then] - values[first]) / (times[then] - times[first]))
+    return float(slope * (times[-1] - times[0]))
+
+
 def growing(samples: list[Sample]) -> list[str]:
     """Return the quantities that are not bounded, one sentence each."""
-    assert len(samples) >= 8, "too few samples to compare quarters of"
-    quarter = len(samples) // 4
+    assert len(samples) >= SAMPLES_LEAST, "too few samples for a line through them"
     problems = []
     for name, slack in SLACK.items():
-        before = median(getattr(sample, name) for sample in samples[quarter : 2 * quarter])
-        after = median(getattr(sample, name) for sample in samples[-quarter:])
-        if after > FACTOR * before + slack:
-            problems.append(f"{name} grew from {before:,.0f} in the second quarter to {after:,.0f} in the last")
+        middle, rose = median(getattr(sample, name) for sample in samples[len(samples) // 2 :]), rise(samples, name)
+        if rose > RISE_MAX * middle + slack:
+            problems.append(f"{name} rose by {rose:,.0f} in the second half, in which its median is {middle:,.0f}")
     return problems
 
 
 def table(samples: list[Sample]) -> str:
-    """Return the median of every quantity by quarter of the run, as lines of text."""
+    """Return the median of every quantity by quarter of the run, and its rise, as lines of text."""
     quarter = len(samples) // 4
-    lines = [f"{'':14}" + "".join(f"{f'quarter {i + 1}':>16}" for i in range(4))]
+    heads = [*(f"quarter {i + 1}" for i in range(4)), "rise, 2nd half"]
+    lines = [f"{'':14}" + "".join(f"{head:>16}" for head in heads)]
     for name in ("records", *SLACK):
         parts = [samples[i * quarter : (i + 1) * quarter] for i in range(4)]
         lines.append(f"{name:14}" + "".join(f"{median(getattr(s, name) for s in part):16,.0f}" for part in parts))
+        lines[-1] += f"{rise(samples, name):16,.0f}"
     return "\n".join(lines)
 
 

@@ -1,81 +1,41 @@
-"""A job whose input grows at a steady rate for hours needs no more resources at the end than after its first quarter.
+"""A job that runs for hours at full speed needs no more resources at the end than in the middle.
 
-HOURS sets the duration (2). Samples and plot are left in `growth-soak/`.
+HOURS sets the duration of the long run (2), RATE its records per second (as many as it can read). Its root is in a slow
+S3 store if HOLDFAST_S3_SERVER names the server (slow_store.py), else in a folder. Samples and plot are left in
+`growth-soak/`. Without RATE the state follows how far one worker's sources are ahead of the other's in event time. That
+has no limit (docs/design/0006-watermarks.md, Limits), so the run can fail for `state_bytes` and `worker_bytes`.
+
+Half an hour is the least that can be judged: the job log is pruned every 1,000 records, after about 8 minutes, and in a
+slow store the sweep of other objects waits two minutes for that.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
+import signal
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any
 
+import growing_job
 import numpy as np
 import psutil
-import pyarrow as pa
 import pytest
 from growth import Sample, growing, table, write_csv, write_plot
 from running import Run, running
-
-from holdfast.storage.log.log import LogWriter, create_log
-from holdfast.storage.objects import open_objects
+from slow_store import Root, root_of
 
 JOB = Path(__file__).with_name("growing_job.py")
 OUT = Path("growth-soak")
-RECORDS_PER_SECOND, USERS, PAGES, PARTITIONS = 2_000, 10_000, 100, 4
-SCHEMA = pa.schema(
-    [pa.field(name, pa.int64(), nullable=False) for name in ("user", "page", "amount")]
-    + [pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False)]
-)
-
-
-class Input:
-    """Appends records at a steady rate, and keeps the expected totals of each user."""
-
-    def __init__(self, path: Path) -> None:
-        store = open_objects(str(path))
-        create_log(store, SCHEMA, PARTITIONS)
-        self._writer, self._random = LogWriter(store), np.random.default_rng(0)
-        self._stop, self._thread = threading.Event(), threading.Thread(target=self._run)
-        self.counts, self.totals = np.zeros(USERS, np.int64), np.zeros(USERS, np.int64)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-    def end(self) -> None:
-        """Stop appending, and seal the log."""
-        if self._thread.is_alive():
-            self._stop.set()
-            self._thread.join()
-
-    def _run(self) -> None:
-        began, written = time.monotonic(), 0
-        while not self._stop.wait(0.5):
-            due = int((time.monotonic() - began) * RECORDS_PER_SECOND) - written
-            self._append(due)
-            written += due
-        self._writer.seal()
-
-    def _append(self, rows: int) -> None:
-        users, pages = self._random.integers(0, USERS, rows), self._random.integers(0, PAGES, rows)
-        amounts = self._random.integers(-500, 500, rows)
-        at = np.full(rows, int(datetime.now(UTC).timestamp() * 1e6))
-        columns = [pa.array(users), pa.array(pages), pa.array(amounts), pa.array(at).view(SCHEMA.field("at").type)]
-        batch = pa.Table.from_arrays(columns, schema=SCHEMA)
-        cuts = np.linspace(0, rows, PARTITIONS + 1).astype(int)
-        self._writer.append({p: batch.slice(cuts[p], cuts[p + 1] - cuts[p]) for p in range(PARTITIONS)})
-        self.counts += np.bincount(users, minlength=USERS)
-        np.add.at(self.totals, users, amounts)
+PERIOD = 500
+"""After this many records of a partition, users and amounts repeat."""
 
 
 def under(folder: Path) -> Iterator[os.stat_result]:
@@ -86,17 +46,25 @@ def under(folder: Path) -> Iterator[os.stat_result]:
                 yield os.stat(os.path.join(parent, name))
 
 
-def sample(folder: Path, run: Run, began: float) -> Sample:
+def memory_of(driver: psutil.Process) -> dict[str, int]:
+    """Return the resident memory of the driver, the JVMs and the other Python processes."""
+    memory = {"driver": driver.memory_info().rss, "jvm": 0, "worker": 0}
+    for process in driver.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            memory["jvm" if "java" in process.name() else "worker"] += process.memory_info().rss
+    return memory
+
+
+def reported(job: Path) -> Any:
+    """Return the job's own report."""
+    return json.loads((job / "live.json").read_bytes())
+
+
+def sample(folder: Path, job: Path, run: Run, began: float) -> Sample:
     """Measure everything once."""
-    job = folder / "root" / "growing"
     with contextlib.closing(sqlite3.connect(folder / "out.db", timeout=60)) as database:
         undo = database.execute("SELECT count(*) FROM holdfast_undo").fetchone()[0]
-    memory = {"java": 0, "python": 0}
-    driver = psutil.Process(run.process.pid)
-    for process in [driver, *driver.children(recursive=True)]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            memory["java" if "java" in process.name() else "python"] += process.memory_info().rss
-    stored = list(under(job))
+    memory, stored = memory_of(psutil.Process(run.process.pid)), list(under(job))
     return Sample(
         at_s=time.monotonic() - began,
         records=run.lines[-1]["records_in"] or 0,
@@ -105,41 +73,115 @@ def sample(folder: Path, run: Run, began: float) -> Sample:
         log_records=len(list((job / "log").iterdir())),
         local_bytes=sum(each.st_size for each in under(folder / f"holdfast-{os.getuid()}")),
         undo_rows=undo,
-        python_bytes=memory["python"],
-        jvm_bytes=memory["java"],
+        state_bytes=sum(each["state_bytes"] or 0 for each in reported(job)["workers"]),
+        worker_bytes=memory["worker"],
+        driver_bytes=memory["driver"],
+        jvm_bytes=memory["jvm"],
     )
 
 
-def totals(folder: Path) -> dict[int, tuple[int, int]]:
-    """Return the job's output for every user."""
+def sampled(folder: Path, root: Root, seconds: float) -> list[Sample]:
+    """Run the job for this long, and stop it; return a sample per second."""
+    samples: list[Sample] = []
+    pause, job = threading.Event(), root.files / "growing"
+    retained = {"HOLDFAST_RETAINED_FOR_MS": f"{int(seconds * 1000 / 40)}"}
+    environment = {**root.environment, **retained, "GROWING_ROOT": root.url}
+    rate = ("--max-records-per-second", os.environ["RATE"]) if os.environ.get("RATE") else ()
+    with running(folder, "--master", "local[2]", *rate, job=JOB, **environment) as run:
+        run.wait_until_running()
+        began = time.monotonic()
+        while time.monotonic() < began + seconds:
+            assert run.process.poll() is None, run.errors()
+            samples.append(sample(folder, job, run, began))
+            pause.wait(1.0)
+        run.process.send_signal(signal.SIGINT)
+        assert run.finish(600) == 0, run.errors()
+    return samples
+
+
+def expected(offsets: dict[int, int]) -> dict[int, tuple[int, int]]:
+    """Return count and sum of every user, for the records before these offsets."""
+    counts, totals = np.zeros(growing_job.USERS, np.int64), np.zeros(growing_job.USERS, np.int64)
+    for partition, end in offsets.items():
+        rows = growing_job.visits_of(np.arange(PERIOD) * growing_job.PARTITIONS + partition)
+        times = end // PERIOD + (np.arange(PERIOD) < end % PERIOD)
+        np.add.at(counts, rows["user"], times)
+        np.add.at(totals, rows["user"], rows["amount"] * times)
+    return {user: (int(counts[user]), int(totals[user])) for user in np.flatnonzero(counts).tolist()}
+
+
+def differing(folder: Path, root: Root) -> list[int]:
+    """Return the users whose totals are wrong after the run."""
     with contextlib.closing(sqlite3.connect(folder / "out.db")) as database:
-        return {user: (n, total) for user, n, total in database.execute("SELECT user, n, total FROM users")}
+        found = {user: (n, total) for user, n, total in database.execute("SELECT user, n, total FROM users")}
+    wanted = expected({row["partition"]: row["offset"] for row in reported(root.files / "growing")["sources"]})
+    assert wanted
+    return sorted(user for user in found.keys() | wanted.keys() if found.get(user) != wanted.get(user))
+
+
+def leave(samples: list[Sample], out: Path) -> None:
+    """Write the samples and the plot."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    write_csv(samples, out / "growth.csv")
+    write_plot(samples, out / "growth.svg")
 
 
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_resources_of_a_long_run_are_bounded(tmp_path: Path) -> None:
-    seconds = 3_600 * float(os.environ.get("HOURS") or 2)
-    flags: tuple[str, ...] = ("--master", "local[2]")
-    samples: list[Sample] = []
-    pause = threading.Event()
-    with (
-        Input(tmp_path / "input") as source,
-        running(tmp_path, *flags, job=JOB, HOLDFAST_RETAINED_FOR_MS=f"{int(seconds * 1000 / 40)}") as run,
-    ):
-        run.wait_until_running()
-        began = time.monotonic()
-        while time.monotonic() < began + seconds:
-            assert run.process.poll() is None, run.errors()
-            samples.append(sample(tmp_path, run, began))
-            pause.wait(min(10.0, seconds / 200))
-        source.end()
-        assert run.finish(600) == 0, run.errors()
-    shutil.rmtree(OUT, ignore_errors=True)
-    OUT.mkdir()
-    write_csv(samples, OUT / "growth.csv")
-    write_plot(samples, OUT / "growth.svg")
-    print(f"\n{table(samples)}\nplot: {OUT / 'growth.svg'}")
-    seen = np.flatnonzero(source.counts).tolist()
-    assert totals(tmp_path) == {user: (int(source.counts[user]), int(source.totals[user])) for user in seen}
+    with root_of(tmp_path) as root:
+        samples = sampled(tmp_path, root, 3_600 * float(os.environ.get("HOURS") or 2))
+        leave(samples, OUT)
+        print(f"\n{table(samples)}\nroot: {root.url}, plot: {OUT / 'growth.svg'}")
+        assert differing(tmp_path, root) == []
     assert growing(samples) == []
+
+
+@pytest.mark.e2e
+def test_a_short_run_measures_every_quantity(tmp_path: Path) -> None:
+    """Too short for a line through the samples: it shows that the long run can be judged."""
+    with root_of(tmp_path) as root:
+        samples = sampled(tmp_path, root, 5)
+        assert differing(tmp_path, root) == []
+    leave(samples, tmp_path / "out")
+    last = samples[-1]
+    assert [name for name, value in vars(last).items() if not value] == []
+    assert len((tmp_path / "out" / "growth.csv").read_text().splitlines()) == len(samples) + 1
+
+
+class TestTheLimit:
+    """Made samples of half an hour: a sawtooth of 45 s, noise, and what is added to it."""
+
+    def made(self, **leaks: float) -> list[Sample]:
+        noise = np.random.default_rng(0)
+        flat = Sample(0, 0, 40 << 20, 600, 200, 200 << 20, 20_000, 30 << 20, 900 << 20, 300 << 20, 1 << 30)
+
+        def at(second: int) -> Sample:
+            level = (1 + 0.3 * (second % 45 / 45)) * (1 + 0.1 * noise.random())
+            values = {name: int(value * level) for name, value in vars(flat).items() if name not in ("at_s", "records")}
+            leaked = {name: values[name] + int(rate * second) for name, rate in leaks.items()}
+            return Sample(at_s=second, records=second * 100_000, **(values | leaked))
+
+        return [at(second) for second in range(1_800)]
+
+    def test_allows_a_sawtooth(self) -> None:
+        assert growing(self.made()) == []
+
+    def test_allows_growth_that_ends_in_the_first_half(self) -> None:
+        rising = [replace(each, worker_bytes=int(each.worker_bytes * min(1, each.at_s / 600))) for each in self.made()]
+        assert growing(rising) == []
+
+    @pytest.mark.parametrize(
+        ("name", "per_second"),
+        [
+            ("worker_bytes", 150e3),
+            ("driver_bytes", 60e3),
+            ("log_records", 0.1),
+            ("root_objects", 0.3),
+            ("state_bytes", 8e3),
+        ],
+    )
+    def test_fails_for_a_leak(self, name: str, per_second: float) -> None:
+        (problem,) = growing(self.made(**{name: per_second}))
+        assert problem.startswith(f"{name} rose by ")

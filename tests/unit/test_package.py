@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -63,3 +65,21 @@ class TestInterpreters:
         assert [
             f"3.{each.removeprefix(prefix)}" for each in PROJECT["classifiers"] if each.startswith(prefix)
         ] == PYTHONS
+
+
+class TestImports:
+    def test_no_module_that_a_worker_loads_imports_pandas(self) -> None:
+        """It would take every start of a process 0.2 to 1 s; pyarrow imports it with the first Python value."""
+        rooms = ("state", "checkpoint", "storage", "sinks", "runtime/operators", "runtime/worker", "runtime/driver")
+        modules = [
+            "holdfast." + ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            for room in rooms
+            for path in sorted((ROOT / room).rglob("*.py"))
+            if path.stem != "__init__"
+        ]
+        code = (
+            "import sys, importlib\nfor name in sys.argv[1:]:\n    importlib.import_module(name)\n"
+            "    assert 'pandas' not in sys.modules, name"
+        )
+        ended = subprocess.run([sys.executable, "-c", code, *modules], capture_output=True, text=True, check=False)
+        assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr

@@ -39,7 +39,7 @@ from holdfast.chaos.sim.checks.lasts import Lasts
 from holdfast.chaos.sim.checks.visible import Added, Upserted
 from holdfast.chaos.sim.checks.windowed import Windowed
 from holdfast.chaos.sim.faults.schedule import Journal
-from holdfast.chaos.sim.jobs import evolving, oracle
+from holdfast.chaos.sim.jobs import dropping, evolving, oracle
 from holdfast.chaos.sim.jobs.arriving import batches_of
 from holdfast.chaos.sim.jobs.ledger import (
     ACCOUNTS,
@@ -115,6 +115,7 @@ class Checks:
         self._windowed = None if windowing is None else Windowed(scenario, windowing, self.fail)
         self._ledger = Ledger(scenario.partitions, scenario.rescales, self.fail) if scenario.ledger else None
         self._regrouped = Regrouped(scenario.partitions, self.fail) if scenario.regroups else None
+        self._since = dropping.Since(scenario.partitions, self.history.cuts, self.fail) if scenario.drops else None
         self._lettered = Lettered(scenario.partitions, self.fail)
         self.repairs = 0
         self.memory = Counter[str](sources_waited_for_memory=0, barriers_wanted_early=0)
@@ -216,7 +217,7 @@ class Checks:
         elif self._ledger is not None and writer.sink == ACCOUNTS:
             accounts = {row["account"] for batch in batches for row in batch.to_pylist() if row[OP] == 0}
             self._ledger.look(writer, tag, cut, accounts, self._tables[ACCOUNTS].rows())
-        else:
+        elif writer.sink != dropping.SINCE:  # compared when all writers show the same epoch
             keys = {row[self._key_of[writer.sink]] for batch in batches for row in batch.to_pylist() if row[OP] == 0}
             self._upserted[writer.sink].look(writer, tag, cut, keys, self._tables[writer.sink].rows())
 
@@ -273,6 +274,8 @@ class Checks:
             self._lettered.compare(rewinding.sink, f"after going back to {rewinding.to}", cut, rows)
         elif rewinding.sink == ACCOUNTS and self._ledger is not None:
             self._ledger.compare("P21 repair", f"after going back to {rewinding.to}", cut, rows)
+        elif rewinding.sink == dropping.SINCE and self._since is not None:
+            self._since.visible("P21 repair", rewinding.to.epoch, rows)
         else:
             self._upserted[rewinding.sink].taken_back(rewinding.to, cut, rows)
 
@@ -288,6 +291,8 @@ class Checks:
         self._compare_windows()
         if self._ledger is not None:
             self._ledger.compare("I1 loss", "at the end", everything, self._tables[ACCOUNTS].rows())
+        if self._since is not None and self.history.lineage:
+            self._since.visible("I1 loss", self.history.lineage[-1], self._tables[dropping.SINCE].rows())
         for name, upserted in self._upserted.items():
             upserted.at_end(everything, self._tables[name].rows())
         if self._scenario.letters:
@@ -332,6 +337,8 @@ class Checks:
             before = history.cuts[history.lineage[-2]] if len(history.lineage) > 1 else {}
             self._audited.completed(self.objects.get(body.manifest.path), before, history.cuts[body.epoch])
             self.assigned.completed(body.epoch, record.generation, body.follows)
+        if isinstance(body, joblog.CheckpointCompleted) and self._since is not None:
+            self._since.completed(decode(self.objects.get(body.manifest.path), body.manifest))
         if isinstance(body, joblog.CheckpointCompleted) and self._windowed is not None:
             cut = self.history.cuts[body.epoch]
             self._windowed.clocks.completed(body.epoch, body.follows, cut, record.owner)
@@ -399,6 +406,10 @@ class Checks:
             operator = self._plan.operator(LEDGER_OPERATOR).id
             accounts, when = _rows(stores, operator, BALANCE), f"restored at epoch {manifest.epoch}"
             self._ledger.compare("I9 state", when, self.history.cuts[manifest.epoch], accounts)
+        if self._since is not None:
+            number = dropping.of(manifest.operators).id
+            self._since.restored("I9 state", manifest.epoch, _rows(stores, number, dropping.SINCE_COLUMNS))
+            self._since.restored("I9 read", manifest.epoch, inspected.rows(dropping.SINCE_OPERATOR))
         if self._scenario.texts:
             self._restored_words(manifest.epoch, stores, inspected.rows(SPELLED_OPERATOR))
         if self._windowed is not None:

@@ -27,7 +27,7 @@ class Inspected:
 
     def rows(self, operator: str) -> list[dict[str, Any]]:
         """Return the rows of an operator, under the names of its results."""
-        described = next(each for each in self._manifest.operators if each.name == operator)
+        described = next(each for each in self._manifest.operators if each.name == operator and not each.dropped)
         view, whole = view_of(described), (0, self._manifest.key_groups)
         parts = parts_of(self._manifest, self._objects, view.spec, whole)
         return [row for part in parts for rows in part.rows() for row in view.table(rows).to_pylist()]

@@ -20,7 +20,7 @@ from typing import TypeVar
 import xxhash
 
 from holdfast.chaos.sim.faults.points import Point
-from holdfast.runtime.testing.cluster import VirtualClock
+from holdfast.runtime.testing.lanes import VirtualClock
 
 JOURNAL_LINES_MAX = 4_000
 T = TypeVar("T")

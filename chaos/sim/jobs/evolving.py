@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import holdfast as hf
+from holdfast.chaos.sim.jobs import dropping
 from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.model import NO_EPOCH
 from holdfast.runtime.driver.master import Checked
@@ -53,7 +54,8 @@ def as_at_first(row: Mapping[str, Any]) -> dict[str, Any]:
 def started(plan: Plan, version: int, base: Manifest | None) -> tuple[Plan, tuple[OperatorState, ...], Checked]:
     """Return the plan of a driver that starts with this version, its operators, and what they were checked against."""
     known = () if base is None else base.operators
-    plan, operators = with_identities(plan, known, _given_up(version, known))
+    arguments = [*_given_up(version, known), *dropping.arguments_of(version, known)]
+    plan, operators = with_identities(plan, known, arguments)
     return plan, operators, Checked(NO_EPOCH if base is None else base.epoch, known)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import polars as pl
@@ -27,7 +27,7 @@ from holdfast.chaos.sim.faults import aims, faults
 from holdfast.chaos.sim.faults.aims import Aim
 from holdfast.chaos.sim.faults.faults import Fault
 from holdfast.chaos.sim.faults.points import Point
-from holdfast.chaos.sim.jobs import evolving, ledger, lettered, spelled
+from holdfast.chaos.sim.jobs import dropping, evolving, ledger, lettered, spelled
 from holdfast.chaos.sim.jobs.arriving import ArrivingSource
 from holdfast.chaos.sim.jobs.functions import calling
 from holdfast.chaos.sim.jobs.oracle import PARTITION_STRIDE, Input
@@ -67,6 +67,8 @@ RESTING_MIN = 6
 """Records of the active partition that arrive while the other one is idle."""
 RESTS_S, ACTIVE_S, LATE_AFTER_S = 9.0, 0.4, 2.0
 """After the world has healed: until the last of them, between two of them, and until the idle one resumes."""
+PLANS_MAX = 32
+"""Plans kept for later seeds; there are thousands, and a process that plays for hours must not keep them all."""
 ON_DISK = frozenset({Fault.DISK_FULL, Fault.DISK_ERROR, Fault.POWER_LOST})
 """Faults that strike folders of workers."""
 
@@ -169,6 +171,8 @@ class Scenario:
     """Whether each driver, in turn, reads only up to the end of the sources at its start, and then stops."""
     evolves: bool = False
     """Whether each driver brings the next version of the code."""
+    drops: bool = False
+    """Whether an evolving job has a branch whose state is given up."""
     rests: tuple[int, ...] = ()
     """Ids of records that must be late: their partition was idle for so long before them while another was active."""
     appears: tuple[float, ...] = ()
@@ -437,8 +441,9 @@ def _with_ends(whole: Scenario) -> Scenario:
     once = rng.choice(((True, False), (True, True, False))) if rng.random() < ONCE_SHARE else (False,)
     letters = random.Random(f"{whole.seed}/letters").random() < LETTERS_SHARE
     evolves = random.Random(f"{whole.seed}/evolves").random() < evolving.EVOLVES_SHARE
+    drops = evolves and random.Random(f"{whole.seed}/drops").random() < dropping.DROPS_SHARE
     ends = tuple(sorted(asked, key=lambda end: end.at))
-    return replace(whole, ends=ends, once=once, letters=letters, evolves=evolves)
+    return replace(whole, ends=ends, once=once, letters=letters, evolves=evolves, drops=drops)
 
 
 def _with_functions(whole: Scenario) -> Scenario:
@@ -522,7 +527,7 @@ def operator_of(sink: str) -> str:
     return f"{sink}_totals"
 
 
-@cache
+@lru_cache(maxsize=PLANS_MAX)
 def plan_of(
     upserts: tuple[str, ...],
     above: int | None,
@@ -534,6 +539,7 @@ def plan_of(
     functions: bool = False,
     letters: bool = False,
     texts: bool = False,
+    drops: bool = False,
     version: int | None = None,
 ) -> Plan:
     """Return the job's plan; every worker replaces its source and sinks, which are stand-ins, by its own.
@@ -572,6 +578,8 @@ def plan_of(
         ledger.keep_ledger(records)
     if texts:
         spelled.spell(records)
+    if drops:
+        dropping.count_since(records)
     return app.plan()
 
 

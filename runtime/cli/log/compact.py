@@ -21,7 +21,7 @@ Compact a log that has a key: among rows that are old enough, keep the newest ro
 offset, and drop earlier ones. A tombstone, which is a row with only its key set, is dropped later.
 
 Readers that come later do not see the dropped rows. A rewind that would have to read them again is refused, and so is
-one that would have to take back compacted output: choose --older-than longer than you may want to go back."""
+one that would have to undo compacted output: choose --older-than longer than you may want to go back."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

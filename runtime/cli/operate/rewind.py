@@ -75,7 +75,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="WHAT",
         action="append",
         default=[],
-        help="leave a sink's rows that cannot be taken back; the plan shows WHAT, as SINK:VERDICT",
+        help="leave a sink's rows that cannot be undone; the plan shows WHAT, as SINK:VERDICT",
     )
     parser.add_argument("--stop", action="store_true", help="leave the job stopped at that checkpoint")
     add_adopt(parser)
@@ -387,7 +387,7 @@ def _refused(stored: Stored, reason: str, outdated: bool) -> ConfigError | Fence
 def _not_in_time(stored: Stored, now: Job, shown: Status, heard: bool, timeout: str) -> Unavailable:
     reported = "the driver has accepted the request" if heard else "no driver has answered the request"
     if now.timeline > stored.job.timeline:
-        reported = "the rewind is in the log, but its targets are not known to be repaired yet"
+        reported = "the rewind is in the log; whether its targets are repaired is unknown"
     why = f"within {timeout}" if shown.state in RUNNING else f"before the run ended ({shown.state})"
     return Unavailable(
         f"job {stored.name!r} has not completed the rewind {why}; {reported}",

@@ -91,11 +91,9 @@ def history(args: argparse.Namespace) -> int:
     found = history_of(open_job(root_of(args), args.job), args.operator, args.key, args.epoch)
     newest, oldest = found.states[0].at, found.states[-1].at
     give(Answer(newest, args.operator, found.schema, since=oldest), found.batches(), args)
-    if (other := found.other_columns) is not None:
-        advise(
-            f"at epoch {other.epoch} and before, {args.operator} had other columns; for its history with these: "
-            f"--epoch {other.epoch}"
-        )
+    if found.beyond is not None:
+        epoch, why = found.beyond.at.epoch, found.beyond.why
+        advise(f"at epoch {epoch} and before, {args.operator} had {why}; for its history there: --epoch {epoch}")
     return 0
 
 

@@ -127,7 +127,7 @@ def _wait(stored: Stored, request: str, deadline: float, args: argparse.Namespac
             if shown.state == "unreachable":
                 if args.how == "now" and reply is not None:
                     return shown
-                raise _unreachable(stored.name, shown, "it is not known to have taken a last checkpoint")
+                raise _unreachable(stored.name, shown, "whether it took a last checkpoint is unknown")
             if time.monotonic() > deadline:
                 raise _too_slow(stored, args, reply is not None)
             if time.monotonic() - dotted >= DOT_EVERY_S:

@@ -17,7 +17,7 @@ from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_command
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.cli.start.jobfile import load
-from holdfast.runtime.cli.start.run import add_job_arguments, flags_of
+from holdfast.runtime.cli.start.run import add_drop_state, add_job_arguments, flags_of
 from holdfast.runtime.config.settings import Settings, misspelt, resolve
 from holdfast.runtime.execution.results import with_places
 from holdfast.runtime.plan.memory import check_state_memory, container_share
@@ -36,15 +36,20 @@ _UNITS: dict[str | None, Callable[[int], str]] = {"ms": text.span, "bytes": text
 def add_parser(subparsers: Any) -> None:
     """Register the command."""
     description = "Show what a job would do: graph, settings and their origins, changes against the last checkpoint."
-    parser = add_command(subparsers, "plan", description, "holdfast plan job.py\nholdfast plan job.py --parallelism 4")
+    parser = add_command(
+        subparsers, "plan", description, "holdfast plan job.py\nholdfast plan job.py --drop-state totals"
+    )
     add_job_arguments(parser)
+    add_drop_state(parser)
     parser.set_defaults(handler=handle)
 
 
 def handle(args: argparse.Namespace) -> int:
     """Show the plan. Exit status: 0, even if a run would refuse the changes; 2 if there is no plan."""
     from holdfast.runtime.cli.start import plan_changes
-    from holdfast.runtime.plan.compiler import describe, render, with_operator_ids
+    from holdfast.runtime.plan.compiler import describe, render
+    from holdfast.runtime.plan.given_up import given_up
+    from holdfast.runtime.plan.kept_state import numbered
 
     app = load(args.file, args.app)
     settings = resolve(app, flags_of(args), os.environ)
@@ -53,12 +58,13 @@ def handle(args: argparse.Namespace) -> int:
     repository = Repository(open_objects(join(settings.root, plan.app), writable=False))
     job = repository.read_log()
     manifest = repository.load_manifest(job.completed[-1].body.manifest) if job is not None and job.completed else None
-    if manifest is not None:
-        plan = with_operator_ids(plan, {operator.name: operator.id for operator in manifest.operators})
-    against = plan_changes.changes(plan, settings, job, manifest, repository.records)
+    known = () if manifest is None else manifest.operators
+    given = given_up(plan, known, args.drop_state)
+    plan = numbered(plan, known, given)
+    against = plan_changes.changes(plan, settings, job, manifest, repository.records, given)
     if job is None or not job.finished:  # a finished job does not start again, so nothing can obstruct it
         against["refused"] += obstacles(plan, settings, () if manifest is None else manifest.positions)
-    for warning in misspelt(os.environ):
+    for warning in (*misspelt(os.environ), *given.advice()):
         advise(f"Warning: {warning}")
     if args.json:
         print_json({**describe(plan), "settings": settings.describe(), "changes": against})

@@ -8,7 +8,7 @@ Source: docs/design/0024-identity-of-state.md; API.md (`plan --json`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from holdfast.checkpoint import joblog
@@ -19,8 +19,11 @@ from holdfast.runtime.execution.admission import check_sinks
 from holdfast.runtime.execution.uncommitted_writes import check_written_immediately
 from holdfast.runtime.operators.contract import is_part
 from holdfast.runtime.plan import identity, shape, shape_changes
+from holdfast.runtime.plan.given_up import GivenUp, given_up, unknown_state
 from holdfast.runtime.plan.kept_state import left_operators, left_state
 from holdfast.runtime.plan.model import Plan
+
+STARTS_EMPTY = "it starts empty: its results cover only the records after the checkpoint"
 
 
 def changes(
@@ -29,13 +32,18 @@ def changes(
     job: joblog.Job | None,
     manifest: Manifest | None,
     records: Callable[[], Iterable[joblog.Record]] = tuple,
+    given: GivenUp | None = None,
 ) -> dict[str, Any]:
     """Compare a plan with the history of its job.
+
+    Args:
+        given: What the start would give up.
 
     Returns:
         Names added and removed, and numbers before and now (None: no checkpoint holds them, or no difference);
         `changed`: changes that a run accepts, with their effects; `not_known`: what the checkpoint does not hold;
-        `refused`: why a run would be refused, with what to do next.
+        `refused`: why a run would be refused, with what to do next; `drop_state`: the arguments of `--drop-state` that
+        name state, and whether an earlier start has carried them out (then they have no effect).
     """
     compared: dict[str, Any] = {
         "job_exists": job is not None,
@@ -48,6 +56,7 @@ def changes(
         "changed": [],
         "not_known": [],
         "refused": [],
+        "drop_state": [],
     }
     if job is not None and job.key_groups != plan.key_groups:
         compared["key_groups"] = {"before": job.key_groups, "now": plan.key_groups}
@@ -61,6 +70,8 @@ def changes(
         )
     if manifest is not None:
         _compare(compared, plan, settings, manifest, records)
+    known = () if manifest is None else manifest.operators
+    _compare_state(compared, plan, given or given_up(plan, known, ()), known)
     return compared
 
 
@@ -123,28 +134,41 @@ def _compare(
     compared["sinks"] = _names((spec.name for spec in plan.sinks), sinks)
     if manifest.parallelism != settings.parallelism:
         compared["parallelism"] = {"before": manifest.parallelism, "now": settings.parallelism}
-    _compare_state(compared, plan, known)
     for check in (lambda: check_sinks(plan, manifest, records), lambda: check_written_immediately(plan, manifest)):
         compared["refused"] += _refused(check)
 
 
-def _compare_state(compared: dict[str, Any], plan: Plan, known: list[OperatorState]) -> None:
-    states = {each.name: each.schema for each in known}
-    for found in identity.differences(plan, states):
+def _compare_state(compared: dict[str, Any], plan: Plan, given: GivenUp, known: Sequence[OperatorState]) -> None:
+    states = {each.name: each.schema for each in known if not each.dropped and each.name not in given.operators}
+    compared["drop_state"] = [
+        {"argument": argument, "operator": operator, "carried_out": argument in given.repeated}
+        for operator, arguments in given.carried_out.items()
+        for argument in arguments
+    ]
+    in_code = {operator.name for operator in plan.operators}
+    for name in sorted(filter(lambda each: not is_part(each), given.operators)):
+        effect = STARTS_EMPTY if name in in_code else "no operator reads it any more"
+        compared["changed"].append(_change(name, f"operator {name!r} gives up its state", effect))
+    for found in identity.differences(plan, states, given.parts):
         if found.effect is None:
-            compared["refused"].append({"what": found.what, "next": found.next_step})
+            next_step = given.next_step(found.operator, found.next_step)
+            compared["refused"].append({"what": found.what, "next": next_step})
         else:
-            compared["changed"].append(
-                {"kind": "operator", "name": found.operator, "what": found.what, "effect": found.effect}
-            )
+            compared["changed"].append(_change(found.operator, found.what, found.effect))
     compared["not_known"] += [
         f"whether operator {name!r} had the same inputs, nullability and result types: an older version of Holdfast "
         "wrote its state, and the next checkpoint holds them"
         for name in identity.not_known(plan, states)
     ]
-    if gone := left_operators(plan, known):
-        what, next_step = left_state(gone)
+    for what, next_step in (
+        *([unknown_state(given)] if given.unknown else ()),
+        *([left_state(gone)] if (gone := left_operators(plan, known, given.operators)) else ()),
+    ):
         compared["refused"].append({"what": what, "next": next_step})
+
+
+def _change(operator: str, what: str, effect: str) -> dict[str, str]:
+    return {"kind": "operator", "name": operator, "what": what, "effect": effect}
 
 
 def _refused(check: Callable[[], object]) -> list[dict[str, str]]:

@@ -22,18 +22,18 @@ from holdfast.runtime.cli.reporting import advise, guarded, print_json
 from holdfast.runtime.cli.start.jobfile import load, refuse_while_loading, ship_by_value
 from holdfast.runtime.cli.start.progress import STYLES, Progress, Tally
 from holdfast.runtime.cli.start.sparklog import diverted
-from holdfast.runtime.config.settings import misspelt, resolve
+from holdfast.runtime.config.settings import MICROBATCH, misspelt, resolve
 
 if TYPE_CHECKING:
     from holdfast.runtime.api.app import App
     from holdfast.runtime.config.settings import Settings
-    from holdfast.runtime.execution.executing import Outcome
+    from holdfast.runtime.execution.executing import Execution, Outcome
     from holdfast.runtime.execution.metrics_port import MetricsPort
     from holdfast.runtime.execution.prepare import Prepared
     from holdfast.runtime.execution.results import Printer
     from holdfast.runtime.job.live import Status
 
-SETTING_FLAGS = ("root", "parallelism", "master", "checkpoint_every", "max_records_per_second")
+SETTING_FLAGS = ("root", "mode", "parallelism", "master", "checkpoint_every", "max_records_per_second")
 _DESCRIPTION = """\
 Run a job until its input ends, it is stopped, or it fails permanently. Started again, it resumes from its last
 checkpoint. Ctrl-C takes a last checkpoint and ends it; a second Ctrl-C ends it immediately, which loses nothing either.
@@ -62,9 +62,17 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags that are settings; the names in the namespace are those of the settings."""
+    parser.add_argument(
+        "--mode", metavar="M", help="continuous: workers stay (default); microbatch: every epoch is a Spark job"
+    )
     parser.add_argument("--parallelism", metavar="N", help="number of workers; default: 2")
     parser.add_argument("--master", metavar="M", help="Spark master URL; default: Spark's own, else local")
-    parser.add_argument("--checkpoint-every", metavar="D", help="time between checkpoints, such as 500ms; default: 1s")
+    parser.add_argument(
+        "--checkpoint-every",
+        "--every",
+        metavar="D",
+        help="time between checkpoints, such as 500ms; default: 1s. In microbatch mode: between the starts of two jobs",
+    )
     parser.add_argument("--max-records-per-second", metavar="N", help="limit for all sources together")
 
 
@@ -76,14 +84,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="auto: on stderr, in place on a terminal; plain: a line per second; json: an object per second on stdout",
     )
-    parser.add_argument(
-        "--drop-state",
-        metavar="OP[.AGG]",
-        action="append",
-        default=[],
-        help="give up the state of an operator, or of one of its aggregates, that was removed or has changed; "
-        "may be given several times",
-    )
+    add_drop_state(parser)
     parser.add_argument(
         "--once", action="store_true", help="read up to the current ends of the sources, checkpoint, deliver, stop"
     )
@@ -96,6 +97,18 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add_adopt(parser)
 
 
+def add_drop_state(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that gives up state; `holdfast plan` shows its effect."""
+    parser.add_argument(
+        "--drop-state",
+        metavar="OP[.AGG][#SUFFIX]",
+        action="append",
+        default=[],
+        help="give up the state of an operator, or of one of its aggregates, that was removed or has changed; may be "
+        "given several times. It takes effect once: with #2 behind it, once more",
+    )
+
+
 def add_adopt(parser: argparse.ArgumentParser) -> None:
     """Add the flag that moves targets to the job on purpose."""
     parser.add_argument(
@@ -103,7 +116,7 @@ def add_adopt(parser: argparse.ArgumentParser) -> None:
         metavar="SINK",
         action="append",
         default=[],
-        help="take over the target of this sink from a run that the job's log does not know: a run of a copy of the "
+        help="take over the target of this sink from a run that is not in the job's log: a run of a copy of the "
         "job's folder, or of the folder before it was restored; may be given several times",
     )
 
@@ -169,7 +182,6 @@ def run_app(app: App, args: argparse.Namespace, folder: Path, *, returns: bool =
     """
     from holdfast.runtime.execution.executing import execute
     from holdfast.runtime.execution.prepare import prepare
-    from holdfast.runtime.execution.resident import Resident
     from holdfast.runtime.execution.results import Printer, collected, refuse_collect
 
     settings = resolve(app, flags_of(args), os.environ, submitted_conf())
@@ -199,7 +211,7 @@ def run_app(app: App, args: argparse.Namespace, folder: Path, *, returns: bool =
     began = time.monotonic()
     with diverted(enabled=not args.debug):
         with _served(settings) as port:
-            outcome = execute(prepared, Resident(), _Shown(progress, printer, port))
+            outcome = execute(prepared, execution_of(settings), _Shown(progress, printer, port))
         printer.poll()
         progress.end(outcome.status, _state_of(outcome))
         if outcome.kind in ("failed", "fenced", "refused"):
@@ -208,6 +220,14 @@ def run_app(app: App, args: argparse.Namespace, folder: Path, *, returns: bool =
         print_json(outcome.status.as_json())
     advise(summary(prepared, outcome, tally.records, time.monotonic() - began, late))
     return 0
+
+
+def execution_of(settings: Settings) -> Execution:
+    """Return what carries out the plan."""
+    from holdfast.runtime.execution.microbatch import Microbatch
+    from holdfast.runtime.execution.resident import Resident
+
+    return Microbatch() if settings.mode == MICROBATCH else Resident()
 
 
 @contextmanager

@@ -30,11 +30,10 @@ from holdfast.state.compiled.memory import (
     put_f32,
     put_f64,
     put_u8,
-    word_at,
 )
 from holdfast.state.compiled.sources import ADDRESS, FIELDS, OFFSET, VALIDITY
 from holdfast.state.tables.kernels.copying import copied
-from holdfast.state.tables.kernels.index import home_of, insert, is_old, move, remove
+from holdfast.state.tables.kernels.index import insert, is_old, move, remove
 from holdfast.state.tables.kernels.layout import (
     BLOCK_ROWS,
     INPUT,
@@ -49,6 +48,17 @@ from holdfast.state.tables.kernels.layout import (
     Flag,
     Given,
     Place,
+)
+from holdfast.state.tables.kernels.probing import (
+    has_key,
+    in_one_line,
+    load_keys,
+    prefetch_entries,
+    prefetch_records,
+    slot_of,
+    tag_of,
+    write_likely,
+    write_tags,
 )
 
 _BITS, _OLD_BITS, _MOVED, _COUNT, _HIGH, _FREE, _OPENED, _ARENA = (
@@ -71,149 +81,7 @@ _COUNT_ROWS, _SET, _ADD_INT, _MIN_INT, _MAX_INT, _MIN_UINT, _MAX_UINT = (
 _ADD_FLOAT, _MIN_FLOAT, _MAX_FLOAT, _MIN_F32 = (
     int(Do[name]) for name in ("ADD_FLOAT", "MIN_FLOAT", "MAX_FLOAT", "MIN_FLOAT32")
 )
-_SLOT = (1 << 32) - 1
 _PART = (BLOCK_ROWS + SCRATCH_GAP) * 8
-_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_29, _32, _33 = np.uint64(29), np.uint64(32), np.uint64(33)
-
-
-@inner
-def _tag(key: int, words: int, seed: int, mask: int) -> Any:
-    """Return the tag of a key: the upper bits of a seeded hash of its words, or of its xxh3 for text."""
-    mixed = np.uint64(seed)
-    for word in range(words):
-        mixed ^= np.uint64(get(key, word))
-        mixed ^= mixed >> _32
-        mixed *= _MIX_1
-    mixed ^= mixed >> _29
-    mixed *= _MIX_2
-    return np.int64(mixed >> _33) & mask
-
-
-@inner
-def _load_keys(columns: int, count: int, first: int, size: int, out: int, words: int) -> None:
-    """Write the key words of a block, rows one after another; without a column of null bits, no value is null."""
-    for column in range(count):
-        given = get(columns, column) + first * 8
-        for row in range(size):
-            put(out, row * words + column, get(given, row))
-    if count < words:
-        for row in range(size):
-            put(out, row * words + count, 0)
-
-
-@inner
-def _tags(keys: int, words: int, size: int, tags: int, seed: int, mask: int) -> None:
-    """Write the tags of a block's keys."""
-    if words == 1:  # a loop that is compiled to vectors
-        for row in range(size):
-            put(tags, row, _tag(keys + row * 8, 1, seed, mask))
-    else:
-        for row in range(size):
-            put(tags, row, _tag(keys + row * words * 8, words, seed, mask))
-
-
-@inner
-def _prefetch_entries(entries: int, old: int, control: int, tags: int, size: int) -> None:
-    bits = get(control, _BITS)
-    if get(control, _MOVED) < 0:
-        for row in range(size):
-            prefetch(entries, home_of(get(tags, row), bits))
-        return
-    for row in range(size):
-        tag = get(tags, row)
-        if is_old(control, tag):
-            prefetch(old, home_of(tag, get(control, _OLD_BITS)))
-        else:
-            prefetch(entries, home_of(tag, bits))
-
-
-@inner
-def _in_one_line(stride: int) -> bool:
-    """Return whether every record lies in one line of the cache."""
-    return stride == 64 or stride == 32 or stride == 16
-
-
-@inner
-def _candidates(entries: int, old: int, control: int, tags: int, size: int, records: int, slots: int) -> None:
-    """Write the slot that each key of a block may have, -1 if it has none; prefetch the records."""
-    bits, stride = get(control, _BITS), get(control, _WORDS) * 8
-    moving, wide = get(control, _MOVED) >= 0, not _in_one_line(stride)
-    for row in range(size):
-        tag = get(tags, row)
-        if moving and is_old(control, tag):
-            slot = _candidate(old, get(control, _OLD_BITS), tag)
-        else:
-            slot = _candidate(entries, bits, tag)
-        put(slots, row, slot)
-        prefetch(records + slot * stride, 0)
-        if wide:
-            prefetch(records + slot * stride + stride, -1)
-
-
-@inner
-def _same_bytes(one: int, other: int, length: int) -> bool:
-    """Compare bytes; both places are readable 8 bytes beyond them."""
-    done = 0
-    while done + 8 <= length:
-        if word_at(one, done) != word_at(other, done):
-            return False
-        done += 8
-    left = length - done
-    return left == 0 or (word_at(one, done) ^ word_at(other, done)) << np.uint64(64 - 8 * left) == 0
-
-
-@inner
-def _same(record: int, key: int, words: int, text: int, arena: int, data: int, length: int) -> bool:
-    """Return whether a record has this key; `data` is where the bytes of a text key begin."""
-    if text != 0:
-        if get(record, 0) != get(key, 0) or get(record, 2) != length:
-            return False
-        return _same_bytes(arena + get(record, 1), data, length)
-    for word in range(words):
-        if get(record, word) != get(key, word):
-            return False
-    return True
-
-
-@inner
-def _probe(
-    index: int,
-    bits: int,
-    tag: int,
-    records: int,
-    stride: int,
-    key: int,
-    words: int,
-    text: int,
-    arena: int,
-    data: int,
-    length: int,
-) -> Any:
-    """Return the slot of a key, -1 if it is absent."""
-    mask = (1 << bits) - 1
-    at = home_of(tag, bits)
-    while True:
-        entry = get(index, at)
-        if entry == 0:
-            return -1
-        if entry >> 32 == tag:
-            slot = (entry & _SLOT) - 1
-            if _same(records + slot * stride, key, words, text, arena, data, length):
-                return slot
-        at = (at + 1) & mask
-
-
-@inner
-def _candidate(entries: int, bits: int, tag: int) -> Any:
-    """Return the slot of the first entry with this tag, -1 if there is none."""
-    mask = (1 << bits) - 1
-    at = home_of(tag, bits)
-    entry = get(entries, at)
-    while entry != 0 and entry >> 32 != tag:
-        at = (at + 1) & mask
-        entry = get(entries, at)
-    return (entry & _SLOT) - 1
 
 
 @inner
@@ -340,7 +208,7 @@ def _apply(do: int, word: int, shift: int, at: int, count: int, given: int) -> N
 def _settle(
     table: int, given: int, keys: int, first: int, size: int, slots: int, at: int, tags: int, born: int
 ) -> None:
-    """Find or insert the keys of a block, of which _candidates wrote the likely slots.
+    """Find or insert the keys of a block, of which `slots` has the likely slots.
 
     Args:
         at: Becomes where the records begin.
@@ -356,13 +224,13 @@ def _settle(
         if text != 0:
             start, length = data + get(get(given, _STARTS), row), get(get(given, _LENGTHS), row)
         same = slot >= 0 and get(record, 0) == get(key, 0)
-        if same and ((words == 1 and text == 0) or _same(record, key, words, text, arena, start, length)):
+        if same and ((words == 1 and text == 0) or has_key(record, key, words, text, arena, start, length)):
             put(at, row - first, record)
             continue
         tag = get(tags, row - first)
         in_old = moving and is_old(control, tag)
         index, bits = old if in_old else entries, get(control, _OLD_BITS) if in_old else get(control, _BITS)
-        slot = _probe(index, bits, tag, records, stride, key, words, text, arena, start, length)
+        slot = slot_of(index, bits, tag, records, stride, key, words, text, arena, start, length)
         if slot < 0:
             slot = _create(table, key, words, start, length)
             insert(index, bits, tag, slot)
@@ -373,9 +241,18 @@ def _settle(
         put(at, row - first, records + slot * stride)
 
 
-@kernel("number", "words", "words", "words", "number", "number", "words", "matrix", "matrix", "words")
+@kernel("number", "words", "words", "words", "number", "number", "number", "words", "matrix", "matrix", "words")
 def take_rows(
-    table_: Any, given_: Any, slots_: Any, first: int, mark: int, born_: Any, program_: Any, inputs_: Any, scratch_: Any
+    table_: Any,
+    given_: Any,
+    slots_: Any,
+    first: int,
+    likely: int,
+    mark: int,
+    born_: Any,
+    program_: Any,
+    inputs_: Any,
+    scratch_: Any,
 ) -> int:
     """Find or insert the keys of rows from `first` on, and fold the rows.
 
@@ -383,6 +260,7 @@ def take_rows(
         table_: Where the parts of a table are, in the order of layout.Place.
         given_: Where the parts of the keys are, in the order of layout.Given.
         slots_: Becomes the slots, shape (rows,).
+        likely: 1 if slots_ holds the likely slots.
         mark: 1 to mark the records as present and dirty.
         born_: Becomes the slots of records created by this call, if it has room for one per row.
         program_, inputs_: What to fold; may be empty.
@@ -410,10 +288,13 @@ def take_rows(
         keys = get(given, _FIRST) + first * 8
         if words > 1 or count > 1:
             keys = packed
-            _load_keys(given + _FIRST * 8, count, first, size, keys, words)
-        _tags(keys, words, size, tags, get(control, _SEED), get(control, _MASK))
-        _prefetch_entries(entries, old, control, tags, size)
-        _candidates(entries, old, control, tags, size, records, slots + first * 8)
+            load_keys(given + _FIRST * 8, count, first, size, keys, words)
+        write_tags(keys, words, size, tags, get(control, _SEED), get(control, _MASK))
+        if likely != 0:
+            prefetch_records(control, size, records, slots + first * 8)
+        else:
+            prefetch_entries(entries, old, control, tags, size)
+            write_likely(entries, old, control, tags, size, records, slots + first * 8)
         _settle(table, given, keys, first, size, slots, at, tags, address_of(born_) if born_.size > 0 else 0)
         if mark != 0:
             _mark(control, get(table, _OPENED_AT), slots + first * 8, at, size)
@@ -423,9 +304,13 @@ def take_rows(
     return first
 
 
-@kernel("none", "words", "words", "words", "words")
-def find_rows(table_: Any, given_: Any, slots_: Any, scratch_: Any) -> None:
-    """Find keys without inserting them: slots_ becomes the slot of every key, -1 for those that are absent."""
+@kernel("none", "words", "words", "words", "number", "words")
+def find_rows(table_: Any, given_: Any, slots_: Any, likely: int, scratch_: Any) -> None:
+    """Find keys without inserting them: slots_ becomes the slot of every key, -1 for those that are absent.
+
+    Args:
+        likely: 1 if slots_ holds the likely slots.
+    """
     table, given, slots, scratch = address_of(table_), address_of(given_), address_of(slots_), address_of(scratch_)
     records, entries, old, control = get(table, _RECORDS), get(table, _ENTRIES), get(table, _OLD), get(table, _CONTROL)
     text, moving, stride = get(control, _TEXT), get(control, _MOVED) >= 0, get(control, _WORDS) * 8
@@ -434,17 +319,25 @@ def find_rows(table_: Any, given_: Any, slots_: Any, scratch_: Any) -> None:
     start = data
     for first in range(0, slots_.size, BLOCK_ROWS):
         size = min(BLOCK_ROWS, slots_.size - first)
-        _load_keys(given + _FIRST * 8, get(given, _COLUMNS), first, size, keys, words)
-        _tags(keys, words, size, tags, get(control, _SEED), get(control, _MASK))
-        _prefetch_entries(entries, old, control, tags, size)
-        _candidates(entries, old, control, tags, size, records, slots + first * 8)
+        load_keys(given + _FIRST * 8, get(given, _COLUMNS), first, size, keys, words)
+        write_tags(keys, words, size, tags, get(control, _SEED), get(control, _MASK))
+        if likely != 0:
+            prefetch_records(control, size, records, slots + first * 8)
+        else:
+            prefetch_entries(entries, old, control, tags, size)
+            write_likely(entries, old, control, tags, size, records, slots + first * 8)
         for row in range(size):
+            slot, key = get(slots, first + row), keys + row * words * 8
+            if slot < 0:
+                continue  # no entry has its tag
             if text != 0:
                 start, length = data + get(get(given, _STARTS), first + row), get(get(given, _LENGTHS), first + row)
-            tag, key = get(tags, row), keys + row * words * 8
+            if has_key(records + slot * stride, key, words, text, arena, start, length):
+                continue
+            tag = get(tags, row)
             in_old = moving and is_old(control, tag)
             index, bits = old if in_old else entries, get(control, _OLD_BITS) if in_old else get(control, _BITS)
-            put(slots, first + row, _probe(index, bits, tag, records, stride, key, words, text, arena, start, length))
+            put(slots, first + row, slot_of(index, bits, tag, records, stride, key, words, text, arena, start, length))
 
 
 @kernel("none", "words", "words", "words", "words", "number", "matrix", "matrix", "words")
@@ -459,7 +352,7 @@ def fold_rows(
         address_of(slots_),
     )
     stride, steps, rows, at = get(control, _WORDS) * 8, program_.shape[0], slots_.size, address_of(scratch_)
-    program, inputs, wide = address_of(program_), address_of(inputs_), not _in_one_line(stride)
+    program, inputs, wide = address_of(program_), address_of(inputs_), not in_one_line(stride)
     for first in range(0, rows, BLOCK_ROWS):
         size = min(BLOCK_ROWS, rows - first)
         for row in range(size):
@@ -474,9 +367,13 @@ def fold_rows(
             _fold_block(first, size, program, steps, inputs, at, at + _PART, at + 2 * _PART)
 
 
-@kernel("none", "words", "words")
-def free_slots(table_: Any, slots_: Any) -> None:
-    """Delete the keys of these slots from the index, and put the slots into the free list."""
+@kernel("none", "words", "words", "words", "number", "number")
+def free_slots(table_: Any, slots_: Any, tags_: Any, removes: int, frees: int) -> None:
+    """Delete the keys of these slots from the index, and put the slots into the free list: both, or one first.
+
+    Args:
+        tags_: Of the keys, if they are not to be read from the records.
+    """
     table, free = address_of(table_), get(address_of(table_), _FREE_AT)
     records, control = get(table, _RECORDS), get(table, _CONTROL)
     width, state_at, text = get(control, _WORDS), get(control, _KEY), get(control, _TEXT)
@@ -484,13 +381,18 @@ def free_slots(table_: Any, slots_: Any) -> None:
     for i in range(slots_.size):
         slot = get(address_of(slots_), i)
         record = records + slot * width * 8
-        tag = _tag(record, words, get(control, _SEED), get(control, _MASK))
-        in_old = get(control, _MOVED) >= 0 and is_old(control, tag)
-        index = get(table, _OLD) if in_old else get(table, _ENTRIES)
-        remove(index, get(control, _OLD_BITS) if in_old else get(control, _BITS), tag, slot)
-        if text != 0:
-            put(control, _VOID, get(control, _VOID) + get(record, 2))
-        put(record, state_at, 0)
-        put(free, get(control, _FREE), slot)
-        put(control, _FREE, get(control, _FREE) + 1)
-        put(control, _COUNT, get(control, _COUNT) - 1)
+        if removes != 0:
+            if tags_.size > 0:
+                tag = get(address_of(tags_), i)
+            else:
+                tag = tag_of(record, words, get(control, _SEED), get(control, _MASK))
+            in_old = get(control, _MOVED) >= 0 and is_old(control, tag)
+            index = get(table, _OLD) if in_old else get(table, _ENTRIES)
+            remove(index, get(control, _OLD_BITS) if in_old else get(control, _BITS), tag, slot)
+        if frees != 0:
+            if text != 0:
+                put(control, _VOID, get(control, _VOID) + get(record, 2))
+            put(record, state_at, 0)
+            put(free, get(control, _FREE), slot)
+            put(control, _FREE, get(control, _FREE) + 1)
+            put(control, _COUNT, get(control, _COUNT) - 1)

@@ -114,7 +114,8 @@ def commit(records: Any, committed: Any, control: Any, slots: Any, copies: Any, 
         prefetch(address_of(records), ahead * width + key)
         prefetch(address_of(committed), ahead * columns)
         at = slot * width + key
-        state = records[at]
+        before = records[at]
+        state = before
         if copies[i * width + key] & _WORKING != 0:
             state |= _COMMITTED
             for word in range(columns):
@@ -125,7 +126,8 @@ def commit(records: Any, committed: Any, control: Any, slots: Any, copies: Any, 
             state |= _UNAPPLIED
             fresh[count] = slot
             count += 1
-        records[at] = state
+        if state != before:  # records that are only read leave memory without being written to the disk
+            records[at] = state
     return count
 
 

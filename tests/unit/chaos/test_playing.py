@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from holdfast.chaos.explore.report import Summary, verdict_line
 from holdfast.chaos.mutants import mutation
 from holdfast.chaos.mutants.mutants import MUTANTS
 from holdfast.chaos.sim.faults.faults import Fault
+from holdfast.chaos.sim.jobs.workload import PLANS_MAX, plan_of
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.cli.reporting import INTERRUPTED
 
@@ -183,3 +185,12 @@ def simulating() -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]
         finally:
             process.kill()
             guard.cancel()
+
+
+def test_a_process_that_plays_many_seeds_keeps_a_bounded_number_of_plans() -> None:
+    for upserts in ((), ("by_key",), ("by_bucket",)):
+        for flags in itertools.product((False, True), repeat=4):
+            plan_of(upserts, None, None, False, *flags)
+    found = plan_of.cache_info()
+    assert found.misses > PLANS_MAX
+    assert found.currsize <= PLANS_MAX

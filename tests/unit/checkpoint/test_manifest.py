@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.manifest import Confirmed, Manifest, SubtaskPart, decode, encode, follow, objects
+from holdfast.checkpoint.manifest import (
+    Confirmed,
+    Manifest,
+    OperatorState,
+    SubtaskPart,
+    decode,
+    encode,
+    follow,
+    objects,
+)
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import (
     Epoch,
@@ -203,3 +212,21 @@ class TestBytes:
     def test_a_manifest_of_a_later_format_is_not_damage(self) -> None:
         with pytest.raises(ConfigError, match="has format 9"):
             decode(encode(header()).replace(b'"v":1', b'"v":9').replace(b'"state"', b'"states"'), REF)
+
+
+class TestGivenUpState:
+    """The arguments of `--drop-state` are kept with their operator, and only where there are any."""
+
+    def with_operator(self, **given: Any) -> Manifest:
+        return msgspec.structs.replace(header(), operators=(OperatorState("totals", 1, {}, **given),))
+
+    def test_is_omitted_if_there_is_none(self) -> None:
+        data = encode(self.with_operator())
+        assert b"given_up" not in data
+        assert decode(data, REF).operators[0].carried_out == ()
+
+    def test_is_read_as_it_was_written(self) -> None:
+        manifest = self.with_operator(given_up=("totals", "totals#2"))
+        data = encode(manifest)
+        assert decode(data, REF) == manifest
+        assert manifest.operators[0].carried_out == ("totals", "totals#2")

@@ -17,6 +17,8 @@ from holdfast.runtime.job import status
 from holdfast.runtime.testing.driver import PushedSource
 from holdfast.testing import TestDriver
 
+IN_BOTH_MODES = True
+
 SEEDS = pytest.mark.parametrize("seed", range(5))
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -199,7 +199,7 @@ class TestRedrive:
         LogWriter(dead).append({0: pa.Table.from_pylist(letters, DEAD_LETTERS)})
         count = Redrive("rows", dead, log, log).plan()
         assert count.records == 1
-        assert dict(count.unfit) == {"the record was taken back by a rewind of its writer, or compacted away": 1}
+        assert dict(count.unfit) == {"a rewind of its writer, or a compaction, removed the record": 1}
 
 
 class TestArrived:

@@ -35,8 +35,8 @@ from holdfast.runtime.plan.compiler import describe, render
 from holdfast.runtime.plan.source import OpenSource, Source
 from holdfast.runtime.rows.dead_letters import DEAD_LETTERS, decode_row, encode_row, reported
 from holdfast.runtime.sources.reading import Throttle, open_readings
-from holdfast.runtime.testing.cluster import VirtualClock
 from holdfast.runtime.testing.driver import PushedSource
+from holdfast.runtime.testing.lanes import VirtualClock
 from holdfast.runtime.wire.channels import MemoryNetwork, OpenLinks
 from holdfast.runtime.worker.immediate import ImmediateWrites
 from holdfast.runtime.worker.subtask import SubtaskRun
@@ -46,6 +46,8 @@ from holdfast.state.store import Identity, StateStore
 from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
 from holdfast.testing import TestDriver
+
+IN_BOTH_MODES = True
 
 if TYPE_CHECKING:
     from holdfast.runtime.worker.ports import Ports
@@ -155,6 +157,7 @@ class TestUndecodableRecord:
             "error": "column 'number' is null, which the job's schema does not allow",
         }
 
+    @pytest.mark.continuous("an error shows when a record is processed, not with the next epoch")
     def test_fails_a_job_without_a_dlq_with_its_place_and_the_next_step(self) -> None:
         app = hf.App("words")
         lines_of(app).sink("out", hf.SQLite("unused.db", table="lines"))

@@ -29,6 +29,8 @@ from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.store import Identity, StateStore
 from holdfast.testing import TestDriver
 
+IN_BOTH_MODES = True
+
 SCHEMA = pa.schema(
     [
         pa.field("at", pa.timestamp("us", "UTC"), nullable=False),
@@ -104,6 +106,7 @@ class TestPassedRows:
 
 
 class TestLateRows:
+    @pytest.mark.continuous("a record may be late within an epoch only there")
     def test_a_row_behind_the_watermark_by_within_is_late(self) -> None:
         with TestDriver(app_of()) as t:
             t.push("rows", [row(0, "first")])
@@ -226,6 +229,7 @@ class Oracle:
 
 
 class TestDeciding:
+    @pytest.mark.continuous("it runs no job")
     @given(
         st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60)), min_size=1, max_size=40), max_size=4),
         st.integers(1, 12),

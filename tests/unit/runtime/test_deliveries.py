@@ -29,7 +29,8 @@ from holdfast.model import (
     Writer,
 )
 from holdfast.runtime.driver.repair import Order, Repairs, repair_one, writers_of
-from holdfast.runtime.testing.cluster import Cluster, InlineLanes, MemberPorts, VirtualClock
+from holdfast.runtime.testing.cluster import Cluster, MemberPorts
+from holdfast.runtime.testing.lanes import InlineLanes, VirtualClock
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import MemoryNetwork
 from holdfast.runtime.worker.deliveries import Deliveries

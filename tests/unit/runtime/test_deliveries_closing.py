@@ -9,7 +9,8 @@ from pathlib import Path
 import holdfast as hf
 from holdfast.model import Epoch, Generation, JobUuid, Pending, SnapshotHandle, Staged, Subtask, Tag, Timeline, Writer
 from holdfast.ports import Lane
-from holdfast.runtime.testing.cluster import InlineLane, MemberPorts, VirtualClock
+from holdfast.runtime.testing.cluster import MemberPorts
+from holdfast.runtime.testing.lanes import InlineLane, VirtualClock
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import MemoryNetwork
 from holdfast.runtime.worker.deliveries import Deliveries

@@ -18,6 +18,8 @@ from holdfast.runtime.rows.windows import TIME, TIME_FIRST_US, TIME_LAST_US, Tum
 from holdfast.sinks.memory import MemorySink
 from holdfast.testing import TestDriver
 
+IN_BOTH_MODES = True
+
 INT64 = np.iinfo(np.int64)
 DAY_US = 86_400_000_000
 SIZE_US, LATENESS_US = 10_000_000, 5_000_000

@@ -30,6 +30,8 @@ from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.store import StateStore
 from holdfast.testing import TestDriver
 
+IN_BOTH_MODES = True
+
 GROUPS, KEYS = 8, 6
 FUNCTIONS: dict[str, Any] = {
     "count": hf.count(),
@@ -129,7 +131,7 @@ class Evolving(RuleBasedStateMachine):
         super().__init__()
         self.records: list[Record] = []
         self.code: Code = {"a": Result("count", 0, False), "b": Result("low", 0, False), "c": Result("high", 0, False)}
-        self.wide, self.folders = False, Folders()
+        self.wide, self.folders, self.evolved = False, Folders(), 0
         self.history: list[tuple[int, Code, bool]] = [(0, self.code, False)]
         """The code, whether it was wide, and the epoch after which it ran."""
 
@@ -189,7 +191,8 @@ class Evolving(RuleBasedStateMachine):
         """Remove, rename, add, reorder and widen; each of it, or nothing."""
         present, was_wide = (self.code, self.wide) if cleanly else self.code_at(self.base[0])
         kept = {name: each for name, each in present.items() if data.draw(st.integers(0, 3))}
-        dropped = [f"totals.{name}" for name in present if name not in kept]
+        self.evolved += 1
+        dropped = [f"totals.{name}#{self.evolved}" for name in present if name not in kept]
         code: Code = {}
         former: dict[str, str] = {}
         for name, each in kept.items():

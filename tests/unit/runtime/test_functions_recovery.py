@@ -18,6 +18,8 @@ from holdfast.runtime.testing.cluster import Cluster
 from holdfast.runtime.testing.driver import PARTITIONS
 from holdfast.testing import TestDriver
 
+IN_BOTH_MODES = True
+
 pytestmark = pytest.mark.thorough
 
 
@@ -84,6 +86,7 @@ class TestCrash:
 
 
 class TestFailure:
+    @pytest.mark.continuous("an error shows when a record is processed, not with the next epoch")
     def test_ends_the_job_and_leaves_output_as_of_the_last_checkpoint(self) -> None:
         with TestDriver(counting("fail")) as t:
             t.push("lines", [LINES[0]])
@@ -95,6 +98,7 @@ class TestFailure:
             assert error is not None and error.operator == "flat_map words"
             assert (error.source, error.partition, error.offset) == ("lines", 0, 2)
 
+    @pytest.mark.continuous("an error shows when a record is processed, not with the next epoch")
     def test_the_corrected_job_resumes_without_loss_or_repetition(self) -> None:
         broken = True
 

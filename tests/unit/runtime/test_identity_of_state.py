@@ -258,7 +258,7 @@ class TestDroppedState:
 
     def test_the_number_of_dropped_state_is_never_reused(self) -> None:
         _, once = with_identities(plan_of(sums("u")), states(plan_of(sums("v"))), ["totals"])
-        _, twice = with_identities(plan_of(sums("v")), once, ["totals"])
+        _, twice = with_identities(plan_of(sums("v")), once, ["totals#2"])
         assert [(o.id, o.dropped) for o in twice] == [(1, True), (2, True), (3, False)]
 
     def test_the_clock_of_windows_is_kept_for_windows_of_another_size(self) -> None:

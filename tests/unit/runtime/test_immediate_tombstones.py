@@ -15,7 +15,8 @@ from holdfast.errors import Unavailable
 from holdfast.model import Epoch, Generation, JobUuid, SnapshotHandle, SourcePosition, Subtask, Timeline
 from holdfast.runtime.plan.immediate import immediate_sink
 from holdfast.runtime.rows.schema import schema_of
-from holdfast.runtime.testing.cluster import MemberPorts, VirtualClock
+from holdfast.runtime.testing.cluster import MemberPorts
+from holdfast.runtime.testing.lanes import VirtualClock
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import MemoryNetwork
 from holdfast.runtime.worker.immediate import ImmediateWrites

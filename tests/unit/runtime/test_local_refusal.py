@@ -232,11 +232,12 @@ class NoBases:
     """A store that takes no base, and no merged segment, while it refuses."""
 
     def __init__(self, store: ObjectStore) -> None:
-        self._store, self.refusing = store, True
+        self._store, self.refusing, self.refused = store, True, 0
         self.create, self.get, self.list, self.delete = store.create, store.get, store.list, store.delete
 
     def put(self, path: str, data: bytes) -> None:
         if self.refusing and path.startswith(("base/", "merged/")):
+            self.refused += 1
             raise Unavailable(f"{path} cannot be written: Input/output error", next_step="see to the disk")
         self._store.put(path, data)
 
@@ -258,6 +259,22 @@ class TestRefusedMerge:
             store.refusing = False
             for _ in range(4):
                 step(t, range(100))
+            assert problems(t) == []
+
+    def test_is_repeated_ever_less_often(self) -> None:
+        """Every attempt reads all pieces of the state."""
+        with counting(OneDisk(), 1) as t:
+            store = t.cluster._store = NoBases(t.cluster._store)
+            t.cluster.limits = Limits(merging=Thresholds(segments_max=2))
+            t.crash(0)
+            t.recover()
+            for _ in range(4):
+                step(t, range(100))
+            t.cluster.pass_time(60)
+            assert 8 <= store.refused <= 16
+            store.refusing = False
+            t.cluster.pass_time(10)
+            step(t, range(100))
             assert problems(t) == []
 
 

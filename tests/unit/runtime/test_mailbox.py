@@ -7,7 +7,7 @@ import threading
 import polars as pl
 import pytest
 
-from holdfast.runtime.testing.cluster import InlineLane
+from holdfast.runtime.testing.lanes import InlineLane
 from holdfast.runtime.wire.mailbox import Mailbox, ThreadLanes
 
 PATIENCE_S = 30.0

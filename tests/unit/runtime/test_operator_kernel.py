@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from numpy.typing import NDArray
 
 import holdfast as hf
@@ -31,6 +32,8 @@ from holdfast.runtime.plan.shape import chain_of, shape_of
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.spec import ColumnSpec
 from holdfast.testing import TestDriver
+
+IN_BOTH_MODES = True
 
 FOLDER = Path(operators.__file__).parent
 FOR_ALL = {"contract", "differences", "event_clock", "backlog", "time_slice"}
@@ -114,6 +117,7 @@ class TestOverlappingWindows:
             found = sorted((row["window_end"], row["n"]) for row in t.rows("out"))
         assert found == [(at(10), 1), (at(15), 2), (at(20), 1)]
 
+    @pytest.mark.continuous("a record may be late within an epoch only there")
     def test_a_record_is_late_only_when_all_of_its_windows_are_closed(self) -> None:
         with TestDriver(hopping_app()) as t:
             t.push("rows", [{"k": 1, "at": at(30)}])

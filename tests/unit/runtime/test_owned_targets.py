@@ -253,7 +253,7 @@ class TestTwoRootsOfOneJob:
         site.say(second)
         site.say(first)
         how, kind, what = outcome(first)
-        assert (how, kind) == ("failed", "fenced") and "does not know" in what
+        assert (how, kind) == ("failed", "fenced") and "not in the log of this job" in what
         assert second.driver.outcome is None and site.numbers() == [0, 1, 2, 3, 4, 5]
 
     def test_a_start_detects_the_other_root_before_anything_is_written(self, site: Site) -> None:
@@ -261,7 +261,7 @@ class TestTwoRootsOfOneJob:
         site.copy_root("staging")
         site.say(site.start("staging"))
         before = sorted((site.folder / "root").rglob("*.json"))
-        with pytest.raises(hf.ConfigError, match="does not know") as refused:
+        with pytest.raises(hf.ConfigError, match="not in the log of this job") as refused:
             site.prepare()
         assert "--adopt-targets" in refused.value.next_step and "'copy'" in refused.value.what
         assert sorted((site.folder / "root").rglob("*.json")) == before
@@ -275,7 +275,7 @@ class TestTwoRootsOfOneJob:
         assert tagged.numbers() == [0, 1, 2]
         tagged.say(second)
         how, kind, what = outcome(second)
-        assert (how, kind) == ("failed", "fenced") and "does not know" in what
+        assert (how, kind) == ("failed", "fenced") and "not in the log of this job" in what
         tagged.say(tagged.start())
         assert tagged.numbers() == list(range(12))
 

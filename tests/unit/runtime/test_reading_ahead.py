@@ -187,7 +187,7 @@ class TestLogReaderAhead:
         assert reader.poll(ANY) is not None
         log.take_back(TakeBack(Tag(Timeline(2), Epoch(1)), (WRITER,), lambda _: False))
         lane.step()
-        with pytest.raises(hf.Damaged, match="were taken back"):
+        with pytest.raises(hf.Damaged, match="were removed by a rewind"):
             reader.poll(ANY)
 
     def test_has_the_identity_of_the_rows_used_and_not_of_those_read_ahead(

@@ -161,4 +161,4 @@ class TestRecordsThatBecameVoidInTheirLog:
         job.fail(1, [10, 11, 12, 13, 14], form="row")
         planned = job.redrive().plan()
         assert planned.records == 2
-        assert dict(planned.unfit) == {"the record was taken back by a rewind of its writer, or compacted away": 3}
+        assert dict(planned.unfit) == {"a rewind of its writer, or a compaction, removed the record": 3}

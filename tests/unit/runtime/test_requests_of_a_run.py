@@ -8,7 +8,7 @@ import holdfast as hf
 from holdfast.model import Generation
 from holdfast.runtime.execution.asking import Asking
 from holdfast.runtime.job.requests import Inbox, answer_to, ask
-from holdfast.runtime.testing.cluster import InlineLanes
+from holdfast.runtime.testing.lanes import InlineLanes
 from holdfast.storage.objects import MemoryObjects
 from holdfast.testing import TestDriver
 

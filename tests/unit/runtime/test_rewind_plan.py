@@ -112,7 +112,7 @@ class TestCheck:
             check(self.plan(False, "overwrite"), ())
 
     def test_irreversible_output_is_refused_if_nothing_can_be_accepted(self) -> None:
-        with pytest.raises(ConfigError, match="'out' cannot take its output back: so"):
+        with pytest.raises(ConfigError, match="'out' cannot undo its output: so"):
             check(self.plan(True, "impossible"), ["out:impossible"])
 
     def test_irreversible_output_passes_if_exactly_that_verdict_is_accepted(self) -> None:

@@ -12,6 +12,8 @@ from holdfast.runtime.testing.driver import TestDriver
 from holdfast.runtime.wire import messages as m
 from holdfast.sinks.memory import MemorySink
 
+IN_BOTH_MODES = True
+
 
 @dataclass
 class Bid:
@@ -59,6 +61,7 @@ class TestRewind:
             assert totals(t) == {1: (1, 10)}
             assert [row["price"] for row in t.rows("all")] == [10]
 
+    @pytest.mark.continuous("it is about workers")
     def test_survivors_beyond_the_base_restore_it(self) -> None:
         with TestDriver(counted()) as t:
             t.push("bids", [bid(i, 1) for i in range(20)])

@@ -34,7 +34,8 @@ from holdfast.runtime.spark.exchange import TcpNetwork
 from holdfast.runtime.spark.host import WorkerTask, limits_of
 from holdfast.runtime.spark.tls import make_credentials
 from holdfast.runtime.spark.wire import close_listener, listen
-from holdfast.runtime.testing.cluster import MemberPorts, VirtualClock
+from holdfast.runtime.testing.cluster import MemberPorts
+from holdfast.runtime.testing.lanes import VirtualClock
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import MemoryNetwork, OpenLinks
 from holdfast.runtime.wire.mailbox import Mailbox
@@ -54,6 +55,7 @@ class Code:
     parallelism: int | None = None
     key_groups: int = 128
     state_memory: str | int | None = None
+    mode: str = "continuous"
 
 
 @dataclass

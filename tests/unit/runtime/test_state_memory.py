@@ -21,10 +21,11 @@ from holdfast.runtime.spark.memory import default_state_memory
 from holdfast.runtime.spark.tls import make_credentials
 from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.runtime.worker.local import LocalFolders
+from holdfast.state.collections.rows import spec_of
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.swap import Swap
-from holdfast.state.tables.slab import PLAIN, Memory
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.slab import PLAIN, UNLIMITED, Memory
+from holdfast.state.tables.table import ColumnSpec, Table
 from holdfast.testing import TestDriver
 
 
@@ -39,7 +40,8 @@ class Bid:
 def plan() -> Plan:
     app = hf.App("bids", state_memory="1GiB")
     bids = app.source("bids", hf.Generator(Bid, lambda n: Bid(auction=n, price=n), count=1))
-    counts = bids.key_by("auction").agg("per_auction", n=hf.count())
+    keyed = bids.key_by("auction")
+    counts = keyed.agg("per_auction", n=hf.count(), total=hf.sum("price"), least=hf.min("price"))
     counts.sink("out", hf.SQLite("unused.db", table="t", key=["auction"]))
     return app.plan()
 
@@ -144,11 +146,6 @@ class TestContainerShare:
             ({"spark.executor.memory": "8192", FACTOR: "0.5"}, 4096, FACTOR + " of spark.executor.memory"),
             ({OVERHEAD: "1024", FACTOR: "0.5"}, 1024, OVERHEAD),
             ({OVERHEAD: "1 GB"}, 1024, OVERHEAD),
-            (
-                {OVERHEAD: "1g", "spark.executor.pyspark.memory": "3g"},
-                4096,
-                OVERHEAD + " + spark.executor.pyspark.memory",
-            ),
         ],
     )
     @pytest.mark.parametrize("master", ["yarn", "k8s://https://host:443"])
@@ -159,6 +156,25 @@ class TestContainerShare:
         assert share is not None
         assert (share.size // MIB, share.origin, share.workers) == (mib, origin, 1)
         assert share.default == share.size // 2
+
+    @pytest.mark.parametrize(
+        ("conf", "mib"),
+        [
+            ({"spark.master": "yarn"}, 4096),
+            ({"spark.master": "k8s://host"}, 1024),
+            ({"spark.master": "k8s://host", "spark.kubernetes.resource.type": "java"}, 1024),
+            ({"spark.master": "k8s://host", "spark.kubernetes.resource.type": "python"}, 4096),
+        ],
+    )
+    def test_has_memory_for_python_where_spark_adds_it(self, conf: dict[str, str], mib: int) -> None:
+        share = container_share({**conf, OVERHEAD: "1g", "spark.executor.pyspark.memory": "3g"}, 1)
+        assert share is not None and share.size == mib * MIB
+        assert share.origin == OVERHEAD + (" + spark.executor.pyspark.memory" if mib == 4096 else "")
+
+    def test_of_kubernetes_in_client_mode_is_that_of_a_jvm_program(self) -> None:
+        """In cluster mode the configuration names the factor 0.4."""
+        share = container_share({"spark.master": "k8s://host", "spark.executor.memory": "10g"}, 1)
+        assert share is not None and share.size == 1 << 30
 
     def test_of_kubernetes_follows_its_older_factor_too(self) -> None:
         conf = {
@@ -212,19 +228,26 @@ class TestLocalFolders:
 
 
 class TestOperators:
-    def test_take_large_batches_in_parts_while_their_table_is_larger_than_memory(self, tmp_path: Path) -> None:
-        """The records that a batch reaches are read by NumPy too, which settles no memory in between."""
+    def test_take_whole_batches_though_their_table_is_larger_than_memory(self, tmp_path: Path) -> None:
         numbers = np.random.default_rng(3).integers(0, 3_000, 5_000)
         rows, batches = counted_with(PLAIN, numbers)
-        assert batches == 5
-        swapped, batches = counted_with(Swap(tmp_path, resident_max=1, tables_max=MIB), numbers)
-        assert batches > 100
-        auctions, counts = np.unique(numbers, return_counts=True)
-        assert rows == swapped == dict(zip(auctions.tolist(), counts.tolist(), strict=True))
+        swapped, in_swap = counted_with(Swap(tmp_path, resident_max=1, tables_max=MIB), numbers)
+        assert batches == in_swap == 5
+        found = zip(*(part.tolist() for part in np.unique(numbers, return_counts=True)), strict=True)
+        assert rows == swapped == {auction: (count, count * auction, auction) for auction, count in found}
+
+    def test_take_few_rows_if_these_reach_keys_in_any_place(self, tmp_path: Path) -> None:
+        user, name = KeyType(("u",), (pa.int64(),), (False,)), KeyType(("n",), (pa.utf8(),), (False,))
+        spec = spec_of(1, "maps", user, name, [ColumnSpec("x", np.dtype(np.int64))], expiring=False)
+        memory = Swap(tmp_path, resident_max=1, tables_max=MIB)
+        table = Table(spec, 8, memory=memory)
+        assert table.batch_rows_max == UNLIMITED
+        table.slots(spec.key.encode([pa.array(np.arange(20_000)), pa.array(["x"] * 20_000)]))
+        assert memory.swapping and table.batch_rows_max < 100
 
 
-def counted_with(memory: Memory, numbers: NDArray[np.int64]) -> tuple[dict[int, int], int]:
-    """Return the counts of an aggregate, and how many batches its operator took."""
+def counted_with(memory: Memory, numbers: NDArray[np.int64]) -> tuple[dict[int, tuple[int, int, int]], int]:
+    """Return count, sum and minimum of an aggregate by key, and how many batches its operator took."""
     job, written, taken = plan(), list[pa.RecordBatch](), list[int]()
     tables = {each.name: Table(each.table, job.key_groups, memory=memory) for each in job.operators}
     last = job.fragments[-1]
@@ -242,7 +265,8 @@ def counted_with(memory: Memory, numbers: NDArray[np.int64]) -> tuple[dict[int, 
         runtime.on_batch(given.slice(first, 1_000))
     runtime.on_barrier()
     table = pa.Table.from_batches(written)
-    return dict(zip(table["auction"].to_pylist(), table["n"].to_pylist(), strict=True)), len(taken)
+    auctions, *found = (table[name].to_pylist() for name in ("auction", "n", "total", "least"))
+    return dict(zip(auctions, zip(*found, strict=True), strict=True)), len(taken)
 
 
 @dataclass

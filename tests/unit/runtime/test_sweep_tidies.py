@@ -12,7 +12,7 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.errors import Unavailable
 from holdfast.model import Generation, JobUuid, Timeline
 from holdfast.runtime.driver.sweep import Sweep
-from holdfast.runtime.testing.cluster import InlineLane
+from holdfast.runtime.testing.lanes import InlineLane
 from holdfast.storage.objects import LocalObjects
 
 

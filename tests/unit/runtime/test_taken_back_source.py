@@ -45,4 +45,4 @@ class TestVoidRecords:
         assert words.cluster.driver.outcome is not None
         kind, error = words.cluster.driver.outcome
         assert (kind, error and error.kind) == ("failed", "damaged")
-        assert error is not None and "were taken back" in error.what
+        assert error is not None and "were removed by a rewind" in error.what

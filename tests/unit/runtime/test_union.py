@@ -17,6 +17,8 @@ from holdfast.runtime.plan.report import describe, render
 from holdfast.sinks.memory import MemorySink
 from holdfast.testing import TestDriver
 
+IN_BOTH_MODES = True
+
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 

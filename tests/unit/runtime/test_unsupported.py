@@ -123,7 +123,7 @@ class TestForgottenArguments:
             (lambda: stream().map(lambda row: row), "to= is missing: it describes the rows that the function returns"),
             (lambda: hf.sum(), "sum(): an aggregate takes the name of a column"),
             (lambda: hf.count(filter=1), "count(..., filter=) is not in this version"),  # type: ignore[arg-type]
-            (lambda: planned(mode="microbatch"), "uses mode='microbatch', which this version does not support"),
+            (lambda: planned(mode="batch"), "app 'hot': mode is 'batch'"),
             (lambda: planned(changelog=1), "uses changelog=1, which"),
         ],
     )

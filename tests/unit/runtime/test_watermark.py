@@ -15,7 +15,7 @@ from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.plan.source import OpenSource
 from holdfast.runtime.rows.watermark import LAST_US, NEVER_US, Minimum, Watermark, begin, reported
 from holdfast.runtime.sources.event_time import EventTime
-from holdfast.runtime.testing.cluster import VirtualClock
+from holdfast.runtime.testing.lanes import VirtualClock
 from holdfast.runtime.wire.messages import PartitionTime
 from holdfast.traits import SourceTraits
 

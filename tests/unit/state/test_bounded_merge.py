@@ -11,6 +11,7 @@ import pytest
 MIB = 1 << 20
 PIECES, WIDTH, LIMIT = 4, 240, 96 * MIB
 """Every piece replaces half of the rows of the one before it. Half of the limit is what Arrow's allocator keeps."""
+VERIFY_LIMIT = 40 * MIB
 
 CHILD = """
 import sys
@@ -21,6 +22,7 @@ from holdfast.checkpoint.bases import Merge
 from holdfast.checkpoint.repository import open_verified
 from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, SegmentRef, SnapshotHandle
 from holdfast.model import Subtask, Timeline, WorkerId
+from holdfast.runtime.cli.operate.verify import Named, damaged_of
 from holdfast.runtime.wire.messages import Active, Deploy
 from holdfast.runtime.worker.compaction import CompactJob
 from holdfast.state import blocks, changelog
@@ -70,6 +72,12 @@ if what == "write":
     for number in range(1, pieces + 1):
         sealed(number, rows)
         sealed(number, 1000)
+elif what == "verify":
+    named = [Named(ref(number, rows).object, "segment", [number]) for number in range(1, pieces + 1)]
+    assert damaged_of(store, GROUPS, [Named(ref(1, 1000).object, "segment", [1])]) == []
+    before = peak()
+    assert damaged_of(store, GROUPS, named) == []
+    print(before, peak())
 else:
     read(merged(tuple(ref(number, 1000) for number in range(1, pieces + 1))))
     refs = tuple(ref(number, rows) for number in range(1, pieces + 1))
@@ -81,15 +89,17 @@ else:
 """
 
 
+def child(what: str, folder: Path, rows: int) -> str:
+    command = [sys.executable, "-c", CHILD, what, str(folder), *map(str, (PIECES, rows, WIDTH))]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
 @pytest.mark.parametrize("rows", [300_000, pytest.param(1_100_000, marks=pytest.mark.slow)])
 def test_a_merge_and_a_restore_need_memory_that_does_not_follow_the_size_of_the_state(
     tmp_path: Path, rows: int
 ) -> None:
-    given = [str(tmp_path), *map(str, (PIECES, rows, WIDTH))]
-    printed = ""
-    for what in ("write", "merge"):
-        command = [sys.executable, "-c", CHILD, what, *given]
-        printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    child("write", tmp_path, rows)
+    printed = child("merge", tmp_path, rows)
     before, merged, read, found, size = map(int, printed.split())
     pieces = PIECES * rows * WIDTH
     print(
@@ -98,3 +108,11 @@ def test_a_merge_and_a_restore_need_memory_that_does_not_follow_the_size_of_the_
     assert found == rows * (PIECES + 1) // 2 and size > found * WIDTH
     assert pieces > (10 if rows > 1_000_000 else 2.5) * LIMIT
     assert read - before < LIMIT
+
+
+def test_verifying_needs_memory_that_does_not_follow_the_size_of_an_object(tmp_path: Path) -> None:
+    rows = 300_000
+    child("write", tmp_path, rows)
+    before, after = map(int, child("verify", tmp_path, rows).split())
+    assert rows * WIDTH > 1.5 * VERIFY_LIMIT
+    assert after - before < VERIFY_LIMIT

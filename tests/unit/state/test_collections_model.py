@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from cramped import CrampedState
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
@@ -301,7 +302,7 @@ class Collections(RewoundWorker):
         """Restore the head on two other workers, each with its share of the key groups."""
         both = Model()
         for owned in ((0, middle), (middle, GROUPS)):
-            store = StateStore(self.identity, SPECS, GROUPS, owned)
+            store = StateStore(self.identity, SPECS, GROUPS, owned, memory=self.tables_memory)
             store.restore(self.head, [Piece(data, (0, GROUPS)) for data in self.segments.values()], None)
             half = contents(store)
             assert not both.lists.keys() & half.lists.keys() and not both.maps.keys() & half.maps.keys()
@@ -319,6 +320,10 @@ class CollectionsOnRocks(OnRocks, Collections):
     """The same over RocksDB."""
 
 
+class CrampedCollections(CrampedState, Collections):
+    """The same in tables that are larger than their budget."""
+
+
 TestCollections = Collections.TestCase
 TestCollections.settings = settings(
     max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -326,4 +331,8 @@ TestCollections.settings = settings(
 TestCollectionsOnRocks = CollectionsOnRocks.TestCase
 TestCollectionsOnRocks.settings = settings(
     max_examples=8, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestCrampedCollections = CrampedCollections.TestCase
+TestCrampedCollections.settings = settings(
+    max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

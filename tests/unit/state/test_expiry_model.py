@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import pytest
+from cramped import CrampedState
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
@@ -22,7 +23,7 @@ from holdfast.state.evolution import declaration
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.marker import read_marker, usable
 from holdfast.state.store import Identity, Piece, StateStore
-from holdfast.state.tables import records
+from holdfast.state.tables import indexed
 from holdfast.state.tables.expiry import NOTHING, Through, covered
 from holdfast.state.tables.table import ColumnSpec, Table, TableSpec
 
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.thorough
 def _small_parts() -> Iterator[None]:
     """Write segments in several record batches, restore them in several parts, and shrink small tables."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(records, "_SHRUNK_FROM", 1)
+        patched.setattr(indexed, "_SHRUNK_FROM", 1)
         patched.setattr(changelog, "ROWS_AT_ONCE", 4)
         patched.setattr(changelog, "BATCH_BYTES", 200)
         patched.setattr(changelog, "PACKED_FROM_BYTES", 0)
@@ -100,7 +101,7 @@ class ExpiringWorker(KilledWorker):
     @initialize()
     def start(self) -> None:
         self.cold = self.new_cold()
-        self.store = StateStore(IDENTITY, [SPEC], GROUPS, WHOLE, self.cold)
+        self.store = StateStore(IDENTITY, [SPEC], GROUPS, WHOLE, self.cold, self.tables_memory)
 
     @rule(rows=rows_given, again=st.booleans())
     def put(self, rows: list[Row], again: bool) -> None:
@@ -224,7 +225,7 @@ class ExpiringWorker(KilledWorker):
         if applied is not None and any(not part.follows and part.epoch > applied for part in self.segments):
             applied = None
         pieces = [Piece(part.data, owned) for part in self.segments]
-        store = StateStore(IDENTITY, [SPEC], GROUPS, owned, cold)
+        store = StateStore(IDENTITY, [SPEC], GROUPS, owned, cold, self.tables_memory)
         store.restore(self.head, pieces, applied, None if applied is None else base)
         store.completed(cut(self.head))
         return store
@@ -242,9 +243,17 @@ class ExpiringWorkerOnRocks(OnRocks, ExpiringWorker):
     """The same over RocksDB."""
 
 
+class CrampedExpiringWorker(CrampedState, ExpiringWorker):
+    """The same in tables that are larger than their budget."""
+
+
 TestExpiringWorker = ExpiringWorker.TestCase
 TestExpiringWorker.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestExpiringWorkerOnRocks = ExpiringWorkerOnRocks.TestCase
 TestExpiringWorkerOnRocks.settings = settings(
     max_examples=10, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestCrampedExpiringWorker = CrampedExpiringWorker.TestCase
+TestCrampedExpiringWorker.settings = settings(
+    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -12,7 +12,7 @@ import pytest
 from holdfast.model import Epoch
 from holdfast.state.compiled.sources import Input, sources_of
 from holdfast.state.keys.batch import Keys, KeyType
-from holdfast.state.tables import epochs, records
+from holdfast.state.tables import epochs, indexed
 from holdfast.state.tables.kernels.layout import Do
 from holdfast.state.tables.table import ColumnSpec, Table, TableSpec
 
@@ -110,7 +110,7 @@ class TestAFrozenEpoch:
         assert rows_of(of, TWO) == named((5, "5 times"), 4)
 
     def test_keeps_its_keys_while_their_arena_is_compacted(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(records, "_COMPACTED_FROM", 16)
+        monkeypatch.setattr(indexed, "COMPACTED_FROM", 16)
         of = Table(TableSpec(1, "counts", WINDOW, (COUNT, NOTE)), 4)
         of.slots(keys(*range(100, 140)))  # never touched, so they can be dropped
         put(of, list(range(KEYS)), 1)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from cramped import MEMORIES, UNIT_BITS
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -16,9 +17,10 @@ from oracle_table import NumpyTable
 from holdfast.model import Epoch
 from holdfast.state.compiled.sources import Input, sources_of
 from holdfast.state.keys.batch import Keys, KeyType
-from holdfast.state.tables import epochs, records
+from holdfast.state.tables import epochs, indexed, placing
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.kernels.layout import Control, Do
+from holdfast.state.tables.slab import Memory
 from holdfast.state.tables.spec import Columns, ColumnSpec, TableSpec, Values
 from holdfast.state.tables.table import Table
 
@@ -144,18 +146,22 @@ class Tables(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patched = pytest.MonkeyPatch()
-        self.patched.setattr(records, "_COMPACTED_FROM", 64)
-        self.patched.setattr(records, "_SHRUNK_FROM", 1)
+        self.patched.setattr(indexed, "COMPACTED_FROM", 64)
+        self.patched.setattr(indexed, "_SHRUNK_FROM", 1)
         self.patched.setattr(epochs, "COPIED_AT_ONCE", 7)
         self.patched.setattr(epochs, "LISTED_COPIED", 20)
 
-    @initialize(kind=st.sampled_from(sorted(KINDS)), mask=st.sampled_from([0, 3, -1]), cold=st.booleans())
-    def start(self, kind: str, mask: int, cold: bool) -> None:
+        self.patched.setattr(placing, "UNIT_BITS", UNIT_BITS)
+
+    @initialize(
+        kind=st.sampled_from(sorted(KINDS)), mask=st.sampled_from([0, 3, -1]), cold=st.booleans(), memory=MEMORIES
+    )
+    def start(self, kind: str, mask: int, cold: bool, memory: Memory) -> None:
         self.kind = KINDS[kind]
         self.cold = cold
         self.stores = (Rows(self.kind), Rows(self.kind))
         spec, (one, two) = TableSpec(1, kind, self.kind, COLUMNS), self.stores
-        self.table = Table(spec, GROUPS, one if cold else None, keep_unapplied=cold)
+        self.table = Table(spec, GROUPS, one if cold else None, keep_unapplied=cold, memory=memory)
         self.oracle = NumpyTable(spec, GROUPS, two if cold else None, keep_unapplied=cold)
         self.table._control[Control.MASK] &= mask
         self.mask = int(self.table._control[Control.MASK])

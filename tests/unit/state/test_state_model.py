@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from cramped import CrampedState
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
@@ -194,6 +195,10 @@ class OneWorkerOnRocks(OnRocks, OneWorker):
     """The same over RocksDB."""
 
 
+class CrampedOneWorker(CrampedState, OneWorker):
+    """The same in tables that are larger than their budget."""
+
+
 TestOneWorker = OneWorker.TestCase
 TestOneWorker.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 TestOneWorkerWithoutColdStore = OneWorkerWithoutColdStore.TestCase
@@ -201,4 +206,8 @@ TestOneWorkerWithoutColdStore.settings = settings(max_examples=60, stateful_step
 TestOneWorkerOnRocks = OneWorkerOnRocks.TestCase
 TestOneWorkerOnRocks.settings = settings(
     max_examples=15, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestCrampedOneWorker = CrampedOneWorker.TestCase
+TestCrampedOneWorker.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

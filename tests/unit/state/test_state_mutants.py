@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 from test_collections_model import Collections
 from test_expiry_model import ExpiringWorker
+from test_records_model import Tables
 from test_state_model import OneWorker
 from test_swap import TestRoom as Room
 
@@ -24,6 +25,8 @@ pytestmark = pytest.mark.thorough
 
 EXAMPLES_MAX = 200
 MACHINES: dict[str, type[RuleBasedStateMachine]] = {
+    "rows-left-in-order-of-records": Tables,
+    "inputs-left-in-order-of-arrival": Tables,
     "timer-fires-outside-of-epochs": Collections,
     "order-outlives-rollback": Collections,
     "suffix-left-by-prefix-delete": Collections,
@@ -63,7 +66,7 @@ def examples_until_caught(machine: type[RuleBasedStateMachine]) -> int | None:
 
 
 class TestStateMutants:
-    @pytest.mark.parametrize("machine", (Collections, ExpiringWorker, OneWorker))
+    @pytest.mark.parametrize("machine", (Collections, ExpiringWorker, OneWorker, Tables))
     def test_what_is_not_mutated_passes_the_same_examples(self, machine: type[RuleBasedStateMachine]) -> None:
         assert examples_until_caught(machine) is None
 

@@ -11,8 +11,8 @@ from holdfast.model import Epoch
 from holdfast.state import swap
 from holdfast.state.compiled.sources import Input, sources_of
 from holdfast.state.keys.batch import Keys, KeyType
-from holdfast.state.swap import REGION_BYTES, RETURNED_AT_ONCE, Swap, resident_bytes, unfit
-from holdfast.state.tables.kernels.layout import Do
+from holdfast.state.swap import REGION_BYTES, RETURNED_AT_ONCE, SLACK_REGIONS, Swap, resident_bytes, unfit
+from holdfast.state.tables.kernels.layout import Control, Do
 from holdfast.state.tables.slab import UNLIMITED
 from holdfast.state.tables.table import ColumnSpec, Table, TableSpec
 
@@ -72,9 +72,11 @@ class TestRoom:
         array = memory.zeros(MIB)
         array[:] = 1
         memory.settle()
+        memory.bring(array.ctypes.data, [0], True)
+        assert memory._recent
         files = len(os.listdir("/proc/self/fd"))
         del array
-        assert memory.used_bytes == 0
+        assert memory.used_bytes == 0 and not memory._recent
         assert len(os.listdir("/proc/self/fd")) == files - 1
         assert not list(tmp_path.iterdir())
 
@@ -131,6 +133,44 @@ class TestRoom:
         assert (kept == np.arange(kept.size)).all() and (other == 7).all()
 
 
+class TestRegionThatIsBrought:
+    @pytest.mark.parametrize("write", [False, True], ids=["to read", "to write"])
+    @pytest.mark.parametrize("touched", [False, True], ids=["absent", "with a page that was read"])
+    def test_keeps_its_content_and_leaves_again(self, tmp_path: Path, write: bool, touched: bool) -> None:
+        memory = swapping(tmp_path)
+        array = memory.zeros(4 * MIB)
+        array[:] = np.arange(array.size)
+        memory.settle()
+        for change in range(2):
+            assert not touched or array[5] == 5 + change
+            memory.bring(array.ctypes.data, [0, 3, 7, 7], write)
+            assert (array == np.arange(array.size) + change).all()
+            array += 1
+            dropped = memory.dropped_regions
+            memory.settle()
+            assert memory.dropped_regions >= dropped + 3
+
+    def test_is_ignored_if_it_is_in_no_area_or_all_is_resident(self, tmp_path: Path) -> None:
+        memory = Swap(tmp_path, resident_max=1, tables_max=64 * MIB)
+        array = memory.zeros(MIB)
+        memory.bring(array.ctypes.data, [0], True)
+        memory.bring(array.ctypes.data + 8, [0], True)
+        assert not array.any() and memory.dropped_regions == 0
+
+    def test_of_an_earlier_part_makes_room_if_a_part_needs_more_than_may_be_added(self, tmp_path: Path) -> None:
+        memory = Swap(tmp_path, resident_max=1, tables_max=16 * MIB)
+        array = memory.zeros(8 * MIB)
+        array[:] = 1
+        memory.settle()
+        dropped = memory.dropped_regions
+        memory.bring(array.ctypes.data, range(10), True)
+        assert memory.dropped_regions == dropped  # all of them are of this part
+        memory._part, memory._grown = memory._part + 1, 0  # as settle() does where memory suffices
+        memory.bring(array.ctypes.data, range(12, 12 + SLACK_REGIONS + 2), True)
+        assert memory.dropped_regions == dropped + 2
+        assert (array == 1).all()
+
+
 class TestFolder:
     @pytest.mark.parametrize(("kind", "fits"), [("ext4", True), ("xfs", True), ("tmpfs", False), ("ramfs", False)])
     def test_in_memory_is_unfit(self, tmp_path: Path, kind: str, fits: bool) -> None:
@@ -167,7 +207,7 @@ class TestTableAfterAPeak:
     def test_keeps_no_index_that_it_has_moved_out_of(self, tmp_path: Path) -> None:
         memory = Swap(tmp_path, resident_max=1 << 40, tables_max=14 * MIB)
         table = Table(NUMBERS, 8, memory=memory)
-        for first in range(0, 600_000, 100_000):
+        for first in range(0, 900_000, 100_000):
             table.slots(keys_of(NUMBERS, range(first, first + 100_000)))
         assert memory.swapping
         table.drop_vacant()
@@ -224,3 +264,26 @@ def shown(table: Table) -> dict[bytes, tuple[int, int]]:
     names = table.keys_at(slots).canonical().to_pylist()
     rows = zip(table.values("n", slots).tolist(), table.values("total", slots).tolist(), strict=True)
     return dict(zip(names, rows, strict=True))
+
+
+class TestFreeSlots:
+    @pytest.mark.parametrize("spec", [NUMBERS, NAMES], ids=["numbers", "names"])
+    def test_are_used_again_and_their_keys_are_gone(self, tmp_path: Path, spec: TableSpec) -> None:
+        memory = swapping(tmp_path, tables_max=4 * MIB)
+        table, size = Table(spec, 8, memory=memory), 200_000
+        table.touch(table.slots(keys(spec, np.arange(size))))
+        gone = np.random.default_rng(1).permutation(size)[: size // 3]
+        table.delete(table.slots(keys(spec, gone)))
+        for epoch in (1, 2):
+            table.freeze(Epoch(epoch), Epoch(epoch - 1))
+        table.commit(Epoch(2))
+        table.drop_vacant()
+        assert len(table) == size - gone.size
+        assert (table.find(keys(spec, gone)) == -1).all()
+        high = int(table._control[Control.HIGH])
+        slots = table.slots(keys(spec, np.arange(size, size + gone.size)))
+        assert np.unique(slots).size == gone.size
+        assert int(table._control[Control.HIGH]) == high
+        left = np.setdiff1d(np.arange(size), gone)
+        assert np.intersect1d(table.find(keys(spec, left)), slots).size == 0
+        assert table.present().size == left.size

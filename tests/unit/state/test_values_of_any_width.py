@@ -17,7 +17,7 @@ from holdfast.state.evolution import adapted, by_name, declaration
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.store import Identity, StateStore
-from holdfast.state.tables import records, table
+from holdfast.state.tables import indexed, records, table
 from holdfast.state.tables.spec import ColumnSpec, TableSpec, column_of_type
 from holdfast.state.tables.table import Table
 
@@ -133,7 +133,7 @@ class TestRowsBelowAKey:
 class TestTheArena:
     @pytest.fixture(autouse=True)
     def _small(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(records, "_COMPACTED_FROM", 1_000)
+        monkeypatch.setattr(indexed, "COMPACTED_FROM", 1_000)
 
     def test_stays_below_a_multiple_of_what_is_live_when_values_are_replaced(self) -> None:
         of = Table(SPEC, GROUPS)

@@ -307,7 +307,7 @@ class TestVoidRanges:
         world.rewind(1)
         world.compact()
         for offset in (2, 3):
-            with pytest.raises(Damaged, match="taken back"):
+            with pytest.raises(Damaged, match="removed by a rewind"):
                 LogReader(world.store).read(0, offset, ANY_BYTES)
         assert LogReader(world.store).last_position(0) == 1
 

@@ -166,7 +166,7 @@ class TestReadersBeyondTheRange:
     def test_a_reader_restarted_inside_or_at_the_end_of_the_range_stops(self, store: Interrupted, offset: int) -> None:
         rewind(store, 2)
         append(store, 9, {0: [90]}, timeline=2)
-        with pytest.raises(Damaged, match="taken back"):
+        with pytest.raises(Damaged, match="removed by a rewind"):
             LogReader(store).read(0, offset, ANY_BYTES)
 
     def test_a_reader_restarted_at_the_beginning_or_after_the_range_continues(self, store: Interrupted) -> None:

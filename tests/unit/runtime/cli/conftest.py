@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from orders_job import Orders
 
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Confirmed, Manifest, OperatorState
@@ -217,3 +218,13 @@ def holdfast(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
         return Ended(status, out, err)
 
     return run
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> Orders:
+    """A job that has run and was stopped."""
+    job = Orders(tmp_path)
+    job.start()
+    job.order(a=1, b=2)
+    job.stop()
+    return job

@@ -226,7 +226,7 @@ class TestTargetOfAnotherHistory:
         self.taken_over(words)
         assert words.rewind(words.file, "--to-epoch", str(words.epochs[0]), "--apply") == 2
         reported = capsys.readouterr().err
-        assert "does not know" in reported and words.table() == {"a": 11, "b": 2, "c": 3}
+        assert "not in the log of this job" in reported and words.table() == {"a": 11, "b": 2, "c": 3}
         assert words.job.timeline == 1
 
     def test_it_is_repaired_and_taken_over_if_the_user_names_its_sink(self, words: Words) -> None:

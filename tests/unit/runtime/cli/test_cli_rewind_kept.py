@@ -246,7 +246,7 @@ class TestAccept:
         assert next(sink["verdict"] for sink in shown["sinks"] if sink["name"] == "out") == "impossible"
         assert shown["accept"] == []
         said = refusal(words, capsys, *to, "--apply", "--accept", "out:impossible")
-        assert "sink 'out' cannot take its output back" in said
+        assert "sink 'out' cannot undo its output" in said
 
     def test_a_running_job_is_rewound_only_with_the_verdicts_its_targets_need(self, words: Words) -> None:
         words.forget("out")

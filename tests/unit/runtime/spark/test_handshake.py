@@ -129,7 +129,7 @@ class TestConnectingEnd:
     ) -> None:
         seen: list[bytes] = []
         peer = answering(listener, answer, seen)
-        with pytest.raises(Unavailable, match="does not know the secret"):
+        with pytest.raises(Unavailable, match="lacks the secret"):
             connect(listener.getsockname(), SECRET, HELLO)
         assert peer.ended() == [] and seen == []
 
@@ -177,7 +177,7 @@ class TestAcceptingEnd:
         with socket.create_connection(listener.getsockname()) as connection:
             assert greeting(connection, given) == b""
         (error,) = peer.ended()
-        assert isinstance(error, StreamClosed) and "does not know the secret" in str(error)
+        assert isinstance(error, StreamClosed) and "lacks the secret" in str(error)
 
     @pytest.mark.parametrize("length", [32 + 32 - 1, 32 + 32 + wire.HELLO_BYTES_MAX + 1, 1 << 20])
     def test_refuses_a_greeting_of_a_wrong_size_before_it_is_read(self, listener: socket.socket, length: int) -> None:

@@ -197,7 +197,7 @@ class TestRefusedPeers:
         with pytest.raises(Unavailable):
             connect(acceptor.address, Credentials(b"x" * 32, ENCRYPTED.certificate, ENCRYPTED.private_key), b"hello")
         acceptor.taken()
-        assert acceptor.refused == "the peer does not know the secret of this run"
+        assert acceptor.refused == "the peer lacks the secret of this run"
 
 
 class TestCredentials:

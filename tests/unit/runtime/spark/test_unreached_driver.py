@@ -15,7 +15,7 @@ import holdfast as hf
 from holdfast.errors import Unavailable
 from holdfast.runtime.spark import host
 from holdfast.runtime.spark.host import WorkerTask, host_worker
-from holdfast.runtime.spark.launch import _first_line
+from holdfast.runtime.spark.launch import first_line
 from holdfast.runtime.spark.tls import make_credentials
 from holdfast.sinks.memory import MemorySink
 
@@ -43,7 +43,7 @@ class TestAWorkerThatCannotReachItsDriver:
                 list(host_worker(task, [1]))
         assert bound == [True]
         report = SPARK + "".join(traceback.format_exception(caught.value))
-        reported = _first_line(RuntimeError(report))
+        reported = first_line(RuntimeError(report))
         assert reported.startswith(f"Unavailable: no stream to 127.0.0.1:{address[1]}: [Errno 111] Connection refused")
         assert reported.endswith("holdfast doctor")
 

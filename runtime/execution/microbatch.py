@@ -1,0 +1,113 @@
+"""The execution in microbatches: every epoch is one Spark job, and Spark's slots are free between two of them.
+
+Source: DESIGN section 8; HOUSE 4; docs/design/0047-microbatch.md.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+
+from pyspark import SparkContext
+
+from holdfast.errors import HoldfastError
+from holdfast.model import WorkerId
+from holdfast.ports import Clock, Lane, ObjectStore
+from holdfast.runtime.execution.executing import Outcome, Ports
+from holdfast.runtime.execution.prepare import Prepared
+from holdfast.runtime.execution.running import Run
+from holdfast.runtime.job.live import Status
+from holdfast.runtime.microbatch.blocks import Result
+from holdfast.runtime.microbatch.host import Host
+from holdfast.runtime.microbatch.layers import refuse_what_needs_workers
+from holdfast.runtime.spark.batch_jobs import CONF, SparkJobs
+from holdfast.runtime.spark.launch import driver_host, start_context
+from holdfast.runtime.wire import messages as m
+from holdfast.runtime.wire.channels import Network
+from holdfast.runtime.wire.presence import boot_id
+from holdfast.runtime.worker.local import LocalState, MemoryState
+
+EPOCH_DEADLINE_S = 24 * 3_600.0
+"""Spark watches the tasks of a job; the driver gives none up by itself."""
+
+
+class Microbatch:
+    """Carries out the plan with one Spark job per epoch; see runtime/execution/executing.py."""
+
+    def run(self, prepared: Prepared, ports: Ports) -> Outcome:
+        """See Execution.run."""
+        refuse_what_needs_workers(prepared.plan)
+        settings = prepared.settings
+        ports.note("starting Spark")
+        context = start_context(prepared.plan.app, settings.master, settings.parallelism, CONF)
+        host = driver_host(context)
+        return Run(prepared, ports, "microbatch", host, lambda run: _Batches(run, context), EPOCH_DEADLINE_S).run()
+
+
+class _HostPorts:
+    """The ports of the host: those of the driver, where it runs."""
+
+    network: Network  # tasks exchange blocks in Spark's shuffle
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.clock: Clock = run.clock
+        self.store: ObjectStore = run.prepared.store
+        self.local: LocalState = MemoryState()
+
+    def send(self, message: m.FromWorker) -> None:
+        self._run.loop.received(message)
+
+    def lane(self, name: str) -> Lane:
+        return self._run.lane(name)
+
+
+class _Batches:
+    """The epochs of one run as Spark jobs; see running.Hosting."""
+
+    def __init__(self, run: Run, context: SparkContext) -> None:
+        self._run, settings = run, run.prepared.settings
+        self._jobs = SparkJobs(context, run.prepared.root, self._ended)
+        rate = settings.max_records_per_second
+        ports = _HostPorts(run)
+        name, boot = socket.gethostname(), boot_id()
+
+        def register(worker: WorkerId, launch: int) -> m.Register:
+            return m.Register(worker, launch, name, os.getpid(), boot, (name, 0))
+
+        self._host = Host(
+            run.prepared.plan,
+            ports,
+            self._jobs,
+            run.mailbox.post,
+            ports.send,
+            register,
+            settings.checkpoint_every_ms / 1000,
+            None if rate is None else float(rate),
+            settings.staged_bytes_max,
+        )
+
+    def send(self, worker: WorkerId, message: m.FromDriver) -> None:
+        self._host.send(worker, message)
+
+    def launch(self, number: int) -> None:
+        self._host.launch(number)
+
+    def dismiss(self, worker: WorkerId, launch: int) -> None:
+        self._host.dismiss(worker)
+
+    def cancel(self, launch: int) -> None:
+        """There is no launch that has not registered."""
+
+    def turn(self) -> None:
+        self._host.turn()
+
+    def published(self, status: Status) -> None:
+        """Nothing here depends on it."""
+
+    def close(self) -> None:
+        self._host.close()
+
+    def _ended(self, job: int, results: Sequence[Result] | HoldfastError) -> None:
+        self._run.mailbox.post(lambda: self._host.ended(job, results))

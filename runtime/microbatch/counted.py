@@ -1,0 +1,46 @@
+"""What the tasks of one generation have taken and emitted, summed over epochs, for display.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from holdfast.runtime.wire.messages import OperatorProgress, Progress
+
+
+class Counted:
+    """The counts of all operators; an epoch that is given up later stays in them."""
+
+    def __init__(self) -> None:
+        self.records = 0
+        self.operators: dict[str, OperatorProgress] = {}
+
+    def add(self, epoch: Iterable[Progress]) -> None:
+        """Add what the tasks of an epoch report. The size of state is that of the last epoch."""
+        sums: dict[str, OperatorProgress] = {}
+        for part in epoch:
+            self.records += part.records_in
+            for each in part.operators:
+                known = sums.get(each.name)
+                sums[each.name] = each if known is None else _sum(known, each, known.state_bytes + each.state_bytes)
+        for name, each in sums.items():
+            known = self.operators.get(name)
+            self.operators[name] = each if known is None else _sum(known, each, each.state_bytes)
+
+
+def _sum(one: OperatorProgress, other: OperatorProgress, state_bytes: int) -> OperatorProgress:
+    return OperatorProgress(
+        one.name,
+        one.rows_in + other.rows_in,
+        one.rows_out + other.rows_out,
+        state_bytes,
+        _added(one.dropped, other.dropped),
+        _added(one.late, other.late),
+        _added(one.dlq, other.dlq),
+    )
+
+
+def _added(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else one + other

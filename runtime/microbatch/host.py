@@ -1,0 +1,346 @@
+"""Answers the master in place of workers: one for each subtask, all of them here, beside the driver.
+
+It carries out `machine.py`. Jobs run in Spark; lanes look at the sources, merge segments and deliver committed output.
+Every result comes back as an event of the driver's loop.
+
+Invariants
+    - Events are handled one at a time, on the thread of the driver's loop.
+    - What belongs to an older generation, or to a job that no longer counts, changes nothing (P2, P26).
+
+Source: docs/design/0047-microbatch.md; PROTOCOL P2, P8, P12, P13, P18, P26.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from holdfast.checkpoint.manifest import SubtaskPart
+from holdfast.errors import ErrorReport, HoldfastError, Unavailable
+from holdfast.model import NO_EPOCH, Cut, Epoch, Generation, SegmentRef, SourcePosition, Subtask, WorkerId
+from holdfast.runtime.microbatch import machine as batches
+from holdfast.runtime.microbatch.blocks import Result
+from holdfast.runtime.microbatch.counted import Counted
+from holdfast.runtime.microbatch.layers import layers_of
+from holdfast.runtime.microbatch.machine import Batches, Place
+from holdfast.runtime.microbatch.outlook import Outlook
+from holdfast.runtime.microbatch.ranges import Pace, ends_of_epoch
+from holdfast.runtime.microbatch.task import PERMANENT, Batch
+from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.wire import messages as m
+from holdfast.runtime.worker.compaction import CompactJob
+from holdfast.runtime.worker.deliveries import Deliveries
+from holdfast.runtime.worker.ports import Ports
+
+BEAT_EVERY_S = 0.5
+COMPACT_RETRY_S = 1.0
+
+
+class Jobs(Protocol):
+    """Runs the tasks of an epoch; the end of each job comes back through `Host.ended`."""
+
+    def run(self, job: int, batch: Batch) -> None:
+        """Start a job."""
+
+    def cancel(self, job: int) -> None:
+        """End a job whose results no longer count."""
+
+
+class Host:
+    """All subtasks of a job in microbatch mode.
+
+    Args:
+        post: Has the driver's loop run an event between two of its turns.
+        answer: Takes what workers would send to the driver.
+        register: Makes the registration of a worker.
+        every_s: How long the job of an epoch should take at most when there is more to read.
+        rate: Limit on all sources together, in records per second.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        ports: Ports,
+        jobs: Jobs,
+        post: Callable[[Callable[[], None]], None],
+        answer: Callable[[m.FromWorker], None],
+        register: Callable[[WorkerId, int], m.Register],
+        every_s: float,
+        rate: float | None,
+        staged_bytes_max: int,
+    ) -> None:
+        self._plan, self._ports, self._jobs, self._post, self._answer = plan, ports, jobs, post, answer
+        self._register, self._layers = register, layers_of(plan)
+        self._workers: dict[WorkerId, Subtask | None] = {}
+        self._deploys: dict[Subtask, m.Deploy] = {}
+        self._batches: Batches | None = None
+        self._generation, self._jobs_run = Generation(0), 0
+        self._outlook: Outlook | None = None
+        self._opened = {spec.name: spec.source.open() for spec in plan.sources}
+        self._pace, self._began, self._beat_at = Pace(every_s, rate), ports.clock.monotonic(), 0.0
+        self._merge_refused, self._counted = "", Counted()
+        self._timers: list[tuple[float, int, Callable[[], object]]] = []
+        self._timer_ids = itertools.count()
+        self._deliveries = Deliveries(
+            plan, ports, self._after, lambda _writer, _tag: self.beat(), self._fail, staged_bytes_max
+        )
+
+    # What the driver's loop asks of workers
+
+    def launch(self, number: int) -> None:
+        """Answer as a worker that has started."""
+        worker = WorkerId(f"batch-{number}")
+        self._workers[worker] = None
+        self._say(self._register(worker, number))
+
+    def dismiss(self, worker: WorkerId) -> None:
+        """Answer for this worker no more."""
+        self._workers.pop(worker, None)
+
+    def send(self, worker: WorkerId, message: m.FromDriver) -> None:
+        """Take a message for a worker; it is handled after the driver's turn."""
+        self._post(lambda: self._received(worker, message))
+
+    def turn(self) -> None:
+        """Do what time has made due."""
+        now = self._now()
+        while self._timers and self._timers[0][0] <= now:
+            heapq.heappop(self._timers)[2]()
+        if self._outlook is not None and self._batches is not None:
+            self._outlook.turn(self._batches.positions)
+        if now >= self._beat_at:
+            self.beat()
+
+    def ended(self, job: int, results: Sequence[Result] | HoldfastError) -> None:
+        """A job has ended: with the results of its tasks, or with an error."""
+        state = self._batches
+        if state is None or job != state.job:
+            return
+        if isinstance(results, HoldfastError):
+            self._perform(*batches.failed_job(state, job, results.report(), permanent=False))
+            return
+        if isinstance(state.phase, batches.Running):
+            read = sum(end - max(state.positions[place].offset, 0) for place, end in state.phase.until.items())
+            self._pace = self._pace.took(read, self._now() - self._began)
+        self._perform(*batches.finished(state, job, results, len(self._layers)))
+
+    def deploys(self) -> tuple[m.Deploy, ...]:
+        """Return the deployments of all subtasks as of the last completed epoch; none before the start."""
+        state = self._batches
+        return () if state is None else tuple(self._deploy_of(state, each.subtask) for each in state.handles)
+
+    def close(self) -> None:
+        """End the job that runs, and release targets and sources."""
+        self._cancel()
+        self._deliveries.close()
+        for opened in self._opened.values():
+            opened.close()
+
+    def beat(self) -> None:
+        """Send the heartbeats of all subtasks."""
+        self._beat_at = self._now() + BEAT_EVERY_S
+        for worker, subtask in self._workers.items():
+            if subtask is not None and self._batches is not None:
+                self._say(self._heartbeat(worker, subtask, self._batches))
+            else:
+                self._say(m.Heartbeat(worker, Generation(0), False, False, (), m.Progress()))
+
+    # Messages
+
+    def _received(self, worker: WorkerId, message: m.FromDriver) -> None:
+        state = self._batches
+        if worker not in self._workers:
+            return
+        if isinstance(message, m.Deploy):
+            self._deploy(worker, message)
+        elif isinstance(message, m.Expired):
+            self._deliveries.forget(message.through)
+        elif (
+            state is not None
+            and isinstance(message, m.Trigger | m.Committed | m.EndInput)
+            and message.generation == state.generation
+        ):
+            self._current(state, message)
+
+    def _current(self, state: Batches, message: m.Trigger | m.Committed | m.EndInput) -> None:
+        assert self._outlook is not None
+        match message:
+            case m.Trigger(barrier=barrier) if barrier.epoch > state.newest:
+                offsets = {place: max(at.offset, 0) for place, at in state.positions.items()}
+                ends = {} if self._deliveries.full() else self._outlook.readable()
+                rows_max = self._pace.rows_max(self._now() - self._began)
+                self._perform(*batches.triggered(state, message, ends_of_epoch(offsets, ends, rows_max)))
+            case m.Committed(_, epoch, manifest):
+                self._perform(*batches.committed(state, Cut(epoch, manifest)))
+                self.beat()
+            case m.EndInput(_, drop_unread):
+                self._outlook.end_input(state.positions, drop_unread=drop_unread)
+                self.beat()
+
+    def _deploy(self, worker: WorkerId, deploy: m.Deploy) -> None:
+        if deploy.generation < self._generation:
+            return
+        if deploy.generation > self._generation:
+            self._cancel()
+            self._generation, self._batches, self._deploys = deploy.generation, None, {}
+        self._workers[worker] = deploy.subtask
+        self._deploys[deploy.subtask] = deploy
+        self._deliveries.deploy(deploy)
+        self._say(m.Ready(worker, deploy.generation, "as batches", 0))
+        if self._batches is None and len(self._deploys) == len(deploy.peers):
+            self._batches, self._counted = batches.start(self._deploys.values(), self._jobs_run), Counted()
+            self._look_out()
+        self.beat()
+
+    def _look_out(self) -> None:
+        if self._outlook is not None:
+            self._outlook.close()
+        until = {(at.source, at.partition): at.offset for each in self._deploys.values() for at in each.until}
+        specs = {spec.name: spec for spec in self._plan.sources}
+        given = self._opened, specs, self._ports.clock, self._ports.lane("ends"), until
+        self._outlook = Outlook(*given, changed=self.beat, failed=self._fail)
+
+    # Effects
+
+    def _perform(self, state: Batches, effects: list[batches.Effect]) -> None:
+        self._batches, self._jobs_run = state, state.job
+        if isinstance(state.phase, batches.Acked) and any(isinstance(each, batches.SendAck) for each in effects):
+            self._counted.add(state.phase.progress)
+            self.beat()  # before the acks: the driver decides by it whether there is another epoch to close
+        for effect in effects:
+            match effect:
+                case batches.Run(job, trigger, until):
+                    self._run(state, job, trigger, until)
+                case batches.Cancel(job):
+                    self._jobs.cancel(job)
+                case batches.SendAck(epoch, part):
+                    self._ack(epoch, part)
+                case batches.Deliver(pending):
+                    self._deliveries.queue(pending)
+                case batches.Compact(subtask, merge):
+                    specs = tuple(operator.table for operator in self._plan.operators)
+                    merger = WorkerId(f"merge-{subtask}")
+                    self._compact(subtask, CompactJob(self._deploy_of(state, subtask), merger, merge, specs))
+                case batches.Fail(error, permanent):
+                    self._report(error, permanent=permanent)
+
+    def _run(self, state: Batches, job: int, trigger: m.Trigger, until: Mapping[Place, int]) -> None:
+        assert self._outlook is not None
+        self._began = self._now()
+        known = self._outlook.rested = self._outlook.silent(state.positions)
+        silent = {place: idle for place, idle in known.items() if until[place] <= max(state.positions[place].offset, 0)}
+        ends = [(place, self._outlook.stop_at(place, end)) for place, end in until.items()]
+        stops = {place: stop for place, stop in ends if stop is not None}
+        deploys = tuple(self._deploy_of(state, Subtask(number), until) for number in range(len(state.handles)))
+        batch = Batch(self._plan, self._layers, trigger.barrier, trigger.finishing, deploys, stops, silent)
+        self._jobs.run(job, batch)
+
+    def _deploy_of(self, state: Batches, subtask: Subtask, until: Mapping[Place, int] | None = None) -> m.Deploy:
+        """Return the deployment of a subtask as of the last completed epoch."""
+        first = self._deploys[subtask]
+        known = {state.cut.epoch: state.cut.manifest} if state.cut.manifest else {}
+        return msgspec.structs.replace(
+            first,
+            base_epoch=state.cut.epoch,
+            handle=state.handles[subtask],
+            positions=tuple(at for at in state.positions.values() if at.subtask == subtask),
+            until=tuple(SourcePosition(*place, end) for place, end in (until or {}).items()),
+            lineage={**first.lineage, **known},
+        )
+
+    def _ack(self, epoch: Epoch, part: SubtaskPart) -> None:
+        worker = next((worker for worker, subtask in self._workers.items() if subtask == part.subtask), None)
+        if worker is not None:
+            whole = msgspec.structs.replace(part, delivered=self._deliveries.confirmed())
+            self._say(m.Ack(worker, self._generation, epoch, whole))
+
+    def _compact(self, subtask: Subtask, job: CompactJob) -> None:
+        generation = job.deploy.generation
+
+        def done(result: object) -> None:
+            if self._batches is None or generation != self._batches.generation:
+                return
+            self._merge_refused = result.what if isinstance(result, Unavailable) else ""
+            if isinstance(result, Unavailable):
+                self._after(COMPACT_RETRY_S, lambda: self._compact(subtask, job))
+            elif isinstance(result, BaseException):
+                self._fail(result)
+            else:
+                assert isinstance(result, SegmentRef)
+                self._batches = batches.compacted(self._batches, subtask, result)
+                self.beat()
+
+        if self._batches is not None and generation == self._batches.generation:
+            self._ports.lane("merge").submit(lambda: job.run(self._ports.store), done)
+
+    # Reports
+
+    def _heartbeat(self, worker: WorkerId, subtask: Subtask, state: Batches) -> m.Heartbeat:
+        outlook = self._outlook
+        assert outlook is not None
+        mine = {place: at for place, at in state.reached.items() if at.subtask == subtask}
+        offsets = {place: max(at.offset, 0) for place, at in mine.items()}
+        over = [SourcePosition(*place, at) for place, at in offsets.items() if outlook.ended(place, at)]
+        errors = self._deliveries.errors()
+        progress = m.Progress(
+            records_in=self._counted.records if subtask == 0 else 0,
+            positions=tuple(mine.values()),
+            ends=outlook.ends(mine),
+            operators=tuple(self._counted.operators.values()) if subtask == 0 else (),
+            sink_errors={sink: error.what for sink, error in errors.items()},
+            sink_advice={sink: error.next_step for sink, error in errors.items()},
+            ended=tuple(over),
+            times=outlook.times(mine),
+            merge_refused=self._merge_refused,
+            held_by=("last barrier",) if state.halted else ("delivery",) if self._deliveries.full() else (),
+        )
+        return m.Heartbeat(
+            worker,
+            state.generation,
+            len(over) == len(mine),
+            False,
+            self._deliveries.confirmed(),
+            progress,
+            all(outlook.caught_up(place, at) for place, at in offsets.items()),
+            self._quiet(state, outlook),
+            len(mine),
+            self._wants_epoch(state, outlook),
+        )
+
+    def _quiet(self, state: Batches, outlook: Outlook) -> Epoch:
+        """Return the last epoch if another one would read nothing, close no window and record no merge; else 0."""
+        new = outlook.left(state.reached) != 0 or state.merged or outlook.time_moved(state.reached)
+        return NO_EPOCH if new else state.closed
+
+    def _wants_epoch(self, state: Batches, outlook: Outlook) -> bool:
+        """Return whether the next epoch should not wait until it is due: the last one left records unread."""
+        left = outlook.left(state.positions)
+        return isinstance(state.phase, batches.Idle) and left is not None and left >= self._pace.rows
+
+    def _report(self, error: ErrorReport, *, permanent: bool) -> None:
+        for worker, subtask in list(self._workers.items()):
+            if subtask is not None:
+                self._say(m.Failed(worker, self._generation, error, permanent))
+                return
+
+    def _fail(self, error: BaseException) -> None:
+        if not isinstance(error, HoldfastError):
+            raise error
+        self._report(error.report(), permanent=isinstance(error, PERMANENT))
+
+    def _say(self, message: m.FromWorker) -> None:
+        self._post(lambda: self._answer(message))
+
+    def _cancel(self) -> None:
+        if self._batches is not None and isinstance(self._batches.phase, batches.Running):
+            self._jobs.cancel(self._batches.job)
+
+    def _after(self, delay_s: float, action: Callable[[], object]) -> None:
+        heapq.heappush(self._timers, (self._now() + delay_s, next(self._timer_ids), action))
+
+    def _now(self) -> float:
+        return self._ports.clock.monotonic()

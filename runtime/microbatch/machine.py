@@ -1,0 +1,329 @@
+"""Decides what becomes of the epochs of one generation in microbatch mode: one job at a time, then its acks.
+
+The master triggers epochs as it does in continuous mode. Here a trigger fixes what the epoch reads and starts a job;
+the results of its tasks become one part per subtask. State and positions advance when the epoch is known to be
+completed, and not before: an epoch that was given up leaves nothing behind, since the next one reads the same records
+again. A job that fails in a way that may pass runs again from the same offsets.
+
+Invariants
+    - One job runs at a time; results of any other change nothing (P26).
+    - A job's base is the last completed epoch, and it reads from that epoch's positions.
+    - An epoch keeps its offsets, whatever is appended to the sources while its job is tried again.
+    - Parts are made only of one result per task, and only if all tasks read from just these (P26).
+    - A merge goes into every ack until one of their epochs is completed.
+
+Pure: no clock, thread or I/O. Driven by runtime/microbatch/host.py.
+Source: PROTOCOL P8, P12, P16, P18, P26; docs/design/0047-microbatch.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from holdfast.checkpoint.audit import PartAudit, joined
+from holdfast.checkpoint.bases import Merge, Thresholds, advanced, due
+from holdfast.checkpoint.manifest import SubtaskPart
+from holdfast.errors import ErrorReport
+from holdfast.frozen import replace
+from holdfast.model import (
+    NO_EPOCH,
+    Cut,
+    Epoch,
+    Generation,
+    Pending,
+    SegmentRef,
+    SnapshotHandle,
+    SourcePosition,
+    Staged,
+    Subtask,
+    Tag,
+    Timeline,
+    Writer,
+)
+from holdfast.runtime.microbatch.blocks import Attempt, Result, mixed
+from holdfast.runtime.wire import messages as m
+
+ATTEMPTS_MAX = 3
+"""How often the job of one epoch is tried before the generation fails."""
+DEFAULT_LIMITS = Thresholds()
+Place = tuple[str, int]
+Positions = Mapping[Place, SourcePosition]
+
+
+@dataclass(frozen=True)
+class Idle:
+    """No job runs, and no epoch waits for its outcome."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """The job of this epoch runs."""
+
+    trigger: m.Trigger
+    until: Mapping[Place, int]
+    """Where the epoch stops reading each partition."""
+    tries: int = 1
+
+
+@dataclass(frozen=True)
+class Acked:
+    """All parts of this epoch are with the driver; its outcome is open."""
+
+    trigger: m.Trigger
+    parts: tuple[SubtaskPart, ...]
+    progress: tuple[m.Progress, ...]
+
+
+@dataclass(frozen=True)
+class Batches:
+    """All subtasks in one generation, as of the last epoch known to be completed."""
+
+    generation: Generation
+    timeline: Timeline
+    cut: Cut
+    handles: tuple[SnapshotHandle, ...]
+    """Of every subtask."""
+    positions: Positions
+    newest: Epoch
+    """The last epoch that was triggered."""
+    phase: Idle | Running | Acked = Idle()
+    job: int = 0
+    """Number of the last job."""
+    halted: bool = False
+    """The last barrier was sent: nothing more is read in this generation (P13)."""
+    limits: Thresholds = Thresholds()
+    merging: frozenset[Subtask] = frozenset()
+    """A merge is in progress, or done and not yet part of a completed epoch."""
+    merged: Mapping[Subtask, SegmentRef] = field(default_factory=dict)
+
+    @property
+    def reached(self) -> Positions:
+        """Return the positions behind the last epoch whose parts are complete, whatever becomes of it."""
+        return {**self.positions, **_positions(self.phase)} if isinstance(self.phase, Acked) else self.positions
+
+    @property
+    def closed(self) -> Epoch:
+        """Return the last epoch of this generation whose parts are complete, if no later one was begun; else 0."""
+        if isinstance(self.phase, Acked):
+            return self.phase.trigger.barrier.epoch
+        return self.cut.epoch if self.cut.epoch == self.newest else NO_EPOCH
+
+
+@dataclass(frozen=True)
+class Run:
+    """Start this job: the tasks of the epoch, from the base that the state has, up to these offsets."""
+
+    job: int
+    trigger: m.Trigger
+    until: Mapping[Place, int]
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """End a job whose results no longer count."""
+
+    job: int
+
+
+@dataclass(frozen=True)
+class SendAck:
+    """Report to the driver that this part of the epoch is durable."""
+
+    epoch: Epoch
+    part: SubtaskPart
+
+
+@dataclass(frozen=True)
+class Deliver:
+    """Queue output for its target; per writer first in, first out (P18)."""
+
+    pending: Pending
+
+
+@dataclass(frozen=True)
+class Compact:
+    """In the background: merge these pieces of a subtask, store the result; then report `compacted`."""
+
+    subtask: Subtask
+    merge: Merge
+
+
+@dataclass(frozen=True)
+class Fail:
+    """Report to the driver that the generation cannot continue."""
+
+    error: ErrorReport
+    permanent: bool
+
+
+Effect = Run | Cancel | SendAck | Deliver | Compact | Fail
+Step = tuple[Batches, list[Effect]]
+
+
+def start(deploys: Iterable[m.Deploy], jobs: int = 0, limits: Thresholds = DEFAULT_LIMITS) -> Batches:
+    """Return the state at the start of a generation; there is one deployment per subtask.
+
+    Args:
+        jobs: How many jobs earlier generations of this run have started: numbers are not used twice.
+    """
+    by_subtask = sorted(deploys, key=lambda each: each.subtask)
+    first = by_subtask[0]
+    return Batches(
+        first.generation,
+        first.timeline,
+        Cut(first.base_epoch, first.lineage.get(first.base_epoch, "")),
+        tuple(each.handle for each in by_subtask),
+        {(at.source, at.partition): _of(at, each.subtask) for each in by_subtask for at in each.positions},
+        Epoch(first.first_epoch - 1),
+        job=jobs,
+        limits=limits,
+    )
+
+
+def triggered(state: Batches, trigger: m.Trigger, until: Mapping[Place, int]) -> Step:
+    """The driver closes an epoch; it sends the trigger to every subtask, and the first one counts.
+
+    Args:
+        until: Where the epoch stops reading each partition.
+    """
+    if trigger.generation != state.generation or trigger.barrier.epoch <= state.newest:
+        return state, []
+    state, effects = committed(state, Cut(trigger.barrier.committed_through, ""))
+    if isinstance(state.phase, Running):
+        effects.append(Cancel(state.job))
+    halted = state.halted or trigger.barrier.last
+    state = replace(state, newest=trigger.barrier.epoch, halted=halted, job=state.job + 1)
+    state = replace(state, phase=Running(trigger, until))
+    return state, [*effects, Run(state.job, trigger, until)]
+
+
+def finished(state: Batches, job: int, results: Iterable[Result], layers: int) -> Step:
+    """All tasks of a job have ended, with these results."""
+    phase = state.phase
+    if not isinstance(phase, Running) or job != state.job:
+        return state, []
+    results = tuple(results)
+    if (failed := next((each for each in results if each.error is not None), None)) is not None:
+        assert failed.error is not None
+        return failed_job(state, job, failed.error, permanent=failed.permanent)
+    if (problem := inconsistent(results, layers, len(state.handles))) is not None:
+        return failed_job(state, job, problem, permanent=False)
+    parts = tuple(_part(state, Subtask(number), results) for number in range(len(state.handles)))
+    progress = tuple(each.progress for each in results)
+    state = replace(state, phase=Acked(phase.trigger, parts, progress))
+    return state, [SendAck(phase.trigger.barrier.epoch, part) for part in parts]
+
+
+def failed_job(state: Batches, job: int, error: ErrorReport, *, permanent: bool) -> Step:
+    """A job ended without the results of all tasks."""
+    phase = state.phase
+    if not isinstance(phase, Running) or job != state.job:
+        return state, []
+    if permanent or phase.tries >= ATTEMPTS_MAX:
+        return replace(state, phase=Idle()), [Fail(error, permanent)]
+    again = replace(phase, tries=phase.tries + 1)
+    state = replace(state, phase=again, job=state.job + 1)
+    return state, [Run(state.job, again.trigger, again.until)]
+
+
+def committed(state: Batches, cut: Cut) -> Step:
+    """An epoch and all before it are known to be completed; its manifest may be reported later."""
+    if cut.epoch == state.cut.epoch and not state.cut.manifest:
+        return replace(state, cut=cut), []
+    if cut.epoch <= state.cut.epoch:
+        return state, []
+    phase = state.phase
+    assert isinstance(phase, Acked) and phase.trigger.barrier.epoch == cut.epoch, "an epoch without this run's parts"
+    effects: list[Effect] = []
+    for part in phase.parts:
+        for sink, staged in sorted(part.staged.items()):
+            if staged.parts:
+                tag = Tag(state.timeline, cut.epoch)
+                effects.append(Deliver(Pending(Writer(sink, part.subtask), tag, staged)))
+    positions = state.reached
+    done = frozenset(part.subtask for part in phase.parts if part.compacted is not None)
+    handles = tuple(
+        advanced(handle, part.segment, part.compacted, part.further)
+        for handle, part in zip(state.handles, phase.parts, strict=True)
+    )
+    merged = {subtask: ref for subtask, ref in state.merged.items() if subtask not in done}
+    state = replace(state, cut=cut, phase=Idle(), positions=positions, handles=handles, merged=merged)
+    state = replace(state, merging=state.merging - done)
+    merges = _due(state)
+    state = replace(state, merging=state.merging | {each.subtask for each in merges})
+    return state, [*effects, *merges]
+
+
+def compacted(state: Batches, subtask: Subtask, merged: SegmentRef) -> Batches:
+    """A merge is stored: it goes into the next acks."""
+    assert subtask in state.merging and subtask not in state.merged
+    return replace(state, merged={**state.merged, subtask: merged})
+
+
+def inconsistent(results: Iterable[Result], layers: int, parallelism: int) -> ErrorReport | None:
+    """Return why these results cannot be parts of one epoch; None if they can."""
+    made: dict[tuple[int, Subtask], Attempt] = {}
+    results = tuple(results)
+    for result in results:
+        at = result.attempt
+        if made.setdefault((at.layer, at.subtask), at) != at:
+            return mixed(at.layer, at.subtask).report()
+    for result in results:
+        for read in result.read_from:
+            if made.get((read.layer, read.subtask)) != read:
+                return mixed(read.layer, read.subtask).report()
+    missing = [(layer, subtask) for layer in range(layers) for subtask in range(parallelism)]
+    missing = [place for place in missing if place not in made]
+    if missing:
+        return ErrorReport(
+            kind="unavailable",
+            what=f"task {missing[0][1]} of layer {missing[0][0]} left no result",
+            not_done="the epoch was not completed",
+            next="its job runs again from the same offsets",
+        )
+    return None
+
+
+def _part(state: Batches, subtask: Subtask, results: Iterable[Result]) -> SubtaskPart:
+    mine = sorted((each for each in results if each.attempt.subtask == subtask), key=lambda each: each.attempt.layer)
+    segments = [each.segment for each in mine if each.segment is not None]
+    staged: dict[str, Staged] = {}
+    audits: list[PartAudit] = []
+    for each in mine:
+        for sink, new in each.staged.items():
+            before = staged.get(sink, Staged((), 0))
+            staged[sink] = Staged((*before.parts, *new.parts), before.rows + new.rows)
+        if each.audit is not None:
+            audits.append(each.audit)
+    return SubtaskPart(
+        subtask,
+        tuple(at for each in mine for at in each.positions),
+        segments[0] if segments else None,
+        staged,
+        (),
+        state.merged.get(subtask),
+        joined(audits) if audits else None,
+        tuple(segments[1:]),
+    )
+
+
+def _positions(phase: Acked) -> dict[Place, SourcePosition]:
+    """Return the positions behind an epoch, and those of partitions that its trigger assigned (P12)."""
+    begun = {(a.position.source, a.position.partition): _of(a.position, a.subtask) for a in phase.trigger.assignment}
+    read = {(at.source, at.partition): _of(at, part.subtask) for part in phase.parts for at in part.positions}
+    return {**begun, **read}
+
+
+def _of(at: SourcePosition, subtask: Subtask) -> SourcePosition:
+    return msgspec.structs.replace(at, subtask=subtask)
+
+
+def _due(state: Batches) -> list[Compact]:
+    """Return the merges that are worth making; one per subtask at a time."""
+    found = (
+        (h.subtask, due(h, state.cut.epoch, state.limits)) for h in state.handles if h.subtask not in state.merging
+    )
+    return [Compact(subtask, merge) for subtask, merge in found if merge is not None]

@@ -1,0 +1,310 @@
+"""One attempt of a task: it runs the fragments of one layer for one subtask, from the start of an epoch to its barrier.
+
+It is the subtask's data plane of continuous mode (runtime/worker/subtask.py) with channels that lead into blocks, and
+the worker's protocol, which aligns barriers. What it stores has the name of the attempt, so a losing attempt or one
+that was thought dead changes nothing (P26).
+
+Invariants
+    - A task reads its sources no further than the offsets that were fixed for the epoch.
+    - Its result is the last thing that it sends, after every object that the result names is durable.
+    - Values for later layers are passed on unchanged.
+
+Source: PROTOCOL P26; docs/design/0047-microbatch.md.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, LocalDamaged, Unavailable
+from holdfast.model import Barrier, ChannelId, Epoch, SourcePosition, Watermark, WorkerId
+from holdfast.ports import Clock, Lane, ObjectStore
+from holdfast.runtime.microbatch.blocks import Attempt, Inbox, Outbox, Parcel, Result, parcel_of
+from holdfast.runtime.microbatch.layers import Layers
+from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.sources.reading import Throttle, open_readings
+from holdfast.runtime.wire import messages as m
+from holdfast.runtime.wire.channels import Frame, Network
+from holdfast.runtime.worker import protocol
+from holdfast.runtime.worker.compaction import restore
+from holdfast.runtime.worker.immediate import ImmediateWrites
+from holdfast.runtime.worker.local import LocalState
+from holdfast.runtime.worker.seal import segment_job
+from holdfast.runtime.worker.subtask import SubtaskRun, inputs_of
+from holdfast.state.store import StateStore
+
+COPIED_AT_ONCE = 1 << 20
+PERMANENT = (ConfigError, JobFailed, Damaged, Fenced)
+SOURCE_GRACE_S = 30.0
+"""How long a source may give neither records nor an answer before the attempt fails."""
+
+
+Place = tuple[str, int]
+"""Source and partition."""
+Stop = Literal["run", "input"]
+"""Where an epoch's range ends for good: the run reads no further, or the input ends there."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the tasks of one epoch share; fixed before the first attempt."""
+
+    plan: Plan
+    layers: Layers
+    barrier: Barrier
+    finishing: bool
+    """As in Trigger."""
+    deploys: tuple[m.Deploy, ...]
+    """One per subtask. Its base is the last completed epoch, and `until` where the epoch stops reading."""
+    stops: Mapping[Place, Stop]
+    """Partitions of which this run, or any run, reads no more than this epoch does."""
+    silent: Mapping[Place, bool]
+    """Partitions without a record for long: quiet ones, and idle ones (True), for which event time does not wait."""
+
+
+class Ports:
+    """What a task needs from the process that runs it.
+
+    Args:
+        pause: Waits for so many seconds.
+    """
+
+    network: Network  # tasks have no channels of their own
+
+    def __init__(self, clock: Clock, store: ObjectStore, local: LocalState, pause: Callable[[float], None]) -> None:
+        self.clock, self.store, self.local, self.pause = clock, store, local, pause
+
+    def send(self, message: m.FromWorker) -> None:
+        """A task says nothing to the driver but its result."""
+
+    def lane(self, name: str) -> Lane:
+        """A task does everything itself."""
+        raise AssertionError(f"a task has no lane {name!r}")
+
+
+def run_task(batch: Batch, ports: Ports, attempt: Attempt, incoming: Iterable[bytes | memoryview]) -> Iterator[Parcel]:
+    """Run one attempt; yield what it sends, its result last.
+
+    An error becomes a result too, so that the driver learns of it with its advice; broken invariants are raised.
+    """
+    task: _Task | None = None
+    try:
+        task = _Task(batch, ports, attempt)
+        yield from task.run(incoming)
+        result = task.result()
+    except HoldfastError as error:
+        permanent = isinstance(error, PERMANENT) and not isinstance(error, LocalDamaged)
+        result = Result(attempt, error=error.report(), permanent=permanent)
+    finally:
+        if task is not None:
+            task.close()
+    yield parcel_of(result)
+
+
+class _Links:
+    """The channels of one task: those of its own layer are queues here, the others lead into blocks."""
+
+    def __init__(self, batch: Batch, attempt: Attempt) -> None:
+        self._layer, self._out = attempt.layer, Outbox(attempt)
+        layer_of = {index: number for number, layer in enumerate(batch.layers) for index in layer}
+        self._leads_to = {edge.index: layer_of[edge.to_fragment] for edge in batch.plan.edges}
+        self._queues: dict[ChannelId, deque[Frame]] = {}
+        self.out = self._out
+
+    def take(self, channel: ChannelId) -> Frame | None:
+        queue = self._queues.get(channel)
+        return queue.popleft() if queue else None
+
+    def room(self, channel: ChannelId) -> bool:
+        return True
+
+    def put(self, channel: ChannelId, frame: Frame) -> None:
+        layer = self._leads_to[channel.edge]
+        if layer == self._layer:
+            self._queues.setdefault(channel, deque()).append(frame)
+        else:
+            self._out.put(layer, channel, frame)
+
+    def close(self) -> None:
+        self._queues = {}
+
+
+class _Task:
+    def __init__(self, batch: Batch, ports: Ports, attempt: Attempt) -> None:
+        self._batch, self._ports, self._attempt = batch, ports, attempt
+        self._layer = batch.layers[attempt.layer]
+        plan, subtask, count = batch.plan, attempt.subtask, len(batch.deploys)
+        self._deploy = deploy = batch.deploys[subtask]
+        self._worker = WorkerId(f"{attempt.layer}-{subtask}-{attempt.id}")
+        self._inbox = Inbox(attempt.layer, subtask, {edge.index: edge.schema for edge in plan.edges})
+        self._links = _Links(batch, attempt)
+        self._times: dict[ChannelId, Watermark] = {}
+        """The last watermark of each channel from another layer."""
+        self._barriers: dict[ChannelId, Barrier] = {}
+        self._close: list[Callable[[], None]] = []
+        self._state = self._open_state()
+        reads = attempt.layer == 0
+        opened = {spec.name: spec.source.open() for spec in plan.sources} if reads else {}
+        readings = open_readings(plan, deploy.positions if reads else (), opened, deploy.until)
+        for reading in readings:
+            stop = batch.stops.get((reading.source, reading.partition))
+            reading.goes_on = stop is None
+            if stop == "input" and reading.until is not None:
+                reading.end_at(reading.until)
+        immediate = ImmediateWrites(plan, ports, _never_later, _raised)
+        throttle = Throttle(None, ports.clock)
+        given = self._state, self._links, opened, readings, throttle, immediate
+        self._run = SubtaskRun(plan, subtask, count, *given, audit=deploy.audit, only=self._layer)
+        self._close.append(self._run.close)
+        inputs = {index: frozenset(inputs_of(plan, index, subtask, count)) for index in self._layer}
+        self._machine = protocol.start(
+            deploy.generation,
+            deploy.timeline,
+            subtask,
+            deploy.base_epoch,
+            batch.barrier.epoch,
+            {index: channels for index, channels in inputs.items() if channels},
+            frozenset(index for index in self._layer if plan.fragments[index].source is not None),
+        )
+        self._ack: protocol.SendAck | None = None
+
+    def run(self, incoming: Iterable[bytes | memoryview]) -> Iterator[Parcel]:
+        """Process everything that comes, then store state and output."""
+        for data in incoming:
+            frames = self._inbox.take(data)
+            if frames is None:
+                yield Parcel(self._attempt.subtask, bytes(data))
+                continue
+            for channel, frame in frames:
+                if isinstance(frame, Watermark):
+                    self._times[channel] = frame
+                elif isinstance(frame, Barrier):
+                    self._barriers[channel] = frame
+                else:
+                    self._links.put(channel, frame)
+            self._work_through()
+            yield from self._links.out.full()
+        self._pass_time()
+        if self._machine.sources:
+            yield from self._read_sources()
+            self._perform(*protocol.triggered(self._machine, self._batch.barrier))
+        self._work_through()
+        if self._ack is None:
+            raise Unavailable(
+                f"task {self._attempt.subtask} of layer {self._attempt.layer} did not receive all of its input",
+                not_done="the epoch was not completed",
+                next_step="its job runs again from the same offsets",
+            )
+        yield from self._links.out.rest()
+
+    def result(self) -> Result:
+        """Return what this attempt made; all of it is durable."""
+        assert self._ack is not None
+        ack = self._ack
+        return Result(
+            self._attempt,
+            self._inbox.read_from,
+            ack.positions,
+            ack.segment,
+            dict(ack.staged),
+            ack.audit,
+            self._run.progress(),
+        )
+
+    def close(self) -> None:
+        """Release sources and state."""
+        for close in reversed(self._close):
+            close()
+
+    def _open_state(self) -> StateStore:
+        plan = self._batch.plan
+        mine = tuple(operator for operator in plan.operators if operator.fragment in self._layer)
+        opened = self._ports.local.open(replace(plan, operators=mine), self._deploy, self._worker)
+        self._close.append(opened.close)
+        if mine:
+            restore(opened, self._deploy, self._ports.store)
+        else:
+            opened.store.restore(self._deploy.base_epoch, (), None)
+        return opened.store
+
+    def _pass_time(self) -> None:
+        """Let time advance to where the epoch ends, then close the epoch.
+
+        All rows were processed at the time of the last epoch, whichever sender's came first. Senders are quiet before
+        one of them is idle, as in continuous mode, so the result does not depend on which of them is taken first.
+        """
+        quiet = {c: Watermark(at.at_us, quiet=True) for c, at in self._times.items() if at.idle and not at.over}
+        for frames in (quiet, self._times, self._barriers):
+            for channel, frame in frames.items():
+                self._links.put(channel, frame)
+            self._work_through()
+
+    def _work_through(self) -> None:
+        """Process all frames that are here."""
+        while self._run.advance(self._arrived, may_read=False) or self._run.midway():
+            pass
+
+    def _read_sources(self) -> Iterator[Parcel]:
+        """Read every source as far as this epoch goes."""
+        self._run.rest(self._batch.silent)
+        silent_since: float | None = None
+        while self._run.midway() or not self._run.caught_up():
+            if self._run.advance(self._arrived, may_read=True):
+                silent_since = None
+                yield from self._links.out.full()
+                continue
+            now = self._ports.clock.monotonic()
+            silent_since = now if silent_since is None else silent_since
+            if now - silent_since > SOURCE_GRACE_S:
+                raise _silent(self._run.positions())
+            self._ports.pause(0.02)
+        self._run.look_at_time()
+        if self._batch.finishing:
+            self._run.finish_time()
+
+    def _arrived(self, fragment: int, channel: ChannelId, barrier: Barrier) -> None:
+        self._perform(*protocol.barrier_arrived(self._machine, fragment, channel, barrier))
+
+    def _perform(self, machine: protocol.Worker, effects: list[protocol.Effect]) -> None:
+        self._machine = machine
+        for effect in effects:
+            match effect:
+                case protocol.Pause(channel):
+                    self._run.pause(channel)
+                case protocol.Resume(channels):
+                    self._run.resume(channels)
+                case protocol.CloseFragment(fragment, barrier):
+                    noted = self._run.close_fragment(fragment, barrier)
+                    self._machine = protocol.positions_noted(self._machine, barrier.epoch, *noted)
+                case protocol.Seal(epoch):
+                    self._seal(epoch)
+                case protocol.SendAck():
+                    self._ack = effect
+                case _:
+                    raise AssertionError(f"{effect} in a task, which knows of no other epoch")
+
+    def _seal(self, epoch: Epoch) -> None:
+        while self._state.uncopied:
+            self._state.advance(COPIED_AT_ONCE)
+        job = segment_job(self._state, epoch, self._deploy, self._worker, self._run.take_stages(epoch))
+        self._perform(*protocol.output_sealed(self._machine, epoch, job.run(self._ports.store)))
+
+
+def _silent(positions: Iterable[SourcePosition]) -> Unavailable:
+    where = ", ".join(f"{at.source} partition {at.partition} at {at.offset:,}" for at in positions)
+    return Unavailable(
+        f"sources gave no records for {SOURCE_GRACE_S:g} s, although this epoch reads further: {where}",
+        not_done="the epoch was not completed",
+        next_step="check the sources; the epoch runs again from the same offsets",
+    )
+
+
+def _never_later(delay_s: float, action: Callable[[], object]) -> None:
+    raise AssertionError("a task does nothing later")
+
+
+def _raised(error: BaseException) -> None:
+    raise error

@@ -1,0 +1,142 @@
+"""Runs the job of an epoch in Spark: a stage of tasks per layer, a shuffle between two layers.
+
+Rows of the shuffle are few and large: a block of frames, or a result, in a binary column, with the subtask that
+receives it. A task is the partition of its subtask in every stage.
+
+Invariants
+    - Every attempt of a task has an identity of its own.
+    - The end of a job is reported once, from a thread of its own.
+
+Source: DESIGN section 8; docs/design/0047-microbatch.md.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import SparkContext, TaskContext
+from pyspark.sql import DataFrame, SparkSession
+
+from holdfast.errors import HoldfastError, Unavailable
+from holdfast.model import Subtask
+from holdfast.runtime.microbatch.blocks import Attempt, Parcel, Result, result_in
+from holdfast.runtime.microbatch.task import Batch, Ports, run_task
+from holdfast.runtime.spark.launch import first_line
+from holdfast.runtime.wire.clock import SystemClock
+from holdfast.runtime.worker.local import MemoryState
+from holdfast.storage.objects import open_objects
+
+_COLUMNS = "to int, data binary"
+_SCHEMA = pa.schema([("to", pa.int32()), ("data", pa.binary())])
+_SETTINGS = {
+    "spark.sql.adaptive.enabled": "false",  # it would merge partitions, and a partition is a subtask
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "8",
+}
+CONF = {
+    "spark.task.maxFailures": "4",
+    "spark.locality.wait": "3s",
+}
+"""Spark's own defaults, which resident workers change: here Spark tries tasks again."""
+
+
+@dataclass(frozen=True)
+class BatchTask:
+    """The parameters of the tasks of one job; Spark sends them to the executors."""
+
+    batch: Batch
+    root: str
+    """URL or path of the job's folder."""
+
+
+class SparkJobs:
+    """Submits and cancels the jobs of epochs.
+
+    Args:
+        ended: Takes the number of a job with its results, or with the error that ended it; from another thread.
+    """
+
+    def __init__(
+        self, context: SparkContext, root: str, ended: Callable[[int, Sequence[Result] | HoldfastError], None]
+    ) -> None:
+        self._context, self._root, self._ended = context, root, ended
+        self._session = SparkSession(context)
+        for name, value in _SETTINGS.items():
+            self._session.conf.set(name, value)
+        self._prefix = f"holdfast-batches-{id(self)}"
+
+    def run(self, job: int, batch: Batch) -> None:
+        """See Jobs.run."""
+        threading.Thread(target=self._submit, args=(job, batch), name=f"batch-{job}", daemon=True).start()
+
+    def cancel(self, job: int) -> None:
+        """See Jobs.cancel."""
+        self._context.cancelJobGroup(self._group(job))
+
+    def _submit(self, job: int, batch: Batch) -> None:
+        epoch = batch.barrier.epoch
+        self._context.setJobGroup(self._group(job), f"holdfast epoch {epoch}", interruptOnCancel=True)
+        try:
+            found = _frame(self._session, BatchTask(batch, self._root)).toArrow()
+            values = (value.as_buffer() for value in found.column("data"))
+            results = [result for value in values if (result := result_in(memoryview(value))) is not None]
+        except Exception as error:  # noqa: BLE001 - any end of the job means that the epoch is not done
+            self._ended(job, _job_ended(epoch, error))
+        else:
+            self._ended(job, results)
+
+    def _group(self, job: int) -> str:
+        return f"{self._prefix}-{job}"
+
+
+def _frame(session: SparkSession, task: BatchTask) -> DataFrame:
+    """Return the job as a data frame whose rows are the results of its tasks."""
+    width = len(task.batch.deploys)
+    rows = session.range(0, width, 1, width)
+    frame = rows.mapInArrow(_stage(task, 0), _COLUMNS)
+    for layer in range(1, len(task.batch.layers)):
+        frame = frame.repartitionById(width, "to").mapInArrow(_stage(task, layer), _COLUMNS)
+    return frame
+
+
+def _stage(task: BatchTask, layer: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        attempt = Attempt(layer, Subtask(context.partitionId()), uuid.uuid4().hex[:12])
+        ports = Ports(SystemClock(), open_objects(task.root), MemoryState(), time.sleep)
+        incoming = _values(batches) if layer else _nothing(batches)
+        for parcel in run_task(task.batch, ports, attempt, incoming):
+            yield _row(parcel)
+
+    return run
+
+
+def _values(batches: Iterable[pa.RecordBatch]) -> Iterator[memoryview]:
+    for batch in batches:
+        for value in batch.column(1):
+            yield memoryview(value.as_buffer())
+
+
+def _nothing(batches: Iterable[pa.RecordBatch]) -> Iterator[memoryview]:
+    """Take what Spark gives to tasks that read sources: a number, which only makes the partition."""
+    for _ in batches:
+        yield from ()
+
+
+def _row(parcel: Parcel) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [pa.array([parcel.to], pa.int32()), pa.array([parcel.data], pa.binary())], schema=_SCHEMA
+    )
+
+
+def _job_ended(epoch: int, error: Exception) -> Unavailable:
+    return Unavailable(
+        f"the Spark job of epoch {epoch} failed: {first_line(error)}",
+        not_done="the epoch was not completed; state and output stay as of the last checkpoint",
+        next_step="it runs again from the same offsets; if this repeats, see the log of the executors",
+    )

@@ -1,0 +1,54 @@
+"""The layers of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+import holdfast as hf
+from holdfast.errors import ConfigError
+from holdfast.runtime.microbatch.layers import layers_of, refuse_what_needs_workers
+
+
+@dataclass
+class Visit:
+    user: str
+    page: int
+
+
+def app() -> hf.App:
+    return hf.App("layers", parallelism=2)
+
+
+class TestLayers:
+    def test_one_layer_without_a_shuffle(self) -> None:
+        job = app()
+        job.source("visits", hf.Log("in", Visit)).sink("out", hf.Log("out"))
+        assert [len(layer) for layer in layers_of(job.plan())] == [1]
+
+    def test_every_shuffle_begins_a_layer(self) -> None:
+        job = app()
+        visits = job.source("visits", hf.Log("in", Visit))
+        users = visits.key_by("user").agg("users", n=hf.count())
+        users.sink("out", hf.SQLite("out.db", table="users", key=["user"]))
+        pages = visits.key_by("page").agg("pages", n=hf.count())
+        pages.sink("pages-out", hf.SQLite("out.db", table="pages", key=["page"]))
+        assert [len(layer) for layer in layers_of(job.plan())] == [1, 2]
+
+    def test_a_union_is_in_the_layer_of_its_inputs(self) -> None:
+        job = app()
+        one, other = job.source("one", hf.Log("one", Visit)), job.source("other", hf.Log("other", Visit))
+        users = one.union(other).key_by("user").agg("users", n=hf.count())
+        users.sink("out", hf.SQLite("out.db", table="users", key=["user"]))
+        assert [len(layer) for layer in layers_of(job.plan())] == [3, 1]
+
+
+class TestRefusal:
+    def test_of_a_sink_that_is_written_immediately(self) -> None:
+        job = app()
+        visits = job.source("visits", hf.Log("in", Visit), partitioned_by=["page"])
+        visits.sink("last", hf.SQLite("out.db", table="last", key=["page"], delivery="idempotent"))
+        with pytest.raises(ConfigError, match="sink 'last' is written immediately") as refused:
+            refuse_what_needs_workers(job.plan())
+        assert "--mode continuous" in refused.value.next_step
