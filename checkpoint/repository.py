@@ -13,7 +13,7 @@ Source: DESIGN section 4 (job log); PROTOCOL P4, P7 (if a record is missing, lis
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
@@ -22,12 +22,11 @@ from holdfast.checkpoint.manifest import Manifest, decode, encode
 from holdfast.errors import AlreadyExists, Damaged, Fenced, NotFound, Unavailable
 from holdfast.model import ObjectRef
 from holdfast.ports import ObjectStore, TidyStore
-from holdfast.storage.objects import FileStore
+from holdfast.storage.hashing import Hashed, Sink, hash_file
+from holdfast.storage.objects import FileStore, writing
 
 WHOLE_BYTES_MAX = 1 << 16
 """A larger object is not read whole where it can be read as a file."""
-HASHED_BYTES = 1 << 20
-"""Bytes of a file that are read at a time to verify it."""
 
 record_path = joblog.record_path
 
@@ -203,9 +202,8 @@ def open_verified(store: ObjectStore, ref: ObjectRef) -> pa.NativeFile:
     except NotFound:
         raise _damaged(ref, "is missing") from None
     try:
-        size, hashed = file.size(), hashlib.sha256()
-        while piece := file.read(HASHED_BYTES):
-            hashed.update(piece)
+        size = file.size()
+        hashed = hash_file(file, hashlib.sha256(), size)
     except OSError as error:
         file.close()
         raise Unavailable(
@@ -215,6 +213,25 @@ def open_verified(store: ObjectStore, ref: ObjectRef) -> pa.NativeFile:
         file.close()
         raise _damaged(ref, f"differs from what was written ({size} bytes, {ref.size} expected)")
     return file
+
+
+def write_object(store: ObjectStore, path: str, write: Callable[[Sink], object], next_step: str) -> ObjectRef:
+    """Write an object part by part and return its reference; it becomes visible, whole, at the end.
+
+    Args:
+        write: Writes the bytes into what it receives; it may read files meanwhile.
+        next_step: What follows if a file cannot be read or written.
+
+    Raises:
+        Unavailable: the object may hold its old or its new bytes.
+    """
+    try:
+        with writing(store, path) as file:
+            out = Hashed(file, hashlib.sha256())
+            write(out)
+    except OSError as error:
+        raise Unavailable(f"writing {path} failed: {error}", next_step=next_step) from error
+    return ObjectRef(path, out.size, out.hash.hexdigest())
 
 
 def _look_again(path: str, listed: list[int], missing: set[str]) -> None:

@@ -23,7 +23,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from holdfast.errors import Unavailable
-from holdfast.state.changelog import FIXED_COLUMNS, PUT, RANGE, Batch, Block, Segment, unreadable_block
+from holdfast.state.batches import FIXED_COLUMNS, PUT, RANGE
+from holdfast.state.changelog import Batch, Block, Segment, unreadable_block
 from holdfast.state.columns import columns_of
 from holdfast.state.evolution import columns_by_name, present_key
 from holdfast.state.keys import canonical as codec
@@ -217,7 +218,7 @@ class _Batch:
         values: list[str],
         block: Block,
     ) -> None:
-        columns = columns_of(file, at, schema)
+        columns = columns_of(file, at, schema, packed=block.packed)
         groups = columns["kg"]
         counts = np.zeros(block.key_group_count, np.int64)
         for first in range(0, count, ROWS_AT_ONCE):

@@ -4,7 +4,7 @@
     blocks    one Arrow IPC stream per operator, zstd level 1 from 1 KiB on, rows sorted by (key group, key):
               kg u16 | key int64 or canonical bytes | kind u8 | end (of a range) | values, which may be null
               a range is one row per key group, before the rows of its key group, which are newer
-              a stream has as many record batches as it takes to keep each small
+              a stream has as many record batches as it takes to keep each small; in a large one, columns may be packed
     footer    msgpack: the header, and operator, key schema, place and size of every block and its batches
     20 bytes  footer length u32, xxh3-64 of everything before, magic
 
@@ -26,7 +26,7 @@ import io
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Self, TypeAlias
 
 import msgspec
 import numpy as np
@@ -36,43 +36,32 @@ from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
+from holdfast.state.batches import FIXED_COLUMNS, PUT, RANGE, batch_of, ranges_in, with_ranges
 from holdfast.state.keys.batch import KeyType
-from holdfast.state.tables.delta import Delta
-from holdfast.state.tables.expiry import NOTHING, RANGE_FIRST, Through, last_of, range_end
-from holdfast.state.tables.spec import Columns
-from holdfast.state.tables.values import arrow, numpy, void_of
+from holdfast.state.packing import packed, packed_columns, unpacked
+from holdfast.state.tables.delta import Changes, Delta
+from holdfast.state.tables.values import has_numpy_form, numpy
+from holdfast.storage.hashing import HASHED_BYTES, Hashed, Sink, hash_file
 
-VERSION = 5
-"""Segments with a block of several record batches: an earlier release would read only the first. Others are written
-as the oldest version that has what they hold, so that earlier releases read them."""
-_VERSION_WITH_SUFFIX, _VERSION_WITH_NULLS, _VERSION_WITH_RANGES, _FIRST_VERSION = 4, 3, 2, 1
-"""4: with keys that have a suffix, for which an earlier release would compute other key groups. 3: with a null value,
-or values of variable width."""
+VERSION = 6
+"""Segments with a packed column. Others are written as the oldest version that has what they hold, so that earlier
+releases read them."""
+_VERSION_WITH_BATCHES, _VERSION_WITH_SUFFIX, _VERSION_WITH_NULLS, _VERSION_WITH_RANGES, _FIRST_VERSION = 5, 4, 3, 2, 1
+"""5: with a block of several record batches, of which an earlier release would read only the first. 4: with keys that
+have a suffix, for which an earlier release would compute other key groups. 3: with a null value, or values of variable
+width."""
 COMPRESSED_FROM_BYTES = 1 << 10
 """Smaller blocks hardly shrink by compressing their columns one by one, and take ten times as long to read."""
-PARALLEL_FROM_BYTES = 1 << 18
-"""Arrow compresses smaller batches on this thread alone: waking others for each column costs more than the work."""
+PACKED_FROM_BYTES = 1 << 18
+"""A block whose first record batch is smaller is written unpacked, for earlier releases."""
 BATCH_BYTES = 1 << 19
 """A record batch has at least as many bytes, except the last one, and at most about twice as many."""
 ROWS_AT_ONCE = 1 << 16
 """Rows of a delta that are gathered at a time."""
-_HASHED_BYTES = 1 << 20
 _MAGIC = b"HFSEG\r\n\x1a"
 _TAIL = struct.Struct("<IQ8s")
-PUT, DELETE, RANGE = 1, 2, 3
-"""Values of the column `kind`."""
-FIXED_COLUMNS = 4
-"""The columns before the values: `kg`, `key`, `kind`, `end`."""
-
 Data: TypeAlias = bytes | memoryview | pa.Buffer | pa.NativeFile
-"""A segment: its bytes, or a file that is read at any place."""
-
-
-class Sink(Protocol):
-    """Where a segment is written."""
-
-    def write(self, data: bytes, /) -> int:
-        """Append bytes."""
+"""A segment: its bytes, or a file that is read at any place, whose bytes were verified against a manifest."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +99,8 @@ class Block(msgspec.Struct, frozen=True, omit_defaults=True):
     suffix: int = 0
     batches: tuple[Batch, ...] = ()
     """Empty: one batch has all rows, as in every block before version 5."""
+    packed: tuple[str, ...] = ()
+    """Its columns that are packed (state/packing.py)."""
 
     @property
     def key(self) -> KeyType:
@@ -143,8 +134,8 @@ class Writer:
     """
 
     def __init__(self, into: Sink, header: SegmentHeader) -> None:
-        self._hashed = _Hashed(into)
-        self._file = pa.output_stream(self._hashed, buffer_size=_HASHED_BYTES)
+        self._hashed = Hashed(into, xxhash.xxh3_64())
+        self._file = pa.output_stream(self._hashed, buffer_size=HASHED_BYTES)
         self._file.write(_MAGIC)
         self._header, self._version, self._blocks = header, _FIRST_VERSION, list[Block]()
 
@@ -164,10 +155,12 @@ class Writer:
             batches: Results of `batch_of`, of any size and all in the order of (key group, key).
         """
         assert not self._blocks or self._blocks[-1].operator < operator, "two blocks of one operator"
-        first, written, rows, stream = self._file.tell(), list[Batch](), 0, None
+        first, written, rows, stream, names = self._file.tell(), list[Batch](), 0, None, tuple[str, ...]()
         for batch in _regrouped(batches):
-            stream = stream or pa.ipc.new_stream(self._file, batch.schema, options=_options(batch.nbytes))
-            stream.write_batch(batch)
+            if stream is None:
+                names = packed_columns(batch) if batch.nbytes >= PACKED_FROM_BYTES else ()
+                stream = pa.ipc.new_stream(self._file, batch.schema, options=_options(batch.nbytes))
+            stream.write_batch(packed(batch, names) if names else batch)
             self._version = max(self._version, _version_of(batch, kind))
             written.append(Batch(batch.num_rows, self._file.tell() - first, batch.column("kg")[0].as_py()))
             rows += batch.num_rows
@@ -175,11 +168,11 @@ class Writer:
             return
         stream.close()
         several = len(written) > 1
-        self._version = VERSION if several else self._version
+        self._version = VERSION if names else max(self._version, _VERSION_WITH_BATCHES if several else _FIRST_VERSION)
         schema = pa.schema(kind.fields).serialize().to_pybytes()
         place = (operator, rows, first, self._file.tell() - first, key_group_count)
         listed = tuple(written) if several else ()
-        self._blocks.append(Block(*place, schema, kind.unrouted, kind.suffix, listed))
+        self._blocks.append(Block(*place, schema, kind.unrouted, kind.suffix, listed, names))
 
     def _finish(self) -> None:
         """Write what follows the blocks."""
@@ -191,56 +184,31 @@ class Writer:
         self._file.flush()
 
 
-def seal(header: SegmentHeader, deltas: Iterable[Delta]) -> bytes:
-    """Return the segment of these deltas, at most one per operator; empty deltas are left out."""
+def seal(header: SegmentHeader, deltas: Iterable[Changes]) -> bytes:
+    """Return the segment of these deltas as bytes; `seal_into` needs no memory for them."""
     into = io.BytesIO()
-    with Writer(into, header) as writer:
-        for delta in sorted(deltas, key=lambda delta: delta.operator):
-            assert delta.epoch == header.epoch and delta.follows == header.follows
-            writer.block(delta.operator, delta.keys.type, delta.key_group_count, _batches_of(delta))
+    seal_into(into, header, deltas)
     return into.getvalue()
 
 
-def batch_of(groups: NDArray[np.uint16], keys: pa.Array, puts: NDArray[np.bool_], columns: Columns) -> pa.RecordBatch:
-    """Return rows as segments hold them.
-
-    Args:
-        groups: The key group of each row, shape (n,).
-        keys: The key of each row: int64 if its type is injective, else canonical bytes (large_binary).
-        puts: False: the key was deleted.
-        columns: The values by field id, shape (n,) each.
-    """
-    kinds = np.where(puts, np.uint8(PUT), np.uint8(DELETE))
-    fixed = {"kg": pa.array(groups), "key": keys, "kind": pa.array(kinds), "end": pa.nulls(len(keys), keys.type)}
-    return pa.record_batch(fixed | {name: arrow(values) for name, values in columns.items()})
-
-
-def with_ranges(batches: Iterable[pa.RecordBatch], through: Through, empty: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield rows, and one row per range before the rows of its key group.
-
-    Args:
-        batches: In order.
-        through: The ranges. Those of a key group may be added until its first row is yielded.
-        empty: A batch without rows.
-    """
-    done = 0
-    for batch in batches:
-        end = int(batch.column("kg")[-1].as_py()) + 1
-        yield _with_ranges(batch, through, done, end)
-        done = max(done, end)
-    if (through[done:] != NOTHING).any():
-        yield _with_ranges(empty, through, done, through.size)
+def seal_into(into: Sink, header: SegmentHeader, deltas: Iterable[Changes]) -> None:
+    """Write the segment of these deltas, at most one per operator; empty deltas are left out."""
+    with Writer(into, header) as writer:
+        for delta in sorted(deltas, key=lambda delta: delta.operator):
+            assert delta.epoch == header.epoch and delta.follows == header.follows
+            writer.block(delta.operator, delta.kind, delta.key_group_count, _batches_of(delta))
 
 
 def opened(data: Data) -> Segment:
-    """Return a segment for reading, after verifying every byte of it.
+    """Return a segment for reading; its bytes are verified against its own hash unless they were verified before.
 
     Raises:
         Damaged: a byte differs from what was sealed.
         ConfigError: a newer version of Holdfast wrote it.
     """
-    file = data if isinstance(data, pa.NativeFile) else pa.BufferReader(data)
-    footer = _footer(file)
+    verified = isinstance(data, pa.NativeFile)
+    file = data if verified else pa.BufferReader(data)
+    footer = _footer(file, verified=verified)
     return Segment(file, footer.header, footer.blocks)
 
 
@@ -259,7 +227,7 @@ def delta_of(batch: pa.RecordBatch, block: Block, header: SegmentHeader) -> Delt
     kind = block.key
     kinds, through = batch.column("kind").to_numpy(), None
     if (ranges := kinds == RANGE).any():
-        through = _ranges(batch.filter(pa.array(ranges)), block.key_group_count)
+        through = ranges_in(batch.filter(pa.array(ranges)), block.key_group_count)
         batch, kinds = batch.filter(pa.array(~ranges)), kinds[~ranges]
     key = batch.column("key")
     keys = kind.from_ints(key.to_numpy()) if kind.injective else kind.from_canonical(key)
@@ -268,42 +236,16 @@ def delta_of(batch: pa.RecordBatch, block: Block, header: SegmentHeader) -> Delt
     return Delta(epoch, follows, block.operator, block.key_group_count, keys, kinds == PUT, columns, through)
 
 
-class _Hashed:
-    """A file for Arrow that hashes the bytes that it passes on."""
-
-    closed = False
-
-    def __init__(self, into: Sink) -> None:
-        self._into: Sink | None = into
-        self.hash = xxhash.xxh3_64()
-
-    def write(self, data: bytes) -> int:
-        if self._into is not None:
-            self.hash.update(data)
-            self._into.write(data)
-        return len(data)
-
-    def discard(self) -> None:
-        """Pass nothing on from now on."""
-        self._into = None
-
-    def flush(self) -> None:
-        """Nothing is held here."""
-
-    def close(self) -> None:
-        """The file belongs to the caller."""
-
-
 def _options(size: int) -> pa.ipc.IpcWriteOptions:
     codec = pa.Codec("zstd", compression_level=1) if size >= COMPRESSED_FROM_BYTES else None
-    return pa.ipc.IpcWriteOptions(compression=codec, use_threads=size >= PARALLEL_FROM_BYTES)
+    return pa.ipc.IpcWriteOptions(compression=codec, use_threads=False)
 
 
 def _version_of(batch: pa.RecordBatch, kind: KeyType) -> int:
     """Return the oldest version that has what a batch holds."""
     if kind.suffix:
         return _VERSION_WITH_SUFFIX
-    if any(not isinstance(numpy(values), np.ndarray) for values in batch.columns[FIXED_COLUMNS:]):
+    if any(not has_numpy_form(values) for values in batch.columns[FIXED_COLUMNS:]):
         return _VERSION_WITH_NULLS
     return _FIRST_VERSION if batch.column("end").null_count == batch.num_rows else _VERSION_WITH_RANGES
 
@@ -329,7 +271,7 @@ def _cut(held: list[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
         yield whole.slice(first, step)
 
 
-def _batches_of(delta: Delta) -> Iterator[pa.RecordBatch]:
+def _batches_of(delta: Changes) -> Iterator[pa.RecordBatch]:
     def batch(groups: NDArray[np.uint16], part: Delta) -> pa.RecordBatch:
         key = pa.array(part.keys.ints) if part.keys.ints is not None else part.keys.canonical()
         return batch_of(groups, key, part.puts, part.columns)
@@ -337,31 +279,7 @@ def _batches_of(delta: Delta) -> Iterator[pa.RecordBatch]:
     batches = (batch(groups, part) for groups, part in delta.sorted_parts(ROWS_AT_ONCE))
     if delta.through is None:
         return batches
-    return with_ranges(batches, delta.through, batch(np.empty(0, np.uint16), delta.take(np.empty(0, np.int64))))
-
-
-def _with_ranges(batch: pa.RecordBatch, through: Through, first: int, end: int) -> pa.RecordBatch:
-    """Insert the ranges of the key groups [first, end) before the rows of their key group."""
-    groups = first + np.flatnonzero(through[first:end] != NOTHING)
-    if not groups.size:
-        return batch
-    count, binary = groups.size, pa.large_binary()
-    ranges: dict[str, Any] = {
-        "kg": pa.array(groups.astype(np.uint16)),
-        "key": pa.array([RANGE_FIRST] * count, binary),
-        "kind": pa.array(np.full(count, RANGE, np.uint8)),
-        "end": pa.array([range_end(last) for last in through[groups].tolist()], binary),
-    }
-    ranges |= {name: void_of(batch.column(name), count) for name in batch.schema.names[FIXED_COLUMNS:]}
-    rows = pa.concat_batches([pa.record_batch(ranges), batch])
-    return rows.take(pa.array(np.argsort(rows.column("kg").to_numpy(), kind="stable")))
-
-
-def _ranges(batch: pa.RecordBatch, key_group_count: int) -> Through:
-    through = np.full(key_group_count, NOTHING)
-    ends = [last_of(end) for end in batch.column("end").to_pylist()]
-    through[batch.column("kg").to_numpy()] = ends
-    return through
+    return with_ranges(batches, delta.through, batch(np.empty(0, np.uint16), delta.empty()))
 
 
 def _read_block(segment: Segment, block: Block, key_groups: tuple[int, int] | None) -> Delta | None:
@@ -369,7 +287,7 @@ def _read_block(segment: Segment, block: Block, key_groups: tuple[int, int] | No
     try:
         data = segment.file.read_at(block.size, block.offset)
         with pa.ipc.open_stream(data) as reader:
-            batch = pa.concat_batches(list(reader))
+            batch = pa.concat_batches([unpacked(batch, block.packed) for batch in reader])
         if key_groups is not None:
             groups = batch.column("kg").to_numpy()
             first, end = (int(np.searchsorted(groups, edge)) for edge in key_groups)
@@ -379,12 +297,13 @@ def _read_block(segment: Segment, block: Block, key_groups: tuple[int, int] | No
         raise unreadable_block(block, error) from error
 
 
-def _footer(file: pa.NativeFile) -> _Footer:
+def _footer(file: pa.NativeFile, *, verified: bool) -> _Footer:
     size = file.size()
     if size < len(_MAGIC) + _TAIL.size or file.read_at(len(_MAGIC), 0) != _MAGIC:
         raise _damaged("it does not begin with the header of a segment")
     length, hashed, magic = _TAIL.unpack(file.read_at(_TAIL.size, size - _TAIL.size))
-    if magic != _MAGIC or _hash_of(file, size - 16) != hashed:
+    hashed_bytes = size - struct.calcsize("<Q8s")
+    if magic != _MAGIC or not (verified or hash_file(file, xxhash.xxh3_64(), hashed_bytes).intdigest() == hashed):
         raise _damaged("its hash does not match its bytes")
     try:
         footer = _FOOTER.decode(file.read_at(length, size - _TAIL.size - length))
@@ -397,13 +316,6 @@ def _footer(file: pa.NativeFile) -> _Footer:
             next_step="run the version of Holdfast that wrote it, or a newer one",
         )
     return footer
-
-
-def _hash_of(file: pa.NativeFile, end: int) -> int:
-    hashed, stream = xxhash.xxh3_64(), file.get_stream(0, end)
-    while piece := stream.read_buffer(_HASHED_BYTES):
-        hashed.update(piece)
-    return hashed.intdigest()
 
 
 def unreadable_block(block: Block, error: Exception) -> Damaged:

@@ -15,7 +15,7 @@ internals.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.state.keys import canonical as codec
+from holdfast.state.packing import values_of
 
 SKIPPED_BYTES = 1 << 20
 """Rows to skip are decompressed in pieces of this size."""
@@ -53,8 +54,11 @@ class Column(Protocol):
         """Return the values of the next rows: a NumPy array, or an Arrow array if some are null or all are strings."""
 
 
-def columns_of(file: pa.NativeFile, at: int, schema: pa.Schema) -> dict[str, Column]:
+def columns_of(file: pa.NativeFile, at: int, schema: pa.Schema, *, packed: Collection[str] = ()) -> dict[str, Column]:
     """Return the columns of the record batch whose message begins at this byte of a file.
+
+    Args:
+        packed: The columns that are packed (state/packing.py).
 
     Raises:
         pa.ArrowInvalid: there is none.
@@ -63,7 +67,7 @@ def columns_of(file: pa.NativeFile, at: int, schema: pa.Schema) -> dict[str, Col
     if marker != _CONTINUED or length <= 0:
         raise pa.ArrowInvalid(f"no message begins at byte {at}")
     parts = _buffers(memoryview(file.read_at(length, at + 8)), file, at + 8 + length)
-    return {field.name: _column(field.type, parts) for field in schema}
+    return {field.name: _column(field, parts, packed=field.name in packed) for field in schema}
 
 
 class _Bytes:
@@ -166,6 +170,29 @@ class _Fixed:
         return values if null is None else pa.array(values, mask=null, from_pandas=False)
 
 
+class _Packed:
+    """Values of 64 bits as planes, which are held as a whole: a packed batch is small."""
+
+    string_bytes = 0
+
+    def __init__(self, field: pa.Field, parts: Iterator[_Bytes]) -> None:
+        self._field, self._nulls, self._planes, self._at = field, _Nulls(next(parts)), next(parts), 0
+
+    @cached_property
+    def _values(self) -> NDArray[Any]:
+        planes = np.frombuffer(self._planes.take(self._planes.size), np.uint8)
+        return values_of(planes, self._field.name).view(self._field.type.to_pandas_dtype())
+
+    def skip(self, rows: int) -> None:
+        self._nulls.skip(rows)
+        self._at += rows
+
+    def take(self, rows: int) -> Any:
+        null, values = self._nulls.take(rows), self._values[self._at : self._at + rows]
+        self._at += rows
+        return values if null is None else pa.array(values, mask=null, from_pandas=False)
+
+
 class _Booleans:
     """Values of one bit."""
 
@@ -219,7 +246,10 @@ class _Binary:
         return lengths
 
 
-def _column(kind: pa.DataType, parts: Iterator[_Bytes]) -> Column:
+def _column(field: pa.Field, parts: Iterator[_Bytes], *, packed: bool) -> Column:
+    kind = field.type
+    if packed:
+        return _Packed(field, parts)
     if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
         return _Binary(kind, parts)
     if pa.types.is_boolean(kind):

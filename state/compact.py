@@ -21,13 +21,15 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.model import NO_EPOCH
+from holdfast.state.batches import batch_of, with_ranges
 from holdfast.state.blocks import BlockReader, Rows
-from holdfast.state.changelog import Block, Data, SegmentHeader, Sink, Writer, batch_of, opened, with_ranges
+from holdfast.state.changelog import Block, Data, SegmentHeader, Writer, opened
 from holdfast.state.evolution import unreadable
 from holdfast.state.merged import merged
 from holdfast.state.tables.expiry import NOTHING, Through
 from holdfast.state.tables.spec import TableSpec
 from holdfast.state.tables.values import default_of
+from holdfast.storage.hashing import Sink
 
 Stored = tuple[pa.NativeFile, Block, tuple[int, int]]
 """A block of a segment, and the key groups [first, end) to use."""

@@ -1,7 +1,7 @@
 """Adapts what an earlier declaration of an operator wrote to its present declaration.
 
 Segments name the columns of state by *field id*, which a column keeps for the operator's life, whatever its name in
-the code. A table names them by name. Everything that leaves a table for a segment, or comes from one, passes here.
+the code. A table names them by name. Everything that comes from a segment into a table passes here.
 
 Invariants
     - A value is read by the column that wrote it, or by none: ids are never reused.
@@ -40,18 +40,15 @@ def declaration(spec: TableSpec) -> str:
     return xxhash.xxh3_64_hexdigest("\0".join([unrouted, *key, "", *columns]).encode())
 
 
-def by_id(delta: Delta, spec: TableSpec) -> Delta:
-    """Return a table's delta with its columns under their ids, as segments hold them."""
-    return _renamed(delta, {column.name: column.id for column in spec.columns})
-
-
 def by_name(delta: Delta, spec: TableSpec) -> Delta:
     """Return a segment's delta as the table of the present declaration takes it.
 
     Raises:
         ConfigError: the declaration does not explain a difference.
     """
-    return _renamed(adapted(delta, spec), {column.id: column.name for column in spec.columns})
+    names = {column.id: column.name for column in spec.columns}
+    given = adapted(delta, spec)
+    return given if all(old == new for old, new in names.items()) else given.renamed(names)
 
 
 def adapted(delta: Delta, spec: TableSpec) -> Delta:
@@ -97,10 +94,6 @@ def _fits(values: Values, column: ColumnSpec) -> bool:
     if isinstance(values, np.ndarray):
         return column.plain and values.dtype == column.dtype
     return not column.plain and values.type == column.arrow and (column.nullable or not values.null_count)
-
-
-def _renamed(delta: Delta, names: dict[str, str]) -> Delta:
-    return delta if all(old == new for old, new in names.items()) else delta.renamed(names)
 
 
 def columns_by_name(columns: Mapping[str, Values], rows: int, spec: TableSpec) -> Columns:

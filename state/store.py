@@ -26,10 +26,12 @@ from holdfast.ports import KeyValue
 from holdfast.state.blocks import deltas_of
 from holdfast.state.changelog import Data, opened
 from holdfast.state.coldcopy import NOTHING, ColdCopy
-from holdfast.state.evolution import by_id, by_name, declaration, unreadable
+from holdfast.state.evolution import by_name, declaration, unreadable
 from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.epochs import COPIED_AT_ONCE
+from holdfast.state.tables.frozen import FrozenDelta
 from holdfast.state.tables.slab import PLAIN, Memory
-from holdfast.state.tables.table import COPIED_AT_ONCE, Table, TableSpec
+from holdfast.state.tables.table import Table, TableSpec
 
 
 @dataclass(frozen=True)
@@ -126,16 +128,20 @@ class StateStore:
         for table in self._tables.values():
             records_max -= table.advance(records_max)
 
-    def deltas(self, epoch: Epoch) -> list[Delta]:
-        """Return the changes of the epoch as segments hold them, one delta per operator, once all have frozen it.
+    def supersede(self, epoch: Epoch) -> None:
+        """Drop what the epochs before this one keep, which were given up (P8); all tables have frozen this one.
 
-        Records that are not copied yet are copied first; advance() does that in steps. Epochs are asked for in their
-        order: an earlier one that is not committed by now was given up (P8), and what its tables kept is dropped. Else
-        memory would grow with every epoch for as long as the checkpoint root is unreachable.
+        Else memory would grow with every epoch for as long as the checkpoint root is unreachable.
         """
         for table in self._tables.values():
             table.supersede(epoch)
-        return [by_id(table.delta(epoch), table.spec) for table in self._tables.values()]
+
+    def deltas(self, epoch: Epoch) -> list[FrozenDelta]:
+        """Return the changes of the epoch, one delta per operator, once all have frozen it.
+
+        Records that are not copied yet are copied first; advance() does that in steps.
+        """
+        return [table.delta(epoch) for table in self._tables.values()]
 
     def commit(self, through: Epoch) -> None:
         """Treat everything frozen up to this completed epoch as committed; a hint, harmless to repeat."""

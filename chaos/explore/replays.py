@@ -43,6 +43,7 @@ PLAIN: dict[str, Any] = {
     "appears": (),
     "texts": False,
     "state_memory": None,
+    "copied_per_turn": None,
 }
 """A scenario without a feature, by its name."""
 

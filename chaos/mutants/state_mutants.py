@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.chaos.mutants.mutation import Mutant, Right, Swap
+from holdfast.chaos.mutants.wrong_memory import copies_what_was_changed
 from holdfast.model import NO_EPOCH, Epoch
 from holdfast.state import swap
 from holdfast.state.collections.rows import EXPIRES, NEVER, OrderedRows
@@ -73,11 +74,6 @@ def _deletes_a_few(right: Right) -> Right:
     return delete
 
 
-def _copies_late(_: Right) -> Right:
-    """A deletion, a write of text or an expiry changes a frozen record, which is copied only then."""
-    return lambda table, slots: None
-
-
 def _restores_first_again(right: Right) -> Right:
     def restore(store: StateStore, epoch: Epoch, segments: Iterable[bytes | Piece], *rest: Any, **named: Any) -> None:
         pieces = list(segments)
@@ -132,7 +128,7 @@ STATE_MUTANTS = (
     Mutant("suffix-left-by-prefix-delete", "design/0041", "a prefix delete leaves the rows after the third one",
            (Swap(OrderedRows, "delete", _deletes_a_few),)),
     Mutant("freeze-sees-later-write", "P8", "a segment holds what was written after the barrier",
-           (Swap(Table, "_keep_frozen", _copies_late),)),
+           (Swap(Table, "write", copies_what_was_changed), Swap(Table, "delete", copies_what_was_changed))),
     Mutant("range-restored-twice", "P14", "a restore reads the first piece of its key groups again at its end",
            (Swap(StateStore, "restore", _restores_first_again),)),
     Mutant("restore-resets-ttl", "design/0041", "the time to live of a row begins again with a restore",

@@ -43,10 +43,9 @@ def seals_what_is_there_now(_: Right) -> Right:
     """The operators of a worker freeze one after another; values are collected when the last one has."""
 
     def of_now(table: Table, epoch: Epoch) -> Delta:
-        delta = table.delta(epoch)
-        [copies] = [frozen.copies for frozen in table._frozen if frozen.epoch == epoch]
-        slots = copies.slots[: copies.count]
-        now = {column.name: table.column(column.name)[slots] for column in table.spec.columns if column.plain}
+        frozen = table.delta(epoch)
+        delta, slots = frozen.whole(), frozen.copies.slots[: frozen.copies.count]
+        now = {column.id: table.column(column.name)[slots] for column in table.spec.columns if column.plain}
         columns = {name: np.where(delta.puts, values, delta.columns[name]) for name, values in now.items()}
         given = delta.epoch, delta.follows, delta.operator, delta.key_group_count
         return Delta(*given, delta.keys, delta.puts, {**delta.columns, **columns}, delta.through)

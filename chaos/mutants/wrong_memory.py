@@ -1,6 +1,6 @@
-"""Wrong versions of a worker whose memory is full; chaos/mutants/mutants.py names the rule that each negates.
+"""Wrong versions of a worker that waits for memory or copies frozen records; mutants.py names the rule of each.
 
-Source: docs/design/0039-state-larger-than-memory.md.
+Source: docs/design/0039-state-larger-than-memory.md, docs/design/0043-incremental-freeze.md.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from typing import Any
 from weakref import WeakSet
 
 from holdfast.runtime.worker.loop import WorkerLoop
+from holdfast.state.tables.kernels.layout import Control
+from holdfast.state.tables.table import Table
 
 Right = Callable[..., Any]
 """The function that a mutant replaces."""
@@ -45,3 +47,19 @@ def stops_for_good(right: Right) -> Right:
 def asks_the_disk_once(_: Right) -> Right:
     """A disk that was full is not tried again while sources wait for it."""
     return lambda store: None
+
+
+def copies_what_was_changed(right: Right) -> Right:
+    """A change overwrites a frozen record that was not copied yet, and its new values are copied."""
+
+    def change(table: Table, *given: Any) -> Any:
+        before = int(table._control[Control.COPIED])
+        result = right(table, *given)
+        made = slice(before, int(table._control[Control.COPIED]))
+        if made.start < made.stop:
+            copies = table._frozen[-1].copies
+            changed = table._gather(copies.slots[made], 0, copies.width)
+            copies.words.reshape(-1, copies.width)[made] = changed.T
+        return result
+
+    return change

@@ -119,7 +119,7 @@ VERSIONS = (
     ("assignment-before-its-barrier", "P12", "a partition is read as soon as its trigger arrives",
      ((WorkerLoop, "received", reads_before_the_barrier),), 0),
     ("partition-for-two-subtasks", "P12", "after a recovery triggers give what was deployed to another subtask too",
-     ((master, "unassigned", assigns_to_another_too), (deployment, "unassigned", assigns_to_another_too)), 0),
+     ((master, "unassigned", assigns_to_another_too), (deployment, "unassigned", assigns_to_another_too)), 58),
     ("assignment-given-up", "P12", "an assignment is lost with the epoch of its trigger",
      ((master, "unassigned", assigns_once), (deployment, "unassigned", assigns_once)), 500),
     ("partition-changes-its-writer", "P12, P20", "a takeover assigns partitions without looking at the base manifest",

@@ -171,7 +171,8 @@ class WorkerProcess(WorkerEnd):
         )
         total = world.scenario.state_memory
         budget = None if total is None else Budget(total, channels=0)
-        limits = replace(LIMITS, merging=world.scenario.merging, budget=budget)
+        copied = world.scenario.copied_per_turn or LIMITS.copied_per_turn
+        limits = replace(LIMITS, merging=world.scenario.merging, budget=budget, copied_per_turn=copied)
         self.loop = WorkerLoop(self.id, replace(plan, sinks=sinks), self.ports, limits)
         self.stream = ControlStream(world, self, driver)
         self._heard = world.schedule.now

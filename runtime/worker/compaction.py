@@ -8,23 +8,21 @@ Source: DESIGN section 5; PROTOCOL P14, P16; docs/design/0007.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 from holdfast.checkpoint.bases import Merge, pieces
-from holdfast.checkpoint.repository import open_verified
-from holdfast.errors import Unavailable
-from holdfast.model import NO_EPOCH, Cut, ObjectRef, SegmentRef, WorkerId
+from holdfast.checkpoint.repository import open_verified, write_object
+from holdfast.model import NO_EPOCH, Cut, SegmentRef, WorkerId
 from holdfast.ports import ObjectStore
 from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.worker.local import Opened
-from holdfast.state.changelog import SegmentHeader, Sink
+from holdfast.state.changelog import SegmentHeader
 from holdfast.state.compact import compact
 from holdfast.state.store import Piece
 from holdfast.state.tables.spec import TableSpec
-from holdfast.storage.objects import writing
+from holdfast.storage.hashing import Sink
 
 
 @dataclass(frozen=True)
@@ -46,31 +44,15 @@ class CompactJob:
         path = f"{folder}/{deploy.generation:08d}/{merge.through:012d}/{self.worker}.segment"
         owned = deploy.handle.key_groups
         ordered = sorted(merge.pieces, key=lambda piece: piece.epoch)
-        try:
-            with ExitStack() as stack, writing(store, path) as file:
+
+        def merged_into(out: Sink) -> None:
+            with ExitStack() as stack:
                 opened = (stack.enter_context(open_verified(store, piece.object)) for piece in ordered)
                 spans = (piece.key_groups or owned for piece in ordered)
-                out = _Digested(file)
                 compact(header, zip(opened, spans, strict=True), self.specs, out)
-        except OSError as error:
-            raise Unavailable(
-                f"merging stored pieces of state failed: {error}",
-                not_done="the pieces remain as they are",
-                next_step="check the disk and the store; the merge is repeated",
-            ) from error
-        return SegmentRef(merge.through, merge.follows, ObjectRef(path, out.size, out.sha256.hexdigest()))
 
-
-class _Digested:
-    """Passes bytes on, counts and hashes them."""
-
-    def __init__(self, into: Sink) -> None:
-        self._into, self.size, self.sha256 = into, 0, hashlib.sha256()
-
-    def write(self, data: bytes) -> int:
-        self.size += len(data)
-        self.sha256.update(data)
-        return self._into.write(data)
+        ref = write_object(store, path, merged_into, "check the disk and the store; the merge is repeated")
+        return SegmentRef(merge.through, merge.follows, ref)
 
 
 def restore(

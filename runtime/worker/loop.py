@@ -43,7 +43,7 @@ from holdfast.runtime.worker.subtask import Active, SubtaskRun, inputs_of, outpu
 from holdfast.sinks.delivery import BACKLOG_BYTES_MAX
 from holdfast.state.store import StateStore
 from holdfast.state.swap import resident_bytes
-from holdfast.state.tables.table import COPIED_AT_ONCE
+from holdfast.state.tables.epochs import COPIED_AT_ONCE
 
 PERMANENT = (ConfigError, JobFailed, Damaged, Fenced)
 """Errors that would recur after a restart; a damaged local folder would not: a restart does not use it again."""

@@ -13,18 +13,20 @@ Source: PROTOCOL P8, P16; DESIGN section 4, step 4.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.model import Epoch, ObjectRef, RowDigest, SegmentRef, Staged, WorkerId
+from holdfast.checkpoint.repository import write_object
+from holdfast.model import Epoch, ObjectRef, SegmentRef, Staged, WorkerId
 from holdfast.ports import ObjectStore
 from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.worker.digests import ROWS
 from holdfast.runtime.worker.protocol import Sealed
-from holdfast.sinks.staging import Stage
-from holdfast.state.changelog import SegmentHeader, seal
+from holdfast.sinks.staging import Part, Stage
+from holdfast.state.changelog import SegmentHeader, seal_into
 from holdfast.state.store import StateStore
-from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.delta import Changes
+from holdfast.storage.hashing import Sink
 
 
 @dataclass
@@ -32,40 +34,32 @@ class SealJob:
     """Frozen values and collected output of one epoch."""
 
     header: SegmentHeader
-    deltas: list[Delta]
+    deltas: Sequence[Changes]
     stages: Mapping[str, Stage]
     audit: str = ROWS
     """The setting: with "rows" the output is hashed too."""
-    _encoded: dict[str, tuple[bytes, int]] | None = field(default=None)
-    _digests: dict[str, RowDigest] = field(default_factory=dict)
+    _parts: dict[str, Part] | None = field(default=None)
 
     def run(self, store: ObjectStore) -> Sealed:
-        """Encode once, store everything, and return the references."""
-        if self._encoded is None:
-            self._encoded = self._encode()
-        refs: dict[str, tuple[ObjectRef, int]] = {}
-        for path, (data, rows) in self._encoded.items():
-            store.put(path, data)
-            refs[path] = (ObjectRef(path, len(data), hashlib.sha256(data).hexdigest()), rows)
-        segment = refs.get(self._segment_path)
-        staged = {
-            sink: Staged((refs[path][0],), refs[path][1])
-            for sink in self.stages
-            if (path := self._staged_path(sink)) in refs
-        }
-        ref = None if segment is None else SegmentRef(Epoch(self.header.epoch), Epoch(self.header.follows), segment[0])
-        return Sealed(ref, staged, dict(self._digests))
+        """Store everything and return the references. The segment is written while it is sealed."""
+        segment = self._write_segment(store) if any(len(delta) for delta in self.deltas) else None
+        if self._parts is None:
+            sealed = {sink: stage.seal(hashed=self.audit == ROWS) for sink, stage in self.stages.items()}
+            self._parts = {sink: part for sink, part in sealed.items() if part is not None}
+        staged = dict[str, Staged]()
+        for sink, part in self._parts.items():
+            path = self._staged_path(sink)
+            store.put(path, part.data)
+            ref = ObjectRef(path, len(part.data), hashlib.sha256(part.data).hexdigest())
+            staged[sink] = Staged((ref,), part.rows)
+        return Sealed(segment, staged, {sink: part.digest for sink, part in self._parts.items()})
 
-    def _encode(self) -> dict[str, tuple[bytes, int]]:
-        encoded: dict[str, tuple[bytes, int]] = {}
-        if any(len(delta) for delta in self.deltas):
-            encoded[self._segment_path] = (seal(self.header, self.deltas), sum(len(delta) for delta in self.deltas))
-        for sink, stage in self.stages.items():
-            part = stage.seal(hashed=self.audit == ROWS)
-            if part is not None:
-                self._digests[sink] = part.digest
-                encoded[self._staged_path(sink)] = (part.data, part.rows)
-        return encoded
+    def _write_segment(self, store: ObjectStore) -> SegmentRef:
+        def write(into: Sink) -> None:
+            seal_into(into, self.header, self.deltas)
+
+        ref = write_object(store, self._segment_path, write, "check the store; the epoch is sealed again")
+        return SegmentRef(Epoch(self.header.epoch), Epoch(self.header.follows), ref)
 
     @property
     def _segment_path(self) -> str:
@@ -80,7 +74,8 @@ class SealJob:
 def segment_job(
     state: StateStore, epoch: Epoch, deploy: Deploy, worker: WorkerId, stages: Mapping[str, Stage]
 ) -> SealJob:
-    """Gather the epoch's changes; the values are frozen, so they may be sealed later."""
+    """Take the frozen changes of an epoch, and of the given-up epochs before it; they may be sealed later."""
+    state.supersede(epoch)
     deltas = state.deltas(epoch)
     follows = min((delta.follows for delta in deltas), default=epoch)
     header = SegmentHeader(deploy.job_uuid, deploy.generation, deploy.timeline, epoch, follows, worker)

@@ -50,7 +50,7 @@ class Lists(OrderedRows):
             numbers = self.table.key_columns(found.slots)[-1]
             following[found.counts == 1] = numbers.to_numpy() + 1
         slots = self.table.slots(self.keys(users, [pa.array(following + ranks_of(users))]))
-        self._write(slots, columns)
+        self.table.write(slots, columns)
         return slots
 
     def pop(self, users: Keys, limit: Rows | int) -> Popped:

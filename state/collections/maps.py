@@ -36,7 +36,7 @@ class Maps(OrderedRows):
     def put(self, users: Keys, map_keys: Sequence[pa.Array], columns: Columns) -> Rows:
         """Write one entry per row, return their slots. A map key may occur more than once: its last row counts."""
         slots = self.table.slots(self.keys(users, map_keys))
-        self._write(slots, columns)
+        self.table.write(slots, columns)
         return slots
 
     def get(self, users: Keys, map_keys: Sequence[pa.Array]) -> Rows:

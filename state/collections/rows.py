@@ -101,11 +101,6 @@ class OrderedRows:
         self.table.delete(slots)
         return int(slots.size)
 
-    def _write(self, slots: Rows, columns: Columns) -> None:
-        """Give rows these values; columns that are not named keep theirs, or have the default in a new row."""
-        self.table.write(slots, columns)  # before touch: values that it refuses must leave the rows as they are
-        self.table.touch(slots)
-
 
 def extended(kind: KeyType, users: Keys, suffix: Sequence[pa.Array]) -> Keys:
     """Return the keys of a type that consist of user keys and suffixes."""

@@ -53,6 +53,7 @@ get_f64, get_f32 = _loads(types.float64, ir.DoubleType()), _loads(types.float32,
 put, put_u16, put_u8 = (
     _stores(kind, ir.IntType(bits)) for kind, bits in ((types.int64, 64), (types.uint16, 16), (types.uint8, 8))
 )
+put_i32 = _stores(types.int32, ir.IntType(32))
 put_f64, put_f32 = _stores(types.float64, ir.DoubleType()), _stores(types.float32, ir.FloatType())
 
 

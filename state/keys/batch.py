@@ -269,15 +269,20 @@ class Keys:
 
     def order(self, key_groups: NDArray[np.uint16]) -> NDArray[np.int64]:
         """Return the indices that sort by (key group, canonical bytes)."""
-        return np.concatenate([np.empty(0, np.int64), *self.order_in_parts(key_groups, max(1, self._length))])
+        parts = (order for _, order in self.order_in_parts(key_groups, max(1, self._length)))
+        return np.concatenate([np.empty(0, np.int64), *parts])
 
-    def order_in_parts(self, key_groups: NDArray[np.uint16], rows_max: int) -> Iterator[NDArray[np.int64]]:
-        """Yield what order() returns, at most `rows_max` indices at a time."""
+    def order_in_parts(
+        self, key_groups: NDArray[np.uint16], rows_max: int
+    ) -> Iterator[tuple[NDArray[np.uint16], NDArray[np.int64]]]:
+        """Yield what order() returns, at most `rows_max` indices at a time, and their key groups before them."""
         if not self.type.fixed:
             table = pa.table({"group": key_groups, "key": self.canonical()})
             indices = pc.sort_indices(table, sort_keys=[("group", "ascending"), ("key", "ascending")])
             order = np.asarray(indices.to_numpy(), np.int64)
-            yield from (order[first : first + rows_max] for first in range(0, self._length, rows_max))
+            for first in range(0, self._length, rows_max):
+                part = order[first : first + rows_max]
+                yield key_groups[part], part
             return
         from holdfast.state.keys import ordering  # imports the compiler, which few commands need
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.state.compiled.jit import inner, kernel
-from holdfast.state.compiled.memory import address_of, get, put
+from holdfast.state.compiled.memory import address_of, get, put, put_i32
 from holdfast.state.compiled.sources import addresses_of
 
 _DIGIT_BITS, _SMALL_DIGIT_BITS = 11, 8
@@ -30,7 +30,7 @@ _TINY_ROWS = 24
 
 def sorted_parts(
     columns: Sequence[NDArray[np.int64]], flips: Sequence[int], groups: NDArray[np.uint16], rows_max: int
-) -> Iterator[NDArray[np.int64]]:
+) -> Iterator[tuple[NDArray[np.uint16], NDArray[np.int64]]]:
     """Yield the rows in the order of (key group, words), in parts.
 
     Args:
@@ -40,7 +40,7 @@ def sorted_parts(
         rows_max: Rows of a part, at most.
 
     Returns:
-        Row numbers, int64.
+        The key group of each row, and row numbers.
     """
     rows, width = groups.size, len(columns) + 1
     if not rows:
@@ -55,9 +55,71 @@ def sorted_parts(
         end = min(int(np.searchsorted(starts, starts[first] + rows_max)), starts.size - 1)
         order = np.empty(int(starts[end] - starts[first]), np.int64)
         sort_groups(packed, width, starts[first : end + 1], scratch, counters, order)
+        sorted_groups = np.repeat(np.arange(first, end, dtype=np.uint16), np.diff(starts[first : end + 1]))
         for at in range(0, order.size, rows_max):
-            yield order[at : at + rows_max]
+            yield sorted_groups[at : at + rows_max], order[at : at + rows_max]
         first = end
+
+
+def parts_by_group(
+    groups: NDArray[np.uint16], count: int, rows_max: int
+) -> Iterator[tuple[NDArray[np.uint16], NDArray[np.int64]]]:
+    """Yield rows in the order of key groups, in parts of some whole key groups each, to be sorted on their own.
+
+    Args:
+        groups: The key group of each row, shape (n,).
+        count: Key groups of the job.
+        rows_max: Rows of a part; one key group may have more.
+
+    Returns:
+        The key group of each row, and row numbers.
+    """
+    assert groups.size < 1 << 31
+    starts, listed = np.zeros(count + 1, np.int64), np.empty(groups.size, np.int32)
+    list_by_group(groups, starts, listed.ctypes.data)
+    first = 0
+    while first < count:
+        end = max(first + 1, int(np.searchsorted(starts, starts[first] + rows_max, side="right")) - 1)
+        if starts[end] > starts[first]:
+            numbers = np.repeat(np.arange(first, end, dtype=np.uint16), np.diff(starts[first : end + 1]))
+            yield numbers, listed[starts[first] : starts[end]].astype(np.int64)
+        first = end
+
+
+@inner
+def _count_groups(groups_: Any, starts: int, last: int) -> None:
+    """Set where every key group begins, and the number of rows behind the last one."""
+    for row in range(groups_.size):
+        group: Any = np.int64(groups_[row])
+        put(starts, group + 1, get(starts, group + 1) + 1)
+    for group in range(last):
+        put(starts, group + 1, get(starts, group) + get(starts, group + 1))
+
+
+@inner
+def _shift_back(starts: int, last: int) -> None:
+    """Set where every key group begins, after rows have been distributed."""
+    for group in range(last, 0, -1):
+        put(starts, group, get(starts, group - 1))
+    put(starts, 0, 0)
+
+
+@kernel("none", "groups", "words", "number")
+def list_by_group(groups_: Any, starts_: Any, listed: int) -> None:
+    """List row numbers by key group, in their order.
+
+    Args:
+        starts_: Zeros, one more than key groups; becomes the first row of every key group, and the number of rows.
+        listed: Where an int32 per row is.
+    """
+    last, starts = starts_.size - 1, address_of(starts_)
+    _count_groups(groups_, starts, last)
+    for row in range(groups_.size):
+        group: Any = np.int64(groups_[row])
+        to = get(starts, group)
+        put(starts, group, to + 1)
+        put_i32(listed, to, np.int32(row))
+    _shift_back(starts, last)
 
 
 @kernel("none", "words", "words", "groups", "words", "words")
@@ -71,22 +133,16 @@ def partition(columns_: Any, flips_: Any, groups_: Any, starts_: Any, packed_: A
     """
     rows, last, count = groups_.size, starts_.size - 1, columns_.size
     width, packed, starts = count + 1, address_of(packed_), address_of(starts_)
+    _count_groups(groups_, starts, last)
     for row in range(rows):
         group: Any = np.int64(groups_[row])
-        put(starts, group + 1, get(starts, group + 1) + 1)
-    for group in range(last):
-        put(starts, group + 1, get(starts, group) + get(starts, group + 1))
-    for row in range(rows):
-        group = np.int64(groups_[row])
         to = get(starts, group)
         put(starts, group, to + 1)
         element = packed + to * width * 8
         for column in range(count):
             put(element, column, get(get(address_of(columns_), column), row) ^ flips_[column])
         put(element, count, row)
-    for group in range(last, 0, -1):
-        put(starts, group, get(starts, group - 1))
-    put(starts, 0, 0)
+    _shift_back(starts, last)
 
 
 @inner
@@ -198,4 +254,4 @@ def sort_groups(packed_: Any, width: int, starts_: Any, scratch_: Any, counters_
             order_[start - begin + row] = get(found + row * stride, width - 1)
 
 
-__all__ = ["partition", "sort_groups", "sorted_parts"]
+__all__ = ["list_by_group", "partition", "parts_by_group", "sort_groups", "sorted_parts"]

@@ -15,15 +15,46 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.model import Epoch
-from holdfast.state.keys.batch import Keys
-from holdfast.state.tables.expiry import NOTHING, Through, can_expire
+from holdfast.state.keys.batch import Keys, KeyType
+from holdfast.state.tables.expiry import Through, can_expire, groups_in
 from holdfast.state.tables.spec import Columns
 from holdfast.state.tables.values import taken
+
+
+class Changes(Protocol):
+    """One operator's writes in one epoch as sealing reads them: a delta, or what a barrier froze."""
+
+    @property
+    def epoch(self) -> Epoch: ...
+    @property
+    def follows(self) -> Epoch: ...
+    @property
+    def operator(self) -> int: ...
+    @property
+    def key_group_count(self) -> int: ...
+    @property
+    def kind(self) -> KeyType: ...
+    @property
+    def through(self) -> Through | None: ...
+
+    def __len__(self) -> int:
+        """The number of rows in a segment: one per key and one per key group with a range."""
+
+    def sorted_parts(self, rows_max: int) -> Iterator[tuple[NDArray[np.uint16], Delta]]:
+        """Yield the rows in the order of (key group, canonical key), at most `rows_max` at a time, without the ranges.
+
+        Returns:
+            The key group of each row, and the rows with their columns under field ids.
+        """
+
+    def empty(self) -> Delta:
+        """Return a delta without rows and ranges."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,32 +91,27 @@ class Delta:
             if isinstance(array, np.ndarray):
                 array.setflags(write=False)
 
-    def __len__(self) -> int:
-        """The number of rows in a segment: one per key and one per key group with a range."""
-        return len(self.keys) + self.range_groups().size
-
-    def range_groups(self) -> NDArray[np.int64]:
-        """Return the key groups that have a range."""
-        return np.flatnonzero(self.through != NOTHING) if self.through is not None else np.empty(0, np.int64)
-
     @property
-    def nbytes(self) -> int:
-        """Bytes of hashes, kinds and values."""
-        return 8 * len(self.keys) + self.puts.nbytes + sum(int(array.nbytes) for array in self.columns.values())
+    def kind(self) -> KeyType:
+        """The type of the keys."""
+        return self.keys.type
+
+    def __len__(self) -> int:
+        return len(self.keys) + groups_in(self.through).size
 
     def renamed(self, names: Mapping[str, str]) -> Delta:
         """Return the delta with other names of columns."""
         return replace(self, columns={names[name]: values for name, values in self.columns.items()})
 
     def sorted_parts(self, rows_max: int) -> Iterator[tuple[NDArray[np.uint16], Delta]]:
-        """Yield the rows in the order of (key group, canonical key), at most `rows_max` at a time, without the ranges.
+        """Yield key groups and rows in the order of a segment."""
+        keys = self.keys
+        for groups, rows in keys.order_in_parts(keys.key_groups(self.key_group_count), rows_max):
+            yield groups, self.take(rows)
 
-        Returns:
-            The key group of each row, and the rows.
-        """
-        groups = self.keys.key_groups(self.key_group_count)
-        for rows in self.keys.order_in_parts(groups, rows_max):
-            yield groups[rows], self.take(rows)
+    def empty(self) -> Delta:
+        """Return a delta without rows and ranges."""
+        return self.take(np.empty(0, np.int64))
 
     def take(self, rows: NDArray[np.int64]) -> Delta:
         """Return the delta of these rows only, without the ranges."""

@@ -41,6 +41,11 @@ def can_expire(kind: KeyType) -> bool:
     return kind.unrouted > 0 and not kind.nullable[0] and codec.is_integral(first) and not pa.types.is_uint64(first)
 
 
+def groups_in(through: Through | None) -> NDArray[np.int64]:
+    """Return the key groups that have a range."""
+    return np.empty(0, np.int64) if through is None else np.flatnonzero(through != NOTHING)
+
+
 def covered(keys: Keys, through: Through) -> NDArray[np.bool_]:
     """Return whether each key is in the range of its key group."""
     ends = keys.leading()

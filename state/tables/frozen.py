@@ -14,9 +14,8 @@ Source: docs/design/0043-incremental-freeze.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -26,15 +25,19 @@ from holdfast.model import Epoch
 from holdfast.state.compiled.sources import Words
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables.delta import Delta
-from holdfast.state.tables.expiry import Through
+from holdfast.state.tables.expiry import Through, groups_in
 from holdfast.state.tables.kernels.layout import Flag
 from holdfast.state.tables.slab import Rows
-from holdfast.state.tables.spec import Columns
-from holdfast.state.tables.values import concatenated
+from holdfast.state.tables.spec import Columns, TableSpec
+from holdfast.state.tables.values import concatenated, default_of
 from holdfast.state.tables.words import ValueWords
 
 Gather = Callable[[Words, int, int, Rows, Words], None]
 """The kernel gather."""
+ROWS_AT_ONCE = 1 << 14
+"""Keys that are gathered at a time to compute their key groups: the steps of the hash find them in the cache."""
+Rowwise = tuple[Keys, NDArray[np.bool_], Columns]
+"""Keys, whether they existed, and columns, with one row each."""
 
 
 class Copies:
@@ -74,28 +77,31 @@ class Copies:
             words = self._gathered(0, self.width, np.arange(first, made))
             self._taken.append((keys_of(words[: self.state_at]), columns_of(self._values_in(words))))
 
-    def rows(self, rows: Rows) -> tuple[Keys, NDArray[np.bool_], Columns]:
+    def key_groups(self, count: int) -> NDArray[np.uint16]:
+        """Return the key group of every copy, whose key has a fixed width."""
+        groups = np.empty(self.count, np.uint16)
+        for first in range(0, self.count, ROWS_AT_ONCE):
+            rows = np.arange(first, min(self.count, first + ROWS_AT_ONCE))
+            groups[first : first + rows.size] = self.keys(rows).key_groups(count)
+        return groups
+
+    def keys(self, rows: Rows) -> Keys:
+        """Return the keys, of fixed width, of these copies."""
+        return self.kind.from_words(self._gathered(0, self.state_at, rows))
+
+    def rows(self, rows: Rows) -> Rowwise:
         """Return keys, presence and columns of these copies; not if they had to be taken out."""
         words = self._gathered(0, self.width, rows)
         columns = self.values.unpack(self._values_in(words), None)
         return self.kind.from_words(words[: self.state_at]), _present(words[self.state_at]), columns
 
-    def keys(self) -> Keys:
-        """Return the keys of all copies."""
+    def whole(self) -> Rowwise:
+        """Return keys, presence and columns of all copies."""
+        every = np.arange(self.count)
         if not self.in_arena:
-            return self.kind.from_words(self._gathered(0, self.state_at, np.arange(self.count)))
-        return self._joined()[0]
-
-    def puts(self) -> NDArray[np.bool_]:
-        """Return whether the keys of all copies existed."""
-        return _present(self._gathered(self.state_at, 1, np.arange(self.count))[0])
-
-    def columns(self) -> Columns:
-        """Return the columns of all copies."""
-        if not self.in_arena:
-            words = self._gathered(self.state_at + 1, self.values.count, np.arange(self.count))
-            return self.values.unpack(words, None)
-        return self._joined()[1]
+            return self.rows(every)
+        keys, columns = self._joined()
+        return keys, _present(self._gathered(self.state_at, 1, every)[0]), columns
 
     def _joined(self) -> tuple[Keys, Columns]:
         """Return all that was taken out, which it replaces by this one piece. Nothing is taken out afterwards."""
@@ -121,87 +127,119 @@ class Copies:
         return words[self.state_at + 1 : self.state_at + 1 + self.values.count]
 
 
-class FrozenDelta(Delta):
-    """The delta of copies. Keys and columns are gathered when they are asked for, on the thread that asks.
+@dataclass(frozen=True, eq=False)
+class FrozenDelta:
+    """The delta of copies, whose keys and columns are gathered when a segment is sealed, on the thread that seals it.
 
     Args:
-        names: The name in the delta of each of the table's columns.
+        epoch: The epoch whose barrier froze it.
+        follows: The completed epoch to which it applies.
+        key_group_count: Key groups of the job.
+        through: The ranges to erase before the rows are written; None: none.
     """
 
-    def __init__(
-        self,
-        epoch: Epoch,
-        follows: Epoch,
-        operator: int,
-        key_group_count: int,
-        copies: Copies,
-        through: Through | None,
-        names: Mapping[str, str],
-    ) -> None:
-        self._copies: Copies
-        self._names: Mapping[str, str]
-        given: dict[str, Any] = {"epoch": epoch, "follows": follows, "operator": operator, "through": through}
-        given |= {"key_group_count": key_group_count, "_copies": copies, "_names": names}
-        for name, value in given.items():
-            object.__setattr__(self, name, value)
-        if through is not None:
-            through.setflags(write=False)
-
-    @cached_property
-    def keys(self) -> Keys:
-        """The keys, one per row."""
-        return self._copies.keys()
-
-    @cached_property
-    def puts(self) -> NDArray[np.bool_]:
-        """Whether the keys existed, shape (n,)."""
-        puts = self._copies.puts()
-        puts.setflags(write=False)
-        return puts
-
-    @cached_property
-    def columns(self) -> Columns:
-        """The values by column name, shape (n,) each."""
-        return self._named(self._copies.columns())
-
-    def __len__(self) -> int:
-        return self._copies.count + self.range_groups().size
+    spec: TableSpec
+    epoch: Epoch
+    follows: Epoch
+    key_group_count: int
+    copies: Copies
+    through: Through | None
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the copies."""
-        return self._copies.nbytes
+    def operator(self) -> int:
+        """Number of the operator."""
+        return self.spec.operator
 
-    def renamed(self, names: Mapping[str, str]) -> Delta:
-        """Return the delta with other names of columns."""
-        return FrozenDelta(
-            self.epoch,
-            self.follows,
-            self.operator,
-            self.key_group_count,
-            self._copies,
-            self.through,
-            {name: names[present] for name, present in self._names.items()},
-        )
+    @property
+    def kind(self) -> KeyType:
+        """The type of the keys."""
+        return self.spec.key
 
-    def take(self, rows: NDArray[np.int64]) -> Delta:
-        """Return the delta of these rows only, without the ranges."""
-        if self._copies.in_arena:
-            return super().take(rows)
-        keys, puts, columns = self._copies.rows(rows)
+    def __len__(self) -> int:
+        return self.copies.count + groups_in(self.through).size
+
+    def sorted_parts(self, rows_max: int) -> Iterator[tuple[NDArray[np.uint16], Delta]]:
+        """Yield the rows as Delta.sorted_parts does; fixed-width ones are gathered part by part."""
+        if self.copies.in_arena:
+            yield from self.whole().sorted_parts(rows_max)
+            return
+        from holdfast.state.keys import ordering  # imports the compiler, which few commands need
+
+        groups = self.copies.key_groups(self.key_group_count)
+        for numbers, rows in ordering.parts_by_group(groups, self.key_group_count, rows_max):
+            for ordered, order in self.copies.keys(rows).order_in_parts(numbers, rows_max):
+                yield ordered, self._delta(*self.copies.rows(rows[order]), None)
+
+    def empty(self) -> Delta:
+        """Return a delta without rows and ranges."""
+        columns = {column.name: default_of(column, 0) for column in self.spec.columns}
+        return self._delta(self.kind.empty(), np.empty(0, np.bool_), columns, None)
+
+    def whole(self) -> Delta:
+        """Return all rows, in any order, and the ranges."""
+        return self._delta(*self.copies.whole(), self.through)
+
+    def _delta(self, keys: Keys, puts: NDArray[np.bool_], columns: Columns, through: Through | None) -> Delta:
+        by_id = {column.id: columns[column.name] for column in self.spec.columns}
         given = self.epoch, self.follows, self.operator, self.key_group_count
-        return Delta(*given, keys, puts, self._named(columns))
+        return Delta(*given, keys, puts, by_id, through)
 
-    def _named(self, columns: Columns) -> Columns:
-        return {self._names[name]: _read_only(values) for name, values in columns.items()}
+
+@dataclass(frozen=True, eq=False)
+class Frozen:
+    """An epoch that is frozen and neither committed nor rolled back."""
+
+    delta: FrozenDelta
+    erased: Rows
+    """Slots that only the delta's ranges cover."""
+
+    @property
+    def epoch(self) -> Epoch:
+        return self.delta.epoch
+
+    @property
+    def copies(self) -> Copies:
+        return self.delta.copies
+
+
+class _Pass:
+    """A pass over slots or rows, some at a time."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._at = size, 0
+
+    @property
+    def left(self) -> int:
+        return self._size - self._at
+
+    def take(self, most: int) -> tuple[int, int]:
+        """Return the next ones, [first, end)."""
+        first = self._at
+        self._at += min(self.left, most)
+        return first, self._at
+
+
+class Copying(_Pass):
+    """The slots to look at for frozen records of the last frozen epoch.
+
+    Args:
+        listed: Where they are, in any order; a slot may occur twice.
+        swept: All slots below this one are looked at instead, if that is cheaper; 0: the listed ones.
+    """
+
+    def __init__(self, listed: Rows, swept: int) -> None:
+        super().__init__(swept or listed.size)
+        self.listed, self.swept = listed, bool(swept)
+
+
+class Committing(_Pass):
+    """The copies of the last committed epoch, which become committed values."""
+
+    def __init__(self, copies: Copies) -> None:
+        super().__init__(copies.count)
+        self.copies = copies
 
 
 def _present(states: Words) -> NDArray[np.bool_]:
     present: NDArray[np.bool_] = (states & Flag.WORKING) != 0
     return present
-
-
-def _read_only(values: Any) -> Any:
-    if isinstance(values, np.ndarray):
-        values.setflags(write=False)
-    return values

@@ -51,9 +51,14 @@ def arrow(values: Values) -> pa.Array:
     return pa.array(values, from_pandas=False) if _is_numpy(values) else values
 
 
+def has_numpy_form(values: pa.Array) -> bool:
+    """Return whether stored values have a fixed width and no null."""
+    return not values.null_count and bool(pa.types.is_primitive(values.type))
+
+
 def numpy(values: pa.Array) -> Values:
-    """Return stored values as they are compared and merged: a NumPy array, if they have a fixed width and no null."""
-    if values.null_count or not pa.types.is_primitive(values.type):
+    """Return stored values as they are compared and merged: a NumPy array, if they have that form."""
+    if not has_numpy_form(values):
         return values
     return np.asarray(values.to_numpy(zero_copy_only=False))
 

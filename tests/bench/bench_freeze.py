@@ -8,35 +8,29 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-import xxhash
 from harness import Bench
 from numpy.typing import NDArray
 
-from holdfast.model import Epoch
+from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
+from holdfast.state.changelog import SegmentHeader, seal_into
 from holdfast.state.compiled.sources import Input, sources_of
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.swap import resident_bytes
 from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.epochs import COPIED_AT_ONCE
+from holdfast.state.tables.frozen import FrozenDelta
 from holdfast.state.tables.kernels.layout import Do
-from holdfast.state.tables.table import COPIED_AT_ONCE, ColumnSpec, Table, TableSpec
+from holdfast.state.tables.table import ColumnSpec, Table, TableSpec
 
 COLUMNS = (ColumnSpec("count", np.dtype(np.int64)), ColumnSpec("sum", np.dtype(np.int64)))
 NUMBER = KeyType(("k",), (pa.int64(),))
 BATCH_ROWS = 65_536
-SCHEMA = pa.schema(
-    [("kg", pa.uint16()), ("key", pa.int64()), ("kind", pa.uint8()), ("end", pa.int64()), ("count", pa.int64()),
-     ("sum", pa.int64())]
-)  # fmt: skip
-PART_ROWS = 1 << 16
-"""Rows that are encoded at a time."""
 
 
 class Pauses:
@@ -114,42 +108,60 @@ def bench_barrier_pause(bench: Bench, percent: int) -> None:
 
 
 def bench_seal_in_parts(bench: Bench) -> None:
-    """The work of sealing all keys of a table, part by part: CPU time of each step, and the memory that it takes."""
+    """Seal all keys of a table: CPU time of each step, and the memory that it takes."""
     keys = bench.size("keys", smoke=100_000, full=10_000_000)
     folded = Folded(keys)
     folded.fold_all(folded.numbers)
     folded.table.freeze(Epoch(1), Epoch(0))
-    resident, delta = resident_bytes(), folded.table.delta(Epoch(1))
-    spent, hashed, rows = dict[str, float](), xxhash.xxh3_64(), 0
-    step = _stopwatch(spent)
+    resident, delta, written = resident_bytes(), folded.table.delta(Epoch(1)), Counted()
+    header = SegmentHeader(JobUuid("job"), Generation(1), Timeline(1), Epoch(1), Epoch(0), WorkerId("w"))
+    stepwise = Stepwise(delta)
+    start = time.process_time()
     with bench.timed():
-        parts = delta.sorted_parts(PART_ROWS)
-        sink = pa.BufferOutputStream()
-        options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1), use_threads=True)
-        with pa.ipc.new_stream(sink, SCHEMA, options=options) as writer:
-            while (part := step("gather and sort", lambda: next(parts, None))) is not None:
-                rows += part[0].size
-                step("encode and compress", partial(writer.write_batch, _batch_of(*part)))
-        data = sink.getvalue()
-        step("hash", lambda: hashed.update(data))
-    assert rows == keys
-    bench.report(per=keys, unit="key", check=rows)
-    bench.note(", ".join(f"{what} {1e3 * seconds:,.0f} ms" for what, seconds in spent.items()) + " of CPU time")
-    more = (resident_bytes() - resident) >> 20
-    bench.note(f"{data.size:,} bytes sealed; {more} MiB more memory; load {os.getloadavg()[0]:.1f}")
+        seal_into(written, header, [stepwise])
+    spent = time.process_time() - start
+    assert stepwise.rows == keys
+    bench.report(per=keys, unit="key", check=stepwise.rows)
+    gathered = 1e3 * stepwise.seconds
+    bench.note(
+        f"gather and sort {gathered:,.0f} ms of CPU time, pack, compress and hash {1e3 * spent - gathered:,.0f} ms"
+    )
+    more = (stepwise.resident - resident) >> 20
+    bench.note(f"{written.size:,} bytes sealed; {more} MiB more memory at most; load {os.getloadavg()[0]:.1f}")
 
 
-def _stopwatch(spent: dict[str, float]) -> Callable[[str, Callable[[], Any]], Any]:
-    def step(what: str, work: Callable[[], Any]) -> Any:
-        start = time.process_time()
-        result = work()
-        spent[what] = spent.get(what, 0.0) + time.process_time() - start
-        return result
+class Counted:
+    """Receives a segment and keeps none of it."""
 
-    return step
+    size = 0
+
+    def write(self, data: bytes) -> int:
+        self.size += len(data)
+        return len(data)
 
 
-def _batch_of(groups: NDArray[np.uint16], part: Delta) -> pa.RecordBatch:
-    kinds = pa.array(np.where(part.puts, np.uint8(1), np.uint8(2)))
-    columns = {"kg": pa.array(groups), "key": pa.array(part.keys.ints), "kind": kinds}
-    return pa.record_batch(columns | {"end": pa.nulls(len(part), pa.int64())} | dict(part.columns))
+class Stepwise:
+    """A delta that measures how long its parts take, and the memory of the process after each."""
+
+    def __init__(self, delta: FrozenDelta) -> None:
+        self.epoch, self.follows, self.operator = delta.epoch, delta.follows, delta.operator
+        self.key_group_count, self.kind, self.through = delta.key_group_count, delta.kind, delta.through
+        self._delta, self.rows, self.seconds, self.resident = delta, 0, 0.0, 0
+
+    def __len__(self) -> int:
+        return len(self._delta)
+
+    def empty(self) -> Delta:
+        return self._delta.empty()
+
+    def sorted_parts(self, rows_max: int) -> Iterator[tuple[NDArray[np.uint16], Delta]]:
+        parts = self._delta.sorted_parts(rows_max)
+        while True:
+            start = time.process_time()
+            part = next(parts, None)
+            self.seconds += time.process_time() - start
+            if part is None:
+                return
+            self.rows += len(part[1])
+            self.resident = max(self.resident, resident_bytes())
+            yield part

@@ -45,7 +45,6 @@ def filled(store: StateStore, count: int) -> StateStore:
     for first in range(0, count, AT_ONCE):
         slots = table.slots(keys(first, min(AT_ONCE, count - first)))
         table.write(slots, {column.name: chance.integers(0, 1 << 62, len(slots)) for column in COLUMNS})
-        table.touch(slots)
     store.freeze(1, Epoch(1), Epoch(0))
     return store
 

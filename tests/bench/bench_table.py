@@ -114,27 +114,29 @@ def bench_barrier(bench: Bench, what: str) -> None:
         table.commit(one)
         with bench.timed():
             table.freeze(two, one)
+        done = len(table.delta(two))
     elif what == "roll back":
         table.commit(one)
         with bench.timed():
             assert table.roll_back(one)
         table.touch(slots)
         table.freeze(two, one)
+        done = len(table.delta(two))
     else:
         table.freeze(two, one)
+        done = len(table.delta(two))
         if what == "commit":
-            delta = table.delta(two)
             with bench.timed():
                 table.commit(two)
             assert table.committed_through == two
         elif what == "seal":
             delta = table.delta(two)
             with bench.timed():
-                data = seal(header, [delta])
+                seal(header, [delta])
         else:
             data = seal(header, [table.delta(two)])
             with bench.timed():
-                _, (delta,) = unseal(data)
-    done = len(delta) if what in ("commit", "seal", "unseal") else len(table.delta(two))
+                _, (read,) = unseal(data)
+            done = len(read)
     assert done == dirty
     bench.report(per=dirty, unit="key", check=done)

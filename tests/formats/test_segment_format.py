@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.state import changelog
+from holdfast.state import changelog, packing
 from holdfast.state.changelog import SegmentHeader, opened, seal, unseal
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.delta import Delta
@@ -66,6 +66,26 @@ def version_5(patched: pytest.MonkeyPatch) -> bytes:
     """Return what segment_v5.bin was written as: the rows of version 3, in several batches."""
     patched.setattr(changelog, "BATCH_BYTES", 150)
     return version_3()
+
+
+PACKED_ROWS = 40
+
+
+def version_6(patched: pytest.MonkeyPatch) -> bytes:
+    """Return what segment_v6.bin was written as: integer keys, some negative, in two packed batches."""
+    patched.setattr(changelog, "BATCH_BYTES", 600)
+    patched.setattr(changelog, "PACKED_FROM_BYTES", 0)
+    patched.setattr(packing, "_is_worth_it", lambda *_: True)
+    numbers = np.arange(PACKED_ROWS, dtype=np.int64)
+    columns = {
+        "big": numbers << 55,
+        "level": numbers / 7,
+        "seen": pa.array([None if n % 3 == 0 else n for n in numbers.tolist()], pa.int64()),
+        "small": numbers.astype(np.int16),
+        "at": numbers.view("datetime64[us]"),
+    }
+    keys = KINDS[1].from_ints((numbers - 20) * 1_000_003)
+    return seal(HEADER, [Delta(Epoch(7), Epoch(5), 1, 2, keys, numbers % 5 != 0, columns)])
 
 
 class TestSegmentFormat:
@@ -126,6 +146,27 @@ class TestSegmentFormat:
         assert [[each.rows for each in block.batches] for block in opened(data).blocks] == [
             [each.rows for each in block.batches] for block in kept.blocks
         ]
+
+    def test_version_6_with_packed_batches_is_read(self) -> None:
+        data = (HERE / "segment_v6.bin").read_bytes()
+        header, (read,) = unseal(data)
+        (block,) = opened(data).blocks
+        assert header == HEADER and len(block.batches) == 2
+        assert block.packed == ("key", "big", "level", "seen", "at")
+        assert read.keys.ints is not None
+        rows = {key: row for row, key in enumerate(read.keys.ints.tolist())}
+        order = [rows[(n - 20) * 1_000_003] for n in range(PACKED_ROWS)]
+        found, numbers = read.take(np.array(order)), range(PACKED_ROWS)
+        assert found.puts.tolist() == [n % 5 != 0 for n in numbers]
+        assert found.columns["big"].tolist() == (np.arange(PACKED_ROWS) << 55).tolist()
+        assert found.columns["level"].tolist() == [n / 7 for n in numbers]
+        assert found.columns["seen"].tolist() == [None if n % 3 == 0 else n for n in numbers]
+        assert found.columns["small"].tolist() == list(numbers)
+        assert found.columns["at"].view(np.int64).tolist() == list(numbers)
+
+    def test_version_6_is_written_as_it_was(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        written, kept = (opened(data) for data in (version_6(monkeypatch), (HERE / "segment_v6.bin").read_bytes()))
+        assert [block.batches for block in written.blocks] == [block.batches for block in kept.blocks]
 
     def test_version_2_with_a_range_per_key_group_is_read(self) -> None:
         header, (windows,) = unseal((HERE / "segment_v2.bin").read_bytes())

@@ -157,7 +157,9 @@ class RewoundWorker(KilledWorker):
     def seal(self) -> None:
         frozen, self.frozen = self.frozen, None
         assert frozen is not None
-        epoch, deltas = frozen.epoch, self.store.deltas(frozen.epoch)
+        epoch = frozen.epoch
+        self.store.supersede(epoch)
+        deltas = self.store.deltas(epoch)
         assert self.store.uncopied == 0 and all(delta.follows == frozen.follows for delta in deltas)
         header = SegmentHeader(JOB, Generation(1), self.timeline, epoch, frozen.follows, WORKER)
         data = seal(header, deltas)

@@ -58,6 +58,8 @@ REGROWING_SHARE, REGROWS_AT = 0.12, (1.5, 3.0, 4.5, 6.0, 7.5)
 TEXTS_SHARE, BUDGET_SHARE = 0.05, 0.1
 STATE_MEMORY = (400, 1_600, 6_400)
 """Bytes: one changed key is above the share of changes, or some are, or about all of them."""
+COPIES_SHARE, COPIED_PER_TURN = 0.2, (1, 2, 5)
+"""Frozen records that a worker copies, or committed ones that it writes, in a turn: rows are processed between them."""
 NEVER_DUE_S = 1_000.0
 """Between two checkpoints, in half of the seeds with a budget: epochs are closed because memory is full, or never."""
 RESTING_SHARE = 0.5
@@ -181,6 +183,8 @@ class Scenario:
     """Whether there is a branch with text in its keys and its state."""
     state_memory: int | None = None
     """The budget of every worker's state in bytes; None: there is none."""
+    copied_per_turn: int | None = None
+    """How many frozen records a worker copies per turn; None: all of them, in the turn after the barrier."""
 
     @property
     def rescales(self) -> bool:
@@ -197,6 +201,11 @@ class Scenario:
     def budgeted(self) -> bool:
         """Return whether workers have a budget for their state."""
         return self.state_memory is not None
+
+    @property
+    def copies_slowly(self) -> bool:
+        """Return whether rows are processed between a barrier and the copies of what it froze."""
+        return self.copied_per_turn is not None
 
     @property
     def grows(self) -> bool:
@@ -308,7 +317,9 @@ def scenario(seed: int) -> Scenario:
     )
     drawn = _growing(_with_ends(_with_rest(_regrowing(_with_functions(_with_more(whole))))), keys)
     texts = random.Random(f"{seed}/texts").random() < TEXTS_SHARE
-    return _budgeted(replace(drawn, texts=texts))
+    copies = random.Random(f"{seed}/copies")
+    copied_per_turn = copies.choice(COPIED_PER_TURN) if copies.random() < COPIES_SHARE else None
+    return _budgeted(replace(drawn, texts=texts, copied_per_turn=copied_per_turn))
 
 
 def _with_more(whole: Scenario) -> Scenario:

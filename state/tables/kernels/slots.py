@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.state.compiled.jit import kernel
-from holdfast.state.compiled.memory import address_of, prefetch, put
+from holdfast.state.compiled.memory import address_of, get, prefetch, put
 from holdfast.state.tables.kernels.copying import copied
 from holdfast.state.tables.kernels.layout import DIRTY, Control, Flag
 
@@ -17,16 +17,23 @@ _WORKING, _COMMITTED, _DIRTY, _UNAPPLIED, _ERASED = (
 )
 _AHEAD = 16
 """Records that are prefetched before they are read."""
+_GATHERED, _LINE_WORDS = 64, 8
+"""Records whose words are gathered together, while the next ones are prefetched; words of a cache line."""
 
 
 @kernel("none", "words", "number", "number", "words", "matrix")
 def gather(records: Any, width: int, first: int, slots: Any, out: Any) -> None:
     """Copy words first, first + 1, ... of every slot's record into the rows of `out`, shape (words, slots)."""
-    for i in range(slots.size):
-        prefetch(address_of(records), slots[min(i + _AHEAD, slots.size - 1)] * width + first)
-        base = slots[i] * width + first
-        for word in range(out.shape[0]):
-            out[word, i] = records[base + word]
+    count, rows, listed, to = out.shape[0], slots.size, address_of(slots), address_of(out)
+    begin = address_of(records) + 8 * first
+    for block in range(0, rows, _GATHERED):
+        end = min(rows, block + _GATHERED)
+        for i in range(end, min(rows, end + _GATHERED)):
+            for word in range(0, count, _LINE_WORDS):
+                prefetch(begin, get(listed, i) * width + word)
+        for word in range(count):  # word by word: one simple loop has more records on their way than nested ones
+            for i in range(block, end):
+                put(to, word * rows + i, get(begin, get(listed, i) * width + word))
 
 
 @kernel("none", "words", "number", "number", "words", "matrix")
@@ -60,19 +67,20 @@ def reset(records: Any, control: Any, slots: Any, defaults: Any, clear: int, add
 
 
 @kernel("none", "words", "words", "words", "words", "words")
-def delete(records: Any, control: Any, opened: Any, slots: Any, defaults: Any) -> None:
-    """Make the keys of slots, which are not frozen, absent and dirty, with default values; list those not dirty."""
-    width, key, count, dirty = control[_WORDS], control[_KEY], control[_OPENED], control[_DIRTY_NOW]
+def delete(records: Any, control_: Any, opened: Any, slots: Any, defaults: Any) -> None:
+    """Make the keys of slots absent and dirty, with default values; list those not dirty. Copies frozen ones first."""
+    control = address_of(control_)
+    width, key, count, dirty = control_[_WORDS], control_[_KEY], control_[_OPENED], control_[_DIRTY_NOW]
     for i in range(slots.size):
-        at = slots[i] * width + key
-        state = records[at]
+        record = address_of(records) + slots[i] * width * 8
+        state = copied(control, record, slots[i])
         if state & dirty == 0:
             opened[count] = slots[i]
             count += 1
-        records[at] = (state | dirty) & ~(_WORKING | _ERASED)
+        put(record, key, (state | dirty) & ~(_WORKING | _ERASED))
         for word in range(defaults.size):
-            records[at + 1 + word] = defaults[word]
-    control[_OPENED] = count
+            put(record, key + 1 + word, defaults[word])
+    control_[_OPENED] = count
 
 
 @kernel("none", "words", "words", "words")

@@ -22,7 +22,6 @@ from holdfast.checkpoint.joblog import (
 )
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import (
-    HASHED_BYTES,
     WHOLE_BYTES_MAX,
     Repository,
     open_verified,
@@ -31,6 +30,7 @@ from holdfast.checkpoint.repository import (
 )
 from holdfast.errors import Damaged, Fenced
 from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Timeline
+from holdfast.storage.hashing import HASHED_BYTES
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 
 UUID = JobUuid("1" * 32)

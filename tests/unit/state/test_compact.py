@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from merged_pieces import compact
 
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.state import blocks, changelog
+from holdfast.state import blocks, changelog, packing
 from holdfast.state.changelog import SegmentHeader, seal, unseal
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.store import Identity, Piece, StateStore
@@ -64,6 +64,8 @@ def _batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Write blocks of one record batch, and of several."""
     monkeypatch.setattr(changelog, "BATCH_BYTES", request.param)
     if request.param == 60:
+        monkeypatch.setattr(changelog, "PACKED_FROM_BYTES", 0)
+        monkeypatch.setattr(packing, "_is_worth_it", lambda *_: True)
         monkeypatch.setattr(changelog, "ROWS_AT_ONCE", 2)
         monkeypatch.setattr(blocks, "ROWS_AT_ONCE", 2)
 

@@ -16,7 +16,7 @@ from merged_pieces import compact
 from holdfast.errors import ConfigError
 from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state.changelog import SegmentHeader, seal, unseal
-from holdfast.state.evolution import adapted, by_id, by_name, declaration, widens, widens_key
+from holdfast.state.evolution import adapted, by_name, declaration, widens, widens_key
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.marker import read_marker, usable
 from holdfast.state.memory import MemoryKeyValue
@@ -53,7 +53,10 @@ def header(epoch: int, follows: int) -> SegmentHeader:
 
 
 def segment(given: TableSpec, rows: Mapping[int, tuple[float, ...]], epoch: int = 1) -> bytes:
-    return seal(header(epoch, epoch - 1), [by_id(delta(given, rows, epoch), given)])
+    return seal(
+        header(epoch, epoch - 1),
+        [delta(given, rows, epoch).renamed({column.name: column.id for column in given.columns})],
+    )
 
 
 def store_of(given: TableSpec, cold: MemoryKeyValue | None = None) -> StateStore:
@@ -207,4 +210,4 @@ class TestALocalFolder:
 
 def test_a_delta_of_the_present_declaration_is_not_copied() -> None:
     given = delta(spec(COUNT), {1: (5,)})
-    assert by_name(by_id(given, spec(COUNT)), spec(COUNT)) is given
+    assert by_name(given, spec(COUNT)) is given

@@ -68,7 +68,7 @@ class Worker:
         if completes:
             self.store.commit(Epoch(epoch))
             self.completed = epoch
-        return delta
+        return delta.whole()
 
     def apply(self) -> None:
         while self.store.apply():

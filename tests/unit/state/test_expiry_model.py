@@ -17,7 +17,7 @@ from merged_pieces import compact
 
 from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.ports import KeyValue
-from holdfast.state import blocks, changelog
+from holdfast.state import blocks, changelog, packing
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.evolution import declaration
 from holdfast.state.keys.batch import Keys, KeyType
@@ -37,6 +37,8 @@ def _small_parts() -> Iterator[None]:
         patched.setattr(indexed, "_SHRUNK_FROM", 1)
         patched.setattr(changelog, "ROWS_AT_ONCE", 4)
         patched.setattr(changelog, "BATCH_BYTES", 200)
+        patched.setattr(changelog, "PACKED_FROM_BYTES", 0)
+        patched.setattr(packing, "_is_worth_it", lambda *_: True)
         patched.setattr(blocks, "ROWS_AT_ONCE", 3)
         yield
 
@@ -153,6 +155,7 @@ class ExpiringWorker(KilledWorker):
             self.expire(given)
         if later:
             self.put(later, False)
+        self.store.supersede(epoch)
         deltas = self.store.deltas(epoch)
         assert all(delta.follows == follows for delta in deltas)
         if completes:

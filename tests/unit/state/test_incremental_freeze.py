@@ -12,7 +12,7 @@ import pytest
 from holdfast.model import Epoch
 from holdfast.state.compiled.sources import Input, sources_of
 from holdfast.state.keys.batch import Keys, KeyType
-from holdfast.state.tables import indexed, table
+from holdfast.state.tables import epochs, indexed
 from holdfast.state.tables.kernels.layout import Do
 from holdfast.state.tables.table import ColumnSpec, Table, TableSpec
 
@@ -35,7 +35,7 @@ def put(of: Table, numbers: list[int], count: int) -> None:
 
 
 def rows_of(of: Table, epoch: Epoch) -> dict[str, tuple[int, str] | None]:
-    delta = of.delta(epoch)
+    delta = of.delta(epoch).whole()
     names = WINDOW.decode(delta.keys)[1].to_pylist()
     values = zip(delta.columns["count"].tolist(), delta.columns["note"].to_pylist(), strict=True)
     return {n: v if there else None for n, v, there in zip(names, values, delta.puts.tolist(), strict=True)}
@@ -59,11 +59,6 @@ def fold(of: Table, slots: Any) -> None:
     of.fold(keys(*range(KEYS)), of.program([(Do.COUNT, "count", 0)]), sources_of([Input(None)]))
 
 
-def write(of: Table, slots: Any) -> None:
-    of.write(slots, {"note": pa.array(["later"] * KEYS)})
-    of.touch(slots)
-
-
 def expire(of: Table, slots: Any) -> None:
     of.expire(slots, np.full(4, 7, np.int64))
 
@@ -74,7 +69,7 @@ CHANGES: dict[str, Callable[[Table, Any], object]] = {
         slots, of.program([(Do.COUNT, "count", 0)]), sources_of([Input(None)])
     ),
     "a write of plain values": lambda of, slots: of.changing(slots)("count").fill(9),
-    "a write of text": write,
+    "a write of text": lambda of, slots: of.write(slots, {"note": pa.array(["later"] * KEYS)}),
     "a deletion": lambda of, slots: of.delete(slots),
     "an expiry": expire,
 }
@@ -130,7 +125,7 @@ class TestAFrozenEpoch:
 
     @pytest.mark.parametrize("others", [0, 200])
     def test_is_copied_in_steps_by_sweep_or_by_list(self, others: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(table, "LISTED_COPIED", 4)
+        monkeypatch.setattr(epochs, "LISTED_COPIED", 4)
         of = Table(TableSpec(1, "counts", WINDOW, (COUNT, NOTE)), 4)
         of.slots(keys(*range(1_000, 1_000 + others)))
         put(of, list(range(KEYS)), 1)
@@ -163,3 +158,12 @@ class TestAView:
     def test_of_a_column_cannot_be_written(self, of: Table) -> None:
         with pytest.raises(ValueError, match="read-only"):
             of.column("count")[0] = 1
+
+
+def test_a_write_takes_slots_that_cannot_be_written_and_touches_them(of: Table) -> None:
+    slots = pa.array(of.find(keys(3, 5))).to_numpy()
+    assert not slots.flags.writeable
+    of.write(slots, {"note": pa.array(["a", "b"]), "count": np.array([8, 9])})
+    assert of.read("note", slots).to_pylist() == ["a", "b"] and of.column("count")[slots].tolist() == [8, 9]
+    of.freeze(TWO, ONE)
+    assert rows_of(of, TWO) == named((8, "a"), 3) | named((9, "b"), 5)

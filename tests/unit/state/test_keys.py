@@ -109,8 +109,11 @@ class TestKeys:
         keys = kind.encode(columns)
         groups, canonical = keys.key_groups(count).tolist(), keys.canonical().to_pylist()
         parts = list(keys.order_in_parts(np.array(groups, np.uint16), 1_000))
-        assert max(part.size for part in parts) <= 1_000
-        assert np.concatenate(parts).tolist() == sorted(range(len(keys)), key=lambda row: (groups[row], canonical[row]))
+        assert max(part.size for _, part in parts) <= 1_000
+        assert np.concatenate([found for found, _ in parts]).tolist() == sorted(groups)
+        assert np.concatenate([rows for _, rows in parts]).tolist() == sorted(
+            range(len(keys)), key=lambda row: (groups[row], canonical[row])
+        )
 
     @settings(deadline=None)
     @given(key_columns())

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from merged_pieces import compact
 
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.state import blocks, changelog, columns
+from holdfast.state import blocks, changelog, columns, packing
 from holdfast.state.blocks import BlockReader, Rows
 from holdfast.state.changelog import SegmentHeader, opened, seal
 from holdfast.state.columns import columns_of
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.merged import Chained, compared, merged
+from holdfast.state.packing import packed
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.expiry import NOTHING
 from holdfast.state.tables.spec import ColumnSpec, TableSpec
@@ -147,6 +148,8 @@ def _few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "ROWS_AT_ONCE", 3)
     monkeypatch.setattr(changelog, "ROWS_AT_ONCE", 5)
     monkeypatch.setattr(changelog, "BATCH_BYTES", 300)
+    monkeypatch.setattr(changelog, "PACKED_FROM_BYTES", 0)
+    monkeypatch.setattr(packing, "_is_worth_it", lambda *_: True)
 
 
 class TestMerge:
@@ -254,13 +257,14 @@ class TestComparison:
 class TestColumns:
     @pytest.mark.parametrize("whole_bytes_max", [0, 1 << 20])
     @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    @given(st.integers(0, 3_000), st.sampled_from([None, "zstd", "lz4"]), st.integers(0, 9), st.data())
+    @given(st.integers(0, 3_000), st.sampled_from([None, "zstd", "lz4"]), st.booleans(), st.integers(0, 9), st.data())
     def test_they_hold_what_the_reader_of_arrow_gives(
         self,
         monkeypatch: pytest.MonkeyPatch,
         whole_bytes_max: int,
         rows: int,
         compression: str | None,
+        pack: bool,
         seed: int,
         data: st.DataObject,
     ) -> None:
@@ -273,6 +277,7 @@ class TestColumns:
                 "bits": pa.array(random.random(rows) > 0.5, pa.bool_()),
                 "text": pa.array(texts, pa.large_binary()),
                 "nothing": pa.nulls(rows, pa.large_binary()),
+                "key": pa.array(np.sort(random.integers(-(1 << 63), 1 << 62, rows))),
                 "level": pa.array(random.random(rows)),
                 "note": pa.array(texts, pa.large_binary(), mask=random.random(rows) > 0.7).cast(pa.large_utf8()),
                 "size": pa.array(random.integers(0, 9, rows), mask=random.random(rows) > 0.99),
@@ -280,12 +285,13 @@ class TestColumns:
             }
         )
         sink = pa.BufferOutputStream()
+        names = ("key", "level", "size") if pack else ()
         options = pa.ipc.IpcWriteOptions(compression=compression)
         with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
-            writer.write_batch(batch)
+            writer.write_batch(packed(batch, names))
         file = pa.BufferReader(sink.getvalue())
         schema = pa.ipc.read_schema(file)
-        found = columns_of(file, file.tell(), schema)
+        found = columns_of(file, file.tell(), schema, packed=names)
         at = 0
         while at < rows:
             step = data.draw(st.integers(1, rows))
@@ -295,7 +301,7 @@ class TestColumns:
                     column.skip(end - at)
             else:
                 part = batch.slice(at, end - at)
-                for name in ("small", "bits", "level"):
+                for name in ("small", "bits", "key", "level"):
                     assert (found[name].take(end - at) == part.column(name).to_numpy(zero_copy_only=False)).all()
                 for name in ("text", "note", "nothing", "size", "sure"):
                     assert found[name].take(end - at).tolist() == part.column(name).to_pylist()

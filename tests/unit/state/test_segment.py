@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from holdfast.errors import Damaged
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.state import blocks, changelog
-from holdfast.state.changelog import SegmentHeader, Writer, batch_of, opened, seal, unseal
+from holdfast.state import blocks, changelog, packing
+from holdfast.state.batches import batch_of
+from holdfast.state.changelog import SegmentHeader, Writer, opened, seal, unseal
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.delta import Delta
 
@@ -106,14 +107,17 @@ class TestSegment:
         deltas(),
         st.integers(1, 4),
         st.sampled_from([1, 150, 400]),
+        st.booleans(),
         st.tuples(st.integers(0, 16), st.integers(0, 16)).map(sorted),
     )
     def test_in_parts_has_the_rows_of_the_whole(
-        self, given: list[Delta], rows_max: int, batch_bytes: int, groups: list[int]
+        self, given: list[Delta], rows_max: int, batch_bytes: int, packed: bool, groups: list[int]
     ) -> None:
         key_groups, whole = (groups[0], groups[1]), unseal(seal(HEADER, given), (groups[0], groups[1]))[1]
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(changelog, "BATCH_BYTES", batch_bytes)
+            patched.setattr(changelog, "PACKED_FROM_BYTES", 0 if packed else changelog.PACKED_FROM_BYTES)
+            patched.setattr(packing, "_is_worth_it", lambda *_: True)
             patched.setattr(changelog, "ROWS_AT_ONCE", rows_max)
             patched.setattr(blocks, "ROWS_AT_ONCE", rows_max)
             segment = opened(seal(HEADER, given))
@@ -213,3 +217,21 @@ class TestWriter:
         del writer
         gc.collect()
         assert capfd.readouterr().err == ""
+
+
+class TestPacking:
+    def test_packs_what_shrinks_by_it(self) -> None:
+        rows, random = np.arange(20_000), np.random.default_rng(1)
+        columns = {
+            "sum": rows * 7,
+            "random": random.integers(-(1 << 63), (1 << 63) - 1, rows.size),
+            "distinct": random.integers(-(1 << 63), (1 << 63) - 1, 99)[rows % 99],
+            "small": rows.astype(np.int32),
+        }
+        keys, puts = KINDS[1].from_ints(rows), np.ones(rows.size, bool)
+        data = seal(HEADER, [Delta(Epoch(7), Epoch(5), 1, 2, keys, puts, columns)])
+        [block] = opened(data).blocks
+        assert block.packed == ("key", "sum")
+        [read] = unseal(data)[1]
+        order = np.argsort(read.columns["small"])
+        assert all((read.columns[name][order] == values).all() for name, values in columns.items())

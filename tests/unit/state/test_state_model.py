@@ -16,7 +16,7 @@ from killed_worker import OnRocks, RewoundWorker
 
 from holdfast.model import Epoch
 from holdfast.ports import KeyValue
-from holdfast.state import blocks, changelog
+from holdfast.state import blocks, changelog, packing
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.table import ColumnSpec, TableSpec
 
@@ -29,6 +29,8 @@ def _small_parts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(changelog, "ROWS_AT_ONCE", 4)
         patched.setattr(changelog, "BATCH_BYTES", 200)
+        patched.setattr(changelog, "PACKED_FROM_BYTES", 0)
+        patched.setattr(packing, "_is_worth_it", lambda *_: True)
         patched.setattr(blocks, "ROWS_AT_ONCE", 3)
         yield
 

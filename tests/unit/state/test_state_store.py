@@ -53,6 +53,7 @@ class Worker:
         epoch = Epoch(number)
         self.store.freeze(1, epoch, self.completed)
         header = SegmentHeader(JOB, Generation(1), Timeline(1), epoch, self.completed, WorkerId("w"))
+        self.store.supersede(epoch)
         self.segments[number] = seal(header, self.store.deltas(epoch))
         if completes:
             self.store.commit(epoch)

@@ -131,27 +131,27 @@ class TestFreeze:
         count(table, 5, 6)
         table.freeze(ONE, NONE)
         count(table, 5, 7)
-        assert rows_of(table.delta(ONE)) == {5: 1, 6: 1}
+        assert rows_of(table.delta(ONE).whole()) == {5: 1, 6: 1}
 
     def test_says_which_keys_are_gone(self, table: Table) -> None:
         count(table, 5, 6)
         table.freeze(ONE, NONE)
         delete(table, 5)
         table.freeze(TWO, ONE)
-        assert rows_of(table.delta(TWO)) == {5: None}
+        assert rows_of(table.delta(TWO).whole()) == {5: None}
 
     def test_leaves_out_keys_that_came_and_went(self, table: Table) -> None:
         count(table, 5)
         delete(table, 5)
         table.freeze(ONE, NONE)
-        assert rows_of(table.delta(ONE)) == {}
+        assert rows_of(table.delta(ONE).whole()) == {}
 
     def test_takes_the_keys_of_an_unfinished_epoch_along(self, table: Table) -> None:
         count(table, 5, 6)
         table.freeze(ONE, NONE)
         count(table, 6, 7)
         table.freeze(TWO, NONE)
-        assert rows_of(table.delta(TWO)) == {5: 1, 6: 2, 7: 1}
+        assert rows_of(table.delta(TWO).whole()) == {5: 1, 6: 2, 7: 1}
         assert table.delta(TWO).follows == NONE
 
     def test_keeps_the_deletion_of_a_key_that_only_an_unfinished_epoch_knew(self, table: Table) -> None:
@@ -159,21 +159,21 @@ class TestFreeze:
         table.freeze(ONE, NONE)
         delete(table, 5)
         table.freeze(TWO, NONE)
-        assert rows_of(table.delta(TWO)) == {5: None}
+        assert rows_of(table.delta(TWO).whole()) == {5: None}
 
     def test_takes_nothing_along_from_a_committed_epoch(self, table: Table) -> None:
         count(table, 5)
         table.freeze(ONE, NONE)
         count(table, 6)
         table.freeze(TWO, ONE)
-        assert rows_of(table.delta(TWO)) == {6: 1}
+        assert rows_of(table.delta(TWO).whole()) == {6: 1}
         assert table.delta(TWO).follows == ONE
 
     def test_gives_arrays_that_cannot_be_written(self, table: Table) -> None:
         count(table, 5)
         table.freeze(ONE, NONE)
         with pytest.raises(ValueError, match="read-only"):
-            table.delta(ONE).columns["count"][0] = 7
+            table.delta(ONE).whole().columns["count"][0] = 7
 
     def test_refuses_an_epoch_that_is_not_newer(self, table: Table) -> None:
         table.freeze(TWO, NONE)
@@ -265,7 +265,7 @@ class TestRollBack:
         table.roll_back(ONE)
         count(table, 5)
         table.freeze(TWO, ONE)
-        assert rows_of(table.delta(TWO)) == {5: 2}
+        assert rows_of(table.delta(TWO).whole()) == {5: 2}
 
 
 class TestVacantSlots:
@@ -284,7 +284,7 @@ class TestVacantSlots:
         table.freeze(ONE, NONE)
         table.drop_vacant()
         table.freeze(TWO, NONE)
-        assert rows_of(table.delta(TWO)) == {1: 1, 2: None}
+        assert rows_of(table.delta(TWO).whole()) == {1: 1, 2: None}
         assert table.roll_back(TWO)
         assert counts(table, 1, 2) == [1, 0]
 

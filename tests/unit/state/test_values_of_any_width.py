@@ -13,7 +13,7 @@ from holdfast.errors import ConfigError, Damaged, JobFailed
 from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state import blocks, cold
 from holdfast.state.changelog import SegmentHeader, opened, seal, unseal
-from holdfast.state.evolution import adapted, by_id, by_name, declaration
+from holdfast.state.evolution import adapted, by_name, declaration
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.store import Identity, StateStore
@@ -43,7 +43,6 @@ def write(of: Table, rows: dict[int, Row]) -> None:
         for column, values in zip(SPEC.columns, zip(*rows.values(), strict=True), strict=True)
     }
     of.write(slots, columns)
-    of.touch(slots)
 
 
 def rows_of(of: Table, *numbers: int) -> list[Row]:
@@ -125,7 +124,6 @@ class TestRowsBelowAKey:
         below = Table(TableSpec(1, "notes", kind, (COUNT, NOTE)), GROUPS)
         slots = below.slots(kind.encode([pa.array([1, 1]), pa.array([1, 2])]))
         below.write(slots, {"n": np.array([1, 2]), "note": pa.array(["a", None])})
-        below.touch(slots)
         monkeypatch.setattr(records, "VALUE_BYTES_MAX", 100)
         with pytest.raises(JobFailed, match="key '1, 2'"):
             below.write(slots, {"n": np.array([3, 4]), "note": pa.array(["b", "c" * 101])})
@@ -240,7 +238,7 @@ class TestTheColdStore:
         of = Table(spec, GROUPS)
         of.touch(of.slots(keys(1)))
         of.freeze(Epoch(1), Epoch(0))
-        [row] = cold.row_values(spec, of.delta(Epoch(1)).columns, 1)
+        [row] = cold.row_values(spec, of.delta(Epoch(1)).whole().columns, 1)
         assert len(cold.columns_of(spec, [row])["n"]) == 1
         plain = TableSpec(1, "p", KEY, (COUNT,))
         [other] = cold.row_values(plain, {"n": np.array([1])}, 1)
@@ -286,7 +284,6 @@ class TestASegment:
         of = store.table(1)
         slots = of.slots(keys(1))
         of.write(slots, {"size": pa.array([4], pa.int32())})
-        of.touch(slots)
         data = segment_of(store, 1)
         assert b"version" + bytes([version]) in data
         assert unseal(data)[0] == header(1, 0)
@@ -297,9 +294,8 @@ def segment(spec: TableSpec, **columns: pa.Array) -> bytes:
     of = store.table(1)
     slots = of.slots(keys(*range(len(next(iter(columns.values()))))))
     of.write(slots, columns)
-    of.touch(slots)
     store.freeze(1, Epoch(1), Epoch(0))
-    return seal(header(1, 0), [by_id(of.delta(Epoch(1)), spec)])
+    return seal(header(1, 0), [of.delta(Epoch(1))])
 
 
 def read(data: bytes, spec: TableSpec) -> dict[str, list[Any]]:
