@@ -23,12 +23,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from holdfast.errors import Unavailable
-from holdfast.state.batches import FIXED_COLUMNS, PUT, RANGE
 from holdfast.state.changelog import Batch, Block, Segment, unreadable_block
 from holdfast.state.columns import columns_of
 from holdfast.state.evolution import columns_by_name, present_key
 from holdfast.state.keys import canonical as codec
 from holdfast.state.keys.batch import Keys, KeyType
+from holdfast.state.segmentrows import FIXED_COLUMNS, PUT, RANGE
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.expiry import NOTHING, Through, can_expire, last_of
 from holdfast.state.tables.spec import Columns, TableSpec

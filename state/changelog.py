@@ -36,9 +36,9 @@ from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.state.batches import FIXED_COLUMNS, PUT, RANGE, batch_of, ranges_in, with_ranges
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.packing import packed, packed_columns, unpacked
+from holdfast.state.segmentrows import FIXED_COLUMNS, PUT, RANGE, batch_of, ranges_in, with_ranges
 from holdfast.state.tables.delta import Changes, Delta
 from holdfast.state.tables.values import has_numpy_form, numpy
 from holdfast.storage.hashing import HASHED_BYTES, Hashed, Sink, hash_file

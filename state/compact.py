@@ -21,11 +21,11 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.model import NO_EPOCH
-from holdfast.state.batches import batch_of, with_ranges
 from holdfast.state.blocks import BlockReader, Rows
 from holdfast.state.changelog import Block, Data, SegmentHeader, Writer, opened
 from holdfast.state.evolution import unreadable
 from holdfast.state.merged import merged
+from holdfast.state.segmentrows import batch_of, with_ranges
 from holdfast.state.tables.expiry import NOTHING, Through
 from holdfast.state.tables.spec import TableSpec
 from holdfast.state.tables.values import default_of

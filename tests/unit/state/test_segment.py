@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from holdfast.errors import Damaged
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state import blocks, changelog, packing
-from holdfast.state.batches import batch_of
 from holdfast.state.changelog import SegmentHeader, Writer, opened, seal, unseal
 from holdfast.state.keys.batch import KeyType
+from holdfast.state.segmentrows import batch_of
 from holdfast.state.tables.delta import Delta
 
 HEADER = SegmentHeader(JobUuid("job"), Generation(3), Timeline(1), Epoch(7), Epoch(5), WorkerId("w1"))
