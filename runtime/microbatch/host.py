@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -121,7 +122,7 @@ class Host:
         if state is None or job != state.job:
             return
         if isinstance(results, HoldfastError):
-            self._perform(*batches.failed_job(state, job, results.report(), permanent=False))
+            self._perform(*batches.failed_job(state, job, results.report()))
             return
         if isinstance(state.phase, batches.Running):
             read = sum(end - max(state.positions[place].offset, 0) for place, end in state.phase.until.items())
@@ -219,8 +220,10 @@ class Host:
             self.beat()  # before the acks: the driver decides by it whether there is another epoch to close
         for effect in effects:
             match effect:
-                case batches.Run(job, trigger, until):
-                    self._run(state, job, trigger, until)
+                case batches.Run(after_s=after_s) as run if after_s:
+                    self._after(after_s, partial(self._run_later, run))
+                case batches.Run():
+                    self._run(state, effect)
                 case batches.Cancel(job):
                     self._jobs.cancel(job)
                 case batches.SendAck(epoch, part):
@@ -234,8 +237,14 @@ class Host:
                 case batches.Fail(error, permanent):
                     self._report(error, permanent=permanent)
 
-    def _run(self, state: Batches, job: int, trigger: m.Trigger, until: Mapping[Place, int]) -> None:
+    def _run_later(self, run: batches.Run) -> None:
+        state = self._batches
+        if state is not None and run.job == state.job and isinstance(state.phase, batches.Running):
+            self._run(state, run)
+
+    def _run(self, state: Batches, run: batches.Run) -> None:
         assert self._outlook is not None
+        trigger, until = run.trigger, run.until
         self._began = self._now()
         known = self._outlook.rested = self._outlook.silent(state.positions)
         silent = {place: idle for place, idle in known.items() if until[place] <= max(state.positions[place].offset, 0)}
@@ -243,7 +252,7 @@ class Host:
         stops = {place: stop for place, stop in ends if stop is not None}
         deploys = tuple(self._deploy_of(state, Subtask(number), until) for number in range(len(state.handles)))
         batch = Batch(self._plan, self._layers, trigger.barrier, trigger.finishing, deploys, stops, silent)
-        self._jobs.run(job, batch)
+        self._jobs.run(run.job, batch)
 
     def _deploy_of(self, state: Batches, subtask: Subtask, until: Mapping[Place, int] | None = None) -> m.Deploy:
         """Return the deployment of a subtask as of the last completed epoch."""
@@ -302,6 +311,7 @@ class Host:
             ended=tuple(over),
             times=outlook.times(mine),
             merge_refused=self._merge_refused,
+            refused=state.phase.refused if isinstance(state.phase, batches.Running) else "",
             held_by=("last barrier",) if state.halted else ("delivery",) if self._deliveries.full() else (),
         )
         return m.Heartbeat(

@@ -47,7 +47,9 @@ from holdfast.runtime.microbatch.blocks import Attempt, Result, mixed
 from holdfast.runtime.wire import messages as m
 
 ATTEMPTS_MAX = 3
-"""How often the job of one epoch is tried before the generation fails."""
+"""How often the job of one epoch may fail in Spark before the generation fails."""
+WAIT_FIRST_S, WAIT_MAX_S = 1.0, 30.0
+"""How long a job waits while a source or the root refuses its tasks; doubles."""
 DEFAULT_LIMITS = Thresholds()
 Place = tuple[str, int]
 Positions = Mapping[Place, SourcePosition]
@@ -66,6 +68,10 @@ class Running:
     until: Mapping[Place, int]
     """Where the epoch stops reading each partition."""
     tries: int = 1
+    waits: int = 0
+    """How often a source or the root refused tasks: as in continuous mode, that alone fails no generation."""
+    refused: str = ""
+    """Why the last job was refused; empty if it was not."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +125,8 @@ class Run:
     job: int
     trigger: m.Trigger
     until: Mapping[Place, int]
+    after_s: float = 0.0
+    """How long to wait before."""
 
 
 @dataclass(frozen=True)
@@ -208,25 +216,31 @@ def finished(state: Batches, job: int, results: Iterable[Result], layers: int) -
     results = tuple(results)
     if (failed := _cause(results)) is not None:
         assert failed.error is not None
-        return failed_job(state, job, failed.error, permanent=failed.permanent)
+        if failed.permanent:
+            return replace(state, phase=Idle()), [Fail(failed.error, permanent=True)]
+        return _again(state, replace(phase, waits=phase.waits + 1, refused=failed.error.what))
     if (problem := inconsistent(results, layers, len(state.handles))) is not None:
-        return failed_job(state, job, problem, permanent=False)
+        return failed_job(state, job, problem)
     parts = tuple(_part(state, Subtask(number), results) for number in range(len(state.handles)))
     progress = tuple(each.progress for each in results)
     state = replace(state, phase=Acked(phase.trigger, parts, progress))
     return state, [SendAck(phase.trigger.barrier.epoch, part) for part in parts]
 
 
-def failed_job(state: Batches, job: int, error: ErrorReport, *, permanent: bool) -> Step:
-    """A job ended without the results of all tasks."""
+def failed_job(state: Batches, job: int, error: ErrorReport) -> Step:
+    """A job ended without results that fit together."""
     phase = state.phase
     if not isinstance(phase, Running) or job != state.job:
         return state, []
-    if permanent or phase.tries >= ATTEMPTS_MAX:
-        return replace(state, phase=Idle()), [Fail(error, permanent)]
-    again = replace(phase, tries=phase.tries + 1)
-    state = replace(state, phase=again, job=state.job + 1)
-    return state, [Run(state.job, again.trigger, again.until)]
+    if phase.tries >= ATTEMPTS_MAX:
+        return replace(state, phase=Idle()), [Fail(error, permanent=False)]
+    return _again(state, replace(phase, tries=phase.tries + 1))
+
+
+def _again(state: Batches, phase: Running) -> Step:
+    wait_s = min(WAIT_FIRST_S * 2.0 ** min(phase.waits - 1, 32), WAIT_MAX_S) if phase.refused else 0.0
+    state = replace(state, phase=phase, job=state.job + 1)
+    return state, [Run(state.job, phase.trigger, phase.until, wait_s)]
 
 
 def committed(state: Batches, cut: Cut) -> Step:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -91,17 +92,14 @@ def run_task(batch: Batch, ports: Ports, attempt: Attempt, incoming: Iterable[by
 
     An error becomes a result too, so that the driver learns of it with its advice; broken invariants are raised.
     """
-    task: _Task | None = None
     try:
-        task = _Task(batch, ports, attempt)
-        yield from task.run(incoming)
-        result = task.result()
+        with ExitStack() as held:
+            task = _Task(batch, ports, attempt, held)
+            yield from task.run(incoming)
+            result = task.result()
     except HoldfastError as error:
         permanent = isinstance(error, PERMANENT) and not isinstance(error, LocalDamaged)
         result = Result(attempt, error=error.report(), permanent=permanent)
-    finally:
-        if task is not None:
-            task.close()
     yield parcel_of(result)
 
 
@@ -134,8 +132,14 @@ class _Links:
 
 
 class _Task:
-    def __init__(self, batch: Batch, ports: Ports, attempt: Attempt) -> None:
-        self._batch, self._ports, self._attempt = batch, ports, attempt
+    """One attempt at work.
+
+    Args:
+        held: Releases state and sources, those opened before a failure included.
+    """
+
+    def __init__(self, batch: Batch, ports: Ports, attempt: Attempt, held: ExitStack) -> None:
+        self._batch, self._ports, self._attempt, self._held = batch, ports, attempt, held
         self._layer = batch.layers[attempt.layer]
         plan, subtask, count = batch.plan, attempt.subtask, len(batch.deploys)
         self._deploy = deploy = batch.deploys[subtask]
@@ -145,14 +149,12 @@ class _Task:
         self._times: dict[ChannelId, Watermark] = {}
         """The last watermark of each channel from another layer."""
         self._barriers: dict[ChannelId, Barrier] = {}
-        self._close: list[Callable[[], None]] = []
         self._state = self._open_state()
         reads = attempt.layer == 0
         opened: dict[str, OpenSource] = {}
         for spec in plan.sources if reads else ():
             opened[spec.name] = spec.source.open()
-            if all(at.source != spec.name for at in deploy.positions):  # SubtaskRun closes those that it reads
-                self._close.append(opened[spec.name].close)
+            held.callback(opened[spec.name].close)
         readings = open_readings(plan, deploy.positions if reads else (), opened, deploy.until)
         for reading in readings:
             stop = batch.stops.get((reading.source, reading.partition))
@@ -163,7 +165,7 @@ class _Task:
         throttle = Throttle(None, ports.clock)
         given = self._state, self._links, opened, readings, throttle, immediate
         self._run = SubtaskRun(plan, subtask, count, *given, audit=deploy.audit, only=self._layer)
-        self._close.append(self._run.close)
+        held.callback(self._run.close)
         inputs = {index: frozenset(inputs_of(plan, index, subtask, count)) for index in self._layer}
         self._machine = protocol.start(
             deploy.generation,
@@ -219,16 +221,11 @@ class _Task:
             self._run.progress(),
         )
 
-    def close(self) -> None:
-        """Release sources and state."""
-        for close in reversed(self._close):
-            close()
-
     def _open_state(self) -> StateStore:
         plan = self._batch.plan
         mine = tuple(operator for operator in plan.operators if operator.fragment in self._layer)
         opened = self._ports.local.open(replace(plan, operators=mine), self._deploy, self._worker)
-        self._close.append(opened.close)
+        self._held.callback(opened.close)
         if mine:
             restore(opened, self._deploy, self._ports.store)
         else:

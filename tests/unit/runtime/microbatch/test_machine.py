@@ -108,9 +108,9 @@ class TestJobs:
     def test_a_job_that_fails_runs_again_from_the_same_offsets_and_then_fails_the_generation(self) -> None:
         state, _ = machine.triggered(begun(), trigger(5), UNTIL)
         for _ in range(machine.ATTEMPTS_MAX - 1):
-            state, effects = machine.failed_job(state, state.job, PASSING, permanent=False)
+            state, effects = machine.failed_job(state, state.job, PASSING)
             assert effects == [machine.Run(state.job, trigger(5), UNTIL)]
-        state, effects = machine.failed_job(state, state.job, PASSING, permanent=False)
+        state, effects = machine.failed_job(state, state.job, PASSING)
         assert effects == [machine.Fail(PASSING, permanent=False)]
         assert isinstance(state.phase, Idle)
 
@@ -119,10 +119,20 @@ class TestJobs:
         failed = Result(Attempt(0, Subtask(0), "a"), error=PASSING, permanent=True)
         assert machine.finished(state, 1, [failed], 2)[1] == [machine.Fail(PASSING, permanent=True)]
 
+    def test_tasks_that_a_source_or_the_root_refuses_wait_ever_longer_and_fail_no_generation(self) -> None:
+        state, _ = machine.triggered(begun(), trigger(5), UNTIL)
+        refused, waits = Result(Attempt(0, Subtask(0), "a"), error=PASSING), []
+        for _ in range(2 * machine.ATTEMPTS_MAX):
+            state, effects = machine.finished(state, state.job, [refused], 2)
+            assert [effect.until for effect in effects if isinstance(effect, machine.Run)] == [UNTIL]
+            waits += [effect.after_s for effect in effects if isinstance(effect, machine.Run)]
+        assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
+        assert isinstance(state.phase, Running) and state.phase.refused == PASSING.what
+
     def test_the_end_of_an_older_job_changes_nothing(self) -> None:
         state, _ = machine.triggered(begun(), trigger(5), UNTIL)
-        state, _ = machine.failed_job(state, 1, PASSING, permanent=False)
-        assert machine.failed_job(state, 1, PASSING, permanent=True) == (state, [])
+        state, _ = machine.failed_job(state, 1, PASSING)
+        assert machine.failed_job(state, 1, PASSING) == (state, [])
         assert machine.finished(state, 1, results(), 2) == (state, [])
 
 

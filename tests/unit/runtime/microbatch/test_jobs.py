@@ -1,0 +1,159 @@
+"""Jobs in microbatch mode with tasks that are lost, run twice, refused or fail, against counts in plain Python."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.errors import Unavailable
+from holdfast.model import Epoch
+from holdfast.runtime.testing.batches import Faults
+from holdfast.testing import TestDriver
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@dataclass
+class Visit:
+    user: str
+    page: int
+    at: datetime
+
+
+def app() -> hf.App:
+    """Return a job with two shuffles: state in two layers of tasks."""
+    job = hf.App("visits", checkpoint_every="1s", mode="microbatch")
+    visits = job.source("visits", hf.Log("unused", Visit), event_time="at")
+    once = visits.key_by("user", "page").dedup("once", within="1h")
+    pages = once.key_by("page").agg("pages", users=hf.count())
+    pages.sink("out", hf.SQLite("unused.db", table="pages", key=["page"]))
+    return job
+
+
+def visit(number: int) -> dict[str, Any]:
+    return {"user": f"user {number % 7}", "page": number % 5, "at": AT}
+
+
+def expected(numbers: range) -> dict[int, int]:
+    return dict(Counter(page for _, page in {(number % 7, number % 5) for number in numbers}))
+
+
+def shown(t: TestDriver) -> dict[int, int]:
+    return {row["page"]: row["users"] for row in t.rows("out")}
+
+
+def faults_of(t: TestDriver) -> Faults:
+    assert t.cluster.batches is not None
+    return t.cluster.batches.jobs.faults
+
+
+def epochs(t: TestDriver) -> int:
+    return len(t.cluster.driver.state.job.completed)
+
+
+def newest_segments(t: TestDriver) -> list[int]:
+    """Return how many segments of the last epoch each subtask has."""
+    job = t.cluster.driver.state.job
+    manifest = t.cluster.repository.load_manifest(job.completed[-1].body.manifest)
+    return [sum(segment.epoch == manifest.epoch for segment in handle.segments) for handle in manifest.state]
+
+
+class TestFaults:
+    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize(
+        ("what", "faults"),
+        [("lost", Faults(losses=0.3)), ("twice", Faults(twice=0.7)), ("failed", Faults(fails=0.1))],
+        ids=["output lost after it was read", "tasks run twice", "jobs fail"],
+    )
+    def test_results_are_exact(self, what: str, faults: Faults, seed: int) -> None:
+        with TestDriver(app(), parallelism=3, seed=seed) as t:
+            assert t.cluster.batches is not None
+            faults = t.cluster.batches.jobs.faults = Faults(faults.losses, faults.twice, faults.fails)
+            for first in range(0, 60, 15):
+                t.push("visits", [visit(number) for number in range(first, first + 15)], partition=first % 4)
+                t.checkpoint()
+                assert shown(t) == expected(range(first + 15))
+            assert faults.happened[what] > 0
+
+    def test_state_of_several_layers_is_in_segments_of_its_own(self) -> None:
+        with TestDriver(app()) as t:
+            t.push("visits", [visit(number) for number in range(40)])
+            t.checkpoint()
+            assert newest_segments(t) == [2, 2]
+            assert t.state("pages", 1) is not None
+
+    def test_a_crash_and_a_rewind_restore_the_state_of_all_layers(self) -> None:
+        with TestDriver(app()) as t:
+            t.push("visits", [visit(number) for number in range(10)])
+            epoch = t.checkpoint()
+            t.push("visits", [visit(number) for number in range(10, 40)])
+            t.checkpoint()
+            t.crash()
+            t.recover()
+            assert shown(t) == expected(range(40))
+            t.rewind(Epoch(epoch))
+            t.checkpoint()
+            assert shown(t) == expected(range(40))
+
+
+class TestRefusals:
+    def test_a_source_that_is_away_is_waited_for_in_the_same_generation(self) -> None:
+        with TestDriver(app()) as t:
+            source = t.sources["visits"]
+            read, refused = source.reader, list[float]()
+
+            def reader(*given: Any) -> Any:
+                if t.cluster.clock.now < until:
+                    refused.append(t.cluster.clock.now)
+                    raise Unavailable("the log is unreachable", not_done="nothing was read", next_step="wait")
+                return read(*given)
+
+            until = t.cluster.clock.now + 120.0
+            source.reader = reader  # type: ignore[assignment, method-assign]
+            t.push("visits", [visit(number) for number in range(20)])
+            t.checkpoint()
+            assert shown(t) == expected(range(20))
+            assert refused and t.cluster.driver.state.job.generation == 1
+
+    def test_an_error_of_one_record_ends_the_job_with_its_cause(self) -> None:
+        job = hf.App("visits", checkpoint_every="1s", mode="microbatch")
+        visits = job.source("visits", hf.Log("unused", Visit))
+        visits.map(_fails_on_three, to=Visit).sink("out", hf.Log("out"))
+        for partition in range(4):
+            with TestDriver(job) as t, pytest.raises(hf.JobFailed, match="page three"):
+                t.push("visits", [visit(3)], partition)
+                t.checkpoint()
+
+
+class TestQuiet:
+    @pytest.mark.parametrize("full", [True, False])
+    def test_nothing_runs_while_targets_take_no_more_output(self, monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
+        with TestDriver(app()) as t:
+            t.push("visits", [visit(0)])
+            t.checkpoint()
+            assert t.cluster.batches is not None
+            monkeypatch.setattr(t.cluster.batches.host._deliveries, "full", lambda: full)
+            t.push("visits", [visit(number) for number in range(20)])
+            before = epochs(t)
+            t.advance("10s")
+            assert (epochs(t) == before) == full
+
+    def test_nothing_runs_while_there_is_nothing_to_read(self) -> None:
+        with TestDriver(app()) as t:
+            t.push("visits", [visit(0)])
+            t.checkpoint()
+            t.advance("60s")  # the first epochs also record that partitions have become idle
+            before = epochs(t)
+            t.advance("10s")
+            assert epochs(t) == before
+
+
+def _fails_on_three(row: Visit) -> Visit:
+    if row.page == 3:
+        raise ValueError("page three")
+    return row
