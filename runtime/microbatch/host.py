@@ -1,7 +1,7 @@
 """Answers the master in place of workers: one for each subtask, all of them here, beside the driver.
 
 It carries out `machine.py`. Jobs run in Spark; lanes look at the sources, merge segments and deliver committed output.
-Every result comes back as an event of the driver's loop.
+The driver's loop takes every result as an event.
 
 Invariants
     - Events are handled one at a time, on the thread of the driver's loop.
@@ -27,15 +27,16 @@ from holdfast.runtime.microbatch import machine as batches
 from holdfast.runtime.microbatch.blocks import Result
 from holdfast.runtime.microbatch.counted import Counted
 from holdfast.runtime.microbatch.layers import layers_of
-from holdfast.runtime.microbatch.machine import Batches, Place
+from holdfast.runtime.microbatch.machine import Batches
 from holdfast.runtime.microbatch.outlook import Outlook
-from holdfast.runtime.microbatch.ranges import Pace, ends_of_epoch
+from holdfast.runtime.microbatch.ranges import Pace, Place, ends_of_epoch
 from holdfast.runtime.microbatch.task import PERMANENT, Batch
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.worker.compaction import CompactJob
 from holdfast.runtime.worker.deliveries import Deliveries
 from holdfast.runtime.worker.ports import Ports
+from holdfast.runtime.worker.protocol import Deliver
 
 BEAT_EVERY_S = 0.5
 COMPACT_RETRY_S = 1.0
@@ -55,7 +56,7 @@ class Host:
     """All subtasks of a job in microbatch mode.
 
     Args:
-        post: Has the driver's loop run an event between two of its turns.
+        post: Queues an event for the driver's loop.
         answer: Takes what workers would send to the driver.
         register: Makes the registration of a worker.
         every_s: How long the job of an epoch should take at most when there is more to read.
@@ -138,6 +139,8 @@ class Host:
         """End the job that runs, and release targets and sources."""
         self._cancel()
         self._deliveries.close()
+        if self._outlook is not None:
+            self._outlook.close()
         for opened in self._opened.values():
             opened.close()
 
@@ -228,7 +231,7 @@ class Host:
                     self._jobs.cancel(job)
                 case batches.SendAck(epoch, part):
                     self._ack(epoch, part)
-                case batches.Deliver(pending):
+                case Deliver(pending):
                     self._deliveries.queue(pending)
                 case batches.Compact(subtask, merge):
                     specs = tuple(operator.table for operator in self._plan.operators)

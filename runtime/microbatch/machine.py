@@ -44,14 +44,15 @@ from holdfast.model import (
     Writer,
 )
 from holdfast.runtime.microbatch.blocks import Attempt, Result, mixed
+from holdfast.runtime.microbatch.ranges import Place
 from holdfast.runtime.wire import messages as m
+from holdfast.runtime.worker.protocol import Deliver
 
 ATTEMPTS_MAX = 3
 """How often the job of one epoch may fail in Spark before the generation fails."""
 WAIT_FIRST_S, WAIT_MAX_S = 1.0, 30.0
 """How long a job waits while a source or the root refuses its tasks; doubles."""
 DEFAULT_LIMITS = Thresholds()
-Place = tuple[str, int]
 Positions = Mapping[Place, SourcePosition]
 
 
@@ -142,13 +143,6 @@ class SendAck:
 
     epoch: Epoch
     part: SubtaskPart
-
-
-@dataclass(frozen=True)
-class Deliver:
-    """Queue output for its target; per writer first in, first out (P18)."""
-
-    pending: Pending
 
 
 @dataclass(frozen=True)

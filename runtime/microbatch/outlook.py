@@ -17,7 +17,8 @@ from typing import NamedTuple
 from holdfast.errors import HoldfastError, Unavailable
 from holdfast.model import NEVER_US, SourcePosition
 from holdfast.ports import Clock, Lane
-from holdfast.runtime.microbatch.machine import Place, Positions
+from holdfast.runtime.microbatch.machine import Positions
+from holdfast.runtime.microbatch.ranges import Place
 from holdfast.runtime.microbatch.task import Stop
 from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.plan.source import OpenSource, telling

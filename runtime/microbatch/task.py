@@ -25,6 +25,7 @@ from holdfast.model import Barrier, ChannelId, Epoch, SourcePosition, Watermark,
 from holdfast.ports import Clock, Lane, ObjectStore
 from holdfast.runtime.microbatch.blocks import Attempt, Inbox, Outbox, Parcel, Result, parcel_of
 from holdfast.runtime.microbatch.layers import Layers
+from holdfast.runtime.microbatch.ranges import Place
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.source import OpenSource
 from holdfast.runtime.sources.reading import Throttle, open_readings
@@ -44,8 +45,6 @@ SOURCE_GRACE_S = 30.0
 """How long a source may give neither records nor an answer before the attempt fails."""
 
 
-Place = tuple[str, int]
-"""Source and partition."""
 Stop = Literal["run", "input"]
 """Where an epoch's range ends for good: the run reads no further, or the input ends there."""
 

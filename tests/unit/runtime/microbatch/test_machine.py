@@ -30,6 +30,7 @@ from holdfast.runtime.microbatch import machine
 from holdfast.runtime.microbatch.blocks import Attempt, Result
 from holdfast.runtime.microbatch.machine import Acked, Batches, Idle, Running
 from holdfast.runtime.wire import messages as m
+from holdfast.runtime.worker.protocol import Deliver
 
 GENERATION = Generation(3)
 PLACES = (("in", 0), ("in", 1))
@@ -214,7 +215,7 @@ class TestOutcome:
 
     def test_delivers_under_the_tag_of_the_epoch(self) -> None:
         _, effects = machine.committed(acked(), Cut(Epoch(5), "hash"))
-        pending = [effect.pending for effect in effects if isinstance(effect, machine.Deliver)]
+        pending = [effect.pending for effect in effects if isinstance(effect, Deliver)]
         assert [each.writer for each in pending] == [Writer("out", Subtask(0)), Writer("out", Subtask(1))]
         assert {each.tag.epoch for each in pending} == {5}
 
