@@ -211,7 +211,7 @@ class Host:
             self._outlook.close()
         until = {(at.source, at.partition): at.offset for each in self._deploys.values() for at in each.until}
         specs = {spec.name: spec for spec in self._plan.sources}
-        given = self._opened, specs, self._ports.clock, self._ports.lane("ends"), until
+        given = self._opened, specs, self._ports.clock, self._ports.lane, until
         self._outlook = Outlook(*given, changed=self.beat, failed=self._fail)
 
     # Effects

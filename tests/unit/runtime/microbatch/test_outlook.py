@@ -49,9 +49,10 @@ class Now:
 class Seen:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(outlook, "telling", lambda *_: None)
-        self.clock, self.source, specs = VirtualClock(), Source(), {"in": Spec()}
-        opened: Any = {"in": self.source}
-        self.outlook = outlook.Outlook(opened, specs, self.clock, Now(), {}, lambda: None, lambda _: None)  # type: ignore[arg-type]
+        self.clock, self.source, specs = VirtualClock(), Source(), {"in": Spec(), "other": Spec()}
+        self.other = Source()
+        opened: Any = {"in": self.source, "other": self.other}
+        self.outlook = outlook.Outlook(opened, specs, self.clock, lambda _: Now(), {}, lambda: None, lambda _: None)  # type: ignore[arg-type]
 
     def silent(self, seconds: int, *offsets: int) -> dict[tuple[str, int], bool]:
         positions = {place: SourcePosition(*place, at) for place, at in zip(PLACES, offsets, strict=True)}
@@ -79,3 +80,23 @@ def test_a_source_that_is_away_makes_no_partition_silent(seen: Seen) -> None:
     seen.silent(1, 2_000, 1_000)
     seen.source.away = True
     assert seen.silent(70, 2_000, 1_000) == {}
+
+
+def test_a_source_that_is_away_hides_no_record_of_another(seen: Seen) -> None:
+    seen.other.away = True
+    seen.silent(1, 0, 0)
+    assert seen.outlook.readable()["in", 1] == 1_000
+
+
+def test_the_input_of_a_source_ends_where_it_was_when_it_answered_after_the_request(seen: Seen) -> None:
+    seen.silent(1, 0, 0)
+    seen.source.away = True
+    seen.outlook.end_input({}, drop_unread=False)
+    seen.silent(2, 0, 0)
+    assert not seen.outlook.ended(("in", 1), 1_000)
+    seen.source.away, seen.source.ends[1] = False, 1_200
+    seen.silent(1, 0, 0)
+    seen.source.ends[1] = 1_300
+    seen.silent(1, 0, 0)
+    assert seen.outlook.ended(("in", 1), 1_200) and not seen.outlook.ended(("in", 1), 1_199)
+    assert seen.outlook.readable()["in", 1] == 1_200
