@@ -16,6 +16,8 @@ import atexit
 import os
 import shutil
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -25,6 +27,8 @@ from holdfast.errors import ConfigError, Fenced
 from holdfast.runtime.cli.reporting import advise
 
 VARIABLE = "SPARK_SUBMIT_OPTS"
+NEWS_WITHIN_S = 1.0
+"""How long a run that failed waits for Spark to log why."""
 # runtime/spark/launch.py silences the root logger, for users whose Spark logs to the terminal. Here Spark's logger has
 # its own level, so the file still gets its warnings, but not those of every start: a file that is named has news.
 _PROPERTIES = """\
@@ -66,7 +70,7 @@ def diverted(*, enabled: bool) -> Iterator[None]:
             del os.environ[VARIABLE]
         else:
             os.environ[VARIABLE] = before
-        if failed and place.size() > written:
+        if failed and place.has_news(written):
             place.kept = True
             advise(f"Spark's own log is in {place.log}")
 
@@ -84,6 +88,13 @@ class _Place:
     def size(self) -> int:
         """Return how much is logged so far, in bytes."""
         return self.log.stat().st_size if self.log.exists() else 0
+
+    def has_news(self, written: int) -> bool:
+        """Return whether more is logged than this; Spark may notice a lost worker a little later than the driver."""
+        deadline, pause = time.monotonic() + NEWS_WITHIN_S, threading.Event()
+        while self.size() <= written and time.monotonic() < deadline:
+            pause.wait(0.02)
+        return self.size() > written
 
     def _leave(self) -> None:
         if not self.kept:

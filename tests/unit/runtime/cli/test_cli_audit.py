@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import random
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pytest
@@ -128,10 +128,12 @@ class Refusing(LocalObjects):
 
     refuses = False
 
-    def put(self, path: str, data: bytes) -> None:
+    @contextmanager
+    def writing(self, path: str) -> Iterator[BinaryIO]:
         if self.refuses and path.startswith("segments/"):
             raise Unavailable("the store is away", next_step="try again")
-        super().put(path, data)
+        with super().writing(path) as file:
+            yield file
 
 
 class Job:
