@@ -215,7 +215,7 @@ def opened(data: Data) -> Segment:
 def unseal(data: Data, key_groups: tuple[int, int] | None = None) -> tuple[SegmentHeader, list[Delta]]:
     """Return a segment's header and deltas; with `key_groups`, only the rows of these key groups [first, end).
 
-    All rows are in memory at once; blocks.py reads them in parts. Raises as `opened`.
+    All rows are in memory together; blocks.py reads them in parts. Raises as `opened`.
     """
     segment = opened(data)
     found = (_read_block(segment, block, key_groups) for block in segment.blocks)

@@ -152,7 +152,7 @@ class Ready(Message, frozen=True):
     worker: WorkerId
     generation: Generation
     how: str
-    """`rolled back` (in place), `restored` or `empty`."""
+    """`rolled back` (in place), `restored` or `empty`; in microbatch mode `as batches`: tasks restore it."""
     took_ms: int
 
 

@@ -307,7 +307,7 @@ def awaits_outcome(state: Worker) -> bool:
     """Return whether every fragment has closed the last epoch that is known here, and its outcome is open.
 
     Then no barrier of this epoch is behind anything that this worker has not taken, nor behind anything that another
-    worker can only send to this one: whoever sends to it has closed the epoch too.
+    worker can only send to this one: every worker that sends to it has closed the epoch too.
     """
     newest = max(state.passed.values())
     closed = all(epoch == newest for epoch in state.passed.values())

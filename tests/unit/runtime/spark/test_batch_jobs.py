@@ -21,8 +21,8 @@ BATCH = Batch(PLAN, (frozenset(),), Barrier(Epoch(1), Epoch(0), last=False), Fal
 def test_a_task_on_another_machine_than_the_driver_refuses_local_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     task: Any = SimpleNamespace(get=lambda: SimpleNamespace(partitionId=lambda: 1))
     monkeypatch.setattr(batch_jobs, "TaskContext", task)
-    stage = batch_jobs._stage(BatchTask(BATCH, "/root/job", ("driver", "boot"), ("the root at /root/job",)), 0)
+    stage = batch_jobs._stage(BatchTask(BATCH, "/srv/jobs/job", ("driver", "boot"), ("the root at /srv/jobs",)), 0)
     (row,) = list(stage([]))
     result = result_in(row.column("data")[0].as_py())
     assert result is not None and result.error is not None and result.permanent
-    assert "the root at /root/job" in result.error.what and result.attempt.subtask == 1
+    assert "the root at /srv/jobs" in result.error.what and result.attempt.subtask == 1
