@@ -350,7 +350,8 @@ class _Area:
         os.posix_fallocate(self._file, offset, REGION_BYTES)
         content = memoryview((ctypes.c_char * REGION_BYTES).from_address(at)).cast("B")
         done = 0
-        # Of a whole region the page cache makes one unit, which bring() maps with one fault, and writes it back as a whole.
+        # The page cache keeps a region that is written whole as one unit: bring() maps it with one fault, and it is
+        # written back as a whole.
         piece = REGION_BYTES if self.used <= WHOLE_UP_TO else _PAGE_BYTES
         while done < REGION_BYTES:
             done += os.pwrite(self._file, content[done : done + piece], offset + done)

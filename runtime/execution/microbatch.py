@@ -19,9 +19,7 @@ from holdfast.runtime.execution.executing import Outcome, Ports
 from holdfast.runtime.execution.prepare import Prepared
 from holdfast.runtime.execution.running import Run
 from holdfast.runtime.job.live import Status
-from holdfast.runtime.microbatch.blocks import Result
 from holdfast.runtime.microbatch.host import Host
-from holdfast.runtime.microbatch.layers import refuse_what_needs_workers
 from holdfast.runtime.spark.batch_jobs import CONF, SparkJobs
 from holdfast.runtime.spark.launch import driver_host, start_context
 from holdfast.runtime.wire import messages as m
@@ -38,7 +36,6 @@ class Microbatch:
 
     def run(self, prepared: Prepared, ports: Ports) -> Outcome:
         """See Execution.run."""
-        refuse_what_needs_workers(prepared.plan)
         settings = prepared.settings
         ports.note("starting Spark")
         context = start_context(prepared.plan.app, settings.master, settings.parallelism, CONF)
@@ -112,5 +109,5 @@ class _Batches:
     def close(self) -> None:
         self._host.close()
 
-    def _ended(self, job: int, results: Sequence[Result] | HoldfastError) -> None:
-        self._run.mailbox.post(lambda: self._host.ended(job, results))
+    def _ended(self, job: int, sent: Sequence[bytes] | HoldfastError) -> None:
+        self._run.mailbox.post(lambda: self._host.ended(job, sent))

@@ -17,7 +17,7 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Where
 from holdfast.model import NO_EPOCH
 from holdfast.ports import ObjectStore
-from holdfast.runtime.config.settings import Settings
+from holdfast.runtime.config.settings import MICROBATCH, Settings
 from holdfast.runtime.driver import master
 from holdfast.runtime.driver.repair import writers_of
 from holdfast.runtime.execution.admission import (
@@ -35,6 +35,7 @@ from holdfast.runtime.execution.results import with_places
 from holdfast.runtime.execution.uncommitted_writes import check_written_immediately, uncommitted_writes
 from holdfast.runtime.job import dlq_places
 from holdfast.runtime.job.log_end import read_whole_log
+from holdfast.runtime.microbatch.layers import refuse_what_needs_workers
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.given_up import given_up
 from holdfast.runtime.plan.kept_state import with_identities
@@ -95,7 +96,7 @@ def prepare(
     """
     plan = with_places(replace(plan, key_groups=settings.key_groups), settings.root)
     refuse_private_memory(plan, settings.root)
-    check_state_memory(plan, settings.state_memory, settings.parallelism, settings.channel_bytes_max)
+    check_settings(plan, settings)
     root = join(settings.root, plan.app)
     store = open_objects(root)
     repository = Repository(store)
@@ -127,6 +128,17 @@ def prepare(
     checked = master.Checked(NO_EPOCH if before is None else before.epoch, known)
     found = (plan, settings, root, store, repository, job, operators, partitions, until, warnings)
     return Prepared(*found, gone_sinks, checked, adopted)
+
+
+def check_settings(plan: Plan, settings: Settings) -> None:
+    """Refuse settings with which this plan cannot run.
+
+    Raises:
+        ConfigError: too little memory, or a mode that lacks what the plan needs.
+    """
+    check_state_memory(plan, settings.state_memory, settings.parallelism, settings.channel_bytes_max)
+    if settings.mode == MICROBATCH:
+        refuse_what_needs_workers(plan)
 
 
 def _look_at_sources(

@@ -24,7 +24,7 @@ from holdfast.checkpoint.manifest import SubtaskPart
 from holdfast.errors import ErrorReport, HoldfastError, Unavailable
 from holdfast.model import NO_EPOCH, Cut, Epoch, Generation, SegmentRef, SourcePosition, Subtask, WorkerId
 from holdfast.runtime.microbatch import machine as batches
-from holdfast.runtime.microbatch.blocks import Result
+from holdfast.runtime.microbatch.blocks import result_in
 from holdfast.runtime.microbatch.counted import Counted
 from holdfast.runtime.microbatch.layers import layers_of
 from holdfast.runtime.microbatch.machine import Batches
@@ -117,14 +117,15 @@ class Host:
         if now >= self._beat_at:
             self.beat()
 
-    def ended(self, job: int, results: Sequence[Result] | HoldfastError) -> None:
-        """A job has ended: with the results of its tasks, or with an error."""
+    def ended(self, job: int, sent: Sequence[bytes] | HoldfastError) -> None:
+        """A job has ended: with what the tasks of its last layer sent, or with an error."""
         state = self._batches
         if state is None or job != state.job:
             return
-        if isinstance(results, HoldfastError):
-            self._perform(*batches.failed_job(state, job, results.report()))
+        if isinstance(sent, HoldfastError):
+            self._perform(*batches.failed_job(state, job, sent.report()))
             return
+        results = [result for data in sent if (result := result_in(data)) is not None]
         if isinstance(state.phase, batches.Running):
             read = sum(end - max(state.positions[place].offset, 0) for place, end in state.phase.until.items())
             self._pace = self._pace.took(read, self._now() - self._began)

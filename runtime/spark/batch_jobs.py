@@ -21,13 +21,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark import SparkContext, TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.errors import HoldfastError, Unavailable
 from holdfast.model import Subtask
 from holdfast.runtime.driver.placement import elsewhere
-from holdfast.runtime.microbatch.blocks import Attempt, Parcel, Result, parcel_of, result_in
+from holdfast.runtime.microbatch.blocks import Attempt, Parcel, Result, parcel_of
 from holdfast.runtime.microbatch.task import Batch, Ports, run_task
 from holdfast.runtime.spark.launch import first_line
 from holdfast.runtime.wire.clock import SystemClock
@@ -66,7 +67,8 @@ class SparkJobs:
     """Submits and cancels the jobs of epochs.
 
     Args:
-        ended: Takes the number of a job with its results, or with the error that ended it; from another thread.
+        ended: Takes the number of a job with what its tasks sent last, or with the error that ended it; from another
+            thread.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class SparkJobs:
         context: SparkContext,
         root: str,
         local_paths: tuple[str, ...],
-        ended: Callable[[int, Sequence[Result] | HoldfastError], None],
+        ended: Callable[[int, Sequence[bytes] | HoldfastError], None],
     ) -> None:
         self._context, self._root, self._local_paths, self._ended = context, root, local_paths, ended
         self._cancelled = 0
@@ -96,22 +98,20 @@ class SparkJobs:
     def _cancel(self, job: int) -> None:
         try:
             self._context.cancelJobGroup(self._group(job))
-        except Exception as error:  # noqa: BLE001 - a Spark that has stopped runs no job either
-            _log.info("job %d was not cancelled: %s", job, first_line(error))
+        except (Py4JError, OSError, AttributeError) as error:  # a Spark that has stopped runs no job either
+            _log.warning("job %d was not cancelled: %s", job, first_line(error))
 
     def _submit(self, job: int, batch: Batch) -> None:
         epoch = batch.barrier.epoch
         if job <= self._cancelled:
             return
-        self._context.setJobGroup(self._group(job), f"holdfast epoch {epoch}", interruptOnCancel=True)
         try:
+            self._context.setJobGroup(self._group(job), f"holdfast epoch {epoch}", interruptOnCancel=True)
             found = _frame(self._session, self._task(batch)).toArrow()
-            values = (value.as_buffer() for value in found.column("data"))
-            results = [result for value in values if (result := result_in(memoryview(value))) is not None]
-        except Exception as error:  # noqa: BLE001 - any end of the job means that the epoch is not done
+        except Exception as error:  # noqa: BLE001 - whatever ended the Spark job, the driver must learn of it
             self._ended(job, _job_ended(epoch, error))
         else:
-            self._ended(job, results)
+            self._ended(job, [bytes(value.as_buffer()) for value in found.column("data")])
 
     def _task(self, batch: Batch) -> BatchTask:
         return BatchTask(batch, self._root, (socket.gethostname(), boot_id()), self._local_paths)

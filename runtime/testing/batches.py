@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from holdfast.errors import HoldfastError, Unavailable
 from holdfast.model import Subtask, WorkerId
 from holdfast.ports import Lane, ObjectStore
-from holdfast.runtime.microbatch.blocks import Attempt, Parcel, Result, result_in
+from holdfast.runtime.microbatch.blocks import Attempt, Parcel
 from holdfast.runtime.microbatch.host import Host
 from holdfast.runtime.microbatch.task import Batch, Ports, run_task
 from holdfast.runtime.plan.model import Plan
@@ -60,7 +60,7 @@ class StepJobs:
         store: ObjectStore,
         local: Callable[[], LocalState],
         rng: random.Random,
-        ended: Callable[[int, Sequence[Result] | HoldfastError], None],
+        ended: Callable[[int, Sequence[bytes] | HoldfastError], None],
     ) -> None:
         self._clock, self._store, self._local, self._random, self._ended = clock, store, local, rng, ended
         self._job: _Job | None = None
@@ -104,7 +104,7 @@ class StepJobs:
         if len(todo) == 1:
             self._job = None
             last = [parcel for s in range(width) for parcel in job.sent[depth - 1, Subtask(s)]]
-            self._ended(job.number, [result for parcel in last if (result := result_in(parcel.data)) is not None])
+            self._ended(job.number, [parcel.data for parcel in last])
         return True
 
     def _play(self, job: _Job, layer: int, subtask: Subtask) -> list[Parcel]:

@@ -19,8 +19,9 @@ from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.cli.start.jobfile import load
 from holdfast.runtime.cli.start.run import add_drop_state, add_job_arguments, flags_of
 from holdfast.runtime.config.settings import Settings, misspelt, resolve
+from holdfast.runtime.execution.prepare import check_settings
 from holdfast.runtime.execution.results import with_places
-from holdfast.runtime.plan.memory import check_state_memory, container_share
+from holdfast.runtime.plan.memory import container_share
 from holdfast.storage.local import LocalObjects
 from holdfast.storage.objects import open_objects
 from holdfast.storage.paths import join
@@ -54,7 +55,7 @@ def handle(args: argparse.Namespace) -> int:
     app = load(args.file, args.app)
     settings = resolve(app, flags_of(args), os.environ)
     plan = with_places(replace(app.plan(), key_groups=settings.key_groups), settings.root)
-    check_state_memory(plan, settings.state_memory, settings.parallelism, settings.channel_bytes_max)
+    check_settings(plan, settings)
     repository = Repository(open_objects(join(settings.root, plan.app), writable=False))
     job = repository.read_log()
     manifest = repository.load_manifest(job.completed[-1].body.manifest) if job is not None and job.completed else None
