@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 import holdfast as hf
 from holdfast.errors import ConfigError
+from holdfast.runtime.config.settings import resolve
+from holdfast.runtime.execution.prepare import prepare
 from holdfast.runtime.microbatch.layers import layers_of, refuse_what_needs_workers
 
 
@@ -52,3 +55,12 @@ class TestRefusal:
         with pytest.raises(ConfigError, match="sink 'last' is written immediately") as refused:
             refuse_what_needs_workers(job.plan())
         assert "--mode continuous" in refused.value.next_step
+
+    def test_comes_with_the_plan_before_any_target_is_created(self, tmp_path: Path) -> None:
+        job = hf.App("layers", root=str(tmp_path / "root"), mode="microbatch")
+        visits = job.source("visits", hf.Log(str(tmp_path / "in"), Visit), partitioned_by=["page"])
+        out = hf.SQLite(str(tmp_path / "out.db"), table="last", key=["page"], delivery="idempotent")
+        visits.sink("last", out)
+        with pytest.raises(ConfigError, match="sink 'last' is written immediately"):
+            prepare(job.plan(), resolve(job))
+        assert list(tmp_path.iterdir()) == []
