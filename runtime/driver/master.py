@@ -41,8 +41,9 @@ recovery in between does not undo them.
 
 The parts, all pure: state.py (the state and the effects), gathering.py (from a start to the deployment), deployment.py
 (values derived from the state), partitions.py (which partitions are read, and by which subtask), failover.py (losses,
-the restart limit, launches), rewinding.py, retention.py (expiry), requests.py (requests of users), invariants.py
-(invariants between two events). Scripts of events with the effects that follow are in tests/transcripts/master.
+the restart limit, launches), rewinding.py, retention.py (expiry), requests.py (requests of users), abreast.py (subtasks
+that keep together in event time), invariants.py (invariants between two events). Scripts of events with the effects
+that follow are in tests/transcripts/master.
 
 Invariants
     - Nothing is deployed before the log holds the start of this generation, `GenerationStarted` or `Rewound`.
@@ -65,6 +66,7 @@ from holdfast.errors import ErrorReport, Fenced, HoldfastError, Where
 from holdfast.frozen import replace
 from holdfast.model import NO_EPOCH, Epoch, ObjectRef, SourcePosition, Tag, Timeline, WorkerId
 from holdfast.runtime.driver import partitions, placement, retention, rewinding
+from holdfast.runtime.driver.abreast import hold_back
 from holdfast.runtime.driver.deployment import (
     all_ended,
     all_ready,
@@ -167,6 +169,7 @@ __all__ = [
     "close_epoch",
     "end",
     "heard",
+    "hold_back",
     "is_judged",
     "launch_ended",
     "left_undone",

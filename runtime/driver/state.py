@@ -28,9 +28,12 @@ from holdfast.model import (
     WorkerId,
     Writer,
 )
+from holdfast.runtime.rows.time_alignment import Aligned, Group
 from holdfast.runtime.wire import messages as m
 
 SAVEPOINTS_WAITING_MAX = 16
+ALIGNED_WITHIN_S = 2.0
+"""A subtask may be ahead of another in event time by what that one gains in this time."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class Rules:
     """Owners of other histories whose targets the user allows this run to take over."""
     discover_every: float = 0.0
     """Time between two listings of the sources while the job runs; 0: they are listed only where the run may end."""
+    aligned: tuple[Group, ...] = ()
+    """Sources whose subtasks keep together in event time."""
     fixed: Mapping[str, str] = field(default_factory=dict)
     """Sources that must not get new partitions, each with a sink that is written immediately from it (P22)."""
 
@@ -215,6 +220,8 @@ class Running:
     """How many of the discovered partitions the deployment holds; triggers assign the others."""
     assigning: tuple[m.Assigned, ...] = ()
     """What the last trigger assigned."""
+    aligned: Aligned = Aligned(ALIGNED_WITHIN_S)
+    """How far sources are read in event time."""
     input_end: Literal["unknown", "complete", "open"] = "unknown"
     """What a listing has shown since every partition was read to its end: no other partition, or others that this run
     does not read."""

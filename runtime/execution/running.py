@@ -205,4 +205,5 @@ def _rules(prepared: Prepared, host: str, epoch_deadline: float) -> master.Rules
         adopted=prepared.adopted,
         discover_every=settings.partition_discovery_ms / 1000,
         fixed=not_to_grow(plan),
+        aligned=plan.aligned(),
     )

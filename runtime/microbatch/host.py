@@ -29,9 +29,10 @@ from holdfast.runtime.microbatch.counted import Counted
 from holdfast.runtime.microbatch.layers import layers_of
 from holdfast.runtime.microbatch.machine import Batches
 from holdfast.runtime.microbatch.outlook import Outlook
-from holdfast.runtime.microbatch.ranges import Pace, Place, ends_of_epoch
+from holdfast.runtime.microbatch.ranges import Pace, ends_of_epoch, in_step
 from holdfast.runtime.microbatch.task import PERMANENT, Batch
 from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.rows.time_alignment import Aligned, Look, Place, Reached, looked
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.worker.compaction import CompactJob
 from holdfast.runtime.worker.deliveries import Deliveries
@@ -40,6 +41,8 @@ from holdfast.runtime.worker.protocol import Deliver
 
 BEAT_EVERY_S = 0.5
 COMPACT_RETRY_S = 1.0
+STANDSTILL_EPOCHS = 10
+"""For so many epochs, partitions that are ahead in event time wait for one in which time stands still."""
 
 
 class Jobs(Protocol):
@@ -85,6 +88,8 @@ class Host:
         self._opened = {spec.name: spec.source.open() for spec in plan.sources}
         self._pace, self._began, self._beat_at = Pace(every_s, rate), ports.clock.monotonic(), 0.0
         self._merge_refused, self._counted = "", Counted()
+        self._aligned = Aligned(window=1)
+        self._groups = [group._replace(patience=STANDSTILL_EPOCHS) for group in plan.aligned()]
         self._timers: list[tuple[float, int, Callable[[], object]]] = []
         self._timer_ids = itertools.count()
         self._deliveries = Deliveries(
@@ -182,7 +187,7 @@ class Host:
                 state, effects = batches.committed(state, Cut(barrier.committed_through, ""))
                 self._perform(state, effects)
                 offsets = {place: max(at.offset, 0) for place, at in state.positions.items()}
-                ends = {} if self._deliveries.full() else self._outlook.readable()
+                ends = {} if self._deliveries.full() else self._in_step(state, self._outlook.readable())
                 rows_max = self._pace.rows_max(self._now() - self._began)
                 self._perform(*batches.triggered(state, message, ends_of_epoch(offsets, ends, rows_max)))
             case m.Committed(_, epoch, manifest):
@@ -191,6 +196,16 @@ class Host:
             case m.EndInput(_, drop_unread):
                 self._outlook.end_input(state.positions, drop_unread=drop_unread)
                 self._beat_soon()
+
+    def _in_step(self, state: Batches, ends: Mapping[Place, int]) -> dict[Place, int]:
+        """Return how far the next epoch may read: partitions that are ahead in event time wait for the others."""
+        offsets = {place: max(at.offset, 0) for place, at in state.positions.items()}
+        partitions = {
+            place: Reached(offsets[place], at.watermark, max(0, ends.get(place, 0) - offsets[place]))
+            for place, at in state.positions.items()
+        }
+        self._aligned, limits = looked(self._aligned, Look(state.cut.epoch, partitions), self._groups)
+        return in_step(ends, partitions, limits)
 
     def _deploy(self, worker: WorkerId, deploy: m.Deploy) -> None:
         if deploy.generation < self._generation:

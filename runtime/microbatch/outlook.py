@@ -18,10 +18,10 @@ from holdfast.errors import HoldfastError, Unavailable
 from holdfast.model import NEVER_US, SourcePosition
 from holdfast.ports import Clock, Lane
 from holdfast.runtime.microbatch.machine import Positions
-from holdfast.runtime.microbatch.ranges import Place
 from holdfast.runtime.microbatch.task import Stop
 from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.plan.source import OpenSource, telling
+from holdfast.runtime.rows.time_alignment import Place
 from holdfast.runtime.wire.messages import PartitionTime
 
 LOOK_EVERY_S = 0.5

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from holdfast.runtime.rows.time_alignment import Group, Limit, Place, Reached
+
 ROWS_FIRST, ROWS_MIN = 100_000, 1_000
-Place = tuple[str, int]
-"""Source and partition."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,23 @@ class Pace:
         if seconds > target_s:
             return replace(pace, rows=max(ROWS_MIN, int(rows * target_s / seconds)))
         return pace
+
+
+def in_step(
+    ends: Mapping[Place, int], partitions: Mapping[Place, Reached], limits: Mapping[Group, Limit]
+) -> dict[Place, int]:
+    """Leave out the partitions that are too far ahead in event time (docs/design/0048).
+
+    Args:
+        ends: How far there is something to read.
+    """
+
+    def is_ahead(place: Place) -> bool:
+        at = partitions[place].watermark if place in partitions else None
+        mine = (limit for group, limit in limits.items() if place[0] in group.sources and place != limit.slowest)
+        return at is not None and any(at > limit.at_us for limit in mine)
+
+    return {place: end for place, end in ends.items() if not is_ahead(place)}
 
 
 def ends_of_epoch(offsets: Mapping[Place, int], ends: Mapping[Place, int], rows_max: int) -> dict[Place, int]:

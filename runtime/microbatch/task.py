@@ -25,9 +25,9 @@ from holdfast.model import Barrier, ChannelId, Epoch, SourcePosition, Watermark,
 from holdfast.ports import Clock, Lane, ObjectStore
 from holdfast.runtime.microbatch.blocks import Attempt, Inbox, Outbox, Parcel, Result, parcel_of
 from holdfast.runtime.microbatch.layers import Layers
-from holdfast.runtime.microbatch.ranges import Place
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.source import OpenSource
+from holdfast.runtime.rows.time_alignment import Place
 from holdfast.runtime.sources.reading import Throttle, open_readings
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Frame, Network

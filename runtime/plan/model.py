@@ -26,6 +26,7 @@ from holdfast.model import ChannelId, Subtask
 from holdfast.runtime.operators.contract import Placed
 from holdfast.runtime.plan.source import Source
 from holdfast.runtime.rows.dead_letters import OnError
+from holdfast.runtime.rows.time_alignment import Group
 from holdfast.sinks.contract import Sink
 from holdfast.state.tables.spec import TableSpec
 
@@ -151,3 +152,10 @@ class Plan:
             joined = {first[index] for index in begins.get(fragment.index, ())}
             first |= {index: min(joined) for index, group in first.items() if group in joined}
         return first
+
+    def aligned(self) -> tuple[Group, ...]:
+        """Return the groups of sources whose subtasks keep together in event time (docs/design/0048)."""
+        first = self.read_together()
+        timed = [spec for spec in self.sources if spec.event_time is not None]
+        groups = {at: [s for s in timed if first[s.fragment] == at] for at in dict.fromkeys(first.values())}
+        return tuple(Group(frozenset(s.name for s in g), max(s.idle_after_s for s in g)) for g in groups.values() if g)

@@ -131,6 +131,29 @@ class Throttle:
         self._taken += rows
 
 
+HELD_FOR_S = 2.0
+"""How long a limit in event time holds unless the driver repeats it, so that a lost driver holds nobody."""
+
+
+@dataclass
+class HeldBack:
+    """How far sources may be read in event time while another subtask is behind (docs/design/0048)."""
+
+    clock: Clock
+    _later_than: Mapping[str, int] = field(init=False, default_factory=dict)
+    _lapses: float = field(init=False, default=0.0)
+
+    def told(self, later_than: Mapping[str, int]) -> None:
+        """Take the driver's limits, by source, in place of earlier ones."""
+        self._later_than, self._lapses = later_than, self.clock.monotonic() + HELD_FOR_S
+
+    def holds(self, source: str, watermark: int | None) -> bool:
+        """Return whether a partition with this watermark is not to be read now; one without was never read."""
+        if watermark is None or (at_us := self._later_than.get(source)) is None:
+            return False
+        return watermark > at_us and self.clock.monotonic() < self._lapses
+
+
 def no_further(reading: Reading, batch: pa.RecordBatch, following: int) -> tuple[pa.RecordBatch, int]:
     """Cut off the rows from `until` on if offsets count rows; if they have gaps, take the batch whole."""
     if reading.until is None or following <= reading.until or following - reading.offset != batch.num_rows:

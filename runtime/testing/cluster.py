@@ -102,6 +102,7 @@ def rules_of(
         restart_backoff_max=10.0,
         discover_every=DISCOVER_S,
         fixed=not_to_grow(plan),
+        aligned=plan.aligned(),
     )
 
 

@@ -112,8 +112,8 @@ class Progress(msgspec.Struct, frozen=True):
     times: tuple[PartitionTime, ...] = ()
     """For the partitions of sources with event time."""
     held_by: tuple[str, ...] = ()
-    """What keeps sources from being read now: throttle, delivery, memory, channel, last barrier, or a mark of
-    runtime/wire/vitals.py, such as that of a Python function that has been running for a while."""
+    """What keeps sources from being read now: throttle, delivery, memory, channel, event time, last barrier, or a mark
+    of runtime/wire/vitals.py, such as that of a Python function that has been running for a while."""
     first_record_at: int | None = None
     """When the first record of this generation was read; microseconds since 1970, UTC."""
     merge_refused: str = ""
@@ -287,6 +287,13 @@ class Expired(Message, frozen=True):
     through: Tag
 
 
+class HoldBack(Message, frozen=True):
+    """Partitions of these sources whose watermarks are later than this are not read for now; lapses soon."""
+
+    generation: Generation
+    later_than: dict[str, int]
+
+
 class Pulse(Message, frozen=True):
     """The driver is alive."""
 
@@ -298,7 +305,7 @@ class Exit(Message, frozen=True):
 
 
 FromWorker = Register | Heartbeat | Ready | Ack | Failed | Vitals
-FromDriver = Deploy | Trigger | Committed | EndInput | Expired | Pulse | Exit
+FromDriver = Deploy | Trigger | Committed | EndInput | Expired | HoldBack | Pulse | Exit
 
 # Built here, before any thread starts: msgspec resolves a type when it first decodes one, and two threads that do so
 # at the same time crash the process.

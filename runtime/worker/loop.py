@@ -118,6 +118,9 @@ class WorkerLoop:
             case m.EndInput(generation, drop_unread) if self._is_current(generation):
                 assert active is not None
                 self._end_input(active, drop_unread)
+            case m.HoldBack(generation, later_than) if self._is_current(generation):
+                assert active is not None
+                active.run.held_back.told(later_than)
             case m.Expired(_, through):
                 self._deliveries.forget(through)
             case m.Exit(reason):

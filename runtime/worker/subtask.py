@@ -35,7 +35,7 @@ from holdfast.runtime.plan.source import OpenSource
 from holdfast.runtime.rows import watermark
 from holdfast.runtime.rows.dead_letters import DLQ, Letters
 from holdfast.runtime.sources.event_time import EventTime
-from holdfast.runtime.sources.reading import Reading, Throttle, arrived
+from holdfast.runtime.sources.reading import HeldBack, Reading, Throttle, arrived
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Links
 from holdfast.runtime.wire.vitals import SOURCE
@@ -79,6 +79,7 @@ class SubtaskRun:
         mine = [fragment for fragment in plan.fragments if only is None or fragment.index in only]
         self._state, self.links, self._readings, self._throttle = state, links, readings, throttle
         self._immediate, self._audit = immediate, Auditing(plan, subtask, audit)
+        self.held_back = HeldBack(throttle.clock)
         self._paused: set[ChannelId] = set()
         self._routers = {e.index: Router(e, parallelism, plan.key_groups) for e in plan.edges if e.key}
         self._inputs = {f.index: inputs_of(plan, f.index, subtask, parallelism) for f in mine}
@@ -220,8 +221,12 @@ class SubtaskRun:
 
     def held_by(self) -> tuple[str, ...]:
         """Return what keeps this subtask from reading its sources now."""
-        held = ["throttle"] if self._throttle.wait_s() > 0 else []
-        return (*held, *(["channel"] if any(not self._has_room(r.fragment) for r in self._readings) else []))
+        waits = (
+            ("throttle", self._throttle.wait_s() > 0),
+            ("channel", any(not self._has_room(r.fragment) for r in self._readings)),
+            ("event time", any(not r.caught_up() and self._is_held_back(r) for r in self._readings)),
+        )
+        return tuple(name for name, holds in waits if holds)
 
     def positions(self) -> tuple[SourcePosition, ...]:
         """Return the next offset of every source partition."""
@@ -388,7 +393,7 @@ class SubtaskRun:
         time_moved = False
         order, self._waiting = self._waiting or self._in_turn(), []
         for place, reading in enumerate(order):
-            if reading.caught_up() or not self._has_room(reading.fragment):
+            if reading.caught_up() or not self._has_room(reading.fragment) or self._is_held_back(reading):
                 continue
             time = self._times.get(reading.fragment)
             try:
@@ -418,6 +423,10 @@ class SubtaskRun:
             self._emit(reading, time, read.batch, read.following)
             return True
         return time_moved
+
+    def _is_held_back(self, reading: Reading) -> bool:
+        time = self._times.get(reading.fragment)
+        return time is not None and self.held_back.holds(reading.source, time.known(reading.partition))
 
     def _in_turn(self) -> list[Reading]:
         """Return the partitions in the order to try: sources take turns, and so do partitions without event time.

@@ -1,0 +1,53 @@
+"""Keeps the subtasks of a source together in event time: tells those that are ahead how far they may read.
+
+Pure: no clock, thread or I/O.
+Source: docs/design/0048-event-time-alignment.md.
+"""
+
+from __future__ import annotations
+
+from holdfast.frozen import replace
+from holdfast.model import Subtask
+from holdfast.runtime.driver.deployment import all_ready, assigned
+from holdfast.runtime.driver.state import Hosted, Master, Running, Send, Step
+from holdfast.runtime.rows.time_alignment import Look, Place, Reached, looked
+from holdfast.runtime.wire import messages as m
+
+
+def hold_back(state: Master, now: float) -> Step:
+    """Look how far the sources are read; return the limits, for the subtasks that they apply to."""
+    phase = state.phase
+    if not (isinstance(phase, Running) and state.rules.aligned and state.rules.parallelism > 1 and all_ready(state)):
+        return state, []
+    partitions: dict[Place, Reached] = {}
+    reader: dict[Place, Subtask] = {}
+    for hosted in state.workers.values():
+        if hosted.subtask is not None:
+            mine = _reached(state, hosted)
+            partitions |= mine
+            reader |= dict.fromkeys(mine, hosted.subtask)
+    aligned, limits = looked(phase.aligned, Look(now, partitions), state.rules.aligned)
+    state = replace(state, phase=replace(phase, aligned=aligned))
+    effects = []
+    for worker in assigned(state):
+        subtask = state.workers[worker].subtask
+        own = [(group, limit) for group, limit in limits.items() if reader[limit.slowest] != subtask]
+        if own:
+            later_than = {source: limit.at_us for group, limit in own for source in group.sources}
+            effects.append(Send(worker, m.HoldBack(state.job.generation, later_than)))
+    return state, [*effects]
+
+
+def _reached(state: Master, hosted: Hosted) -> dict[Place, Reached]:
+    """Return how far a worker says that it has read the partitions that this run has not read to their end."""
+    said, until = hosted.progress, state.rules.until
+    ends = {(at.source, at.partition): at.offset for at in said.ends}
+    ended = {(at.source, at.partition) for at in said.ended}
+    found: dict[Place, Reached] = {}
+    for at in said.positions:
+        place = at.source, at.partition
+        if place in ended or place not in ends:
+            continue
+        end = ends[place] if until is None else min(ends[place], until[at.source].get(at.partition, 0))
+        found[place] = Reached(at.offset, at.watermark, max(0, end - max(at.offset, 0)))
+    return found

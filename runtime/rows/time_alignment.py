@@ -1,0 +1,105 @@
+"""Decides how far partitions may be read in event time while another partition of their source is behind.
+
+Rows between the watermarks of two partitions are state: windows that cannot close, keys that cannot expire. So the
+partition that is furthest behind limits the others: to its watermark, plus what it gained in a time window before.
+
+Invariants
+    - The partition that is furthest behind is never limited.
+    - A partition that is about to reach its end, at its present speed, limits no other: it is live, and not behind.
+    - A partition whose event time stands still for longer than its source's patience limits no other.
+
+Pure.
+Source: DESIGN section 6 (alignment between partitions); docs/design/0048-event-time-alignment.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from holdfast.model import NEVER_US
+
+Place = tuple[str, int]
+"""Source and partition."""
+
+
+class Reached(NamedTuple):
+    """How far a partition is read."""
+
+    offset: int
+    watermark: int | None
+    """None: no record has been read yet."""
+    left: int
+    """How many records exist behind the offset."""
+
+
+class Group(NamedTuple):
+    """Sources that are read together."""
+
+    sources: frozenset[str]
+    patience: float
+    """How long event time may stand still in a partition that limits the others."""
+
+
+class Limit(NamedTuple):
+    """How far the partitions of a group may be read."""
+
+    slowest: Place
+    """It may be read on."""
+    at_us: int
+    """Partitions with later watermarks wait."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was known at one time."""
+
+    at: float
+    partitions: Mapping[Place, Reached]
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """The looks of a time window, and when the slowest partition of each group last gained event time."""
+
+    window: float
+    looks: tuple[Look, ...] = ()
+    stands: Mapping[Group, tuple[Place, int, float]] = field(default_factory=dict)
+
+
+def looked(state: Aligned, look: Look, groups: Iterable[Group]) -> tuple[Aligned, dict[Group, Limit]]:
+    """Take a look; return the next state and the limits that hold until the next look.
+
+    Looks that claim to be later than this one are forgotten: a rewind has gone back to before them.
+    """
+    looks = (*(each for each in state.looks if each.at <= look.at), look)
+    first = max((i for i, each in enumerate(looks) if each.at <= look.at - state.window), default=0)
+    looks = looks[first:]
+    stands: dict[Group, tuple[Place, int, float]] = {}
+    limits: dict[Group, Limit] = {}
+    before = looks[0].partitions if looks[0].at <= look.at - state.window else {}
+    for group in groups:
+        behind = [place for place in look.partitions if place[0] in group.sources and _is_behind(place, look, before)]
+        if not behind:
+            continue
+        slowest = min(behind, key=lambda place: (_time(look.partitions[place]), place))
+        now_us, then_us = _time(look.partitions[slowest]), _time(before[slowest])
+        *known, since = state.stands.get(group, (slowest, now_us, look.at))
+        stands[group] = slowest, now_us, since if known == [slowest, now_us] else look.at
+        begun = now_us == NEVER_US or then_us != NEVER_US  # else it has no speed yet
+        if begun and look.at - stands[group][2] <= group.patience:
+            limits[group] = Limit(slowest, now_us + max(0, now_us - then_us))
+    return Aligned(state.window, looks, stands), limits
+
+
+def _is_behind(place: Place, look: Look, before: Mapping[Place, Reached]) -> bool:
+    """Return whether the partition will not reach its end within a window; not known of one that is new."""
+    if place not in before:
+        return False
+    now = look.partitions[place]
+    return now.left > max(0, now.offset - before[place].offset)
+
+
+def _time(reached: Reached) -> int:
+    return NEVER_US if reached.watermark is None else reached.watermark

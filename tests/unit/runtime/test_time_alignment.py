@@ -1,0 +1,306 @@
+"""Subtasks that read one source keep together in event time, and nobody waits for long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+import holdfast as hf
+from holdfast.model import NEVER_US, Generation, SourcePosition, WorkerId
+from holdfast.runtime.driver import master
+from holdfast.runtime.microbatch.ranges import Pace
+from holdfast.runtime.microbatch.task import Batch
+from holdfast.runtime.rows.time_alignment import Aligned, Group, Limit, Look, Place, Reached, looked
+from holdfast.runtime.testing.driver import PushedSource, _table_of
+from holdfast.runtime.wire import messages as m
+from holdfast.testing import TestDriver
+from tests.unit.runtime.test_master import RULES, running
+from tests.unit.runtime.test_master import A as first
+from tests.unit.runtime.test_master import B as second
+
+A, B, C = ("in", 0), ("in", 1), ("in", 2)
+IN = Group(frozenset({"in"}), 30.0)
+MANY = 1_000_000
+SECOND = 1_000_000
+
+
+def at(watermark: int | None, offset: int = 0, left: int = MANY) -> Reached:
+    return Reached(offset, watermark, left)
+
+
+def limits(*looks: tuple[float, dict[Place, Reached]], group: Group = IN) -> Limit | None:
+    """Return the limit after looks at these times, in a window of 2 seconds."""
+    state, found = Aligned(2.0), dict[Group, Limit]()
+    for now, partitions in looks:
+        state, found = looked(state, Look(now, partitions), [group])
+    return found.get(group)
+
+
+class TestTheLimit:
+    def test_is_what_the_slowest_gained_in_the_window_beyond_its_watermark(self) -> None:
+        assert limits((0, {A: at(0), B: at(0)}), (2, {A: at(10), B: at(90)})) == Limit(A, 20)
+
+    def test_counts_only_the_window(self) -> None:
+        looks = [(0.0, {A: at(0)}), (1.0, {A: at(70)}), (2.5, {A: at(75)}), (3.5, {A: at(80)})]
+        assert limits(*looks) == Limit(A, 90)
+
+    def test_is_unknown_before_the_window_has_passed(self) -> None:
+        assert limits((0, {A: at(0)}), (1.9, {A: at(10)})) is None
+
+    def test_follows_no_partition_that_is_about_to_reach_its_end(self) -> None:
+        assert limits((0, {A: at(0, 0), B: at(0)}), (2, {A: at(10, 50, left=50), B: at(90)})) == Limit(B, 180)
+        assert limits((0, {A: at(0, 0)}), (2, {A: at(10, 50, left=50)})) is None
+        assert limits((0, {A: at(0, 0)}), (2, {A: at(10, 50, left=51)})) == Limit(A, 20)
+
+    def test_follows_no_partition_that_is_new(self) -> None:
+        assert limits((0, {A: at(0)}), (2, {A: at(10), B: at(-500)})) == Limit(A, 20)
+
+    def test_does_not_go_below_the_slowest_if_that_was_rolled_back(self) -> None:
+        assert limits((0, {A: at(50, 10)}), (2, {A: at(10)})) == Limit(A, 10)
+
+    def test_lets_none_begin_before_the_slowest_has_begun(self) -> None:
+        assert limits((0, {A: at(None), B: at(0)}), (2, {A: at(None), B: at(5)})) == Limit(A, NEVER_US)
+
+    def test_is_unknown_while_the_slowest_has_no_speed(self) -> None:
+        assert limits((0, {A: at(None), B: at(0)}), (2, {A: at(3), B: at(5)})) is None
+
+    def test_ends_with_the_patience_for_one_that_stands_still(self) -> None:
+        looks = [(float(now), {A: at(0), B: at(100)}) for now in range(33)]
+        assert limits(*looks[:32]) == Limit(A, 0)
+        assert limits(*looks[:33]) == Limit(A, 0)
+        assert limits(*looks, (33.0, {A: at(0), B: at(100)})) is None
+        assert limits(*looks, (33.0, {A: at(1), B: at(100)})) == Limit(A, 2)
+
+    def test_does_not_know_what_a_rewind_has_undone(self) -> None:
+        looks = [(8.0, {A: at(80), B: at(80)}), (10.0, {A: at(90), B: at(90)}), (3.0, {A: at(30), B: at(0)})]
+        assert limits(*looks) is None
+        assert limits(*looks, (5.0, {A: at(50), B: at(7)})) == Limit(B, 14)
+
+    def test_concerns_only_its_own_group(self) -> None:
+        other = Group(frozenset({"other"}), 30.0)
+        state, found = looked(Aligned(2.0), Look(0, {A: at(0), ("other", 0): at(-7)}), [IN, other])
+        state, found = looked(state, Look(2, {A: at(1), ("other", 0): at(-5)}), [IN, other])
+        assert found == {IN: Limit(A, 2), other: Limit(("other", 0), -3)}
+
+    @given(st.lists(st.tuples(st.integers(1, 1_000), st.integers(1, 1_000)), min_size=4, max_size=40))
+    def test_keeps_two_readers_within_what_the_slower_gains_in_a_window(self, speeds: list[tuple[int, int]]) -> None:
+        """Each reads at its own changing speed, and obeys a limit at once; a look every second."""
+        state, found, read = Aligned(2.0), dict[Group, Limit](), {A: 0, B: 0}
+        gained: list[dict[Place, int]] = []
+        for now, step in enumerate(speeds):
+            state, found = looked(state, Look(now, {p: at(read[p], read[p]) for p in read}), [IN])
+            before = dict(read)
+            for place, speed in zip(read, step, strict=True):
+                limit = found.get(IN)
+                held = limit is not None and place != limit.slowest
+                read[place] = max(read[place], min(read[place] + speed, limit.at_us)) if held else read[place] + speed
+            gained.append({p: read[p] - before[p] for p in read})
+            if (limit := found.get(IN)) is not None:
+                other = B if limit.slowest == A else A
+                window = sum(each[limit.slowest] for each in gained[-3:-1])
+                assert gained[-1][other] == 0 or read[other] <= before[limit.slowest] + window
+                assert gained[-1][limit.slowest] > 0
+
+
+class TestTheDriver:
+    def rules(self) -> master.Rules:
+        return replace(RULES, aligned=(Group(frozenset({"s"}), 30.0),))
+
+    def test_tells_those_that_do_not_read_the_slowest(self) -> None:
+        run = running(self.rules())
+
+        def beat(worker: WorkerId, partition: int, offset: int, until: int = MANY, *, over: bool = False) -> None:
+            where = SourcePosition("s", partition, offset, offset * SECOND)
+            end = SourcePosition("s", partition, until)
+            said = m.Progress(positions=(where,), ends=(end,), ended=(where,) if over else ())
+            run.hear(msgspec.structs.replace(run.heartbeat(worker), progress=said))
+
+        def told() -> list[m.FromDriver]:
+            """Return what the worker of partition 1 is told two seconds later."""
+            run.now += 2.0
+            effects = run.take(master.hold_back(run.state, run.now))
+            return [each.message for each in effects if isinstance(each, master.Send) and each.worker == second]
+
+        beat(first, 0, 5)
+        beat(second, 1, 100)
+        assert told() == []
+        beat(first, 0, 15)
+        limit = m.HoldBack(Generation(1), {"s": 25 * SECOND})
+        assert told() == [limit]
+        beat(first, 0, 20, until=20, over=True)
+        assert told() == [], "nobody waits for a partition that has ended"
+        beat(first, 0, 20)
+        assert told() == [], "it is known again, but since when?"
+        assert told() == [m.HoldBack(Generation(1), {"s": 20 * SECOND})]
+        run.lose(first)
+        assert told() == [], "it is not known how far its successor is"
+
+    def test_holds_nobody_at_the_end_of_a_bounded_run(self) -> None:
+        run = running(replace(self.rules(), until={"s": {0: 15, 1: 500}}))
+        for _ in range(2):
+            for worker, partition, offset in ((first, 0, 15), (second, 1, 100)):
+                where, end = SourcePosition("s", partition, offset, offset), SourcePosition("s", partition, MANY)
+                said = m.Progress(positions=(where,), ends=(end,))
+                run.hear(msgspec.structs.replace(run.heartbeat(worker), progress=said))
+            run.now += 2.0
+            told = run.take(master.hold_back(run.state, run.now))
+        assert [each.worker for each in told if isinstance(each, master.Send)] == [first]
+
+
+@dataclass
+class Visit:
+    user: int
+    at: datetime
+
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def visits(count: int, apart: timedelta = timedelta(seconds=1)) -> list[Visit]:
+    return [Visit(i % 7, START + i * apart) for i in range(count)]
+
+
+def app() -> hf.App:
+    app = hf.App("visits", key_groups=16, checkpoint_every="1s")
+    source = hf.Generator(Visit, lambda i: Visit(i, START), count=1)
+    timed = app.source("visits", source, event_time="at", out_of_orderness="0s", idle_after="20s")
+    counted = timed.key_by("user").window(hf.tumbling("1m")).agg("counted", visits=hf.count())
+    counted.sink("out", hf.SQLite("unused.db", table="t", key=["user", "window_start"]))
+    return app
+
+
+class Speeds:
+    """Lets every partition of a source be read so many records further per quarter of a second."""
+
+    def __init__(self, source: PushedSource, per_second: dict[int, int]) -> None:
+        self.per_second = per_second
+        self._may = dict.fromkeys(per_second, 0)
+        read = source.read
+
+        def limited(partition: int, offset: int, max_bytes: int) -> tuple[object, int]:
+            batch, _ = read(partition, offset, max_bytes)
+            rows = min(0 if batch is None else batch.num_rows, self._may.get(partition, 0) - offset)
+            return (None, offset) if batch is None or rows <= 0 else (batch.slice(0, rows), offset + rows)
+
+        source.read = limited  # type: ignore[method-assign, assignment]
+
+    def pass_time(self, t: TestDriver, seconds: float) -> None:
+        for _ in range(int(seconds * 4)):
+            for partition, speed in self.per_second.items():
+                self._may[partition] += speed // 4
+            t.cluster.pass_time(0.25)
+
+
+def offsets(t: TestDriver) -> dict[int, int]:
+    """Return how far the partitions are read."""
+    workers = t.cluster.driver.state.workers.values()
+    return {at.partition: at.offset for each in workers for at in each.progress.positions}
+
+
+def held(t: TestDriver) -> set[str]:
+    return {why for each in t.cluster.driver.state.workers.values() for why in each.progress.held_by}
+
+
+class TestARunningJob:
+    """Partitions 0 and 1 belong to different workers; records are one second of event time apart."""
+
+    def test_reads_no_partition_far_ahead_of_the_slowest(self) -> None:
+        with TestDriver(app()) as t:
+            speeds = Speeds(t._source("visits"), {0: 20, 1: 4_000})
+            t.push("visits", visits(2_000), partition=0)
+            t.push("visits", visits(20_000), partition=1)
+            speeds.pass_time(t, 2)
+            assert offsets(t)[1] > 4_000, "nothing holds it in the first two seconds"
+            speeds.pass_time(t, 60)
+            slow, fast = offsets(t)[0], offsets(t)[1]
+            assert 1_200 <= slow < fast < 10_000
+            before = fast
+            speeds.per_second[0] = 4_000  # what is left of it is read within a second
+            speeds.pass_time(t, 8)
+            assert offsets(t)[0] == 2_000
+            assert offsets(t)[1] > before + 8_000
+            assert not held(t)
+
+    def test_keeps_subtasks_within_what_the_slower_one_reads_in_a_few_seconds(self) -> None:
+        with TestDriver(app()) as t:
+            speeds = Speeds(t._source("visits"), {0: 100, 1: 100})
+            t.push("visits", visits(20_000), partition=0)
+            t.push("visits", visits(20_000), partition=1)
+            speeds.pass_time(t, 4)
+            speeds.per_second[1] = 2_000
+            seen = set()
+            for _ in range(40):
+                speeds.pass_time(t, 1)
+                at = offsets(t)
+                assert at[1] - at[0] <= 4 * 100, at
+                seen |= held(t)
+            assert seen == {"event time"}
+
+    def test_reads_on_when_the_driver_no_longer_says_how_far(self) -> None:
+        with TestDriver(app()) as t:
+            speeds = Speeds(t._source("visits"), {0: 20, 1: 400})
+            t.push("visits", visits(2_000), partition=0)
+            t.push("visits", visits(20_000), partition=1)
+            speeds.pass_time(t, 10)
+            before, send = offsets(t)[1], t.cluster.send
+            t.cluster.send = lambda to, message: (  # type: ignore[method-assign]
+                None if isinstance(message, m.HoldBack) else send(to, message)
+            )
+            speeds.pass_time(t, 10)
+            assert offsets(t)[1] > before + 2_000
+
+    def test_reads_on_when_time_stands_still_in_the_slowest_for_idle_after(self) -> None:
+        with TestDriver(app()) as t:
+            speeds = Speeds(t._source("visits"), {0: 20, 1: 400})
+            t.push("visits", visits(2_000), partition=0)
+            t.push("visits", visits(20_000), partition=1)
+            speeds.pass_time(t, 5)
+            speeds.per_second[0] = 0
+            speeds.pass_time(t, 5)
+            before = offsets(t)[1]
+            speeds.pass_time(t, 10)
+            assert offsets(t)[1] == before
+            speeds.pass_time(t, 10)
+            assert offsets(t)[1] > before
+
+    def test_does_not_wait_for_partitions_that_are_read_to_their_ends(self) -> None:
+        with TestDriver(app()) as t:
+            speeds = Speeds(t._source("visits"), {0: 4_000, 1: 400})
+            t.push("visits", visits(20_000, timedelta(seconds=10)), partition=1)
+            for second in range(20):  # partition 0 is live, and its clock is far behind
+                t.push("visits", [Visit(1, START + timedelta(seconds=second))], partition=0)
+                speeds.pass_time(t, 1)
+                assert not held(t)
+            assert offsets(t)[1] > 7_000
+
+
+class TestMicrobatches:
+    def test_read_no_partition_far_ahead_of_the_slowest(self) -> None:
+        """Both have as many records, but those of partition 0 are a second apart, those of 1 a minute."""
+        with TestDriver(app(), mode="microbatch") as t:
+            assert t.cluster.batches is not None
+            host, jobs, source = t.cluster.batches.host, t.cluster.batches.jobs, t._source("visits")
+            jobs.faults.fails = 0.1
+            reads: list[dict[int, int]] = []
+            run = jobs.run
+
+            def noted(job: int, batch: Batch) -> None:
+                host._pace = Pace(1e9, rows=200)
+                reads.append({at.partition: at.offset for deploy in batch.deploys for at in deploy.until})
+                run(job, batch)
+
+            host._pace, jobs.run = Pace(1e9, rows=200), noted  # type: ignore[method-assign]
+            for partition, apart in enumerate((timedelta(seconds=1), timedelta(minutes=1))):
+                source.tables[partition] = _table_of("visits", source.schema, visits(2_000, apart))
+            while sum(offsets(t).values()) < 4_000:
+                t.cluster.pass_time(1)
+                assert len(reads) < 200
+            assert jobs.faults.happened["failed"]
+            ahead = [each[1] * 60 - each[0] for each in reads if each[0] < 1_600]
+            assert len(ahead) > 5
+            assert max(ahead) <= 300 * 60, "the records of the first three epochs"
+            assert reads[-1] == {0: 2_000, 1: 2_000, 2: 0, 3: 0}
