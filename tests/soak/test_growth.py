@@ -2,8 +2,7 @@
 
 HOURS sets the duration of the long run (2), RATE its records per second (as many as it can read). Its root is in a slow
 S3 store if HOLDFAST_S3_SERVER names the server (slow_store.py), else in a folder. Samples and plot are left in
-`growth-soak/`. Without RATE the state follows how far one worker's sources are ahead of the other's in event time. That
-has no limit (docs/design/0006-watermarks.md, Limits), so the run can fail for `state_bytes` and `worker_bytes`.
+`growth-soak/`.
 
 Half an hour is the least that can be judged: the job log is pruned every 1,000 records, after about 8 minutes, and in a
 slow store the sweep of other objects waits two minutes for that.

@@ -95,9 +95,10 @@ class TestTheLimit:
             state, found = looked(state, Look(now, {p: at(read[p], read[p]) for p in read}), [IN])
             before = dict(read)
             for place, speed in zip(read, step, strict=True):
-                limit = found.get(IN)
-                held = limit is not None and place != limit.slowest
-                read[place] = max(read[place], min(read[place] + speed, limit.at_us)) if held else read[place] + speed
+                further, limit = read[place] + speed, found.get(IN)
+                if limit is not None and place != limit.slowest:
+                    further = max(read[place], min(further, limit.at_us))
+                read[place] = further
             gained.append({p: read[p] - before[p] for p in read})
             if (limit := found.get(IN)) is not None:
                 other = B if limit.slowest == A else A
@@ -186,7 +187,7 @@ class Speeds:
             rows = min(0 if batch is None else batch.num_rows, self._may.get(partition, 0) - offset)
             return (None, offset) if batch is None or rows <= 0 else (batch.slice(0, rows), offset + rows)
 
-        source.read = limited  # type: ignore[method-assign, assignment]
+        source.read = limited  # type: ignore[method-assign]
 
     def pass_time(self, t: TestDriver, seconds: float) -> None:
         for _ in range(int(seconds * 4)):
@@ -247,9 +248,12 @@ class TestARunningJob:
             t.push("visits", visits(20_000), partition=1)
             speeds.pass_time(t, 10)
             before, send = offsets(t)[1], t.cluster.send
-            t.cluster.send = lambda to, message: (  # type: ignore[method-assign]
-                None if isinstance(message, m.HoldBack) else send(to, message)
-            )
+
+            def silent(worker: WorkerId, message: m.FromDriver) -> None:
+                if not isinstance(message, m.HoldBack):
+                    send(worker, message)
+
+            t.cluster.send = silent  # type: ignore[method-assign]
             speeds.pass_time(t, 10)
             assert offsets(t)[1] > before + 2_000
 
