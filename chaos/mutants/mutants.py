@@ -16,6 +16,7 @@ import msgspec
 
 from holdfast.chaos.mutants import (
     audit_mutants,
+    wrong_batches,
     wrong_endings,
     wrong_evolutions,
     wrong_expiry,
@@ -367,6 +368,8 @@ MUTANTS = (
       for name, rules, does, swap, needs, first in wrong_times.VERSIONS),
     *(Mutant(name, rules, does, tuple(Swap(*swap) for swap in swaps), needs="grows", first=first)
       for name, rules, does, swaps, first in wrong_partitions.VERSIONS),
+    *(Mutant(name, rules, does, (Swap(*swap),), first, "batched")
+      for name, rules, does, swap, first in wrong_batches.VERSIONS),
     Mutant("stages-kept", "P8, DESIGN 5", "a sink's collected output stays in memory after it is durable",
            (Swap(subtask.SubtaskRun, "take_stages", _keeps_stages),)),
     Mutant("letters-kept", "P8, DESIGN 6", "dead letters of an epoch are staged again with the next one",

@@ -25,7 +25,7 @@ from holdfast.checkpoint import joblog
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import Damaged, Unavailable
 from holdfast.model import Epoch, Generation, WorkerId
-from holdfast.ports import Clock, Lane
+from holdfast.ports import Clock, Lane, ObjectStore
 from holdfast.runtime.driver.invariants import validate
 from holdfast.runtime.driver.loop import DriverLoop
 from holdfast.runtime.driver.master import RewindWanted, Rules
@@ -70,7 +70,8 @@ class DriverProcess(DriverEnd):
         super().__init__(name, world.schedule.journal)
         self._world, self._rewind_command = world, rewind_command
         self.clock: Clock = ProcessClock(world, self)
-        self.repository = Repository(ProcessStore(world, self))
+        self.store: ObjectStore = ProcessStore(world, self)
+        self.repository = Repository(self.store)
         # The driver never touches a sink with immediate writes.
         self.sinks = tuple(
             spec if spec.path is not None else replace(spec, sink=ProcessSink(world, self, spec.name))
@@ -134,13 +135,17 @@ class DriverProcess(DriverEnd):
 
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:
         """See DriverPorts.send."""
+        self.note(message)
+        process = self._workers.get(worker)
+        if process is not None:
+            self.call(lambda: process.stream.to_worker(message), lambda: points.of_message(message))
+
+    def note(self, message: m.FromDriver) -> None:
+        """Let the checkers see what the driver says."""
         if isinstance(message, m.Trigger):
             self._world.checks.triggered(message, self.owner)
         if isinstance(message, m.Deploy):
             self._world.checks.assigned.deployed(message)
-        process = self._workers.get(worker)
-        if process is not None:
-            self.call(lambda: process.stream.to_worker(message), lambda: points.of_message(message))
 
     def launch(self, number: int) -> None:
         """See DriverPorts.launch."""
@@ -254,8 +259,12 @@ class DriverProcess(DriverEnd):
         if self.left:
             return
         self.loop.turn()
+        self.turned()
         self._look()
         self._world.schedule.after(POLL_S, self, "", self._poll)
+
+    def turned(self) -> None:
+        """The loop has had its turn."""
 
     def _look(self) -> None:
         """Check whether the run is over."""

@@ -141,5 +141,7 @@ def _counts(world: World) -> dict[str, int]:
         "partitions_discovered": world.checks.assigned.discovered,
         "ended_damaged": int(world.damage.ended),
         "texts": int(world.scenario.texts),
+        "tasks": world.tasks_made,
+        "tasks_accepted": world.checks.attempts.accepted,
         **world.checks.memory,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from holdfast.chaos.sim.batch_process import BatchDriver, TaskProcess
 from holdfast.chaos.sim.driver_process import DriverProcess
 from holdfast.chaos.sim.faults.points import RECORDS, Point, of_lane
 from holdfast.chaos.sim.worker_process import WorkerProcess
@@ -16,6 +17,11 @@ from holdfast.runtime.driver.state import Gathering, Opening, Running
 def of_worker(worker: WorkerProcess) -> frozenset[Point]:
     """Return all points at which a worker is."""
     return _or_between(_worker_points(worker))
+
+
+def of_task(task: TaskProcess) -> frozenset[Point]:
+    """Return all points at which an attempt of a task is: it is there to run, and runs in one event."""
+    return frozenset({Point.BATCH})
 
 
 def of_driver(driver: DriverProcess) -> frozenset[Point]:
@@ -59,6 +65,8 @@ def _driver_points(driver: DriverProcess) -> Iterator[Point]:
         yield RECORDS[type(state.log.record.body).__name__]
     if has_new_partitions(driver):
         yield Point.PARTITIONS
+    if isinstance(driver, BatchDriver) and driver.spark.busy:
+        yield Point.BATCH
     match state.running or state.phase:
         case Opening():
             yield Point.START

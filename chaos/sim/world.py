@@ -20,6 +20,7 @@ from dataclasses import replace
 from functools import partial
 
 from holdfast.chaos.sim import whereabouts
+from holdfast.chaos.sim.batch_process import BatchDriver, Spark, TaskProcess
 from holdfast.chaos.sim.checks.checkers import Checks
 from holdfast.chaos.sim.driver_process import DriverProcess, RewindCommand
 from holdfast.chaos.sim.faults.aims import Aim, Aiming
@@ -41,6 +42,8 @@ from holdfast.chaos.sim.worker_process import WorkerProcess
 from holdfast.errors import ErrorReport
 from holdfast.model import Epoch, Generation, JobUuid, Subtask, Tag, Timeline, Writer
 from holdfast.runtime.driver import master
+from holdfast.runtime.microbatch.blocks import Attempt
+from holdfast.runtime.microbatch.task import Batch
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.testing.cluster import rules_of
 from holdfast.sinks.memory_immediate import ImmediateTable
@@ -71,6 +74,8 @@ class World:
         self.faults = Faults(scenario.armed, self.random, self.schedule, only)
         self.drivers: list[DriverProcess] = []
         self.workers: list[WorkerProcess] = []
+        self.tasks: list[TaskProcess] = []
+        self.tasks_made = 0
         self.endpoints: dict[Address, Endpoint] = {}
         self.disk, self.damage = Disk(self), Damage(self.faults, self.random)
         self.functions = Functions(self.faults, scenario.aims, scenario.call_s)
@@ -139,7 +144,7 @@ class World:
         """Return whether the job is finished, and no process or write in flight can still have an effect."""
         if not self.checks.finished or self.schedule.under_way:
             return False
-        return not any(p.alive for p in (*self.drivers, *self.workers))
+        return not any(p.alive for p in (*self.drivers, *self.workers, *self.tasks))
 
     def chance_of(self, name: str) -> Chance:
         """Return numbers of the seed that nothing else draws."""
@@ -186,10 +191,23 @@ class World:
 
     def new_worker(self, driver: DriverProcess, launch: int) -> WorkerProcess:
         """Return a process that a driver launched, not yet started."""
-        worker = WorkerProcess(self, f"w{len(self.workers) + 1}", driver, launch, self._plans[driver.owner])
+        worker = WorkerProcess(self, f"w{len(self.workers) + 1}", driver, launch, self.plan_of(driver.owner))
         self.workers.append(worker)
         self._doom(worker, Fault.WORKER_CRASH)
         return worker
+
+    def plan_of(self, owner: str) -> Plan:
+        """Return the plan of a driver."""
+        return self._plans[owner]
+
+    def new_task(self, spark: Spark, job: int, batch: Batch, attempt: Attempt) -> TaskProcess:
+        """Return an attempt that Spark starts, not yet started."""
+        self.tasks = [task for task in self.tasks if task.alive]
+        self.tasks_made += 1
+        task = TaskProcess(self, f"t{self.tasks_made}", spark, job, batch, attempt)
+        self.tasks.append(task)
+        self._doom(task, Fault.WORKER_CRASH)
+        return task
 
     def new_port(self) -> int:
         """Return an unused port."""
@@ -197,13 +215,15 @@ class World:
 
     def generation_of(self, process: Process) -> Generation:
         """Return the generation of a process."""
-        assert isinstance(process, WorkerProcess | DriverProcess)
+        assert isinstance(process, WorkerProcess | DriverProcess | TaskProcess)
         return process.generation
 
     def points_of(self, process: Process) -> frozenset[Point]:
         """Return the protocol points at which a process is."""
         if isinstance(process, WorkerProcess):
             return whereabouts.of_worker(process)
+        if isinstance(process, TaskProcess):
+            return whereabouts.of_task(process)
         return whereabouts.of_driver(process) if isinstance(process, DriverProcess) else frozenset({Point.BETWEEN})
 
     def hit(self, fault: Fault, at: Iterable[Point]) -> None:
@@ -250,7 +270,9 @@ class World:
             self.schedule.after(0.0, driver, f"is asked to end ({how or 'stop'})", lambda: driver.asked_to_end(how))
 
     def _start_driver(self, rewind_command: RewindCommand | None = None) -> None:
-        driver = DriverProcess(self, f"d{len(self.drivers) + 1}", rewind_command)
+        name, modes = f"d{len(self.drivers) + 1}", self.scenario.batches
+        in_batches = modes[len(self.drivers) % len(modes)] and rewind_command is None
+        driver = BatchDriver(self, name) if in_batches else DriverProcess(self, name, rewind_command)
         self.drivers.append(driver)
         self._doom(driver, Fault.DRIVER_CRASH)
         self.schedule.after(self.random.uniform(0.0, 0.2), driver, "starts", driver.start)
@@ -274,9 +296,10 @@ class World:
         self._later(moment.seconds, lambda: self.faults.outage(moment.fault, begins=False))
 
     def _strike_process(self, moment: Moment, strike: Strike) -> None:
-        workers = [worker for worker in self.workers if worker.alive and not worker.paused and not worker.left]
-        drivers = [driver for driver in self.drivers if driver.alive and not driver.paused and not driver.left]
-        victims: list[Process] = [*drivers] if moment.fault.name.startswith("DRIVER") else [*workers]
+        at_driver = moment.fault.name.startswith("DRIVER")
+        tasks = [] if moment.fault is Fault.STREAM_SILENT else self.tasks
+        among: list[Process] = [*self.drivers] if at_driver else [*self.workers, *tasks]
+        victims = [process for process in among if process.alive and not process.paused and not process.left]
         if self.faults.healed or not victims:
             return
         self._strike_at(moment, strike, self.random.choice(victims))
@@ -310,7 +333,7 @@ class World:
 
     def _struck_with(self, fault: Fault, victim: Process) -> list[Process]:
         """Return all victims: with a daemon all its workers end, with the power every process."""
-        workers: list[Process] = [worker for worker in self.workers if worker.alive]
+        workers = [process for process in (*self.workers, *self.tasks) if process.alive]
         drivers: list[Process] = [driver for driver in self.drivers if driver.alive]
         if fault is Fault.DAEMON_KILLED:
             return workers
@@ -353,7 +376,7 @@ class World:
 
     def _heal(self) -> None:
         self.faults.heal()
-        for process in (*self.drivers, *self.workers):
+        for process in (*self.drivers, *self.workers, *self.tasks):
             process.crash_at = None
 
     def _leave_earlier_tags(self) -> None:

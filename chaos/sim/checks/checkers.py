@@ -14,6 +14,7 @@ JSON, and compare with an oracle that shares no code with the runtime.
     P11     time never goes back, and a window is emitted no earlier and no later than the offsets allow (clocks.py)
     P12     a partition is read by one subtask, from its first record, and is in the manifest (assigned.py)
     I12     a run fails only because an object is damaged or a function failed, and names it
+    P26     an epoch in microbatch mode consists of one attempt of each task (attempts.py)
     P21     after a repair a target shows exactly the base of the rewind, and no older timeline writes to it again
 
 Source: DESIGN section 10; research section 2b (I1 to I15); PROTOCOL P2, P6, P13, P17, P18, P21.
@@ -31,6 +32,7 @@ import pyarrow as pa
 
 from holdfast.chaos.sim.checks.accepted import Accepted
 from holdfast.chaos.sim.checks.assigned import Assigned
+from holdfast.chaos.sim.checks.attempts import Attempts
 from holdfast.chaos.sim.checks.audited import Audited
 from holdfast.chaos.sim.checks.clocks import NEVER, Channel
 from holdfast.chaos.sim.checks.history import History
@@ -96,6 +98,7 @@ class Checks:
         self.history = History(self.fail)
         self.accepted = Accepted(self.history, self.fail)
         self.assigned = Assigned(self.history.cuts, self.fail)
+        self.attempts = Attempts(self.fail)
         self.elapsed: Callable[[], float] = lambda: 0.0
         self._finish_asked_at: dict[str, float] = {}
         """By owner: when its run accepted to finish; that one need not read partitions that are added later."""
@@ -118,7 +121,7 @@ class Checks:
         self._since = dropping.Since(scenario.partitions, self.history.cuts, self.fail) if scenario.drops else None
         self._lettered = Lettered(scenario.partitions, self.fail)
         self.repairs = 0
-        self.memory = Counter[str](sources_waited_for_memory=0, barriers_wanted_early=0)
+        self.memory = Counter[str](sources_waited_for_memory=0, sources_waited_for_others=0, barriers_wanted_early=0)
         self.restored: list[Epoch] = []
         """The restored checkpoints."""
         self.outcomes: dict[str, int] = {}
@@ -227,8 +230,12 @@ class Checks:
             self.fail("growth", f"{worker} still keeps data of epochs {old}, although {committed} is committed")
 
     def held_back(self, stock: m.Heartbeat) -> None:
-        """A worker took stock of itself; count how often its memory was full of changes, or its disk full."""
+        """A worker took stock of itself; count how often its memory was full of changes, or its disk full.
+
+        Count too how often it waited for workers that were behind in event time.
+        """
         self.memory["sources_waited_for_memory"] += "memory" in stock.progress.held_by
+        self.memory["sources_waited_for_others"] += "event time" in stock.progress.held_by
         self.memory["barriers_wanted_early"] += stock.wants_barrier
 
     def told_time(self, channel: Channel, at_us: int) -> None:
@@ -337,6 +344,7 @@ class Checks:
             before = history.cuts[history.lineage[-2]] if len(history.lineage) > 1 else {}
             self._audited.completed(self.objects.get(body.manifest.path), before, history.cuts[body.epoch])
             self.assigned.completed(body.epoch, record.generation, body.follows)
+            self.attempts.completed(body.epoch, history.named[body.epoch])
         if isinstance(body, joblog.CheckpointCompleted) and self._since is not None:
             self._since.completed(decode(self.objects.get(body.manifest.path), body.manifest))
         if isinstance(body, joblog.CheckpointCompleted) and self._windowed is not None:

@@ -73,6 +73,17 @@ def draw_at_partitions(rng: random.Random) -> tuple[Aim, ...]:
     )
 
 
+def draw_at_batches(rng: random.Random) -> tuple[Aim, ...]:
+    """Choose the aims at tasks, before they begin or before they report, and at drivers whose job runs, if any."""
+    if rng.random() < 0.4:
+        return ()
+    faults = (Fault.WORKER_KILLED, Fault.WORKER_PAUSED, Fault.DRIVER_KILLED, Fault.DRIVER_PAUSED, Fault.DRIVER_DOUBLED)
+    return tuple(
+        Aim(fault, Point.BATCH, rng.choice((1, 2, 3, 5, 8)), rng.choice((0.6, 1.5, 3.0)))
+        for fault in rng.sample(faults, rng.choice((1, 2, 3)))
+    )
+
+
 class Aiming:
     """Watches processes until every aim has struck, except aims at calls of functions.
 

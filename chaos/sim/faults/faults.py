@@ -69,6 +69,9 @@ class Fault(StrEnum):
     READ_REPLY_LOST = "read served, reply lost"
     WRITE_THEN_DARK = "write done and answered, then the store is out of reach"
     LISTING_REFUSED = "listing of a source refused"
+    TASK_TWICE = "task run twice"
+    OUTPUT_LOST = "output of a task lost, and its sender run again"
+    JOB_FAILED = "job of an epoch failed"
 
 
 PER_CALL: Mapping[Fault, float] = {
@@ -103,6 +106,9 @@ PER_CALL: Mapping[Fault, float] = {
     Fault.READ_REPLY_LOST: 0.2,
     Fault.WRITE_THEN_DARK: 0.3,
     Fault.LISTING_REFUSED: 0.6,
+    Fault.TASK_TWICE: 0.3,
+    Fault.OUTPUT_LOST: 0.2,
+    Fault.JOB_FAILED: 0.1,
 }
 """Faults that may strike at every call of their kind, with the highest probability that a seed may choose."""
 
@@ -177,6 +183,9 @@ CODES: Mapping[Fault, tuple[str, ...]] = {
     Fault.READ_REPLY_LOST: ("F7", "F8"),
     Fault.WRITE_THEN_DARK: ("F7",),
     Fault.LISTING_REFUSED: ("F7",),
+    Fault.TASK_TWICE: ("F9",),
+    Fault.OUTPUT_LOST: ("F3",),
+    Fault.JOB_FAILED: ("F6",),
 }
 """Rows in which a fault counts. F9 and F24 are counted where they are observed."""
 
@@ -334,6 +343,9 @@ NOT_IN_SWARM = frozenset(
         Fault.READ_REPLY_LOST,
         Fault.WRITE_THEN_DARK,
         Fault.LISTING_REFUSED,
+        Fault.TASK_TWICE,
+        Fault.OUTPUT_LOST,
+        Fault.JOB_FAILED,
     }
 )
 """Chosen from a separate stream of numbers, so that a seed's other draws stay the same."""
@@ -376,6 +388,12 @@ def draw_after(rng: random.Random) -> dict[Fault, float]:
     read, write = Fault.READ_REPLY_LOST, Fault.WRITE_THEN_DARK
     kinds = rng.choice(((read,), (write,), (read, write)))
     return {fault: _highest(fault) * rng.choice((0.2, 0.5, 1.0)) for fault in kinds}
+
+
+def draw_batches(rng: random.Random) -> dict[Fault, float]:
+    """Choose how Spark treats the tasks of jobs in microbatch mode."""
+    kinds = (Fault.TASK_TWICE, Fault.OUTPUT_LOST, Fault.JOB_FAILED)
+    return {fault: _highest(fault) * rng.choice((0.3, 0.6, 1.0)) for fault in kinds if rng.random() < 0.6}
 
 
 def times(armed: Mapping[Fault, float], fault: Fault) -> int:

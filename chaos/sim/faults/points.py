@@ -38,6 +38,7 @@ class Point(StrEnum):
     RECOVER = "P14"
     REWIND = "P15"
     PARTITIONS = "P16"
+    BATCH = "P17"
     BETWEEN = "-"
     """At no point: records flow."""
 
@@ -49,7 +50,7 @@ MEANS = {
     Point.ACK: "ack", Point.COMMIT: "manifest and record: the commit", Point.DELIVER: "delivery",
     Point.CONFIRM: "delivery confirmed", Point.SWEEP: "expiry, sweep, pruning", Point.RECOVER: "base, redelivery",
     Point.REWIND: "rewind", Point.PARTITIONS: "sources listed, a new partition in no checkpoint yet",
-    Point.BETWEEN: "records flow",
+    Point.BATCH: "a job of tasks runs (microbatch mode)", Point.BETWEEN: "records flow",
 }  # fmt: skip
 RECORDS = {
     "JobCreated": Point.START, "GenerationStarted": Point.START, "CheckpointCompleted": Point.COMMIT,

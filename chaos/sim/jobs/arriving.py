@@ -75,6 +75,12 @@ class ArrivingSource:
         """Return how many records each partition will ever have."""
         return {partition: self._batches[partition].num_rows for partition in self.partitions()}
 
+    def arrived_offsets(self) -> dict[int, int]:
+        """Return how many records each partition has now."""
+        assert self._clock is not None
+        now = self._clock.monotonic()
+        return {partition: bisect_right(self._arrivals[partition], now) for partition in self.partitions()}
+
     def retention_start(self, partition: int) -> int:
         """Every record is retained."""
         assert self._exists(partition)

@@ -58,6 +58,7 @@ REGROWING_SHARE, REGROWS_AT = 0.12, (1.5, 3.0, 4.5, 6.0, 7.5)
 TEXTS_SHARE, BUDGET_SHARE = 0.05, 0.1
 STATE_MEMORY = (400, 1_600, 6_400)
 """Bytes: one changed key is above the share of changes, or some are, or about all of them."""
+BATCHES_SHARE = 0.25
 COPIES_SHARE, COPIED_PER_TURN = 0.2, (1, 2, 5)
 """Frozen records that a worker copies, or committed ones that it writes, in a turn: rows are processed between them."""
 NEVER_DUE_S = 1_000.0
@@ -183,6 +184,8 @@ class Scenario:
     """Whether there is a branch with text in its keys and its state."""
     state_memory: int | None = None
     """The budget of every worker's state in bytes; None: there is none."""
+    batches: tuple[bool, ...] = (False,)
+    """Whether each driver, in turn, runs in microbatch mode."""
     copied_per_turn: int | None = None
     """How many frozen records a worker copies per turn; None: all of them, in the turn after the barrier."""
 
@@ -201,6 +204,11 @@ class Scenario:
     def budgeted(self) -> bool:
         """Return whether workers have a budget for their state."""
         return self.state_memory is not None
+
+    @property
+    def batched(self) -> bool:
+        """Return whether some drivers run in microbatch mode."""
+        return any(self.batches)
 
     @property
     def copies_slowly(self) -> bool:
@@ -319,7 +327,24 @@ def scenario(seed: int) -> Scenario:
     texts = random.Random(f"{seed}/texts").random() < TEXTS_SHARE
     copies = random.Random(f"{seed}/copies")
     copied_per_turn = copies.choice(COPIED_PER_TURN) if copies.random() < COPIES_SHARE else None
-    return _budgeted(replace(drawn, texts=texts, copied_per_turn=copied_per_turn))
+    return _in_batches(_budgeted(replace(drawn, texts=texts, copied_per_turn=copied_per_turn)))
+
+
+def _in_batches(whole: Scenario) -> Scenario:
+    """In some seeds run some or all drivers in microbatch mode.
+
+    Immediate sinks are refused there. The worlds left out wait for workers: for one whose memory is full, for a
+    partition that rests at its time, or for epochs at theirs. A finished job reads what has arrived, not what will.
+    """
+    rng = random.Random(f"{whole.seed}/batches")
+    unfit = whole.immediate or whole.budgeted or whole.rests or whole.regrows
+    unfit = unfit or any(aim.point is Point.SWEEP for aim in whole.aims)
+    if rng.random() >= BATCHES_SHARE or unfit:
+        return whole
+    ends = tuple(end for end in whole.ends if end.how != "finish")
+    modes = rng.choice(((True,), (True, False), (False, True), (True, True, False), (False, False, True)))
+    armed = {**whole.armed, **faults.draw_batches(rng)}
+    return replace(whole, batches=modes, ends=ends, armed=armed, aims=(*whole.aims, *aims.draw_at_batches(rng)))
 
 
 def _with_more(whole: Scenario) -> Scenario:

@@ -1,0 +1,98 @@
+"""Wrong versions of microbatch mode, for mutants.py: each takes the right function and returns the wrong one.
+
+Source: PROTOCOL P18, P26; docs/design/0047-microbatch.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.errors import HoldfastError
+from holdfast.model import Pending, Tag, WorkerId, Writer
+from holdfast.runtime.microbatch import machine, task
+from holdfast.runtime.microbatch.blocks import Attempt, Result
+from holdfast.runtime.microbatch.host import Host
+from holdfast.runtime.microbatch.machine import Batches
+from holdfast.runtime.wire import messages as m
+from holdfast.runtime.worker.protocol import Deliver
+
+Right = Callable[..., Any]
+
+
+def accepts_mixed_attempts(right: Right) -> Right:
+    """The output of a task that ran again is taken with what others made of its first output."""
+
+    def inconsistent(results: Iterable[Result], layers: int, parallelism: int) -> Any:
+        return right((msgspec.structs.replace(each, read_from=()) for each in results), layers, parallelism)
+
+    return inconsistent
+
+
+def names_tasks_only(right: Right) -> Right:
+    """Objects have the name of their task, whichever attempt stores them."""
+
+    def begin(run: task._Task, batch: task.Batch, ports: task.Ports, attempt: Attempt, held: Any) -> None:
+        right(run, batch, ports, attempt, held)
+        run._worker = WorkerId(f"{attempt.layer}-{attempt.subtask}-task")
+
+    return begin
+
+
+def names_one_segment(right: Right) -> Right:
+    """A part names the state of its first layer only."""
+    return lambda state, subtask, results: msgspec.structs.replace(right(state, subtask, results), further=())
+
+
+def forgets_pending_output(right: Right) -> Right:
+    """A start in microbatch mode delivers nothing that an earlier run left undelivered."""
+
+    def deploy(host: Host, worker: WorkerId, message: m.Deploy) -> None:
+        right(host, worker, msgspec.structs.replace(message, pending=()))
+
+    return deploy
+
+
+def takes_any_job(right: Right) -> Right:
+    """The results of a job count for the epoch that is open when they arrive."""
+
+    def ended(host: Host, job: int, sent: Sequence[bytes] | HoldfastError) -> None:
+        right(host, job if host._batches is None else host._batches.job, sent)
+
+    return ended
+
+
+def delivers_at_ack(right: Right) -> Right:
+    """Output is delivered when all parts of its epoch are there, before the epoch is completed."""
+
+    def finished(state: Batches, job: int, results: Iterable[Result], layers: int) -> machine.Step:
+        after, effects = right(state, job, results, layers)
+        parts = after.phase.parts if isinstance(after.phase, machine.Acked) else ()
+        early = [
+            Deliver(Pending(Writer(sink, part.subtask), Tag(after.timeline, after.phase.trigger.barrier.epoch), staged))
+            for part in parts
+            for sink, staged in sorted(part.staged.items())
+            if staged.parts
+        ]
+        return after, [*effects, *early]
+
+    return finished
+
+
+VERSIONS = (
+    ("mixed-attempts-accepted", "P26", "results count whichever attempts they were made from",
+     (machine, "inconsistent", accepts_mixed_attempts), 0),
+    ("attempt-not-in-names", "P26, P16", "attempts of one task store objects under one name",
+     (task._Task, "__init__", names_tasks_only), 0),
+    ("later-layers-not-named", "P16, P26", "an epoch names the state of its first layer with keys only",
+     (machine, "_part", names_one_segment), 0),
+    ("switch-forgets-pending", "P8, P18", "a start in microbatch mode drops undelivered output of the run before",
+     (Host, "_deploy", forgets_pending_output), 0),
+    ("stale-job-counts", "P26", "results of an older job are taken for those of the present one",
+     (Host, "ended", takes_any_job), 0),
+    ("delivered-at-ack", "P18", "output of a microbatch is delivered before its epoch is completed",
+     (machine, "finished", delivers_at_ack), 0),
+)  # fmt: skip
+"""Name, rules, what it does, what it replaces, first seed."""
