@@ -64,15 +64,15 @@ BESIDES: Mapping[str, Callable[[], bool]] = {
     "a declined unaligned checkpoint, then the next one": unaligned,
 }
 """The rest of the fault matrix. Each needs cells here as soon as it is built."""
-NOT_PROMISED = {"B1-B6 (microbatch mode)": "built, not promised, not covered"}
-"""What runs and is promised nowhere, because nothing here plays it (docs/guarantees.md)."""
 _PRIORITY: Mapping[str, tuple[Point, ...]] = {
-    "F1": (Point.ALIGN, Point.APPLY, Point.PARTITIONS),
-    "F4": (Point.COMMIT, Point.DELIVER, Point.SWEEP, Point.PARTITIONS),
-    "F5": (Point.UPLOAD, Point.ACK, Point.DELIVER, Point.CONFIRM), "F6": (Point.ALIGN,), "F7": (Point.PARTITIONS,),
+    "F1": (Point.ALIGN, Point.APPLY, Point.PARTITIONS, Point.BATCH), "F3": (Point.BATCH,),
+    "F4": (Point.COMMIT, Point.DELIVER, Point.SWEEP, Point.PARTITIONS, Point.BATCH),
+    "F5": (Point.UPLOAD, Point.ACK, Point.DELIVER, Point.CONFIRM, Point.BATCH),
+    "F6": (Point.ALIGN, Point.BATCH), "F7": (Point.PARTITIONS,),
     "F10": (Point.RESTORE,), "F12": (Point.APPLY, Point.UPLOAD, Point.BETWEEN),
-    "F8": (Point.COMMIT, Point.DELIVER), "F9": (Point.UPLOAD, Point.COMMIT, Point.SWEEP), "F15": (Point.ALIGN,),
-    "F16": (Point.ACK, Point.DELIVER, Point.PARTITIONS), "F17": (Point.DELIVER,), "F18": (Point.DELIVER,),
+    "F8": (Point.COMMIT, Point.DELIVER), "F9": (Point.UPLOAD, Point.COMMIT, Point.SWEEP, Point.BATCH),
+    "F15": (Point.ALIGN,), "F16": (Point.ACK, Point.DELIVER, Point.PARTITIONS), "F17": (Point.DELIVER,),
+    "F18": (Point.DELIVER,),
     "F20": (Point.REPLAY,), "F24": (Point.RECOVER,),
 }  # fmt: skip
 MUST_BE_HIT: tuple[Cell, ...] = tuple((code, point) for code, points in _PRIORITY.items() for point in points)
@@ -103,21 +103,16 @@ def table_lines(hits: Mapping[Cell, int]) -> list[str]:
             continue
         lines.append(row + "".join(_shown(code, point, hits.get((code, point), 0)) for point in Point))
     lines += [f"  {what}: {'built, and not covered' if exists() else 'not built'}" for what, exists in BESIDES.items()]
-    lines += [f"  {what}: {how}" for what, how in NOT_PROMISED.items()]
     names = ", ".join(f"{point} {MEANS[point]}" for point in Point)
     return [*lines, *_wrapped(f"  columns: {names}; ! marks a cell that must be hit and was not")]
 
 
 def as_json(hits: Mapping[Cell, int]) -> dict[str, dict[str, int] | str]:
     """Return the table as JSON-able values."""
-    return (
-        {
-            code: {point.value: hits.get((code, point), 0) for point in Point} if built(code) else "not built"
-            for code in ROWS
-        }
-        | {what: "built, and not covered" if exists() else "not built" for what, exists in BESIDES.items()}
-        | dict(NOT_PROMISED)
-    )
+    return {
+        code: {point.value: hits.get((code, point), 0) for point in Point} if built(code) else "not built"
+        for code in ROWS
+    } | {what: "built, and not covered" if exists() else "not built" for what, exists in BESIDES.items()}
 
 
 def _shown(code: str, point: Point, count: int) -> str:

@@ -44,6 +44,7 @@ PLAIN: dict[str, Any] = {
     "texts": False,
     "state_memory": None,
     "copied_per_turn": None,
+    "batches": (False,),
 }
 """A scenario without a feature, by its name."""
 

@@ -83,15 +83,15 @@ def delivers_at_ack(right: Right) -> Right:
 
 VERSIONS = (
     ("mixed-attempts-accepted", "P26", "results count whichever attempts they were made from",
-     (machine, "inconsistent", accepts_mixed_attempts), 0),
+     (machine, "inconsistent", accepts_mixed_attempts), 260),
     ("attempt-not-in-names", "P26, P16", "attempts of one task store objects under one name",
-     (task._Task, "__init__", names_tasks_only), 0),
+     (task._Task, "__init__", names_tasks_only), 260),
     ("later-layers-not-named", "P16, P26", "an epoch names the state of its first layer with keys only",
-     (machine, "_part", names_one_segment), 0),
+     (machine, "_part", names_one_segment), 40),
     ("switch-forgets-pending", "P8, P18", "a start in microbatch mode drops undelivered output of the run before",
      (Host, "_deploy", forgets_pending_output), 0),
     ("stale-job-counts", "P26", "results of an older job are taken for those of the present one",
-     (Host, "ended", takes_any_job), 0),
+     (Host, "ended", takes_any_job), 810),
     ("delivered-at-ack", "P18", "output of a microbatch is delivered before its epoch is completed",
      (machine, "finished", delivers_at_ack), 0),
 )  # fmt: skip

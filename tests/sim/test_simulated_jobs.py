@@ -61,6 +61,8 @@ class TestSimulatedJobs:
         assert counts["targets_repaired"] > counts["rewinds"]
         assert counts["sources_waited_for_memory"] > 0 and counts["barriers_wanted_early"] > 0
         assert counts["texts"] > 0
+        assert counts["tasks"] > counts["tasks_accepted"] > SEEDS_QUICK
+        assert counts["sources_waited_for_others"] > 0
 
     @pytest.mark.slow
     def test_every_result_is_correct_over_many_seeds(self) -> None:
