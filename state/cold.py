@@ -2,8 +2,9 @@
 
 A row is `[operator u16][key group u16][canonical key]` -> `[1][values, packed little-endian]`. If a column is not
 plain, it is `[2][values, u32 lengths of those of variable width][1 or 0 per nullable column: null or not][bytes]`.
-Keys that a table has not seen yet are fetched in sorted order. Once a table has fetched enough keys of a key group,
-the whole key group is scanned instead. It is *complete* then: it needs no more look-ups, even for absent keys.
+Keys that a table has not seen yet are fetched in sorted order. Of a key group with many misses each fetch also scans
+some rows, in proportion to its misses, so that no batch waits for a large state to be read. A key group that is scanned
+to its end is *complete*: it needs no more look-ups, even for absent keys.
 
 Invariants
     - A key group is marked complete only after all its rows were handed to the table.
@@ -11,7 +12,8 @@ Invariants
       their rows are stale.
 
 Reads through the KeyValue port; no other I/O, clock or thread.
-Source: DESIGN section 5: a sorted multi-get costs 2.1 us per key, a scan 0.2 us per row.
+Source: DESIGN section 5. Measured with rows of 128 bytes: a sorted multi-get costs 14.5 us per key, a scan 1.1 to
+4.4 us per row, and filling a table 0.5 us per row.
 """
 
 from __future__ import annotations
@@ -37,9 +39,11 @@ PREFIX_BYTES = 4
 FETCHED_MAX = 10_000
 """Keys in one call of get_many."""
 SCAN_AFTER_MISSES = 256
-"""A key group of unknown size is scanned after this many misses."""
-SCAN_SHARE = 10
-"""A key group of known size is scanned once more than 1/SCAN_SHARE of its rows were requested."""
+"""After so many misses the scan of a key group begins."""
+SCANNED_PER_MISS, SCANNED_MIN = 2, 4_096
+"""Rows that a fetch scans for each of its misses, and at least: a third of what the fetch costs."""
+SCANNED_AT_ONCE = 1 << 16
+"""Rows handed to the table at a time."""
 _PLAIN_FORMAT, _FORMAT = 1, 2
 _NULL = "null of "
 
@@ -184,7 +188,8 @@ class ColdRows:
         self._incomplete = np.zeros(key_group_count, np.bool_)
         self._incomplete[readable[0] : readable[1]] = True
         self._misses = np.zeros(key_group_count, np.int64)
-        self._rows_of = np.full(key_group_count, -1, np.int64)
+        self._scanned: dict[int, bytes] = {}
+        """By incomplete key group: where its scan goes on."""
 
     @property
     def complete(self) -> bool:
@@ -211,25 +216,35 @@ class ColdRows:
         return np.array(found, np.int64), columns_of(self._spec, values)
 
     def scan_for(self, keys: Keys) -> Iterator[tuple[Keys, Columns]]:
-        """Yield whole key groups, if that is cheaper than fetching these keys; each is complete once it was taken."""
+        """Yield some rows of the key groups with the most misses; the table may need them later, or these keys now."""
         groups = keys.key_groups(self._count)
-        self._misses += np.bincount(groups[self._incomplete[groups]], minlength=self._count)
-        known = self._rows_of[self._rows_of >= 0]
-        likely = max(SCAN_AFTER_MISSES, int(known.mean()) // SCAN_SHARE) if known.size else SCAN_AFTER_MISSES
-        return self._scan(np.flatnonzero(self._incomplete & (self._misses >= likely)))
+        missed = groups[self._incomplete[groups]]
+        self._misses += np.bincount(missed, minlength=self._count)
+        often = np.flatnonzero(self._incomplete & (self._misses >= SCAN_AFTER_MISSES))
+        begun = np.isin(often, list(self._scanned))  # one key group after another: only a complete one saves look-ups
+        often = often[np.lexsort([-self._misses[often], ~begun])]
+        return self._scan(often, max(SCANNED_MIN, SCANNED_PER_MISS * len(missed)))
 
     def scan_rest(self) -> Iterator[tuple[Keys, Columns]]:
-        """Yield all key groups that are not complete yet; each is complete once it was taken."""
+        """Yield all rows that were not scanned yet; then every key group is complete."""
         return self._scan(np.flatnonzero(self._incomplete))
 
-    def _scan(self, groups: Rows) -> Iterator[tuple[Keys, Columns]]:
+    def _scan(self, groups: Rows, rows_max: int | None = None) -> Iterator[tuple[Keys, Columns]]:
+        """Yield rows of these key groups in order, at most so many; each is complete once its last ones were taken."""
+        left = rows_max
         for group in groups.tolist():
-            pairs = self._store.scan(*scope(self._spec.operator, group))
-            self._rows_of[group] = len(pairs)
-            if pairs:
-                keys = pa.array([key[PREFIX_BYTES:] for key, _ in pairs], pa.large_binary())
-                yield self._spec.key.from_canonical(keys), columns_of(self._spec, [value for _, value in pairs])
-            self._incomplete[group] = False
+            while self._incomplete[group] and left != 0:
+                count = SCANNED_AT_ONCE if left is None else min(left, SCANNED_AT_ONCE)
+                first, end = scope(self._spec.operator, group)
+                pairs = self._store.scan(self._scanned.get(group, first), end, count)
+                if pairs:
+                    keys = pa.array([key[PREFIX_BYTES:] for key, _ in pairs], pa.large_binary())
+                    yield self._spec.key.from_canonical(keys), columns_of(self._spec, [value for _, value in pairs])
+                    self._scanned[group] = pairs[-1][0] + b"\0"
+                left = None if left is None else left - len(pairs)
+                if len(pairs) < count:
+                    self._incomplete[group] = False
+                    self._scanned.pop(group, None)
 
 
 def _row_type(spec: TableSpec) -> np.dtype[Any]:

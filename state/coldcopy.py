@@ -140,7 +140,7 @@ class ColdCopy:
         removed: list[bytes] = []
         cleared = 0
         for place in self._foreign[-SCANS_MAX:][::-1]:
-            rows = self._store.scan(*scope(*place))
+            rows = self._store.scan(*scope(*place), keys_max - len(removed) + 1)
             part = rows[: keys_max - len(removed)]
             removed.extend(key for key, _ in part)
             if len(part) < len(rows):

@@ -37,12 +37,12 @@ class MemoryKeyValue:
         """Remove ranges as one batch. The earlier writes determine what they hold, so replaying a prefix is exact."""
         self.write([], [key for key in self._pairs if any(first <= key < end for first, end in ranges)])
 
-    def scan(self, first: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
-        """Return all pairs with first <= key < end, in order."""
+    def scan(self, first: bytes, end: bytes, pairs_max: int | None = None) -> list[tuple[bytes, bytes]]:
+        """Return the pairs with first <= key < end in order, all or the first `pairs_max`."""
         if self._sorted is None:
             self._sorted = sorted(self._pairs)
         keys = self._sorted[bisect_left(self._sorted, first) : bisect_left(self._sorted, end)]
-        return [(key, self._pairs[key]) for key in keys]
+        return [(key, self._pairs[key]) for key in keys[:pairs_max]]
 
     def flush(self, wait: bool = True) -> None:
         """Make everything written so far survive a kill."""

@@ -145,8 +145,8 @@ class RocksKeyValue:
                 self._db.flush(False)
             self._ranges = 0
 
-    def scan(self, first: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
-        """Return all pairs with first <= key < end, in order."""
+    def scan(self, first: bytes, end: bytes, pairs_max: int | None = None) -> list[tuple[bytes, bytes]]:
+        """Return the pairs with first <= key < end in order, all or the first `pairs_max`."""
         reading = ReadOptions()
         reading.set_iterate_lower_bound(first)
         reading.set_iterate_upper_bound(end)
@@ -155,7 +155,7 @@ class RocksKeyValue:
             cursor = self._db.iter(reading)
             try:
                 cursor.seek(first)
-                while cursor.valid():
+                while cursor.valid() and len(pairs) != pairs_max:
                     pairs.append((cursor.key(), cursor.value()))
                     cursor.next()
                 cursor.status()

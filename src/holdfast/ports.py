@@ -67,8 +67,8 @@ class KeyValue(Protocol):
     def erase(self, ranges: list[tuple[bytes, bytes]]) -> None:
         """Remove all pairs with first <= key < end for every range, as one batch; costs nothing per key."""
 
-    def scan(self, first: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
-        """Return all pairs with first <= key < end, in order; raises Damaged, never truncates."""
+    def scan(self, first: bytes, end: bytes, pairs_max: int | None = None) -> list[tuple[bytes, bytes]]:
+        """Return the pairs with first <= key < end in order, all or the first `pairs_max`; raises if it cannot."""
 
     def flush(self, wait: bool = True) -> None:
         """Make everything written so far survive a kill; without `wait`, return before that is done."""

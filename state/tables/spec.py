@@ -165,7 +165,7 @@ class Loader(Protocol):
         """Return which of these keys have a row, and the rows."""
 
     def scan_for(self, keys: Keys) -> Iterable[tuple[Keys, Columns]]:
-        """Yield whole key groups, if that is cheaper than fetching these keys; each is complete once it was taken."""
+        """Yield rows of key groups with many misses, in proportion to how many of these keys they miss now."""
 
     def scan_rest(self) -> Iterable[tuple[Keys, Columns]]:
-        """Yield all key groups that are not complete yet; each is complete once it was taken."""
+        """Yield all rows that were not yielded yet; then every row is in the table."""

@@ -303,10 +303,10 @@ class Table(EpochRecords):
 
     def _load(self, loader: Loader) -> None:
         """Read the rows of new slots from the cold store."""
-        keys = self.keys_at(self._unloaded)
-        self._take_scanned(loader.scan_for(keys))
-        found, columns = loader.fetch(keys)
-        self._fill(self._unloaded[found], columns)
+        self._take_scanned(loader.scan_for(self.keys_at(self._unloaded)))
+        missing = self._unloaded[(self.flags_of(self._unloaded) & Flag.UNLOADED) != 0]
+        found, columns = loader.fetch(self.keys_at(missing))
+        self._fill(missing[found], columns)
         self._loaded_all()
 
     def _loaded_all(self) -> None:

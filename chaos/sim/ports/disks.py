@@ -66,9 +66,9 @@ class HeldFolder:
         """See KeyValue.erase."""
         self._process.call(lambda: self._change(lambda: self._folder.store.erase(ranges)), _applying)
 
-    def scan(self, first: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
+    def scan(self, first: bytes, end: bytes, pairs_max: int | None = None) -> list[tuple[bytes, bytes]]:
         """See KeyValue.scan."""
-        return self._folder.store.scan(first, end)
+        return self._folder.store.scan(first, end, pairs_max)
 
     def flush(self, wait: bool = True) -> None:
         """See KeyValue.flush."""

@@ -13,7 +13,7 @@ from holdfast.errors import ConfigError, Damaged, Unavailable
 from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.ports import KeyValue
 from holdfast.state.changelog import SegmentHeader, seal
-from holdfast.state.cold import SCAN_AFTER_MISSES
+from holdfast.state.cold import SCAN_AFTER_MISSES, SCANNED_MIN, SCANNED_PER_MISS
 from holdfast.state.coldcopy import FLUSH_AFTER_PASSES
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.marker import read_marker
@@ -121,16 +121,18 @@ class TestWhoseStateItIs:
 class Watched(MemoryKeyValue):
     """Counts look-ups and scans, and refuses writes when told to."""
 
-    looked = scanned = 0
+    looked = scanned = scanned_rows = 0
     refusing = False
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
         self.looked += len(keys)
         return super().get_many(keys)
 
-    def scan(self, first: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
+    def scan(self, first: bytes, end: bytes, pairs_max: int | None = None) -> list[tuple[bytes, bytes]]:
         self.scanned += 1
-        return super().scan(first, end)
+        found = super().scan(first, end, pairs_max)
+        self.scanned_rows += len(found)
+        return found
 
     def write(self, puts: list[tuple[bytes, bytes]], deletes: list[bytes]) -> None:
         if self.refusing:
@@ -353,27 +355,38 @@ class TestRestore:
         table, seen = restored.store.table(1), list[int]()
         scan = cold.scan
 
-        def watched(first: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
+        def watched(first: bytes, end: bytes, pairs_max: int | None = None) -> list[tuple[bytes, bytes]]:
             seen.append(len(table))
-            return scan(first, end)
+            return scan(first, end, pairs_max)
 
         cold.scan = watched  # type: ignore[method-assign]
         assert len(table.present()) == 100
         assert len(seen) == GROUPS and seen == sorted(set(seen)) and seen[0] == 0
 
-    def test_scans_a_key_group_that_is_asked_for_often(self) -> None:
+    def test_scans_key_groups_that_are_asked_for_often_in_proportion_to_their_misses(self) -> None:
         cold = Watched()
         worker = Worker(cold)
-        numbers = range(4 * SCAN_AFTER_MISSES * GROUPS)
+        asked = 2 * SCAN_AFTER_MISSES * GROUPS
+        numbers = range(20 * asked)
         worker.add(1, *numbers)
         worker.close_epoch(1)
         worker.apply()
         restored = Worker(cold)
         restored.store.restore(Epoch(1), [], Epoch(1))
         restored.add(5, 3)
+        assert cold.scanned_rows == 0, "there were few misses"
         cold.looked = 0
-        restored.counts(*range(2 * SCAN_AFTER_MISSES * GROUPS))
-        assert cold.scanned == GROUPS and cold.looked == 0
+        restored.counts(*range(asked))
+        assert SCANNED_MIN < cold.scanned_rows <= SCANNED_PER_MISS * asked < len(numbers)
+        assert cold.looked < asked, "some were found by the scan"
+        before = cold.looked, cold.scanned_rows
+        restored.counts(*range(asked))
+        assert (cold.looked, cold.scanned_rows) == before, "nothing is new"
+        table = restored.store.table(1)
+        while not table.complete:
+            restored.counts(*range(len(table), len(table) + asked))
+        assert cold.scanned_rows == len(numbers), "no row is scanned twice"
+        cold.looked = 0
         assert restored.counts(*numbers) == [6 if number == 3 else 1 for number in numbers]
         assert cold.looked == 0
 
