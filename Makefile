@@ -26,8 +26,8 @@ IN_MEMORY = $(if $(MEMORY),PYTEST_DEBUG_TEMPROOT="$${PYTEST_DEBUG_TEMPROOT:-$(ME
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' Makefile
 
-demo: java ## run the flights job on real data, kill a worker, verify the result (3 min at most)
-	@$(WITH_JAVA) $(BIN)/holdfast demo
+demo: java ## run the flights job on real data, kill a worker, verify the result (3 min at most; MODE=microbatch)
+	@$(WITH_JAVA) $(BIN)/holdfast demo $(if $(MODE),--mode $(MODE))
 
 quick: check ## run ruff, types, import rules, tests without Spark (2 min at most)
 	@$(IN_MEMORY) $(PYTEST) $(BOTH) -m "not e2e and not slow and not thorough and not toxiproxy" $(QUICK)

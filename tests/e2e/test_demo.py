@@ -29,3 +29,16 @@ def test_the_demo_kills_a_worker_and_verifies_every_row(tmp_path: Path) -> None:
     assert rows["hours"] == rows["hours-log"] > 200_000
     assert 0 < result["late"] < 10_000
     assert result["unknown_airports"] == 7_560
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_the_demo_kills_a_task_of_a_microbatch_and_verifies_every_row(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "holdfast.runtime.cli.main", "demo", "--json", "--mode", "microbatch"]
+    command += ["--folder", str(tmp_path / "demo"), "--max-records-per-second", str(RATE)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout)
+    assert result["verified"] and result["problems"] == []
+    assert result["killed"]["what"] == "a task" and result["killed"]["gone"] and result["killed"]["recovered"]
+    assert (result["records_in"], result["rows_out"]["tails"]) == (664_839, 4_044)

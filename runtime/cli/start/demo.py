@@ -4,9 +4,8 @@ Runs `holdfast run` as any user would, in a process of its own, kills one Python
 records flow, and lets oracles that share no code with Holdfast compute every row of every output again.
 
 Invariants
-    - "verified" is printed only if the kill hit a worker of this run, that process is gone, a newer generation
-      then took records, the job finished, no row differs, and at least one record was late.
-    - Only a process below the job's own is ever killed.
+    - "verified" is printed only if the kill hit a process of this run at work, that process is gone, the job recovered
+      and took more records, it finished, no row differs, and at least one record was late (in continuous mode).
     - Every run starts clean: job history and results of an earlier demo are removed, the converted log is kept.
 """
 
@@ -28,19 +27,19 @@ from pathlib import Path
 from typing import IO, Any
 
 import msgspec
-import psutil
 
 from holdfast.errors import ConfigError, HoldfastError, JobFailed
 from holdfast.runtime.cli.arguments import add_command
 from holdfast.runtime.cli.reporting import print_json
-from holdfast.runtime.wire.processes import is_gone, signal_all
+from holdfast.runtime.cli.start.demo_kill import Kill, Progress, kill_one, unproven
+from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
+from holdfast.runtime.wire.processes import signal_all
 from holdfast.storage.log.log import LogReader
 from holdfast.storage.objects import open_objects
 
 JOB = "flights"
 RECORDS_PER_S = 27_000
 RUN_LIMIT_S = 150
-GONE_LIMIT_S = 10
 LINE_EVERY_S = 2.0
 TAIL_LINES = 15
 _DESCRIPTION = """\
@@ -49,49 +48,7 @@ Run the flights job on real data, kill one of its workers in the middle, and che
 exit status: 0 verified, 1 not verified, 7 the job failed"""
 
 
-class WorkerSeen(msgspec.Struct):
-    """A worker in a line of progress."""
-
-    id: str
-    pid: int | None = None
-    subtasks: list[int] = []
-
-
-class Restart(msgspec.Struct):
-    """A recovery in a line of progress."""
-
-    at: str | float | int | None = None
-    cause: str | None = None
-    recovery_ms: float | None = None
-
-
-class Progress(msgspec.Struct):
-    """One line of `holdfast run --progress json`; unknown = None."""
-
-    state: str | None = None
-    records_in: int | None = None
-    records_per_s: float | None = None
-    epoch: int | None = None
-    lag: int | None = None
-    generation: int | None = None
-    workers: list[WorkerSeen] = []
-    restarts: list[Restart] = []
-
-
 _PROGRESS = msgspec.json.Decoder(Progress)
-
-
-@dataclass
-class Kill:
-    """The fault of the demo, and the proof that it happened."""
-
-    worker: str
-    pid: int
-    at_records: int
-    """The highest record count seen in the generation of the victim."""
-    generation: int
-    gone: bool
-    recovered: bool = False
 
 
 @dataclass
@@ -99,6 +56,7 @@ class Run:
     """What is known of the run so far."""
 
     folder: Path
+    mode: str = CONTINUOUS
     last: Progress = field(default_factory=Progress)
     kill: Kill | None = None
     shown_at: float = 0.0
@@ -108,12 +66,14 @@ class Run:
 
 def add_parser(subparsers: Any) -> None:
     """Register the command."""
-    examples = "holdfast demo\nholdfast demo --folder /tmp/flights --max-records-per-second 80000"
+    examples = "holdfast demo\nholdfast demo --mode microbatch --folder /tmp/flights"
     parser = add_command(subparsers, "demo", _DESCRIPTION, examples, actions=True)
     parser.add_argument("--folder", type=Path, default=Path("flights-demo"), help="folder for log, history and results")
     rate = f"limit on reading; default: {RECORDS_PER_S}"
     parser.add_argument("--max-records-per-second", type=int, default=RECORDS_PER_S, metavar="N", help=rate)
     parser.add_argument("--kill-at", type=int, metavar="RECORDS", help="kill the worker here; default: half way")
+    modes = "continuous: a worker is killed (default); microbatch: a task"
+    parser.add_argument("--mode", choices=[CONTINUOUS, MICROBATCH], default=CONTINUOUS, metavar="M", help=modes)
     parser.add_argument("--json", action="store_true", help="print the result and errors as JSON on stdout")
     parser.add_argument("--debug", action="store_true", help="if the demo fails, show the traceback too")
     parser.set_defaults(handler=demo)
@@ -125,7 +85,7 @@ def demo(args: argparse.Namespace) -> int:
     _check_least("--kill-at", args.kill_at)
     total = prepare(args.folder, args.kill_at)
     kill_at = args.kill_at if args.kill_at is not None else total // 2
-    run = Run(args.folder)
+    run = Run(args.folder, args.mode)
     with job(run, args.max_records_per_second) as process:
         assert process.stdout is not None
         watch(run, process, process.stdout, kill_at, total)
@@ -201,7 +161,7 @@ def job(run: Run, records_per_s: int) -> Iterator[subprocess.Popen[str]]:
     """Start the job; end it, with everything below it, when it takes too long or the demo is interrupted."""
     code = Path(str(files("holdfast.examples").joinpath("flights.py")))
     command = [sys.executable, "-m", "holdfast.runtime.cli.main", "run", str(code), "--root", str(run.folder / "root")]
-    command += ["--progress", "json", "--max-records-per-second", str(records_per_s)]
+    command += ["--mode", run.mode, "--progress", "json", "--max-records-per-second", str(records_per_s)]
     places = {"FLIGHTS_LOG": "events", "FLIGHTS_DB": "flights.db", "FLIGHTS_OUT": "out"}
     where = {name: str(run.folder / place) for name, place in places.items()}
     with (run.folder / "run.log").open("w") as errors:
@@ -227,28 +187,10 @@ def watch(run: Run, process: subprocess.Popen[str], lines: IO[str], kill_at: int
             continue
         run.last = _PROGRESS.decode(line)
         show(run, total)
-        records, generation = run.last.records_in or 0, run.last.generation or 0
-        if run.kill is None:
-            run.kill = kill_one(run.last, process.pid) if kill_at <= records < total else None
-        elif generation == run.kill.generation:
-            run.kill.at_records = records
-        elif generation > run.kill.generation and records > run.kill.at_records:
-            run.kill.recovered = True
-
-
-def kill_one(progress: Progress, job_pid: int) -> Kill | None:
-    """SIGKILL the first worker that has a subtask and wait until it is gone; None if no such worker is known yet."""
-    for worker in progress.workers:
-        if worker.pid is None or not worker.subtasks:
-            continue
-        try:
-            victim = psutil.Process(worker.pid)
-            assert job_pid in [parent.pid for parent in victim.parents()], "a worker runs below its job"
-        except psutil.NoSuchProcess:
-            continue
-        os.kill(worker.pid, signal.SIGKILL)
-        return Kill(worker.id, worker.pid, progress.records_in or 0, progress.generation or 0, _gone(victim))
-    return None
+        if run.kill is not None:
+            run.kill.look(run.last)
+        elif kill_at <= (run.last.records_in or 0) < total:
+            run.kill = kill_one(run.last, process.pid, run.mode)
 
 
 def show(run: Run, total: int) -> None:
@@ -275,7 +217,7 @@ def report(run: Run, total: int, as_json: bool) -> int:
     wrong += [f"the log holds {total} events, the data {v.events}" for v in (totals, hours) if v.events != total][:1]
     rows = totals.rows | hours.rows
     late, unknown = rows.pop("late"), rows.pop("unknown-airports")
-    if not late:
+    if not late and run.mode == CONTINUOUS:
         wrong.append("no record was late: the run proves nothing about late records; use a lower rate")
     times = [restart.recovery_ms for restart in run.last.restarts if restart.recovery_ms is not None]
     result = {
@@ -304,9 +246,11 @@ def describe(result: dict[str, Any]) -> str:
         f"unknown      {result['unknown_airports']:,} events at airports missing from the list, copied",
     ]
     if killed is not None:
-        lines.append(f"killed       worker {killed['worker']}, pid {killed['pid']}, at record {killed['at_records']:,}")
+        lines.append(f"killed       {killed['what']}, pid {killed['pid']}, at record {killed['at_records']:,}")
         after = "unknown time" if took is None else f"{took / 1000:.2f} s"
-        lines.append(f"recovered    after {after}, generation {killed['generation']} to {result['generation']}")
+        how = f"after {after}, generation {killed['generation']} to {result['generation']}"
+        again = f"epoch {(killed['epoch'] or 0) + 1:,} and those after it were completed"
+        lines.append(f"recovered    {how if killed['generation'] != result['generation'] else again}")
     lines += [f"problem      {problem}" for problem in result["problems"][:TAIL_LINES]]
     verdict = "verified: every row of every output is correct" if result["verified"] else "NOT verified"
     return "\n".join([*lines, f"result       {verdict}"])
@@ -329,32 +273,10 @@ def failed(run: Run, status: int) -> HoldfastError:
     return kind(what, not_done="the result was not checked", next_step=next_step)
 
 
-def unproven(kill: Kill | None, last: Progress) -> list[str]:
-    """Return why the run does not prove recovery from a killed worker."""
-    if kill is None:
-        return ["no worker was killed: the run proves nothing about failures"]
-    stayed = f"no records were read after the kill in a generation above {kill.generation}"
-    missing = {
-        f"pid {kill.pid} outlived SIGKILL by {GONE_LIMIT_S} s": not kill.gone,
-        f"{stayed}; the last is {last.generation}": not kill.recovered,
-    }
-    return [problem for problem, holds in missing.items() if holds]
-
-
 def _checkpoints(folder: Path) -> int:
     """Count the completed epochs in the job log, because epoch numbers have gaps."""
     records = (folder / "root" / JOB / "log").glob("*.json")
     return sum(msgspec.json.decode(record.read_bytes())["body"]["kind"] == "CheckpointCompleted" for record in records)
-
-
-def _gone(victim: psutil.Process) -> bool:
-    """Wait until the process has ended."""
-    end = time.monotonic() + GONE_LIMIT_S
-    while time.monotonic() < end:
-        if is_gone(victim):
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def _end_late(run: Run, process: subprocess.Popen[str]) -> None:

@@ -15,19 +15,9 @@ import pytest
 from holdfast.errors import ConfigError
 from holdfast.examples import flights_data
 from holdfast.runtime.cli.main import main
-from holdfast.runtime.cli.start.demo import (
-    RECORDS_PER_S,
-    Kill,
-    Progress,
-    Restart,
-    Run,
-    WorkerSeen,
-    add_parser,
-    failed,
-    kill_one,
-    prepare,
-    unproven,
-)
+from holdfast.runtime.cli.start import demo_kill
+from holdfast.runtime.cli.start.demo import RECORDS_PER_S, Run, add_parser, failed, prepare
+from holdfast.runtime.cli.start.demo_kill import DAEMON, Kill, Progress, Restart, WorkerSeen, kill_one, unproven
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import open_objects
 
@@ -58,7 +48,7 @@ class TestArguments:
 class TestKillOne:
     def test_a_worker_with_a_subtask_is_killed_and_its_end_confirmed(self, child: subprocess.Popen[bytes]) -> None:
         kill = kill_one(seen(WorkerSeen("w1", child.pid, [0])), os.getpid())
-        assert kill == Kill("w1", child.pid, 500, 1, gone=True)
+        assert kill == Kill("worker w1", child.pid, 500, 1, gone=True)
         assert child.wait() == -9
 
     def test_a_worker_without_a_subtask_is_not_killed(self, child: subprocess.Popen[bytes]) -> None:
@@ -71,6 +61,42 @@ class TestKillOne:
 
     def test_a_worker_without_a_known_pid_is_not_killed(self) -> None:
         assert kill_one(seen(WorkerSeen("w1", None, [0])), os.getpid()) is None
+
+
+def forking(child: str) -> subprocess.Popen[bytes]:
+    """Start what looks like Spark's daemon, with one process that it forked and that does this."""
+    code = f"import os, sys\nif os.fork() == 0:\n    {child}\n    os._exit(0)\n{WAITS}"
+    return subprocess.Popen([sys.executable, "-c", code, DAEMON], stdin=subprocess.PIPE, start_new_session=True)
+
+
+class TestKillATask:
+    @pytest.fixture
+    def daemon(self, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
+        process = forking(request.param)
+        yield process
+        os.killpg(process.pid, 9)
+        process.communicate()
+
+    @pytest.mark.parametrize("daemon", ["while True: pass"], indirect=True)
+    def test_a_process_at_work_is_killed_and_not_the_daemon(self, daemon: subprocess.Popen[bytes]) -> None:
+        kill = kill_one(seen(), os.getpid(), "microbatch")
+        assert kill is not None and kill.gone and kill.what == "a task"
+        assert kill.pid != daemon.pid and daemon.poll() is None
+
+    @pytest.mark.parametrize("daemon", [WAITS], indirect=True)
+    def test_an_idle_process_is_not_killed(
+        self, daemon: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(demo_kill, "BUSY_LIMIT_S", 0.3)
+        assert kill_one(seen(), os.getpid(), "microbatch") is None
+
+    def test_epochs_with_more_records_prove_the_recovery(self) -> None:
+        kill = Kill("a task", 77, 500, 1, gone=True, epoch=4, mode="microbatch")
+        for epoch, records in ((5, 900), (6, 500)):
+            kill.look(Progress(records_in=records, epoch=epoch, generation=1))
+            assert not kill.recovered and "epoch 4" in unproven(kill, Progress(epoch=5))[0]
+        kill.look(Progress(records_in=900, epoch=6, generation=1))
+        assert unproven(kill, Progress(epoch=6)) == []
 
 
 class TestProof:
@@ -139,6 +165,6 @@ class TestFolder:
 
 class TestFailed:
     def test_a_run_that_the_demo_ended_is_reported_as_ended_by_it(self, tmp_path: Path) -> None:
-        error = failed(Run(tmp_path, Progress(records_in=1_234), too_long=True), -9)
+        error = failed(Run(tmp_path, last=Progress(records_in=1_234), too_long=True), -9)
         assert "the demo ended it" in error.what and "1,234 records" in error.what
         assert error.exit_status == 7
