@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -35,14 +37,21 @@ def is_daemon(process: psutil.Process) -> bool:
         return False
 
 
-def kill_task(run: Run) -> None:
+def kill_task(run: Run, rows: int) -> None:
     """SIGKILL a process that runs tasks, and wait until epochs are completed again."""
     before = run.wait_for(lambda p: p["state"] == "running" and tasks(run), "a process that runs tasks")
     killed = tasks(run)[0].pid
     os.kill(killed, signal.SIGKILL)
-    assert before["records_in"] < ROWS
+    assert before["records_in"] < rows
     run.wait_for(lambda p: (p["epoch"] or 0) >= (before["epoch"] or 0) + 2, "epochs after the kill")
     assert pid_gone(killed)
+
+
+TEN = [
+    *(("microbatch", 2), ("continuous", 3), ("microbatch", 1), ("continuous", 2), ("microbatch", 3)),
+    *(("continuous", 1), ("microbatch", 2), ("continuous", 4), ("microbatch", 4), ("continuous", 2)),
+]
+"""Modes and parallelisms of a run that changes both ten times."""
 
 
 def flags(mode: str, parallelism: int, rate: int) -> tuple[str, ...]:
@@ -50,17 +59,30 @@ def flags(mode: str, parallelism: int, rate: int) -> tuple[str, ...]:
     return (*master, "--mode", mode, "--max-records-per-second", str(rate))
 
 
-def test_output_is_exact_after_changes_of_mode_and_parallelism_with_kills_and_pending_output(tmp_path: Path) -> None:
-    frame = make_input(tmp_path, ROWS)
-    for mode, parallelism in (("microbatch", 2), ("continuous", 3)):
+@pytest.mark.parametrize(
+    ("changes", "rows"),
+    [
+        pytest.param([("microbatch", 2), ("continuous", 3)], ROWS, id="two"),
+        pytest.param(TEN, 4 * ROWS, id="ten", marks=[pytest.mark.slow, pytest.mark.timeout(3_600)]),
+    ],
+)
+def test_output_is_exact_after_changes_of_mode_and_parallelism_with_kills_and_pending_output(
+    tmp_path: Path, changes: list[tuple[str, int]], rows: int
+) -> None:
+    frame = make_input(tmp_path, rows)
+    for mode, parallelism in changes:
         with running(tmp_path, *flags(mode, parallelism, 1_500), job=JOB) as run:
             start(run, parallelism)
             if mode == "microbatch":
-                kill_task(run)
-            end_with_pending_output(run, tmp_path, ROWS)
+                kill_task(run, rows)
+            end_with_pending_output(run, tmp_path, rows)
         assert newest(tmp_path).parallelism == parallelism
     with running(tmp_path, *flags("microbatch", 1, 200_000), "--every", "1s", job=JOB) as run:
         assert run.finish() == 0, run.errors()
         assert run.lines[-1]["state"] == "finished"
     assert newest(tmp_path).parallelism == 1
     assert differences(tmp_path, frame) == []
+    command = [sys.executable, "-m", "holdfast.runtime.cli.main", "audit", str(JOB), "--json"]
+    environment = {**os.environ, "COUNTING_FOLDER": str(tmp_path)}
+    audited = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert audited.returncode == 0, audited.stdout + audited.stderr

@@ -5,7 +5,7 @@ few lines that matter. They go to a file instead, which is removed unless a run 
 configured Spark's logging, or starts the job with spark-submit, gets that configuration.
 
 The JVM reads its configuration once and lives as long as the process. So there is one file for all runs of a process,
-and it stays until the process exits.
+and it stays until the process exits. What a killed process leaves is removed by the next one.
 
 Source: Spark, SPARK_SUBMIT_OPTS; Log4j 2, configuration with properties.
 """
@@ -13,6 +13,7 @@ Source: Spark, SPARK_SUBMIT_OPTS; Log4j 2, configuration with properties.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import shutil
 import tempfile
@@ -27,6 +28,7 @@ from holdfast.errors import ConfigError, Fenced
 from holdfast.runtime.cli.reporting import advise
 
 VARIABLE = "SPARK_SUBMIT_OPTS"
+_PREFIX, _LOCK = "holdfast-spark-", "lock"
 NEWS_WITHIN_S = 1.0
 """How long a run that failed waits for Spark to log why."""
 # runtime/spark/launch.py silences the root logger, for users whose Spark logs to the terminal. Here Spark's logger has
@@ -71,19 +73,29 @@ def diverted(*, enabled: bool) -> Iterator[None]:
         else:
             os.environ[VARIABLE] = before
         if failed and place.has_news(written):
-            place.kept = True
+            place.keep()
             advise(f"Spark's own log is in {place.log}")
 
 
 class _Place:
-    """The folder with the log of this process's JVM; removed when the process exits unless it is kept."""
+    """The folder with the log of this process's JVM; removed when the process exits unless it is kept.
+
+    It holds a file that is locked for as long as the process lives, and that a folder to be kept does not have.
+    """
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="holdfast-spark-"))
+        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self._lock = self.folder / _LOCK
+        self._locked = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _remove_left(self.folder.parent)
         self.properties, self.log = self.folder / "log4j2.properties", self.folder / "spark.log"
         self.properties.write_text(_PROPERTIES.format(path=self.log))
-        self.kept = False
         atexit.register(self._leave)
+
+    def keep(self) -> None:
+        """Leave the folder where it is."""
+        self._lock.unlink(missing_ok=True)
 
     def size(self) -> int:
         """Return how much is logged so far, in bytes."""
@@ -97,8 +109,25 @@ class _Place:
         return self.size() > written
 
     def _leave(self) -> None:
-        if not self.kept:
+        if self._lock.exists():
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _remove_left(parent: Path) -> None:
+    """Remove the folders of processes that were killed."""
+    for lock in parent.glob(f"{_PREFIX}*/{_LOCK}"):
+        try:
+            opened = os.open(lock, os.O_RDWR)
+        except OSError:  # removed meanwhile, or of another user
+            continue
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # its process lives
+            continue
+        else:
+            shutil.rmtree(lock.parent, ignore_errors=True)
+        finally:
+            os.close(opened)
 
 
 @cache

@@ -80,6 +80,26 @@ class TestDiverted:
         )
         assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == kept
 
+    def test_the_folder_of_a_killed_process_is_removed_by_the_next_one(self, tmp_path: Path) -> None:
+        run = (
+            "import sys; from test_sparklog import diverted, log_of\n"
+            "with diverted(enabled=True):\n"
+            "    log_of().write_text('WARN'); print(log_of(), flush=True); sys.stdin.read()"
+        )
+        paths = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
+        environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": paths}
+        command, pipe = [sys.executable, "-c", run], subprocess.PIPE
+        with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as other:
+            assert other.stdout is not None
+            log = Path(other.stdout.readline().strip())
+            with diverted(enabled=True):
+                assert log.exists(), "its process lives"
+            other.kill()
+        sparklog._place.cache_clear()
+        with diverted(enabled=True):
+            assert not log.parent.exists()
+            assert log_of().parent.is_dir()
+
     def test_a_log_configuration_of_the_user_is_not_changed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(VARIABLE, "-Dlog4j2.configurationFile=mine.properties")
         with diverted(enabled=True):
