@@ -334,7 +334,7 @@ MUTANTS = (
            (Swap(rewinding, "accept", wrong_endings.forgets_to_rewind),), needs="rewinds"),
     Mutant("old-writers-last", "P20", "after a rescale new writers do not wait for the output of older ones",
            (Swap(master, "older_output_is_left", wrong_recoveries.waits_for_no_older_writer),), needs="rescales",
-           first=116),
+           first=4_200),
     Mutant("uuid-missing-from-tag", "P1", "tags are kept by sink and writer alone",
            (Swap(SharedTable, "delivered", wrong_writes.without_uuid),
             Swap(SharedTable, "deliver_together", wrong_writes.without_uuid))),
