@@ -10,7 +10,7 @@ from holdfast.frozen import replace
 from holdfast.model import Subtask
 from holdfast.runtime.driver.deployment import all_ready, assigned
 from holdfast.runtime.driver.state import Hosted, Master, Running, Send, Step
-from holdfast.runtime.rows.time_alignment import Look, Place, Reached, looked
+from holdfast.runtime.rows.time_alignment import ALWAYS_LEFT, Look, Place, Reached, looked
 from holdfast.runtime.wire import messages as m
 
 
@@ -41,6 +41,7 @@ def hold_back(state: Master, now: float) -> Step:
 def _reached(state: Master, hosted: Hosted) -> dict[Place, Reached]:
     """Return how far a worker says that it has read the partitions that this run has not read to their end."""
     said, until = hosted.progress, state.rules.until
+    boundless = {source for group in state.rules.aligned for source in group.boundless}
     ends = {(at.source, at.partition): at.offset for at in said.ends}
     ended = {(at.source, at.partition) for at in said.ended}
     found: dict[Place, Reached] = {}
@@ -49,5 +50,6 @@ def _reached(state: Master, hosted: Hosted) -> dict[Place, Reached]:
         if place in ended or place not in ends:
             continue
         end = ends[place] if until is None else min(ends[place], until[at.source].get(at.partition, 0))
-        found[place] = Reached(at.offset, at.watermark, max(0, end - max(at.offset, 0)))
+        left = ALWAYS_LEFT if at.source in boundless else max(0, end - max(at.offset, 0))
+        found[place] = Reached(at.offset, at.watermark, left)
     return found

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from holdfast.errors import ConfigError, Where
 from holdfast.runtime.plan.immediate import is_immediate
-from holdfast.runtime.plan.model import Plan
+from holdfast.runtime.plan.model import Plan, is_boundless
 
 Layers = tuple[frozenset[int], ...]
 """The fragments of each layer, in the order in which layers run."""
@@ -31,8 +31,18 @@ def refuse_what_needs_workers(plan: Plan) -> None:
     """Refuse a plan that cannot run as microbatches.
 
     Raises:
-        ConfigError: a sink is written immediately.
+        ConfigError: a sink is written immediately, or a source always has more records.
     """
+    for source in plan.sources:
+        if is_boundless(source):
+            endless = source.source.traits.endless
+            assert endless is not None
+            raise ConfigError(
+                f"source {source.name!r} is {endless.what}: it has no end that an epoch could read to",
+                not_done="the job was not started; state and output are untouched",
+                next_step=f"{endless.instead} or a rate, or run it with --mode continuous",
+                where=Where(job=plan.app),
+            )
     for spec in plan.sinks:
         if is_immediate(spec):
             raise ConfigError(

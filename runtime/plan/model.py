@@ -158,4 +158,14 @@ class Plan:
         first = self.read_together()
         timed = [spec for spec in self.sources if spec.event_time is not None]
         groups = {at: [s for s in timed if first[s.fragment] == at] for at in dict.fromkeys(first.values())}
-        return tuple(Group(frozenset(s.name for s in g), max(s.idle_after_s for s in g)) for g in groups.values() if g)
+        return tuple(_group(specs) for specs in groups.values() if specs)
+
+
+def is_boundless(spec: SourceSpec) -> bool:
+    """Return whether a source has more records at any time, so that its end offsets are those that were read."""
+    return spec.source.traits.endless is not None and not spec.source.traits.paced
+
+
+def _group(specs: list[SourceSpec]) -> Group:
+    names, boundless = (s.name for s in specs), (s.name for s in specs if is_boundless(s))
+    return Group(frozenset(names), max(s.idle_after_s for s in specs), frozenset(boundless))

@@ -22,6 +22,8 @@ from holdfast.model import NEVER_US
 
 Place = tuple[str, int]
 """Source and partition."""
+ALWAYS_LEFT = 1 << 62
+"""How many records a partition of a boundless source has left."""
 
 
 class Reached(NamedTuple):
@@ -40,6 +42,8 @@ class Group(NamedTuple):
     sources: frozenset[str]
     patience: float
     """How long event time may stand still in a partition that limits the others."""
+    boundless: frozenset[str] = frozenset()
+    """Those of the sources that always have more records, whatever they say about their ends."""
 
 
 class Limit(NamedTuple):

@@ -140,6 +140,20 @@ class TestTheDriver:
         run.lose(first)
         assert told() == [], "it is not known how far its successor is"
 
+    def test_takes_a_boundless_source_for_one_with_a_backlog(self) -> None:
+        """It says that it ends where it was read to."""
+        group = Group(frozenset({"s"}), 30.0, boundless=frozenset({"s"}))
+        for rules, told in ((replace(RULES, aligned=(group,)), [second]), (self.rules(), [])):
+            run = running(rules)
+            for offset in (10, 20):
+                for worker, partition in ((first, 0), (second, 1)):
+                    where = SourcePosition("s", partition, offset, offset * (partition + 1))
+                    said = m.Progress(positions=(where,), ends=(where,))
+                    run.hear(msgspec.structs.replace(run.heartbeat(worker), progress=said))
+                run.now += 2.0
+                effects = run.take(master.hold_back(run.state, run.now))
+            assert [each.worker for each in effects if isinstance(each, master.Send)] == told
+
     def test_holds_nobody_at_the_end_of_a_bounded_run(self) -> None:
         run = running(replace(self.rules(), until={"s": {0: 15, 1: 500}}))
         for _ in range(2):
@@ -172,6 +186,25 @@ def app() -> hf.App:
     counted = timed.key_by("user").window(hf.tumbling("1m")).agg("counted", visits=hf.count())
     counted.sink("out", hf.SQLite("unused.db", table="t", key=["user", "window_start"]))
     return app
+
+
+class TestThePlan:
+    def test_aligns_sources_with_event_time_that_are_read_together(self) -> None:
+        app = hf.App("visits", key_groups=16)
+        counted, endless, paced = (
+            hf.Generator(Visit, lambda i: Visit(i, START), count=1),
+            hf.Generator(Visit, lambda i: Visit(i, START)),
+            hf.Generator(Visit, lambda i: Visit(i, START), rate=5),
+        )
+        one = app.source("one", counted, event_time="at", idle_after="5s")
+        two = app.source("two", endless, event_time="at", idle_after="20s")
+        one.union(two).sink("both", hf.Log("both"))
+        app.source("three", paced, event_time="at", idle_after="7s").sink("out", hf.Log("out"))
+        app.source("four", counted).sink("untimed", hf.Log("untimed"))
+        assert app.plan().aligned() == (
+            Group(frozenset({"one", "two"}), 20.0, frozenset({"two"})),
+            Group(frozenset({"three"}), 7.0),
+        )
 
 
 class Speeds:

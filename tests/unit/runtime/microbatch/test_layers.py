@@ -56,6 +56,24 @@ class TestRefusal:
             refuse_what_needs_workers(job.plan())
         assert "--mode continuous" in refused.value.next_step
 
+    @pytest.mark.parametrize(
+        ("source", "refused"),
+        [
+            (hf.Generator(Visit, lambda i: Visit("a", i)), True),
+            (hf.Generator(Visit, lambda i: Visit("a", i), rate=10), False),
+            (hf.Generator(Visit, lambda i: Visit("a", i), count=10), False),
+        ],
+    )
+    def test_of_a_source_without_an_end_at_any_time(self, source: hf.Generator, refused: bool) -> None:
+        job = app()
+        job.source("visits", source).sink("out", hf.Log("out"))
+        if not refused:
+            refuse_what_needs_workers(job.plan())
+            return
+        with pytest.raises(ConfigError, match="source 'visits' is a generator without a count") as error:
+            refuse_what_needs_workers(job.plan())
+        assert error.value.next_step == "give the generator a count or a rate, or run it with --mode continuous"
+
     def test_comes_with_the_plan_before_any_target_is_created(self, tmp_path: Path) -> None:
         job = hf.App("layers", root=str(tmp_path / "root"), mode="microbatch")
         visits = job.source("visits", hf.Log(str(tmp_path / "in"), Visit), partitioned_by=["page"])
