@@ -31,9 +31,9 @@ def hold_back(state: Master, now: float) -> Step:
     effects = []
     for worker in assigned(state):
         subtask = state.workers[worker].subtask
-        own = [(group, limit) for group, limit in limits.items() if reader[limit.slowest] != subtask]
-        if own:
-            later_than = {source: limit.at_us for group, limit in own for source in group.sources}
+        others = [(group, limit) for group, limit in limits.items() if reader[limit.slowest] != subtask]
+        later_than = {source: limit.at_us for group, limit in others for source in group.sources}
+        if limits:  # none for the one that has become the slowest: what limited it no longer does
             effects.append(Send(worker, m.HoldBack(state.job.generation, later_than)))
     return state, [*effects]
 

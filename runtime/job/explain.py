@@ -60,7 +60,9 @@ def findings(shown: Status) -> list[Finding]:
         *_epoch(shown, now),
         *_delivery(shown, now),
         *_event_time(shown),
+        *_busy(now),
         *_sources(shown, now),
+        *_caught_up(shown, now),
         *_letters(shown),
     ]
     if all(each.code in GOOD for each in found):
@@ -217,9 +219,8 @@ def _event_time(shown: Status) -> Iterator[Finding]:
         )
 
 
-def _sources(shown: Status, now: Activity) -> Iterator[Finding]:
+def _busy(now: Activity) -> Iterator[Finding]:
     held = {reason for each in now.waiting for reason in each.held_by}
-    lag = [row.lag for row in shown.sources]
     for mark in sorted(reason for reason in held if reason.startswith((FUNCTION, SOURCE)) or reason == INTERPRETER):
         yield Finding(
             "slow_source" if mark.startswith(SOURCE) else "slow_function",
@@ -227,6 +228,11 @@ def _sources(shown: Status, now: Activity) -> Iterator[Finding]:
             "find out what it computes or waits for; a worker that is busy with it for longer than hung_after_ms is "
             "replaced",
         )
+
+
+def _sources(shown: Status, now: Activity) -> Iterator[Finding]:
+    held = {reason for each in now.waiting for reason in each.held_by}
+    lag = [row.lag for row in shown.sources]
     if "delivery" in held:
         yield Finding(
             "delivery_full", "sources are not read, because too much output waits for its sink", "check the sink first"
@@ -276,6 +282,9 @@ def _sources(shown: Status, now: Activity) -> Iterator[Finding]:
         yield Finding(
             "throttled", "sources are read as fast as --max-records-per-second allows", "raise or remove the limit"
         )
+
+
+def _caught_up(shown: Status, now: Activity) -> Iterator[Finding]:
     ended = {(each.source, each.partition) for each in now.ended}
     rows = [row for row in shown.sources if row.place not in ended]
     if shown.sources and not rows:

@@ -1,7 +1,11 @@
 """Decides how far partitions may be read in event time while another partition of their source is behind.
 
 Rows between the watermarks of two partitions are state: windows that cannot close, keys that cannot expire. So the
-partition that is furthest behind limits the others: to its watermark, plus what it gained in a time window before.
+partition that is furthest behind limits the others: to its watermark, plus what any partition has lately gained in a
+time window.
+
+Not what the slowest itself gained: where two take turns at being the slowest, each would wait for the other, gain less
+for that, and allow the other less.
 
 Invariants
     - The partition that is furthest behind is never limited.
@@ -63,12 +67,18 @@ class Look:
     partitions: Mapping[Place, Reached]
 
 
+LATELY = 15
+"""For how many windows a gain counts."""
+
+
 @dataclass(frozen=True)
 class Aligned:
     """The looks of a time window, and when the slowest partition of each group last gained event time."""
 
     window: float
     looks: tuple[Look, ...] = ()
+    gains: Mapping[Group, tuple[tuple[float, int], ...]] = field(default_factory=dict)
+    """Lately, and falling: when a partition gained so much event time in a window, more than any has since."""
     stands: Mapping[Group, tuple[Place, int, float]] = field(default_factory=dict)
 
 
@@ -81,20 +91,34 @@ def looked(state: Aligned, look: Look, groups: Iterable[Group]) -> tuple[Aligned
     first = max((i for i, each in enumerate(looks) if each.at <= look.at - state.window), default=0)
     looks = looks[first:]
     stands: dict[Group, tuple[Place, int, float]] = {}
+    gains: dict[Group, tuple[tuple[float, int], ...]] = {}
     limits: dict[Group, Limit] = {}
     before = looks[0].partitions if looks[0].at <= look.at - state.window else {}
     for group in groups:
+        gains[group] = _gained(state, look, before, group)
         behind = [place for place in look.partitions if place[0] in group.sources and _is_behind(place, look, before)]
         if not behind:
             continue
         slowest = min(behind, key=lambda place: (_time(look.partitions[place]), place))
-        now_us, then_us = _time(look.partitions[slowest]), _time(before[slowest])
+        now_us = _time(look.partitions[slowest])
         *known, since = state.stands.get(group, (slowest, now_us, look.at))
         stands[group] = slowest, now_us, since if known == [slowest, now_us] else look.at
-        begun = now_us == NEVER_US or then_us != NEVER_US  # else it has no speed yet
+        begun = now_us == NEVER_US or gains[group]  # else no speed is known
         if begun and look.at - stands[group][2] <= group.patience:
-            limits[group] = Limit(slowest, now_us + max(0, now_us - then_us))
-    return Aligned(state.window, looks, stands), limits
+            limits[group] = Limit(slowest, now_us + (gains[group][0][1] if gains[group] else 0))
+    return Aligned(state.window, looks, gains, stands), limits
+
+
+def _gained(state: Aligned, look: Look, before: Mapping[Place, Reached], group: Group) -> tuple[tuple[float, int], ...]:
+    """Return the gains that count, with that of the window which ends now."""
+    since = look.at - LATELY * state.window
+    kept = [(at, gain) for at, gain in state.gains.get(group, ()) if since <= at <= look.at]
+    timed = (place for place in look.partitions if place[0] in group.sources and place in before)
+    known = [(_time(before[place]), _time(look.partitions[place])) for place in timed]
+    gain = max((now - then for then, now in known if then != NEVER_US), default=None)
+    if gain is None:
+        return tuple(kept)
+    return (*(each for each in kept if each[1] > gain), (look.at, max(0, gain)))
 
 
 def _is_behind(place: Place, look: Look, before: Mapping[Place, Reached]) -> bool:
