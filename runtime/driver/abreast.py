@@ -9,13 +9,20 @@ from __future__ import annotations
 from holdfast.frozen import replace
 from holdfast.model import Subtask
 from holdfast.runtime.driver.deployment import all_ready, assigned
-from holdfast.runtime.driver.state import Hosted, Master, Running, Send, Step
+from holdfast.runtime.driver.state import ALIGNED_WITHIN_S, Hosted, Master, Running, Send, Step
 from holdfast.runtime.rows.time_alignment import ALWAYS_LEFT, Look, Place, Reached, looked
 from holdfast.runtime.wire import messages as m
 
+PULSES_PER_WINDOW = 4
+"""Looks in a window, so that a limit outlasts lost and late messages."""
 
-def hold_back(state: Master, now: float) -> Step:
-    """Look how far the sources are read; return the limits, for the subtasks that they apply to."""
+
+def hold_back(state: Master, now: float, every: float) -> Step:
+    """Look how far the sources are read; return the limits, for the subtasks that they apply to.
+
+    Args:
+        every: Seconds between two looks.
+    """
     phase = state.phase
     if not (isinstance(phase, Running) and state.rules.aligned and state.rules.parallelism > 1 and all_ready(state)):
         return state, []
@@ -26,15 +33,17 @@ def hold_back(state: Master, now: float) -> Step:
             mine = _reached(state, hosted)
             partitions |= mine
             reader |= dict.fromkeys(mine, hosted.subtask)
-    aligned, limits = looked(phase.aligned, Look(now, partitions), state.rules.aligned)
+    window = max(ALIGNED_WITHIN_S, PULSES_PER_WINDOW * every)
+    before = replace(phase.aligned, window=window)
+    aligned = looked(before, Look(now, partitions), state.rules.aligned)
     state = replace(state, phase=replace(phase, aligned=aligned))
     effects = []
     for worker in assigned(state):
         subtask = state.workers[worker].subtask
-        others = [(group, limit) for group, limit in limits.items() if reader[limit.slowest] != subtask]
+        others = [(group, limit) for group, limit in aligned.limits.items() if reader[limit.slowest] != subtask]
         later_than = {source: limit.at_us for group, limit in others for source in group.sources}
-        if limits:  # none for the one that has become the slowest: what limited it no longer does
-            effects.append(Send(worker, m.HoldBack(state.job.generation, later_than)))
+        if aligned.limits or before.limits:  # an empty one ends those that were in force
+            effects.append(Send(worker, m.HoldBack(state.job.generation, later_than, window)))
     return state, [*effects]
 
 

@@ -149,7 +149,7 @@ class DriverLoop:
         if now >= self._next_pulse and self.outcome is None:
             self._next_pulse = now + self._pulse_every
             self._perform(self.state, master.pulse(self.state))
-            self._perform(*master.hold_back(self.state, now))
+            self._perform(*master.hold_back(self.state, now, self._pulse_every))
 
     def _perform(self, state: master.Master, effects: list[master.Effect]) -> None:
         self._master = state

@@ -33,7 +33,7 @@ from holdfast.runtime.wire import messages as m
 
 SAVEPOINTS_WAITING_MAX = 16
 ALIGNED_WITHIN_S = 2.0
-"""A subtask may be ahead of another in event time by what that one gains in this time."""
+"""A subtask may be ahead of another in event time by the most that one of them has lately gained in this time."""
 
 
 @dataclass(frozen=True)

@@ -272,7 +272,7 @@ def _sources(shown: Status, now: Activity) -> Iterator[Finding]:
             "sources wait for room: a subtask takes records more slowly than they are read",
             f"check the load of the workers; the operators downstream are {slow}; raise --parallelism",
         )
-    if "event time" in held:
+    if "event time" in held and any(lag):
         yield Finding(
             "event_time_ahead",
             "some subtasks wait for others that are behind them in event time, so that the state does not grow",

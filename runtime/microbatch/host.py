@@ -89,6 +89,8 @@ class Host:
         self._pace, self._began, self._beat_at = Pace(every_s, rate), ports.clock.monotonic(), 0.0
         self._merge_refused, self._counted = "", Counted()
         self._aligned = Aligned(window=1)
+        self._some_wait = False
+        """Some partitions are not read in this epoch, as they are ahead in event time."""
         self._groups = [group._replace(patience=STANDSTILL_EPOCHS) for group in plan.aligned()]
         self._timers: list[tuple[float, int, Callable[[], object]]] = []
         self._timer_ids = itertools.count()
@@ -186,9 +188,8 @@ class Host:
             case m.Trigger(barrier=barrier) if barrier.epoch > state.newest:
                 state, effects = batches.committed(state, Cut(barrier.committed_through, ""))
                 self._perform(state, effects)
-                offsets = {place: max(at.offset, 0) for place, at in state.positions.items()}
-                ends = {} if self._deliveries.full() else self._in_step(state, self._outlook.readable())
                 rows_max = self._pace.rows_max(self._now() - self._began)
+                offsets, ends = self._in_step(state, rows_max)
                 self._perform(*batches.triggered(state, message, ends_of_epoch(offsets, ends, rows_max)))
             case m.Committed(_, epoch, manifest):
                 self._perform(*batches.committed(state, Cut(epoch, manifest)))
@@ -197,15 +198,20 @@ class Host:
                 self._outlook.end_input(state.positions, drop_unread=drop_unread)
                 self._beat_soon()
 
-    def _in_step(self, state: Batches, ends: Mapping[Place, int]) -> dict[Place, int]:
-        """Return how far the next epoch may read: partitions that are ahead in event time wait for the others."""
+    def _in_step(self, state: Batches, rows_max: int) -> tuple[dict[Place, int], dict[Place, int]]:
+        """Return where the partitions are, and how far the next epoch may read them.
+
+        Partitions that are ahead in event time wait for the others, unless an epoch can read all that there is.
+        """
+        assert self._outlook is not None
         offsets = {place: max(at.offset, 0) for place, at in state.positions.items()}
-        partitions = {
-            place: Reached(offsets[place], at.watermark, max(0, ends.get(place, 0) - offsets[place]))
-            for place, at in state.positions.items()
-        }
-        self._aligned, limits = looked(self._aligned, Look(state.cut.epoch, partitions), self._groups)
-        return in_step(ends, partitions, limits)
+        ends = {} if self._deliveries.full() else self._outlook.readable()
+        left = {place: max(0, ends.get(place, 0) - offset) for place, offset in offsets.items()}
+        partitions = {p: Reached(offsets[p], at.watermark, left[p]) for p, at in state.positions.items()}
+        self._aligned = looked(self._aligned, Look(state.cut.epoch, partitions), self._groups)
+        may = ends if sum(left.values()) <= rows_max else in_step(ends, partitions, self._aligned.limits)
+        self._some_wait = any(left[place] for place in offsets.keys() - may.keys())
+        return offsets, may
 
     def _deploy(self, worker: WorkerId, deploy: m.Deploy) -> None:
         if deploy.generation < self._generation:
@@ -331,7 +337,7 @@ class Host:
             times=outlook.times(mine),
             merge_refused=self._merge_refused,
             refused=state.phase.refused if isinstance(state.phase, batches.Running) else "",
-            held_by=("last barrier",) if state.halted else ("delivery",) if self._deliveries.full() else (),
+            held_by=self._held_by(state),
         )
         return m.Heartbeat(
             worker,
@@ -345,6 +351,13 @@ class Host:
             len(mine),
             self._wants_epoch(state, outlook),
         )
+
+    def _held_by(self, state: Batches) -> tuple[str, ...]:
+        """Return what keeps partitions from being read."""
+        if state.halted:
+            return ("last barrier",)
+        waits = (("delivery", self._deliveries.full()), ("event time", self._some_wait))
+        return tuple(name for name, holds in waits if holds)
 
     def _quiet(self, state: Batches, outlook: Outlook) -> Epoch:
         """Return the last epoch if another one would read nothing, close no window and record no merge; else 0."""

@@ -9,8 +9,10 @@ for that, and allow the other less.
 
 Invariants
     - The partition that is furthest behind is never limited.
-    - A partition that is about to reach its end, at its present speed, limits no other: it is live, and not behind.
-    - A partition whose event time stands still for longer than its source's patience limits no other.
+    - A partition limits others only if records are unread that existed when the window began. One that is live waits
+      for records, whatever its event time is.
+    - A partition whose event time stands still for longer than its source's patience limits no other; the next one
+      that is behind does.
 
 Pure.
 Source: DESIGN section 6 (alignment between partitions); docs/design/0048-event-time-alignment.md.
@@ -73,46 +75,63 @@ LATELY = 15
 
 @dataclass(frozen=True)
 class Aligned:
-    """The looks of a time window, and when the slowest partition of each group last gained event time."""
+    """The looks of a time window, and what they have shown."""
 
     window: float
     looks: tuple[Look, ...] = ()
     gains: Mapping[Group, tuple[tuple[float, int], ...]] = field(default_factory=dict)
-    """Lately, and falling: when a partition gained so much event time in a window, more than any has since."""
-    stands: Mapping[Group, tuple[Place, int, float]] = field(default_factory=dict)
+    """When a partition gained so much event time in a window, more than any has gained since; oldest first."""
+    stands: Mapping[Place, tuple[int, float]] = field(default_factory=dict)
+    """Watermarks of the partitions that are furthest behind, and since when they stand there."""
+    limits: Mapping[Group, Limit] = field(default_factory=dict)
+    """Those in force."""
 
 
-def looked(state: Aligned, look: Look, groups: Iterable[Group]) -> tuple[Aligned, dict[Group, Limit]]:
-    """Take a look; return the next state and the limits that hold until the next look.
+def looked(state: Aligned, look: Look, groups: Iterable[Group]) -> Aligned:
+    """Take a look; return the next state, whose limits hold until the next look.
 
-    Looks that claim to be later than this one are forgotten: a rewind has gone back to before them.
+    Looks of the same time, or of a later one, are forgotten: an epoch was begun again, or a rewind has gone back.
     """
-    looks = (*(each for each in state.looks if each.at <= look.at), look)
+    looks = (*(each for each in state.looks if each.at < look.at), look)
     first = max((i for i, each in enumerate(looks) if each.at <= look.at - state.window), default=0)
     looks = looks[first:]
-    stands: dict[Group, tuple[Place, int, float]] = {}
-    gains: dict[Group, tuple[tuple[float, int], ...]] = {}
-    limits: dict[Group, Limit] = {}
     before = looks[0].partitions if looks[0].at <= look.at - state.window else {}
-    for group in groups:
-        gains[group] = _gained(state, look, before, group)
-        behind = [place for place in look.partitions if place[0] in group.sources and _is_behind(place, look, before)]
-        if not behind:
+    gains = {group: _gained(state, look, before, group) for group in groups}
+    stands: dict[Place, tuple[int, float]] = {}
+    limits: dict[Group, Limit] = {}
+    for group, known in gains.items():
+        slowest = _slowest(state, look, before, group, stands)
+        if slowest is None:
             continue
-        slowest = min(behind, key=lambda place: (_time(look.partitions[place]), place))
         now_us = _time(look.partitions[slowest])
-        *known, since = state.stands.get(group, (slowest, now_us, look.at))
-        stands[group] = slowest, now_us, since if known == [slowest, now_us] else look.at
-        begun = now_us == NEVER_US or gains[group]  # else no speed is known
-        if begun and look.at - stands[group][2] <= group.patience:
-            limits[group] = Limit(slowest, now_us + (gains[group][0][1] if gains[group] else 0))
-    return Aligned(state.window, looks, gains, stands), limits
+        if known or now_us == NEVER_US:
+            limits[group] = Limit(slowest, now_us + (known[0][1] if known else 0))
+    return Aligned(state.window, looks, gains, stands, limits)
+
+
+def _slowest(
+    state: Aligned,
+    look: Look,
+    before: Mapping[Place, Reached],
+    group: Group,
+    stands: dict[Place, tuple[int, float]],
+) -> Place | None:
+    """Return the partition that limits the others, None if there is none; note which ones stand still."""
+    behind = [place for place in look.partitions if place[0] in group.sources and _is_behind(place, look, before)]
+    for place in sorted(behind, key=lambda place: (_time(look.partitions[place]), place)):
+        now_us = _time(look.partitions[place])
+        stood_us, since = state.stands.get(place, (now_us, look.at))
+        since = since if stood_us == now_us and since <= look.at else look.at
+        stands[place] = now_us, since
+        if look.at - since <= group.patience:
+            return place
+    return None
 
 
 def _gained(state: Aligned, look: Look, before: Mapping[Place, Reached], group: Group) -> tuple[tuple[float, int], ...]:
     """Return the gains that count, with that of the window which ends now."""
     since = look.at - LATELY * state.window
-    kept = [(at, gain) for at, gain in state.gains.get(group, ()) if since <= at <= look.at]
+    kept = [(at, gain) for at, gain in state.gains.get(group, ()) if since <= at < look.at]
     timed = (place for place in look.partitions if place[0] in group.sources and place in before)
     known = [(_time(before[place]), _time(look.partitions[place])) for place in timed]
     gain = max((now - then for then, now in known if then != NEVER_US), default=None)
@@ -122,11 +141,11 @@ def _gained(state: Aligned, look: Look, before: Mapping[Place, Reached], group: 
 
 
 def _is_behind(place: Place, look: Look, before: Mapping[Place, Reached]) -> bool:
-    """Return whether the partition will not reach its end within a window; not known of one that is new."""
+    """Return whether records are unread that existed when the window began; not known of a partition that is new."""
     if place not in before:
         return False
-    now = look.partitions[place]
-    return now.left > max(0, now.offset - before[place].offset)
+    then, now = before[place], look.partitions[place]
+    return now.left > 0 and then.left > max(0, now.offset - then.offset)
 
 
 def _time(reached: Reached) -> int:

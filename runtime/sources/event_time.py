@@ -79,6 +79,11 @@ class EventTime:
         at_us = self._at[partition]
         return None if at_us == NEVER_US else at_us
 
+    def is_silent(self, partition: int) -> bool:
+        """Return whether the partition was last reported quiet or idle."""
+        reported = self._minimum.parts[partition]
+        return reported.quiet or reported.idle
+
     def woke(self, partition: int) -> bool:
         """Announce that the partition has records, before they are emitted; return whether anything was sent."""
         self._silent_since.pop(partition, None)

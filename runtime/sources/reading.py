@@ -131,21 +131,20 @@ class Throttle:
         self._taken += rows
 
 
-HELD_FOR_S = 2.0
-"""How long a limit in event time holds unless the driver repeats it, so that a lost driver holds nobody."""
-
-
 @dataclass
 class HeldBack:
-    """How far sources may be read in event time while another subtask is behind (docs/design/0048)."""
+    """How far sources may be read in event time while another subtask is behind (docs/design/0048).
+
+    Limits lapse unless the driver repeats them, so that nothing waits for a lost driver.
+    """
 
     clock: Clock
     _later_than: Mapping[str, int] = field(init=False, default_factory=dict)
     _lapses: float = field(init=False, default=0.0)
 
-    def told(self, later_than: Mapping[str, int]) -> None:
+    def limit(self, later_than: Mapping[str, int], lasts_s: float) -> None:
         """Take the driver's limits, by source, in place of earlier ones."""
-        self._later_than, self._lapses = later_than, self.clock.monotonic() + HELD_FOR_S
+        self._later_than, self._lapses = later_than, self.clock.monotonic() + lasts_s
 
     def holds(self, source: str, watermark: int | None) -> bool:
         """Return whether a partition with this watermark is not to be read now; one without was never read."""

@@ -288,10 +288,11 @@ class Expired(Message, frozen=True):
 
 
 class HoldBack(Message, frozen=True):
-    """Partitions of these sources whose watermarks are later than this are not read for now; lapses soon."""
+    """Partitions of these sources whose watermarks are later than this are not read for so many seconds at most."""
 
     generation: Generation
     later_than: dict[str, int]
+    lasts_s: float
 
 
 class Pulse(Message, frozen=True):

@@ -118,9 +118,9 @@ class WorkerLoop:
             case m.EndInput(generation, drop_unread) if self._is_current(generation):
                 assert active is not None
                 self._end_input(active, drop_unread)
-            case m.HoldBack(generation, later_than) if self._is_current(generation):
+            case m.HoldBack(generation, later_than, lasts_s) if self._is_current(generation):
                 assert active is not None
-                active.run.held_back.told(later_than)
+                active.run.held_back.limit(later_than, lasts_s)
             case m.Expired(_, through):
                 self._deliveries.forget(through)
             case m.Exit(reason):

@@ -426,7 +426,9 @@ class SubtaskRun:
 
     def _is_held_back(self, reading: Reading) -> bool:
         time = self._times.get(reading.fragment)
-        return time is not None and self.held_back.holds(reading.source, time.known(reading.partition))
+        if time is None or time.is_silent(reading.partition):  # event time does not wait for it, and would pass it
+            return False
+        return self.held_back.holds(reading.source, time.known(reading.partition))
 
     def _in_turn(self) -> list[Reading]:
         """Return the partitions in the order to try: sources take turns, and so do partitions without event time.

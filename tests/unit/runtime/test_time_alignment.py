@@ -34,10 +34,10 @@ def at(watermark: int | None, offset: int = 0, left: int = MANY) -> Reached:
 
 def limits(*looks: tuple[float, dict[Place, Reached]], group: Group = IN) -> Limit | None:
     """Return the limit after looks at these times, in a window of 2 seconds."""
-    state, found = Aligned(2.0), dict[Group, Limit]()
+    state = Aligned(2.0)
     for now, partitions in looks:
-        state, found = looked(state, Look(now, partitions), [group])
-    return found.get(group)
+        state = looked(state, Look(now, partitions), [group])
+    return state.limits.get(group)
 
 
 class TestTheLimit:
@@ -54,10 +54,13 @@ class TestTheLimit:
     def test_is_unknown_before_the_window_has_passed(self) -> None:
         assert limits((0, {A: at(0)}), (1.9, {A: at(10)})) is None
 
-    def test_follows_no_partition_that_is_about_to_reach_its_end(self) -> None:
-        assert limits((0, {A: at(0, 0), B: at(0)}), (2, {A: at(10, 50, left=50), B: at(90)})) == Limit(B, 180)
-        assert limits((0, {A: at(0, 0)}), (2, {A: at(10, 50, left=50)})) is None
-        assert limits((0, {A: at(0, 0)}), (2, {A: at(10, 50, left=51)})) == Limit(A, 20)
+    def test_follows_no_partition_that_has_read_what_there_was_when_the_window_began(self) -> None:
+        b = {B: at(0)}, {B: at(90)}
+        assert limits((0, {A: at(0, 0, left=50), **b[0]}), (2, {A: at(10, 50, left=70), **b[1]})) == Limit(B, 180)
+        assert limits((0, {A: at(0, 0, left=50)}), (2, {A: at(10, 50, left=70)})) is None
+        assert limits((0, {A: at(0, 0, left=51)}), (2, {A: at(10, 50, left=1)})) == Limit(A, 20)
+        assert limits((0, {A: at(0, 0, left=0)}), (2, {A: at(0, 0, left=1)})) is None, "it has just arrived"
+        assert limits((0, {A: at(0, 0, left=51)}), (2, {A: at(10, 50, left=0)})) is None, "they were taken back"
 
     def test_follows_no_partition_that_is_new(self) -> None:
         assert limits((0, {A: at(0)}), (2, {A: at(10), B: at(-500)})) == Limit(A, 20), "nor does its gain count"
@@ -75,8 +78,27 @@ class TestTheLimit:
         looks = [(float(now), {A: at(0), B: at(100)}) for now in range(33)]
         assert limits(*looks[:32]) == Limit(A, 0)
         assert limits(*looks[:33]) == Limit(A, 0)
-        assert limits(*looks, (33.0, {A: at(0), B: at(100)})) is None
+        assert limits(*looks, (33.0, {A: at(0)})) is None
         assert limits(*looks, (33.0, {A: at(1), B: at(100)})) == Limit(A, 2), "it has gained again"
+
+    def test_is_that_of_the_next_one_if_the_slowest_stands_still(self) -> None:
+        looks = [(float(now), {A: at(0), B: at(50 + now), C: at(200)}) for now in range(34)]
+        assert limits(*looks[:33]) == Limit(A, 2)
+        assert limits(*looks) == Limit(B, 83 + 2)
+        again = (34.0, {A: at(1), B: at(84), C: at(200)})
+        assert limits(*looks, again) == Limit(A, 1 + 2)
+
+    def test_is_not_impatient_with_one_that_was_held_until_now(self) -> None:
+        looks = [(float(now), {A: at(2 * now), B: at(59)}) for now in range(31)]
+        assert limits(*looks) == Limit(B, 59 + 4)
+        assert limits(*looks, *((float(now), {A: at(70), B: at(59)}) for now in range(31, 60))) == Limit(B, 59 + 12)
+
+    def test_forgets_the_last_look_if_it_is_repeated(self) -> None:
+        """In microbatch mode looks are numbered by epochs, and one that fails is begun again."""
+        state = Aligned(1)
+        for now in (1, 2, 2, 2, 2, 3, 3):
+            state = looked(state, Look(now, {A: at(10 * now)}), [IN])
+        assert [look.at for look in state.looks] == [2, 3]
 
     def test_does_not_know_what_a_rewind_has_undone(self) -> None:
         looks = [(8.0, {A: at(80), B: at(80)}), (10.0, {A: at(90), B: at(90)}), (3.0, {A: at(30), B: at(0)})]
@@ -85,25 +107,25 @@ class TestTheLimit:
 
     def test_concerns_only_its_own_group(self) -> None:
         other = Group(frozenset({"other"}), 30.0)
-        state, found = looked(Aligned(2.0), Look(0, {A: at(0), ("other", 0): at(-7)}), [IN, other])
-        state, found = looked(state, Look(2, {A: at(1), ("other", 0): at(-5)}), [IN, other])
-        assert found == {IN: Limit(A, 2), other: Limit(("other", 0), -3)}
+        state = looked(Aligned(2.0), Look(0, {A: at(0), ("other", 0): at(-7)}), [IN, other])
+        state = looked(state, Look(2, {A: at(1), ("other", 0): at(-5)}), [IN, other])
+        assert state.limits == {IN: Limit(A, 2), other: Limit(("other", 0), -3)}
 
     @given(st.lists(st.tuples(st.integers(1, 1_000), st.integers(1, 1_000)), min_size=4, max_size=40))
     def test_keeps_two_readers_within_what_one_gains_in_a_window(self, speeds: list[tuple[int, int]]) -> None:
         """Each reads at its own changing speed, and obeys a limit at once; a look every second."""
-        state, found, read = Aligned(2.0), dict[Group, Limit](), {A: 0, B: 0}
+        state, read = Aligned(2.0), {A: 0, B: 0}
         gained: list[dict[Place, int]] = []
         for now, step in enumerate(speeds):
-            state, found = looked(state, Look(now, {p: at(read[p], read[p]) for p in read}), [IN])
+            state = looked(state, Look(now, {p: at(read[p], read[p]) for p in read}), [IN])
             before = dict(read)
             for (place, offset), speed in zip(before.items(), step, strict=True):
-                further, limit = offset + speed, found.get(IN)
+                further, limit = offset + speed, state.limits.get(IN)
                 if limit is not None and place != limit.slowest:
                     further = max(offset, min(further, limit.at_us))
                 read[place] = further
             gained.append({p: read[p] - before[p] for p in read})
-            if (limit := found.get(IN)) is not None:
+            if (limit := state.limits.get(IN)) is not None:
                 other = B if limit.slowest == A else A
                 windows = [sum(each[p] for each in gained[n : n + 2]) for n in range(len(gained) - 2) for p in read]
                 assert gained[-1][other] == 0 or read[other] <= before[limit.slowest] + max(windows)
@@ -116,13 +138,17 @@ class TestTheLimit:
         for turn in range(200):
             if turn % 2 == 0:
                 look = Look(turn / 4, {p: at(offset, offset) for p, offset in known[-3].items()})
-                state, found = looked(state, look, [IN])
-                limit = found.get(IN)
+                state = looked(state, look, [IN])
+                limit = state.limits.get(IN)
             for place, offset in known[-1].items():
                 if (turn + place[1]) % 2 and (limit is None or place == limit.slowest or offset <= limit.at_us):
                     read[place] += 100
             known.append(dict(read))
         assert read[A] + read[B] > 0.9 * 200 * 100
+
+
+def held_back(seconds: int | None = None, lasts_s: float = 2.0) -> m.HoldBack:
+    return m.HoldBack(Generation(1), {} if seconds is None else {"s": seconds * SECOND}, lasts_s)
 
 
 class TestTheDriver:
@@ -141,22 +167,37 @@ class TestTheDriver:
         def told() -> list[m.FromDriver]:
             """Return what the worker of partition 1 is told two seconds later."""
             run.now += 2.0
-            effects = run.take(master.hold_back(run.state, run.now))
+            effects = run.take(master.hold_back(run.state, run.now, 0.5))
             return [each.message for each in effects if isinstance(each, master.Send) and each.worker == second]
 
         beat(first, 0, 5)
         beat(second, 1, 100)
         assert told() == []
         beat(first, 0, 15)
-        limit, none = m.HoldBack(Generation(1), {"s": 25 * SECOND}), m.HoldBack(Generation(1), {})
+        limit, none = held_back(25), held_back()
         assert told() == [limit]
         beat(first, 0, 20, until=20, over=True)
         assert told() == [none], "nobody waits for a partition that has ended"
         beat(first, 0, 20)
         assert told() == [none], "it is known again, but since when?"
-        assert told() == [m.HoldBack(Generation(1), {"s": 30 * SECOND})]
+        assert told() == [held_back(30)]
         run.lose(first)
         assert told() == [], "it is not known how far its successor is"
+
+    def test_asks_for_as_long_as_a_few_of_its_pulses(self) -> None:
+        run = running(self.rules())
+        for offset in (0, 10, 20):
+            for worker, partition in ((first, 0), (second, 1)):
+                where = SourcePosition("s", partition, offset, offset * (1 + partition) * SECOND)
+                said = m.Progress(positions=(where,), ends=(SourcePosition("s", partition, MANY),))
+                run.hear(msgspec.structs.replace(run.heartbeat(worker), progress=said))
+            run.now += 10.0
+            sent = run.take(master.hold_back(run.state, run.now, 5.0))
+            assert offset == 20 or not sent, "a window of 20 seconds"
+        assert [each.message for each in sent if isinstance(each, master.Send)] == [
+            held_back(lasts_s=20.0),
+            held_back(60, lasts_s=20.0),
+        ]
 
     def test_takes_a_boundless_source_for_one_with_a_backlog(self) -> None:
         """It says that it ends where it was read to."""
@@ -169,9 +210,9 @@ class TestTheDriver:
                     said = m.Progress(positions=(where,), ends=(where,))
                     run.hear(msgspec.structs.replace(run.heartbeat(worker), progress=said))
                 run.now += 2.0
-                effects = run.take(master.hold_back(run.state, run.now))
+                effects = run.take(master.hold_back(run.state, run.now, 0.5))
             sent = {each.worker: each.message for each in effects if isinstance(each, master.Send)}
-            assert [worker for worker, message in sent.items() if message != m.HoldBack(Generation(1), {})] == told
+            assert [worker for worker, message in sent.items() if message != held_back()] == told
 
     def test_holds_nobody_at_the_end_of_a_bounded_run(self) -> None:
         run = running(replace(self.rules(), until={"s": {0: 15, 1: 500}}))
@@ -181,7 +222,7 @@ class TestTheDriver:
                 said = m.Progress(positions=(where,), ends=(end,))
                 run.hear(msgspec.structs.replace(run.heartbeat(worker), progress=said))
             run.now += 2.0
-            told = run.take(master.hold_back(run.state, run.now))
+            told = run.take(master.hold_back(run.state, run.now, 0.5))
         held = [each.worker for each in told if isinstance(each, master.Send) and each.message.later_than]  # type: ignore[union-attr]
         assert held == [first]
 
@@ -324,6 +365,25 @@ class TestARunningJob:
             speeds.pass_time(t, 10)
             assert offsets(t)[1] > before
 
+    def test_reads_a_partition_that_was_idle_before_time_passes_its_records(self) -> None:
+        """Partition 0 has a backlog with a gap in event time; partition 1 is idle, and gets a record inside the gap."""
+        late = START + timedelta(hours=1)
+        with TestDriver(app()) as t:
+            speeds = Speeds(t._source("visits"), {0: 0, 1: 400})
+            t.push("visits", visits(1_300), partition=1)
+            speeds.pass_time(t, 40)
+            assert offsets(t)[1] == 1_300
+            t.push("visits", visits(200), partition=0)
+            t.push("visits", [Visit(1, START + timedelta(hours=9))] * 2_000, partition=0)
+            speeds.per_second[0] = 20
+            speeds.pass_time(t, 5)
+            assert offsets(t)[0] < 150
+            t.push("visits", [Visit(5, late)], partition=1)
+            speeds.pass_time(t, 30)
+            assert offsets(t)[0] > 200
+            assert offsets(t)[1] == 1_301
+            assert (5, late) in {(row["user"], row["window_start"]) for row in t.rows("out")}
+
     def test_does_not_wait_for_partitions_that_are_read_to_their_ends(self) -> None:
         with TestDriver(app()) as t:
             speeds = Speeds(t._source("visits"), {0: 4_000, 1: 400})
@@ -342,12 +402,14 @@ class TestMicrobatches:
             assert t.cluster.batches is not None
             host, jobs, source = t.cluster.batches.host, t.cluster.batches.jobs, t._source("visits")
             jobs.faults.fails = 0.1
-            reads: list[dict[int, int]] = []
+            reads, seen = list[dict[int, int]](), set[tuple[str, ...]]()
             run = jobs.run
 
             def noted(job: int, batch: Batch) -> None:
                 host._pace = Pace(1e9, rows=200)
                 reads.append({at.partition: at.offset for deploy in batch.deploys for at in deploy.until})
+                assert host._batches is not None
+                seen.add(host._held_by(host._batches))
                 run(job, batch)
 
             host._pace, jobs.run = Pace(1e9, rows=200), noted  # type: ignore[method-assign]
@@ -356,8 +418,33 @@ class TestMicrobatches:
             while sum(offsets(t).values()) < 4_000:
                 t.cluster.pass_time(1)
                 assert len(reads) < 200
+            assert seen == {(), ("event time",)}
             assert jobs.faults.happened["failed"]
             ahead = [each[1] * 60 - each[0] for each in reads if each[0] < 1_600]
             assert len(ahead) > 5
             assert max(ahead) <= 300 * 60, "the records of the first three epochs"
             assert reads[-1] == {0: 2_000, 1: 2_000, 2: 0, 3: 0}
+
+    def test_read_all_that_there_is_if_an_epoch_can(self) -> None:
+        """Both partitions are live; as much arrives as before, or more, or less, and the clock of one is far behind."""
+        with TestDriver(app(), mode="microbatch") as t:
+            assert t.cluster.batches is not None
+            jobs, source, run = t.cluster.batches.jobs, t._source("visits"), t.cluster.batches.jobs.run
+            unread: list[dict[int, int]] = []
+
+            def noted(job: int, batch: Batch) -> None:
+                until = {at.partition: at.offset for deploy in batch.deploys for at in deploy.until}
+                unread.append({at: end - until[at] for at, end in source.end_offsets().items()})
+                run(job, batch)
+
+            jobs.run = noted  # type: ignore[method-assign]
+            for second in range(40):
+                for partition, behind in ((0, timedelta(hours=1)), (1, timedelta())):
+                    count = 3 + 7 * second % 5 + partition
+                    t.push(
+                        "visits", [Visit(1, START + timedelta(seconds=second) - behind)] * count, partition=partition
+                    )
+                t.cluster.pass_time(1)
+                assert not held(t)
+            assert len(unread) >= 30
+            assert all(not any(each.values()) for each in unread)
