@@ -16,9 +16,11 @@ For use by one thread, the operator thread. Deltas may be sealed on another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
 
 from holdfast.errors import Damaged
 from holdfast.model import NO_EPOCH, Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
@@ -30,7 +32,7 @@ from holdfast.state.evolution import by_name, declaration, unreadable
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.epochs import COPIED_AT_ONCE
 from holdfast.state.tables.frozen import FrozenDelta
-from holdfast.state.tables.slab import PLAIN, Memory
+from holdfast.state.tables.slab import PLAIN, Memory, Stored
 from holdfast.state.tables.table import Table, TableSpec
 
 
@@ -222,17 +224,36 @@ class StateStore:
         if copy is not None:
             copy.epochs_behind = len(behind)
 
-    def follow(self, epoch: Epoch, segments: Iterable[bytes]) -> None:
-        """Advance a standby, which processes no records itself, to the completed epoch of these segments."""
+    def follow(self, epoch: Epoch, segments: Iterable[bytes | Piece]) -> None:
+        """Advance a store that processes no records itself to the completed epoch of these segments."""
         assert epoch > self._committed
-        for data in segments:
-            absorbed = self._absorb(Piece(data, self.owned), NO_EPOCH, NOTHING, lambda: None)
+        for each in segments:
+            piece = each if isinstance(each, Piece) else Piece(each, self.owned)
+            absorbed = self._absorb(piece, NO_EPOCH, NOTHING, lambda: None)
             assert self._committed < absorbed <= epoch
         for table in self._tables.values():
             table.committed_through = epoch
         self._committed = epoch
         if self._copy is not None:
             self._copy.epochs_behind += 1
+
+    def stored(self) -> dict[int, Stored]:
+        """Return what the tables consist of, by operator; only committed epochs may be in them."""
+        return {operator: table.stored() for operator, table in self._tables.items()}
+
+    def adopt(
+        self, stored: Mapping[int, Stored], rooms: Mapping[int, Mapping[str, NDArray[Any]]], epoch: Epoch
+    ) -> None:
+        """Take tables as of a completed epoch, with the same declarations and key groups; see Table.adopt."""
+        self._begin(epoch, None, self.owned)
+        for operator, table in self._tables.items():
+            table.adopt(stored[operator], rooms[operator], epoch)
+
+    def drop_vacant(self) -> None:
+        """Drop the slots without a row where they are as many as the others."""
+        for table in self._tables.values():
+            if table.mostly_vacant():
+                table.drop_vacant()
 
     def _begin(self, epoch: Epoch, base_applied: Epoch | None, base_key_groups: tuple[int, int]) -> ColdCopy | None:
         """Empty the tables, and attach the cold store if it is the base."""

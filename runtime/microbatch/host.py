@@ -41,6 +41,8 @@ from holdfast.runtime.worker.protocol import Deliver
 
 BEAT_EVERY_S = 0.5
 COMPACT_RETRY_S = 1.0
+LINEAGE_MAX = 64
+"""Of so many epochs of this generation a machine may still have the state; it restores an older one from the root."""
 STANDSTILL_EPOCHS = 10
 """For so many epochs, partitions that are ahead in event time wait for one in which time stands still."""
 
@@ -82,6 +84,8 @@ class Host:
         self._register, self._layers = register, layers_of(plan)
         self._workers: dict[WorkerId, Subtask | None] = {}
         self._deploys: dict[Subtask, m.Deploy] = {}
+        self._lineage: dict[Epoch, str] = {}
+        """The manifests of the last epochs of this generation."""
         self._batches: Batches | None = None
         self._generation, self._jobs_run = Generation(0), 0
         self._outlook: Outlook | None = None
@@ -193,10 +197,17 @@ class Host:
                 self._perform(*batches.triggered(state, message, ends_of_epoch(offsets, ends, rows_max)))
             case m.Committed(_, epoch, manifest):
                 self._perform(*batches.committed(state, Cut(epoch, manifest)))
+                self._completed(Cut(epoch, manifest))
                 self._beat_soon()
             case m.EndInput(_, drop_unread):
                 self._outlook.end_input(state.positions, drop_unread=drop_unread)
                 self._beat_soon()
+
+    def _completed(self, cut: Cut) -> None:
+        """Note an epoch of which a machine may have the state."""
+        self._lineage[cut.epoch] = cut.manifest
+        if len(self._lineage) > LINEAGE_MAX:
+            del self._lineage[min(self._lineage)]
 
     def _in_step(self, state: Batches, rows_max: int) -> tuple[dict[Place, int], dict[Place, int]]:
         """Return where the partitions are, and how far the next epoch may read them.
@@ -218,7 +229,7 @@ class Host:
             return
         if deploy.generation > self._generation:
             self._cancel()
-            self._generation, self._batches, self._deploys = deploy.generation, None, {}
+            self._generation, self._batches, self._deploys, self._lineage = deploy.generation, None, {}, {}
         self._workers[worker] = deploy.subtask
         self._deploys[deploy.subtask] = deploy
         self._deliveries.deploy(deploy)
@@ -282,14 +293,13 @@ class Host:
     def _deploy_of(self, state: Batches, subtask: Subtask, until: Mapping[Place, int] | None = None) -> m.Deploy:
         """Return the deployment of a subtask as of the last completed epoch."""
         first = self._deploys[subtask]
-        known = {state.cut.epoch: state.cut.manifest} if state.cut.manifest else {}
         return msgspec.structs.replace(
             first,
             base_epoch=state.cut.epoch,
             handle=state.handles[subtask],
             positions=tuple(at for at in state.positions.values() if at.subtask == subtask),
             until=tuple(SourcePosition(*place, end) for place, end in (until or {}).items()),
-            lineage={**first.lineage, **known},
+            lineage={**first.lineage, **self._lineage},
         )
 
     def _ack(self, epoch: Epoch, part: SubtaskPart) -> None:

@@ -225,7 +225,11 @@ class _Task:
         mine = tuple(operator for operator in plan.operators if operator.fragment in self._layer)
         opened = self._ports.local.open(replace(plan, operators=mine), self._deploy, self._worker)
         self._held.callback(opened.close)
-        if mine:
+        if self._batch.finishing:
+            self._held.callback(opened.discard)
+        if opened.ready:
+            pass
+        elif mine:
             restore(opened, self._deploy, self._ports.store)
         else:
             opened.store.restore(self._deploy.base_epoch, (), None)

@@ -29,8 +29,6 @@ from holdfast.state.tables.table import Table
 
 CLOCK_TABLE = TableDraft(CLOCK_KEY, CLOCK_COLUMNS, "clock")
 """The table that a step with a clock adds to its own."""
-VACANT_SLOTS_MIN = 16_384
-"""Vacant slots are dropped when there are more than this, and more than half of all slots."""
 Times = NDArray[np.int64]
 
 
@@ -105,7 +103,7 @@ def drop_vacant(table: Table, looked_up: int = 0) -> bool:
     Args:
         looked_up: An upper bound on the slots that were looked up and never written.
     """
-    if table.vacant + looked_up <= max(VACANT_SLOTS_MIN, len(table) // 2):
+    if not table.mostly_vacant(looked_up):
         return False
     table.drop_vacant()
     return True

@@ -30,10 +30,10 @@ from holdfast.model import Subtask
 from holdfast.runtime.driver.placement import elsewhere
 from holdfast.runtime.microbatch.blocks import Attempt, Parcel, Result, parcel_of
 from holdfast.runtime.microbatch.task import Batch, Ports, run_task
+from holdfast.runtime.microbatch.warm import WarmState
 from holdfast.runtime.spark.launch import first_line
 from holdfast.runtime.wire.clock import SystemClock
 from holdfast.runtime.wire.presence import boot_id
-from holdfast.runtime.worker.local import MemoryState
 from holdfast.storage.objects import open_objects
 
 _log = logging.getLogger(__name__)
@@ -140,7 +140,8 @@ def _stage(task: BatchTask, layer: int) -> Callable[[Iterable[pa.RecordBatch]], 
         if refused is not None:
             yield _row(parcel_of(Result(attempt, error=refused, permanent=True)))
             return
-        ports = Ports(SystemClock(), open_objects(task.root), MemoryState(), time.sleep)
+        clock, store = SystemClock(), open_objects(task.root)
+        ports = Ports(clock, store, WarmState(store, clock, time.sleep), time.sleep)
         incoming = _values(batches) if layer else _nothing(batches)
         for parcel in run_task(task.batch, ports, attempt, incoming):
             yield _row(parcel)

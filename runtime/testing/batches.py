@@ -134,10 +134,11 @@ class BatchMembers:
         post: Callable[[Callable[[], None]], None],
         answer: Callable[[m.FromWorker], None],
         every_s: float,
+        local: Callable[[], LocalState] = MemoryState,
     ) -> None:
         self._plan, self._store = plan, store
         self.ports = _HostPorts(clock, store)
-        self.jobs = StepJobs(clock, store, MemoryState, rng, lambda *end: post(lambda: self.host.ended(*end)))
+        self.jobs = StepJobs(clock, store, local, rng, lambda *end: post(lambda: self.host.ended(*end)))
         limits = every_s, None, BACKLOG_BYTES_MAX
         self.host = Host(plan, self.ports, self.jobs, post, answer, _registered, *limits)
 

@@ -131,7 +131,7 @@ class Cluster:
         self.hosts = ["here"]
         """Host names on which workers start, in turn."""
         self.local: Callable[[], LocalState] = MemoryState
-        """Makes the local state of a new worker."""
+        """Makes the local state of a new worker, or of a task."""
         self._inbox: deque[Callable[[], None]] = deque()
         self._lanes = InlineLanes()
         self.repository = Repository(store)
@@ -144,8 +144,11 @@ class Cluster:
         self.driver = DriverLoop(rules, f"{self._random.getrandbits(128):032x}", self)
         if self._mode == MICROBATCH:
             driver, every = self.driver, rules.checkpoint_every
-            given = self.clock, self._store, self._random, self._inbox.append, driver.received, every
+            given = self.clock, self._store, self._random, self._inbox.append, driver.received, every, self._local
             self.batches = BatchMembers(self._plan, *given)
+
+    def _local(self) -> LocalState:
+        return self.local()
 
     def begin(self) -> None:
         """Take the job over, as its log describes it."""

@@ -50,6 +50,10 @@ class Opened:
     key_groups: tuple[int, int] | None
     close: Callable[[], None]
     """Releases the folder."""
+    ready: bool = False
+    """Whether the store has the deployment's base; else it is to be restored."""
+    discard: Callable[[], None] = lambda: None
+    """Removes the folder: no run will need it again."""
 
 
 class LocalState(Protocol):
@@ -91,7 +95,7 @@ class LocalFolders:
         self._others_bytes = resident_bytes()
         """The interpreter and its libraries, which do not count."""
         self._folder: Path | None = None
-        self._root = root or Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
+        self._root = root or local_root()
         self._machine = machine_id() if machine is None else machine
         self._boot = boot_id() if boot is None else boot
 
@@ -102,16 +106,12 @@ class LocalFolders:
 
     def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Opened:
         """Take over the folder that leaves the least to restore, else create one."""
-        boots = self._root / self._machine
-        parent = boots / (self._boot or "unknown-boot") / deploy.job_uuid
+        parent = self._root / self._machine / (self._boot or "unknown-boot") / deploy.job_uuid
         lineage, owned, target = deploy.lineage, deploy.handle.key_groups, deploy.base_epoch
         specs = [operator.table for operator in plan.operators]
         declared = {spec.operator: declaration(spec) for spec in specs}
         try:
-            self._root.mkdir(exist_ok=True, mode=0o700)
-            _check_owner(self._root)
-            _remove_earlier_boots(boots, self._boot)
-            parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folder(self._root, self._machine, self._boot, parent)
             folder = claim(parent, deploy.job_uuid, lineage, target, owned, declared, self._rocks)
             memory = self._memory(parent)
         except OSError as error:
@@ -138,6 +138,24 @@ class LocalFolders:
             )
             return PLAIN
         return Swap(folder, self._others_bytes + self._budget.total, self._budget.tables)
+
+
+def local_root() -> Path:
+    """Return the parent of all local folders of this user."""
+    return Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
+
+
+def make_folder(root: Path, machine: str, boot: str, folder: Path) -> None:
+    """Create a folder below `<root>/<machine>/<boot>`; folders of earlier boots are removed.
+
+    Raises:
+        OSError: it cannot be created.
+        ConfigError: others can write into the root.
+    """
+    root.mkdir(exist_ok=True, mode=0o700)
+    _check_owner(root)
+    _remove_earlier_boots(root / machine, boot)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
 def _remove_earlier_boots(boots: Path, boot: str) -> None:

@@ -14,7 +14,8 @@ Source: docs/design/0036-records-and-kernels.md, docs/design/0039-state-larger-t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,7 @@ from holdfast.state.tables.placing import (
     units_max,
     units_of,
 )
-from holdfast.state.tables.slab import PLAIN, RESERVED, UNIT_BYTES, UNLIMITED, Memory, Rows, Slab
+from holdfast.state.tables.slab import PLAIN, RESERVED, UNIT_BYTES, UNLIMITED, Memory, Rows, Slab, Stored
 from holdfast.state.tables.spec import TableSpec
 from holdfast.state.tables.words import Arena, ValueWords
 
@@ -109,6 +110,39 @@ class IndexedRecords:
         self._arena = Slab(np.uint8, first=1 if self.spec.key.fixed else _FIRST_ARENA, memory=memory)
         self._bytes = Arena(self._slots.copy_bytes, self._memory) if self._values.varying else None
         self._bytes_checked_at = COMPACTED_FROM
+
+    def stored(self) -> Stored:
+        """Return what the records consist of."""
+        arrays = {
+            "control": self._control,
+            "records": self._records.array,
+            "committed": self._committed_values.array,
+            "entries": self._entries.array,
+            "old": self._old.array,
+            "free": self._free.array,
+            "arena": self._arena.array,
+        }
+        numbers = {"checked": self._bytes_checked_at}
+        if self._bytes is not None:
+            arrays["bytes"], numbers["used"] = self._bytes.array, self._bytes.used
+        return Stored(arrays, numbers)
+
+    def _adopt(self, stored: Stored, rooms: Mapping[str, NDArray[Any]]) -> None:
+        """Take records in place of these."""
+        self._clear()
+        arrays = stored.arrays
+        self._control = np.array(arrays["control"])
+        self._control_at = self._control.ctypes.data
+
+        def slab(name: str) -> Slab:
+            return Slab.over(rooms.get(name, arrays[name]), arrays[name].size, self._memory)
+
+        self._records, self._committed_values = slab("records"), slab("committed")
+        self._free, self._arena = slab("free"), slab("arena")
+        self._entries, self._old = _Entries.over(arrays["entries"]), _Entries.over(arrays["old"])
+        self._bytes_checked_at = stored.numbers["checked"]
+        if self._bytes is not None:
+            self._bytes.adopt(slab("bytes"), stored.numbers["used"])
 
     def __len__(self) -> int:
         """The number of keys in memory, present and absent."""
@@ -452,7 +486,14 @@ class _Entries:
 
     def __init__(self, memory: Memory, size: int) -> None:
         self.array = memory.zeros(size)
-        self.address = self.array.ctypes.data
+        self.address: int = self.array.ctypes.data
+
+    @classmethod
+    def over(cls, array: NDArray[np.int64]) -> _Entries:
+        """Return the entries that an array has."""
+        entries = cls.__new__(cls)
+        entries.array, entries.address = array, array.ctypes.data
+        return entries
 
 
 def slots_in(slab: Slab, width: int, slots: Rows, write: bool) -> Reached:

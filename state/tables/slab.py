@@ -18,7 +18,7 @@ Pure: no clock, thread or I/O.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -100,6 +100,13 @@ class PlainMemory:
 PLAIN = PlainMemory()
 
 
+class Stored(NamedTuple):
+    """What a table consists of: the arrays that are in use, by name, and other numbers."""
+
+    arrays: dict[str, NDArray[Any]]
+    numbers: dict[str, int]
+
+
 class Slab:
     """One growing array; `array` is its whole capacity, of which the owner uses the first elements; it is at `address`.
 
@@ -118,6 +125,14 @@ class Slab:
         self._room: NDArray[Any] = PLAIN.room(np.dtype(dtype), first)
         self.array: NDArray[Any] = self._room
         self.address: int = self.array.ctypes.data
+
+    @classmethod
+    def over(cls, room: NDArray[Any], size: int, memory: Memory) -> Slab:
+        """Return a slab whose first `size` elements are in a room of this memory already."""
+        slab = cls(room.dtype, first=1, memory=memory)
+        slab._room, slab.array = room, memory.use(room, size)
+        slab.address = room.ctypes.data
+        return slab
 
     def hold(self, size: int, used: int | None = None) -> None:
         """Make room for this many elements; only the first `used` ones keep their values if given."""

@@ -24,7 +24,7 @@ Source: DESIGN section 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,13 +40,15 @@ from holdfast.state.tables.expiry import Through, covered
 from holdfast.state.tables.kernels.layout import DIRTY, Control, Flag
 from holdfast.state.tables.ordered import BY_KEY, OrderedIndex
 from holdfast.state.tables.records import PART_ROWS_MIN, Program
-from holdfast.state.tables.slab import PLAIN, UNLIMITED, Memory, Rows
+from holdfast.state.tables.slab import PLAIN, UNLIMITED, Memory, Rows, Stored
 from holdfast.state.tables.spec import Columns, ColumnSpec, Loader, TableSpec
 from holdfast.state.tables.values import scalar, taken
 
 __all__ = ["ColumnSpec", "Columns", "Loader", "Table", "TableSpec"]
 
 _NO_ROWS: Rows = np.empty(0, np.int64)
+VACANT_SLOTS_MIN = 16_384
+"""Fewer slots without a row are not worth dropping."""
 APPLIED_BYTES_MAX = 4 << 20
 """Values of variable width in one write to the cold store, after which others get the interpreter lock."""
 _ROW_REACH = 4 << 16
@@ -93,6 +95,28 @@ class Table(EpochRecords):
         """Slots of new records whose values the cold store has not been asked for."""
         self._begin(committed_through)
         self.loads += 1
+
+    def stored(self) -> Stored:
+        """Return what the table consists of, as of an epoch that is committed."""
+        assert not (self._control[Control.OPENED] or self._intervals or self._frozen), "not as of an epoch"
+        self.commit_all()
+        self._hold_committed()
+        found = super().stored()
+        return found._replace(numbers={**found.numbers, "vacant": self.vacant})
+
+    def adopt(self, stored: Stored, rooms: Mapping[str, NDArray[Any]], committed_through: Epoch) -> None:
+        """Take what another table of this declaration consisted of, which is complete and as of this epoch.
+
+        Args:
+            stored: Its arrays are used, not copied.
+            rooms: In which room of this table's memory an array begins; those that are in none have no room to grow.
+        """
+        self.reset(None, committed_through)
+        self._adopt(stored, rooms)
+        self.vacant = stored.numbers["vacant"]
+        for order in self._orders.values():
+            order.clear()
+            order.note(self._scan(Flag.WORKING))
 
     @property
     def complete(self) -> bool:
@@ -228,6 +252,7 @@ class Table(EpochRecords):
         self._write(slots, delta.columns, absent=gone)
         self._set(slots, Flag.UNLOADED, KNOWN)
         self._set(slots[gone], KNOWN)
+        self.vacant += gone.size
         self._note(slots)
         self._note_unapplied(slots)
 
@@ -275,6 +300,14 @@ class Table(EpochRecords):
         """Note that the slots that unapplied() returned are in the cold store."""
         self._unapplied.done(slots)
         self._set(slots, Flag.UNAPPLIED)
+
+    def mostly_vacant(self, looked_up: int = 0) -> bool:
+        """Return whether slots without a row are so many that drop_vacant() is worth its time.
+
+        Args:
+            looked_up: An upper bound on the slots that were looked up and never written.
+        """
+        return self.vacant + looked_up > max(VACANT_SLOTS_MIN, len(self) // 2)
 
     def drop_vacant(self) -> None:
         """Drop the slots whose keys are permanently absent; present ones stay, so nothing must be loaded again."""

@@ -50,6 +50,15 @@ class Arena:
         self._copy, self._memory, self._bytes = copy, memory, Slab(np.uint8, first=size + _SLACK, memory=memory)
         self.used = _EMPTY_AT + 1
 
+    @property
+    def array(self) -> NDArray[np.uint8]:
+        """The bytes, with what is reserved behind them."""
+        return self._bytes.array
+
+    def adopt(self, data: Slab, used: int) -> None:
+        """Take other bytes in place of these."""
+        self._bytes, self.used = data, used
+
     def append(self, values: pa.Array) -> tuple[Words, Words]:
         """Append the bytes of large_utf8 or large_binary values; return their offsets and lengths."""
         if not len(values):

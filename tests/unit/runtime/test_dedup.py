@@ -204,7 +204,7 @@ class TestState:
         assert [each["sink"] for each in out if each["id"] == "late"] == ["late"]
 
     def test_looking_for_repetitions_leaves_no_slots_behind(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("holdfast.runtime.operators.event_clock.VACANT_SLOTS_MIN", 4)
+        monkeypatch.setattr("holdfast.state.tables.table.VACANT_SLOTS_MIN", 4)
         plan = app_of().plan()
         one = Subtask(plan, MemoryKeyValue(), Epoch(0))
         one.fragment.on_batch(self.rows(plan, (row(1, f"k{n}") for n in range(10))))

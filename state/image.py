@@ -1,0 +1,280 @@
+"""Images: the tables of a store as files on this machine, for the next process that needs them.
+
+Below a folder, every image is a folder: a `lock`, a `head` that says what the image is, and the arrays, large ones in
+files of their own, small ones in one file. Several processes may map an image at a time; one that changes it is alone.
+
+Invariants
+    - A head describes its image: it is removed before the first change, and written, by rename, after the last.
+    - An image with a head is as of one completed epoch, by the hash of its manifest (P14).
+    - Whoever maps or changes an image holds its lock; locks end with the process.
+
+I/O: local files, locks.
+Source: docs/design/0049-state-images.md; flock(2).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.model import Cut, JobUuid
+from holdfast.state.mapped import MappedFiles
+from holdfast.state.marker import Declared, Lineage, overlap
+from holdfast.state.store import StateStore
+from holdfast.state.tables.slab import Stored
+
+_VERSION = 1
+_HEAD, _LOCK, _SMALL = "head", "lock", "small"
+_NEW, _REMOVED = ".new-", ".removed-"
+
+
+class StoredArray(msgspec.Struct, frozen=True):
+    """Where an array is: in a file of its own, or from an offset on in the file of small arrays."""
+
+    dtype: str
+    size: int
+    """Elements."""
+    file: str = ""
+    offset: int = 0
+
+
+class StoredTable(msgspec.Struct, frozen=True):
+    """One table: its arrays and its other numbers."""
+
+    arrays: dict[str, StoredArray]
+    numbers: dict[str, int]
+
+
+class Head(msgspec.Struct, frozen=True):
+    """What an image is."""
+
+    job_uuid: JobUuid
+    cut: Cut
+    key_groups: tuple[int, int]
+    declared: dict[int, str]
+    small: str
+    """The file of small arrays."""
+    tables: dict[int, StoredTable]
+    version: int = _VERSION
+
+
+_DECODER = msgspec.json.Decoder(Head)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The state that a task needs: of these operators and key groups, as of the last epoch of a lineage."""
+
+    job_uuid: JobUuid
+    key_groups: tuple[int, int]
+    declared: Declared
+    base: Cut
+    lineage: Lineage
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the name of every folder that may have such an image."""
+        first, end = self.key_groups
+        return f"{first}-{end}-{'-'.join(map(str, sorted(self.declared)))}-"
+
+    def usable(self, head: Head | None) -> bool:
+        """Return whether an image is as of the base, or of an epoch on which it builds."""
+        if head is None or head.job_uuid != self.job_uuid or head.declared != self.declared:
+            return False
+        cut = head.cut
+        known = cut == self.base or (cut.epoch < self.base.epoch and self.lineage.get(cut.epoch) == cut.manifest)
+        return head.key_groups == self.key_groups and known and cut.manifest != ""
+
+    def replaces(self, head: Head) -> bool:
+        """Return whether no task can use an image any more if there is one that needs this state."""
+        shares = not self.declared.keys().isdisjoint(head.declared)
+        return shares and overlap(head.key_groups, self.key_groups) is not None
+
+
+class Image:
+    """An image that this process holds: alone, or with others that map it."""
+
+    def __init__(self, path: Path, lock: int, head: Head | None, *, alone: bool) -> None:
+        self.path, self._lock, self.head, self.alone = path, lock, head, alone
+
+    def begin(self) -> MappedFiles:
+        """Begin to change it; return the memory of the tables, which are in its files."""
+        assert self.alone
+        (self.path / _HEAD).unlink(missing_ok=True)
+        return MappedFiles(self.path, shared=True)
+
+    def finish(self, store: StateStore, memory: MappedFiles, wanted: Wanted) -> None:
+        """Write what the image is now; files that it no longer needs are removed."""
+        small, offset, tables = f"{_SMALL}-{uuid.uuid4().hex}", 0, dict[int, StoredTable]()
+        with open(self.path / small, "wb") as file:
+            for operator, stored in store.stored().items():
+                arrays = dict[str, StoredArray]()
+                for name, array in stored.arrays.items():
+                    if mapped := memory.file_of(array):
+                        arrays[name] = StoredArray(array.dtype.str, array.size, mapped)
+                    else:
+                        arrays[name] = StoredArray(array.dtype.str, array.size, "", offset)
+                        offset += file.write(np.ascontiguousarray(array).data)
+                        offset += file.write(bytes(-offset % 64))
+                tables[operator] = StoredTable(arrays, stored.numbers)
+        self.head = Head(wanted.job_uuid, wanted.base, wanted.key_groups, dict(wanted.declared), small, tables)
+        (self.path / (_NEW + _HEAD)).write_bytes(msgspec.json.encode(self.head))
+        os.replace(self.path / (_NEW + _HEAD), self.path / _HEAD)
+        memory.close()
+        needed = {_HEAD, _LOCK, small, *(a.file for table in tables.values() for a in table.arrays.values())}
+        for path in self.path.iterdir():
+            if path.name not in needed:
+                path.unlink()
+
+    def load(self, store: StateStore, memory: MappedFiles) -> None:
+        """Give a store, whose tables have this memory, the tables of the image."""
+        assert self.head is not None
+        data = np.fromfile(self.path / self.head.small, np.uint8)
+        stored, rooms = dict[int, Stored](), dict[int, dict[str, NDArray[Any]]]()
+        for operator, table in self.head.tables.items():
+            rooms[operator] = {n: memory.mapped(a.file, a.dtype) for n, a in table.arrays.items() if a.file}
+            arrays = {
+                name: rooms[operator][name][: array.size] if array.file else _small(data, array)
+                for name, array in table.arrays.items()
+            }
+            stored[operator] = Stored(arrays, table.numbers)
+        store.adopt(stored, rooms, self.head.cut.epoch)
+
+    def share(self) -> bool:
+        """Let others map it too; return whether it is still what it was."""
+        if self.alone:
+            if not _locked(self._lock, fcntl.LOCK_SH):
+                return False
+            self.alone = False
+        return _read_head(self.path) == self.head
+
+    def remove(self) -> None:
+        """Remove the image, unless another process holds it too, and release it."""
+        if self.alone or _locked(self._lock, fcntl.LOCK_EX):
+            _remove(self.path)
+        self.release()
+
+    def release(self) -> None:
+        """Let others change it."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def find(parent: Path, wanted: Wanted) -> tuple[Image | None, bool]:
+    """Return the image that leaves the least to restore, held, and whether another process holds one that may do.
+
+    An image that is as of the base is shared, any other is held alone. Those that nobody can use are removed.
+    """
+    best: Image | None = None
+    busy = False
+    for path in sorted(parent.iterdir()):
+        if not path.name.startswith(wanted.prefix):
+            _tidy(path, wanted)
+            continue
+        image = _hold(path)
+        if image is None or (not image.alone and (image.head is None or image.head.cut != wanted.base)):
+            busy = True
+        elif wanted.usable(image.head) and (best is None or _epoch(image) > _epoch(best)):
+            image, best = best, image
+        if image is not None and image.alone:
+            image.remove()
+        elif image is not None:
+            image.release()
+    if best is not None and best.head is not None and best.head.cut == wanted.base and not best.share():
+        best.release()
+        return None, True
+    return best, busy
+
+
+def create(parent: Path, wanted: Wanted) -> Image:
+    """Create an image without content, held alone."""
+    name = wanted.prefix + uuid.uuid4().hex[:12]
+    new, path = parent / (_NEW + name), parent / name
+    new.mkdir(mode=0o700)
+    lock = os.open(new / (_NEW + _LOCK), os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.rename(new / (_NEW + _LOCK), new / _LOCK)  # nobody finds it before it is locked
+    new.rename(path)
+    return Image(path, lock, None, alone=True)
+
+
+def _hold(path: Path) -> Image | None:
+    """Lock an image, alone if no process holds it; None if it is being changed, or gone."""
+    try:
+        lock = os.open(path / _LOCK, os.O_RDWR)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    alone = _locked(lock, fcntl.LOCK_EX)
+    if (alone or _locked(lock, fcntl.LOCK_SH)) and _is_there(path, lock):
+        return Image(path, lock, _read_head(path), alone=alone)
+    os.close(lock)
+    return None
+
+
+def _tidy(path: Path, wanted: Wanted) -> None:
+    """Remove a folder if the state that is wanted makes it useless, or if a killed process left it unfinished."""
+    if path.name.startswith(_REMOVED):
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    head = _read_head(path)
+    if head is not None and not wanted.replaces(head):
+        return
+    image = _hold(path)
+    if image is None:
+        return
+    if image.alone and (image.head is None or wanted.replaces(image.head)):
+        image.remove()
+    image.release()
+
+
+def _remove(path: Path) -> None:
+    removed = path.with_name(_REMOVED + uuid.uuid4().hex)
+    with suppress(FileNotFoundError):
+        path.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)
+
+
+def _read_head(path: Path) -> Head | None:
+    try:
+        head = _DECODER.decode((path / _HEAD).read_bytes())
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return head if head.version == _VERSION else None
+
+
+def _locked(lock: int, how: int) -> bool:
+    try:
+        fcntl.flock(lock, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_there(path: Path, lock: int) -> bool:
+    """Return whether the lock is that of the folder; it may have been removed since it was opened."""
+    try:
+        found = os.stat(path / _LOCK)
+    except OSError:
+        return False
+    mine = os.fstat(lock)
+    return (found.st_dev, found.st_ino) == (mine.st_dev, mine.st_ino)
+
+
+def _small(data: NDArray[np.uint8], array: StoredArray) -> NDArray[Any]:
+    dtype = np.dtype(array.dtype)
+    return data[array.offset : array.offset + array.size * dtype.itemsize].view(dtype)
+
+
+def _epoch(image: Image) -> int:
+    return 0 if image.head is None else image.head.cut.epoch

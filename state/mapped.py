@@ -1,0 +1,123 @@
+"""Memory of tables in files of one folder: shared, so that the files have what is written, or private to the process.
+
+Arrays get files of their own, which are named by numbers and reserved as sparse files; small arrays stay in the memory
+of the process.
+
+Invariants
+    - A private mapping changes no file, whatever is written to it.
+    - A shared one is written only where its file has room on the disk, so no store fails for want of room (SIGBUS).
+
+I/O: local files, memory mappings.
+Source: docs/design/0049-state-images.md; mmap(2).
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from holdfast.state.tables.slab import PLAIN, UNIT_BYTES, UNLIMITED
+
+FILE_BYTES_MIN = 1 << 20
+"""Smaller arrays get no file."""
+_NO_RESERVE, _BLOCK_BYTES = 0x4000, 512
+
+
+@dataclass
+class _File:
+    name: str
+    descriptor: int
+    size: int
+    allocated: int
+
+
+class MappedFiles:
+    """The memory of the tables of one image.
+
+    Args:
+        folder: Where the files are.
+        shared: Whether new arrays get files, and whether what is written to mapped ones is in the files.
+    """
+
+    bytes_max, refused = UNLIMITED, ""
+
+    def __init__(self, folder: Path, *, shared: bool) -> None:
+        self._folder, self._shared = folder, shared
+        self._files: dict[int, _File] = {}
+        """By address; none if private."""
+        taken = (int(path.name) for path in folder.iterdir() if path.name.isdigit()) if shared else ()
+        self._numbers = itertools.count(1 + max(taken, default=0))
+
+    def room(self, dtype: np.dtype[Any], size: int) -> NDArray[Any]:
+        """Reserve address space for `size` elements, in a new file if it is shared and large.
+
+        Raises:
+            OSError: the file cannot be created.
+        """
+        if not self._shared or size * dtype.itemsize < FILE_BYTES_MIN:
+            return PLAIN.room(dtype, size)
+        name = str(next(self._numbers))
+        file = os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        os.ftruncate(file, -(-size * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE)
+        return self._mapped(name, file, dtype)[:size]
+
+    def zeros(self, size: int) -> NDArray[np.int64]:
+        """Return an array of zero words."""
+        if not self._shared or size * 8 < FILE_BYTES_MIN:
+            return PLAIN.zeros(size)
+        return self.use(self.room(np.dtype(np.int64), size), size)[:size]
+
+    def use(self, room: NDArray[Any], size: int) -> NDArray[Any]:
+        """Return the part of a room to use from now on, at least `size` elements, for which the disk has room.
+
+        Raises:
+            OSError: it has not.
+        """
+        file = self._files.get(room.ctypes.data)
+        if file is None:
+            return room
+        wanted = min(file.size, -(-size * room.itemsize // UNIT_BYTES) * UNIT_BYTES)
+        if wanted > file.allocated:
+            os.posix_fallocate(file.descriptor, file.allocated, wanted - file.allocated)
+            file.allocated = wanted
+        return room[: wanted // room.itemsize]
+
+    def bring(self, address: int, units: Iterable[int], write: bool) -> None:
+        """Do nothing; the system maps pages when they are reached."""
+
+    def settle(self) -> None:
+        """Do nothing; there is no budget."""
+
+    def mapped(self, name: str, dtype: DTypeLike) -> NDArray[Any]:
+        """Map a file, all of it."""
+        flags = os.O_RDWR if self._shared else os.O_RDONLY
+        return self._mapped(name, os.open(self._folder / name, flags), np.dtype(dtype))
+
+    def file_of(self, array: NDArray[Any]) -> str:
+        """Return the name of the file that an array begins in; empty if it is in memory."""
+        file = self._files.get(array.ctypes.data)
+        return "" if file is None else file.name
+
+    def close(self) -> None:
+        """Release the files; arrays stay valid."""
+        for file in self._files.values():
+            os.close(file.descriptor)
+        self._files = {}
+
+    def _mapped(self, name: str, file: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        found, flags = os.fstat(file), mmap.MAP_SHARED if self._shared else mmap.MAP_PRIVATE | _NO_RESERVE
+        array = np.frombuffer(mmap.mmap(file, found.st_size, flags, mmap.PROT_READ | mmap.PROT_WRITE), dtype)
+        if self._shared:
+            allocated = found.st_blocks * _BLOCK_BYTES // UNIT_BYTES * UNIT_BYTES
+            self._files[array.ctypes.data] = _File(name, file, found.st_size, allocated)
+        else:
+            os.close(file)
+        return array

@@ -1,0 +1,308 @@
+"""Images: what a task leaves of its tables on the machine, against dictionaries."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
+from holdfast.state.changelog import SegmentHeader, seal
+from holdfast.state.evolution import declaration
+from holdfast.state.image import Image, Wanted, create, find
+from holdfast.state.keys.batch import KeyType
+from holdfast.state.mapped import MappedFiles
+from holdfast.state.store import Identity, StateStore
+from holdfast.state.tables.spec import ColumnSpec, TableSpec
+
+JOB, GROUPS = JobUuid("7" * 32), 8
+ALL = (0, GROUPS)
+IDENTITY = Identity(JOB, Generation(1), Timeline(1), WorkerId("w"))
+COUNTS = TableSpec(1, "counts", KeyType(("k",), (pa.int64(),)), (ColumnSpec("n", np.dtype(np.int64)),))
+TEXT = ColumnSpec("text", pa.utf8(), nullable=True)
+NAMES = TableSpec(2, "names", KeyType(("k",), (pa.utf8(),)), (TEXT, ColumnSpec("n", np.dtype(np.int64))))
+SPECS = (COUNTS, NAMES)
+Rows = dict[int, dict[object, tuple[object, ...]]]
+"""By operator: the values of every key."""
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of a few hundred rows have files of their own."""
+    monkeypatch.setattr("holdfast.state.mapped.FILE_BYTES_MIN", 1 << 13)
+
+
+def cut(epoch: int) -> Cut:
+    return Cut(Epoch(epoch), f"manifest {epoch}")
+
+
+def wanted(epoch: int, key_groups: tuple[int, int] = ALL, specs: tuple[TableSpec, ...] = SPECS) -> Wanted:
+    lineage = {Epoch(past): f"manifest {past}" for past in range(1, epoch + 1)}
+    return Wanted(JOB, key_groups, {spec.operator: declaration(spec) for spec in specs}, cut(epoch), lineage)
+
+
+@dataclass
+class Job:
+    """Epochs of a job, each with its segment, and the rows that there should be."""
+
+    folder: Path
+    rng: random.Random
+    epoch: int = 0
+    segments: dict[int, bytes] = field(default_factory=dict)
+    rows: Rows = field(default_factory=lambda: {1: {}, 2: {}})
+    restored: int = 0
+
+    def open(self) -> tuple[Image, StateStore]:
+        """Open the state as a task does."""
+        self.folder.mkdir(exist_ok=True)
+        image, busy = find(self.folder, wanted(self.epoch))
+        assert not busy
+        image = image or create(self.folder, wanted(self.epoch))
+        if image.alone:
+            self.bring_up(image)
+        assert image.share()
+        memory = MappedFiles(image.path, shared=False)
+        store = StateStore(IDENTITY, SPECS, GROUPS, ALL, None, memory)
+        image.load(store, memory)
+        return image, store
+
+    def bring_up(self, image: Image) -> None:
+        head, memory = image.head, image.begin()
+        store = StateStore(IDENTITY, SPECS, GROUPS, ALL, None, memory)
+        if head is None:
+            self.restored += 1
+            store.restore(Epoch(self.epoch), self.segments.values(), None)
+        else:
+            image.load(store, memory)
+            store.follow(Epoch(self.epoch), [s for at, s in self.segments.items() if at > head.cut.epoch])
+        store.drop_vacant()
+        image.finish(store, memory, wanted(self.epoch))
+
+    def change(self, store: StateStore, keys: int) -> Rows:
+        """Write and delete some keys; return the rows that there are then."""
+        rows = {operator: dict(known) for operator, known in self.rows.items()}
+        for spec in SPECS:
+            chosen = [self.rng.randrange(3 * keys) for _ in range(self.rng.randrange(1, keys))]
+            chosen = list(dict.fromkeys(chosen))
+            names = chosen if spec is COUNTS else [f"key {number}" * (number % 4) + str(number) for number in chosen]
+            table = store.table(spec.operator)
+            slots = table.slots(spec.key.encode([pa.array(names, spec.key.types[0])]))
+            values = np.array([self.rng.randrange(1 << 40) for _ in names])
+            if spec is COUNTS:
+                table.write(slots, {"n": values})
+                rows[1] |= {name: (int(n),) for name, n in zip(names, values, strict=True)}
+            else:
+                texts = [None if n % 5 == 0 else "x" * int(n % 90) for n in values]
+                table.write(slots, {"n": values, "text": pa.array(texts, pa.large_utf8())})
+                rows[2] |= {name: (t, int(n)) for name, t, n in zip(names, texts, values, strict=True)}
+            gone = [at for at in range(len(names)) if self.rng.random() < 0.3]
+            table.delete(slots[gone])
+            for at in gone:
+                del rows[spec.operator][names[at]]
+        return rows
+
+    def close(self, store: StateStore, rows: Rows) -> None:
+        """Complete the next epoch with what a task did."""
+        epoch = Epoch(self.epoch + 1)
+        for spec in SPECS:
+            store.freeze(spec.operator, epoch, Epoch(self.epoch))
+        header = SegmentHeader(JOB, Generation(1), Timeline(1), epoch, Epoch(self.epoch), WorkerId("w"))
+        self.segments[epoch] = seal(header, store.deltas(epoch))
+        self.epoch, self.rows = epoch, rows
+
+
+def rows_of(store: StateStore) -> Rows:
+    found: Rows = {}
+    for spec in SPECS:
+        table = store.table(spec.operator)
+        slots = table.present()
+        columns = [c.to_pylist() if isinstance(c, pa.Array) else list(c) for c in table.key_columns(slots)]
+        values: list[list[Any]] = []
+        for column in spec.columns:
+            read = table.values(column.name, slots) if column.plain else table.read(column.name, slots)
+            values.append(read.tolist() if isinstance(read, np.ndarray) else read.to_pylist())
+        found[spec.operator] = dict(zip(columns[0], zip(*values, strict=True), strict=True))
+    return found
+
+
+class TestAnImage:
+    @pytest.mark.parametrize("seed", range(6))
+    def test_has_the_state_of_the_last_epoch_whatever_attempts_did(self, tmp_path: Path, seed: int) -> None:
+        job = Job(tmp_path / "images", random.Random(seed))
+        keys = 40 if seed % 2 else 3_000
+        job.close(StateStore(IDENTITY, SPECS, GROUPS, ALL), job.rows)
+        for _ in range(20):
+            image, store = job.open()
+            assert rows_of(store) == job.rows
+            attempts = [job.change(store, keys)]
+            if job.rng.random() < 0.3:  # it loses, another one wins
+                image.release()
+                image, store = job.open()
+                assert rows_of(store) == job.rows
+                attempts.append(job.change(store, keys))
+            job.close(store, attempts[-1])
+            image.release()
+        assert job.restored == 1
+        assert len(list(job.folder.iterdir())) == 1
+
+    def test_keeps_its_large_arrays_in_files_and_no_file_that_it_has_outgrown(self, tmp_path: Path) -> None:
+        job = Job(tmp_path / "images", random.Random(0))
+        job.close(StateStore(IDENTITY, SPECS, GROUPS, ALL), job.rows)
+        names = set[str]()
+        for keys in (500, 5_000, 20_000):
+            image, store = job.open()
+            job.close(store, job.change(store, keys))
+            image.release()
+            image, store = job.open()
+            assert rows_of(store) == job.rows
+            assert image.head is not None
+            arrays = [array for table in image.head.tables.values() for array in table.arrays.values()]
+            files = {array.file for array in arrays if array.file}
+            assert files and {path.name for path in image.path.iterdir()} == files | {"head", "lock", image.head.small}
+            names |= files
+            image.release()
+        assert len(names) > len(files), "some array has got a larger file"
+
+    def test_of_an_epoch_that_the_base_does_not_build_on_is_replaced(self, tmp_path: Path) -> None:
+        job = Job(tmp_path / "images", random.Random(0))
+        job.close(StateStore(IDENTITY, SPECS, GROUPS, ALL), job.rows)
+        job.open()[0].release()
+        (path,) = job.folder.iterdir()
+        other = wanted(2)
+        lineage = {Epoch(1): "another manifest", Epoch(2): "manifest 2"}
+        image, _ = find(job.folder, Wanted(JOB, ALL, other.declared, other.base, lineage))
+        assert image is None and not path.exists()
+
+    @pytest.mark.parametrize("later", [wanted(2, (0, 4)), wanted(2, ALL, (NAMES,))], ids=["key groups", "operators"])
+    def test_that_no_task_can_use_any_more_is_removed(self, tmp_path: Path, later: Wanted) -> None:
+        job = Job(tmp_path / "images", random.Random(0))
+        job.close(StateStore(IDENTITY, SPECS, GROUPS, ALL), job.rows)
+        image, _ = job.open()
+        (path,) = job.folder.iterdir()
+        assert find(job.folder, later) == (None, False)
+        assert path.exists(), "a task has mapped it"
+        image.release()
+        assert find(job.folder, later) == (None, False)
+        assert not path.exists()
+
+    def test_of_other_key_groups_or_operators_stays(self, tmp_path: Path) -> None:
+        job = Job(tmp_path / "images", random.Random(0))
+        job.close(StateStore(IDENTITY, SPECS, GROUPS, ALL), job.rows)
+        mine = create_folder(job, wanted(1, (0, 4)))
+        assert find(job.folder, wanted(1, (4, 8))) == (None, False)
+        other = TableSpec(3, "others", COUNTS.key, COUNTS.columns)
+        assert find(job.folder, wanted(1, (0, 4), (other,))) == (None, False)
+        assert mine.exists()
+
+
+def create_folder(job: Job, state: Wanted) -> Path:
+    """Leave an empty image of this state."""
+    job.folder.mkdir(exist_ok=True)
+    image = create(job.folder, state)
+    memory = image.begin()
+    store = StateStore(IDENTITY, SPECS, GROUPS, state.key_groups, None, memory)
+    store.restore(state.base.epoch, [], None)
+    image.finish(store, memory, state)
+    image.release()
+    return image.path
+
+
+class TestLocks:
+    def test_of_two_tasks_that_need_the_same_one_changes_it_and_both_map_it(self, tmp_path: Path) -> None:
+        job = Job(tmp_path / "images", random.Random(0))
+        job.close(StateStore(IDENTITY, SPECS, GROUPS, ALL), job.rows)
+        job.open()[0].release()
+        job.epoch = 2
+        first, _ = find(job.folder, wanted(2))
+        assert first is not None and first.alone
+        assert find(job.folder, wanted(2)) == (None, True), "the other one waits"
+        job.bring_up(first)
+        assert first.share()
+        second, _ = find(job.folder, wanted(2))
+        assert second is not None and not second.alone and second.path == first.path
+
+    def test_a_task_that_maps_an_image_keeps_it_as_it_is(self, tmp_path: Path) -> None:
+        job = Job(tmp_path / "images", random.Random(0))
+        job.close(StateStore(IDENTITY, SPECS, GROUPS, ALL), job.rows)
+        zombie, _ = job.open()
+        assert find(job.folder, wanted(2)) == (None, True)
+        mine = create(job.folder, wanted(2))
+        assert mine.path != zombie.path
+        mine.release()
+        zombie.release()
+
+    def test_one_that_was_killed_while_it_was_changed_is_removed(self, tmp_path: Path) -> None:
+        folder = tmp_path / "images"
+        code = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+import tests.unit.state.test_image as t
+job = t.Job(Path(sys.argv[1]), t.random.Random(0))
+job.close(t.StateStore(t.IDENTITY, t.SPECS, t.GROUPS, t.ALL), job.rows)
+job.open()[0].release()
+image, _ = t.find(job.folder, t.wanted(2))
+image.begin()
+print("changing", flush=True)
+time.sleep(600)
+"""
+        here = str(Path(__file__).parents[3])
+        process = subprocess.Popen([sys.executable, "-c", code, str(folder), here], stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "changing\n"
+            assert find(folder, wanted(2)) == (None, True)
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        assert find(folder, wanted(2)) == (None, False)
+        assert not list(folder.iterdir())
+
+    def test_a_folder_that_another_process_removes_meanwhile_is_not_taken(self, tmp_path: Path) -> None:
+        job = Job(tmp_path / "images", random.Random(0))
+        path = create_folder(job, wanted(1))
+        lock = os.open(path / "lock", os.O_RDWR)
+        image, _ = find(job.folder, wanted(1))
+        assert image is not None
+        image.remove()
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(lock)
+        assert find(job.folder, wanted(1)) == (None, False)
+
+
+class TestMappedFiles:
+    def test_a_private_mapping_changes_no_file(self, tmp_path: Path) -> None:
+        shared = MappedFiles(tmp_path, shared=True)
+        room = shared.room(np.dtype(np.int64), 1 << 20)
+        part = shared.use(room, 1_000)
+        part[:1_000] = np.arange(1_000)
+        name = shared.file_of(part)
+        private = MappedFiles(tmp_path, shared=False)
+        mine = private.mapped(name, np.int64)
+        assert mine[:1_000].tolist() == list(range(1_000))
+        mine[:] = 7
+        assert shared.mapped(name, np.int64)[:1_000].tolist() == list(range(1_000))
+        shared.close()
+
+    def test_room_that_the_disk_does_not_have_is_an_error(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(file: int, offset: int, size: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        shared = MappedFiles(tmp_path, shared=True)
+        room = shared.room(np.dtype(np.int64), 1 << 20)
+        monkeypatch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(OSError, match="No space"):
+            shared.use(room, 1_000)
+        shared.close()
