@@ -4,8 +4,8 @@ HOURS sets the duration of the long run (2), RATE its records per second (as man
 S3 store if HOLDFAST_S3_SERVER names the server (slow_store.py), else in a folder. Samples and plot are left in
 `growth-soak/`.
 
-Half an hour is the least that can be judged: the job log is pruned every 1,000 records, after about 8 minutes, and in a
-slow store the sweep of other objects waits two minutes for that.
+Half an hour is the least that can be judged: the job log starts over every 200 records, about every three minutes, and
+the quantities rise and fall with it.
 """
 
 from __future__ import annotations
