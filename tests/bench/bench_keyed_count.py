@@ -96,10 +96,10 @@ def write_input(folder: Path, rows: int, keys: int) -> tuple[int, int]:
     return rows // (share * PARTITIONS) * share * PARTITIONS, total
 
 
-def run_job(folder: Path, used: Used, job: str = "keyed_job.py") -> None:
+def run_job(folder: Path, used: Used, job: str = "keyed_job.py", *flags: str) -> None:
     """Run the job to its end, and record the resources of its workers."""
     path = str(Path(__file__).with_name(job))
-    command = [sys.executable, "-m", "holdfast.runtime.cli.main", "run", path, "--progress", "json"]
+    command = [sys.executable, "-m", "holdfast.runtime.cli.main", "run", path, "--progress", "json", *flags]
     environment = {**os.environ, "KEYED_FOLDER": str(folder), "TMPDIR": str(folder)}
     with (folder / "stderr.txt").open("w") as errors:
         process = subprocess.Popen(
