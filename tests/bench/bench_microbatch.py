@@ -103,6 +103,6 @@ def run_peer(bench: Bench, folder: Path, rows: int) -> float:
     epochs = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
     assert sum(each["rows"] for each in epochs) == rows // EPOCHS // PARTITIONS * EPOCHS * PARTITIONS
     steady = epochs[1:]
-    rate = sum(each["rows"] for each in steady) / sum(each["ms"] for each in steady) * 1e3
+    rate: float = sum(each["rows"] for each in steady) / sum(each["ms"] for each in steady) * 1e3
     bench.note(f"Structured Streaming: {rate / 1e6:.3f} M rows/s, steady, {len(epochs)} epochs")
     return rate

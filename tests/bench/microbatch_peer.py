@@ -1,7 +1,7 @@
 """The peer of the microbatch benchmark: the same counts in Spark Structured Streaming, rows from Parquet files.
 
-Run as a program, with the folder of the files, how many of them an epoch reads, and the folder for checkpoints. It prints
-a JSON object per epoch. The sink takes the changed rows and does nothing with them.
+Run as a program, with the folder of the files, how many of them an epoch reads, and the folder for checkpoints. It
+prints a JSON object per epoch. The sink takes the changed rows and does nothing with them.
 """
 
 from __future__ import annotations
