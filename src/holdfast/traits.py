@@ -59,7 +59,8 @@ class SourceTraits(Traits):
     tells_time: bool = False
     """The open source has `watermark`: it knows more about event time than its records show."""
     paced: bool = False
-    """Records appear over time at a rate; `unpaced` gives the source that has all of them already."""
+    """Records appear over time at a rate. `unpaced` gives the source that has all of them already, and the open source
+    has `appeared`."""
 
 
 @dataclass(frozen=True, kw_only=True)
