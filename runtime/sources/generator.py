@@ -97,7 +97,11 @@ class Generator(RowsOf[T]):
     @property
     def traits(self) -> SourceTraits:
         """See Source.traits."""
-        endless = Endless(what="a generator without a count", instead="give the generator a count")
+        endless = Endless(
+            what="a generator without a count",
+            instead="give the generator a count",
+            for_microbatch="give the generator a count or a rate",
+        )
         return SourceTraits(
             kind="Generator",
             local_paths=(),

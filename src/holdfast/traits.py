@@ -38,10 +38,12 @@ class Endless:
     Args:
         what: The source, for a message: "a generator without a count".
         instead: What gives it an end, as an instruction.
+        for_microbatch: What gives it an end at any time, if there is more than that; as an instruction.
     """
 
     what: str
     instead: str
+    for_microbatch: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
