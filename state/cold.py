@@ -2,9 +2,10 @@
 
 A row is `[operator u16][key group u16][canonical key]` -> `[1][values, packed little-endian]`. If a column is not
 plain, it is `[2][values, u32 lengths of those of variable width][1 or 0 per nullable column: null or not][bytes]`.
-Keys that a table has not seen yet are fetched in sorted order. Of a key group with many misses each fetch also scans
-some rows, in proportion to its misses, so that no batch waits for a large state to be read. A key group that is scanned
-to its end is *complete*: it needs no more look-ups, even for absent keys.
+Keys that a table has not seen yet are fetched in sorted order. Misses of key groups that have had many also earn a scan
+of some rows there, in proportion to their number, so that no batch waits for a large state to be read. Small batches
+share a scan: it begins once their misses have earned SCANNED_MIN rows. A key group that is scanned to its end is
+*complete*: it needs no more look-ups, even for absent keys.
 
 Invariants
     - A key group is marked complete only after all its rows were handed to the table.
@@ -39,9 +40,9 @@ PREFIX_BYTES = 4
 FETCHED_MAX = 10_000
 """Keys in one call of get_many."""
 SCAN_AFTER_MISSES = 256
-"""After so many misses the scan of a key group begins."""
+"""After so many misses a key group may be scanned, and its further misses earn rows of scans."""
 SCANNED_PER_MISS, SCANNED_MIN = 2, 4_096
-"""Rows that a fetch scans for each of its misses, and at least: a third of what the fetch costs."""
+"""Rows that every such miss earns, about a third of what its look-up costs; and how many begin a scan."""
 SCANNED_AT_ONCE = 1 << 16
 """Rows handed to the table at a time."""
 _PLAIN_FORMAT, _FORMAT = 1, 2
@@ -188,6 +189,8 @@ class ColdRows:
         self._incomplete = np.zeros(key_group_count, np.bool_)
         self._incomplete[readable[0] : readable[1]] = True
         self._misses = np.zeros(key_group_count, np.int64)
+        self._earned = 0
+        """Rows that misses have earned since the last scan."""
         self._scanned: dict[int, bytes] = {}
         """By incomplete key group: where its scan goes on."""
 
@@ -216,14 +219,22 @@ class ColdRows:
         return np.array(found, np.int64), columns_of(self._spec, values)
 
     def scan_for(self, keys: Keys) -> Iterator[tuple[Keys, Columns]]:
-        """Yield some rows of the key groups with the most misses; the table may need them later, or these keys now."""
+        """Yield some rows of the key groups with the most misses; the table may need them later, or these keys now.
+
+        At most SCANNED_PER_MISS * misses + SCANNED_MIN rows, and in all no more than all misses have earned.
+        """
         groups = keys.key_groups(self._count)
         missed = groups[self._incomplete[groups]]
         self._misses += np.bincount(missed, minlength=self._count)
-        often = np.flatnonzero(self._incomplete & (self._misses >= SCAN_AFTER_MISSES))
+        scannable = self._incomplete & (self._misses >= SCAN_AFTER_MISSES)
+        self._earned += SCANNED_PER_MISS * int(np.count_nonzero(scannable[missed]))
+        if self._earned < SCANNED_MIN:
+            return iter(())
+        rows_max, self._earned = self._earned, 0
+        often = np.flatnonzero(scannable)
         begun = np.isin(often, list(self._scanned))  # one key group after another: only a complete one saves look-ups
         often = often[np.lexsort([-self._misses[often], ~begun])]
-        return self._scan(often, max(SCANNED_MIN, SCANNED_PER_MISS * len(missed)))
+        return self._scan(often, rows_max)
 
     def scan_rest(self) -> Iterator[tuple[Keys, Columns]]:
         """Yield all rows that were not scanned yet; then every key group is complete."""

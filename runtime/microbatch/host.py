@@ -89,6 +89,8 @@ class Host:
         self._batches: Batches | None = None
         self._generation, self._jobs_run = Generation(0), 0
         self._outlook: Outlook | None = None
+        self._begun: dict[Place, int] = {}
+        """Where this run, in its first generation, began to read each partition."""
         self._opened = {spec.name: spec.source.open() for spec in plan.sources}
         self._pace, self._began, self._beat_at = Pace(every_s, rate), ports.clock.monotonic(), 0.0
         self._merge_refused, self._counted = "", Counted()
@@ -244,7 +246,7 @@ class Host:
             self._outlook.close()
         until = {(at.source, at.partition): at.offset for each in self._deploys.values() for at in each.until}
         specs = {spec.name: spec for spec in self._plan.sources}
-        given = self._opened, specs, self._ports.clock, self._ports.lane, until
+        given = self._opened, specs, self._ports.clock, self._ports.lane, until, self._begun
         self._outlook = Outlook(*given, changed=self.beat, failed=self._fail)
 
     # Effects

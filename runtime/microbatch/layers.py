@@ -40,7 +40,7 @@ def refuse_what_needs_workers(plan: Plan) -> None:
             raise ConfigError(
                 f"source {source.name!r} is {endless.what}: it has no end that an epoch could read to",
                 not_done="the job was not started; state and output are untouched",
-                next_step=f"{endless.instead} or a rate, or run it with --mode continuous",
+                next_step=f"{endless.for_microbatch or endless.instead}, or run it with --mode continuous",
                 where=Where(job=plan.app),
             )
     for spec in plan.sinks:

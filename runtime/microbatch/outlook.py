@@ -5,13 +5,14 @@ Every source is asked on a lane of its own, since one may answer slowly or not a
 Invariants
     - Nothing counts as ended, or as read by this run, before a look has shown it.
     - A look that was begun in an older generation changes nothing.
+    - What a rate still holds back is not there, but a run that reads to the end of its input waits for it.
 
 Source: PROTOCOL P11, P12, P13; docs/design/0047-microbatch.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import NamedTuple
 
 from holdfast.errors import HoldfastError, Unavailable
@@ -20,7 +21,7 @@ from holdfast.ports import Clock, Lane
 from holdfast.runtime.microbatch.machine import Positions
 from holdfast.runtime.microbatch.task import Stop
 from holdfast.runtime.plan.model import SourceSpec
-from holdfast.runtime.plan.source import OpenSource, telling
+from holdfast.runtime.plan.source import OpenSource, appeared, telling
 from holdfast.runtime.rows.time_alignment import Place
 from holdfast.runtime.wire.messages import PartitionTime
 
@@ -33,6 +34,8 @@ class Seen(NamedTuple):
 
     ends: Mapping[Place, int]
     """The offset behind the last record that exists."""
+    whole: Mapping[Place, int]
+    """Where a run that reads to the end of its input ends: behind `ends` if records still appear at a rate."""
     sealed: frozenset[Place]
     """Partitions that have no record after these ends, and get none."""
     times: Mapping[Place, int]
@@ -45,6 +48,7 @@ class Outlook:
     Args:
         lane: Returns the lane of a name.
         until: Where this run stops reading; partitions without an entry have no such end.
+        begun: Where this run, in its first generation, began to read each partition; new ones are added.
         changed: Called when a look has shown something.
         failed: Called if a source can no longer be read.
     """
@@ -56,11 +60,12 @@ class Outlook:
         clock: Clock,
         lane: Callable[[str], Lane],
         until: Mapping[Place, int],
+        begun: MutableMapping[Place, int],
         changed: Callable[[], object],
         failed: Callable[[HoldfastError], object],
     ) -> None:
         self._opened, self._specs, self._clock, self._lane = opened, specs, clock, lane
-        self._until, self._changed, self._failed = dict(until), changed, failed
+        self._until, self._begun, self._changed, self._failed = dict(until), begun, changed, failed
         self._told = {name: telling(specs[name].source, each) for name, each in opened.items()}
         self._seen: dict[str, Seen] = {}
         """By source, once it has answered."""
@@ -84,6 +89,8 @@ class Outlook:
     def _begin_look(self, name: str, positions: Positions) -> None:
         finish = self._finish_asked
         places = tuple(place for place in positions if place[0] == name)
+        self._begun.update((place, positions[place].offset) for place in places if place not in self._begun)
+        begun = {place[1]: self._begun[place] for place in places}
 
         def done(result: object) -> None:
             self._looking.discard(name)
@@ -102,7 +109,7 @@ class Outlook:
                 self._saw(name, result, positions, finish=finish)
 
         self._looking.add(name)
-        self._lane(f"ends-{name}").submit(lambda: self._look(name, places), done)
+        self._lane(f"ends-{name}").submit(lambda: self._look(name, begun), done)
 
     def end_input(self, positions: Positions, *, drop_unread: bool) -> None:
         """The input ends: at the present positions, or where the next look at each source finds its ends."""
@@ -185,12 +192,16 @@ class Outlook:
         """Take no more answers."""
         self._over = True
 
-    def _look(self, name: str, places: tuple[Place, ...]) -> Seen:
-        opened, told = self._opened[name], self._told[name]
-        ends = {(name, partition): end for partition, end in opened.end_offsets().items()}
-        sealed = (place for place in places if place in ends and opened.ended(place[1], ends[place]))
-        known = ((place, None if told is None else told.watermark(place[1], end)) for place, end in ends.items())
-        return Seen(ends, frozenset(sealed), {place: at for place, at in known if at is not None})
+    def _look(self, name: str, begun: Mapping[int, int]) -> Seen:
+        source, opened, told = self._specs[name].source, self._opened[name], self._told[name]
+        traits = source.traits
+        first = {p: opened.retention_start(p) if traits.paced and at < 0 else at for p, at in begun.items()}
+        there = appeared(source, opened, first)
+        whole = opened.end_offsets() if traits.paced and traits.endless is None else there
+        sealed = ((name, p) for p in begun if p in there and opened.ended(p, there[p]))
+        known = (((name, p), None if told is None else told.watermark(p, end)) for p, end in there.items())
+        times = {place: at for place, at in known if at is not None}
+        return Seen(_placed(name, there), _placed(name, whole), frozenset(sealed), times)
 
     def _saw(self, name: str, seen: Seen, positions: Positions, *, finish: bool) -> None:
         now, before = self._clock.monotonic(), self._seen.get(name)
@@ -203,10 +214,10 @@ class Outlook:
         self._seen[name] = seen
         # Records before a fixed end may have been taken back since it was set.
         self._until.update(
-            (place, min(end, self._until[place])) for place, end in seen.ends.items() if place in self._until
+            (place, min(end, self._until[place])) for place, end in seen.whole.items() if place in self._until
         )
         if finish:
-            self._input_ends.setdefault(name, seen.ends)
+            self._input_ends.setdefault(name, seen.whole)
         self._changed()
 
     def _input_is_over(self, place: Place, offset: int) -> bool:
@@ -217,3 +228,7 @@ class Outlook:
         if (ends := self._input_ends.get(place[0])) is not None:  # then the run goes on to the end of the input
             return min(end, ends.get(place, 0))
         return min(end, self._until.get(place, end))
+
+
+def _placed(name: str, offsets: Mapping[int, int]) -> dict[Place, int]:
+    return {(name, partition): offset for partition, offset in offsets.items()}

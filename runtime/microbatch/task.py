@@ -26,7 +26,7 @@ from holdfast.ports import Clock, Lane, ObjectStore
 from holdfast.runtime.microbatch.blocks import Attempt, Inbox, Outbox, Parcel, Result, parcel_of
 from holdfast.runtime.microbatch.layers import Layers
 from holdfast.runtime.plan.compiler import Plan
-from holdfast.runtime.plan.source import OpenSource
+from holdfast.runtime.plan.source import OpenSource, unpaced
 from holdfast.runtime.rows.time_alignment import Place
 from holdfast.runtime.sources.reading import Throttle, open_readings
 from holdfast.runtime.wire import messages as m
@@ -152,7 +152,8 @@ class _Task:
         reads = attempt.layer == 0
         opened: dict[str, OpenSource] = {}
         for spec in plan.sources if reads else ():
-            opened[spec.name] = spec.source.open()
+            ends = {at.partition: at.offset for at in deploy.until if at.source == spec.name}
+            opened[spec.name] = unpaced(spec.source, ends).open()  # the driver has fixed how far: no record is to come
             held.callback(opened[spec.name].close)
         readings = open_readings(plan, deploy.positions if reads else (), opened, deploy.until)
         for reading in readings:

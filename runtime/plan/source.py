@@ -16,6 +16,7 @@ log that was recreated, or restored from an older copy, is not the log that the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol, cast
 
 import pyarrow as pa
@@ -93,7 +94,10 @@ class OpenSource(Protocol):
         """
 
     def end_offsets(self) -> dict[int, int]:
-        """Return, per partition, the offset after the last record that exists now."""
+        """Return, per partition, the offset after the last record that exists now.
+
+        A source with the trait `paced` and an end returns its end: see `PacedOpenSource.appeared`.
+        """
 
     def retention_start(self, partition: int) -> int:
         """Return the lowest offset that can still be read."""
@@ -139,8 +143,24 @@ class TellingSource(OpenSource, Protocol):
 class PacedSource(Source, Protocol):
     """With the trait `paced`: records appear over time at a rate."""
 
-    def unpaced(self) -> Source:
-        """Return the source without its rate, for reading again records that exist already."""
+    def unpaced(self, ends: Mapping[int, int] | None = None) -> Source:
+        """Return the source without its rate, for reading records that have appeared; it differs in nothing else.
+
+        Args:
+            ends: Per partition, the offset after the last record that is read; None: unknown. Later records need not be
+                computed or fetched.
+        """
+
+
+class PacedOpenSource(OpenSource, Protocol):
+    """What `open` of a source with the trait `paced` returns."""
+
+    def appeared(self, begun: Mapping[int, int]) -> Mapping[int, int]:
+        """Return, per partition, the offset after the last record that has appeared, whether it was read or not.
+
+        Args:
+            begun: Per partition, where the run begins to read: the rate counts from there, since the source was opened.
+        """
 
 
 def direct_reader(opened: OpenSource, partition: int, offset: int) -> PartitionReader:
@@ -159,6 +179,11 @@ def telling(source: Source, opened: OpenSource) -> TellingSource | None:
     return cast(TellingSource, opened) if source.traits.tells_time else None
 
 
-def unpaced(source: Source) -> Source:
-    """Return the source for reading records again, which are there already."""
-    return cast(PacedSource, source).unpaced() if source.traits.paced else source
+def unpaced(source: Source, ends: Mapping[int, int] | None = None) -> Source:
+    """Return the source for reading records that are there already, up to these ends: reading waits for no rate."""
+    return cast(PacedSource, source).unpaced(ends) if source.traits.paced else source
+
+
+def appeared(source: Source, opened: OpenSource, begun: Mapping[int, int]) -> Mapping[int, int]:
+    """Return, per partition, the offset after the last record that a run can read now; it begins to read at `begun`."""
+    return cast(PacedOpenSource, opened).appeared(begun) if source.traits.paced else opened.end_offsets()

@@ -5,7 +5,8 @@ Offset o of partition p is index o * partitions + p.
 
 A rate limits how many records exist at a moment, by a monotonic clock, counted from the offset at which each partition
 was first read after opening. So a job that resumes from a checkpoint does not wait for the time before it to pass
-again, and records that were read before are read again without waiting.
+again, and records that were read before are read again without waiting. A driver that does not read itself says where
+its run begins (`appeared`), and has others read without the rate (`unpaced`).
 
 Invariants
     - The record at an offset depends only on the function and the offset (PROTOCOL P3: the clock decides when).
@@ -15,7 +16,7 @@ Invariants
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any
 
@@ -70,6 +71,8 @@ class Generator(RowsOf[T]):
         self.row_type = schema if isinstance(schema, type) else None
         self.fn, self.rate, self.count = fn, rate, count
         self.partitions, self.vectorised = partitions, vectorised
+        self.ends: Mapping[int, int] | None = None
+        """No record from here on is computed; see `unpaced`."""
         given: object = fn
         problem = None
         if not callable(given):
@@ -94,7 +97,11 @@ class Generator(RowsOf[T]):
     @property
     def traits(self) -> SourceTraits:
         """See Source.traits."""
-        endless = Endless(what="a generator without a count", instead="give the generator a count")
+        endless = Endless(
+            what="a generator without a count",
+            instead="give the generator a count",
+            for_microbatch="give the generator a count or a rate",
+        )
         return SourceTraits(
             kind="Generator",
             local_paths=(),
@@ -102,10 +109,10 @@ class Generator(RowsOf[T]):
             paced=self.rate is not None,
         )
 
-    def unpaced(self) -> Generator:
+    def unpaced(self, ends: Mapping[int, int] | None = None) -> Generator:
         """See PacedSource.unpaced: the rate paces new records only."""
         source = copy(self)
-        source.rate = None
+        source.rate, source.ends = None, ends
         return source
 
     def check(self) -> None:
@@ -229,12 +236,23 @@ class OpenGenerator:
         return list(range(self._source.partitions))
 
     def end_offsets(self) -> dict[int, int]:
-        """Return each partition's end; without one, what exists by the rate, or what was read if nothing limits it."""
+        """Return each partition's end; without one, what exists by the rate, or what was read if nothing limits it.
+
+        An end is returned also while the rate holds records before it back: a run reads to it.
+        """
         ends = {}
         for partition in self.partitions():
             end = self._source.end(partition)
             ends[partition] = self._existing(partition) if end is None else end
         return ends
+
+    def appeared(self, begun: Mapping[int, int]) -> dict[int, int]:
+        """See PacedOpenSource.appeared."""
+        found = {}
+        for partition in self.partitions():
+            due, end = self._due(begun.get(partition, 0)), self._source.end(partition)
+            found[partition] = due if end is None else min(due, end)
+        return found
 
     def retention_start(self, partition: int) -> int:
         return 0
@@ -244,6 +262,8 @@ class OpenGenerator:
         rows = min(self._rows_max, max(1, max_bytes // self._row_bytes))
         if (end := self._source.end(partition)) is not None:
             rows = min(rows, end - offset)
+        if self._source.ends is not None:
+            rows = min(rows, self._source.ends.get(partition, 0) - offset)
         if self._source.rate is not None:
             rows = min(rows, self._existing(partition) - offset)
         if rows <= 0:
@@ -265,10 +285,13 @@ class OpenGenerator:
 
     def _existing(self, partition: int) -> int:
         pace = self._paces.get(partition, _Pace(0, 0))
-        if self._source.rate is None:
-            return pace.reached
+        return pace.reached if self._source.rate is None else max(pace.reached, self._due(pace.first))
+
+    def _due(self, first: int) -> int:
+        """Return how far the rate allows to read a partition that was first read at this offset."""
+        assert self._source.rate is not None
         share = self._source.rate / self._source.partitions
-        return max(pace.reached, pace.first + int((self._clock.monotonic() - self._opened_at) * share))
+        return first + int((self._clock.monotonic() - self._opened_at) * share)
 
 
 def _width(kind: pa.DataType) -> int:

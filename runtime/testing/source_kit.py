@@ -23,7 +23,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.runtime.plan.ahead import Ahead, Read, inline
-from holdfast.runtime.plan.source import OpenSource, Source, same_from, telling
+from holdfast.runtime.plan.source import OpenSource, Source, appeared, same_from, telling, unpaced
 from holdfast.runtime.sources.reading import split
 from holdfast.traits import not_a
 
@@ -190,7 +190,7 @@ def knows_itself_again(kit: SourceKit) -> None:
 
 
 def has_what_its_traits_name_when_it_is_open(kit: SourceKit) -> None:
-    """`sparse` has `whole_from`, `tells_time` has `watermark`."""
+    """`sparse` has `whole_from`, `tells_time` has `watermark`, `paced` has `appeared`."""
     source = kit.source()
     with _opened(kit) as opened:
         for partition in opened.partitions():
@@ -198,6 +198,24 @@ def has_what_its_traits_name_when_it_is_open(kit: SourceKit) -> None:
             if (reported := telling(source, opened)) is not None:
                 at = reported.watermark(partition, opened.retention_start(partition))
                 assert at is None or isinstance(at, int)
+        if source.traits.paced:
+            _counts_what_has_appeared(source, opened)
+
+
+def _counts_what_has_appeared(source: Source, opened: OpenSource) -> None:
+    found, starts = _all(opened), {each: opened.retention_start(each) for each in opened.partitions()}
+    ends = appeared(source, opened, starts)
+    assert sorted(ends) == sorted(starts)
+    later = appeared(source, opened, {partition: start + 1_000 for partition, start in starts.items()})
+    assert all(later[each] >= ends[each] for each in ends), "the rate counts from where the run begins"
+    source = unpaced(source, ends)
+    assert not source.traits.paced
+    there = source.open()
+    for partition, rows in found.items():
+        assert all(offset < ends[partition] for offset in rows)
+        again = _rows(there, partition, starts[partition]) if ends[partition] > starts[partition] else {}
+        assert {at: row for at, row in again.items() if at in rows} == rows
+    there.close()
 
 
 def takes_more_records_behind_those_it_has(kit: SourceKit) -> None:

@@ -38,10 +38,12 @@ class Endless:
     Args:
         what: The source, for a message: "a generator without a count".
         instead: What gives it an end, as an instruction.
+        for_microbatch: What gives it an end at any time, if there is more than that; as an instruction.
     """
 
     what: str
     instead: str
+    for_microbatch: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,8 @@ class SourceTraits(Traits):
     tells_time: bool = False
     """The open source has `watermark`: it knows more about event time than its records show."""
     paced: bool = False
-    """Records appear over time at a rate; `unpaced` gives the source that has all of them already."""
+    """Records appear over time at a rate. `unpaced` gives the source that has all of them already, and the open source
+    has `appeared`."""
 
 
 @dataclass(frozen=True, kw_only=True)

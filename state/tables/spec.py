@@ -165,7 +165,7 @@ class Loader(Protocol):
         """Return which of these keys have a row, and the rows."""
 
     def scan_for(self, keys: Keys) -> Iterable[tuple[Keys, Columns]]:
-        """Yield rows of key groups with many misses, in proportion to how many of these keys they miss now."""
+        """Yield rows of key groups with many misses, in proportion to how many keys they missed since the last time."""
 
     def scan_rest(self) -> Iterable[tuple[Keys, Columns]]:
         """Yield all rows that were not yielded yet; then every row is in the table."""

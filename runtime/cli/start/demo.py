@@ -28,10 +28,11 @@ from typing import IO, Any
 
 import msgspec
 
+from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, HoldfastError, JobFailed
 from holdfast.runtime.cli.arguments import add_command
 from holdfast.runtime.cli.reporting import print_json
-from holdfast.runtime.cli.start.demo_kill import Kill, Progress, kill_one, unproven
+from holdfast.runtime.cli.start.demo_kill import InLog, Kill, Progress, kill_one, unproven
 from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
 from holdfast.runtime.wire.processes import signal_all
 from holdfast.storage.log.log import LogReader
@@ -190,7 +191,15 @@ def watch(run: Run, process: subprocess.Popen[str], lines: IO[str], kill_at: int
         if run.kill is not None:
             run.kill.look(run.last)
         elif kill_at <= (run.last.records_in or 0) < total:
-            run.kill = kill_one(run.last, process.pid, run.mode)
+            run.kill = kill_one(run.last, process.pid, lambda: in_log(run.folder), run.mode)
+
+
+def in_log(folder: Path) -> InLog:
+    """Return where the job is, as its log says."""
+    if not (folder / "root" / JOB / "log").exists():
+        return InLog(0, 0)
+    read = Repository(open_objects(str(folder / "root" / JOB), writable=False)).read_log()
+    return InLog(0, 0) if read is None else InLog(read.generation, read.base_epoch)
 
 
 def show(run: Run, total: int) -> None:
@@ -249,8 +258,9 @@ def describe(result: dict[str, Any]) -> str:
         lines.append(f"killed       {killed['what']}, pid {killed['pid']}, at record {killed['at_records']:,}")
         after = "unknown time" if took is None else f"{took / 1000:.2f} s"
         how = f"after {after}, generation {killed['generation']} to {result['generation']}"
-        again = f"epoch {(killed['epoch'] or 0) + 1:,} and those after it were completed"
-        lines.append(f"recovered    {how if killed['generation'] != result['generation'] else again}")
+        if killed["generation"] == result["generation"]:
+            how = f"epochs after {killed['epoch']:,} were completed"
+        lines.append(f"recovered    {how if killed['recovered'] else 'not shown'}")
     lines += [f"problem      {problem}" for problem in result["problems"][:TAIL_LINES]]
     verdict = "verified: every row of every output is correct" if result["verified"] else "NOT verified"
     return "\n".join([*lines, f"result       {verdict}"])

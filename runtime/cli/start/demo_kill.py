@@ -5,16 +5,18 @@ of a task that is at work; the job of that epoch is run again.
 
 Invariants
     - Only a process below the job's own is ever killed.
+    - What proves the recovery happened after the kill: lines of progress may be read long after they were written, so
+      the job log says where the job was.
 
 Source: docs/design/0047-microbatch.md.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import psutil
@@ -27,6 +29,14 @@ BUSY_S, BUSY_LIMIT_S = 0.05, 10.0
 """How long a process is watched to see whether it works, and how long one is waited for that does."""
 DAEMON = "holdfast.runtime.spark.daemon"
 """In the command line of Spark's Python daemon and of what it forks."""
+
+
+class InLog(NamedTuple):
+    """Where the job log says that the job is; 0 if nothing is known."""
+
+    generation: int
+    epoch: int
+    """The newest completed epoch."""
 
 
 class WorkerSeen(msgspec.Struct):
@@ -66,34 +76,47 @@ class Kill:
     """The process, in words."""
     pid: int
     at_records: int
-    """The highest record count seen in the generation of the victim."""
+    """The highest record count seen before a later generation, or in microbatch mode a later epoch."""
     generation: int
     gone: bool
     recovered: bool = False
-    epoch: int | None = None
-    """The last epoch that was complete."""
+    epoch: int = 0
+    """The newest epoch that was complete when the process had been killed."""
     mode: str = CONTINUOUS
 
     def look(self, now: Progress) -> None:
-        """Take a later line of progress."""
-        records, generation = now.records_in or 0, now.generation or 0
-        if self.mode == MICROBATCH:
-            self.recovered |= records > self.at_records and (now.epoch or 0) >= (self.epoch or 0) + 2
-        elif generation == self.generation:
-            self.at_records = records
-        elif generation > self.generation and records > self.at_records:
+        """Take a line of progress that is read after the kill; it may have been written before.
+
+        In microbatch mode the next epoch may have been complete but for its record when its task was killed; the one
+        after that began later.
+        """
+        records, epoch, generation = now.records_in or 0, now.epoch or 0, now.generation or 0
+        batches = self.mode == MICROBATCH
+        if epoch <= self.epoch if batches else generation <= self.generation:
+            self.at_records = max(self.at_records, records)
+        elif records > self.at_records and (not batches or epoch >= self.epoch + 2):
             self.recovered = True
 
 
-def kill_one(progress: Progress, job_pid: int, mode: str = CONTINUOUS) -> Kill | None:
-    """SIGKILL a worker that has a subtask, or a task at work, and wait until it is gone; None if none is known yet."""
+def kill_one(progress: Progress, job_pid: int, in_log: Callable[[], InLog], mode: str = CONTINUOUS) -> Kill | None:
+    """SIGKILL a worker that has a subtask, or a task at work, and wait until it is gone; None if none is known yet.
+
+    Args:
+        in_log: Reads the job log.
+    """
     found = _task(job_pid) if mode == MICROBATCH else _worker(progress, job_pid)
     if found is None:
         return None
     what, victim = found
-    os.kill(victim.pid, signal.SIGKILL)
-    seen = progress.records_in or 0, progress.generation or 0
-    return Kill(what, victim.pid, *seen, _gone(victim), epoch=progress.epoch, mode=mode)
+    generation = in_log().generation  # before the kill: the job may recover at once
+    try:
+        if is_gone(victim):
+            return None
+        victim.kill()
+    except psutil.NoSuchProcess:
+        return None
+    epoch = in_log().epoch
+    return Kill(what, victim.pid, progress.records_in or 0, generation, _gone(victim), epoch=epoch, mode=mode)
 
 
 def unproven(kill: Kill | None, last: Progress) -> list[str]:
@@ -102,7 +125,7 @@ def unproven(kill: Kill | None, last: Progress) -> list[str]:
         return ["no process was killed: the run proves nothing about failures"]
     stayed = f"no records were read after the kill in a generation above {kill.generation}"
     if kill.mode == MICROBATCH:
-        stayed = f"no two epochs with more records were completed after the kill in epoch {kill.epoch}"
+        stayed = f"no epoch that began after the kill, behind epoch {kill.epoch}, was completed with more records"
     missing = {
         f"pid {kill.pid} outlived SIGKILL by {GONE_LIMIT_S} s": not kill.gone,
         f"{stayed}; the last is {last.epoch if kill.mode == MICROBATCH else last.generation}": not kill.recovered,
@@ -137,15 +160,20 @@ def _task(job_pid: int) -> tuple[str, psutil.Process] | None:
 
 def _task_processes(job_pid: int) -> list[psutil.Process]:
     """Return what Spark's Python daemons below the job have forked."""
-    found: list[psutil.Process] = []
-    for process in psutil.Process(job_pid).children(recursive=True):
+    try:
+        below = psutil.Process(job_pid).children(recursive=True)
+    except psutil.Error:
+        return []
+    found: list[tuple[psutil.Process, int]] = []
+    for process in below:
         try:
             if DAEMON in process.cmdline():
-                found.append(process)
+                found.append((process, process.ppid()))
         except psutil.Error:
             continue
-    daemons = {process.ppid() for process in found}
-    return [process for process in found if process.pid not in daemons]
+    parents = {process.pid: parent for process, parent in found}
+    daemons = {pid for pid, parent in parents.items() if parent not in parents}
+    return [process for process, parent in found if parent in daemons]
 
 
 def _used_s(process: psutil.Process) -> float:

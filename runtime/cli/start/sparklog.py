@@ -28,7 +28,7 @@ from holdfast.errors import ConfigError, Fenced
 from holdfast.runtime.cli.reporting import advise
 
 VARIABLE = "SPARK_SUBMIT_OPTS"
-_PREFIX, _LOCK = "holdfast-spark-", "lock"
+_PREFIX, _LOCK, _LOCK_UNLOCKED = "holdfast-spark-", "lock", "lock.new"
 NEWS_WITHIN_S = 1.0
 """How long a run that failed waits for Spark to log why."""
 # runtime/spark/launch.py silences the root logger, for users whose Spark logs to the terminal. Here Spark's logger has
@@ -80,14 +80,17 @@ def diverted(*, enabled: bool) -> Iterator[None]:
 class _Place:
     """The folder with the log of this process's JVM; removed when the process exits unless it is kept.
 
-    It holds a file that is locked for as long as the process lives, and that a folder to be kept does not have.
+    It holds a file that is locked for as long as the process lives, and that a folder to be kept does not have. The
+    file gets its name only once it is locked: another process would take an unlocked one for that of a killed process.
+    Where files cannot be locked, it never gets that name, and the folder of a killed process stays.
     """
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        self._lock = self.folder / _LOCK
-        self._locked = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self.folder, self._kept = Path(tempfile.mkdtemp(prefix=_PREFIX)), False
+        unlocked = self.folder / _LOCK_UNLOCKED
+        self._locked = os.open(unlocked, os.O_RDWR | os.O_CREAT, 0o600)
+        if _take(self._locked):
+            unlocked.rename(self.folder / _LOCK)
         _remove_left(self.folder.parent)
         self.properties, self.log = self.folder / "log4j2.properties", self.folder / "spark.log"
         self.properties.write_text(_PROPERTIES.format(path=self.log))
@@ -95,7 +98,9 @@ class _Place:
 
     def keep(self) -> None:
         """Leave the folder where it is."""
-        self._lock.unlink(missing_ok=True)
+        self._kept = True
+        for name in (_LOCK, _LOCK_UNLOCKED):
+            (self.folder / name).unlink(missing_ok=True)
 
     def size(self) -> int:
         """Return how much is logged so far, in bytes."""
@@ -109,7 +114,7 @@ class _Place:
         return self.size() > written
 
     def _leave(self) -> None:
-        if self._lock.exists():
+        if not self._kept:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -121,13 +126,19 @@ def _remove_left(parent: Path) -> None:
         except OSError:  # removed meanwhile, or of another user
             continue
         try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # its process lives
-            continue
-        else:
-            shutil.rmtree(lock.parent, ignore_errors=True)
+            if _take(opened) and lock.exists():  # else its process lives, or has kept the folder since it was opened
+                shutil.rmtree(lock.parent, ignore_errors=True)
         finally:
             os.close(opened)
+
+
+def _take(opened: int) -> bool:
+    """Lock a file; return False if another process has locked it, or the file system has no locks."""
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 @cache

@@ -141,6 +141,30 @@ class TestRate:
         assert opened.end_offsets() == {0: 10}
 
 
+class TestWhatHasAppeared:
+    def test_counts_from_where_the_run_begins_and_no_further_than_the_count(self) -> None:
+        clock = StoppedClock()
+        opened = Generator(Point, point, rate=10, count=80_000, partitions=2).open(clock)
+        begun = {0: 36_000, 1: 39_996}
+        assert opened.appeared(begun) == begun
+        clock.now += 2
+        assert opened.appeared(begun) == {0: 36_010, 1: 40_000}
+
+    def test_the_end_is_known_before_its_records_have_appeared(self) -> None:
+        assert Generator(Point, point, rate=10, count=80, partitions=2).open(StoppedClock()).end_offsets() == {
+            0: 40,
+            1: 40,
+        }
+
+    def test_is_read_without_the_rate_and_nothing_else_is_computed(self) -> None:
+        computed: list[int] = []
+        source = Generator(Point, lambda i: computed.append(i) or point(i), rate=10, count=80)  # type: ignore[func-returns-value]
+        opened = source.unpaced({0: 5}).open(StoppedClock())
+        assert indices(opened, 0, 2) == computed == [2, 3, 4]
+        assert indices(opened, 0, 5) == []
+        assert not opened.ended(0, 5) and opened.ended(0, 80)
+
+
 class TestWrongFunction:
     def test_an_error_names_function_index_partition_and_offset(self) -> None:
         def fails_at_seven(i: int) -> Point:

@@ -66,6 +66,27 @@ class TestSourceKit:
             source_kit.knows_itself_again(broken(changed=lambda self, identity: None))
 
 
+class TestSourceKitWithARate:
+    def test_finds_nothing_wrong_with_a_generator(self) -> None:
+        kit = SourceKit(lambda: hf.Generator(SCHEMA, lambda i: (i,), rate=1e9, count=9, partitions=2))
+        source_kit.has_what_its_traits_name_when_it_is_open(kit)
+
+    @pytest.mark.parametrize(
+        "appeared",
+        [
+            pytest.param(lambda self, begun: {0: 0}, id="nothing"),
+            pytest.param(lambda self, begun: {}, id="no partition"),
+            pytest.param(lambda self, begun: {0: 9 - begun[0]}, id="fewer after a later start"),
+        ],
+    )
+    def test_catches_a_wrong_count_of_what_has_appeared(self, appeared: Callable[..., Any]) -> None:
+        opened = type("Broken", (OpenGenerator,), {"appeared": appeared})
+        source = type("BrokenGenerator", (hf.Generator,), {"open": lambda self: opened(self, SystemClock())})
+        kit = SourceKit(lambda: source(SCHEMA, lambda i: (i,), rate=1e9, count=9))
+        with pytest.raises(AssertionError):
+            source_kit.has_what_its_traits_name_when_it_is_open(kit)
+
+
 class TestSourceKitWithAddedPartitions:
     @pytest.fixture
     def kit(self, tmp_path: Path) -> SourceKit:

@@ -383,12 +383,51 @@ class TestRestore:
         restored.counts(*range(asked))
         assert (cold.looked, cold.scanned_rows) == before, "nothing is new"
         table = restored.store.table(1)
+        absent = len(numbers)
         while not table.complete:
-            restored.counts(*range(len(table), len(table) + asked))
+            restored.counts(*range(absent, absent + asked))
+            absent += asked
         assert cold.scanned_rows == len(numbers), "no row is scanned twice"
         cold.looked = 0
         assert restored.counts(*numbers) == [6 if number == 3 else 1 for number in numbers]
         assert cold.looked == 0
+
+    @pytest.fixture
+    def cold(self) -> Watched:
+        """A store of 40,000 rows, with which a worker begins anew."""
+        cold = Watched()
+        worker = Worker(cold)
+        worker.add(1, *range(40_000))
+        worker.close_epoch(1)
+        worker.apply()
+        return cold
+
+    def test_scans_for_small_batches_in_proportion_to_their_misses(self, cold: Watched) -> None:
+        restored = Worker(cold)
+        restored.store.restore(Epoch(1), [], Epoch(1))
+        restored.counts(*range(SCAN_AFTER_MISSES * GROUPS * 3 // 2))
+        table, spent, misses, scans = restored.store.table(1), cold.scanned_rows, 0, 0
+        for first in range(10_000, 40_000, 5):
+            numbers, before = range(first, first + 5), cold.scanned_rows
+            misses += int((table.find(KEY.encode([pa.array(numbers, pa.int64())])) < 0).sum())
+            restored.counts(*numbers)
+            assert cold.scanned_rows - spent <= SCANNED_PER_MISS * (misses + 5)
+            if cold.scanned_rows > before:
+                assert cold.scanned_rows - before >= SCANNED_MIN, "rows are scanned many at a time"
+                scans += 1
+            if scans == 3:
+                return
+        raise AssertionError(f"{scans} scans for {misses} misses")
+
+    def test_scans_nothing_for_misses_of_key_groups_that_are_asked_for_seldom(self, cold: Watched) -> None:
+        restored = Worker(cold)
+        restored.store.restore(Epoch(1), [], Epoch(1))
+        groups = KEY.encode([pa.array(range(40_000), pa.int64())]).key_groups(GROUPS)
+        restored.counts(*np.flatnonzero(groups == 0)[: SCAN_AFTER_MISSES + 1].tolist())
+        assert cold.scanned_rows == 0, "there were few misses"
+        for each in np.flatnonzero(groups == 1)[: SCAN_AFTER_MISSES - 1].tolist():
+            restored.counts(each)
+        assert cold.scanned_rows == 0
 
     def test_keeps_the_owned_key_groups_only(self) -> None:
         worker = Worker()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -16,12 +19,18 @@ from holdfast.errors import ConfigError
 from holdfast.examples import flights_data
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.cli.start import demo_kill
-from holdfast.runtime.cli.start.demo import RECORDS_PER_S, Run, add_parser, failed, prepare
-from holdfast.runtime.cli.start.demo_kill import DAEMON, Kill, Progress, Restart, WorkerSeen, kill_one, unproven
+from holdfast.runtime.cli.start.demo import RECORDS_PER_S, Run, add_parser, describe, failed, in_log, prepare
+from holdfast.runtime.cli.start.demo_kill import DAEMON, InLog, Kill, Progress, Restart, WorkerSeen, kill_one, unproven
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import open_objects
 
 WAITS = "import sys; sys.stdin.read()"
+WORKS = "while True: pass"
+LOG = Path(__file__).parents[3] / "formats" / "checkpoint_v2"
+
+
+def logged(generation: int = 1, epoch: int = 4) -> InLog:
+    return InLog(generation, epoch)
 
 
 @pytest.fixture
@@ -47,20 +56,35 @@ class TestArguments:
 
 class TestKillOne:
     def test_a_worker_with_a_subtask_is_killed_and_its_end_confirmed(self, child: subprocess.Popen[bytes]) -> None:
-        kill = kill_one(seen(WorkerSeen("w1", child.pid, [0])), os.getpid())
-        assert kill == Kill("worker w1", child.pid, 500, 1, gone=True)
+        kill = kill_one(seen(WorkerSeen("w1", child.pid, [0])), os.getpid(), logged)
+        assert kill == Kill("worker w1", child.pid, 500, 1, gone=True, epoch=4)
         assert child.wait() == -9
 
+    def test_the_generation_is_that_of_the_kill_and_not_of_an_older_line(self, child: subprocess.Popen[bytes]) -> None:
+        kill = kill_one(seen(WorkerSeen("w1", child.pid, [0])), os.getpid(), lambda: InLog(2, 4))
+        assert kill is not None
+        kill.look(Progress(records_in=900, generation=2))
+        assert not kill.recovered, "the line was in the pipe before the kill"
+        kill.look(Progress(records_in=901, generation=3))
+        assert kill.recovered
+
+    def test_a_worker_that_has_ended_is_not_killed(self, child: subprocess.Popen[bytes]) -> None:
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert kill_one(seen(WorkerSeen("w1", child.pid, [0])), os.getpid(), logged) is None
+        child.wait()
+        assert kill_one(seen(WorkerSeen("w1", child.pid, [0])), os.getpid(), logged) is None
+
     def test_a_worker_without_a_subtask_is_not_killed(self, child: subprocess.Popen[bytes]) -> None:
-        assert kill_one(seen(WorkerSeen("w1", child.pid, [])), os.getpid()) is None
+        assert kill_one(seen(WorkerSeen("w1", child.pid, [])), os.getpid(), logged) is None
         assert psutil.pid_exists(child.pid)
 
     def test_a_process_that_is_no_descendant_of_the_job_is_never_killed(self, child: subprocess.Popen[bytes]) -> None:
         with pytest.raises(AssertionError, match="below its job"):
-            kill_one(seen(WorkerSeen("w1", os.getpid(), [0])), child.pid)
+            kill_one(seen(WorkerSeen("w1", os.getpid(), [0])), child.pid, logged)
 
     def test_a_worker_without_a_known_pid_is_not_killed(self) -> None:
-        assert kill_one(seen(WorkerSeen("w1", None, [0])), os.getpid()) is None
+        assert kill_one(seen(WorkerSeen("w1", None, [0])), os.getpid(), logged) is None
 
 
 def forking(child: str) -> subprocess.Popen[bytes]:
@@ -77,18 +101,53 @@ class TestKillATask:
         os.killpg(process.pid, 9)
         process.communicate()
 
-    @pytest.mark.parametrize("daemon", ["while True: pass"], indirect=True)
+    @pytest.fixture(autouse=True)
+    def soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(demo_kill, "BUSY_LIMIT_S", 1.0)
+
+    @pytest.mark.parametrize("daemon", [WORKS], indirect=True)
     def test_a_process_at_work_is_killed_and_not_the_daemon(self, daemon: subprocess.Popen[bytes]) -> None:
-        kill = kill_one(seen(), os.getpid(), "microbatch")
+        kill = kill_one(seen(), os.getpid(), logged, "microbatch")
         assert kill is not None and kill.gone and kill.what == "a task"
         assert kill.pid != daemon.pid and daemon.poll() is None
+
+    def test_a_daemon_that_has_forked_nothing_yet_is_not_killed(self) -> None:
+        with subprocess.Popen([sys.executable, "-c", WORKS, DAEMON], start_new_session=True) as daemon:
+            try:
+                assert kill_one(seen(), os.getpid(), logged, "microbatch") is None
+                assert daemon.poll() is None
+            finally:
+                daemon.kill()
+
+    @pytest.mark.parametrize("daemon", [WORKS], indirect=True)
+    @pytest.mark.parametrize("method", ["ppid", "kill", "cpu_times", "children"])
+    def test_a_process_that_ends_meanwhile_is_not_killed(
+        self, daemon: subprocess.Popen[bytes], method: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def ended(process: psutil.Process, **_: object) -> None:
+            raise psutil.NoSuchProcess(process.pid)
+
+        monkeypatch.setattr(psutil.Process, method, ended)
+        assert kill_one(seen(), os.getpid(), logged, "microbatch") is None
 
     @pytest.mark.parametrize("daemon", [WAITS], indirect=True)
     def test_an_idle_process_is_not_killed(
         self, daemon: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(demo_kill, "BUSY_LIMIT_S", 0.3)
-        assert kill_one(seen(), os.getpid(), "microbatch") is None
+        assert kill_one(seen(), os.getpid(), logged, "microbatch") is None
+
+    @pytest.mark.parametrize("daemon", [WORKS], indirect=True)
+    def test_lines_from_before_the_kill_prove_nothing(self, daemon: subprocess.Popen[bytes]) -> None:
+        kill = kill_one(Progress(records_in=500, epoch=4, generation=1), os.getpid(), lambda: InLog(1, 9), "microbatch")
+        assert kill is not None
+        for epoch in range(5, 11):  # the tenth was being run when its task was killed
+            kill.look(Progress(records_in=100 * epoch, epoch=epoch, generation=1))
+            assert not kill.recovered
+        kill.look(Progress(records_in=900, epoch=11, generation=1))
+        assert not kill.recovered, "it has read nothing more"
+        kill.look(Progress(records_in=1_000, epoch=11, generation=1))
+        assert kill.recovered
 
     def test_epochs_with_more_records_prove_the_recovery(self) -> None:
         kill = Kill("a task", 77, 500, 1, gone=True, epoch=4, mode="microbatch")
@@ -115,6 +174,37 @@ class TestProof:
     def test_a_process_that_survived_the_kill_is_reported(self) -> None:
         kill = Kill("w1", 77, 500, 1, gone=False, recovered=True)
         assert "77" in unproven(kill, Progress(generation=2))[0]
+
+
+class TestReport:
+    RESULT: ClassVar[dict[str, Any]] = {
+        "records_in": 1_000,
+        "epochs": 9,
+        "rows_out": {"tails": 7},
+        "late": 3,
+        "unknown_airports": 0,
+        "recovery_ms": None,
+        "generation": 1,
+        "verified": False,
+        "problems": [],
+    }
+
+    @pytest.mark.parametrize(
+        ("recovered", "line"), [(False, "recovered    not shown"), (True, "recovered    epochs after 4 were completed")]
+    )
+    def test_a_recovery_is_reported_only_if_it_was_seen(self, recovered: bool, line: str) -> None:
+        kill = Kill("a task", 77, 500, 1, gone=True, recovered=recovered, epoch=4, mode="microbatch")
+        assert line in describe(self.RESULT | {"killed": asdict(kill)}).splitlines()
+
+
+class TestLog:
+    def test_names_generation_and_epoch(self, tmp_path: Path) -> None:
+        shutil.copytree(LOG, tmp_path / "root" / "flights")
+        assert in_log(tmp_path) == InLog(3, 206)
+
+    def test_is_empty_before_the_job_has_begun(self, tmp_path: Path) -> None:
+        assert in_log(tmp_path) == InLog(0, 0)
+        assert list(tmp_path.iterdir()) == []
 
 
 class TestFolder:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -99,6 +101,50 @@ class TestDiverted:
         with diverted(enabled=True):
             assert not log.parent.exists()
             assert log_of().parent.is_dir()
+
+    def test_another_run_that_starts_at_any_moment_leaves_the_new_folder(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        flock, tidied = fcntl.flock, list[int]()
+
+        def flock_after_the_other_run(opened: int, how: int) -> None:
+            if not tidied:
+                tidied.append(opened)
+                sparklog._remove_left(tmp_path)
+            flock(opened, how)
+
+        monkeypatch.setattr(fcntl, "flock", flock_after_the_other_run)
+        with diverted(enabled=True):
+            assert log_of().parent.is_dir()
+            sparklog._remove_left(tmp_path)
+            assert log_of().parent.is_dir()
+
+    def test_a_file_system_without_locks_stops_no_run_and_loses_no_folder(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        other = tmp_path / "holdfast-spark-other"
+        other.mkdir()
+        (other / "lock").touch()
+
+        def refuse(_opened: int, _how: int) -> None:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+        monkeypatch.setattr(fcntl, "flock", refuse)
+        with diverted(enabled=True):
+            own = log_of().parent
+        sparklog._place()._leave()
+        assert other.is_dir() and not own.exists()
+
+    def test_a_folder_that_was_kept_meanwhile_is_not_removed(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """Its process has unlinked the lock and ended after this one had opened it."""
+        kept = tmp_path / "holdfast-spark-kept"
+        kept.mkdir()
+        (kept / "lock").touch()
+        monkeypatch.setattr(fcntl, "flock", lambda _opened, _how: (kept / "lock").unlink())
+        sparklog._remove_left(tmp_path)
+        assert kept.is_dir()
 
     def test_a_log_configuration_of_the_user_is_not_changed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(VARIABLE, "-Dlog4j2.configurationFile=mine.properties")

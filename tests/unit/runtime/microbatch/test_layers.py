@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from holdfast.errors import ConfigError
 from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.execution.prepare import prepare
 from holdfast.runtime.microbatch.layers import layers_of, refuse_what_needs_workers
+from holdfast.traits import Endless, SourceTraits
 
 
 @dataclass
@@ -73,6 +74,18 @@ class TestRefusal:
         with pytest.raises(ConfigError, match="source 'visits' is a generator without a count") as error:
             refuse_what_needs_workers(job.plan())
         assert error.value.next_step == "give the generator a count or a rate, or run it with --mode continuous"
+
+    def test_of_a_source_of_another_package_gives_its_own_advice(self) -> None:
+        class Ticker(hf.Generator[Visit]):
+            @property
+            def traits(self) -> SourceTraits:
+                return replace(super().traits, endless=Endless(what="a ticker", instead="give the ticker an end"))
+
+        job = app()
+        job.source("ticks", Ticker(Visit, lambda i: Visit("a", i))).sink("out", hf.Log("out"))
+        with pytest.raises(ConfigError, match="source 'ticks' is a ticker") as error:
+            refuse_what_needs_workers(job.plan())
+        assert error.value.next_step == "give the ticker an end, or run it with --mode continuous"
 
     def test_comes_with_the_plan_before_any_target_is_created(self, tmp_path: Path) -> None:
         job = hf.App("layers", root=str(tmp_path / "root"), mode="microbatch")

@@ -11,6 +11,7 @@ from holdfast.errors import Unavailable
 from holdfast.model import SourcePosition
 from holdfast.runtime.microbatch import outlook
 from holdfast.runtime.testing.lanes import VirtualClock
+from holdfast.traits import SourceTraits
 
 PLACES = ("in", 0), ("in", 1)
 
@@ -31,8 +32,12 @@ class Source:
         return False
 
 
+class Unopened:
+    traits = SourceTraits(kind="Test", local_paths=())
+
+
 class Spec:
-    idle_after_s, event_time, source = 60.0, "at", None
+    idle_after_s, event_time, source = 60.0, "at", Unopened()
 
 
 class Now:
@@ -47,12 +52,11 @@ class Now:
 
 
 class Seen:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(outlook, "telling", lambda *_: None)
+    def __init__(self) -> None:
         self.clock, self.source, specs = VirtualClock(), Source(), {"in": Spec(), "other": Spec()}
         self.other = Source()
         opened: Any = {"in": self.source, "other": self.other}
-        self.outlook = outlook.Outlook(opened, specs, self.clock, lambda _: Now(), {}, lambda: None, lambda _: None)  # type: ignore[arg-type]
+        self.outlook = outlook.Outlook(opened, specs, self.clock, lambda _: Now(), {}, {}, lambda: None, lambda _: None)  # type: ignore[arg-type]
 
     def silent(self, seconds: int, *offsets: int) -> dict[tuple[str, int], bool]:
         positions = {place: SourcePosition(*place, at) for place, at in zip(PLACES, offsets, strict=True)}
@@ -63,8 +67,8 @@ class Seen:
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
-    return Seen(monkeypatch)
+def seen() -> Seen:
+    return Seen()
 
 
 def test_a_partition_that_was_read_to_its_end_becomes_idle(seen: Seen) -> None:
