@@ -113,6 +113,10 @@ class Image:
         (self.path / _HEAD).unlink(missing_ok=True)
         return MappedFiles(self.path, shared=True)
 
+    def private(self) -> MappedFiles:
+        """Return the memory of tables that map it: what is written there is in no file."""
+        return MappedFiles(self.path, shared=False)
+
     def finish(self, store: StateStore, memory: MappedFiles, wanted: Wanted) -> None:
         """Write what the image is now; files that it no longer needs are removed."""
         small, offset, tables = f"{_SMALL}-{uuid.uuid4().hex}", 0, dict[int, StoredTable]()

@@ -30,7 +30,7 @@ from holdfast.model import Subtask
 from holdfast.runtime.driver.placement import elsewhere
 from holdfast.runtime.microbatch.blocks import Attempt, Parcel, Result, parcel_of
 from holdfast.runtime.microbatch.task import Batch, Ports, run_task
-from holdfast.runtime.microbatch.warm import WarmState
+from holdfast.runtime.microbatch.warm import LocalImages, WarmState
 from holdfast.runtime.spark.launch import first_line
 from holdfast.runtime.wire.clock import SystemClock
 from holdfast.runtime.wire.presence import boot_id
@@ -141,7 +141,7 @@ def _stage(task: BatchTask, layer: int) -> Callable[[Iterable[pa.RecordBatch]], 
             yield _row(parcel_of(Result(attempt, error=refused, permanent=True)))
             return
         clock, store = SystemClock(), open_objects(task.root)
-        ports = Ports(clock, store, WarmState(store, clock, time.sleep), time.sleep)
+        ports = Ports(clock, store, WarmState(store, clock, time.sleep, LocalImages()), time.sleep)
         incoming = _values(batches) if layer else _nothing(batches)
         for parcel in run_task(task.batch, ports, attempt, incoming):
             yield _row(parcel)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.model import Epoch
-from holdfast.runtime.microbatch.warm import FOLDER, WarmState
+from holdfast.runtime.microbatch.warm import FOLDER, LocalImages, WarmState
 from holdfast.runtime.testing.batches import Faults
 from holdfast.testing import TestDriver
 from tests.unit.runtime.microbatch.test_jobs import app, expected, shown, visit
@@ -20,8 +20,8 @@ class Machine:
         self.root, self.opened = root, 0
 
     def on(self, t: TestDriver) -> None:
-        clock = t.cluster.clock
-        t.cluster.local = lambda: WarmState(t.cluster._store, clock, clock.pass_by, self.root, "machine", "boot")
+        clock, images = t.cluster.clock, LocalImages(self.root, "machine", "boot")
+        t.cluster.local = lambda: WarmState(t.cluster._store, clock, clock.pass_by, images)
 
     def images(self) -> list[Path]:
         return sorted(self.root.glob(f"machine/boot/*/{FOLDER}/*"))
