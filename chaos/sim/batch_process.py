@@ -24,6 +24,7 @@ from holdfast.chaos.sim.driver_process import DriverProcess, Launching
 from holdfast.chaos.sim.faults.faults import Fault
 from holdfast.chaos.sim.faults.points import Point
 from holdfast.chaos.sim.faults.schedule import Process
+from holdfast.chaos.sim.ports.images import SimulatedMachines
 from holdfast.chaos.sim.ports.sources import BatchedSource
 from holdfast.chaos.sim.ports.stores import ProcessStore
 from holdfast.chaos.sim.ports.targets import ProcessSink
@@ -34,6 +35,7 @@ from holdfast.ports import Lane
 from holdfast.runtime.microbatch.blocks import Attempt, Parcel, result_in
 from holdfast.runtime.microbatch.host import Host
 from holdfast.runtime.microbatch.task import Batch, Ports, run_task
+from holdfast.runtime.microbatch.warm import WarmState
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Network
@@ -52,6 +54,8 @@ Place = tuple[int, Subtask]
 
 class Batching(Launching, Protocol):
     """The world as a driver in microbatch mode sees it."""
+
+    machines: SimulatedMachines
 
     def plan_of(self, owner: str) -> Plan:
         """Return the plan of a driver."""
@@ -81,7 +85,9 @@ class TaskProcess(Process):
         plan = world.functions.bound(self._batch.plan, self.name, lambda: world.points_of(self), clock.spend)
         sinks = tuple(replace(spec, sink=ProcessSink(world, self, spec.name)) for spec in plan.sinks)
         batch = replace(self._batch, plan=replace(plan, sinks=sinks))
-        ports = Ports(clock, ProcessStore(world, self), MemoryState(), clock.spend)
+        store = ProcessStore(world, self)
+        local = WarmState(store, clock, clock.spend, world.machines.of(self.attempt))
+        ports = Ports(clock, store, local, clock.spend)
         sent = list(run_task(batch, ports, self.attempt, incoming))
         result = result_in(sent[-1].data)
         assert result is not None

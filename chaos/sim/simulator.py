@@ -136,6 +136,8 @@ def _counts(world: World) -> dict[str, int]:
         "workers": len(world.workers),
         "checkpoints_restored": len(world.checks.restored),
         "folders_reused": world.disk.reused,
+        "images_current": world.machines.taken["current"],
+        "images_brought_up": world.machines.taken["older"],
         "ledgers": int(world.scenario.ledger),
         "regrouped": int(world.scenario.regroups),
         "partitions_discovered": world.checks.assigned.discovered,

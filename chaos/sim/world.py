@@ -36,6 +36,7 @@ from holdfast.chaos.sim.jobs.tables import SharedTable
 from holdfast.chaos.sim.jobs.workload import Moment, RewindAsked, Scenario, plan_of
 from holdfast.chaos.sim.namings import NamingProcess
 from holdfast.chaos.sim.ports.disks import Disk
+from holdfast.chaos.sim.ports.images import SimulatedMachines
 from holdfast.chaos.sim.ports.network import Address, Endpoint
 from holdfast.chaos.sim.ports.objects import WatchedObjects
 from holdfast.chaos.sim.worker_process import WorkerProcess
@@ -78,6 +79,7 @@ class World:
         self.tasks_made = 0
         self.endpoints: dict[Address, Endpoint] = {}
         self.disk, self.damage = Disk(self), Damage(self.faults, self.random)
+        self.machines = SimulatedMachines()
         self.functions = Functions(self.faults, scenario.aims, scenario.call_s)
         self._start = self.schedule.now
         arrivals = tuple(tuple(self._start + at for at in times) for times in scenario.arrivals)

@@ -63,6 +63,7 @@ class TestSimulatedJobs:
         assert counts["texts"] > 0
         assert counts["tasks"] > counts["tasks_accepted"] > SEEDS_QUICK
         assert counts["sources_waited_for_others"] > 0
+        assert counts["images_current"] > 0 and counts["images_brought_up"] > 0
 
     @pytest.mark.slow
     def test_every_result_is_correct_over_many_seeds(self) -> None:
