@@ -6,7 +6,7 @@ files of their own, small ones in one file. Several processes may map an image a
 Invariants
     - A head describes its image: it is removed before the first change, and written, by rename, after the last.
     - An image with a head is as of one completed epoch, by the hash of its manifest (P14).
-    - Whoever maps or changes an image holds its lock; locks end with the process.
+    - A process that maps or changes an image holds its lock; locks end with the process.
 
 I/O: local files, locks.
 Source: docs/design/0049-state-images.md; flock(2).
@@ -17,22 +17,29 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from holdfast.model import Cut, JobUuid
+from holdfast.state.compiled.digest import sources_digest
 from holdfast.state.mapped import MappedFiles
 from holdfast.state.marker import Declared, Lineage, overlap
 from holdfast.state.store import StateStore
 from holdfast.state.tables.slab import Stored
 
+OLD_S = 7 * 86_400.0
+"""Images that were not used for so long are removed."""
+BROKEN_S = 600.0
 _VERSION = 1
 _HEAD, _LOCK, _SMALL = "head", "lock", "small"
 _NEW, _REMOVED = ".new-", ".removed-"
@@ -56,14 +63,19 @@ class StoredTable(msgspec.Struct, frozen=True):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """What an image is."""
+    """What an image is.
+
+    Args:
+        layout: Hash of the code that decides how records lie in memory.
+        small: The file of small arrays.
+    """
 
     job_uuid: JobUuid
     cut: Cut
     key_groups: tuple[int, int]
     declared: dict[int, str]
+    layout: str
     small: str
-    """The file of small arrays."""
     tables: dict[int, StoredTable]
     version: int = _VERSION
 
@@ -85,18 +97,21 @@ class Wanted:
     def prefix(self) -> str:
         """The beginning of the name of every folder that may have such an image."""
         first, end = self.key_groups
-        return f"{first}-{end}-{'-'.join(map(str, sorted(self.declared)))}-"
+        operators = xxhash.xxh3_64_hexdigest(repr(sorted(self.declared)).encode())
+        return f"{first}-{end}-{operators}-"
 
     def usable(self, head: Head | None) -> bool:
         """Return whether an image is as of the base, or of an epoch on which it builds."""
         if head is None or head.job_uuid != self.job_uuid or head.declared != self.declared:
+            return False
+        if head.layout != sources_digest():  # another version of this package has written it
             return False
         cut = head.cut
         known = cut == self.base or (cut.epoch < self.base.epoch and self.lineage.get(cut.epoch) == cut.manifest)
         return head.key_groups == self.key_groups and known and cut.manifest != ""
 
     def replaces(self, head: Head) -> bool:
-        """Return whether no task can use an image any more if there is one that needs this state."""
+        """Return whether this state makes an image useless."""
         shares = not self.declared.keys().isdisjoint(head.declared)
         return shares and overlap(head.key_groups, self.key_groups) is not None
 
@@ -131,9 +146,11 @@ class Image:
                         offset += file.write(np.ascontiguousarray(array).data)
                         offset += file.write(bytes(-offset % 64))
                 tables[operator] = StoredTable(arrays, stored.numbers)
-        self.head = Head(wanted.job_uuid, wanted.base, wanted.key_groups, dict(wanted.declared), small, tables)
+        given = wanted.job_uuid, wanted.base, wanted.key_groups, dict(wanted.declared)
+        self.head = Head(*given, sources_digest(), small, tables)
         (self.path / (_NEW + _HEAD)).write_bytes(msgspec.json.encode(self.head))
         os.replace(self.path / (_NEW + _HEAD), self.path / _HEAD)
+        os.utime(self._lock)  # for programs that remove old temporary files
         memory.close()
         needed = {_HEAD, _LOCK, small, *(a.file for table in tables.values() for a in table.arrays.values())}
         for path in self.path.iterdir():
@@ -171,24 +188,37 @@ class Image:
     def release(self) -> None:
         """Let others change it."""
         if self._lock >= 0:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # processes that were forked meanwhile have the lock too
             os.close(self._lock)
             self._lock = -1
 
 
-def find(parent: Path, wanted: Wanted) -> tuple[Image | None, bool]:
-    """Return the image that leaves the least to restore, held, and whether another process holds one that may do.
+class Held(IntEnum):
+    """Whether other processes hold images that may be usable."""
 
-    An image that is as of the base is shared, any other is held alone. Those that nobody can use are removed.
+    NO = 0
+    MAPPED = 1
+    """One is mapped as of an older epoch."""
+    CHANGED = 2
+    """One is being changed."""
+
+
+def find(parent: Path, wanted: Wanted) -> tuple[Image | None, Held]:
+    """Return the image that leaves the least to restore, held, and whether other processes hold one.
+
+    An image that is as of the base is shared, any other is held alone. Those that are of no use are removed.
     """
     best: Image | None = None
-    busy = False
+    held = Held.NO
     for path in sorted(parent.iterdir()):
         if not path.name.startswith(wanted.prefix):
             _tidy(path, wanted)
             continue
         image = _hold(path)
-        if image is None or (not image.alone and (image.head is None or image.head.cut != wanted.base)):
-            busy = True
+        if image is None:
+            held = Held.NO if _remove_broken(path) else Held.CHANGED
+        elif not image.alone and (image.head is None or image.head.cut != wanted.base):
+            held = max(held, Held.MAPPED)
         elif wanted.usable(image.head) and (best is None or _epoch(image) > _epoch(best)):
             image, best = best, image
         if image is not None and image.alone:
@@ -197,8 +227,8 @@ def find(parent: Path, wanted: Wanted) -> tuple[Image | None, bool]:
             image.release()
     if best is not None and best.head is not None and best.head.cut == wanted.base and not best.share():
         best.release()
-        return None, True
-    return best, busy
+        return None, Held.CHANGED
+    return best, held
 
 
 def create(parent: Path, wanted: Wanted) -> Image:
@@ -236,10 +266,37 @@ def _tidy(path: Path, wanted: Wanted) -> None:
         return
     image = _hold(path)
     if image is None:
+        _remove_broken(path)
         return
     if image.alone and (image.head is None or wanted.replaces(image.head)):
         image.remove()
     image.release()
+
+
+def remove_old(jobs: Path, folder: str, now: float) -> None:
+    """Remove the images of all jobs on this machine that no process has used for long."""
+    for path in jobs.glob(f"*/{folder}/*"):
+        try:
+            old = now - os.stat(path / _LOCK).st_mtime > OLD_S
+        except OSError:
+            continue
+        if old and (image := _hold(path)) is not None:
+            if image.alone:
+                image.remove()
+            image.release()
+
+
+def _remove_broken(path: Path) -> bool:
+    """Remove a folder without a lock, unless a process is just creating it; return whether it has none."""
+    try:
+        if (path / _LOCK).exists():
+            return False
+        age = time.time() - os.stat(path).st_mtime
+    except OSError:
+        return True
+    if age > BROKEN_S:
+        _remove(path)
+    return True
 
 
 def _remove(path: Path) -> None:

@@ -5,7 +5,8 @@ of the process.
 
 Invariants
     - A private mapping changes no file, whatever is written to it.
-    - A shared one is written only where its file has room on the disk, so no store fails for want of room (SIGBUS).
+    - A shared one is written only where its file has room on the disk, so no store fails for want of room (SIGBUS). On
+      file systems that copy on write (btrfs, ZFS) that holds for new pages only.
 
 I/O: local files, memory mappings.
 Source: docs/design/0049-state-images.md; mmap(2).
@@ -13,6 +14,7 @@ Source: docs/design/0049-state-images.md; mmap(2).
 
 from __future__ import annotations
 
+import errno
 import itertools
 import mmap
 import os
@@ -28,7 +30,9 @@ from holdfast.state.tables.slab import PLAIN, UNIT_BYTES, UNLIMITED
 
 FILE_BYTES_MIN = 1 << 20
 """Smaller arrays get no file."""
-_NO_RESERVE, _BLOCK_BYTES = 0x4000, 512
+_STEP_BYTES = 1 << 16
+"""Room on the disk is taken in steps of this size, for larger arrays in whole units."""
+_NO_RESERVE = 0x4000
 
 
 @dataclass
@@ -61,13 +65,20 @@ class MappedFiles:
 
         Raises:
             OSError: the file cannot be created.
+            MemoryError: there is not so much address space.
         """
         if not self._shared or size * dtype.itemsize < FILE_BYTES_MIN:
             return PLAIN.room(dtype, size)
         name = str(next(self._numbers))
         file = os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         os.ftruncate(file, -(-size * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE)
-        return self._mapped(name, file, dtype)[:size]
+        try:
+            return self._mapped(name, file, dtype)[:size]
+        except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
+            os.unlink(self._folder / name)
+            raise MemoryError(f"{size * dtype.itemsize:,} bytes of address space: {error}") from error
 
     def zeros(self, size: int) -> NDArray[np.int64]:
         """Return an array of zero words."""
@@ -84,10 +95,15 @@ class MappedFiles:
         file = self._files.get(room.ctypes.data)
         if file is None:
             return room
-        wanted = min(file.size, -(-size * room.itemsize // UNIT_BYTES) * UNIT_BYTES)
+        needed = size * room.itemsize
+        step = _STEP_BYTES if needed < UNIT_BYTES else UNIT_BYTES
+        wanted = min(file.size, -(-needed // step) * step)
         if wanted > file.allocated:
             os.posix_fallocate(file.descriptor, file.allocated, wanted - file.allocated)
-            file.allocated = wanted
+        elif wanted < file.allocated:  # what lies behind it goes, and reads as zeros
+            os.ftruncate(file.descriptor, wanted)
+            os.ftruncate(file.descriptor, file.size)
+        file.allocated = wanted
         return room[: wanted // room.itemsize]
 
     def bring(self, address: int, units: Iterable[int], write: bool) -> None:
@@ -97,7 +113,7 @@ class MappedFiles:
         """Do nothing; there is no budget."""
 
     def mapped(self, name: str, dtype: DTypeLike) -> NDArray[Any]:
-        """Map a file, all of it."""
+        """Map a file, all of it; call use() before it is written."""
         flags = os.O_RDWR if self._shared else os.O_RDONLY
         return self._mapped(name, os.open(self._folder / name, flags), np.dtype(dtype))
 
@@ -116,8 +132,9 @@ class MappedFiles:
         found, flags = os.fstat(file), mmap.MAP_SHARED if self._shared else mmap.MAP_PRIVATE | _NO_RESERVE
         array = np.frombuffer(mmap.mmap(file, found.st_size, flags, mmap.PROT_READ | mmap.PROT_WRITE), dtype)
         if self._shared:
-            allocated = found.st_blocks * _BLOCK_BYTES // UNIT_BYTES * UNIT_BYTES
-            self._files[array.ctypes.data] = _File(name, file, found.st_size, allocated)
+            if (gone := self._files.get(array.ctypes.data)) is not None:  # its array is gone
+                os.close(gone.descriptor)
+            self._files[array.ctypes.data] = _File(name, file, found.st_size, 0)
         else:
             os.close(file)
         return array

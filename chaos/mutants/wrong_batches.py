@@ -114,9 +114,7 @@ def leaves_images_behind(right: Right) -> Right:
 
     def bring_up(run: warm._Task, image: Any) -> None:
         handle = run._deploy.handle
-        run._deploy = msgspec.structs.replace(
-            run._deploy, handle=replace(handle, segments=handle.segments[:-1])
-        )
+        run._deploy = msgspec.structs.replace(run._deploy, handle=replace(handle, segments=handle.segments[:-1]))
         right(run, image)
 
     return bring_up

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -96,6 +96,7 @@ def run_task(batch: Batch, ports: Ports, attempt: Attempt, incoming: Iterable[by
             task = _Task(batch, ports, attempt, held)
             yield from task.run(incoming)
             result = task.result()
+            task.discard()
     except HoldfastError as error:
         permanent = isinstance(error, PERMANENT) and not isinstance(error, LocalDamaged)
         result = Result(attempt, error=error.report(), permanent=permanent)
@@ -221,13 +222,18 @@ class _Task:
             self._run.progress(),
         )
 
+    def discard(self) -> None:
+        """Let go of the state for good, if this is the job's last epoch."""
+        if self._batch.finishing:
+            with suppress(OSError):
+                self._opened.discard()
+
     def _open_state(self) -> StateStore:
         plan = self._batch.plan
         mine = tuple(operator for operator in plan.operators if operator.fragment in self._layer)
         opened = self._ports.local.open(replace(plan, operators=mine), self._deploy, self._worker)
         self._held.callback(opened.close)
-        if self._batch.finishing:
-            self._held.callback(opened.discard)
+        self._opened = opened
         if opened.ready:
             pass
         elif mine:

@@ -10,13 +10,16 @@ Source: docs/design/0049-state-images.md; PROTOCOL P14, P26.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.repository import open_verified
+from holdfast.errors import ConfigError
 from holdfast.model import NO_EPOCH, Cut, WorkerId
 from holdfast.ports import Clock, ObjectStore
 from holdfast.runtime.plan.compiler import Plan
@@ -25,9 +28,11 @@ from holdfast.runtime.wire.presence import boot_id, machine_id
 from holdfast.runtime.worker.compaction import restore
 from holdfast.runtime.worker.local import MemoryState, Opened, identity_of, local_root, make_folder
 from holdfast.state.evolution import declaration
-from holdfast.state.image import Head, Image, Wanted, create, find
+from holdfast.state.image import Head, Held, Image, Wanted, create, find, remove_old
 from holdfast.state.store import Piece, StateStore
+from holdfast.state.swap import unfit
 from holdfast.state.tables.slab import Memory
+from holdfast.state.tables.spec import TableSpec
 
 _log = logging.getLogger("holdfast.worker")
 
@@ -41,8 +46,8 @@ class ImageMemory(Memory, Protocol):
 
 M = TypeVar("M", bound=ImageMemory)
 FOLDER = "images"
-WAIT_S = 1.0
-"""How long a task waits for a process that holds its image: a twin brings it up to date, a zombie may never leave."""
+WAIT_S = {Held.NO: 0.0, Held.MAPPED: 1.0, Held.CHANGED: 60.0}
+"""How long a task waits for others that hold its image: a zombie may map it for long, a twin brings it up to date."""
 _LOOK_S = 0.01
 
 
@@ -77,8 +82,12 @@ class HeldImage(Protocol[M]):
 class Images(Protocol[M]):
     """The images of one machine."""
 
-    def find(self, wanted: Wanted) -> tuple[HeldImage[M] | None, bool]:
-        """Return the best image, held, and whether another process holds one that may do; see state.image.find."""
+    @property
+    def possible(self) -> bool:
+        """Whether this machine can have any."""
+
+    def find(self, wanted: Wanted) -> tuple[HeldImage[M] | None, Held]:
+        """Return the best image, held, and whether other processes hold one; see state.image.find."""
 
     def create(self, wanted: Wanted) -> HeldImage[M]:
         """Return a new image, held alone."""
@@ -98,7 +107,12 @@ class LocalImages:
         self._machine = machine_id() if machine is None else machine
         self._boot = boot_id() if boot is None else boot
 
-    def find(self, wanted: Wanted) -> tuple[Image | None, bool]:
+    @property
+    def possible(self) -> bool:
+        """Whether the machine has a boot id; without one, nobody knows whether unsynced files are whole."""
+        return self._boot != ""
+
+    def find(self, wanted: Wanted) -> tuple[Image | None, Held]:
         """See Images.find.
 
         Raises:
@@ -109,11 +123,13 @@ class LocalImages:
 
     def create(self, wanted: Wanted) -> Image:
         """See Images.create."""
-        return create(self._folder(wanted), wanted)
+        folder = self._folder(wanted)
+        if why := unfit(folder):  # there, what a task changes in its private pages takes room in the file
+            raise OSError(f"{why}; set TMPDIR on the executors to a folder on a disk")
+        remove_old(folder.parent.parent, FOLDER, time.time())
+        return create(folder, wanted)
 
     def _folder(self, wanted: Wanted) -> Path:
-        if not self._boot:
-            raise OSError("this machine has no boot id")
         folder = self._root / self._machine / self._boot / wanted.job_uuid / FOLDER
         make_folder(self._root, self._machine, self._boot, folder)
         return folder
@@ -133,20 +149,16 @@ class WarmState(Generic[M]):
         self._store, self._clock, self._pause, self._images = store, clock, pause, images
 
     def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Opened:
-        """Return a store at the deployment's base, or an empty one where there can be no image.
-
-        Raises:
-            ConfigError: others can write into the folder of images.
-        """
-        declared = {operator.id: declaration(operator.table) for operator in plan.operators}
+        """Return a store at the deployment's base, or an empty one where there can be no image."""
+        declared = {operator.id: _declared(operator.table) for operator in plan.operators}
         base = Cut(deploy.base_epoch, deploy.lineage.get(deploy.base_epoch, ""))
-        if not (declared and base.manifest):
+        if not (declared and base.manifest and self._images.possible):
             return MemoryState().open(plan, deploy, worker)
         wanted = Wanted(deploy.job_uuid, deploy.handle.key_groups, declared, base, deploy.lineage)
         try:
             return self._open(_Task(self._store, plan, deploy, worker, wanted))
-        except OSError as error:
-            _log.warning("the state of a task is restored from the root, as there is no image of it: %s", error)
+        except (OSError, ConfigError) as error:
+            _warn(f"the state of tasks is restored from the root in every epoch, as there is no image of it: {error}")
             return MemoryState().open(plan, deploy, worker)
 
     def _open(self, task: _Task) -> Opened:
@@ -159,21 +171,22 @@ class WarmState(Generic[M]):
 
     def _image(self, task: _Task) -> HeldImage[M]:
         """Return an image as of the base, which this process shares."""
-        until = self._clock.monotonic() + WAIT_S
+        began = self._clock.monotonic()
         while True:
-            image, busy = self._images.find(task.wanted)
+            image, others = self._images.find(task.wanted)
             if image is None:
-                if busy and self._clock.monotonic() < until:
+                if self._clock.monotonic() - began < WAIT_S[others]:
                     self._pause(_LOOK_S)
                     continue
                 image = self._images.create(task.wanted)
             with ExitStack() as held:
-                held.callback(image.release)
+                held.callback(image.remove if image.alone else image.release)
                 if image.alone:
                     task.bring_up(image)
                 if image.share():
                     held.pop_all()
                     return image
+            began = self._clock.monotonic()
 
 
 class _Task:
@@ -192,10 +205,10 @@ class _Task:
         return store
 
     def bring_up(self, image: HeldImage[M]) -> None:
-        """Make an image that this process holds alone that of the base."""
+        """Bring an image, held alone, to the base."""
         owned, found, head = self.wanted.key_groups, pieces(self._deploy.handle), image.head
         with ExitStack() as opened:
-            # A base of later than the image does not say what was deleted in between.
+            # A base newer than the image does not record what was deleted in between.
             if head is None or any(p.follows == NO_EPOCH and p.epoch > head.cut.epoch for p in found):
                 memory = self._begin(image, opened)
                 store = self._store(memory)
@@ -206,7 +219,7 @@ class _Task:
                     for p in found
                     if p.epoch > head.cut.epoch
                 ]
-                memory = self._begin(image, opened)  # after everything was read that may be missing
+                memory = self._begin(image, opened)  # only after all pieces are known to be readable
                 store = self._store(memory)
                 image.load(store, memory)
                 store.follow(self.wanted.base.epoch, new)
@@ -221,3 +234,14 @@ class _Task:
         memory = image.begin()
         held.callback(memory.close)
         return memory
+
+
+def _declared(spec: TableSpec) -> str:
+    """Return what decides how the rows of a table lie in memory, absent ones included."""
+    return "|".join([declaration(spec), *(repr(column.default) for column in spec.columns)])
+
+
+@cache
+def _warn(what: str) -> None:
+    """Warn once in a process."""
+    _log.warning(what)

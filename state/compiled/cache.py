@@ -25,7 +25,6 @@ import stat
 import sys
 import tempfile
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,8 @@ from numba.core import serialize
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 
-_PACKAGES = ("holdfast.state.compiled", "holdfast.state.keys", "holdfast.state.tables.kernels")
+from holdfast.state.compiled.digest import sources_digest
+
 _DIGEST_BYTES = 32
 
 
@@ -83,7 +83,7 @@ class KernelCache(NullCache):
             self._name,
             str(signature),
             target.codegen().magic_tuple(),
-            _sources(),
+            sources_digest(),
             numba.__version__,
             sys.version,
         )
@@ -123,14 +123,3 @@ def _own(folder: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
-
-
-@cache
-def _sources() -> str:
-    """Return a hash of the source of every module that kernels are compiled from."""
-    hashed = hashlib.sha256()
-    for package in _PACKAGES:
-        for file in sorted(resources.files(package).iterdir(), key=lambda file: file.name):
-            if file.name.endswith(".py"):
-                hashed.update(file.name.encode() + file.read_bytes())
-    return hashed.hexdigest()

@@ -134,10 +134,10 @@ class IndexedRecords:
         self._control = np.array(arrays["control"])
         self._control_at = self._control.ctypes.data
 
-        def slab(name: str) -> Slab:
-            return Slab.over(rooms.get(name, arrays[name]), arrays[name].size, self._memory)
+        def slab(name: str, words: int = 1) -> Slab:
+            return Slab.over(rooms.get(name, arrays[name]), arrays[name].size, RESERVED * words, self._memory)
 
-        self._records, self._committed_values = slab("records"), slab("committed")
+        self._records, self._committed_values = slab("records", self._width), slab("committed", self._values.count)
         self._free, self._arena = slab("free"), slab("arena")
         self._entries, self._old = _Entries.over(arrays["entries"]), _Entries.over(arrays["old"])
         self._bytes_checked_at = stored.numbers["checked"]

@@ -127,9 +127,9 @@ class Slab:
         self.address: int = self.array.ctypes.data
 
     @classmethod
-    def over(cls, room: NDArray[Any], size: int, memory: Memory) -> Slab:
+    def over(cls, room: NDArray[Any], size: int, reserved: int, memory: Memory) -> Slab:
         """Return a slab whose first `size` elements are in a room of this memory already."""
-        slab = cls(room.dtype, first=1, memory=memory)
+        slab = cls(room.dtype, reserved, 1, memory)
         slab._room, slab.array = room, memory.use(room, size)
         slab.address = room.ctypes.data
         return slab

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from holdfast.runtime.microbatch.blocks import Attempt
-from holdfast.state.image import Head, Wanted
+from holdfast.state.compiled.digest import sources_digest
+from holdfast.state.image import Head, Held, Wanted
 from holdfast.state.store import StateStore
 from holdfast.state.tables.slab import PlainMemory, Stored
 
@@ -60,7 +61,7 @@ class SimulatedImage:
         """See HeldImage.finish."""
         self.tables = store.stored()
         given = wanted.job_uuid, wanted.base, wanted.key_groups, dict(wanted.declared)
-        self.head, self.whole = Head(*given, small="", tables={}), True
+        self.head, self.whole = Head(*given, sources_digest(), small="", tables={}), True
 
     def share(self) -> bool:
         """See HeldImage.share."""
@@ -82,14 +83,16 @@ class SimulatedImages:
         self.taken = Counter[str]()
         """How many attempts have found an image: one as of their base, or an older one; and how many have not."""
 
-    def find(self, wanted: Wanted) -> tuple[SimulatedImage | None, bool]:
+    possible = True
+
+    def find(self, wanted: Wanted) -> tuple[SimulatedImage | None, Held]:
         """See Images.find."""
         usable = [each for each in self._images if each.whole and wanted.usable(each.head)]
         best = max(usable, key=_epoch, default=None)
         if best is not None:
             best.alone = _epoch(best) != wanted.base.epoch
         self.taken["none" if best is None else "older" if best.alone else "current"] += 1
-        return best, False
+        return best, Held.NO
 
     def create(self, wanted: Wanted) -> SimulatedImage:
         """See Images.create."""

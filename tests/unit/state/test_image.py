@@ -19,7 +19,7 @@ import pytest
 from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.evolution import declaration
-from holdfast.state.image import Image, Wanted, create, find
+from holdfast.state.image import Held, Image, Wanted, create, find
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.mapped import MappedFiles
 from holdfast.state.store import Identity, StateStore
@@ -65,8 +65,8 @@ class Job:
     def open(self) -> tuple[Image, StateStore]:
         """Open the state as a task does."""
         self.folder.mkdir(exist_ok=True)
-        image, busy = find(self.folder, wanted(self.epoch))
-        assert not busy
+        image, held = find(self.folder, wanted(self.epoch))
+        assert not held
         image = image or create(self.folder, wanted(self.epoch))
         if image.alone:
             self.bring_up(image)
@@ -189,19 +189,19 @@ class TestAnImage:
         job.close(StateStore(IDENTITY, SPECS, GROUPS, ALL), job.rows)
         image, _ = job.open()
         (path,) = job.folder.iterdir()
-        assert find(job.folder, later) == (None, False)
+        assert find(job.folder, later) == (None, Held.NO)
         assert path.exists(), "a task has mapped it"
         image.release()
-        assert find(job.folder, later) == (None, False)
+        assert find(job.folder, later) == (None, Held.NO)
         assert not path.exists()
 
     def test_of_other_key_groups_or_operators_stays(self, tmp_path: Path) -> None:
         job = Job(tmp_path / "images", random.Random(0))
         job.close(StateStore(IDENTITY, SPECS, GROUPS, ALL), job.rows)
         mine = create_folder(job, wanted(1, (0, 4)))
-        assert find(job.folder, wanted(1, (4, 8))) == (None, False)
+        assert find(job.folder, wanted(1, (4, 8))) == (None, Held.NO)
         other = TableSpec(3, "others", COUNTS.key, COUNTS.columns)
-        assert find(job.folder, wanted(1, (0, 4), (other,))) == (None, False)
+        assert find(job.folder, wanted(1, (0, 4), (other,))) == (None, Held.NO)
         assert mine.exists()
 
 
@@ -225,7 +225,7 @@ class TestLocks:
         job.epoch = 2
         first, _ = find(job.folder, wanted(2))
         assert first is not None and first.alone
-        assert find(job.folder, wanted(2)) == (None, True), "the other one waits"
+        assert find(job.folder, wanted(2)) == (None, Held.CHANGED), "the other one waits"
         job.bring_up(first)
         assert first.share()
         second, _ = find(job.folder, wanted(2))
@@ -235,7 +235,7 @@ class TestLocks:
         job = Job(tmp_path / "images", random.Random(0))
         job.close(StateStore(IDENTITY, SPECS, GROUPS, ALL), job.rows)
         zombie, _ = job.open()
-        assert find(job.folder, wanted(2)) == (None, True)
+        assert find(job.folder, wanted(2)) == (None, Held.MAPPED)
         mine = create(job.folder, wanted(2))
         assert mine.path != zombie.path
         mine.release()
@@ -261,11 +261,11 @@ time.sleep(600)
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "changing\n"
-            assert find(folder, wanted(2)) == (None, True)
+            assert find(folder, wanted(2)) == (None, Held.CHANGED)
         finally:
             process.send_signal(signal.SIGKILL)
             process.wait()
-        assert find(folder, wanted(2)) == (None, False)
+        assert find(folder, wanted(2)) == (None, Held.NO)
         assert not list(folder.iterdir())
 
     def test_a_folder_that_another_process_removes_meanwhile_is_not_taken(self, tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ time.sleep(600)
         image.remove()
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(lock)
-        assert find(job.folder, wanted(1)) == (None, False)
+        assert find(job.folder, wanted(1)) == (None, Held.NO)
 
 
 class TestMappedFiles:

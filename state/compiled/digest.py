@@ -1,0 +1,23 @@
+"""A hash of the sources of all kernels: what was compiled from others, or laid out by others, is not used.
+
+I/O: the modules' own files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from importlib import resources
+
+_PACKAGES = ("holdfast.state.compiled", "holdfast.state.keys", "holdfast.state.tables.kernels")
+
+
+@cache
+def sources_digest() -> str:
+    """Return a hash of the source of every module that kernels are compiled from."""
+    hashed = hashlib.sha256()
+    for package in _PACKAGES:
+        for file in sorted(resources.files(package).iterdir(), key=lambda file: file.name):
+            if file.name.endswith(".py"):
+                hashed.update(file.name.encode() + file.read_bytes())
+    return hashed.hexdigest()
