@@ -85,7 +85,7 @@ class TaskProcess(Process):
         sent = list(run_task(batch, ports, self.attempt, incoming))
         result = result_in(sent[-1].data)
         assert result is not None
-        world.checks.attempts.made(result)
+        world.checks.attempts.made((self._spark.driver.name, self.job), result)
         world.schedule.after(self._spark.delay(), self, "", lambda: self._report(sent))
 
     def _report(self, sent: list[Parcel]) -> None:
