@@ -42,7 +42,7 @@ from holdfast.runtime.worker.local import MemoryState
 FAILURES_MAX = 4
 """How often a task may fail before Spark fails its job."""
 GIVEN_UP_AFTER_S = 0.8
-"""After this long without a report Spark runs another attempt: it takes the executor for lost."""
+"""After this long without a report Spark considers the executor of an attempt lost, and runs another attempt."""
 ORPHANED_S = (0.05, 1.0, 6.0)
 CANCELLED_S = (0.0, 0.1, 2.0)
 """How long the tasks of a dead driver, and those of a cancelled job, may go on."""
@@ -223,7 +223,7 @@ class Spark:
         task.run([parcels[i].data for _, i in drawn])
 
     def _give_up(self, task: TaskProcess) -> None:
-        """Take the executor of an attempt for lost; the attempt may be alive, and become a zombie."""
+        """Treat the executor of an attempt as lost; the attempt may still run, as a zombie."""
         job = self._current(task)
         if job is not None and not task.reported and task.place not in job.sent:
             self._launch(job, task.place)
