@@ -24,7 +24,6 @@ from holdfast.chaos.sim.driver_process import DriverProcess, Launching
 from holdfast.chaos.sim.faults.faults import Fault
 from holdfast.chaos.sim.faults.points import Point
 from holdfast.chaos.sim.faults.schedule import Process
-from holdfast.chaos.sim.ports.sources import BatchedSource
 from holdfast.chaos.sim.ports.stores import ProcessStore
 from holdfast.chaos.sim.ports.targets import ProcessSink
 from holdfast.chaos.sim.worker_process import LIMITS, ProcessClock
@@ -255,10 +254,8 @@ class BatchDriver(DriverProcess):
     def __init__(self, world: Batching, name: str) -> None:
         super().__init__(world, name)
         self.spark = Spark(world, self, lambda job, sent: self._post(lambda: self._host.ended(job, sent)))
-        plan = world.plan_of(self.owner)
-        sources = tuple(replace(spec, source=BatchedSource(spec.source)) for spec in plan.sources)
         self._host = Host(
-            replace(plan, sources=sources, sinks=self.sinks),
+            replace(world.plan_of(self.owner), sinks=self.sinks),
             _HostPorts(self),
             self.spark,
             self._post,

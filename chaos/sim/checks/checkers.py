@@ -35,6 +35,7 @@ from holdfast.chaos.sim.checks.assigned import Assigned
 from holdfast.chaos.sim.checks.attempts import Attempts
 from holdfast.chaos.sim.checks.audited import Audited
 from holdfast.chaos.sim.checks.clocks import NEVER, Channel
+from holdfast.chaos.sim.checks.finishing import Finishing
 from holdfast.chaos.sim.checks.history import History
 from holdfast.chaos.sim.checks.inspected import Inspected
 from holdfast.chaos.sim.checks.lasts import Lasts
@@ -100,8 +101,7 @@ class Checks:
         self.assigned = Assigned(self.history.cuts, self.fail)
         self.attempts = Attempts(self.fail)
         self.elapsed: Callable[[], float] = lambda: 0.0
-        self._finish_asked_at: dict[str, float] = {}
-        """By owner: when its run accepted to finish; that one need not read partitions that are added later."""
+        self._finishing = Finishing(scenario)
         self._fold: joblog.Job | None = None
         self._tags: dict[tuple[JobUuid, Writer], Tag] = {}
         self._added = Added(scenario, self.fail)
@@ -163,7 +163,9 @@ class Checks:
     def answered(self, owner: str, kind: str, args: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         """A driver answered a request."""
         if answer["accepted"] and args.get("how") == "finish":
-            self._finish_asked_at.setdefault(owner, self.elapsed())
+            least = self._finishing.accepted(owner, self.elapsed())
+            if self._windowed is not None:
+                self._windowed.clocks.finishes(owner, least)
         self.accepted.answered(owner, kind, args, answer)
 
     def reads_to(self, owner: str, ends: Mapping[str, Mapping[int, int]]) -> None:
@@ -314,14 +316,8 @@ class Checks:
                     self._restore(done)
 
     def _everything(self) -> Cut:
-        """Return the cut that holds the whole input, also if a user asked the job to finish.
-
-        Partitions that were added after that request count only if they were read.
-        """
-        everything, read = oracle.whole(self._scenario.partitions), self._last_cut()
-        asked = self._finish_asked_at.get(self.history.owner or "")
-        late = () if asked is None else [p for p in self._scenario.added if self._scenario.appears[p] > asked]
-        return {p: end for p, end in everything.items() if p in read or p not in late}
+        """Return the cut that holds the whole input, also if a user asked the job to finish."""
+        return self._finishing.everything(self.history.owner or "", self._last_cut())
 
     def _last_cut(self) -> Cut:
         return self.history.cuts[self.history.lineage[-1]] if self.history.lineage else {}
