@@ -30,6 +30,7 @@ from holdfast.chaos.sim.worker_process import LIMITS, ProcessClock
 from holdfast.errors import Unavailable
 from holdfast.model import Generation, Subtask, WorkerId
 from holdfast.ports import Lane
+from holdfast.runtime.config.settings import MICROBATCH
 from holdfast.runtime.microbatch.blocks import Attempt, Parcel, result_in
 from holdfast.runtime.microbatch.host import Host
 from holdfast.runtime.microbatch.task import Batch, Ports, run_task
@@ -250,6 +251,8 @@ class Spark:
 
 class BatchDriver(DriverProcess):
     """One run of the job in microbatch mode."""
+
+    mode = MICROBATCH
 
     def __init__(self, world: Batching, name: str) -> None:
         super().__init__(world, name)

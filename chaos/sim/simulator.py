@@ -19,6 +19,7 @@ from holdfast.chaos.sim.faults.faults import Fault, Strike
 from holdfast.chaos.sim.faults.points import Point
 from holdfast.chaos.sim.jobs.workload import scenario
 from holdfast.chaos.sim.world import World
+from holdfast.runtime.config.settings import MICROBATCH
 
 FINISH_WITHIN_S = 60.0
 """Virtual seconds within which the job must finish after the world has healed."""
@@ -143,5 +144,7 @@ def _counts(world: World) -> dict[str, int]:
         "texts": int(world.scenario.texts),
         "tasks": world.tasks_made,
         "tasks_accepted": world.checks.attempts.accepted,
+        "finishes_in_batches": world.checks.requests[MICROBATCH, "finish"],
+        "rewinds_in_batches": world.checks.requests[MICROBATCH, "rewind"],
         **world.checks.memory,
     }

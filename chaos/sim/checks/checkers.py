@@ -124,6 +124,8 @@ class Checks:
         self.memory = Counter[str](sources_waited_for_memory=0, sources_waited_for_others=0, barriers_wanted_early=0)
         self.restored: list[Epoch] = []
         """The restored checkpoints."""
+        self.requests = Counter[tuple[str, str]]()
+        """Requests that drivers accepted, by the driver's mode and what was asked for."""
         self.outcomes: dict[str, int] = {}
         self.explained: Callable[[ErrorReport | None], bool] = lambda error: False
         """Whether a run may fail with this error."""

@@ -59,6 +59,8 @@ TEXTS_SHARE, BUDGET_SHARE = 0.05, 0.1
 STATE_MEMORY = (400, 1_600, 6_400)
 """Bytes: one changed key is above the share of changes, or some are, or about all of them."""
 BATCHES_SHARE = 0.25
+FINISHED_IN_BATCHES_SHARE, REWOUND_IN_BATCHES_SHARE = 0.3, 0.5
+"""Of the seeds with drivers in microbatch mode that have no such request yet."""
 COPIES_SHARE, COPIED_PER_TURN = 0.2, (1, 2, 5)
 """Frozen records that a worker copies, or committed ones that it writes, in a turn: rows are processed between them."""
 NEVER_DUE_S = 1_000.0
@@ -334,17 +336,21 @@ def _in_batches(whole: Scenario) -> Scenario:
     """In some seeds run some or all drivers in microbatch mode.
 
     Immediate sinks are refused there. The worlds left out wait for workers: for one whose memory is full, for a
-    partition that rests at its time, or for epochs at theirs. A finished job reads what has arrived, not what will.
+    partition that rests at its time, or for epochs at theirs.
     """
     rng = random.Random(f"{whole.seed}/batches")
     unfit = whole.immediate or whole.budgeted or whole.rests or whole.regrows
     unfit = unfit or any(aim.point is Point.SWEEP for aim in whole.aims)
     if rng.random() >= BATCHES_SHARE or unfit:
         return whole
-    ends = tuple(end for end in whole.ends if end.how != "finish")
     modes = rng.choice(((True,), (True, False), (False, True), (True, True, False), (False, False, True)))
     armed = {**whole.armed, **faults.draw_batches(rng)}
-    return replace(whole, batches=modes, ends=ends, armed=armed, aims=(*whole.aims, *aims.draw_at_batches(rng)))
+    aimed, ends, rewinds = (*whole.aims, *aims.draw_at_batches(rng)), whole.ends, whole.rewinds
+    if not ends and rng.random() < FINISHED_IN_BATCHES_SHARE:
+        ends = (EndAsked(rng.uniform(0.3, 5.0), "finish"),)
+    if not rewinds and rng.random() < REWOUND_IN_BATCHES_SHARE:
+        rewinds = tuple(RewindAsked(rng.uniform(0.5, 4.0), rng.choice((0, 1, 2)), None) for _ in range(2))
+    return replace(whole, batches=modes, armed=armed, aims=aimed, ends=ends, rewinds=rewinds)
 
 
 def _with_more(whole: Scenario) -> Scenario:
