@@ -33,6 +33,7 @@ from holdfast.ports import Lane
 from holdfast.runtime.config.settings import MICROBATCH
 from holdfast.runtime.microbatch.blocks import Attempt, Parcel, result_in
 from holdfast.runtime.microbatch.host import Host
+from holdfast.runtime.microbatch.machine import Running
 from holdfast.runtime.microbatch.task import Batch, Ports, run_task
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.wire import messages as m
@@ -260,12 +261,12 @@ class BatchDriver(DriverProcess):
         self._host = Host(
             replace(world.plan_of(self.owner), sinks=self.sinks),
             _HostPorts(self),
-            self.spark,
+            _WatchedJobs(self),
             self._post,
             self._answered,
             self._registration,
             world.scenario.checkpoint_every,
-            None,
+            world.scenario.rate,
             LIMITS.staged_bytes_max,
         )
         self._closed = False
@@ -276,6 +277,13 @@ class BatchDriver(DriverProcess):
         if isinstance(message, m.Deploy):
             self._world.checks.deployed()
         self._host.send(worker, message)
+
+    def look_at_epoch(self) -> None:
+        """Let the checkers see what an epoch reads; later jobs of the epoch have the offsets of the first."""
+        state, outlook = self._host._batches, self._host._outlook
+        assert state is not None and isinstance(state.phase, Running) and outlook is not None
+        if state.phase.tries == 1 and not state.phase.waits and not self._host._deliveries.full():
+            self._world.checks.aligned.epoch(state.positions, outlook.readable(), state.phase.until)
 
     def launch(self, number: int) -> None:
         """See DriverPorts.launch."""
@@ -315,6 +323,20 @@ class BatchDriver(DriverProcess):
 
     def _registration(self, worker: WorkerId, launch: int) -> m.Register:
         return m.Register(worker, launch, "simulated", launch, "boot", ("simulated", 0))
+
+
+class _WatchedJobs:
+    """The jobs of a driver, under the eyes of the checkers."""
+
+    def __init__(self, driver: BatchDriver) -> None:
+        self._driver = driver
+
+    def run(self, job: int, batch: Batch) -> None:
+        self._driver.look_at_epoch()
+        self._driver.spark.run(job, batch)
+
+    def cancel(self, job: int) -> None:
+        self._driver.spark.cancel(job)
 
 
 class _HostPorts:

@@ -149,6 +149,10 @@ class DriverProcess(DriverEnd):
             self._world.checks.triggered(message, self.owner)
         if isinstance(message, m.Deploy):
             self._world.checks.assigned.deployed(message)
+        if isinstance(message, m.HoldBack):
+            state = self.loop.state
+            reports = [hosted.progress for hosted in state.workers.values() if hosted.subtask is not None]
+            self._world.checks.aligned.sent(message, reports, state.rules.until)
 
     def launch(self, number: int) -> None:
         """See DriverPorts.launch."""

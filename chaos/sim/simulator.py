@@ -146,5 +146,7 @@ def _counts(world: World) -> dict[str, int]:
         "tasks_accepted": world.checks.attempts.accepted,
         "finishes_in_batches": world.checks.requests[MICROBATCH, "finish"],
         "rewinds_in_batches": world.checks.requests[MICROBATCH, "rewind"],
-        **world.checks.memory,
+        "sources_waited_for_memory": world.checks.sources_waited_for_memory,
+        "sources_waited_for_others": world.checks.aligned.waited,
+        "barriers_wanted_early": world.checks.barriers_wanted_early,
     }
