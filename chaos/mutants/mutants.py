@@ -16,6 +16,7 @@ import msgspec
 
 from holdfast.chaos.mutants import (
     audit_mutants,
+    wrong_alignment,
     wrong_batches,
     wrong_endings,
     wrong_evolutions,
@@ -368,6 +369,8 @@ MUTANTS = (
       for name, rules, does, swap, needs, first in wrong_times.VERSIONS),
     *(Mutant(name, rules, does, tuple(Swap(*swap) for swap in swaps), needs="grows", first=first)
       for name, rules, does, swaps, first in wrong_partitions.VERSIONS),
+    *(Mutant(name, rules, does, tuple(Swap(*swap) for swap in swaps), first, "aligns")
+      for name, rules, does, swaps, first in wrong_alignment.VERSIONS),
     *(Mutant(name, rules, does, (Swap(*swap),), first, "batched")
       for name, rules, does, swap, first in wrong_batches.VERSIONS),
     Mutant("stages-kept", "P8, DESIGN 5", "a sink's collected output stays in memory after it is durable",
