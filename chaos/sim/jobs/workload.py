@@ -340,8 +340,7 @@ def scenario(seed: int) -> Scenario:
     texts = random.Random(f"{seed}/texts").random() < TEXTS_SHARE
     copies = random.Random(f"{seed}/copies")
     copied_per_turn = copies.choice(COPIED_PER_TURN) if copies.random() < COPIES_SHARE else None
-    drawn = _budgeted(replace(drawn, texts=texts, copied_per_turn=copied_per_turn))
-    return _in_batches(_with_backlog(drawn, keys))
+    return _in_batches(_with_backlog(_budgeted(replace(drawn, texts=texts, copied_per_turn=copied_per_turn)), keys))
 
 
 def _in_batches(whole: Scenario) -> Scenario:
