@@ -278,12 +278,13 @@ class BatchDriver(DriverProcess):
             self._world.checks.deployed()
         self._host.send(worker, message)
 
-    def look_at_epoch(self) -> None:
+    def look_at_epoch(self, batch: Batch) -> None:
         """Let the checkers see what an epoch reads; later jobs of the epoch have the offsets of the first."""
         state, outlook = self._host._batches, self._host._outlook
         assert state is not None and isinstance(state.phase, Running) and outlook is not None
         if state.phase.tries == 1 and not state.phase.waits and not self._host._deliveries.full():
-            self._world.checks.aligned.epoch(state.positions, outlook.readable(), state.phase.until)
+            given = state.positions, outlook.readable(), state.phase.until, batch.silent
+            self._world.checks.aligned.epoch(*given)
 
     def launch(self, number: int) -> None:
         """See DriverPorts.launch."""
@@ -332,7 +333,7 @@ class _WatchedJobs:
         self._driver = driver
 
     def run(self, job: int, batch: Batch) -> None:
-        self._driver.look_at_epoch()
+        self._driver.look_at_epoch(batch)
         self._driver.spark.run(job, batch)
 
     def cancel(self, job: int) -> None:

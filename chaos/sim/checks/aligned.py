@@ -7,7 +7,7 @@ has received and with its sources.
           of the partitions with unread records, the one that is furthest behind has no limit below its watermark
           once every partition is read to its end, a driver sends no limits
           an epoch in microbatch mode reads of the partition that is furthest behind
-    P11   while it is held back, a partition that has records counts neither as quiet nor as idle
+    P11   while it is held back, a partition that has records counts neither as quiet nor as idle, in both modes
 
 Source: docs/design/0048-event-time-alignment.md; PROTOCOL P11.
 """
@@ -93,18 +93,25 @@ class Aligned:
                 self._fail("P11 held", f"{worker} holds {place} back, which has records and counts as {how}")
 
     def epoch(
-        self, positions: Mapping[Place, SourcePosition], readable: Mapping[Place, int], until: Mapping[Place, int]
+        self,
+        positions: Mapping[Place, SourcePosition],
+        readable: Mapping[Place, int],
+        until: Mapping[Place, int],
+        silent: Iterable[Place] = (),
     ) -> None:
         """An epoch begins in microbatch mode.
 
         Args:
             readable: How far each partition could be read when the epoch was fixed.
             until: How far the epoch reads it.
+            silent: Partitions that count as quiet or idle in the epoch.
         """
         unread = {place: _time(at) for place, at in positions.items() if readable.get(place, 0) > max(at.offset, 0)}
         slowest = _furthest_behind(unread)
         if slowest is not None and until[slowest[1]] <= max(positions[slowest[1]].offset, 0):
             self._fail("0048 slowest", f"an epoch reads nothing of {slowest[1]}, which is the furthest behind")
+        for place in sorted(set(silent) & unread.keys()):
+            self._fail("P11 held", f"an epoch holds {place} back, which has records and counts as silent")
 
 
 def _unread_of(reports: Iterable[m.Progress], until: Mapping[str, Mapping[int, int]] | None) -> dict[Place, int]:

@@ -108,6 +108,14 @@ class TestAnEpochInMicrobatchMode:
         world.aligned.epoch(positions, {SLOW: 9, FAST: 9}, until)
         assert [found.split(":")[0] for found in world.found] == rules
 
+    def test_takes_no_partition_for_silent_that_has_records(self, world: World) -> None:
+        positions = {SLOW: SourcePosition(*SLOW, 3, 100), FAST: SourcePosition(*FAST, 5, 500)}
+        until = {SLOW: 9, FAST: 5}
+        world.aligned.epoch(positions, {SLOW: 9, FAST: 5}, until, [FAST])
+        assert world.found == []
+        world.aligned.epoch(positions, {SLOW: 9, FAST: 6}, until, [FAST])
+        assert world.found == ["P11 held: an epoch holds ('in', 1) back, which has records and counts as silent"]
+
     def test_may_read_nothing_if_there_is_nothing(self, world: World) -> None:
         world.aligned.epoch({SLOW: SourcePosition(*SLOW, -1, None)}, {SLOW: 0}, {SLOW: 0})
         assert world.found == []
