@@ -106,7 +106,7 @@ def delivers_at_ack(right: Right) -> Right:
 
 VERSIONS = (
     ("mixed-attempts-accepted", "P26", "results count whichever attempts they were made from",
-     (machine, "inconsistent", accepts_mixed_attempts), 260),
+     (machine, "inconsistent", accepts_mixed_attempts), 455),
     ("attempt-not-in-names", "P26, P16", "attempts of one task store objects under one name",
      (task._Task, "__init__", names_tasks_only), 260),
     ("later-layers-not-named", "P16, P26", "an epoch names the state of its first layer with keys only",
