@@ -16,6 +16,7 @@ import msgspec
 
 from holdfast.chaos.mutants import (
     audit_mutants,
+    wrong_alignment,
     wrong_batches,
     wrong_endings,
     wrong_evolutions,
@@ -323,7 +324,7 @@ MUTANTS = (
     Mutant("finished-early", "P13", "Finished is appended before the last epoch is delivered",
            (Swap(master, "_finish_if_delivered", _finishes_early),), first=13),
     Mutant("tags-forgotten-at-the-end", "P17", "the driver that appends Finished removes the tags from the targets",
-           (Swap(Repository, "create_record", wrong_endings.forgets_tags),), first=27),
+           (Swap(Repository, "create_record", wrong_endings.forgets_tags),), first=70),
     Mutant("savepoint-forgotten", "P13", "a savepoint is accepted and never taken",
            (Swap(master, "carry_out", wrong_endings.forgets_savepoints),)),
     Mutant("stop-forgotten", "P13", "a stop is accepted and the run continues",
@@ -368,6 +369,8 @@ MUTANTS = (
       for name, rules, does, swap, needs, first in wrong_times.VERSIONS),
     *(Mutant(name, rules, does, tuple(Swap(*swap) for swap in swaps), needs="grows", first=first)
       for name, rules, does, swaps, first in wrong_partitions.VERSIONS),
+    *(Mutant(name, rules, does, tuple(Swap(*swap) for swap in swaps), first, "aligns")
+      for name, rules, does, swaps, first in wrong_alignment.VERSIONS),
     *(Mutant(name, rules, does, (Swap(*swap),), first, "batched")
       for name, rules, does, swap, first in wrong_batches.VERSIONS),
     Mutant("stages-kept", "P8, DESIGN 5", "a sink's collected output stays in memory after it is durable",
@@ -398,7 +401,7 @@ MUTANTS = (
     Mutant("folder-of-other-lineage", "P14", "a left-over folder is used although a rewind left its epochs behind",
            (Swap(marker, "_lies_on", wrong.ignores_lineage),), needs="rewinds", first=742),
     Mutant("folder-half-applied", "P14", "a left-over folder is used whichever epoch it was writing",
-           (Swap(marker, "_cuts_in", wrong_recoveries.ignores_applying),), needs="folders", first=20_050),
+           (Swap(marker, "_cuts_in", wrong_recoveries.ignores_applying),), needs="folders", first=720),
     Mutant("folder-of-other-key-groups", "P14", "a left-over folder is used whatever key groups it holds",
            (Swap(marker, "overlap", wrong_writes.takes_any_range),), first=20_150),
     Mutant("immediate-check-then-write", "P22", "a write checks the fence before its transaction, not in it",
@@ -429,7 +432,7 @@ MUTANTS = (
     Mutant("first-epoch-used-before", "P2", "a generation begins with a number that the one before may have used",
            (Swap(joblog, "next_first_epoch", _begins_one_too_early),), needs="small_bounds"),
     Mutant("full-queue-skips-output", "P18", "a writer with a full queue drops the next committed output",
-           (Swap(delivery, "_queue", _drops_if_full),), needs="small_bounds"),
+           (Swap(delivery, "_queue", _drops_if_full),), needs="small_bounds", first=1_220),
     Mutant("waiting-rows-forgotten", "P8, DESIGN 4.2", "rows left over from a turn are never processed",
            (Swap(subtask.SubtaskRun, "_once_through", _forgets_what_waits),), needs="slow_functions"),
     Mutant("field-id-reused", "design/0038", "a column of state gets the id of one that was removed",

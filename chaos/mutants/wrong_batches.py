@@ -67,6 +67,29 @@ def takes_any_job(right: Right) -> Right:
     return ended
 
 
+def keeps_results_of_failed_jobs(right: Right) -> Right:
+    """A job that runs again counts only for the tasks that failed in the jobs before it."""
+    kept: dict[int, tuple[m.Trigger, dict[tuple[int, int], Result]]] = {}
+    """By identity of the trigger, which is held so that no other one gets it: what the jobs of an epoch have made."""
+
+    def finished(state: Batches, job: int, results: Iterable[Result], layers: int) -> machine.Step:
+        results = tuple(results)
+        if not isinstance(state.phase, machine.Running) or job != state.job:
+            step: machine.Step = right(state, job, results, layers)
+            return step
+        trigger = state.phase.trigger
+        _, made = kept.setdefault(id(trigger), (trigger, {}))
+        for each in results:
+            if each.error is None:
+                made.setdefault((each.attempt.layer, each.attempt.subtask), each)
+        failed = [each for each in results if (each.attempt.layer, each.attempt.subtask) not in made]
+        unread = [msgspec.structs.replace(each, read_from=()) for each in made.values()]
+        step = right(state, job, [*unread, *failed], layers)
+        return step
+
+    return finished
+
+
 def delivers_at_ack(right: Right) -> Right:
     """Output is delivered when all parts of its epoch are there, before the epoch is completed."""
 
@@ -122,7 +145,7 @@ def leaves_images_behind(right: Right) -> Right:
 
 VERSIONS = (
     ("mixed-attempts-accepted", "P26", "results count whichever attempts they were made from",
-     (machine, "inconsistent", accepts_mixed_attempts), 260),
+     (machine, "inconsistent", accepts_mixed_attempts), 455),
     ("attempt-not-in-names", "P26, P16", "attempts of one task store objects under one name",
      (task._Task, "__init__", names_tasks_only), 260),
     ("later-layers-not-named", "P16, P26", "an epoch names the state of its first layer with keys only",
@@ -131,6 +154,8 @@ VERSIONS = (
      (Host, "_deploy", forgets_pending_output), 0),
     ("stale-job-counts", "P26", "results of an older job are taken for those of the present one",
      (Host, "ended", takes_any_job), 810),
+    ("results-outlive-their-job", "P26", "a job that runs again counts only for the tasks that failed before",
+     (machine, "finished", keeps_results_of_failed_jobs), 170),
     ("delivered-at-ack", "P18", "output of a microbatch is delivered before its epoch is completed",
      (machine, "finished", delivers_at_ack), 0),
     ("image-known-by-number", "P14", "tables on a machine count as of their epoch, whichever history it is of",

@@ -25,15 +25,16 @@ from holdfast.chaos.sim.faults.faults import Fault
 from holdfast.chaos.sim.faults.points import Point
 from holdfast.chaos.sim.faults.schedule import Process
 from holdfast.chaos.sim.ports.images import SimulatedMachines
-from holdfast.chaos.sim.ports.sources import BatchedSource
 from holdfast.chaos.sim.ports.stores import ProcessStore
 from holdfast.chaos.sim.ports.targets import ProcessSink
 from holdfast.chaos.sim.worker_process import LIMITS, ProcessClock
 from holdfast.errors import Unavailable
 from holdfast.model import Generation, Subtask, WorkerId
 from holdfast.ports import Lane
+from holdfast.runtime.config.settings import MICROBATCH
 from holdfast.runtime.microbatch.blocks import Attempt, Parcel, result_in
 from holdfast.runtime.microbatch.host import Host
+from holdfast.runtime.microbatch.machine import Running
 from holdfast.runtime.microbatch.task import Batch, Ports, run_task
 from holdfast.runtime.microbatch.warm import WarmState
 from holdfast.runtime.plan.model import Plan
@@ -44,7 +45,7 @@ from holdfast.runtime.worker.local import MemoryState
 FAILURES_MAX = 4
 """How often a task may fail before Spark fails its job."""
 GIVEN_UP_AFTER_S = 0.8
-"""After this long without a report Spark runs another attempt: it takes the executor for lost."""
+"""After this long without a report Spark considers the executor of an attempt lost, and runs another attempt."""
 ORPHANED_S = (0.05, 1.0, 6.0)
 CANCELLED_S = (0.0, 0.1, 2.0)
 """How long the tasks of a dead driver, and those of a cancelled job, may go on."""
@@ -91,7 +92,7 @@ class TaskProcess(Process):
         sent = list(run_task(batch, ports, self.attempt, incoming))
         result = result_in(sent[-1].data)
         assert result is not None
-        world.checks.attempts.made(result)
+        world.checks.attempts.made((self._spark.driver.name, self.job), result)
         world.schedule.after(self._spark.delay(), self, "", lambda: self._report(sent))
 
     def _report(self, sent: list[Parcel]) -> None:
@@ -229,7 +230,7 @@ class Spark:
         task.run([parcels[i].data for _, i in drawn])
 
     def _give_up(self, task: TaskProcess) -> None:
-        """Take the executor of an attempt for lost; the attempt may be alive, and become a zombie."""
+        """Treat the executor of an attempt as lost; the attempt may still run, as a zombie."""
         job = self._current(task)
         if job is not None and not task.reported and task.place not in job.sent:
             self._launch(job, task.place)
@@ -258,20 +259,20 @@ class Spark:
 class BatchDriver(DriverProcess):
     """One run of the job in microbatch mode."""
 
+    mode = MICROBATCH
+
     def __init__(self, world: Batching, name: str) -> None:
         super().__init__(world, name)
         self.spark = Spark(world, self, lambda job, sent: self._post(lambda: self._host.ended(job, sent)))
-        plan = world.plan_of(self.owner)
-        sources = tuple(replace(spec, source=BatchedSource(spec.source)) for spec in plan.sources)
         self._host = Host(
-            replace(plan, sources=sources, sinks=self.sinks),
+            replace(world.plan_of(self.owner), sinks=self.sinks),
             _HostPorts(self),
-            self.spark,
+            _WatchedJobs(self),
             self._post,
             self._answered,
             self._registration,
             world.scenario.checkpoint_every,
-            None,
+            world.scenario.rate,
             LIMITS.staged_bytes_max,
         )
         self._closed = False
@@ -282,6 +283,14 @@ class BatchDriver(DriverProcess):
         if isinstance(message, m.Deploy):
             self._world.checks.deployed()
         self._host.send(worker, message)
+
+    def look_at_epoch(self, batch: Batch) -> None:
+        """Let the checkers see what an epoch reads; later jobs of the epoch have the offsets of the first."""
+        state, outlook = self._host._batches, self._host._outlook
+        assert state is not None and isinstance(state.phase, Running) and outlook is not None
+        if state.phase.tries == 1 and not state.phase.waits and not self._host._deliveries.full():
+            given = state.positions, outlook.readable(), state.phase.until, batch.silent
+            self._world.checks.aligned.epoch(*given)
 
     def launch(self, number: int) -> None:
         """See DriverPorts.launch."""
@@ -321,6 +330,20 @@ class BatchDriver(DriverProcess):
 
     def _registration(self, worker: WorkerId, launch: int) -> m.Register:
         return m.Register(worker, launch, "simulated", launch, "boot", ("simulated", 0))
+
+
+class _WatchedJobs:
+    """The jobs of a driver, under the eyes of the checkers."""
+
+    def __init__(self, driver: BatchDriver) -> None:
+        self._driver = driver
+
+    def run(self, job: int, batch: Batch) -> None:
+        self._driver.look_at_epoch(batch)
+        self._driver.spark.run(job, batch)
+
+    def cancel(self, job: int) -> None:
+        self._driver.spark.cancel(job)
 
 
 class _HostPorts:

@@ -26,6 +26,7 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.errors import Damaged, Unavailable
 from holdfast.model import Epoch, Generation, WorkerId
 from holdfast.ports import Clock, Lane, ObjectStore
+from holdfast.runtime.config.settings import CONTINUOUS
 from holdfast.runtime.driver.invariants import validate
 from holdfast.runtime.driver.loop import DriverLoop
 from holdfast.runtime.driver.master import RewindWanted, Rules
@@ -65,6 +66,8 @@ class Launching(Inhabited, Protocol):
 
 class DriverProcess(DriverEnd):
     """One run of the job, or one rewind; implements DriverPorts itself."""
+
+    mode = CONTINUOUS
 
     def __init__(self, world: Launching, name: str, rewind_command: RewindCommand | None = None) -> None:
         super().__init__(name, world.schedule.journal)
@@ -146,6 +149,10 @@ class DriverProcess(DriverEnd):
             self._world.checks.triggered(message, self.owner)
         if isinstance(message, m.Deploy):
             self._world.checks.assigned.deployed(message)
+        if isinstance(message, m.HoldBack):
+            state = self.loop.state
+            reports = [hosted.progress for hosted in state.workers.values() if hosted.subtask is not None]
+            self._world.checks.aligned.sent(message, reports, state.rules.until)
 
     def launch(self, number: int) -> None:
         """See DriverPorts.launch."""
@@ -228,6 +235,8 @@ class DriverProcess(DriverEnd):
             self._world.schedule.after(ASKED_AGAIN_S, self, f"tries a {kind} again", again)
             return
         self._world.checks.answered(self.owner, kind, args, answer)
+        if answer["accepted"]:
+            self._world.checks.requests[self.mode, str(args.get("how", kind))] += 1
         self._look()
 
     @property

@@ -19,6 +19,7 @@ from holdfast.chaos.sim.faults.faults import Fault, Strike
 from holdfast.chaos.sim.faults.points import Point
 from holdfast.chaos.sim.jobs.workload import scenario
 from holdfast.chaos.sim.world import World
+from holdfast.runtime.config.settings import MICROBATCH
 
 FINISH_WITHIN_S = 60.0
 """Virtual seconds within which the job must finish after the world has healed."""
@@ -145,5 +146,9 @@ def _counts(world: World) -> dict[str, int]:
         "texts": int(world.scenario.texts),
         "tasks": world.tasks_made,
         "tasks_accepted": world.checks.attempts.accepted,
-        **world.checks.memory,
+        "finishes_in_batches": world.checks.requests[MICROBATCH, "finish"],
+        "rewinds_in_batches": world.checks.requests[MICROBATCH, "rewind"],
+        "sources_waited_for_memory": world.checks.sources_waited_for_memory,
+        "sources_waited_for_others": world.checks.aligned.waited,
+        "barriers_wanted_early": world.checks.barriers_wanted_early,
     }

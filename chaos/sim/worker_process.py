@@ -14,10 +14,11 @@ Source: DESIGN section 3; PROTOCOL P2.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Protocol
 
+from holdfast.chaos.sim.checks.aligned import Held
 from holdfast.chaos.sim.faults import points
 from holdfast.chaos.sim.faults.faults import Fault
 from holdfast.chaos.sim.faults.points import Point
@@ -39,6 +40,7 @@ from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Network
 from holdfast.runtime.worker.local import LocalState, MemoryState
 from holdfast.runtime.worker.loop import Limits, WorkerLoop
+from holdfast.runtime.worker.subtask import Active
 
 HEARTBEAT_S = 0.35
 SESSION_TIMEOUT_S = 2.0
@@ -173,6 +175,7 @@ class WorkerProcess(WorkerEnd):
         budget = None if total is None else Budget(total, channels=0)
         copied = world.scenario.copied_per_turn or LIMITS.copied_per_turn
         limits = replace(LIMITS, merging=world.scenario.merging, budget=budget, copied_per_turn=copied)
+        limits = replace(limits, max_records_per_second=world.scenario.rate)
         self.loop = WorkerLoop(self.id, replace(plan, sinks=sinks), self.ports, limits)
         self.stream = ControlStream(world, self, driver)
         self._heard = world.schedule.now
@@ -197,6 +200,8 @@ class WorkerProcess(WorkerEnd):
             return
         if isinstance(message, m.Deploy):
             self._world.checks.deployed()
+        if isinstance(message, m.HoldBack):
+            self._world.checks.aligned.received(self.name, message, self.ports.clock.monotonic())
         self.loop.received(message)
         self.wake(0.0)
 
@@ -248,7 +253,11 @@ class WorkerProcess(WorkerEnd):
             if self.loop.exited is not None:
                 self._leave(self.loop.exited)
                 return
-            if not self.loop.turn():
+            worked = self.loop.turn()
+            if (active := self.loop._active) is not None:
+                now, generation = self.ports.clock.monotonic(), active.deploy.generation
+                self._world.checks.aligned.turned(self.name, generation, now, _held_back(active))
+            if not worked:
                 idle = self.loop.idle_s()
                 self.wake(idle if idle < 0.05 else POLL_S)
                 return
@@ -263,7 +272,7 @@ class WorkerProcess(WorkerEnd):
             return
         self.ports.send(self.loop.heartbeat())
         self.loop.take_stock()
-        self._world.checks.held_back(self.loop.heartbeat())
+        self._world.checks.took_stock(self.loop.heartbeat())
         self._world.checks.holds(self.name, *self._epochs_held())
         self._world.schedule.after(HEARTBEAT_S, self, "", self._watch)
 
@@ -284,3 +293,12 @@ class WorkerProcess(WorkerEnd):
         self.stream.hang_up(why)
         linger = self._world.random.choice((0.0, 0.1, LINGER_S))
         self._world.schedule.after(linger, self, "", lambda: self.end("the process ended"))
+
+
+def _held_back(active: Active) -> Iterator[Held]:
+    """Yield the partitions that wait for others in event time."""
+    for reading in active.run._readings:
+        if not reading.caught_up() and active.run._is_held_back(reading):
+            part = active.run._times[reading.fragment]._minimum.parts[reading.partition]
+            unread = reading.opened.end_offsets()[reading.partition] > reading.offset
+            yield Held((reading.source, reading.partition), part, unread)

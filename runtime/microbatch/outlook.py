@@ -152,8 +152,10 @@ class Outlook:
 
     def silent(self, positions: Positions) -> dict[Place, bool]:
         """Return the partitions with event time that have had nothing to read for long: quiet ones, and idle ones."""
-        found: dict[Place, bool] = {}
-        for place in positions:
+        found, readable = dict[Place, bool](), self.readable()
+        for place, at in positions.items():
+            if readable.get(place, 0) > max(at.offset, 0):
+                continue  # it had records when its source was last asked, however long ago that is
             if (since := self._silent_s(place)) is not None and since >= (
                 after := self._specs[place[0]].idle_after_s
             ) / 2:

@@ -62,6 +62,7 @@ class TestSimulatedJobs:
         assert counts["sources_waited_for_memory"] > 0 and counts["barriers_wanted_early"] > 0
         assert counts["texts"] > 0
         assert counts["tasks"] > counts["tasks_accepted"] > SEEDS_QUICK
+        assert counts["finishes_in_batches"] > 0 and counts["rewinds_in_batches"] > 0
         assert counts["sources_waited_for_others"] > 0
         assert counts["images_current"] > 0 and counts["images_brought_up"] > 0
 

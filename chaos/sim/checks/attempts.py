@@ -1,7 +1,9 @@
 """Which attempts of tasks an epoch in microbatch mode consists of, by the names of its objects.
 
-    P26  an epoch has objects of one attempt of each task at most, and of one job
-         attempts whose objects are in one epoch have read what the same attempts sent
+An attempt without objects counts too if another attempt of the epoch read what it sent, directly or through others.
+
+    P26  an epoch consists of one attempt of each task at most, and all of them belong to one job
+         an object of an earlier epoch was made by an attempt that counted there
 
 Source: PROTOCOL P26; docs/design/0047-microbatch.md.
 """
@@ -16,6 +18,8 @@ from holdfast.runtime.microbatch.blocks import Attempt, Result
 _NAME = re.compile(r"(?:segments|staged)/(\d+)/(\d+)/(\d+)-(\d+)-([0-9a-f]{12})\b")
 Place = tuple[int, int]
 """Layer and subtask."""
+Job = tuple[str, int]
+"""A driver, and the number of the job among those that it started."""
 
 
 class Attempts:
@@ -23,25 +27,44 @@ class Attempts:
 
     def __init__(self, fail: Callable[[str, str], None]) -> None:
         self._fail = fail
+        self._jobs: dict[str, Job] = {}
         self._read_from: dict[str, tuple[Attempt, ...]] = {}
-        self.accepted = 0
-        """Attempts whose objects are in completed epochs."""
+        self._counted: set[tuple[int, str]] = set()
+        """Epochs, and attempts whose objects are in them."""
 
-    def made(self, result: Result) -> None:
-        """An attempt has ended."""
+    @property
+    def accepted(self) -> int:
+        """Return how many attempts have objects in completed epochs."""
+        return len(self._counted)
+
+    def made(self, job: Job, result: Result) -> None:
+        """An attempt of this job has ended."""
+        self._jobs[result.attempt.id] = job
         self._read_from[result.attempt.id] = result.read_from
 
     def completed(self, epoch: int, paths: Iterable[str]) -> None:
         """An epoch was completed; its manifest names these objects, among them those of earlier epochs."""
-        found = (match for path in sorted(paths) if (match := _NAME.match(path)) and int(match[2]) == epoch)
         counts: dict[Place, str] = {}
-        for name in found:
-            self._counts(epoch, counts, (int(name[3]), int(name[4])), name[5])
-        self.accepted += len(counts)
-        for attempt in list(counts.values()):
-            for read in self._read_from[attempt]:
-                self._counts(epoch, counts, (read.layer, read.subtask), read.id)
+        for name in (match for path in sorted(paths) if (match := _NAME.match(path))):
+            of, attempt = int(name[2]), name[5]
+            if of == epoch:
+                self._counts(epoch, counts, (int(name[3]), int(name[4])), attempt)
+                self._counted.add((epoch, attempt))
+            elif (of, attempt) not in self._counted:
+                self._fail("P26", f"epoch {epoch} names an object of epoch {of} whose attempt {attempt} never counted")
+        waiting = list(counts.values())
+        while waiting:
+            for read in self._read_from[waiting.pop()]:
+                if self._counts(epoch, counts, (read.layer, read.subtask), read.id):
+                    waiting.append(read.id)
+        if len(jobs := {self._jobs[attempt] for attempt in counts.values()}) > 1:
+            self._fail("P26", f"epoch {epoch} has objects of several jobs: {sorted(jobs)}")
 
-    def _counts(self, epoch: int, counts: dict[Place, str], place: Place, attempt: str) -> None:
-        if counts.setdefault(place, attempt) != attempt:
+    def _counts(self, epoch: int, counts: dict[Place, str], place: Place, attempt: str) -> bool:
+        """Count an attempt; return whether it is the first of its task."""
+        if place not in counts:
+            counts[place] = attempt
+            return True
+        if counts[place] != attempt:
             self._fail("P26", f"epoch {epoch} rests on attempts {counts[place]} and {attempt} of task {place}")
+        return False

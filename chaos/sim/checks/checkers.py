@@ -15,6 +15,7 @@ JSON, and compare with an oracle that shares no code with the runtime.
     P12     a partition is read by one subtask, from its first record, and is in the manifest (assigned.py)
     I12     a run fails only because an object is damaged or a function failed, and names it
     P26     an epoch in microbatch mode consists of one attempt of each task (attempts.py)
+    0048    partitions wait for those that are behind in event time, and for no other reason (aligned.py)
     P21     after a repair a target shows exactly the base of the rewind, and no older timeline writes to it again
 
 Source: DESIGN section 10; research section 2b (I1 to I15); PROTOCOL P2, P6, P13, P17, P18, P21.
@@ -31,10 +32,12 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.chaos.sim.checks.accepted import Accepted
+from holdfast.chaos.sim.checks.aligned import Aligned
 from holdfast.chaos.sim.checks.assigned import Assigned
 from holdfast.chaos.sim.checks.attempts import Attempts
 from holdfast.chaos.sim.checks.audited import Audited
 from holdfast.chaos.sim.checks.clocks import NEVER, Channel
+from holdfast.chaos.sim.checks.finishing import Finishing
 from holdfast.chaos.sim.checks.history import History
 from holdfast.chaos.sim.checks.inspected import Inspected
 from holdfast.chaos.sim.checks.lasts import Lasts
@@ -99,9 +102,9 @@ class Checks:
         self.accepted = Accepted(self.history, self.fail)
         self.assigned = Assigned(self.history.cuts, self.fail)
         self.attempts = Attempts(self.fail)
+        self.aligned = Aligned(self.fail)
         self.elapsed: Callable[[], float] = lambda: 0.0
-        self._finish_asked_at: dict[str, float] = {}
-        """By owner: when its run accepted to finish; that one need not read partitions that are added later."""
+        self._finishing = Finishing(scenario)
         self._fold: joblog.Job | None = None
         self._tags: dict[tuple[JobUuid, Writer], Tag] = {}
         self._added = Added(scenario, self.fail)
@@ -121,9 +124,14 @@ class Checks:
         self._since = dropping.Since(scenario.partitions, self.history.cuts, self.fail) if scenario.drops else None
         self._lettered = Lettered(scenario.partitions, self.fail)
         self.repairs = 0
-        self.memory = Counter[str](sources_waited_for_memory=0, sources_waited_for_others=0, barriers_wanted_early=0)
+        self.sources_waited_for_memory = 0
+        """How often a worker took stock while its memory was full of changes, or its disk full."""
+        self.barriers_wanted_early = 0
+        """How often a worker took stock while it asked for a barrier that was not due."""
         self.restored: list[Epoch] = []
         """The restored checkpoints."""
+        self.requests = Counter[tuple[str, str]]()
+        """Requests that drivers accepted, by the driver's mode and what was asked for."""
         self.outcomes: dict[str, int] = {}
         self.explained: Callable[[ErrorReport | None], bool] = lambda error: False
         """Whether a run may fail with this error."""
@@ -163,7 +171,9 @@ class Checks:
     def answered(self, owner: str, kind: str, args: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         """A driver answered a request."""
         if answer["accepted"] and args.get("how") == "finish":
-            self._finish_asked_at.setdefault(owner, self.elapsed())
+            least = self._finishing.accepted(owner, self.elapsed())
+            if self._windowed is not None:
+                self._windowed.clocks.finishes(owner, least)
         self.accepted.answered(owner, kind, args, answer)
 
     def reads_to(self, owner: str, ends: Mapping[str, Mapping[int, int]]) -> None:
@@ -229,14 +239,11 @@ class Checks:
         if old := sorted(epoch for epoch in epochs if epoch <= committed):
             self.fail("growth", f"{worker} still keeps data of epochs {old}, although {committed} is committed")
 
-    def held_back(self, stock: m.Heartbeat) -> None:
-        """A worker took stock of itself; count how often its memory was full of changes, or its disk full.
-
-        Count too how often it waited for workers that were behind in event time.
-        """
-        self.memory["sources_waited_for_memory"] += "memory" in stock.progress.held_by
-        self.memory["sources_waited_for_others"] += "event time" in stock.progress.held_by
-        self.memory["barriers_wanted_early"] += stock.wants_barrier
+    def took_stock(self, stock: m.Heartbeat) -> None:
+        """A worker took stock of itself."""
+        self.sources_waited_for_memory += "memory" in stock.progress.held_by
+        self.barriers_wanted_early += stock.wants_barrier
+        self.aligned.took_stock(stock)
 
     def told_time(self, channel: Channel, at_us: int) -> None:
         """A subtask sent a watermark through a channel."""
@@ -314,14 +321,8 @@ class Checks:
                     self._restore(done)
 
     def _everything(self) -> Cut:
-        """Return the cut that holds the whole input, also if a user asked the job to finish.
-
-        Partitions that were added after that request count only if they were read.
-        """
-        everything, read = oracle.whole(self._scenario.partitions), self._last_cut()
-        asked = self._finish_asked_at.get(self.history.owner or "")
-        late = () if asked is None else [p for p in self._scenario.added if self._scenario.appears[p] > asked]
-        return {p: end for p, end in everything.items() if p in read or p not in late}
+        """Return the cut that holds the whole input, also if a user asked the job to finish."""
+        return self._finishing.everything(self.history.owner or "", self._last_cut())
 
     def _last_cut(self) -> Cut:
         return self.history.cuts[self.history.lineage[-1]] if self.history.lineage else {}

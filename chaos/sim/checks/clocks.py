@@ -11,6 +11,9 @@ A run that reads to given ends does not wait for a partition that has no event t
 of its checkpoints may be higher. A later run waits for that partition again; its clocks may be as high as those of the
 checkpoint from which it started.
 
+A run that was asked to finish ends the input of every partition behind the records that had arrived by then, or later.
+Time does not wait for what follows.
+
 If a partition has no records for long while another one is active (`Scenario.rests`), time must not wait for it: its
 next records are late.
 
@@ -47,6 +50,8 @@ class Clocks:
         self._added = added
         self._lets_go: dict[str, frozenset[int]] = {}
         """By owner of a run: partitions without event time up to the end of reading; they hold nothing back."""
+        self._finishes: dict[str, Cut] = {}
+        """By owner of a run: the least offsets at which it may end the input."""
         self.overtaken: set[int] = set(added)
         """Partitions for which some completed epoch did not wait: their later records may be late."""
         self._latest: dict[int, int] = {}
@@ -60,11 +65,18 @@ class Clocks:
         marks = {p: oracle.watermark(self._partitions[p], end, self._delay) for p, end in ends.items()}
         self._lets_go[owner] = frozenset(p for p, mark in marks.items() if mark is None)
 
+    def finishes(self, owner: str, ends: Cut) -> None:
+        """A run accepted to end the input of each partition at these offsets, or behind them."""
+        self._finishes[owner] = ends
+
     def completed(self, epoch: int, follows: int, cut: Cut, owner: str) -> None:
         """The run of this owner completed an epoch, which follows an earlier one; 0: it is the first."""
         let_go = self._lets_go.get(owner, frozenset())
+        ends = self._finishes.get(owner)
         self.overtaken |= let_go
-        self._latest[epoch] = max(self.bounds(cut, let_go)[1], self._latest.get(follows, NEVER))
+        if ends is not None:
+            self.overtaken |= {p for p, records in enumerate(self._partitions) if ends.get(p, 0) < len(records)}
+        self._latest[epoch] = max(self.bounds(cut, let_go, ends)[1], self._latest.get(follows, NEVER))
 
     def latest(self, epoch: int) -> int:
         """Return the upper bound of the clocks of this completed epoch."""
@@ -76,17 +88,20 @@ class Clocks:
             self._fail("P11 watermark", f"channel {channel[1]}: time goes back from {before} to {at_us}")
         self._said[channel] = at_us
 
-    def bounds(self, cut: Cut, let_go: frozenset[int] = frozenset()) -> tuple[int, int]:
+    def bounds(self, cut: Cut, let_go: frozenset[int] = frozenset(), ends: Cut | None = None) -> tuple[int, int]:
         """Return the lower and upper bound of a run's clocks at these offsets, if none was ahead when it began.
 
         Args:
             let_go: Partitions for which the run does not wait.
+            ends: The least offsets at which the input may end; None: it ends with the last record.
         """
         there = [p for p in range(len(self._partitions)) if p in cut or p not in self._added]
         marks = {p: oracle.watermark(self._partitions[p], cut.get(p, 0), self._delay) for p in there}
         known = [mark for mark in marks.values() if mark is not None]
         least = min(known) if known and len(known) == len(marks) else NEVER
-        unread = [p for p in there if cut.get(p, 0) < len(self._partitions[p])]
+        sizes = {p: len(self._partitions[p]) for p in there}
+        until = sizes if ends is None else {p: min(size, ends.get(p, 0)) for p, size in sizes.items()}
+        unread = [p for p in there if cut.get(p, 0) < until[p]]
         if not unread:
             return least, LAST
         left = [marks[p] for p in unread if p not in let_go and p not in self._added]

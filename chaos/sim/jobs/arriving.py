@@ -72,10 +72,6 @@ class ArrivingSource:
         return [partition for partition in self._mine if self._exists(partition)]
 
     def end_offsets(self) -> dict[int, int]:
-        """Return how many records each partition will ever have."""
-        return {partition: self._batches[partition].num_rows for partition in self.partitions()}
-
-    def arrived_offsets(self) -> dict[int, int]:
         """Return how many records each partition has now."""
         assert self._clock is not None
         now = self._clock.monotonic()

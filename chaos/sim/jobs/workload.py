@@ -59,8 +59,14 @@ TEXTS_SHARE, BUDGET_SHARE = 0.05, 0.1
 STATE_MEMORY = (400, 1_600, 6_400)
 """Bytes: one changed key is above the share of changes, or some are, or about all of them."""
 BATCHES_SHARE = 0.25
+FINISHED_IN_BATCHES_SHARE, REWOUND_IN_BATCHES_SHARE = 0.3, 0.5
+"""Of the seeds with drivers in microbatch mode that have no such request yet."""
 COPIES_SHARE, COPIED_PER_TURN = 0.2, (1, 2, 5)
 """Frozen records that a worker copies, or committed ones that it writes, in a turn: rows are processed between them."""
+BACKLOG_SHARE, BACKLOG_RECORDS, BACKLOG_RATES = 0.35, (12, 25, 40), (6.0, 12.0)
+"""Of the seeds with event time, if nothing in them happens at its time; records per partition; records per second."""
+LAST_RATE, LAST_AFTER_S = 8.0, 9.0
+"""If one partition gets its records late: after the world has healed, when the others have been read."""
 NEVER_DUE_S = 1_000.0
 """Between two checkpoints, in half of the seeds with a budget: epochs are closed because memory is full, or never."""
 RESTING_SHARE = 0.5
@@ -186,6 +192,8 @@ class Scenario:
     """The budget of every worker's state in bytes; None: there is none."""
     batches: tuple[bool, ...] = (False,)
     """Whether each driver, in turn, runs in microbatch mode."""
+    rate: float | None = None
+    """How many records per second a worker, or an epoch, reads at most; None: as many as there are."""
     copied_per_turn: int | None = None
     """How many frozen records a worker copies per turn; None: all of them, in the turn after the barrier."""
 
@@ -209,6 +217,11 @@ class Scenario:
     def batched(self) -> bool:
         """Return whether some drivers run in microbatch mode."""
         return any(self.batches)
+
+    @property
+    def aligns(self) -> bool:
+        """Return whether some partitions are behind others in event time, for long."""
+        return self.rate is not None
 
     @property
     def copies_slowly(self) -> bool:
@@ -327,24 +340,28 @@ def scenario(seed: int) -> Scenario:
     texts = random.Random(f"{seed}/texts").random() < TEXTS_SHARE
     copies = random.Random(f"{seed}/copies")
     copied_per_turn = copies.choice(COPIED_PER_TURN) if copies.random() < COPIES_SHARE else None
-    return _in_batches(_budgeted(replace(drawn, texts=texts, copied_per_turn=copied_per_turn)))
+    return _in_batches(_with_backlog(_budgeted(replace(drawn, texts=texts, copied_per_turn=copied_per_turn)), keys))
 
 
 def _in_batches(whole: Scenario) -> Scenario:
     """In some seeds run some or all drivers in microbatch mode.
 
     Immediate sinks are refused there. The worlds left out wait for workers: for one whose memory is full, for a
-    partition that rests at its time, or for epochs at theirs. A finished job reads what has arrived, not what will.
+    partition that rests at its time, or for epochs at theirs.
     """
     rng = random.Random(f"{whole.seed}/batches")
     unfit = whole.immediate or whole.budgeted or whole.rests or whole.regrows
     unfit = unfit or any(aim.point is Point.SWEEP for aim in whole.aims)
     if rng.random() >= BATCHES_SHARE or unfit:
         return whole
-    ends = tuple(end for end in whole.ends if end.how != "finish")
     modes = rng.choice(((True,), (True, False), (False, True), (True, True, False), (False, False, True)))
     armed = {**whole.armed, **faults.draw_batches(rng)}
-    return replace(whole, batches=modes, ends=ends, armed=armed, aims=(*whole.aims, *aims.draw_at_batches(rng)))
+    aimed, ends, rewinds = (*whole.aims, *aims.draw_at_batches(rng)), whole.ends, whole.rewinds
+    if not ends and rng.random() < FINISHED_IN_BATCHES_SHARE:
+        ends = (EndAsked(rng.uniform(0.3, 5.0), "finish"),)
+    if not rewinds and rng.random() < REWOUND_IN_BATCHES_SHARE:
+        rewinds = tuple(RewindAsked(rng.uniform(0.5, 4.0), rng.choice((0, 1, 2)), None) for _ in range(2))
+    return replace(whole, batches=modes, armed=armed, aims=aimed, ends=ends, rewinds=rewinds)
 
 
 def _with_more(whole: Scenario) -> Scenario:
@@ -454,6 +471,39 @@ def _growing(whole: Scenario, keys: int) -> Scenario:
         armed={**whole.armed, **refused},
         aims=(*whole.aims, *aims.draw_at_partitions(rng)),
     )
+
+
+def _with_backlog(whole: Scenario, keys: int) -> Scenario:
+    """In some seeds with event time give the partitions a backlog that is read slowly, so some are behind for long.
+
+    Partitions differ in how many records they have per second of event time. In most of these seeds one gets its
+    records late, while another rests that is far ahead, and resumes meanwhile.
+    """
+    rng = random.Random(f"{whole.seed}/backlog")
+    here = [partition for partition in range(len(whole.partitions)) if partition not in whole.added]
+    timed = whole.rests or whole.regrows or whole.budgeted or any(aim.point is Point.SWEEP for aim in whole.aims)
+    if whole.windowing is None or timed or len(here) < 2 or rng.random() >= BACKLOG_SHARE:
+        return whole
+    partitions, arrivals = list(whole.partitions), list(whole.arrivals)
+    resting, last = rng.choice(((None, None), (here[0], here[1]), (here[1], here[0])))
+    for partition in here:
+        count, pace = rng.choice(BACKLOG_RECORDS), rng.choice((0.1, 1.0, 3.0))
+        starts = [0.0, *(rng.uniform(1.0, 6.0) for _ in range(rng.choice((0, 1, 2))))]
+        times = sorted(rng.choice(starts) for _ in range(count))
+        if last is not None:
+            count, first = {last: (40, 2), resting: (42, 36)}.get(partition, (2, 2))
+            pace = 0.1 if partition == last else 3.0
+            back = whole.heal_at + LAST_AFTER_S + (rng.uniform(0.3, 2.5) if partition == resting else 0.0)
+            times = [0.0] * first + [back] * (count - first)
+        made = _timed(rng, tuple(_record(rng, partition, offset, keys) for offset in range(count)))
+        partitions[partition] = tuple(replace(record, at=int(pace * record.at)) for record in made)
+        arrivals[partition] = tuple(times)
+    windowing = whole.windowing if last is None else replace(whole.windowing, idles=True)
+    rate = rng.choice(BACKLOG_RATES) if last is None else LAST_RATE
+    parallelisms = tuple(max(2, each) for each in whole.parallelisms)
+    given = tuple(partitions), tuple(arrivals)
+    whole = replace(whole, partitions=given[0], arrivals=given[1], parallelisms=parallelisms)
+    return replace(whole, windowing=windowing, rate=rate)
 
 
 def _with_ends(whole: Scenario) -> Scenario:

@@ -39,23 +39,5 @@ class ListedSource:
         return found
 
 
-class BatchedSource:
-    """A source in the plan of a driver in microbatch mode: its ends are those of the records that have arrived."""
-
-    def __init__(self, source: Any) -> None:
-        self._source = source
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
-
-    def open(self) -> BatchedSource:
-        """See Source.open."""
-        return self
-
-    def end_offsets(self) -> dict[int, int]:
-        """See OpenSource.end_offsets."""
-        return dict(self._source.arrived_offsets())
-
-
 def _listing() -> tuple[Point, ...]:
     return (Point.PARTITIONS,)

@@ -104,3 +104,11 @@ def test_the_input_of_a_source_ends_where_it_was_when_it_answered_after_the_requ
     seen.silent(1, 0, 0)
     assert seen.outlook.ended(("in", 1), 1_200) and not seen.outlook.ended(("in", 1), 1_199)
     assert seen.outlook.readable()["in", 1] == 1_200
+
+
+def test_a_partition_with_records_is_not_silent_while_the_next_look_takes_long(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen.silent(1, 1_000, 900)
+    monkeypatch.setattr(seen.outlook, "_begin_look", lambda *_: None)
+    assert seen.silent(100, 1_001, 900) == {PLACES[0]: True}
