@@ -38,7 +38,7 @@ class Retention:
     checkpoints: int = 10
     age_us: int = 3_600_000_000
     log_records: int = 200
-    """Minimum of records before the log starts over; if more checkpoints are retained, their number."""
+    """Minimum of records before the log starts over; with many retained checkpoints, twice their number."""
 
 
 def expirable(job: Job, rule: Retention, now_us: int) -> Epoch:

@@ -13,14 +13,13 @@ import msgspec
 
 from holdfast.chaos.sim.ports.images import SimulatedMemory
 from holdfast.errors import HoldfastError
-from holdfast.model import Cut, Pending, Tag, WorkerId, Writer
+from holdfast.model import Pending, Tag, WorkerId, Writer
 from holdfast.runtime.microbatch import machine, task, warm
 from holdfast.runtime.microbatch.blocks import Attempt, Result
 from holdfast.runtime.microbatch.host import Host
 from holdfast.runtime.microbatch.machine import Batches
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.worker.protocol import Deliver
-from holdfast.state.image import Head, Wanted
 
 Right = Callable[..., Any]
 
@@ -107,18 +106,6 @@ def delivers_at_ack(right: Right) -> Right:
     return finished
 
 
-def knows_images_by_number(right: Right) -> Right:
-    """An image may be used if its epoch is not after the base, whichever manifest it has."""
-
-    def usable(wanted: Wanted, head: Head | None) -> bool:
-        if head is None or head.cut.epoch > wanted.base.epoch:
-            return False
-        known = wanted.base.manifest if head.cut.epoch == wanted.base.epoch else wanted.lineage.get(head.cut.epoch, "")
-        return bool(right(wanted, msgspec.structs.replace(head, cut=Cut(head.cut.epoch, known or head.cut.manifest))))
-
-    return usable
-
-
 def changes_images(right: Right) -> Right:
     """A task works on the image itself, so that what a losing attempt has written stays there."""
 
@@ -158,8 +145,6 @@ VERSIONS = (
      (machine, "finished", keeps_results_of_failed_jobs), 170),
     ("delivered-at-ack", "P18", "output of a microbatch is delivered before its epoch is completed",
      (machine, "finished", delivers_at_ack), 0),
-    ("image-known-by-number", "P14", "tables on a machine count as of their epoch, whichever history it is of",
-     (Wanted, "usable", knows_images_by_number), 0),
     ("image-of-a-losing-attempt", "P26", "what an attempt writes to its tables stays on the machine if it loses",
      (warm._Task, "mapped", changes_images), 0),
     ("image-left-behind", "P14, DESIGN 8", "tables on a machine lack the last segment that they are said to have",

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.model import Epoch
+from holdfast.runtime.microbatch import warm
 from holdfast.runtime.microbatch.warm import FOLDER, LocalImages, WarmState
 from holdfast.runtime.testing.batches import Faults
+from holdfast.runtime.worker import compaction
+from holdfast.state.store import StateStore
 from holdfast.testing import TestDriver
 from tests.unit.runtime.microbatch.test_jobs import app, expected, shown, visit
 
 
 class Machine:
-    """The images of one machine, and how often tasks restored everything from the root."""
+    """The images of one machine."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.opened = root, 0
+        self.root = root
+        self.did = Counter[str]()
+        """How many tasks restored everything, and how many brought an image up to date."""
 
     def on(self, t: TestDriver) -> None:
         clock, images = t.cluster.clock, LocalImages(self.root, "machine", "boot")
@@ -28,8 +36,20 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path / "local")
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine, restore, follow = Machine(tmp_path / "local"), compaction.restore, StateStore.follow
+
+    def restored(*given: Any) -> None:
+        machine.did["restored"] += 1
+        restore(*given)
+
+    def followed(store: StateStore, epoch: Epoch, segments: Iterable[Any]) -> None:
+        machine.did["brought up"] += 1
+        follow(store, epoch, segments)
+
+    monkeypatch.setattr(warm, "restore", restored)
+    monkeypatch.setattr(StateStore, "follow", followed)
+    return machine
 
 
 class TestResults:
@@ -49,6 +69,8 @@ class TestResults:
                 t.checkpoint()
                 assert shown(t) == expected(range(first + 15))
             assert len(machine.images()) == 6
+            assert machine.did["restored"] == 6, "once per subtask and layer with state"
+            assert machine.did["brought up"] > 6
 
     def test_are_exact_after_a_crash_and_a_rewind(self, machine: Machine) -> None:
         with TestDriver(app()) as t:
@@ -63,3 +85,45 @@ class TestResults:
             t.rewind(Epoch(epoch))
             t.checkpoint()
             assert shown(t) == expected(range(40))
+
+
+class TestWithoutAnImage:
+    def test_a_task_restores_from_the_root(self, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+        refused = list[str]()
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(warm, "_warn", refused.append)
+        monkeypatch.setattr("holdfast.state.image.Image.finish", full)
+        with TestDriver(app()) as t:
+            machine.on(t)
+            for first in range(0, 60, 20):
+                t.push("visits", [visit(number) for number in range(first, first + 20)])
+                t.checkpoint()
+                assert shown(t) == expected(range(first + 20))
+            assert refused and "No space left" in refused[0]
+            assert machine.images() == [], "what could not be finished takes no room"
+
+    def test_a_machine_without_a_boot_id_has_none(self, machine: Machine) -> None:
+        with TestDriver(app()) as t:
+            clock, images = t.cluster.clock, LocalImages(machine.root, "machine", "")
+            t.cluster.local = lambda: WarmState(t.cluster._store, clock, clock.pass_by, images)
+            for first in (0, 20):
+                t.push("visits", [visit(number) for number in range(first, first + 20)])
+                t.checkpoint()
+            assert shown(t) == expected(range(40))
+            assert not machine.root.exists()
+
+
+class TestTheEndOfAJob:
+    def test_removes_its_images(self, machine: Machine) -> None:
+        with TestDriver(app()) as t:
+            machine.on(t)
+            for first in (0, 20):
+                t.push("visits", [visit(number) for number in range(first, first + 20)])
+                t.checkpoint()
+            assert machine.images()
+            t.finish()
+            assert shown(t) == expected(range(40))
+            assert machine.images() == []
