@@ -135,6 +135,9 @@ class Host:
         state = self._batches
         if state is None or job != state.job:
             return
+        if isinstance(sent, PERMANENT):
+            self._fail(sent)
+            return
         if isinstance(sent, HoldfastError):
             self._perform(*batches.failed_job(state, job, sent.report()))
             return

@@ -13,6 +13,7 @@ Source: DESIGN section 8; docs/design/0047-microbatch.md.
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import threading
 import time
@@ -25,7 +26,7 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext, TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
-from holdfast.errors import HoldfastError, Unavailable
+from holdfast.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.model import Subtask
 from holdfast.runtime.driver.placement import elsewhere
 from holdfast.runtime.microbatch.blocks import Attempt, Parcel, Result, parcel_of
@@ -43,6 +44,7 @@ _SETTINGS = {
     "spark.sql.adaptive.enabled": "false",  # it would merge partitions, and a partition is a subtask
     "spark.sql.execution.arrow.maxRecordsPerBatch": "8",
 }
+_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 CONF = {
     "spark.task.maxFailures": "4",
     "spark.locality.wait": "3s",
@@ -167,7 +169,13 @@ def _row(parcel: Parcel) -> pa.RecordBatch:
     )
 
 
-def _job_ended(epoch: int, error: Exception) -> Unavailable:
+def _job_ended(epoch: int, error: Exception) -> HoldfastError:
+    if missing := _NO_MODULE.search(str(error)):
+        return ConfigError(
+            f"the executors cannot import {missing[1]!r}, which the job's code needs",
+            not_done="the epoch was not completed; state and output stay as of the last checkpoint",
+            next_step="send it with --py-files or --archives, or install it on the executors",
+        )
     return Unavailable(
         f"the Spark job of epoch {epoch} failed: {first_line(error)}",
         not_done="the epoch was not completed; state and output stay as of the last checkpoint",

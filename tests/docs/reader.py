@@ -22,6 +22,7 @@ from typing import Any, Literal
 import pyspark
 import pytest
 from documents import ROOT, Block, blocks, pages, sessions
+from pyspark import cloudpickle
 
 import holdfast as hf
 
@@ -92,6 +93,8 @@ class Reader:
         sys.modules["page"] = self.module
         with contextlib.ExitStack() as stack:
             stack.callback(sys.modules.pop, "page", None)
+            cloudpickle.register_pickle_by_value(self.module)  # type: ignore[no-untyped-call]  # like a notebook's cells
+            stack.callback(cloudpickle.unregister_pickle_by_value, self.module)
             for block in session:
                 for before in blocks(block.continues) if block.continues else ():
                     if not before.e2e and not (before.title or "").startswith("test_") and "pytest" not in before.text:

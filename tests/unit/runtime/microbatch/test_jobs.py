@@ -12,6 +12,7 @@ import pytest
 import holdfast as hf
 from holdfast.errors import Unavailable
 from holdfast.model import Epoch
+from holdfast.runtime.spark.batch_jobs import _job_ended
 from holdfast.runtime.testing.batches import Faults
 from holdfast.testing import TestDriver
 
@@ -128,6 +129,23 @@ class TestRefusals:
             with TestDriver(job) as t, pytest.raises(hf.JobFailed, match="page three"):
                 t.push("visits", [visit(3)], partition)
                 t.checkpoint()
+
+    def test_a_job_whose_code_the_executors_cannot_import_is_not_run_again(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        spark = "Traceback ...\nModuleNotFoundError: No module named 'pricing'\n at org.apache.spark.api.python"
+        with TestDriver(app()) as t, pytest.raises(hf.JobFailed, match="cannot import 'pricing'"):
+            assert t.cluster.batches is not None
+            host, ran = t.cluster.batches.host, list[int]()
+
+            def run(job: int, _: object) -> None:
+                ran.append(job)
+                t.cluster._inbox.append(lambda: host.ended(job, _job_ended(1, RuntimeError(spark))))
+
+            monkeypatch.setattr(t.cluster.batches.jobs, "run", run)
+            t.push("visits", [visit(1)])
+            t.checkpoint()
+        assert len(ran) == 1
 
 
 class TestQuiet:
