@@ -5,8 +5,7 @@ Source: docs/design/0048-event-time-alignment.md; PROTOCOL P11.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,20 +15,11 @@ from holdfast.runtime.driver import abreast, master
 from holdfast.runtime.driver.state import Send
 from holdfast.runtime.rows import time_alignment
 from holdfast.runtime.rows.time_alignment import Aligned, Look
-from holdfast.runtime.sources.reading import HeldBack, Reading
+from holdfast.runtime.sources.reading import Reading
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.worker.subtask import SubtaskRun
 
 Right = Callable[..., Any]
-
-
-def never_lapses(right: Right) -> Right:
-    """A limit holds until the driver sends another, which a driver that is lost, or that has none, does not."""
-
-    def limit(held: HeldBack, later_than: Mapping[str, int], lasts_s: float) -> None:
-        right(held, later_than, math.inf)
-
-    return limit
 
 
 def limits_below_the_slowest(right: Right) -> Right:
@@ -72,8 +62,6 @@ def takes_the_live_for_behind(_: Right) -> Right:
 
 
 VERSIONS = (
-    ("limits-never-lapse", "design/0048", "a limit in event time holds until the driver sends another one",
-     ((HeldBack, "limit", never_lapses),), 340),
     ("slowest-held-as-well", "design/0048", "the partition that is furthest behind in event time is held back too",
      ((abreast, "looked", limits_below_the_slowest), (master, "hold_back", sends_limits_to_all)), 0),
     ("silent-partition-held", "P11, design/0048", "a partition that counts as idle is held back when it has records",

@@ -130,6 +130,15 @@ class Cron:
         text = "".join((root / path).read_text() for path in named)
         return sorted(path for path in objects if path not in named and path not in text)
 
+    def folders(self) -> set[str]:
+        """Return the names of the folders for temporary files that are Holdfast's."""
+        return {path.name for path in (self.folder / "tmp").glob("holdfast-*")}
+
+    def images(self) -> list[str]:
+        """Return, for every image of state, of which key groups and operators it is."""
+        kept = (self.folder / "tmp").glob("holdfast-*/*/*/*/images/*")
+        return [path.name.rpartition("-")[0] for path in kept]
+
     def left(self) -> list[str]:
         """Return the command lines of the processes that have not ended by themselves; they are ended here."""
         end = time.monotonic() + ORPHANS_LIMIT_S
@@ -182,7 +191,9 @@ def test_a_job_of_cron_loses_doubles_and_leaves_nothing(tmp_path: Path, runs: in
         assert cron.differences() == []
     assert cron.unnamed() == []
     assert cron.left() == []
-    assert list((tmp_path / "tmp").glob("holdfast-*")) == []
+    assert cron.folders() == {f"holdfast-{os.getuid()}"}, "Spark's log folders are removed"
+    images = cron.images()
+    assert images and len(images) == len(set(images)), "each kept once, for the next run"
     audited = holdfast("audit", str(tmp_path / "job.py"), "--json")
     assert audited.returncode == 0, audited.stdout + audited.stderr
     assert "differs" not in audited.stdout
