@@ -238,7 +238,7 @@ def create(parent: Path, wanted: Wanted) -> Image:
     new.mkdir(mode=0o700)
     lock = os.open(new / (_NEW + _LOCK), os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    os.rename(new / (_NEW + _LOCK), new / _LOCK)  # nobody finds it before it is locked
+    os.rename(new / (_NEW + _LOCK), new / _LOCK)  # it is not found before it is locked
     new.rename(path)
     return Image(path, lock, None, alone=True)
 

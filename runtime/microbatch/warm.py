@@ -109,7 +109,7 @@ class LocalImages:
 
     @property
     def possible(self) -> bool:
-        """Whether the machine has a boot id; without one, nobody knows whether unsynced files are whole."""
+        """Whether the machine has a boot id; without one, unsynced files may not be whole."""
         return self._boot != ""
 
     def find(self, wanted: Wanted) -> tuple[Image | None, Held]:

@@ -177,7 +177,7 @@ class TestTheDriver:
         limit, none = held_back(25), held_back()
         assert told() == [limit]
         beat(first, 0, 20, until=20, over=True)
-        assert told() == [none], "nobody waits for a partition that has ended"
+        assert told() == [none], "none waits for a partition that has ended"
         beat(first, 0, 20)
         assert told() == [none], "it is known again, but since when?"
         assert told() == [held_back(30)]
@@ -214,7 +214,7 @@ class TestTheDriver:
             sent = {each.worker: each.message for each in effects if isinstance(each, master.Send)}
             assert [worker for worker, message in sent.items() if message != held_back()] == told
 
-    def test_holds_nobody_at_the_end_of_a_bounded_run(self) -> None:
+    def test_holds_none_at_the_end_of_a_bounded_run(self) -> None:
         run = running(replace(self.rules(), until={"s": {0: 15, 1: 500}}))
         for _ in range(2):
             for worker, partition, offset in ((first, 0, 15), (second, 1, 100)):

@@ -394,7 +394,7 @@ class TestRestore:
 
     @pytest.fixture
     def cold(self) -> Watched:
-        """A store of 40,000 rows, with which a worker begins anew."""
+        """A store of 40,000 rows, with which a new worker begins."""
         cold = Watched()
         worker = Worker(cold)
         worker.add(1, *range(40_000))
