@@ -121,10 +121,12 @@ class Image:
 
     def __init__(self, path: Path, lock: int, head: Head | None, *, alone: bool) -> None:
         self.path, self._lock, self.head, self.alone = path, lock, head, alone
+        self._whole = head is not None
 
     def begin(self) -> MappedFiles:
         """Begin to change it; return the memory of the tables, which are in its files."""
         assert self.alone
+        self._whole = False
         (self.path / _HEAD).unlink(missing_ok=True)
         return MappedFiles(self.path, shared=True)
 
@@ -150,6 +152,7 @@ class Image:
         self.head = Head(*given, sources_digest(), small, tables)
         (self.path / (_NEW + _HEAD)).write_bytes(msgspec.json.encode(self.head))
         os.replace(self.path / (_NEW + _HEAD), self.path / _HEAD)
+        self._whole = True
         os.utime(self._lock)  # for programs that remove old temporary files
         memory.close()
         needed = {_HEAD, _LOCK, small, *(a.file for table in tables.values() for a in table.arrays.values())}
@@ -186,7 +189,9 @@ class Image:
         self.release()
 
     def release(self) -> None:
-        """Let others change it."""
+        """Let others change it; one that is not finished is removed."""
+        if self.alone and not self._whole and self._lock >= 0:
+            _remove(self.path)
         if self._lock >= 0:
             fcntl.flock(self._lock, fcntl.LOCK_UN)  # processes that were forked meanwhile have the lock too
             os.close(self._lock)

@@ -73,7 +73,7 @@ class HeldImage(Protocol[M]):
         """Let others use it too; return whether it is still what it was."""
 
     def release(self) -> None:
-        """Let others change it."""
+        """Let others change it; one that is not finished is removed."""
 
     def remove(self) -> None:
         """Remove it, unless others hold it too, and release it."""
@@ -180,7 +180,7 @@ class WarmState(Generic[M]):
                     continue
                 image = self._images.create(task.wanted)
             with ExitStack() as held:
-                held.callback(image.remove if image.alone else image.release)
+                held.callback(image.release)
                 if image.alone:
                     task.bring_up(image)
                 if image.share():

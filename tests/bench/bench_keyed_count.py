@@ -86,14 +86,24 @@ def write_input(folder: Path, rows: int, keys: int) -> tuple[int, int]:
     writer, rng, total = LogWriter(store), np.random.default_rng(1), 0
     share = min(rows // PARTITIONS, 4_000_000)
     for _ in range(rows // (share * PARTITIONS)):
-        parts = {}
-        for partition in range(PARTITIONS):
-            values = rng.integers(0, 1_000, share)
-            total += int(values.sum())
-            parts[partition] = pa.table([rng.integers(0, keys, share), values], schema=SCHEMA)
+        parts = drawn(rng, share, keys)
+        total += sum_of(parts)
         writer.append(parts)
     writer.seal()
     return rows // (share * PARTITIONS) * share * PARTITIONS, total
+
+
+def drawn(rng: np.random.Generator, share: int, keys: int) -> dict[int, pa.Table]:
+    """Return so many random rows for every partition."""
+    return {
+        partition: pa.table([rng.integers(0, keys, share), rng.integers(0, 1_000, share)], schema=SCHEMA)
+        for partition in range(PARTITIONS)
+    }
+
+
+def sum_of(parts: dict[int, pa.Table]) -> int:
+    """Return the sum of all values."""
+    return sum(int(np.sum(part["v"].to_numpy())) for part in parts.values())
 
 
 def run_job(folder: Path, used: Used, job: str = "keyed_job.py", *flags: str) -> None:

@@ -13,10 +13,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from bench_keyed_count import Used, records, restored_sums, run_job
+from bench_keyed_count import PARTITIONS, Used, drawn, records, restored_sums, run_job, sum_of
 from harness import Bench
 from keyed_job import SCHEMA
 
@@ -24,7 +23,7 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import open_objects
 
-PARTITIONS, EPOCHS = 4, 8
+EPOCHS = 8
 MODES = ("microbatch", "continuous")
 
 
@@ -55,11 +54,8 @@ def write_rows(folder: Path, rows: int, peer_rows: int, keys: int) -> tuple[int,
     writer, rng, total, written = LogWriter(store), np.random.default_rng(1), 0, 0
     share = rows // EPOCHS // PARTITIONS
     for _ in range(EPOCHS):
-        parts = {}
-        for partition in range(PARTITIONS):
-            values = rng.integers(0, 1_000, share)
-            total += int(values.sum())
-            parts[partition] = pa.table([rng.integers(0, keys, share), values], schema=SCHEMA)
+        parts = drawn(rng, share, keys)
+        total += sum_of(parts)
         writer.append(parts)
         peer_share = peer_rows // EPOCHS // PARTITIONS
         for part in parts.values():

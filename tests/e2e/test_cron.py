@@ -15,7 +15,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,8 @@ class Cron:
             if any(is_daemon(each) for each in self._processes()):
                 process.kill()
                 return
-            time.sleep(0.05)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.05)
 
     def differences(self) -> list[str]:
         """Compare every target with the records that were appended."""

@@ -244,7 +244,7 @@ class TestLocks:
     def test_one_that_was_killed_while_it_was_changed_is_removed(self, tmp_path: Path) -> None:
         folder = tmp_path / "images"
         code = """
-import sys, time
+import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 import tests.unit.state.test_image as t
@@ -254,10 +254,12 @@ job.open()[0].release()
 image, _ = t.find(job.folder, t.wanted(2))
 image.begin()
 print("changing", flush=True)
-time.sleep(600)
+sys.stdin.read()
 """
         here = str(Path(__file__).parents[3])
-        process = subprocess.Popen([sys.executable, "-c", code, str(folder), here], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(folder), here], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "changing\n"

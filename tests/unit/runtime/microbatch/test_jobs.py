@@ -64,6 +64,20 @@ def newest_segments(t: TestDriver) -> list[int]:
     return [sum(segment.epoch == manifest.epoch for segment in handle.segments) for handle in manifest.state]
 
 
+def crash_and_rewind(t: TestDriver) -> None:
+    """Let the job crash, and go back to a checkpoint: its results are right after both."""
+    t.push("visits", [visit(number) for number in range(10)])
+    epoch = t.checkpoint()
+    t.push("visits", [visit(number) for number in range(10, 40)])
+    t.checkpoint()
+    t.crash()
+    t.recover()
+    assert shown(t) == expected(range(40))
+    t.rewind(Epoch(epoch))
+    t.checkpoint()
+    assert shown(t) == expected(range(40))
+
+
 class TestFaults:
     @pytest.mark.parametrize("seed", range(4))
     @pytest.mark.parametrize(
@@ -90,16 +104,7 @@ class TestFaults:
 
     def test_a_crash_and_a_rewind_restore_the_state_of_all_layers(self) -> None:
         with TestDriver(app()) as t:
-            t.push("visits", [visit(number) for number in range(10)])
-            epoch = t.checkpoint()
-            t.push("visits", [visit(number) for number in range(10, 40)])
-            t.checkpoint()
-            t.crash()
-            t.recover()
-            assert shown(t) == expected(range(40))
-            t.rewind(Epoch(epoch))
-            t.checkpoint()
-            assert shown(t) == expected(range(40))
+            crash_and_rewind(t)
 
 
 class TestRefusals:

@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 
-from holdfast.model import Epoch
+from holdfast.checkpoint import repository
+from holdfast.errors import Unavailable
+from holdfast.model import Epoch, ObjectRef
+from holdfast.ports import ObjectStore
 from holdfast.runtime.microbatch import warm
 from holdfast.runtime.microbatch.warm import FOLDER, LocalImages, WarmState
 from holdfast.runtime.testing.batches import Faults
 from holdfast.runtime.worker import compaction
 from holdfast.state.store import StateStore
 from holdfast.testing import TestDriver
-from tests.unit.runtime.microbatch.test_jobs import app, expected, shown, visit
+from tests.unit.runtime.microbatch.test_jobs import app, crash_and_rewind, expected, shown, visit
 
 
 class Machine:
@@ -75,16 +78,7 @@ class TestResults:
     def test_are_exact_after_a_crash_and_a_rewind(self, machine: Machine) -> None:
         with TestDriver(app()) as t:
             machine.on(t)
-            t.push("visits", [visit(number) for number in range(10)])
-            epoch = t.checkpoint()
-            t.push("visits", [visit(number) for number in range(10, 40)])
-            t.checkpoint()
-            t.crash()
-            t.recover()
-            assert shown(t) == expected(range(40))
-            t.rewind(Epoch(epoch))
-            t.checkpoint()
-            assert shown(t) == expected(range(40))
+            crash_and_rewind(t)
 
 
 class TestWithoutAnImage:
@@ -104,6 +98,26 @@ class TestWithoutAnImage:
                 assert shown(t) == expected(range(first + 20))
             assert refused and "No space left" in refused[0]
             assert machine.images() == [], "what could not be finished takes no room"
+
+    def test_it_stays_while_the_root_is_away(self, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+        with TestDriver(app()) as t:
+            machine.on(t)
+            for first in (0, 20):
+                t.push("visits", [visit(number) for number in range(first, first + 20)])
+                t.checkpoint()
+            restored, read, refused = machine.did["restored"], repository.open_verified, list[object]()
+
+            def away(store: ObjectStore, ref: ObjectRef) -> object:
+                if len(refused) < 3:
+                    refused.append(ref)
+                    raise Unavailable("the root is away", not_done="", next_step="")
+                return read(store, ref)
+
+            monkeypatch.setattr("holdfast.runtime.microbatch.warm.open_verified", away)
+            t.push("visits", [visit(number) for number in range(40, 60)])
+            t.checkpoint()
+            assert shown(t) == expected(range(60))
+            assert len(refused) == 3 and machine.did["restored"] == restored
 
     def test_a_machine_without_a_boot_id_has_none(self, machine: Machine) -> None:
         with TestDriver(app()) as t:
