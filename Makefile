@@ -35,9 +35,8 @@ quick: check ## run ruff, types, import rules, tests without Spark (2 min at mos
 test: check java toxiproxy generator ## run everything except soak: quick, every scenario, Spark, smoke benchmarks
 	@$(WITH_JAVA) $(PYTEST) $(BOTH) -m "not slow" tests
 
-soak: java toxiproxy ## run for hours: simulator, live faults (log in chaos-soak), every storage step, growth of a job (HOURS=2)
-	@$(WITH_JAVA) $(BIN)/holdfast chaos soak --hours $(or $(HOURS),2) --workers 2 --folder chaos-soak $(SOAK_LIVE)
-	@$(WITH_JAVA) $(PYTEST) -s --timeout=0 -m slow tests
+soak: java toxiproxy ## run for hours: growth of a job, simulator and live faults (log in chaos-soak), slow tests (HOURS=2)
+	@$(WITH_JAVA) $(BIN)/python tools/soak.py $(SOAK_LIVE)
 
 bench: java ## run the benchmarks at full size
 	@$(WITH_JAVA) $(PYTEST) -s --timeout=0 --bench=full tests/bench

@@ -1,7 +1,7 @@
 """A job that runs for hours at full speed needs no more resources at the end than in the middle.
 
-HOURS sets the duration of the long run (2), RATE its records per second (as many as it can read). Its root is in a slow
-S3 store if HOLDFAST_S3_SERVER names the server (slow_store.py), else in a folder. Samples and plot are left in
+HOURS sets the duration of the long run (0.5), RATE its records per second (as many as it can read). Its root is in a
+slow S3 store if HOLDFAST_S3_SERVER names the server (slow_store.py), else in a folder. Samples and plot are left in
 `growth-soak/`.
 
 Half an hour is the least that can be judged: the job log starts over every 200 records, about every three minutes, and
@@ -130,7 +130,7 @@ def leave(samples: list[Sample], out: Path) -> None:
 @pytest.mark.slow
 def test_resources_of_a_long_run_are_bounded(tmp_path: Path) -> None:
     with root_of(tmp_path) as root:
-        samples = sampled(tmp_path, root, 3_600 * float(os.environ.get("HOURS") or 2))
+        samples = sampled(tmp_path, root, 3_600 * float(os.environ.get("HOURS") or 0.5))
         leave(samples, OUT)
         print(f"\n{table(samples)}\nroot: {root.url}, plot: {OUT / 'growth.svg'}")
         assert differing(tmp_path, root) == []

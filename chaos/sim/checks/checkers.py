@@ -315,10 +315,20 @@ class Checks:
         if self._scenario.immediate:
             self.lasts.at_end(everything, self._lasts)
         if self._fold is not None and self._fold.completed:
-            for done in self._fold.retained:
-                # The last checkpoint again: a finished job may have no window left.
-                if done.body.epoch not in self.restored or done == self._fold.completed[-1]:
-                    self._restore(done)
+            for done in self._sampled(self._fold.retained):
+                self._restore(done)
+
+    def _sampled(self, retained: Sequence[joblog.Completed]) -> list[joblog.Completed]:
+        """Return the checkpoints to restore at the end: oldest, one by seed, newest.
+
+        Neighbours share most of their objects: the time of another restore is better spent on another seed. The oldest
+        is next to what a sweep deletes; the newest is restored even if it was before, since a finished job may have no
+        window left.
+        """
+        last = self._fold_last()
+        others = [done for done in retained if done.body.epoch not in self.restored and done != last]
+        chosen = {0, self._scenario.seed % len(others)} if others else set[int]()
+        return [others[place] for place in sorted(chosen)] + ([] if last is None else [last])
 
     def _everything(self) -> Cut:
         """Return the cut that holds the whole input, also if a user asked the job to finish."""

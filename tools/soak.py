@@ -1,0 +1,73 @@
+"""`make soak`: run for hours what is too long for `make test`.
+
+HOURS (2 by default) is the time of the whole. A quarter of it belongs to the growth test, which has the machine to
+itself. In the rest the simulator and live faults play in one process, beside the slow tests in another; if those need
+longer, so does the whole. Growth needs half an hour to be judged: HOURS=2 is the least.
+
+Exit status: 0 if every part passed, else 1; the last lines say which did not.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+HOURS_LEAST = 2.0
+GROWTH_SHARE = 0.25
+GROWTH_TEST = "tests/soak/test_growth.py"
+FOLDER = Path("chaos-soak")
+TESTS_LOG = FOLDER / "slow-tests.log"
+LOG_LINES_SHOWN = 30
+PYTEST = (sys.executable, "-m", "pytest", "-q", "--timeout=0", "-m", "slow", "--durations=30")
+
+
+def main(live: Sequence[str]) -> int:
+    """Run all parts.
+
+    Args:
+        live: Arguments of `holdfast chaos soak` for its live runs.
+    """
+    hours = float(os.environ.get("HOURS") or HOURS_LEAST)
+    if hours < HOURS_LEAST:
+        print(f"HOURS={hours:g} is too short: growth needs a quarter of it, half an hour. Next: make soak HOURS=2")
+        return 2
+    FOLDER.mkdir(exist_ok=True)
+    growth = hours * GROWTH_SHARE
+    print(f"growth of a job: {growth:g} h", flush=True)
+    ended = {"growth": subprocess.run([*PYTEST, "-s", GROWTH_TEST], check=False, env=_environment(growth)).returncode}
+    ended |= _side_by_side(hours - growth, live)
+    for part, status in ended.items():
+        print(f"{part}: {'passed' if status == 0 else f'FAILED (exit status {status})'}")
+    return int(any(ended.values()))
+
+
+def _side_by_side(hours: float, live: Sequence[str]) -> dict[str, int]:
+    """Play seeds and live faults for this long, beside the slow tests; return the exit status of each part."""
+    print(f"simulator and live faults: {hours:g} h; slow tests beside them: see {TESTS_LOG}", flush=True)
+    command = [str(Path(sys.executable).with_name("holdfast")), "chaos", "soak", "--hours", f"{hours:g}"]
+    with TESTS_LOG.open("w") as log:
+        tests = subprocess.Popen(
+            [*PYTEST, "--ignore", GROWTH_TEST, "tests"],
+            stdout=log,
+            stderr=log,
+            env=_environment(hours),
+        )
+        try:
+            soak = subprocess.run([*command, "--folder", str(FOLDER), *live], check=False).returncode
+            ended = {"simulator and live faults": soak, "slow tests": tests.wait()}
+        finally:
+            tests.terminate()
+            tests.wait()
+    print(*TESTS_LOG.read_text().splitlines()[-LOG_LINES_SHOWN:], sep="\n")
+    return ended
+
+
+def _environment(hours: float) -> dict[str, str]:
+    return {**os.environ, "HOURS": f"{hours:g}"}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
