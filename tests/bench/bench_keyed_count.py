@@ -60,7 +60,7 @@ def bench_keyed_count(bench: Bench, tmp_path: Path) -> None:
     wanted = write_input(tmp_path, rows, keys)
     used = Used()
     with bench.timed():
-        run_job(tmp_path, used)
+        run_job(tmp_path, used, "keyed")
     store = open_objects(str(tmp_path / "root" / "keyed"))
     repository = Repository(store)
     job = repository.read_log()
@@ -106,11 +106,11 @@ def sum_of(parts: dict[int, pa.Table]) -> int:
     return sum(int(np.sum(part["v"].to_numpy())) for part in parts.values())
 
 
-def run_job(folder: Path, used: Used, job: str = "keyed_job.py", *flags: str) -> None:
-    """Run the job to its end, and record the resources of its workers."""
-    path = str(Path(__file__).with_name(job))
+def run_job(folder: Path, used: Used, job: str, *flags: str) -> None:
+    """Run a job to its end, and record the resources of its workers."""
+    path = str(Path(__file__).with_name(f"{job}_job.py"))
     command = [sys.executable, "-m", "holdfast.runtime.cli.main", "run", path, "--progress", "json", *flags]
-    environment = {**os.environ, "KEYED_FOLDER": str(folder), "TMPDIR": str(folder)}
+    environment = {**os.environ, f"{job.upper()}_FOLDER": str(folder), "TMPDIR": str(folder)}
     with (folder / "stderr.txt").open("w") as errors:
         process = subprocess.Popen(
             [*command, "--master", "local[3]"], env=environment, stdout=subprocess.PIPE, stderr=errors, text=True

@@ -70,7 +70,7 @@ def bench_python_map_in_a_job(bench: Bench, tmp_path: Path) -> None:
     write_input(tmp_path, rows, keys)
     used = Used()
     with bench.timed():
-        run_job(tmp_path, used, "map_job.py")
+        run_job(tmp_path, used, "map")
     with contextlib.closing(sqlite3.connect(tmp_path / "out.db")) as database:
         kept, total = database.execute("SELECT count(*), sum(v) FROM kept").fetchone()
     values = [part.filter(pc.equal(part.column("k"), 0)).column("v") for part in batches(tmp_path)]

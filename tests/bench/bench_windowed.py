@@ -6,8 +6,6 @@ Every record must be in the result of its window or late: counts and sums of bot
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from bench_keyed_count import Used, objects, records
+from bench_keyed_count import Used, records, run_job
 from harness import Bench
 from windowed_job import ROW_BYTES, SCHEMA, make
 
@@ -50,14 +48,12 @@ def bench_windowed(bench: Bench, tmp_path: Path) -> None:
     rows, total = write_input(tmp_path, rows, keys)
     used = Used()
     with bench.timed():
-        run_job(tmp_path, used)
-    results, late = read_log(tmp_path / "out"), read_log(tmp_path / "late")
-    assert pc.sum(results.column("n")).as_py() + late.num_rows == rows
-    assert pc.sum(results.column("total")).as_py() + (pc.sum(late.column("v")).as_py() or 0) == total
-    bench.report(per=rows, unit="row", check=results.num_rows)
+        run_job(tmp_path, used, "windowed")
+    results, late = results_checked(tmp_path, rows, total)
+    bench.report(per=rows, unit="row", check=results)
     note_steady_state(bench, tmp_path)
     cpu_us = sum(used.cpu_s.values()) / rows * 1e6
-    bench.note(f"CPU: {cpu_us:.3f} us per row of {ROW_BYTES} bytes, both workers together; {late.num_rows} rows late")
+    bench.note(f"CPU: {cpu_us:.3f} us per row of {ROW_BYTES} bytes, both workers together; {late} rows late")
     bench.note(f"memory: {', '.join(f'{size >> 20} MiB' for size in used.rss.values())} resident per worker")
     bench.note(f"load average of the machine: {', '.join(f'{load:.1f}' for load in os.getloadavg())}")
 
@@ -78,8 +74,14 @@ def bench_windowed_parts(bench: Bench, tmp_path: Path) -> None:
     bench.note(f"segments: {len(sizes)}, {sum(sizes):,} bytes, median {middle:,}, largest {largest:,}")
 
 
-def write_input(folder: Path, rows: int, keys: int) -> tuple[int, int]:
-    """Write the log, times half a second out of order; return the number of rows and the sum of all values."""
+def write_input(
+    folder: Path, rows: int, keys: int, written_too: Callable[[dict[int, pa.Table]], object] = lambda parts: None
+) -> tuple[int, int]:
+    """Write the log, times half a second out of order; return the number of rows and the sum of all values.
+
+    Args:
+        written_too: Receives the rows of every append, by partition.
+    """
     store = open_objects(str(folder / "input"))
     create_log(store, SCHEMA, PARTITIONS)
     for name in ("out", "late"):
@@ -97,6 +99,7 @@ def write_input(folder: Path, rows: int, keys: int) -> tuple[int, int]:
             columns = [rng.integers(0, keys, share), values, pa.array(times).view(SCHEMA.field("at").type)]
             parts[partition] = pa.table(columns, schema=SCHEMA)
         writer.append(parts)
+        written_too(parts)
         written += share * PARTITIONS
     writer.seal()
     return written, total
@@ -115,18 +118,12 @@ def read_log(folder: Path) -> pa.Table:
     return pa.Table.from_batches(found, reader.meta.schema)
 
 
-def run_job(folder: Path, used: Used) -> None:
-    """Run the job to its end, and record the resources of its workers."""
-    job = Path(__file__).with_name("windowed_job.py")
-    command = [sys.executable, "-m", "holdfast.runtime.cli.main", "run", str(job), "--progress", "json"]
-    environment = {**os.environ, "WINDOWED_FOLDER": str(folder), "TMPDIR": str(folder)}
-    with (folder / "stderr.txt").open("w") as errors:
-        process = subprocess.Popen(
-            [*command, "--master", "local[3]"], env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
-        )
-        for progress in objects(process):
-            used.sample([worker["pid"] for worker in progress["workers"]])
-    assert process.wait() == 0, (folder / "stderr.txt").read_text()[-3_000:]
+def results_checked(folder: Path, rows: int, total: int) -> tuple[int, int]:
+    """Compare results and late rows with the input; return how many of both there are."""
+    results, late = read_log(folder / "out"), read_log(folder / "late")
+    assert pc.sum(results.column("n")).as_py() + late.num_rows == rows
+    assert pc.sum(results.column("total")).as_py() + (pc.sum(late.column("v")).as_py() or 0) == total
+    return results.num_rows, late.num_rows
 
 
 def note_steady_state(bench: Bench, folder: Path) -> None:

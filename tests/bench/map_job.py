@@ -22,7 +22,7 @@ def doubled(row: Row) -> Row:
     return Row(row.k, 2 * row.v)
 
 
-folder = Path(os.environ["KEYED_FOLDER"])
+folder = Path(os.environ["MAP_FOLDER"])
 app = hf.App("mapped", root=str(folder / "root"), checkpoint_every="1s")
 rows = app.source("rows", hf.Log(str(folder / "input"), Row)).map(doubled, to=Row)
 rows.filter(pl.col("k") == 0).sink("out", hf.SQLite(str(folder / "out.db"), table="kept"))
