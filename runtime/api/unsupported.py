@@ -22,7 +22,6 @@ KEYED = "keep aggregates with .key_by(...).agg(...), or call functions with .map
 MODULE: Mapping[str, str] = {
     "Kafka": f"{CAPTURE}; to write, use hf.Log or hf.SQLite",
     "Files": f"{CAPTURE}; to write, use hf.Log or hf.SQLite",
-    "SparkFrame": CAPTURE,
     "PostgresChanges": CAPTURE,
     "SQLiteChanges": CAPTURE,
     "Webhook": CAPTURE,

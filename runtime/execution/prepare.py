@@ -41,6 +41,7 @@ from holdfast.runtime.plan.given_up import given_up
 from holdfast.runtime.plan.kept_state import with_identities
 from holdfast.runtime.plan.memory import check_state_memory
 from holdfast.runtime.plan.same_source import refuse_other_sources
+from holdfast.runtime.plan.source import prepare_copy
 from holdfast.storage.objects import open_objects
 from holdfast.storage.paths import join
 
@@ -79,7 +80,7 @@ def prepare(
     adopt_targets: Sequence[str] = (),
     note: Callable[[str], None] = lambda _: None,
 ) -> Prepared:
-    """Run all checks that do not need Spark, and create missing targets.
+    """Run all checks that do not need Spark, create missing targets and copies of sources.
 
     Args:
         drop_state: The arguments of `--drop-state`: operators, or aggregates as OPERATOR.AGGREGATE.
@@ -111,14 +112,13 @@ def prepare(
             refuse_second_run(store, job, note)
     before = None if job is None else _last_manifest(repository, job)
     gone_sinks: master.GoneSinks | None = None
-    if before is not None:
+    if job is not None and before is not None:
         gone_sinks = check_sinks(plan, before, repository.records)
         check_written_immediately(plan, before)
-    if job is not None and before is not None and job.repair_due:
-        written = {writer.sink for writer in writers_of(repository, job, before, ())}
-        check_repairable(plan, written, job.rewinds[-1].accepted)
+        _check_repairs(plan, repository, job, before)
     known = before.operators if before is not None else ()
     plan, operators = with_identities(plan, known, drop_state)
+    _prepare_copies(plan, before, note)
     partitions, until = _look_at_sources(plan, before, once)
     for sink in plan.sinks:
         prepare_sink(sink, job)
@@ -141,14 +141,29 @@ def check_settings(plan: Plan, settings: Settings) -> None:
         refuse_what_needs_workers(plan)
 
 
+def _check_repairs(plan: Plan, repository: Repository, job: joblog.Job, before: Manifest) -> None:
+    if job.repair_due:
+        written = {writer.sink for writer in writers_of(repository, job, before, ())}
+        check_repairable(plan, written, job.rewinds[-1].accepted)
+
+
+def _prepare_copies(plan: Plan, before: Manifest | None, note: Callable[[str], None]) -> None:
+    """Check every source; then make the copies of those that are read from one."""
+    for spec in plan.sources:
+        spec.source.check()
+    for spec in plan.sources:
+        if spec.source.traits.copied and before is None:
+            note(f"copying source {spec.name!r} into the job's folder")
+        prepare_copy(spec.source)
+
+
 def _look_at_sources(
     plan: Plan, before: Manifest | None, once: bool
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, Mapping[int, int]] | None]:
-    """Check every source; return its partitions and, with `once`, its end offsets."""
+    """Open every source; return its partitions and, with `once`, its end offsets."""
     partitions: dict[str, tuple[int, ...]] = {}
     until: dict[str, Mapping[int, int]] | None = {} if once else None
     for spec in plan.sources:
-        spec.source.check()
         if once:
             check_has_end(plan.app, spec.name, spec.source)
         opened = spec.source.open()

@@ -1,4 +1,4 @@
-"""Sinks whose results lie in the job's own folder: `hf.Collect` and `hf.Console`.
+"""What lies in the job's own folder: the results of `hf.Collect` and `hf.Console`, and copies of sources.
 
 Their place depends on the job's root, which is known when a run or a command starts, not when the code builds the app.
 
@@ -13,15 +13,16 @@ from pathlib import Path
 
 from holdfast.errors import ConfigError, Where
 from holdfast.runtime.plan.model import Plan, SinkSpec
+from holdfast.runtime.plan.source import in_folder
 from holdfast.sinks.collect import Collect
 from holdfast.sinks.console import SUFFIX, Console
 from holdfast.storage.paths import join
 
-FOLDER = "results"
+FOLDER, COPIES = "results", "sources"
 
 
 def with_places(plan: Plan, root: str) -> Plan:
-    """Return the plan with such sinks bound to their folders below the root.
+    """Return the plan with such sinks and sources bound to their folders below the root.
 
     Raises:
         ConfigError: the root is not a folder of this machine, or one sink object is used twice.
@@ -42,7 +43,10 @@ def with_places(plan: Plan, root: str) -> Plan:
                 next_step="give each sink an object of its own",
                 where=Where(job=plan.app),
             )
-    return replace(plan, sinks=tuple(_bound(spec, join(root, plan.app)) for spec in plan.sinks))
+    folder = join(root, plan.app)
+    copies = join(folder, COPIES)
+    sources = tuple(replace(spec, source=in_folder(spec.source, join(copies, spec.name))) for spec in plan.sources)
+    return replace(plan, sinks=tuple(_bound(spec, folder) for spec in plan.sinks), sources=sources)
 
 
 def _bound(spec: SinkSpec, folder: str) -> SinkSpec:

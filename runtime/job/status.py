@@ -288,7 +288,7 @@ def _sources(state: master.Master) -> tuple[SourceRow, ...]:
                     partition=at.partition,
                     offset=at.offset,
                     end_offset=end,
-                    lag=None if end is None else max(0, end - at.offset),
+                    lag=None if end is None else max(0, end - max(0, at.offset)),
                     watermark=at.watermark,
                     idle_ms=None if time is None else time.silent_ms,
                     holds_time=None if time is None else time.holds,

@@ -140,6 +140,16 @@ class TellingSource(OpenSource, Protocol):
         """Return a time, in microseconds since 1970, up to which no record follows at or after the offset."""
 
 
+class CopiedSource(Source, Protocol):
+    """With the trait `copied`: the first start of a job copies its records into the job's folder."""
+
+    def in_folder(self, folder: str) -> Source:
+        """Return the source with the folder, a path or a URL, that belongs to it alone."""
+
+    def prepare(self) -> None:
+        """Make the copy unless there is one. Called by the driver before `open`. Raises ConfigError, Unavailable."""
+
+
 class PacedSource(Source, Protocol):
     """With the trait `paced`: records appear over time at a rate."""
 
@@ -177,6 +187,17 @@ def same_from(source: Source, opened: OpenSource, partition: int) -> int:
 def telling(source: Source, opened: OpenSource) -> TellingSource | None:
     """Return the open source if it knows of event time."""
     return cast(TellingSource, opened) if source.traits.tells_time else None
+
+
+def in_folder(source: Source, folder: str) -> Source:
+    """Return the source with its folder, if it keeps a copy in one."""
+    return cast(CopiedSource, source).in_folder(folder) if source.traits.copied else source
+
+
+def prepare_copy(source: Source) -> None:
+    """Make the copy of a source that is read from one, unless there is one."""
+    if source.traits.copied:
+        cast(CopiedSource, source).prepare()
 
 
 def unpaced(source: Source, ends: Mapping[int, int] | None = None) -> Source:

@@ -21,7 +21,12 @@ from typing import Any
 from holdfast.errors import ConfigError
 
 GROUP = "holdfast.connectors"
-OWN = {"generator": "holdfast:Generator", "log": "holdfast:Log", "sqlite": "holdfast:SQLite"}
+OWN = {
+    "generator": "holdfast:Generator",
+    "log": "holdfast:Log",
+    "spark-frame": "holdfast:SparkFrame",
+    "sqlite": "holdfast:SQLite",
+}
 
 
 @dataclass(frozen=True)

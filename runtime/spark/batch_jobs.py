@@ -83,7 +83,8 @@ class SparkJobs:
         self._context, self._root, self._local_paths, self._ended = context, root, local_paths, ended
         self._cancelled = 0
         """Jobs up to this number were cancelled, or have ended: one runs at a time."""
-        self._session = SparkSession(context)
+        # Of its own: a notebook's session keeps its settings.
+        self._session = SparkSession(context).newSession()
         for name, value in _SETTINGS.items():
             self._session.conf.set(name, value)
         self._prefix = f"holdfast-batches-{id(self)}"

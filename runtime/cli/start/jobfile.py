@@ -72,11 +72,15 @@ def refuse_while_loading() -> None:
 
 def ship_by_value(folder: Path) -> None:
     """Send functions and classes of every loaded module in this folder to executors by value."""
-    from pyspark.cloudpickle import register_pickle_by_value
-
     for name, module in list(sys.modules.items()):
         if "." not in name and name not in ("holdfast", "__main__") and _lies_in(module, folder):
-            register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+            _send_by_value(module)
+
+
+def _send_by_value(module: ModuleType) -> None:
+    from pyspark.cloudpickle import register_pickle_by_value
+
+    register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 
 def _lies_in(module: ModuleType, folder: Path) -> bool:
@@ -103,6 +107,8 @@ def _execute(file: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses look their module up there
     sys.path.insert(0, str(file.parent))  # as `python job.py` does
     try:
+        if b"pyspark" in loader.get_data(str(file)):
+            _send_by_value(module)  # before it runs: Spark pickles a DataFrame's functions where the code names them
         with _marked(file):
             loader.exec_module(module)
     except HoldfastError:

@@ -122,6 +122,8 @@ def obstacles(plan: Plan, settings: Settings, positions: Iterable[SourcePosition
     for spec in plan.sources:
         try:
             spec.source.check()
+            if spec.source.traits.copied and not positions:
+                continue  # the first run makes the copy
             with closing(spec.source.open()) as opened:
                 refuse_other_sources(plan.app, positions, {spec.name: opened})
                 check_partitions(plan, positions, spec.name, opened.partitions())

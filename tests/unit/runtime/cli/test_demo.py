@@ -101,9 +101,10 @@ class TestKillATask:
         os.killpg(process.pid, 9)
         process.communicate()
 
-    @pytest.fixture(autouse=True)
+    @pytest.fixture
     def soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(demo_kill, "BUSY_LIMIT_S", 1.0)
+        """Do not wait long for a process that is not found."""
+        monkeypatch.setattr(demo_kill, "BUSY_LIMIT_S", 0.3)
 
     @pytest.mark.parametrize("daemon", [WORKS], indirect=True)
     def test_a_process_at_work_is_killed_and_not_the_daemon(self, daemon: subprocess.Popen[bytes]) -> None:
@@ -111,6 +112,7 @@ class TestKillATask:
         assert kill is not None and kill.gone and kill.what == "a task"
         assert kill.pid != daemon.pid and daemon.poll() is None
 
+    @pytest.mark.usefixtures("soon")
     def test_a_daemon_that_has_forked_nothing_yet_is_not_killed(self) -> None:
         with subprocess.Popen([sys.executable, "-c", WORKS, DAEMON], start_new_session=True) as daemon:
             try:
@@ -119,6 +121,7 @@ class TestKillATask:
             finally:
                 daemon.kill()
 
+    @pytest.mark.usefixtures("soon")
     @pytest.mark.parametrize("daemon", [WORKS], indirect=True)
     @pytest.mark.parametrize("method", ["ppid", "kill", "cpu_times", "children"])
     def test_a_process_that_ends_meanwhile_is_not_killed(
@@ -130,11 +133,9 @@ class TestKillATask:
         monkeypatch.setattr(psutil.Process, method, ended)
         assert kill_one(seen(), os.getpid(), logged, "microbatch") is None
 
+    @pytest.mark.usefixtures("soon")
     @pytest.mark.parametrize("daemon", [WAITS], indirect=True)
-    def test_an_idle_process_is_not_killed(
-        self, daemon: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(demo_kill, "BUSY_LIMIT_S", 0.3)
+    def test_an_idle_process_is_not_killed(self, daemon: subprocess.Popen[bytes]) -> None:
         assert kill_one(seen(), os.getpid(), logged, "microbatch") is None
 
     @pytest.mark.parametrize("daemon", [WORKS], indirect=True)

@@ -1,0 +1,81 @@
+"""A DataFrame as a source: computed once, read exactly once, through kills of the driver."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from frame_job import KEYS, PARTS, ROWS
+from harness import wait
+from running import running
+
+JOB = Path(__file__).with_name("frame_job.py")
+pytestmark = pytest.mark.e2e
+
+
+def totals(folder: Path) -> dict[int, tuple[int, int]]:
+    with closing(sqlite3.connect(folder / "out.db")) as database:
+        return {k: (n, total) for k, n, total in database.execute("SELECT k, n, total FROM totals")}
+
+
+def expected() -> dict[int, tuple[int, int]]:
+    return {k: (len(range(k, ROWS, KEYS)), sum(range(k, ROWS, KEYS))) for k in range(KEYS)}
+
+
+def computed(folder: Path) -> int:
+    """Return how many partitions of the frame were computed."""
+    noted = folder / "computed"
+    return len(noted.read_text()) if noted.exists() else 0
+
+
+@pytest.mark.parametrize("mode", ["continuous", "microbatch"])
+def test_is_copied_once_and_read_exactly_once_through_a_kill(tmp_path: Path, mode: str) -> None:
+    with running(tmp_path, "--mode", mode, "--max-records-per-second", "40000", job=JOB) as run:
+        progress = run.wait_until_running(20_000)
+        assert progress["records_in"] < ROWS
+        run.kill_group(signal.SIGKILL)
+    with running(tmp_path, "--mode", mode, job=JOB) as again:
+        assert again.finish() == 0, again.errors()
+    assert totals(tmp_path) == expected()
+    assert computed(tmp_path) == PARTS
+
+
+def test_a_copy_that_a_kill_interrupted_is_made_again(tmp_path: Path) -> None:
+    (tmp_path / "hold").touch()
+    copies = tmp_path / "root" / "frames" / "sources" / "rows"
+    with running(tmp_path, job=JOB) as run:
+        wait(lambda: computed(tmp_path), "a task that copies", timeout_s=120)
+        run.kill_group(signal.SIGKILL)
+    (tmp_path / "hold").unlink()
+    (begun,) = copies.glob("log-*")
+    with running(tmp_path, job=JOB) as again:
+        assert again.finish() == 0, again.errors()
+    assert totals(tmp_path) == expected()
+    assert not list(begun.rglob("*.json"))
+
+
+def test_frames_that_no_job_can_read_are_refused(tmp_path: Path) -> None:
+    program = """
+from pyspark.sql import SparkSession, functions as f
+import holdfast as hf
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+rows = spark.range(3)
+varying, stream = rows.withColumn("x", f.rand()), spark.readStream.format("rate").load()
+for frame in (varying, stream, rows.select("id", "id"), spark.sql("SELECT interval '1' month AS m")):
+    try:
+        hf.SparkFrame(frame)
+    except hf.ConfigError as error:
+        print(error.what)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-3_000:]
+    varying, streaming, twice, untyped = ran.stdout.splitlines()
+    assert "other rows each time it is computed" in varying
+    assert "is a stream" in streaming
+    assert "or one twice" in twice
+    assert "YearMonthIntervalType" in untyped

@@ -1,0 +1,158 @@
+"""`hf.SparkFrame`: the copy that a job reads, with a DataFrame whose tasks run here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext, cloudpickle
+
+import holdfast as hf
+from holdfast.runtime.plan.source import OpenSource
+from holdfast.runtime.spark import frames
+from holdfast.runtime.spark.frames import PATH, FrameSource
+from holdfast.storage.log.log import LogWriter, create_log
+from holdfast.storage.objects import open_objects
+
+COLUMNS = pa.schema([pa.field("k", pa.int64()), pa.field("word", pa.string())])
+Appending = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+@dataclass
+class Frame:
+    """A DataFrame: partitions of rows, and how often Spark runs the task of each."""
+
+    parts: list[range]
+    attempts: dict[int, int] = field(default_factory=dict)
+    computed: int = 0
+
+    def mapInArrow(self, function: Appending, schema: str) -> SimpleNamespace:
+        assert schema == "rows long"
+        return SimpleNamespace(collect=lambda: self._run(function))
+
+    def _run(self, function: Appending) -> list[SimpleNamespace]:
+        self.computed += 1
+        return [self._task(function, number) for number in range(len(self.parts))]
+
+    def _task(self, function: Appending, number: int) -> SimpleNamespace:
+        counts = []
+        for _ in range(self.attempts.get(number, 1)):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(TaskContext, "get", lambda: SimpleNamespace(partitionId=lambda: number))
+                counts = [batch.to_pylist()[0]["rows"] for batch in function(self._batches(number))]
+        return SimpleNamespace(rows=sum(counts))
+
+    def _batches(self, number: int) -> Iterator[pa.RecordBatch]:
+        rows = list(self.parts[number])
+        for first in range(0, len(rows), 4):
+            taken = rows[first : first + 4]
+            yield pa.record_batch([pa.array(taken, pa.int64()), pa.array(map(str, taken), pa.string())], COLUMNS.names)
+
+
+def source(folder: Path, frame: Any) -> FrameSource:
+    return FrameSource(COLUMNS, 3, frame=frame).in_folder(str(folder))
+
+
+def rows(opened: OpenSource) -> list[int]:
+    found: list[int] = []
+    for partition, end in opened.end_offsets().items():
+        offset = 0
+        while offset < end:
+            batch, offset = opened.read(partition, offset, 1 << 20)
+            found += [] if batch is None else batch.column("k").to_pylist()
+        assert opened.ended(partition, end)
+    return sorted(found)
+
+
+class TestCopy:
+    def test_holds_every_row_and_has_an_end(self, tmp_path: Path) -> None:
+        given = source(tmp_path, Frame([range(10), range(0), range(10, 17), range(17, 30)]))
+        given.prepare()
+        opened = given.open()
+        assert opened.partitions() == [0, 1, 2]
+        assert rows(opened) == list(range(30))
+
+    def test_attempts_that_spark_repeats_add_nothing(self, tmp_path: Path) -> None:
+        given = source(tmp_path, Frame([range(10), range(10, 20)], attempts={0: 3, 1: 2}))
+        given.prepare()
+        assert rows(given.open()) == list(range(20))
+
+    def test_is_made_once(self, tmp_path: Path) -> None:
+        frame = Frame([range(10)])
+        source(tmp_path, frame).prepare()
+        frame.parts = [range(99)]
+        source(tmp_path, frame).prepare()
+        assert (frame.computed, rows(source(tmp_path, None).open())) == (1, list(range(10)))
+
+    def test_that_was_begun_and_killed_is_removed(self, tmp_path: Path) -> None:
+        create_log(open_objects(str(tmp_path / "log-begun")), COLUMNS, 3)
+        given = source(tmp_path, Frame([range(5)]))
+        given.prepare()
+        names = sorted(path.name for path in tmp_path.iterdir() if any(path.rglob("*.json")) or path.name == PATH)
+        assert names == sorted([PATH, json.loads((tmp_path / PATH).read_text())["log"]])
+        assert rows(given.open()) == list(range(5))
+
+    def test_of_the_start_that_was_first_is_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        first, second = source(tmp_path, Frame([range(5)])), source(tmp_path, Frame([range(9)]))
+        settle = frames._settle
+
+        def overtaken(store: Any, copy: Any) -> None:
+            monkeypatch.setattr(frames, "_settle", settle)
+            first.prepare()
+            settle(store, copy)
+
+        monkeypatch.setattr(frames, "_settle", overtaken)
+        second.prepare()
+        assert rows(first.open()) == rows(second.open()) == list(range(5))
+
+    def test_that_lacks_rows_is_not_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(LogWriter, "append_tagged", lambda *_: None)
+        with pytest.raises(hf.errors.Damaged, match="has 0 rows, but its tasks wrote 5"):
+            source(tmp_path, Frame([range(5)])).prepare()
+        assert not (tmp_path / PATH).exists()
+
+    @pytest.mark.parametrize("text", ["", "{}", '{"log": 1, "rows": 2}'])
+    def test_whose_record_is_damaged_is_reported(self, tmp_path: Path, text: str) -> None:
+        (tmp_path / PATH).write_text(text)
+        with pytest.raises(hf.errors.Damaged, match=r"copy\.json"):
+            source(tmp_path, Frame([range(5)])).prepare()
+
+    def test_of_a_newer_version_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / PATH).write_text('{"log": "log-1", "rows": 2, "v": 2}')
+        with pytest.raises(hf.ConfigError, match="has version 2"):
+            source(tmp_path, Frame([range(5)])).open()
+
+
+class TestFrameSource:
+    def test_workers_get_no_frame(self, tmp_path: Path) -> None:
+        given = source(tmp_path, Frame([range(3)]))
+        given.prepare()
+        sent: FrameSource = cloudpickle.loads(cloudpickle.dumps(given))  # type: ignore[no-untyped-call]
+        assert (sent.frame, sent) == (None, given)
+        assert rows(sent.open()) == [0, 1, 2]
+
+    def test_reads_the_columns_that_the_job_names(self, tmp_path: Path) -> None:
+        given = replace(source(tmp_path, Frame([range(3)])), expected=pa.schema([COLUMNS.field("word")]))
+        given.prepare()
+        assert given.schema.names == ["word"]
+        batch, _ = given.open().read(0, 0, 1 << 20)
+        assert batch is not None and batch.column("word").to_pylist() == ["0", "1", "2"]
+
+    def test_a_column_that_the_frame_lacks_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(hf.ConfigError, match="no column 'other'"):
+            replace(source(tmp_path, None), expected=pa.schema([pa.field("other", pa.int64())])).check()
+
+    def test_is_not_read_before_it_was_copied(self, tmp_path: Path) -> None:
+        with pytest.raises(hf.ConfigError, match="was not copied"):
+            source(tmp_path, Frame([range(3)])).open()
+
+    @pytest.mark.parametrize("frame", [None, [1, 2], "orders"])
+    def test_only_frames_are_taken(self, frame: Any) -> None:
+        with pytest.raises(hf.ConfigError, match="is not a DataFrame of Spark"):
+            hf.SparkFrame(frame)
