@@ -12,6 +12,7 @@ import pytest
 import holdfast as hf
 from holdfast.errors import Unavailable
 from holdfast.model import Epoch
+from holdfast.runtime.job import status
 from holdfast.runtime.spark.batch_jobs import _job_ended
 from holdfast.runtime.testing.batches import Faults
 from holdfast.testing import TestDriver
@@ -94,6 +95,17 @@ class TestFaults:
                 t.checkpoint()
                 assert shown(t) == expected(range(first + 15))
             assert faults.happened[what] > 0
+
+    def test_the_lag_counts_records_before_anything_was_read(self) -> None:
+        with TestDriver(app()) as t:
+            t.push("visits", [visit(number) for number in range(5)], partition=2)
+            for _ in range(20):
+                rows = status.of_run(t.cluster.driver.state, "", "microbatch", None).sources
+                lags = {row.partition: (row.offset, row.lag) for row in rows}
+                if lags[2] != (-1, 0):
+                    break
+                t.advance("50ms")
+            assert lags == {0: (-1, 0), 1: (-1, 0), 2: (-1, 5), 3: (-1, 0)}
 
     def test_state_of_several_layers_is_in_segments_of_its_own(self) -> None:
         with TestDriver(app()) as t:
