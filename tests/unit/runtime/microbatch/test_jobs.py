@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -13,7 +14,7 @@ import holdfast as hf
 from holdfast.errors import Unavailable
 from holdfast.model import Epoch
 from holdfast.runtime.job import status
-from holdfast.runtime.spark.batch_jobs import _job_ended
+from holdfast.runtime.spark import batch_jobs
 from holdfast.runtime.testing.batches import Faults
 from holdfast.testing import TestDriver
 
@@ -77,6 +78,18 @@ def crash_and_rewind(t: TestDriver) -> None:
     t.rewind(Epoch(epoch))
     t.checkpoint()
     assert shown(t) == expected(range(40))
+
+
+def test_the_sessions_of_a_notebook_keep_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook, own = dict[str, str](), dict[str, str]()
+
+    def session(_: object) -> SimpleNamespace:
+        opened = SimpleNamespace(conf=SimpleNamespace(set=own.__setitem__))
+        return SimpleNamespace(conf=SimpleNamespace(set=notebook.__setitem__), newSession=lambda: opened)
+
+    monkeypatch.setattr(batch_jobs, "SparkSession", session)
+    batch_jobs.SparkJobs(cast(Any, None), "root", (), lambda _job, _result: None)
+    assert own and not notebook
 
 
 class TestFaults:
@@ -157,7 +170,7 @@ class TestRefusals:
 
             def run(job: int, _: object) -> None:
                 ran.append(job)
-                t.cluster._inbox.append(lambda: host.ended(job, _job_ended(1, RuntimeError(spark))))
+                t.cluster._inbox.append(lambda: host.ended(job, batch_jobs._job_ended(1, RuntimeError(spark))))
 
             monkeypatch.setattr(t.cluster.batches.jobs, "run", run)
             t.push("visits", [visit(1)])
