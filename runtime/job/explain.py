@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from holdfast.runtime.config.settings import MICROBATCH
 from holdfast.runtime.job.live import Activity, Failures, Status, Waiting
 from holdfast.runtime.job.status import (
     LOCAL_STATE_REFUSED,
@@ -23,6 +24,7 @@ from holdfast.runtime.job.status import (
     SOURCE_UNLISTED,
     time_held,
 )
+from holdfast.runtime.job.waiting import EPOCHS_MEASURED
 from holdfast.runtime.wire.vitals import FUNCTION, INTERPRETER, SOURCE, described
 
 SLOW_EPOCHS = 3
@@ -58,6 +60,7 @@ def findings(shown: Status) -> list[Finding]:
         *_workers(shown, now),
         *_local(shown),
         *_epoch(shown, now),
+        *_trigger(shown, now),
         *_delivery(shown, now),
         *_event_time(shown),
         *_busy(now),
@@ -183,6 +186,18 @@ def _epoch(shown: Status, now: Activity) -> Iterator[Finding]:
             "output of the writers from before the change of parallelism is not delivered yet; no epoch commits before "
             "it is",
             "check the sinks; epochs resume as soon as their output is delivered",
+        )
+
+
+def _trigger(shown: Status, now: Activity) -> Iterator[Finding]:
+    """In continuous mode workers read on while an epoch is written, so its duration delays nothing."""
+    every, took = now.checkpoint_every_ms, now.epoch_ms
+    if shown.mode == MICROBATCH and every is not None and took is not None and took > every:
+        yield Finding(
+            "trigger_short",
+            f"each of the last {EPOCHS_MEASURED} epochs took at least {_span(took)}, longer than the {_span(every)} "
+            "that are to pass between two: they follow one another without a pause",
+            f"run with --every {-(-took // 1000):.0f}s or more; or in continuous mode, if results are needed sooner",
         )
 
 

@@ -242,6 +242,8 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     ended: tuple[Ended, ...] = ()
     listing_ms: Number | None = None
     """How long the listing of the sources has been under way; None if there is none."""
+    epoch_ms: Number | None = None
+    """Duration of the shortest of the last epochs of this generation; None if there were too few."""
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):

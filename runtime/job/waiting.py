@@ -14,6 +14,9 @@ from holdfast.runtime.driver.deployment import launch_allowed_at, older_output_i
 from holdfast.runtime.driver.state import Finishing, Master, Running, Stopping
 from holdfast.runtime.job.live import Activity, Backlog, Ended, Failures, Launching, OpenEpoch, Waiting
 
+EPOCHS_MEASURED = 5
+"""The first of a generation take longer, and so may a single one."""
+
 
 def of(state: Master) -> Activity:
     """Return what the job waits for, as part of the status of a run."""
@@ -46,7 +49,16 @@ def of(state: Master) -> Activity:
             Ended(at.source, at.partition) for hosted in state.workers.values() for at in hosted.progress.ended
         ),
         listing_ms=None if state.listing is None else _ms(now - state.listing.since),
+        epoch_ms=_epoch_ms(state),
     )
+
+
+def _epoch_ms(state: Master) -> int | None:
+    job = state.log.job
+    if job is None or not job.starts:
+        return None
+    last = [done for done in job.completed if done.generation == job.starts[-1].generation][-EPOCHS_MEASURED:]
+    return min(done.body.duration_ms for done in last) if len(last) == EPOCHS_MEASURED else None
 
 
 def _open_epoch(state: Master, phase: Running, now: float) -> OpenEpoch | None:

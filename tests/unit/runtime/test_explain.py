@@ -13,6 +13,7 @@ from holdfast.runtime.cli.operate.status import render
 from holdfast.runtime.job import status
 from holdfast.runtime.job.explain import GOOD, findings
 from holdfast.runtime.job.live import from_json
+from holdfast.runtime.job.waiting import EPOCHS_MEASURED
 from holdfast.runtime.wire import messages as m
 from tests.unit.runtime.test_master import A, B, Run, completed, opened, running, staged
 
@@ -133,6 +134,34 @@ class TestFindings:
         run.ack(B, 1)
         run.pass_time(5.0)
         assert codes(shown(run, checkpoint_every_ms=1_000)) == ["log_slow"]
+
+    @pytest.mark.parametrize(
+        ("mode", "every_ms", "found"),
+        [
+            ("microbatch", 1_000, ["trigger_short"]),
+            ("microbatch", 2_500, ["progress"]),
+            ("continuous", 1_000, ["progress"]),
+        ],
+    )
+    def test_epochs_that_take_longer_than_their_trigger_are_reported(
+        self, mode: str, every_ms: int, found: list[str]
+    ) -> None:
+        run = running()
+        for number in range(1, EPOCHS_MEASURED + 1):
+            run.pass_time(10.0)
+            run.ack(A, number)
+            run.pass_time(2.1)
+            run.ack(B, number)
+            run.store()
+            run.append()
+            if number < EPOCHS_MEASURED:
+                assert codes(shown(run, mode="microbatch", checkpoint_every_ms=1_000)) == ["progress"]
+        reported = shown(run, mode=mode, checkpoint_every_ms=every_ms)
+        assert codes(reported) == found
+        if found == ["trigger_short"]:
+            finding = next(each for each in findings(from_json(reported)) if each.code == "trigger_short")
+            assert "at least 2.1 s, longer than the 1.0 s" in finding.what
+            assert "--every 3s" in str(finding.next)
 
     def test_a_silent_worker_is_reported(self) -> None:
         run = running()

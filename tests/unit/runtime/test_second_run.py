@@ -167,6 +167,7 @@ class TestStatusOfADriver:
             "waiting",
             "ended",
             "listing_ms",
+            "epoch_ms",
         ]
 
     def test_from_the_log_alone_lacks_fields_that_only_a_driver_can_fill(self) -> None:
