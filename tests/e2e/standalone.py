@@ -3,40 +3,76 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pyspark
+from harness import wait
 from running import JOB, Run, pid_gone, running
 
 import holdfast
-from holdfast.chaos.live.cluster import LiveCluster
+from holdfast.chaos.live.cluster import MASTER_OPTIONS, START_LIMIT_S, LiveCluster
 from holdfast.chaos.live.job import EXECUTOR
 
 HOSTS = 2
 CORES = 2
+_PAGE = r"MasterWebUI.* (http://127\.0\.0\.1:\d+)"
 SPARK_SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
 PACKAGE = Path(holdfast.__file__).parent
 
 
 class Standalone(LiveCluster):
-    """Two hosts and the processes below them. Their output goes to files in the folder."""
+    """Two hosts and the processes below them. Their output goes to files in the folder.
+
+    A master that is started again knows hosts and applications: without that, it would have their executors killed.
+    """
 
     def __init__(self, folder: Path, **environment: str) -> None:
-        super().__init__(folder, HOSTS, CORES, {"TMPDIR": str(folder), **environment})
+        recovery = f"-Dspark.deploy.recoveryMode=FILESYSTEM -Dspark.deploy.recoveryDirectory={folder / 'master'}"
+        environment = {"SPARK_MASTER_OPTS": f"{MASTER_OPTIONS} {recovery}", "TMPDIR": str(folder), **environment}
+        super().__init__(folder, HOSTS, CORES, environment)
         self.folder = folder
 
     def processes(self) -> list[psutil.Process]:
         """Return master, hosts and everything below them."""
         roots = [psutil.Process(pid) for pid in sorted(self.daemons())]
         return [*roots, *(child for root in roots for child in _children(root.pid))]
+
+    def lose_master(self) -> float:
+        """SIGKILL the master, and start another one on its port; return the time of the kill."""
+        master, before = self._master, self.seen_by_master()
+        assert master is not None
+        at = time.time()
+        os.kill(master.pid, signal.SIGKILL)
+        assert master.wait(10) == -signal.SIGKILL
+        log = self._start_master(int(self.url.rpartition(":")[2]))
+        masters = len(re.findall(_PAGE, log.read_text(errors="replace"))) + 1
+        self._awaited(log, _PAGE, masters)
+        wait(lambda: self.seen_by_master() == before, "the same hosts and applications to be known", START_LIMIT_S)
+        return at
+
+    def seen_by_master(self) -> tuple[str, int, list[str]]:
+        """Return, as the newest master reports: its status, how many hosts are alive, and the running applications."""
+        page = re.findall(_PAGE, (self.folder / "master.log").read_text(errors="replace"))[-1]
+        with urllib.request.urlopen(f"{page}/json", timeout=10) as answer:
+            seen = json.load(answer)
+        hosts = sum(host["state"] == "ALIVE" for host in seen["workers"])
+        return seen["status"], hosts, [app["id"] for app in seen["activeapps"] if app["state"] == "RUNNING"]
+
+    def tasks(self) -> list[psutil.Process]:
+        """Return the Python processes below the daemons of executors; one runs a task, or waits for the next."""
+        daemons = (daemon for executor in self.executors() for daemon in _children(executor.pid, recursive=False))
+        return [task for daemon in daemons for task in _children(daemon.pid, recursive=False)]
 
     def executors(self) -> list[psutil.Process]:
         """Return the running executors."""
@@ -88,13 +124,19 @@ def make_environment(folder: Path) -> None:
 
 @contextlib.contextmanager
 def running_on(
-    cluster: Standalone, folder: Path, records_per_second: str, job: Path = JOB, **environment: str
+    cluster: Standalone,
+    folder: Path,
+    records_per_second: str,
+    *,
+    job: Path = JOB,
+    flags: Sequence[str] = (),
+    **environment: str,
 ) -> Iterator[Run]:
     """Start the job, with TLS as between machines. Closed streams reveal a killed process; slowness never counts as a
     loss."""
     how = {"HOLDFAST_TLS": "on", "HOLDFAST_SILENT_AFTER_MS": "60000", "HOLDFAST_SESSION_TIMEOUT_MS": "60000"}
-    flags = ("--master", cluster.url, "--max-records-per-second", records_per_second)
-    with running(folder, *flags, job=job, **cluster.environment | how | environment) as run:
+    on = ("--master", cluster.url, "--max-records-per-second", records_per_second)
+    with running(folder, *on, *flags, job=job, **cluster.environment | how | environment) as run:
         yield run
 
 
@@ -160,8 +202,8 @@ def lose_driver(run: Run) -> float:
     return at
 
 
-def _children(pid: int) -> list[psutil.Process]:
+def _children(pid: int, recursive: bool = True) -> list[psutil.Process]:
     try:
-        return psutil.Process(pid).children(recursive=True)
+        return psutil.Process(pid).children(recursive=recursive)
     except psutil.NoSuchProcess:
         return []
