@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
 import signal
 import time
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
 from harness import Bench, wait
-from running import Run, make_input, pid_gone, running
-from standalone import lose_driver, lose_executor, lose_worker, running_on, standalone
+from recovery_engines import (
+    FILE_ROWS,
+    Continuous,
+    Engine,
+    Microbatch,
+    StructuredStreaming,
+    first_done,
+    first_record,
+    next_epoch,
+    settled,
+)
+from running import Run, differences, make_input, pid_gone, running
+from spark_events import SparkEvents
+from standalone import Standalone, standalone
 
 from holdfast.checkpoint.repository import Repository
 from holdfast.storage.objects import open_objects
@@ -35,9 +48,9 @@ def bench_recovery(bench: Bench, tmp_path: Path) -> None:
         for number in range(kills):
             before = len(run.lines[-1]["restarts"])
             killed_at, subtask = kill(run, number % 2)
-            taken_at = first_record(tmp_path, before + 1, subtask)
+            taken_at = first_record(tmp_path / "root" / "counting", before + 1, subtask)
             first_ms.append((taken_at - killed_at) / 1000)
-            epoch_ms.append((next_epoch(repository, killed_at) - killed_at) / 1000)
+            epoch_ms.append((epoch_after(repository, killed_at) - killed_at) / 1000)
             run.wait_for(lambda p, n=before: p["state"] == "running" and len(p["restarts"]) > n, "recovery")  # type: ignore[misc]
         run.process.send_signal(signal.SIGTERM)
         assert run.finish() == 0, run.errors()
@@ -49,34 +62,88 @@ def bench_recovery(bench: Bench, tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.slow
+@pytest.mark.timeout(3_600)
 def bench_cluster_recovery(bench: Bench, tmp_path: Path) -> None:
-    """The same on a standalone cluster with two executors; and a killed driver whose command is run again."""
+    """On a standalone cluster with two executors: both modes beside Structured Streaming, killed in four ways.
+
+    Epochs are one second apart. The output of all is then compared with the input.
+    """
     rounds = bench.size("kills of each kind", smoke=1, full=3)
-    make_input(tmp_path, bench.size("rows", smoke=400_000, full=4_000_000))
-    repository = Repository(open_objects(str(tmp_path / "root" / "counting")))
-    first: dict[str, list[float]] = {"worker": [], "executor": []}
-    epoch: dict[str, list[float]] = {"worker": [], "executor": [], "driver": []}
+    frame = make_input(tmp_path, bench.size("rows", smoke=3_000_000, full=9_000_000))
+    folders = [tmp_path / name for name in ("continuous", "microbatch", "peer")]
+    for folder in folders:
+        shutil.copytree(tmp_path / "input", folder / "input")
+    (folders[2] / "files").mkdir()
+    for number, part in enumerate(frame.iter_slices(FILE_ROWS)):
+        part.write_parquet(folders[2] / "files" / f"{number:06d}.parquet")
     (tmp_path / "cluster").mkdir()
+    tables = dict[str, Times]()
     with bench.timed(), standalone(tmp_path / "cluster", PYTHONPATH="") as cluster:
-        for _ in range(rounds):
-            with running_on(cluster, tmp_path, str(ROWS_PER_SECOND)) as run:
-                run.wait_until_running()
-                for kind, lose in (("worker", lose_worker), ("executor", lose_executor)):
-                    before = len(run.lines[-1]["restarts"])
-                    at = lose(run)
-                    first[kind].append(first_record(tmp_path, before + 1, 0) / 1000 - at * 1000)
-                    epoch[kind].append(next_epoch(repository, round(at * 1e6)) / 1000 - at * 1000)
-                    run.wait_until_running()
-                at = lose_driver(run)
-            with running_on(cluster, tmp_path, str(ROWS_PER_SECOND)) as again:
-                again.wait_until_running()
-                epoch["driver"].append(next_epoch(repository, round(at * 1e6)) / 1000 - at * 1000)
-                again.process.send_signal(signal.SIGTERM)
-                assert again.finish() == 0, again.errors()
-    bench.report(per=3 * rounds, unit="kill", check=sum(map(len, epoch.values())))
-    bench.note(f"{'killed':<9} {'first record of its subtask':<42} next completed epoch (one every 500 ms)")
-    for kind, times in epoch.items():
-        bench.note(f"{kind:<9} {spread(first[kind]) if kind in first else '-':<42} {spread(times)}")
+        events = SparkEvents(tmp_path / "events", cluster.folder / "conf" / "spark-defaults.conf")
+        engines: list[Engine] = [
+            Continuous(cluster, folders[0]),
+            Microbatch(cluster, events, folders[1]),
+            StructuredStreaming(cluster, events, folders[2], folders[2] / "files"),
+        ]
+        for engine, folder in zip(engines, folders, strict=True):
+            tables[engine.name] = killed(engine, cluster, rounds)
+            engine.finish()
+            assert differences(folder, frame, ("users",)) == []
+            wait(lambda: not cluster.executors(), "the end of all executors")
+    check = sum(len(times[kind]) for times in tables.values() for kind in KINDS)
+    assert check == len(engines) * len(KINDS) * rounds
+    bench.report(per=check, unit="kill", check=check)
+    for name, times in tables.items():
+        for what, values in times.items():
+            bench.note(f"{name:<22} {what:<38} {spread([1000 * value for value in values])}")
+
+
+KINDS = ("worker", "executor", "driver", "master")
+Times = dict[str, list[float]]
+"""By what was killed, and for some of them what was measured besides: seconds."""
+
+
+def killed(engine: Engine, cluster: Standalone, rounds: int) -> Times:
+    """Kill everything in turn: every other time while a job runs, else between two."""
+    times: Times = {}
+    for number in range(rounds):
+        during = number % 2 == 0
+        with engine.running(python=True):
+            settled(engine)
+            replaced(engine, times, "worker", engine.lose_worker())
+            settled(engine)
+            apps, processes = cluster.seen_by_master()[2], [*cluster.executors(), *cluster.tasks()]
+            at = engine.lose_driver(during=during)
+            with engine.running():
+                times.setdefault("driver", []).append(first_done(engine, at) - at)
+                assert not set(apps) & set(cluster.seen_by_master()[2])
+                wait(lambda: all(pid_gone(each.pid) for each in processes), "the old processes to be gone")  # noqa: B023
+                settled(engine)
+                replaced(engine, times, "executor", engine.lose_executor(during=during))
+                settled(engine)
+                ride_out(engine, cluster, times, during=during)
+    return times
+
+
+def replaced(engine: Engine, times: Times, kind: str, at: float) -> None:
+    """Record how long the next epoch took, and the first record of what was replaced."""
+    first = engine.first_record(at)
+    if first is not None:
+        times.setdefault(f"{kind}, first record", []).append(first - at)
+    times.setdefault(kind, []).append(next_epoch(engine, at).done - at)
+
+
+def ride_out(engine: Engine, cluster: Standalone, times: Times, *, during: bool) -> None:
+    """Kill the master; record the longest time between two epochs around that, and before."""
+    from_s = time.time()
+    settled(engine, 5)
+    engine.at_moment(during=during)
+    at = cluster.lose_master()
+    settled(engine, 5)
+    done = [epoch.done for epoch in engine.epochs() if epoch.done > from_s]
+    gaps = list(pairwise(done))
+    times.setdefault("master", []).append(max(b - a for a, b in gaps if b > at))
+    times.setdefault("no kill, longest time between epochs", []).append(max(b - a for a, b in gaps if b <= at))
 
 
 def spread(values_ms: list[float]) -> str:
@@ -93,20 +160,7 @@ def kill(run: Run, subtask: int) -> tuple[int, int]:
     return at, subtask
 
 
-def first_record(folder: Path, restarts: int, subtask: int) -> int:
-    """Return when the subtask took its first record after this many restarts."""
-
-    def found() -> Any:
-        status = json.loads((folder / "root" / "counting" / "live.json").read_text())
-        if len(status["restarts"]) < restarts:
-            return None
-        at = [w["first_record_at"] for w in status["workers"] if w["subtasks"] == [subtask] and w["how"]]
-        return at[0] if at else None
-
-    return int(wait(found, "the first record"))
-
-
-def next_epoch(repository: Repository, after_us: int) -> int:
+def epoch_after(repository: Repository, after_us: int) -> int:
     """Return when the first epoch after this moment was completed, by the job log."""
 
     def found() -> Any:
