@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from harness import Bench, wait
 from recovery_engines import (
-    FILE_ROWS,
     Continuous,
     Engine,
     Microbatch,
     StructuredStreaming,
     first_done,
     first_record,
+    living,
     next_epoch,
     settled,
 )
@@ -32,6 +32,9 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.storage.objects import open_objects
 
 ROWS_PER_SECOND = 50_000
+KINDS = ("worker", "executor", "driver", "master")
+Times = dict[str, list[float]]
+"""By what was killed, and for some of them what was measured besides: seconds."""
 
 
 @pytest.mark.e2e
@@ -70,37 +73,44 @@ def bench_cluster_recovery(bench: Bench, tmp_path: Path) -> None:
     """
     rounds = bench.size("kills of each kind", smoke=1, full=3)
     frame = make_input(tmp_path, bench.size("rows", smoke=3_000_000, full=9_000_000))
-    folders = [tmp_path / name for name in ("continuous", "microbatch", "peer")]
-    for folder in folders:
-        shutil.copytree(tmp_path / "input", folder / "input")
-    (folders[2] / "files").mkdir()
-    for number, part in enumerate(frame.iter_slices(FILE_ROWS)):
-        part.write_parquet(folders[2] / "files" / f"{number:06d}.parquet")
-    (tmp_path / "cluster").mkdir()
     tables = dict[str, Times]()
+    (tmp_path / "cluster").mkdir()
     with bench.timed(), standalone(tmp_path / "cluster", PYTHONPATH="") as cluster:
         events = SparkEvents(tmp_path / "events", cluster.folder / "conf" / "spark-defaults.conf")
         engines: list[Engine] = [
-            Continuous(cluster, folders[0]),
-            Microbatch(cluster, events, folders[1]),
-            StructuredStreaming(cluster, events, folders[2], folders[2] / "files"),
+            Continuous(cluster, tmp_path / "continuous"),
+            Microbatch(cluster, events, tmp_path / "microbatch"),
+            StructuredStreaming(cluster, events, tmp_path / "peer"),
         ]
-        for engine, folder in zip(engines, folders, strict=True):
+        for engine in engines:
+            shutil.copytree(tmp_path / "input", engine.folder / "input")
+            engine.prepare(frame)
             tables[engine.name] = killed(engine, cluster, rounds)
             engine.finish()
-            assert differences(folder, frame, ("users",)) == []
-            wait(lambda: not cluster.executors(), "the end of all executors")
+            assert differences(engine.folder, frame, ("users",)) == []
+            assert_nothing_is_left(engine, cluster)
     check = sum(len(times[kind]) for times in tables.values() for kind in KINDS)
     assert check == len(engines) * len(KINDS) * rounds
     bench.report(per=check, unit="kill", check=check)
-    for name, times in tables.items():
-        for what, values in times.items():
-            bench.note(f"{name:<22} {what:<38} {spread([1000 * value for value in values])}")
+    for line in table(tables):
+        bench.note(line)
 
 
-KINDS = ("worker", "executor", "driver", "master")
-Times = dict[str, list[float]]
-"""By what was killed, and for some of them what was measured besides: seconds."""
+def assert_nothing_is_left(engine: Engine, cluster: Standalone) -> None:
+    """Fail if a process of the job goes on, or if a file is left that the next driver does not need."""
+    wait(lambda: cluster.is_idle() and not living(engine.folder), "the end of every process of the job")
+    left = {path.name for path in engine.folder.iterdir() if not path.name.startswith("stderr-")}
+    assert left - {*engine.keeps, "input", "out.db"} == set()
+
+
+def table(tables: dict[str, Times]) -> list[str]:
+    """Return a line per measure, with a column per engine: median and range in seconds."""
+    lines = [f"{'seconds':<32}" + "".join(f"{name:<26}" for name in tables)]
+    for measure in dict.fromkeys(measure for times in tables.values() for measure in times):
+        cells = [times.get(measure) for times in tables.values()]
+        shown = (f"{median(c):.1f} ({min(c):.1f} to {max(c):.1f})" if c else "-" for c in cells)
+        lines.append(f"{measure:<32}" + "".join(f"{cell:<26}" for cell in shown))
+    return lines
 
 
 def killed(engine: Engine, cluster: Standalone, rounds: int) -> Times:
@@ -143,7 +153,7 @@ def ride_out(engine: Engine, cluster: Standalone, times: Times, *, during: bool)
     done = [epoch.done for epoch in engine.epochs() if epoch.done > from_s]
     gaps = list(pairwise(done))
     times.setdefault("master", []).append(max(b - a for a, b in gaps if b > at))
-    times.setdefault("no kill, longest time between epochs", []).append(max(b - a for a, b in gaps if b <= at))
+    times.setdefault("longest wait without a kill", []).append(max(b - a for a, b in gaps if b <= at))
 
 
 def spread(values_ms: list[float]) -> str:

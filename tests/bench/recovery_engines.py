@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import polars as pl
 import psutil
 from harness import wait
 from running import Run, pid_gone
@@ -58,6 +59,12 @@ class Engine(Protocol):
     """What is killed. `lose_*` return when; those of an executor and of a driver, while a job runs or between two."""
 
     name: str
+    folder: Path
+    keeps: tuple[str, ...]
+    """What it leaves in its folder for the next driver."""
+
+    def prepare(self, rows: pl.DataFrame) -> None:
+        """Write the input in another form, if it does not read the log."""
 
     def running(self, *, python: bool = False) -> contextlib.AbstractContextManager[None]:
         """Start a driver; it is at work when this returns."""
@@ -161,10 +168,14 @@ class _Job:
     """A job of Holdfast."""
 
     def __init__(self, cluster: Standalone, folder: Path, mode: str) -> None:
-        self._cluster, self._folder, self._mode = cluster, folder, mode
+        self._cluster, self.folder, self._mode = cluster, folder, mode
         self.name = f"Holdfast, {mode}"
+        self.keeps: tuple[str, ...] = ("root", ".out.db.holdfast-queue")
         self._repository = Repository(open_objects(str(folder / "root" / "recovery")))
         self.run: Run | None = None
+
+    def prepare(self, rows: pl.DataFrame) -> None:
+        """It reads the log."""
 
     @contextlib.contextmanager
     def running(self, *, python: bool = False) -> Iterator[None]:
@@ -190,7 +201,7 @@ class _Job:
 
     def _started(self, rate: int) -> contextlib.AbstractContextManager[Run]:
         flags = ("--mode", self._mode, "--every", EVERY)
-        return running_on(self._cluster, self._folder, str(rate), job=_HERE / "recovery_job.py", flags=flags)
+        return running_on(self._cluster, self.folder, str(rate), job=_HERE / "recovery_job.py", flags=flags)
 
     def _generation(self) -> int:
         job = self._repository.read_log()
@@ -218,7 +229,7 @@ class Continuous(_Job):
         return self._lose_driver()
 
     def first_record(self, at: float) -> float | None:
-        return first_record(self._folder / "root" / "recovery", self._restarts, 0) / 1e6
+        return first_record(self.folder / "root" / "recovery", self._restarts, 0) / 1e6
 
     def at_moment(self, *, during: bool) -> None:
         """Workers are always at work."""
@@ -251,11 +262,18 @@ class StructuredStreaming(_OnSpark):
     """The peer. Its driver is the JVM that spark-submit becomes."""
 
     name = "Structured Streaming"
+    keeps: tuple[str, ...] = ("checkpoints", "files", "driver.log")
 
-    def __init__(self, cluster: Standalone, events: SparkEvents, folder: Path, files: Path) -> None:
+    def __init__(self, cluster: Standalone, events: SparkEvents, folder: Path) -> None:
         super().__init__(cluster, events)
-        self._folder, self._files, self._checkpoints = folder, files, folder / "checkpoints"
+        self.folder, self._files, self._checkpoints = folder, folder / "files", folder / "checkpoints"
         self._driver: subprocess.Popen[bytes] | None = None
+
+    def prepare(self, rows: pl.DataFrame) -> None:
+        """Write files, of which a batch reads a few."""
+        self._files.mkdir()
+        for number, part in enumerate(rows.iter_slices(FILE_ROWS)):
+            part.write_parquet(self._files / f"{number:06d}.parquet")
 
     @contextlib.contextmanager
     def running(self, *, python: bool = False) -> Iterator[None]:
@@ -287,10 +305,10 @@ class StructuredStreaming(_OnSpark):
     @contextlib.contextmanager
     def _started(self, files: int, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
         program = (str(_HERE / "recovery_peer.py"), str(self._files), str(files), str(self._checkpoints))
-        command = [str(SPARK_SUBMIT), "--master", self._cluster.url, *program, str(self._folder / "out.db"), *arguments]
-        own = {"TMPDIR": str(self._folder), "PYSPARK_PYTHON": sys.executable}
+        command = [str(SPARK_SUBMIT), "--master", self._cluster.url, *program, str(self.folder / "out.db"), *arguments]
+        own = {"TMPDIR": str(self.folder), "PYSPARK_PYTHON": sys.executable}
         environment = {**os.environ, **self._cluster.environment, **own}
-        with (self._folder / "driver.log").open("ab") as log:
+        with (self.folder / "driver.log").open("ab") as log:
             driver = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
             )
@@ -315,7 +333,17 @@ class StructuredStreaming(_OnSpark):
         return False
 
     def _errors(self) -> str:
-        return (self._folder / "driver.log").read_text(errors="replace")[-3_000:]
+        return (self.folder / "driver.log").read_text(errors="replace")[-3_000:]
+
+
+def living(folder: Path) -> list[psutil.Process]:
+    """Return the processes that use this folder for temporary files: drivers, their JVMs and what these started."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("TMPDIR") == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def first_record(folder: Path, restarts: int, subtask: int) -> int:

@@ -74,6 +74,10 @@ class Standalone(LiveCluster):
         daemons = (daemon for executor in self.executors() for daemon in _children(executor.pid, recursive=False))
         return [task for daemon in daemons for task in _children(daemon.pid, recursive=False)]
 
+    def is_idle(self) -> bool:
+        """Return whether nothing is left but the daemons."""
+        return {process.pid for process in self.processes()} == self.daemons()
+
     def executors(self) -> list[psutil.Process]:
         """Return the running executors."""
         found = []
