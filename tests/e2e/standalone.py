@@ -75,8 +75,8 @@ class Standalone(LiveCluster):
         return [task for daemon in daemons for task in _children(daemon.pid, recursive=False)]
 
     def is_idle(self) -> bool:
-        """Return whether nothing is left but the daemons."""
-        return {process.pid for process in self.processes()} == self.daemons()
+        """Return whether nothing runs but the daemons. Spark's start script leaves them dead children."""
+        return all(process.pid in self.daemons() or pid_gone(process.pid) for process in self.processes())
 
     def executors(self) -> list[psutil.Process]:
         """Return the running executors."""
