@@ -6,11 +6,13 @@ import os
 import shutil
 import signal
 import time
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
 import pytest
 from harness import Bench, wait
 from recovery_engines import (
@@ -127,12 +129,17 @@ def killed(engine: Engine, cluster: Standalone, rounds: int) -> Times:
             with engine.running():
                 times.setdefault("driver", []).append(first_done(engine, at) - at)
                 assert not set(apps) & set(cluster.seen_by_master()[2])
-                wait(lambda: all(pid_gone(each.pid) for each in processes), "the old processes to be gone")  # noqa: B023
+                await_end(processes)
                 settled(engine)
                 replaced(engine, times, "executor", engine.lose_executor(during=during))
                 settled(engine)
                 ride_out(engine, cluster, times, during=during)
     return times
+
+
+def await_end(processes: list[psutil.Process]) -> None:
+    """Wait until all these processes have ended."""
+    wait(lambda: all(pid_gone(each.pid) for each in processes), "the end of the old processes")
 
 
 def replaced(engine: Engine, times: Times, kind: str, at: float) -> None:
@@ -147,8 +154,7 @@ def ride_out(engine: Engine, cluster: Standalone, times: Times, *, during: bool)
     """Kill the master; record the longest time between two epochs around that, and before."""
     from_s = time.time()
     settled(engine, 5)
-    engine.at_moment(during=during)
-    at = cluster.lose_master()
+    at = cluster.lose_master(partial(engine.at_moment, during=during))
     settled(engine, 5)
     done = [epoch.done for epoch in engine.epochs() if epoch.done > from_s]
     gaps = list(pairwise(done))

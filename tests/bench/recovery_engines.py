@@ -24,6 +24,8 @@ from harness import wait
 from running import Run, pid_gone
 from spark_events import SparkEvents
 from standalone import (
+    CORES,
+    HOSTS,
     SPARK_SUBMIT,
     Standalone,
     lose_driver,
@@ -223,6 +225,8 @@ class Continuous(_Job):
         return self._lose(lose_worker)
 
     def lose_executor(self, *, during: bool) -> float:
+        # After a start, free slots are warmed up, which takes seconds; after those a replacement is started there.
+        wait(lambda: len(self._cluster.tasks()) == HOSTS * CORES, "a Python process for every slot", SLOW_S)
         return self._lose(lose_executor)
 
     def lose_driver(self, *, during: bool) -> float:

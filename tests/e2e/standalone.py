@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,15 @@ class Standalone(LiveCluster):
         roots = [psutil.Process(pid) for pid in sorted(self.daemons())]
         return [*roots, *(child for root in roots for child in _children(root.pid))]
 
-    def lose_master(self) -> float:
-        """SIGKILL the master, and start another one on its port; return the time of the kill."""
+    def lose_master(self, moment: Callable[[], object] = lambda: None) -> float:
+        """SIGKILL the master, and start another one on its port; return the time of the kill.
+
+        Args:
+            moment: Returns when it is to be killed.
+        """
         master, before = self._master, self.seen_by_master()
         assert master is not None
+        moment()
         at = time.time()
         os.kill(master.pid, signal.SIGKILL)
         assert master.wait(10) == -signal.SIGKILL
