@@ -1,4 +1,7 @@
-"""The time from the SIGKILL of a worker to the reassigned subtask's first record, and to the next completed epoch."""
+"""The time from the SIGKILL of a worker to the reassigned subtask's first record, and to the next completed epoch.
+
+On a cluster also from that of an executor or the driver; while its master is down, the time between two epochs.
+"""
 
 from __future__ import annotations
 
