@@ -31,7 +31,7 @@ from recovery_engines import (
 )
 from running import Run, differences, make_input, pid_gone, running
 from spark_events import SparkEvents
-from standalone import Standalone, standalone
+from standalone import Standalone, remembering, standalone
 
 from holdfast.checkpoint.repository import Repository
 from holdfast.storage.objects import open_objects
@@ -80,7 +80,8 @@ def bench_cluster_recovery(bench: Bench, tmp_path: Path) -> None:
     frame = make_input(tmp_path, bench.size("rows", smoke=3_000_000, full=9_000_000))
     tables = dict[str, Times]()
     (tmp_path / "cluster").mkdir()
-    with bench.timed(), standalone(tmp_path / "cluster", PYTHONPATH="") as cluster:
+    environment = remembering(tmp_path / "master")
+    with bench.timed(), standalone(tmp_path / "cluster", PYTHONPATH="", **environment) as cluster:
         events = SparkEvents(tmp_path / "events", cluster.folder / "conf" / "spark-defaults.conf")
         engines: list[Engine] = [
             Continuous(cluster, tmp_path / "continuous"),

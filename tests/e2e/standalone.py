@@ -32,15 +32,10 @@ PACKAGE = Path(holdfast.__file__).parent
 
 
 class Standalone(LiveCluster):
-    """Two hosts and the processes below them. Their output goes to files in the folder.
-
-    A master that is started again knows hosts and applications: without that, it would have their executors killed.
-    """
+    """Two hosts and the processes below them. Their output goes to files in the folder."""
 
     def __init__(self, folder: Path, **environment: str) -> None:
-        recovery = f"-Dspark.deploy.recoveryMode=FILESYSTEM -Dspark.deploy.recoveryDirectory={folder / 'master'}"
-        environment = {"SPARK_MASTER_OPTS": f"{MASTER_OPTIONS} {recovery}", "TMPDIR": str(folder), **environment}
-        super().__init__(folder, HOSTS, CORES, environment)
+        super().__init__(folder, HOSTS, CORES, {"TMPDIR": str(folder), **environment})
         self.folder = folder
 
     def processes(self) -> list[psutil.Process]:
@@ -91,6 +86,18 @@ class Standalone(LiveCluster):
                 if EXECUTOR in " ".join(process.cmdline()):
                     found.append(process)
         return found
+
+
+def remembering(folder: Path) -> dict[str, str]:
+    """Return the environment of a cluster whose master, started again, knows hosts and applications.
+
+    Any other master would have the executors of its predecessor ended.
+
+    Args:
+        folder: Where the master keeps them.
+    """
+    kept = f"-Dspark.deploy.recoveryMode=FILESYSTEM -Dspark.deploy.recoveryDirectory={folder}"
+    return {"SPARK_MASTER_OPTS": f"{MASTER_OPTIONS} {kept}"}
 
 
 @contextlib.contextmanager
