@@ -44,7 +44,7 @@ class Standalone(LiveCluster):
         return [*roots, *(child for root in roots for child in _children(root.pid))]
 
     def lose_master(self, moment: Callable[[], object] = lambda: None) -> float:
-        """SIGKILL the master, and start another one on its port; return the time of the kill.
+        """SIGKILL the master of a cluster that remembers, and start it again on its port; return the time of the kill.
 
         Args:
             moment: Returns when it is to be killed.
