@@ -36,6 +36,9 @@ spark.driver.extraJavaOptions {java}
 spark.executor.extraJavaOptions {java}
 spark.executor.memory 512m
 """
+# Executors die on purpose here; Spark gives up on an application after ten of them.
+# Its REST server, which is not used, takes port 6066 or the next free one, whatever else is set.
+MASTER_OPTIONS = "-Dspark.deploy.maxExecutorRetries=-1 -Dspark.master.rest.enabled=false"
 _SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 _DEPLOY = "org.apache.spark.deploy"
 
@@ -56,9 +59,7 @@ class LiveCluster:
         self.environment = {"SPARK_CONF_DIR": str(folder / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
         """The Spark settings that a driver on this cluster needs."""
         daemons = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": java}
-        # Executors die on purpose here; Spark gives up on an application after ten of them.
-        # Its REST server, which is not used, takes port 6066 or the next free one, whatever else is set.
-        daemons["SPARK_MASTER_OPTS"] = "-Dspark.deploy.maxExecutorRetries=-1 -Dspark.master.rest.enabled=false"
+        daemons["SPARK_MASTER_OPTS"] = MASTER_OPTIONS
         self._environment = {**os.environ, **self.environment, **daemons, **environment}
         self._master: subprocess.Popen[bytes] | None = None
         self._hosts: list[subprocess.Popen[bytes] | None] = [None] * hosts
@@ -66,8 +67,7 @@ class LiveCluster:
 
     def start(self) -> None:
         """Start the cluster; return once every host is registered. Raises Unavailable."""
-        log = self._folder / "master.log"
-        self._master = self._spawn(log, "master.Master", "--port", "0", "--webui-port", "0")
+        log = self._start_master(0)
         self.url = self._awaited(log, r"Starting Spark master at (spark://\S+)", 1)[0]
         for number in range(len(self._hosts)):
             self._start_host(number)
@@ -100,6 +100,12 @@ class LiveCluster:
                 continue
             signal_all(process, signal.SIGKILL)
             process.wait()
+
+    def _start_master(self, port: int) -> Path:
+        """Start the master on this port, 0 for one that the system chooses; return its log."""
+        log = self._folder / "master.log"
+        self._master = self._spawn(log, "master.Master", "--port", str(port), "--webui-port", "0")
+        return log
 
     def _start_host(self, number: int) -> None:
         log, work = self._folder / f"host-{number}.log", self._folder / f"work-{number}"

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pyspark
+from harness import wait
 from running import JOB, Run, pid_gone, running
 
 import holdfast
-from holdfast.chaos.live.cluster import LiveCluster
+from holdfast.chaos.live.cluster import MASTER_OPTIONS, START_LIMIT_S, LiveCluster
 from holdfast.chaos.live.job import EXECUTOR
 
 HOSTS = 2
 CORES = 2
+_PAGE = r"MasterWebUI.* (http://127\.0\.0\.1:\d+)"
 SPARK_SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
 PACKAGE = Path(holdfast.__file__).parent
 
@@ -38,6 +43,41 @@ class Standalone(LiveCluster):
         roots = [psutil.Process(pid) for pid in sorted(self.daemons())]
         return [*roots, *(child for root in roots for child in _children(root.pid))]
 
+    def lose_master(self, moment: Callable[[], object] = lambda: None) -> float:
+        """SIGKILL the master of a cluster that remembers, and start it again on its port; return the time of the kill.
+
+        Args:
+            moment: Returns when it is to be killed.
+        """
+        master, before = self._master, self.seen_by_master()
+        assert master is not None
+        moment()
+        at = time.time()
+        os.kill(master.pid, signal.SIGKILL)
+        assert master.wait(10) == -signal.SIGKILL
+        log = self._start_master(int(self.url.rpartition(":")[2]))
+        masters = len(re.findall(_PAGE, log.read_text(errors="replace"))) + 1
+        self._awaited(log, _PAGE, masters)
+        wait(lambda: self.seen_by_master() == before, "the same hosts and applications to be known", START_LIMIT_S)
+        return at
+
+    def seen_by_master(self) -> tuple[str, int, list[str]]:
+        """Return, as the newest master reports: its status, how many hosts are alive, and the running applications."""
+        page = re.findall(_PAGE, (self.folder / "master.log").read_text(errors="replace"))[-1]
+        with urllib.request.urlopen(f"{page}/json", timeout=10) as answer:
+            seen = json.load(answer)
+        hosts = sum(host["state"] == "ALIVE" for host in seen["workers"])
+        return seen["status"], hosts, [app["id"] for app in seen["activeapps"] if app["state"] == "RUNNING"]
+
+    def tasks(self) -> list[psutil.Process]:
+        """Return the Python processes below the daemons of executors; one runs a task, or waits for the next."""
+        daemons = (daemon for executor in self.executors() for daemon in _children(executor.pid, recursive=False))
+        return [task for daemon in daemons for task in _children(daemon.pid, recursive=False)]
+
+    def is_idle(self) -> bool:
+        """Return whether nothing runs but the daemons. Spark's start script leaves them dead children."""
+        return all(process.pid in self.daemons() or pid_gone(process.pid) for process in self.processes())
+
     def executors(self) -> list[psutil.Process]:
         """Return the running executors."""
         found = []
@@ -46,6 +86,18 @@ class Standalone(LiveCluster):
                 if EXECUTOR in " ".join(process.cmdline()):
                     found.append(process)
         return found
+
+
+def remembering(folder: Path) -> dict[str, str]:
+    """Return the environment of a cluster whose master, started again, knows hosts and applications.
+
+    Any other master would have the executors of its predecessor ended.
+
+    Args:
+        folder: Where the master keeps them.
+    """
+    kept = f"-Dspark.deploy.recoveryMode=FILESYSTEM -Dspark.deploy.recoveryDirectory={folder}"
+    return {"SPARK_MASTER_OPTS": f"{MASTER_OPTIONS} {kept}"}
 
 
 @contextlib.contextmanager
@@ -88,13 +140,19 @@ def make_environment(folder: Path) -> None:
 
 @contextlib.contextmanager
 def running_on(
-    cluster: Standalone, folder: Path, records_per_second: str, job: Path = JOB, **environment: str
+    cluster: Standalone,
+    folder: Path,
+    records_per_second: str,
+    *,
+    job: Path = JOB,
+    flags: Sequence[str] = (),
+    **environment: str,
 ) -> Iterator[Run]:
     """Start the job, with TLS as between machines. Closed streams reveal a killed process; slowness never counts as a
     loss."""
     how = {"HOLDFAST_TLS": "on", "HOLDFAST_SILENT_AFTER_MS": "60000", "HOLDFAST_SESSION_TIMEOUT_MS": "60000"}
-    flags = ("--master", cluster.url, "--max-records-per-second", records_per_second)
-    with running(folder, *flags, job=job, **cluster.environment | how | environment) as run:
+    on = ("--master", cluster.url, "--max-records-per-second", records_per_second)
+    with running(folder, *on, *flags, job=job, **cluster.environment | how | environment) as run:
         yield run
 
 
@@ -160,8 +218,8 @@ def lose_driver(run: Run) -> float:
     return at
 
 
-def _children(pid: int) -> list[psutil.Process]:
+def _children(pid: int, recursive: bool = True) -> list[psutil.Process]:
     try:
-        return psutil.Process(pid).children(recursive=True)
+        return psutil.Process(pid).children(recursive=recursive)
     except psutil.NoSuchProcess:
         return []
