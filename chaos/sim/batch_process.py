@@ -345,6 +345,9 @@ class _WatchedJobs:
     def cancel(self, job: int) -> None:
         self._driver.spark.cancel(job)
 
+    def stalled(self) -> str:
+        return ""
+
 
 class _HostPorts:
     """The driver's ports, for the host."""

@@ -56,6 +56,9 @@ class Jobs(Protocol):
     def cancel(self, job: int) -> None:
         """End a job whose results no longer count."""
 
+    def stalled(self) -> str:
+        """Return why the job that runs gets nowhere; empty if that is not known."""
+
 
 class Host:
     """All subtasks of a job in microbatch mode.
@@ -351,7 +354,7 @@ class Host:
             ended=tuple(over),
             times=outlook.times(mine),
             merge_refused=self._merge_refused,
-            refused=state.phase.refused if isinstance(state.phase, batches.Running) else "",
+            refused=(state.phase.refused or self._jobs.stalled()) if isinstance(state.phase, batches.Running) else "",
             held_by=self._held_by(state),
         )
         return m.Heartbeat(

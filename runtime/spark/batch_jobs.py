@@ -32,7 +32,7 @@ from holdfast.runtime.driver.placement import elsewhere
 from holdfast.runtime.microbatch.blocks import Attempt, Parcel, Result, parcel_of
 from holdfast.runtime.microbatch.task import Batch, Ports, run_task
 from holdfast.runtime.microbatch.warm import LocalImages, WarmState
-from holdfast.runtime.spark.launch import first_line
+from holdfast.runtime.spark.launch import first_line, is_one_process
 from holdfast.runtime.wire.clock import SystemClock
 from holdfast.runtime.wire.presence import boot_id
 from holdfast.storage.objects import open_objects
@@ -45,6 +45,11 @@ _SETTINGS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "8",
 }
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
+WATCH_EVERY_S, GONE_S = 1.0, 10.0
+_NO_EXECUTOR = (
+    "see whether its master and workers are alive. A master that was restarted without spark.deploy.recoveryMode gives "
+    "it none: start the job again"
+)
 CONF = {
     "spark.task.maxFailures": "4",
     "spark.locality.wait": "3s",
@@ -81,6 +86,7 @@ class SparkJobs:
         ended: Callable[[int, Sequence[bytes] | HoldfastError], None],
     ) -> None:
         self._context, self._root, self._local_paths, self._ended = context, root, local_paths, ended
+        self._stalled = ""
         self._cancelled = 0
         """Jobs up to this number were cancelled, or have ended: one runs at a time."""
         # Of its own: a notebook's session keeps its settings.
@@ -91,7 +97,14 @@ class SparkJobs:
 
     def run(self, job: int, batch: Batch) -> None:
         """See Jobs.run."""
-        threading.Thread(target=self._submit, args=(job, batch), name=f"batch-{job}", daemon=True).start()
+        over = threading.Event()
+        threading.Thread(target=self._submit, args=(job, batch, over), name=f"batch-{job}", daemon=True).start()
+        if not is_one_process(self._context):
+            threading.Thread(target=self._watch, args=(over,), name=f"watch-{job}", daemon=True).start()
+
+    def stalled(self) -> str:
+        """See Jobs.stalled."""
+        return self._stalled
 
     def cancel(self, job: int) -> None:
         """See Jobs.cancel."""
@@ -104,7 +117,27 @@ class SparkJobs:
         except (Py4JError, OSError, AttributeError) as error:  # a Spark that has stopped runs no job either
             _log.warning("job %d was not cancelled: %s", job, first_line(error))
 
-    def _submit(self, job: int, batch: Batch) -> None:
+    def _watch(self, over: threading.Event) -> None:
+        """Note how long Spark has had no executor, until the job is over: Spark waits for one without a word."""
+        gone_at: float | None = None
+        while not over.wait(WATCH_EVERY_S):
+            try:
+                executors = int(self._context._jsc.sc().getExecutorMemoryStatus().size()) - 1
+            except (Py4JError, OSError, AttributeError):  # Spark has stopped, which ends the job
+                break
+            now = time.monotonic()
+            gone_at = None if executors else now if gone_at is None else gone_at
+            gone_s = 0.0 if gone_at is None else now - gone_at
+            self._stalled = f"Spark has had no executor for {gone_s:.0f} s; {_NO_EXECUTOR}" if gone_s > GONE_S else ""
+        self._stalled = ""
+
+    def _submit(self, job: int, batch: Batch, over: threading.Event) -> None:
+        try:
+            self._run(job, batch)
+        finally:
+            over.set()
+
+    def _run(self, job: int, batch: Batch) -> None:
         epoch = batch.barrier.epoch
         if job <= self._cancelled:
             return

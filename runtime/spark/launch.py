@@ -124,7 +124,7 @@ def check_slots(context: SparkContext, needed: int) -> None:
         ConfigError: too few slots; gives needed, found and the setting to change.
         Unavailable: Spark has stopped in the meantime.
     """
-    deadline = time.monotonic() + (0 if _is_one_process(context) else SLOTS_WAIT_S)
+    deadline = time.monotonic() + (0 if is_one_process(context) else SLOTS_WAIT_S)
     try:
         while (found := context.defaultParallelism) < needed and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -166,7 +166,7 @@ class SparkHost:
         there after a failure then saves that time. The tasks are submitted on a separate thread, because Spark may have
         stopped. A call has no effect while a warm-up is in progress.
         """
-        if not _is_one_process(self._context) and self._warming.acquire(blocking=False):
+        if not is_one_process(self._context) and self._warming.acquire(blocking=False):
             threading.Thread(target=self._do_nothing, args=(workers,), name="warm-up", daemon=True).start()
 
     def _do_nothing(self, workers: int) -> None:
@@ -195,7 +195,7 @@ class SparkHost:
         return f"{self._prefix}-{number}"
 
 
-def _is_one_process(context: SparkContext) -> bool:
+def is_one_process(context: SparkContext) -> bool:
     return (context.master or "").startswith("local[")
 
 

@@ -76,6 +76,10 @@ class StepJobs:
         if self._job is not None and self._job.number == job:
             self._job = None
 
+    def stalled(self) -> str:
+        """See Jobs.stalled."""
+        return ""
+
     @property
     def waiting(self) -> bool:
         """Return whether there is a task to run."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -14,7 +13,8 @@ import holdfast as hf
 from holdfast.errors import Unavailable
 from holdfast.model import Epoch
 from holdfast.runtime.job import status
-from holdfast.runtime.spark import batch_jobs
+from holdfast.runtime.job.explain import findings
+from holdfast.runtime.spark.batch_jobs import _job_ended
 from holdfast.runtime.testing.batches import Faults
 from holdfast.testing import TestDriver
 
@@ -80,18 +80,6 @@ def crash_and_rewind(t: TestDriver) -> None:
     assert shown(t) == expected(range(40))
 
 
-def test_the_sessions_of_a_notebook_keep_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    notebook, own = dict[str, str](), dict[str, str]()
-
-    def session(_: object) -> SimpleNamespace:
-        opened = SimpleNamespace(conf=SimpleNamespace(set=own.__setitem__))
-        return SimpleNamespace(conf=SimpleNamespace(set=notebook.__setitem__), newSession=lambda: opened)
-
-    monkeypatch.setattr(batch_jobs, "SparkSession", session)
-    batch_jobs.SparkJobs(cast(Any, None), "root", (), lambda _job, _result: None)
-    assert own and not notebook
-
-
 class TestFaults:
     @pytest.mark.parametrize("seed", range(4))
     @pytest.mark.parametrize(
@@ -119,6 +107,21 @@ class TestFaults:
                     break
                 t.advance("50ms")
             assert lags == {0: (-1, 0), 1: (-1, 0), 2: (-1, 5), 3: (-1, 0)}
+
+    def test_a_spark_without_executors_is_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with TestDriver(app()) as t:
+            assert t.cluster.batches is not None
+            jobs = t.cluster.batches.jobs
+            monkeypatch.setattr(jobs, "stalled", lambda: "Spark has had no executor for 12 s")
+            monkeypatch.setattr(jobs, "step", lambda: False)
+            t.push("visits", [visit(number) for number in range(5)])
+            t.advance("40s")
+            shown = status.of_run(t.cluster.driver.state, "", "microbatch", None)
+            (found,) = [each for each in findings(shown) if each.code == "not_acked"]
+            assert "as durable: Spark has had no executor for 12 s" in found.what
+            monkeypatch.undo()
+            t.checkpoint()
+            assert all(not worker.refused for worker in status.of_run(t.cluster.driver.state, "", "", None).workers)
 
     def test_state_of_several_layers_is_in_segments_of_its_own(self) -> None:
         with TestDriver(app()) as t:
@@ -170,7 +173,7 @@ class TestRefusals:
 
             def run(job: int, _: object) -> None:
                 ran.append(job)
-                t.cluster._inbox.append(lambda: host.ended(job, batch_jobs._job_ended(1, RuntimeError(spark))))
+                t.cluster._inbox.append(lambda: host.ended(job, _job_ended(1, RuntimeError(spark))))
 
             monkeypatch.setattr(t.cluster.batches.jobs, "run", run)
             t.push("visits", [visit(1)])
