@@ -33,6 +33,24 @@ def spark_type(kind: pa.DataType) -> DataType:
         return StringType()
 
 
+def check_columns(source: str, has: StructType, asked: StructType, not_done: str) -> None:
+    """Check that a source has the columns that a query reads; it may have more.
+
+    Raises:
+        ConfigError: it lacks one, or has it with another type.
+    """
+    types = {field.name: field.dataType for field in has}
+    for field in asked:
+        if field.name not in types:
+            what = f"there is no column {field.name!r}"
+        elif types[field.name] != field.dataType:
+            found, wanted = types[field.name].simpleString(), field.dataType.simpleString()
+            what = f"column {field.name!r} has the type {found}, not {wanted}"
+        else:
+            continue
+        raise ConfigError(f"{source}: {what}", not_done=not_done, next_step=f"the columns are {', '.join(types)}")
+
+
 def converted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return the columns of a batch that the schema names, in its order and with its types.
 

@@ -23,7 +23,7 @@ from holdfast.runtime.config.settings import root_given
 from holdfast.runtime.inspect.reading import At, at_checkpoint, operator_in, reading_of
 from holdfast.runtime.inspect.view import view_of
 from holdfast.runtime.job.stored import open_job
-from holdfast.runtime.spark.columns import converted, spark_schema
+from holdfast.runtime.spark.columns import check_columns, converted, spark_schema
 from holdfast.runtime.spark.source_options import absolute, checked_options, wrong_option
 
 REQUIRED, OPTIONAL = ("job", "operator"), ("epoch", "root", "partitions")
@@ -63,7 +63,9 @@ class StateSource(DataSource):
 
     def reader(self, schema: StructType) -> StateReader:
         """Choose the epoch."""
-        return StateReader(_planned(self.options)[0], schema)
+        planned, columns = _planned(self.options)
+        check_columns("holdfast-state", spark_schema(columns), schema, _NOT_DONE)
+        return StateReader(planned, schema)
 
 
 class StateReader(DataSourceReader):
