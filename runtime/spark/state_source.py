@@ -14,26 +14,20 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import pyarrow as pa
-from pyspark.errors import PySparkTypeError
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
-from pyspark.sql.types import DataType, StringType, StructField, StructType
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.errors import ConfigError
 from holdfast.runtime.config.settings import root_given
-from holdfast.runtime.inspect.reading import At, Reading, at_checkpoint, operator_in, reading_of
+from holdfast.runtime.inspect.reading import At, at_checkpoint, operator_in, reading_of
 from holdfast.runtime.inspect.view import view_of
 from holdfast.runtime.job.stored import open_job
+from holdfast.runtime.spark.columns import check_columns, converted, spark_schema
+from holdfast.runtime.spark.source_options import absolute, checked_options, wrong_option
 
 REQUIRED, OPTIONAL = ("job", "operator"), ("epoch", "root", "partitions")
-_WIDER = {
-    pa.uint8(): pa.int16(),
-    pa.uint16(): pa.int32(),
-    pa.uint32(): pa.int64(),
-    pa.uint64(): pa.decimal128(20, 0),
-}
-"""Spark has no unsigned integers."""
+_NOT_DONE = "no state was read"
 
 
 @dataclass(frozen=True)
@@ -65,11 +59,13 @@ class StateSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns of the operator's state, as Spark names their types."""
-        return _spark_schema(_planned(self.options)[1])
+        return spark_schema(_planned(self.options)[1])
 
     def reader(self, schema: StructType) -> StateReader:
         """Choose the epoch."""
-        return StateReader(_planned(self.options)[0], schema)
+        planned, columns = _planned(self.options)
+        check_columns("holdfast-state", spark_schema(columns), schema, _NOT_DONE)
+        return StateReader(planned, schema)
 
 
 class StateReader(DataSourceReader):
@@ -88,18 +84,14 @@ class StateReader(DataSourceReader):
         planned = self._planned
         stored, span = open_job(planned.root, planned.job), (partition.first, partition.end)
         reading = reading_of(stored, planned.operator, planned.epoch, key_groups=span)
-        yield from _converted(reading, to_arrow_schema(self._schema, timezone="UTC"))
+        schema = to_arrow_schema(self._schema, timezone="UTC")
+        for batch in reading.batches():
+            yield converted(batch, schema)
 
 
 def _planned(options: Mapping[str, str]) -> tuple[_Planned, pa.Schema]:
-    unknown = sorted(set(options) - {*REQUIRED, *OPTIONAL})
-    missing = [name for name in REQUIRED if not options.get(name)]
-    if unknown or missing:
-        what = f"no option {missing[0]!r} is given" if missing else f"there is no option {unknown[0]!r}"
-        known = f'use .option("job", ...), .option("operator", ...) and, if wanted, {", ".join(OPTIONAL)}'
-        raise ConfigError(f"holdfast-state: {what}", not_done="no state was read", next_step=known)
-    root = root_given(options.get("root"), 'option("root")', os.environ)
-    root = root if "://" in root else os.path.abspath(root)
+    options = checked_options("holdfast-state", options, REQUIRED, OPTIONAL, _NOT_DONE)
+    root = absolute(root_given(options.get("root"), 'option("root")', os.environ))
     stored, operator = open_job(root, options["job"]), options["operator"]
 
     def chosen(at: At, manifest: Manifest) -> tuple[_Planned, pa.Schema]:
@@ -116,27 +108,7 @@ def _split(asked: str | None, key_groups: int, owned: tuple[tuple[int, int], ...
     if asked is None:
         return tuple((first, end) for first, end in owned if first < end)
     if not (asked.isascii() and asked.isdecimal() and 1 <= int(asked) <= key_groups):
-        raise ConfigError(
-            f'holdfast-state: option("partitions") is {asked!r}',
-            not_done="no state was read",
-            next_step=f"give a number from 1 to {key_groups}, the key groups of the job",
-        )
+        advice = f"give a number from 1 to {key_groups}, the key groups of the job"
+        raise wrong_option("holdfast-state", "partitions", asked, _NOT_DONE, advice)
     edges = [number * key_groups // int(asked) for number in range(int(asked) + 1)]
     return tuple(pairwise(edges))
-
-
-def _spark_schema(schema: pa.Schema) -> StructType:
-    return StructType([StructField(field.name, _spark_type(field.type), field.nullable) for field in schema])
-
-
-def _spark_type(kind: pa.DataType) -> DataType:
-    try:
-        return from_arrow_type(_WIDER.get(kind, kind))
-    except PySparkTypeError:
-        return StringType()
-
-
-def _converted(reading: Reading, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    for batch in reading.batches():
-        columns = [column.cast(field.type) for column, field in zip(batch.columns, schema, strict=True)]
-        yield pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -1,4 +1,4 @@
-"""Read what Holdfast stores with Spark: `holdfast.spark.register(spark)`, then `spark.read.format("holdfast-state")`.
+"""Read what Holdfast stores with Spark, in the formats `holdfast-state`, `holdfast-log` and `holdfast-checkpoints`.
 
 Nothing is loaded before `register` is called.
 """
@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["register"]
+SOURCES = (
+    ("state_source", "StateSource"),
+    ("log_source", "LogSource"),
+    ("checkpoints_source", "CheckpointsSource"),
+)
+"""Modules and classes of the formats, loaded only when they are registered."""
 
 
 def register(spark: SparkSession) -> None:
@@ -20,6 +26,15 @@ def register(spark: SparkSession) -> None:
     `holdfast-state` reads the committed state of an operator, one row per key, in the columns of `hf.state`. Options:
     `job`, `operator`, and if wanted `epoch` (epoch number or name of a savepoint; default: the newest checkpoint),
     `root` (default: HOLDFAST_ROOT, else `./.holdfast`) and `partitions` (default: one per subtask of the job).
-    The executors need Holdfast installed and must reach the root.
+
+    `holdfast-log` reads the rows of an embedded log, with `spark.read` or, from Spark 4.2 on, `spark.readStream`.
+    Options: `path`, and if wanted `startingOffsets` and, for `spark.read`, `endingOffsets` (`earliest`, `latest`, or
+    JSON such as `{"0": 120}`), `offsets` (`true` adds the columns `_partition` and `_offset`), and for
+    `spark.readStream` `maxRecordsPerTrigger`.
+
+    `holdfast-checkpoints` reads the list of checkpoints that a job can be restored from. Options: `job`, `root`.
+
+    The executors need Holdfast installed and must reach the log or the root.
     """
-    spark.dataSource.register(import_module("holdfast.runtime.spark.state_source").StateSource)
+    for module, source in SOURCES:
+        spark.dataSource.register(getattr(import_module(f"holdfast.runtime.spark.{module}"), source))

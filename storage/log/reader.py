@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from holdfast.errors import ConfigError, Damaged, NotFound, Where
 from holdfast.ports import ObjectStore
 from holdfast.storage.log.commits import Commits
-from holdfast.storage.log.format import META_PATH, Commit, LogMeta, LogSegment, WriterTag, decode_meta
+from holdfast.storage.log.format import META_PATH, Commit, LogMeta, LogSegment, VoidRange, WriterTag, decode_meta
 from holdfast.storage.log.segment import OpenSegment, Piece
-from holdfast.storage.log.voids import Passage
+from holdfast.storage.log.voids import Passage, taken_back_since
 
 LOOK_BACK_EVERY = 64
 """A reader that finds nothing new checks at every 64th refresh whether its last commit still exists."""
@@ -195,6 +195,19 @@ class LogReader:
     def last_position(self, partition: int) -> int:
         """Return the offset of a reader that has read everything: the end, or the start of a final void range."""
         return self._passage.back(partition, self.end_offset(partition))
+
+    def position_after(self, partition: int, offset: int, rows: int) -> int:
+        """Return the position of a reader that has read at most `rows` rows from this position on.
+
+        It is beyond the offset unless no row follows; offsets that a compaction left without a row count as rows.
+        """
+        assert rows > 0
+        end = self.last_position(partition)
+        return offset if end <= offset else self._passage.beyond(partition, offset, rows, end)
+
+    def taken_back_since(self, sequence: int) -> tuple[VoidRange, ...]:
+        """Return the offsets whose rows commits after this one took back, as of the last `refresh`."""
+        return taken_back_since(self._commits, sequence)
 
     def before_the_end(self, partition: int, rows: int) -> int:
         """Return an offset that `rows` rows follow, or the first offset if there are fewer; pass it to `begin`."""

@@ -53,6 +53,13 @@ def void_ranges(commits: Commits) -> tuple[VoidRange, ...]:
     return commits.at(tail.void).voids if tail.void else ()
 
 
+def taken_back_since(commits: Commits, sequence: int) -> tuple[VoidRange, ...]:
+    """Return the void ranges that commits after this one added."""
+    known = commits.at(sequence).void
+    before = set(commits.at(known).voids) if known else set()
+    return tuple(one for one in void_ranges(commits) if one not in before)
+
+
 def newest_tag(tail: Commit, back: TakeBack) -> Tag | None:
     """Return the newest tag of all rewound writers."""
     return max((known.tag for known in tail.tags if _is_ours(known.writer, back)), default=None)
@@ -211,6 +218,20 @@ class Passage:
             rows, end = rows - (end - void.end), void.first
         reached = max(floor, end - rows) if end > floor else end
         return reached, rows - (end - reached)
+
+    def beyond(self, partition: int, offset: int, rows: int, end: int) -> int:
+        """Go forward from an offset over this many offsets that are not void, at most to `end`.
+
+        Returns:
+            A position: it is before a void range that follows it, never inside one or at its end.
+        """
+        for first, behind in self.void(partition):
+            if behind <= offset:
+                continue
+            if rows <= first - offset:
+                break
+            rows, offset = rows - max(0, first - offset), behind
+        return min(offset + rows, end)
 
     def behind_gap(self, partition: int, offset: int) -> int:
         """Return the same offset, or the one after the gap that a compaction left between two segments."""

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
 from itertools import pairwise
 from typing import Any
 
-from holdfast.checkpoint.joblog import Completed
-from holdfast.checkpoint.manifest import Manifest
-from holdfast.errors import ConfigError, Damaged
-from holdfast.model import SnapshotHandle
+from holdfast.errors import ConfigError
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_command, add_common, add_job, root_of
 from holdfast.runtime.cli.operate.events import GAPS
 from holdfast.runtime.cli.operate.newest import add_last, advise_of_rest, newest_of
 from holdfast.runtime.cli.reporting import advise, print_json
-from holdfast.runtime.job.stored import Stored, checkpoint_of, open_job
+from holdfast.runtime.job.checkpoints import described_checkpoint, kind_of, listed_checkpoint, name_of
+from holdfast.runtime.job.stored import checkpoint_of, open_job
 
 NEWEST_SHOWN = 20
 SEGMENTS_SHOWN_MAX = 5
@@ -57,14 +54,14 @@ def list_all(args: argparse.Namespace) -> int:
     completed = stored.job.retained
     listed = newest_of(completed, args, NEWEST_SHOWN)
     if args.json:
-        print_json([_listed(stored, each) for each in listed])
+        print_json([listed_checkpoint(stored, each) for each in listed])
         return 0
     rows = [
         (
             str(c.body.epoch),
             c.timeline,
-            _kind(stored, c),
-            _name(stored, c),
+            kind_of(stored.job, c),
+            name_of(stored.job, c),
             text.moment(c.at),
             text.span(c.body.duration_ms),
             text.size(c.body.bytes_new),
@@ -87,7 +84,10 @@ def show(args: argparse.Namespace) -> int:
     stored = open_job(root_of(args), args.job)
     found = checkpoint_of(stored.job, args.epoch)
     manifest = stored.repository.load_manifest(found.body.manifest)
-    described = describe(found, manifest) | {"kind": _kind(stored, found), "name": _name(stored, found)}
+    described = described_checkpoint(found, manifest) | {
+        "kind": kind_of(stored.job, found),
+        "name": name_of(stored.job, found),
+    }
     if args.json:
         print_json(described)
     else:
@@ -108,93 +108,6 @@ def verify(args: argparse.Namespace) -> int:
         return orphans(stored, as_json=args.json)
     chosen = stored.job.retained if args.epoch is None else (checkpoint_of(stored.job, args.epoch),)
     return verify_all(stored, chosen, as_json=args.json)
-
-
-def describe(found: Completed, manifest: Manifest) -> dict[str, Any]:
-    """Return a checkpoint as JSON-able values."""
-    return {
-        "epoch": manifest.epoch,
-        "follows": manifest.follows,
-        "timeline": manifest.timeline,
-        "generation": manifest.generation,
-        "kind": "checkpoint",
-        "name": None,
-        "at": found.at,
-        "duration_ms": found.body.duration_ms,
-        "bytes_new": found.body.bytes_new,
-        "bytes_total": found.body.bytes_total,
-        "parallelism": manifest.parallelism,
-        "key_groups": manifest.key_groups,
-        "manifest": {"path": found.body.manifest.path, "bytes": found.body.manifest.size},
-        "offsets": _offsets(manifest),
-        "state": [_subtask(handle) for handle in manifest.state],
-        "pending": [
-            {
-                "sink": p.writer.sink,
-                "subtask": p.writer.subtask,
-                "timeline": p.tag.timeline,
-                "epoch": p.tag.epoch,
-                "rows": p.staged.rows,
-                "bytes": sum(part.size for part in p.staged.parts),
-            }
-            for p in manifest.pending
-        ],
-        "delivered": [
-            {"sink": c.writer.sink, "subtask": c.writer.subtask, "timeline": c.tag.timeline, "epoch": c.tag.epoch}
-            for c in manifest.confirmed
-        ],
-        "operators": [{"name": operator.name, "id": operator.id} for operator in manifest.operators],
-    }
-
-
-def _listed(stored: Stored, found: Completed) -> dict[str, Any]:
-    offsets: dict[str, Any] | None
-    try:
-        offsets = _offsets(stored.repository.load_manifest(found.body.manifest))
-    except Damaged:
-        offsets = None  # unknown here; `verify` names what is damaged
-    return {
-        "epoch": found.body.epoch,
-        "timeline": found.timeline,
-        "kind": _kind(stored, found),
-        "name": _name(stored, found),
-        "at": found.at,
-        "duration_ms": found.body.duration_ms,
-        "bytes_new": found.body.bytes_new,
-        "bytes_total": found.body.bytes_total,
-        "offsets": offsets,
-        "verified": None,
-    }
-
-
-def _kind(stored: Stored, found: Completed) -> str:
-    return "savepoint" if stored.job.names_of(found.body.epoch) else "checkpoint"
-
-
-def _name(stored: Stored, found: Completed) -> str | None:
-    return ", ".join(stored.job.names_of(found.body.epoch)) or None
-
-
-def _offsets(manifest: Manifest) -> dict[str, dict[str, int]]:
-    offsets: dict[str, dict[str, int]] = defaultdict(dict)
-    for at in manifest.positions:
-        offsets[at.source][str(at.partition)] = at.offset
-    return dict(offsets)
-
-
-def _subtask(handle: SnapshotHandle) -> dict[str, Any]:
-    segments = [
-        {"epoch": s.epoch, "follows": s.follows, "path": s.object.path, "bytes": s.object.size} for s in handle.segments
-    ]
-    return {
-        "subtask": handle.subtask,
-        "key_groups": list(handle.key_groups),
-        "base": {"epoch": handle.base_epoch, "files": len(handle.base), "bytes": sum(ref.size for ref in handle.base)}
-        if handle.base
-        else None,
-        "segments": segments,
-        "segment_bytes": sum(segment.object.size for segment in handle.segments),
-    }
 
 
 def _render(shown: dict[str, Any]) -> str:

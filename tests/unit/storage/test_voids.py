@@ -210,6 +210,19 @@ class TestInspection:
         found, _ = read_on(log, 0, log.begin(0, log.before_the_end(0, count)))
         assert [n for n, _ in found] == [0, 1, 7, 8][max(0, 4 - count) :]
 
+    @pytest.mark.parametrize("count", range(1, 6))
+    @pytest.mark.parametrize("offset", [0, 1, 2, 8, 9])
+    def test_a_position_is_found_behind_some_rows(self, log: LogReader, offset: int, count: int) -> None:
+        left = [n for n in (0, 1, 7, 8) if n >= offset]
+        after = log.position_after(0, offset, count)
+        assert log.begin(0, after) == after
+        found, _ = read_on(log, 0, after)
+        assert [n for n, _ in found] == left[count:]
+
+    def test_what_was_taken_back_since_a_commit_is_known(self, log: LogReader) -> None:
+        ranges = [VoidRange(0, 2, 5), VoidRange(0, 5, 7)]
+        assert [list(log.taken_back_since(each)) for each in range(7)] == [ranges] * 3 + [ranges[1:]] * 2 + [[], []]
+
     def test_void_rows_can_be_read_as_stored(self, log: LogReader) -> None:
         found = list[int]()
         batch, _, at = log.read_stored(0, 0, 1)

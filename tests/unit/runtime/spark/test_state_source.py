@@ -12,7 +12,8 @@ from pyspark.sql.types import DayTimeIntervalType, LongType, StringType, Timesta
 from stored_state import START, app, bid, written_to
 
 import holdfast as hf
-from holdfast.runtime.spark.state_source import KeyGroupRange, StateSource, _spark_type
+from holdfast.runtime.spark.columns import spark_type
+from holdfast.runtime.spark.state_source import KeyGroupRange, StateSource
 from holdfast.testing import TestDriver
 
 
@@ -100,7 +101,7 @@ class TestStateSource:
         ],
     )
     def test_types_that_spark_lacks_are_widened(self, kind: pa.DataType, shown: str) -> None:
-        assert _spark_type(kind).simpleString() == shown
+        assert spark_type(kind).simpleString() == shown
 
     def test_a_duration_is_an_interval(self) -> None:
-        assert isinstance(_spark_type(pa.duration("us")), DayTimeIntervalType)
+        assert isinstance(spark_type(pa.duration("us")), DayTimeIntervalType)
