@@ -1,8 +1,8 @@
 """`make soak`: run for hours what is too long for `make test`.
 
-HOURS (2 by default) is the time of the whole. A quarter of it belongs to the growth test, which has the machine to
-itself. In the rest the simulator and live faults play in one process, beside the slow tests in another; if those need
-longer, so does the whole. Growth needs half an hour to be judged: HOURS=2 is the least.
+HOURS (2 by default) is the total time. A quarter of it belongs to the growth test, which has the machine to itself. In
+the rest the simulator and live faults play in one process, beside the slow tests in another; the total takes longer if
+those do. Growth needs half an hour to be judged, so HOURS must be at least 2.
 
 Exit status: 0 if every part passed, else 1; the last lines say which did not.
 """
@@ -10,9 +10,11 @@ Exit status: 0 if every part passed, else 1; the last lines say which did not.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 HOURS_LEAST = 2.0
@@ -30,9 +32,11 @@ def main(live: Sequence[str]) -> int:
     Args:
         live: Arguments of `holdfast chaos soak` for its live runs.
     """
-    hours = float(os.environ.get("HOURS") or HOURS_LEAST)
+    text = os.environ.get("HOURS") or f"{HOURS_LEAST:g}"
+    hours = float(text) if text.replace(".", "", 1).isdecimal() else 0.0
     if hours < HOURS_LEAST:
-        print(f"HOURS={hours:g} is too short: growth needs a quarter of it, half an hour. Next: make soak HOURS=2")
+        print(f"HOURS={text} is not a number of at least 2: growth needs a quarter of it, half an hour.")
+        print("Nothing was run. Next: make soak HOURS=2")
         return 2
     FOLDER.mkdir(exist_ok=True)
     growth = hours * GROWTH_SHARE
@@ -54,12 +58,14 @@ def _side_by_side(hours: float, live: Sequence[str]) -> dict[str, int]:
             stdout=log,
             stderr=log,
             env=_environment(hours),
+            start_new_session=True,
         )
         try:
             soak = subprocess.run([*command, "--folder", str(FOLDER), *live], check=False).returncode
             ended = {"simulator and live faults": soak, "slow tests": tests.wait()}
         finally:
-            tests.terminate()
+            with suppress(ProcessLookupError):
+                os.killpg(tests.pid, signal.SIGTERM)  # with what its tests have started
             tests.wait()
     print(*TESTS_LOG.read_text().splitlines()[-LOG_LINES_SHOWN:], sep="\n")
     return ended

@@ -8,8 +8,9 @@ Source: DESIGN sections 2 to 4; API.md (exit statuses).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest, OperatorState
@@ -40,10 +41,15 @@ from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.given_up import given_up
 from holdfast.runtime.plan.kept_state import with_identities
 from holdfast.runtime.plan.memory import check_state_memory
+from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.plan.same_source import refuse_other_sources
-from holdfast.runtime.plan.source import prepare_copy
+from holdfast.runtime.plan.source import copied
 from holdfast.storage.objects import open_objects
 from holdfast.storage.paths import join
+
+_Partitions: TypeAlias = dict[str, tuple[int, ...]]
+_Ends: TypeAlias = dict[str, Mapping[int, int]]
+"""By source; per partition, the offset after its last record."""
 
 
 @dataclass(frozen=True)
@@ -118,15 +124,16 @@ def prepare(
         _check_repairs(plan, repository, job, before)
     known = before.operators if before is not None else ()
     plan, operators = with_identities(plan, known, drop_state)
-    _prepare_copies(plan, before, note)
-    partitions, until = _look_at_sources(plan, before, once)
+    partitions, ends = _look_at_sources(plan, before, once)
     for sink in plan.sinks:
         prepare_sink(sink, job)
     adopted = () if job is None else check_targets(repository, job, plan.sinks, adopt_targets)
+    plan, copies, their_ends = _with_copies(plan, before, note)
+    until = ends | their_ends if once else None
     dlq_places.write(store, plan)
     warnings = (*uncommitted_writes(plan, job, before), *given_up(plan, known, drop_state).advice())
     checked = master.Checked(NO_EPOCH if before is None else before.epoch, known)
-    found = (plan, settings, root, store, repository, job, operators, partitions, until, warnings)
+    found = (plan, settings, root, store, repository, job, operators, partitions | copies, until, warnings)
     return Prepared(*found, gone_sinks, checked, adopted)
 
 
@@ -147,33 +154,43 @@ def _check_repairs(plan: Plan, repository: Repository, job: joblog.Job, before: 
         check_repairable(plan, written, job.rewinds[-1].accepted)
 
 
-def _prepare_copies(plan: Plan, before: Manifest | None, note: Callable[[str], None]) -> None:
-    """Check every source; then make the copies of those that are read from one."""
+def _with_copies(plan: Plan, before: Manifest | None, note: Callable[[str], None]) -> tuple[Plan, _Partitions, _Ends]:
+    """Bind sources to their copies; return the plan, and partitions and end offsets of these sources.
+
+    Copies are made last: nothing else may refuse the job after hours.
+    """
+    plan = replace(plan, sources=tuple(_with_copy(spec, before, note) for spec in plan.sources))
+    return plan, *_found_in([spec for spec in plan.sources if spec.source.traits.copied], plan, before)
+
+
+def _with_copy(spec: SourceSpec, before: Manifest | None, note: Callable[[str], None]) -> SourceSpec:
+    if not spec.source.traits.copied:
+        return spec
+    if before is None:
+        note(f"copying source {spec.name!r} into the job's folder")
+    return replace(spec, source=copied(spec.source, again=before is None))
+
+
+def _look_at_sources(plan: Plan, before: Manifest | None, once: bool) -> tuple[_Partitions, _Ends]:
+    """Check every source; return the partitions and the end offsets of those that need no copy."""
     for spec in plan.sources:
         spec.source.check()
-    for spec in plan.sources:
-        if spec.source.traits.copied and before is None:
-            note(f"copying source {spec.name!r} into the job's folder")
-        prepare_copy(spec.source)
-
-
-def _look_at_sources(
-    plan: Plan, before: Manifest | None, once: bool
-) -> tuple[dict[str, tuple[int, ...]], dict[str, Mapping[int, int]] | None]:
-    """Open every source; return its partitions and, with `once`, its end offsets."""
-    partitions: dict[str, tuple[int, ...]] = {}
-    until: dict[str, Mapping[int, int]] | None = {} if once else None
-    for spec in plan.sources:
         if once:
             check_has_end(plan.app, spec.name, spec.source)
+    return _found_in([spec for spec in plan.sources if not spec.source.traits.copied], plan, before)
+
+
+def _found_in(sources: Iterable[SourceSpec], plan: Plan, before: Manifest | None) -> tuple[_Partitions, _Ends]:
+    """Open sources; return their partitions and end offsets."""
+    partitions, ends = _Partitions(), _Ends()
+    for spec in sources:
         opened = spec.source.open()
         refuse_other_sources(plan.app, () if before is None else before.positions, {spec.name: opened})
         partitions[spec.name] = tuple(opened.partitions())
         check_partitions(plan, () if before is None else before.positions, spec.name, partitions[spec.name])
-        if until is not None:
-            until[spec.name] = opened.end_offsets()
+        ends[spec.name] = opened.end_offsets()
         opened.close()
-    return partitions, until
+    return partitions, ends
 
 
 def _last_manifest(repository: Repository, job: joblog.Job) -> Manifest | None:

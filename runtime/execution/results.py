@@ -1,4 +1,4 @@
-"""What lies in the job's own folder: the results of `hf.Collect` and `hf.Console`, and copies of sources.
+"""Sinks and sources that keep rows in the job's own folder: `hf.Collect`, `hf.Console`, copies of sources.
 
 Their place depends on the job's root, which is known when a run or a command starts, not when the code builds the app.
 

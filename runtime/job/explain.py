@@ -195,8 +195,8 @@ def _trigger(shown: Status, now: Activity) -> Iterator[Finding]:
     if shown.mode == MICROBATCH and every is not None and took is not None and took > every:
         yield Finding(
             "trigger_short",
-            f"each of the last {EPOCHS_MEASURED} epochs took at least {_span(took)}, longer than the {_span(every)} "
-            "that are to pass between two: they follow one another without a pause",
+            f"each of the last {EPOCHS_MEASURED} epochs took at least {_span(took)}, longer than the checkpoint "
+            f"interval of {_span(every)}, so epochs run back to back",
             f"run with --every {-(-took // 1000):.0f}s or more; or in continuous mode, if results are needed sooner",
         )
 

@@ -141,13 +141,21 @@ class TellingSource(OpenSource, Protocol):
 
 
 class CopiedSource(Source, Protocol):
-    """With the trait `copied`: the first start of a job copies its records into the job's folder."""
+    """With the trait `copied`: its records are copied into the job's folder before they are read."""
 
     def in_folder(self, folder: str) -> Source:
         """Return the source with the folder, a path or a URL, that belongs to it alone."""
 
-    def prepare(self) -> None:
-        """Make the copy unless there is one. Called by the driver before `open`. Raises ConfigError, Unavailable."""
+    def copied(self, *, again: bool) -> Source:
+        """Return the source that reads its copy, and make the copy unless there is one. The driver calls it.
+
+        Args:
+            again: Make another copy even if there is one: no checkpoint refers to it.
+
+        Raises:
+            ConfigError: the records cannot be copied.
+            Unavailable: the folder cannot be written.
+        """
 
 
 class PacedSource(Source, Protocol):
@@ -194,10 +202,9 @@ def in_folder(source: Source, folder: str) -> Source:
     return cast(CopiedSource, source).in_folder(folder) if source.traits.copied else source
 
 
-def prepare_copy(source: Source) -> None:
-    """Make the copy of a source that is read from one, unless there is one."""
-    if source.traits.copied:
-        cast(CopiedSource, source).prepare()
+def copied(source: Source, *, again: bool) -> Source:
+    """Return a source with the trait `copied` as `CopiedSource.copied` does."""
+    return cast(CopiedSource, source).copied(again=again)
 
 
 def unpaced(source: Source, ends: Mapping[int, int] | None = None) -> Source:

@@ -75,6 +75,17 @@ def describe_difference(expected: pa.Schema, found: pa.Schema) -> str | None:
     return "; ".join(differences) or None
 
 
+def difference_to_read(expected: pa.Schema, has: pa.Schema) -> str | None:
+    """Describe why columns cannot be read as these; None if they can. There may be more, in any order.
+
+    Nulls may be where none are expected: such a record is undecodable (API.md).
+    """
+    strict = {field.name for field in expected if not field.nullable}
+    there = [has.field(name) for name in expected.names if name in has.names]
+    found = pa.schema([field.with_nullable(field.nullable and field.name not in strict) for field in there])
+    return describe_difference(expected, found)
+
+
 def columns_shown(schema: pa.Schema) -> list[list[Any]]:
     """Return name, type and nullability of every column, as checkpoints keep them."""
     return [[field.name, str(field.type), field.nullable] for field in schema]

@@ -21,7 +21,7 @@ from holdfast.errors import ConfigError
 from holdfast.runtime.plan.ahead import Ahead, Read, ReaderAhead
 from holdfast.runtime.plan.source import OFFSETS, PartitionReader
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
-from holdfast.runtime.rows.schema import describe_difference, schema_of
+from holdfast.runtime.rows.schema import difference_to_read, schema_of
 from holdfast.sinks.log import LogSink
 from holdfast.storage.log.format import LogMeta, describe_column
 from holdfast.storage.log.log import LogReader, read_meta
@@ -141,11 +141,7 @@ class LogSource:
             )
         if self.expected is None:
             return
-        # A column may allow nulls in the log but not in the job: a record with such a null is undecodable (API.md).
-        strict = {field.name for field in self.expected if not field.nullable}
-        there = [meta.schema.field(name) for name in self.expected.names if name in meta.schema.names]
-        found = pa.schema([f.with_nullable(f.nullable and f.name not in strict) for f in there])
-        if difference := describe_difference(self.expected, found):
+        if difference := difference_to_read(self.expected, meta.schema):
             raise ConfigError(
                 f"the log at {self.path} does not have the columns that the job expects: {difference}",
                 not_done="the source was not opened",
@@ -182,18 +178,20 @@ class OpenLog:
         self._reader, self._lock = reader, Lock()
 
     def identity(self, partition: int, offset: int) -> str:
-        """Return UUID, number and hash of the first commit that reaches the offset, or a later one."""
+        """Return UUID, number and hash of the first commit that reaches the offset, or a later one; and the place."""
         if (origin := self._reader.known_origin(partition, offset)) is None:
             with self._lock:
                 origin = self._reader.origin(partition, offset)
-        return f"log {self._reader.meta.uuid} {origin.sequence} {origin.xxh3}"
+        return f"log {self._reader.meta.uuid} {origin.sequence} {origin.xxh3} {partition} {offset}"
 
     def changed(self, identity: str) -> str | None:
         kind, *rest = identity.split(" ")
-        if kind != "log" or len(rest) != 3:
+        if kind != "log" or len(rest) not in (3, 5):
             return f"it is a log, but a {kind} was read"
+        # Earlier versions did not store the place.
+        read = (int(rest[3]), int(rest[4])) if len(rest) == 5 else None
         with self._lock:
-            return self._reader.changed(rest[0], Origin(int(rest[1]), rest[2]))
+            return self._reader.changed(rest[0], Origin(int(rest[1]), rest[2]), read)
 
     def partitions(self) -> list[int]:
         with self._lock:

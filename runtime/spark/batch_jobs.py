@@ -89,7 +89,7 @@ class SparkJobs:
         self._stalled = ""
         self._cancelled = 0
         """Jobs up to this number were cancelled, or have ended: one runs at a time."""
-        # Of its own: a notebook's session keeps its settings.
+        # A notebook's session keeps its settings.
         self._session = SparkSession(context).newSession()
         for name, value in _SETTINGS.items():
             self._session.conf.set(name, value)

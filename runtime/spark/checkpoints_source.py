@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from holdfast.checkpoint.joblog import Completed
@@ -20,7 +19,7 @@ from holdfast.errors import Damaged
 from holdfast.runtime.config.settings import root_given
 from holdfast.runtime.job.checkpoints import kind_of, offsets_of
 from holdfast.runtime.job.stored import Stored, open_job
-from holdfast.runtime.spark.columns import check_columns, converted, spark_schema
+from holdfast.runtime.spark.columns import arrow_schema, check_columns, converted, spark_schema
 from holdfast.runtime.spark.source_options import absolute, checked_options
 
 FORMAT = "holdfast-checkpoints"
@@ -90,7 +89,7 @@ class CheckpointsReader(DataSourceReader):
             kept = {each.body.epoch for each in open_job(self._root, self._job).job.retained}
             rows = [row for row in rows if row["epoch"] in kept]
         batch = pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
-        yield converted(batch, to_arrow_schema(self._schema, timezone="UTC"))
+        yield converted(batch, arrow_schema(self._schema))
 
 
 def _row(stored: Stored, found: Completed) -> dict[str, Any]:

@@ -5,9 +5,12 @@ Spark has no unsigned integers, so each becomes the next wider type; a type that
 
 from __future__ import annotations
 
+from inspect import signature
+from typing import Any
+
 import pyarrow as pa
 from pyspark.errors import PySparkTypeError
-from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from holdfast.errors import ConfigError
@@ -23,6 +26,12 @@ _WIDER = {
 def spark_schema(schema: pa.Schema) -> StructType:
     """Return the columns as Spark names their types."""
     return StructType([StructField(field.name, spark_type(field.type), field.nullable) for field in schema])
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the columns as Arrow has them, times in UTC; releases of Spark differ in how that is asked for."""
+    asked: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+    return to_arrow_schema(schema, **asked)
 
 
 def spark_type(kind: pa.DataType) -> DataType:

@@ -1,21 +1,23 @@
 """`hf.SparkFrame`: a batch DataFrame as a source with an end.
 
 A DataFrame has no offsets, and computing it again may give its rows in another order, or others if its files have
-changed. So the first start of a job copies its rows once, by a Spark job, into a sealed log in the job's folder; the
-job reads the log, now and after every recovery, and the DataFrame is not computed again.
+changed. So a start of a job that has no checkpoint yet copies the rows, by a Spark job, into a sealed log in the job's
+folder. The job reads the log, now and after every recovery, and the DataFrame is not computed again.
 
 Invariants
-    - A task appends its rows in one commit under the number of its partition, so an attempt that Spark repeats, or one
-      that it had given up, adds nothing.
-    - Every copy has a folder of its own. `copy.json`, which is created once, names the one that the job reads, and only
-      after it was sealed with as many rows as the tasks counted.
-    - Workers get no DataFrame: they read the copy.
+    - The tasks write segments, and the driver appends those of the attempts whose results Spark returns, in one commit:
+      other attempts add nothing.
+    - Every copy has a folder of its own. `copy.json` names the one that the job reads, once it is sealed.
+    - A run reads the copy that its start chose, whatever `copy.json` says later.
+    - Workers get no DataFrame.
 
 Source: docs/design/0051-spark-frame.md.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -27,18 +29,18 @@ from py4j.protocol import Py4JError
 from pyspark import TaskContext
 from pyspark.errors import PySparkException, PySparkTypeError
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from holdfast.arguments import checked
-from holdfast.errors import AlreadyExists, ConfigError, Damaged, NotFound
-from holdfast.model import Epoch, Tag, Timeline
+from holdfast.errors import ConfigError, Damaged, NotFound
 from holdfast.ports import ObjectStore
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
-from holdfast.runtime.rows.schema import schema_of
+from holdfast.runtime.rows.schema import difference_to_read, schema_of
 from holdfast.runtime.sources.log import LogSource, OpenLog
+from holdfast.runtime.spark.columns import arrow_schema
 from holdfast.runtime.spark.launch import first_line
-from holdfast.storage.log.format import LogMeta, check_meta
-from holdfast.storage.log.log import LogReader, LogWriter, create_log
+from holdfast.storage.log.format import LogMeta, LogSegment, check_meta
+from holdfast.storage.log.log import LogWriter, create_log
+from holdfast.storage.log.reader import existing_meta
 from holdfast.storage.objects import open_objects
 from holdfast.storage.paths import join
 from holdfast.traits import SourceTraits, local
@@ -46,8 +48,7 @@ from holdfast.traits import SourceTraits, local
 PATH = "copy.json"
 FORMAT_VERSION = 1
 PARTITIONS_MAX = 64
-"""Of the copy, unless the user says how many. Each is read by one worker at a time."""
-_ONCE = Tag(Timeline(1), Epoch(1))
+"""The most partitions of a copy for which the user gave no number. Each is read by one worker at a time."""
 
 
 class Copy(msgspec.Struct, frozen=True):
@@ -55,21 +56,21 @@ class Copy(msgspec.Struct, frozen=True):
 
     log: str
     """Folder of the log, below that of `copy.json`."""
-    rows: int
     v: int = FORMAT_VERSION
 
 
-_COPY = msgspec.json.Decoder(Copy)
+_COPY, _SEGMENTS = msgspec.json.Decoder(Copy), msgspec.json.Decoder(list[LogSegment])
 
 
 class SparkFrame(RowsOf[T]):
     """The rows of a batch DataFrame; the source ends after the last one.
 
-    They are copied into the job's folder when the job first starts, so the job needs room for them there, and a task of
-    that copy needs memory for a partition of the DataFrame. Later changes of the DataFrame or its files do not matter.
+    A start of the job that has no checkpoint yet copies them into the job's folder: the job needs room for them there,
+    and a task of that copy needs memory for a partition of the DataFrame. Once there is a checkpoint, changes of the
+    DataFrame or its files do not matter.
 
     Args:
-        frame: Of the Spark session in which the job runs.
+        frame: The DataFrame; the job runs in its Spark session.
         schema: A dataclass or pyarrow.Schema: the columns that the job reads. None means those of the DataFrame.
         partitions: Number of partitions of the copy, which workers share out among themselves; default: as many as
             Spark has cores, at most 64.
@@ -101,11 +102,12 @@ class FrameSource:
     """A DataFrame to copy and read.
 
     Args:
-        columns: Those of the DataFrame.
-        partitions: Of the copy.
+        columns: The columns of the DataFrame.
+        partitions: Number of partitions of a copy.
         expected: The columns that the job reads; None: all.
         folder: Where the copies are; None until the job's folder is known.
-        frame: None in a worker.
+        log: The folder of the copy that is read, below `folder`; None: the one that `copy.json` names.
+        frame: The DataFrame; None in a worker.
     """
 
     columns: pa.Schema
@@ -113,6 +115,7 @@ class FrameSource:
     expected: pa.Schema | None = None
     row_type: type | None = None
     folder: str | None = None
+    log: str | None = None
     frame: DataFrame | None = field(default=None, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -131,33 +134,56 @@ class FrameSource:
     @property
     def traits(self) -> SourceTraits:
         """See Source.traits."""
-        return SourceTraits(
-            kind="SparkFrame", local_paths=() if self.folder is None else local(self.folder), copied=True
-        )
+        paths = () if self.folder is None else local(self.folder)
+        return SourceTraits(kind="SparkFrame", local_paths=paths, sparse=True, copied=True)
 
     def check(self) -> None:
-        """Refuse columns that the DataFrame does not have, or that a log cannot hold. Reads no rows."""
-        missing = [name for name in self.schema.names if name not in self.columns.names]
-        if missing:
+        """Refuse columns that the DataFrame does not have. Reads no rows."""
+        if difference := difference_to_read(self.schema, self.columns):
             raise ConfigError(
-                f"the {self.where} has no column {missing[0]!r}",
+                f"the {self.where} does not have the columns that the job expects: {difference}",
                 not_done="the job was not started",
-                next_step="correct the schema given to hf.SparkFrame, or select the column in the DataFrame",
+                next_step="correct the schema given to hf.SparkFrame, or select and cast columns in the DataFrame",
             )
 
     def in_folder(self, folder: str) -> FrameSource:
         """See CopiedSource.in_folder."""
         return replace(self, folder=folder)
 
-    def prepare(self) -> None:
-        """See CopiedSource.prepare."""
+    def copied(self, *, again: bool) -> FrameSource:
+        """See CopiedSource.copied."""
         store = open_objects(self._folder)
-        if _copy_in(store) is None:
-            _settle(store, self._copied())
-        _remove_others(store)
+        before = _copy_in(store)
+        if before is None or again:
+            copy = self._copy()
+            store.put(PATH, msgspec.json.encode(copy))
+            if before is not None:
+                _remove(store, lambda path: path.startswith(f"{before.log}/"))
+            return replace(self, log=copy.log)
+        # No start that copies can be under way: the job has a checkpoint.
+        _remove(store, lambda path: path != PATH and not path.startswith(f"{before.log}/"))
+        return replace(self, log=before.log)
 
     def open(self) -> OpenLog:
         """See Source.open."""
+        path = join(self._folder, self._log())
+        found = existing_meta(open_objects(path, writable=False)).schema
+        if difference := difference_to_read(self.schema, found):
+            raise ConfigError(
+                f"the copy of the {self.where} was made with other columns: {difference}",
+                not_done="the source was not opened",
+                next_step="give the DataFrame the columns that it had; or, to copy it again, give the job another name",
+            )
+        return LogSource(path, self.schema, self.row_type).open()
+
+    @property
+    def _folder(self) -> str:
+        assert self.folder is not None, "the job's folder is known when a job starts"
+        return self.folder
+
+    def _log(self) -> str:
+        if self.log is not None:
+            return self.log
         copy = _copy_in(open_objects(self._folder, writable=False))
         if copy is None:
             raise ConfigError(
@@ -165,14 +191,9 @@ class FrameSource:
                 not_done="the source was not opened",
                 next_step="run the job: its first start makes the copy",
             )
-        return LogSource(join(self._folder, copy.log), self.schema, self.row_type).open()
+        return copy.log
 
-    @property
-    def _folder(self) -> str:
-        assert self.folder is not None, "the job's folder is known when a job starts"
-        return self.folder
-
-    def _copied(self) -> Copy:
+    def _copy(self) -> Copy:
         """Copy the rows into a log of its own, and seal it.
 
         Raises:
@@ -182,26 +203,21 @@ class FrameSource:
         name = f"log-{uuid.uuid4().hex[:12]}"
         path = join(self._folder, name)
         create_log(open_objects(path), self.columns, self.partitions)
-        counted = self.frame.mapInArrow(_appending(path, self.columns, self.partitions), "rows long")
         try:
-            rows = sum(row.rows for row in counted.collect())
+            # By position: Spark finds columns by name, and allows names with which it finds none or two.
+            frame = self.frame.toDF(*(f"c{number}" for number in range(len(self.columns))))
+            rows = frame.mapInArrow(_staging(path, self.columns, self.partitions), "segments binary").collect()
         except (PySparkException, Py4JError) as error:
             raise ConfigError(
-                f"Spark could not compute the {self.where}: {first_line(error)}",
+                f"Spark could not copy the {self.where}: {first_line(error)}",
                 not_done="the job was not started, no record was read",
-                next_step="see that frame.count() succeeds in the program that builds the app",
+                next_step="remove the cause and start the job again; frame.count() in the program that builds the app "
+                "shows whether the DataFrame can be computed at all",
             ) from error
         writer = LogWriter(open_objects(path))
+        writer.append_staged(segment for row in rows for segment in _SEGMENTS.decode(row.segments))
         writer.seal()
-        reader = LogReader(open_objects(path))
-        reader.refresh()
-        if (found := sum(reader.end_offsets().values())) != rows:
-            raise Damaged(
-                f"the copy of the {self.where} has {found:,} rows, but its tasks wrote {rows:,}",
-                not_done="the job was not started, no record was read",
-                next_step="start the job again: it makes another copy",
-            )
-        return Copy(name, rows)
+        return Copy(name)
 
 
 def _refusal(frame: object) -> tuple[str, str] | None:
@@ -213,15 +229,17 @@ def _refusal(frame: object) -> tuple[str, str] | None:
     if not hasattr(frame, "_jdf"):
         return "hf.SparkFrame: the DataFrame belongs to Spark Connect", "use a session that runs in this program"
     if not frame._jdf.queryExecution().optimizedPlan().deterministic():
-        what = "hf.SparkFrame: the DataFrame has other rows each time it is computed, for instance by rand()"
-        return what, "call frame.checkpoint() first, or write it to files and read those"
+        return (
+            "hf.SparkFrame: the DataFrame may have other rows each time it is computed, for instance by rand()",
+            "write it to files and read those; or set a checkpoint directory and give the result of frame.checkpoint()",
+        )
     return None
 
 
 def _columns_of(frame: DataFrame, partitions: int) -> pa.Schema:
     """Return the columns of the copy. Raises ConfigError: a log cannot hold them, or have so many partitions."""
     try:
-        columns = to_arrow_schema(frame.schema, timezone="UTC")
+        columns = arrow_schema(frame.schema)
         check_meta(LogMeta("", columns, partitions, ()))
     except (ConfigError, PySparkTypeError) as error:
         raise ConfigError(
@@ -253,36 +271,33 @@ def _copy_in(store: ObjectStore) -> Copy | None:
     return copy
 
 
-def _settle(store: ObjectStore, copy: Copy) -> None:
-    """Record this copy as the one to read, unless another start of the job was first."""
-    try:
-        store.create(PATH, msgspec.json.encode(copy))
-    except AlreadyExists:
-        pass
+def _remove(store: ObjectStore, unused: Callable[[str], bool]) -> None:
+    for path in filter(unused, store.list("")):
+        store.delete(path)
 
 
-def _remove_others(store: ObjectStore) -> None:
-    """Remove what starts left that were killed while they copied."""
-    copy = _copy_in(store)
-    assert copy is not None
-    for path in store.list(""):
-        if path != PATH and not path.startswith(f"{copy.log}/"):
-            store.delete(path)
-
-
-def _appending(
+def _staging(
     path: str, columns: pa.Schema, partitions: int
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def append(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def stage(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
+        _check_reaches(path)
         rows = pa.Table.from_batches([_as(batch, columns) for batch in batches], columns)
-        if rows.num_rows:
-            writer = LogWriter(open_objects(path, writable=False))
-            writer.append_tagged({context.partitionId() % partitions: rows}, f"frame/{context.partitionId()}", _ONCE)
-        yield pa.record_batch({"rows": pa.array([rows.num_rows], pa.int64())})
+        staged = LogWriter(open_objects(path, writable=False)).stage({context.partitionId() % partitions: rows})
+        yield pa.record_batch({"segments": pa.array([msgspec.json.encode(staged)], pa.binary())})
 
-    return append
+    return stage
+
+
+def _check_reaches(path: str) -> None:
+    """Refuse to run on a machine where this local path is another folder."""
+    if "://" not in path and not os.path.isdir(path):
+        raise ConfigError(
+            f"machine {socket.gethostname()} has no folder {path}",
+            not_done="its rows were not copied",
+            next_step="use a root that every machine reaches, such as s3://bucket/streams",
+        )
 
 
 def _as(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:

@@ -17,11 +17,10 @@ import msgspec
 import pyarrow as pa
 import pyspark
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.spark.columns import check_columns, spark_schema
+from holdfast.runtime.spark.columns import arrow_schema, check_columns, spark_schema
 from holdfast.runtime.spark.log_ranges import OFFSET, PARTITION, LogRange, position_at, ranges_between, rows_of
 from holdfast.runtime.spark.source_options import absolute, checked_options, wrong_option
 from holdfast.storage.log.format import LogMeta
@@ -108,7 +107,7 @@ class LogBatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a range."""
         assert isinstance(partition, LogRange)
-        return rows_of(partition, to_arrow_schema(self._schema, timezone="UTC"))
+        return rows_of(partition, arrow_schema(self._schema))
 
 
 def options_of(options: Mapping[str, str], known: Sequence[str]) -> LogOptions:

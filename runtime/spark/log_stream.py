@@ -18,11 +18,11 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from holdfast.errors import ConfigError
+from holdfast.runtime.spark.columns import arrow_schema
 from holdfast.runtime.spark.log_ranges import (
     LogRange,
     Position,
@@ -105,7 +105,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a range, in a task."""
         assert isinstance(partition, LogRange)
-        return rows_of(partition, to_arrow_schema(self._schema, timezone="UTC"))
+        return rows_of(partition, arrow_schema(self._schema))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: reading removes no row from a log."""

@@ -15,7 +15,6 @@ from itertools import pairwise
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from holdfast.checkpoint.manifest import Manifest
@@ -23,7 +22,7 @@ from holdfast.runtime.config.settings import root_given
 from holdfast.runtime.inspect.reading import At, at_checkpoint, operator_in, reading_of
 from holdfast.runtime.inspect.view import view_of
 from holdfast.runtime.job.stored import open_job
-from holdfast.runtime.spark.columns import check_columns, converted, spark_schema
+from holdfast.runtime.spark.columns import arrow_schema, check_columns, converted, spark_schema
 from holdfast.runtime.spark.source_options import absolute, checked_options, wrong_option
 
 REQUIRED, OPTIONAL = ("job", "operator"), ("epoch", "root", "partitions")
@@ -84,7 +83,7 @@ class StateReader(DataSourceReader):
         planned = self._planned
         stored, span = open_job(planned.root, planned.job), (partition.first, partition.end)
         reading = reading_of(stored, planned.operator, planned.epoch, key_groups=span)
-        schema = to_arrow_schema(self._schema, timezone="UTC")
+        schema = arrow_schema(self._schema)
         for batch in reading.batches():
             yield converted(batch, schema)
 

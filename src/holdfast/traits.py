@@ -64,7 +64,7 @@ class SourceTraits(Traits):
     """Records appear over time at a rate. `unpaced` gives the source that has all of them already, and the open source
     has `appeared`."""
     copied: bool = False
-    """It is read from a copy in the job's folder, which the first start of a job makes: `in_folder`, `prepare`."""
+    """It is read from a copy in the job's folder, which the first start of a job makes: `in_folder`, `copied`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ _SOURCE = ("traits", "schema", "row_type", "where", "check", "open")
 _SINK = ("traits", "key", "where", "check", "prepare", "accept", "open")
 _BY_TRAIT: Mapping[str, tuple[str, ...]] = {
     "paced": ("unpaced",),
-    "copied": ("in_folder", "prepare"),
+    "copied": ("in_folder", "copied"),
     "repairs": ("plan_repair", "repair"),
     "audits": ("contents",),
     "immediate": ("immediate",),

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -171,6 +172,27 @@ class LogWriter:
         draft = self._draft(rows, None)
         return _first_offsets(self._commit(draft)) if draft.segments else {}
 
+    def stage(self, rows: Mapping[int, Rows]) -> tuple[LogSegment, ...]:
+        """Write rows to the store without appending them; `append_staged` does, also in another process.
+
+        Raises:
+            ConfigError: the rows do not fit the log.
+        """
+        return self._segments(rows)
+
+    def append_staged(self, staged: Iterable[LogSegment]) -> dict[int, int]:
+        """Append rows that `stage` wrote, in one commit and in this order.
+
+        Returns, raises: see `append`.
+        """
+        self.settle()
+        rows, segments = Counter[int](), list[LogSegment]()
+        for segment in staged:
+            segments.append(replace(segment, base=rows[segment.partition]))
+            rows[segment.partition] += segment.rows
+        draft = Draft("append", uuid.uuid4().hex, self._wall_us(), tuple(segments))
+        return _first_offsets(self._commit(draft)) if segments else {}
+
     def append_tagged(
         self,
         rows: Mapping[int, Rows],
@@ -256,6 +278,9 @@ class LogWriter:
 
     def _draft(self, rows: Mapping[int, Rows], tag: WriterTag | None, follows: tuple[WriterTag, ...] = ()) -> Draft:
         """Write the segments and return a draft of the commit that will name them."""
+        return Draft("append", uuid.uuid4().hex, self._wall_us(), self._segments(rows), tag, follows)
+
+    def _segments(self, rows: Mapping[int, Rows]) -> tuple[LogSegment, ...]:
         if any(partition >= self.meta.partitions for partition in rows):
             self._commits.refresh()  # it may have been added
         tables = {partition: _fitting(self.meta, partition, part) for partition, part in sorted(rows.items())}
@@ -270,7 +295,7 @@ class LogWriter:
                 self._store.put(path, data)
                 segments.append(LogSegment(partition, start, piece.num_rows, path, len(data), segment_hash(data)))
                 start += piece.num_rows
-        return Draft("append", uuid.uuid4().hex, self._wall_us(), tuple(segments), tag, follows)
+        return tuple(segments)
 
     def _commit(self, draft: Draft, sent: Commit | None = None) -> Commit | None:
         """Put the draft at the end of the log; None if the newest commit rules it out."""

@@ -146,14 +146,19 @@ class LogReader:
         void = self._commits.tail.void
         return found if void <= found.sequence else Origin(void, self._commits.hash_of(void))
 
-    def changed(self, uuid: str, origin: Origin) -> str | None:
-        """Return why the log is not the one with this UUID and this commit; None if it is. Reads the store."""
+    def changed(self, uuid: str, origin: Origin, read: tuple[int, int] | None = None) -> str | None:
+        """Return why the log is not the one with this UUID and this commit; None if it is. Reads the store.
+
+        Args:
+            read: A partition and the offset before which its rows were read, as of this commit: it tells too whether
+                any of them were taken back since.
+        """
         if (meta := _created(self._store)) is None:
             return f"the log in {self._store!r} no longer exists"
         if meta.uuid != uuid:
             return f"{self._store!r} holds another log, {meta.uuid}; the log that was read is {uuid}"
         if self._commits.is_still(*origin):
-            return None
+            return None if read is None else self._lost(Commits(self._store, meta), origin, *read)
         if (tail := Commits(self._store, meta).tail.sequence) < origin.sequence:
             return (
                 f"the log in {self._store!r} ends at commit {tail}, but was read up to commit {origin.sequence}: "
@@ -163,6 +168,15 @@ class LogReader:
             f"the log in {self._store!r} was read up to commit {origin.sequence}, and its commit {origin.sequence} "
             "has changed since: the log was restored from an older copy and appended to"
         )
+
+    def _lost(self, commits: Commits, origin: Origin, partition: int, offset: int) -> str | None:
+        for one in taken_back_since(commits, origin.sequence):
+            if one.partition == partition and one.first < offset:
+                return (
+                    f"the rows from offset {one.first} to before {one.end} of partition {partition} of the log in "
+                    f"{self._store!r} were read, and a rewind of the job that wrote them took them back"
+                )
+        return None
 
     @property
     def sealed(self) -> bool:

@@ -160,7 +160,7 @@ class TestFindings:
         assert codes(reported) == found
         if found == ["trigger_short"]:
             finding = next(each for each in findings(from_json(reported)) if each.code == "trigger_short")
-            assert "at least 2.1 s, longer than the 1.0 s" in finding.what
+            assert "at least 2.1 s, longer than the checkpoint interval of 1.0 s" in finding.what
             assert "--every 3s" in str(finding.next)
 
     def test_a_silent_worker_is_reported(self) -> None:

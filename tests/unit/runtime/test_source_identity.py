@@ -239,6 +239,22 @@ class TestIdentityOfALog:
         assert batch is not None and following == 7
         assert "ends at commit 7" in str(hf.Log(tmp_path / "copy").source().open().changed(reader.identity(0, 7)))
 
+    def test_rows_that_were_read_and_taken_back_since_are_another_history(self, path: Path) -> None:
+        log = LogWriter(LocalObjects(str(path)))
+        rows = pa.Table.from_pylist([{"word": "z", "n": number} for number in range(2)], schema=ROWS)
+        log.append_tagged({0: rows}, "w", Tag(Timeline(1), Epoch(1)))
+        append(path, 7)
+        reader = hf.Log(path).source().open()
+        known = {offset: reader.identity(0, offset) for offset in range(1, 9)}
+        log.take_back(TakeBack(Tag(Timeline(2), Epoch(0)), ("w",), lambda _: False))
+        found = {offset: hf.Log(path).source().open().changed(identity) for offset, identity in known.items()}
+        assert [offset for offset, why in found.items() if why is None] == [1, 2, 3, 4, 5]
+        assert "the rows from offset 5 to before 7 of partition 0" in str(found[8])
+        earlier = known[8].rsplit(" ", 2)[0]
+        assert hf.Log(path).source().open().changed(earlier) is None, "a version without places stored it"
+        now = hf.Log(path).source().open().identity(0, 8)
+        assert hf.Log(path).source().open().changed(now) is None, "they were not read"
+
     def test_the_identity_at_the_readers_offset_needs_no_request(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

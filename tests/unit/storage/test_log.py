@@ -144,6 +144,16 @@ class TestAppendingAndReading:
         assert numbers_in(store, 1) == [10]
         assert LogReader(store).end_offsets() == {0: 3, 1: 1}
 
+    def test_staged_rows_are_appended_in_one_commit(self, store: ObjectStore) -> None:
+        writer = writer_of(store)
+        writer.append({0: rows(1)})
+        staged = [writer_of(store).stage(given) for given in ({0: rows(2, 3)}, {1: rows(10)}, {0: rows(4)}, {})]
+        assert LogReader(store).end_offsets() == {0: 1, 1: 0}, "nothing is appended yet"
+        assert writer.append_staged(segment for each in staged for segment in each) == {0: 1, 1: 0}
+        assert (numbers_in(store, 0), numbers_in(store, 1)) == ([1, 2, 3, 4], [10])
+        assert LogReader(store).newest().sequence == 2
+        assert writer.append_staged([]) == {}
+
     def test_a_read_gives_the_next_offset(self, store: ObjectStore) -> None:
         writer_of(store).append({0: rows(1, 2, 3)})
         batch, after = LogReader(store).read(0, 1, ANY_BYTES)
