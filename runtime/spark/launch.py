@@ -55,7 +55,7 @@ def start_context(
         Unavailable: Spark cannot be started, for instance without Java, or its master accepts no connection.
     """
     if SparkContext._active_spark_context is None:
-        _share_environment()
+        share_environment()
         # SparkConf reads spark-defaults.conf only with a JVM.
         try:
             start_jvm()
@@ -89,7 +89,7 @@ def start_context(
     return context
 
 
-def _share_environment() -> None:
+def share_environment() -> None:
     """Let workers on this machine run the driver's Python and import what it imports, unless the user set these."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     package = str(Path(holdfast.__file__).resolve().parent.parent)

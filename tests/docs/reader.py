@@ -23,6 +23,7 @@ import pyspark
 import pytest
 from documents import ROOT, Block, blocks, pages, sessions
 from pyspark import cloudpickle
+from spark_jvm import end_jvm
 
 import holdfast as hf
 
@@ -75,6 +76,7 @@ def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]
     monkeypatch.delenv("HOLDFAST_ROOT", raising=False)
     before = set(sys.modules)
     yield Reader(folder)
+    end_jvm()
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
             del sys.modules[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sqlite3
 import subprocess
@@ -92,7 +93,9 @@ named = spark.sql("SELECT 1L AS `c.d`, 2L AS A, 3L AS a, timestamp_ntz'2026-01-0
 app.source("rows", hf.SparkFrame(named)).sink("out", hf.Log("out"))
 app.run(parallelism=1, progress="none")
 """
-    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    command = [sys.executable, "-c", program]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-3_000:]
     varying, streaming, twice, untyped = [line for line in ran.stdout.splitlines() if line.startswith("hf.")]
     assert "other rows each time it is computed" in varying

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pytest
 from logged import Logged
 from pyspark.sql import SparkSession
+from spark_jvm import end_jvm
 from stored_state import app, bid, written_to
 
 import holdfast.spark
@@ -22,14 +24,23 @@ SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("small",
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
+    end_jvm()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        session = _session()
+        yield session
+        session.stop()
+        end_jvm()
+
+
+def _session() -> SparkSession:
     builder = SparkSession.builder.master("local[2]").appName("sources")
     for name, value in {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     holdfast.spark.register(session)
-    yield session
-    session.stop()
+    return session
 
 
 def append(folder: Path, *numbers: int, partition: int = 0) -> None:

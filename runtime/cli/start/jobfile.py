@@ -77,6 +77,14 @@ def ship_by_value(folder: Path) -> None:
             _send_by_value(module)
 
 
+def _prepare_spark(module: ModuleType) -> None:
+    """Prepare a session that the code starts: its Python is this one, and functions of its DataFrames can be sent."""
+    from holdfast.runtime.spark.launch import share_environment
+
+    share_environment()
+    _send_by_value(module)  # now: Spark pickles functions where the code names them
+
+
 def _send_by_value(module: ModuleType) -> None:
     from pyspark.cloudpickle import register_pickle_by_value
 
@@ -108,7 +116,7 @@ def _execute(file: Path) -> ModuleType:
     sys.path.insert(0, str(file.parent))  # as `python job.py` does
     try:
         if b"pyspark" in loader.get_data(str(file)):
-            _send_by_value(module)  # before it runs: Spark pickles a DataFrame's functions where the code names them
+            _prepare_spark(module)
         with _marked(file):
             loader.exec_module(module)
     except HoldfastError:

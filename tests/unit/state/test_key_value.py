@@ -120,7 +120,8 @@ class TestRangesAndARealKill:
         assert process.stdout is not None
         assert process.stdout.readline() == "flushed\n"
         files = {*tmp_path.glob("db/*.sst")}
-        while len({*tmp_path.glob("db/*.sst")} - files) < 2:  # the process flushes on its own accord meanwhile
+        # The process flushes on its own accord meanwhile; of four new files at most two are still being written.
+        while len({*tmp_path.glob("db/*.sst")} - files) < 4:
             assert process.poll() is None
         process.kill()
         process.wait()
@@ -129,12 +130,12 @@ class TestRangesAndARealKill:
         store, replayed = RocksKeyValue(tmp_path / "db"), MemoryKeyValue()
         survived = store.scan(b"", b"\xff")
         store.close()
-        prefixes = []
+        prefixes = []  # an empty store is one, too: every fifteenth change erases the last rows
         for number in range(100_000):
             changes(replayed, number)
             if replayed.scan(b"", b"\xff") == survived:
                 prefixes.append(number)
-            if survived[-1][0] < b"row %07d" % (number - 200):
+            if survived and survived[-1][0] < b"row %07d" % (number - 200):
                 break
         assert prefixes and prefixes[-1] > flushed
 
