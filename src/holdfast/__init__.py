@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.sources.generator import Generator
     from holdfast.runtime.sources.installed import connector
     from holdfast.runtime.sources.log import Log
-    from holdfast.runtime.spark.frames import SparkFrame
+    from holdfast.runtime.spark.tables.frames import SparkFrame
     from holdfast.sinks.collect import Collect
     from holdfast.sinks.console import Console
     from holdfast.sinks.sqlite.sink import SQLite
@@ -56,7 +56,7 @@ _HOMES = {
     "calendar": "holdfast.runtime.rows.windows",
     "Log": "holdfast.runtime.sources.log",
     "Generator": "holdfast.runtime.sources.generator",
-    "SparkFrame": "holdfast.runtime.spark.frames",
+    "SparkFrame": "holdfast.runtime.spark.tables.frames",
     "SQLite": "holdfast.sinks.sqlite.sink",
     "Collect": "holdfast.sinks.collect",
     "Console": "holdfast.sinks.console",

@@ -37,4 +37,4 @@ def register(spark: SparkSession) -> None:
     The executors need Holdfast installed and must reach the log or the root.
     """
     for module, source in SOURCES:
-        spark.dataSource.register(getattr(import_module(f"holdfast.runtime.spark.{module}"), source))
+        spark.dataSource.register(getattr(import_module(f"holdfast.runtime.spark.tables.{module}"), source))

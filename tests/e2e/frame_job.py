@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from pyspark.sql import SparkSession
 import holdfast as hf
 
 ROWS, KEYS, PARTS = 200_000, 101, 5
+HOLD_LIMIT_S = 120.0
 folder = Path(os.environ.get("COUNTING_FOLDER", "."))
 
 
@@ -20,8 +22,9 @@ def noted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Return the rows of a partition."""
     with (folder / "computed").open("a") as file:
         file.write("x")
-    while (folder / "hold").exists():
-        time.sleep(0.05)
+    end, pause = time.monotonic() + HOLD_LIMIT_S, threading.Event()
+    while (folder / "hold").exists() and time.monotonic() < end:
+        pause.wait(0.05)
     for batch in batches:
         keys = pa.array([number % KEYS for number in batch.column("id").to_pylist()], pa.int64())
         yield pa.record_batch([keys, batch.column("id")], ["k", "v"])

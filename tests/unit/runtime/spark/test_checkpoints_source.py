@@ -15,8 +15,8 @@ import holdfast as hf
 from holdfast.errors import Unavailable
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.job.stored import checkpoint_of, open_job
-from holdfast.runtime.spark import checkpoints_source
-from holdfast.runtime.spark.checkpoints_source import CheckpointsSource
+from holdfast.runtime.spark.tables import checkpoints_source
+from holdfast.runtime.spark.tables.checkpoints_source import CheckpointsSource
 from holdfast.testing import TestDriver
 
 

@@ -15,8 +15,8 @@ from pyspark import TaskContext, cloudpickle
 
 import holdfast as hf
 from holdfast.runtime.plan.source import OpenSource
-from holdfast.runtime.spark import frames
-from holdfast.runtime.spark.frames import PATH, FrameSource
+from holdfast.runtime.spark.tables import frames
+from holdfast.runtime.spark.tables.frames import PATH, FrameSource
 from holdfast.storage.log.log import create_log
 from holdfast.storage.objects import open_objects
 

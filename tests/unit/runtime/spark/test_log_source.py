@@ -13,9 +13,9 @@ from pyspark.sql.types import DecimalType, IntegerType, LongType, StringType, St
 
 import holdfast as hf
 from holdfast.errors import Damaged, Unavailable
-from holdfast.runtime.spark import log_source
-from holdfast.runtime.spark.log_ranges import LogRange
-from holdfast.runtime.spark.log_source import LogBatchReader, LogSource
+from holdfast.runtime.spark.tables import log_source
+from holdfast.runtime.spark.tables.log_ranges import LogRange
+from holdfast.runtime.spark.tables.log_source import LogBatchReader, LogSource
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
 
@@ -137,7 +137,7 @@ class TestRows:
         assert len(read(planned(source(log)))) == 6
 
     def test_a_large_partition_is_read_in_parts(self, log: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("holdfast.runtime.spark.log_ranges.READ_BYTES_MAX", 1)
+        monkeypatch.setattr("holdfast.runtime.spark.tables.log_ranges.READ_BYTES_MAX", 1)
         assert numbers(planned(source(log))) == [0, 1, 2, 3, 4, 10]
 
 
@@ -248,7 +248,7 @@ class TestChangesWhileAQueryRuns:
     def test_a_compaction_that_comes_during_a_read_is_refused(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("holdfast.runtime.spark.log_ranges.READ_BYTES_MAX", 1)
+        monkeypatch.setattr("holdfast.runtime.spark.tables.log_ranges.READ_BYTES_MAX", 1)
         log = Logged(tmp_path / "log", keyed=True)
         for number in (1, 2, 3):
             log.append(number)

@@ -16,9 +16,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Supp
 
 import holdfast as hf
 from holdfast.errors import Damaged
-from holdfast.runtime.spark.log_ranges import LogRange
-from holdfast.runtime.spark.log_source import LogSource
-from holdfast.runtime.spark.log_stream import LogStreamReader
+from holdfast.runtime.spark.tables.log_ranges import LogRange
+from holdfast.runtime.spark.tables.log_source import LogSource
+from holdfast.runtime.spark.tables.log_stream import LogStreamReader
 from holdfast.storage.log.commits import Commits
 from holdfast.storage.log.log import LogWriter
 from holdfast.storage.log.reader import existing_meta

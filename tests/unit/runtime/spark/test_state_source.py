@@ -12,8 +12,8 @@ from pyspark.sql.types import DayTimeIntervalType, LongType, StringType, Timesta
 from stored_state import START, app, bid, written_to
 
 import holdfast as hf
-from holdfast.runtime.spark.columns import spark_type
-from holdfast.runtime.spark.state_source import KeyGroupRange, StateSource
+from holdfast.runtime.spark.tables.columns import spark_type
+from holdfast.runtime.spark.tables.state_source import KeyGroupRange, StateSource
 from holdfast.testing import TestDriver
 
 

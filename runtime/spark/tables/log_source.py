@@ -20,9 +20,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.spark.columns import arrow_schema, check_columns, spark_schema
-from holdfast.runtime.spark.log_ranges import OFFSET, PARTITION, LogRange, position_at, ranges_between, rows_of
-from holdfast.runtime.spark.source_options import absolute, checked_options, wrong_option
+from holdfast.runtime.spark.tables.columns import arrow_schema, check_columns, spark_schema
+from holdfast.runtime.spark.tables.log_ranges import OFFSET, PARTITION, LogRange, position_at, ranges_between, rows_of
+from holdfast.runtime.spark.tables.source_options import absolute, checked_options, wrong_option
 from holdfast.storage.log.format import LogMeta
 from holdfast.storage.log.log import LogReader, read_meta
 from holdfast.storage.objects import open_objects
@@ -78,7 +78,9 @@ class LogSource(DataSource):
                 next_step="upgrade Spark, or read the log with spark.read",
             )
         check_columns(FORMAT, _columns(given, meta_at(given.path)), schema, NOT_DONE)
-        made: DataSourceStreamReader = import_module("holdfast.runtime.spark.log_stream").LogStreamReader(given, schema)
+        made: DataSourceStreamReader = import_module("holdfast.runtime.spark.tables.log_stream").LogStreamReader(
+            given, schema
+        )
         return made
 
 

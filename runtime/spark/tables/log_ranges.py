@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pyspark.sql.datasource import InputPartition
 
 from holdfast.errors import Damaged, Where
-from holdfast.runtime.spark.columns import converted
+from holdfast.runtime.spark.tables.columns import converted
 from holdfast.storage.log.format import VoidRange
 from holdfast.storage.log.log import LogReader
 from holdfast.storage.log.reader import Origin

@@ -36,8 +36,8 @@ from holdfast.ports import ObjectStore
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
 from holdfast.runtime.rows.schema import difference_to_read, schema_of
 from holdfast.runtime.sources.log import LogSource, OpenLog
-from holdfast.runtime.spark.columns import arrow_schema
 from holdfast.runtime.spark.launch import first_line
+from holdfast.runtime.spark.tables.columns import arrow_schema
 from holdfast.storage.log.format import LogMeta, LogSegment, check_meta
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.log.reader import existing_meta

@@ -19,8 +19,8 @@ from holdfast.errors import Damaged
 from holdfast.runtime.config.settings import root_given
 from holdfast.runtime.job.checkpoints import kind_of, offsets_of
 from holdfast.runtime.job.stored import Stored, open_job
-from holdfast.runtime.spark.columns import arrow_schema, check_columns, converted, spark_schema
-from holdfast.runtime.spark.source_options import absolute, checked_options
+from holdfast.runtime.spark.tables.columns import arrow_schema, check_columns, converted, spark_schema
+from holdfast.runtime.spark.tables.source_options import absolute, checked_options
 
 FORMAT = "holdfast-checkpoints"
 _NOT_DONE = "no checkpoint was listed"

@@ -22,8 +22,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.spark.columns import arrow_schema
-from holdfast.runtime.spark.log_ranges import (
+from holdfast.runtime.spark.tables.columns import arrow_schema
+from holdfast.runtime.spark.tables.log_ranges import (
     LogRange,
     Position,
     check_history,
@@ -32,7 +32,7 @@ from holdfast.runtime.spark.log_ranges import (
     ranges_between,
     rows_of,
 )
-from holdfast.runtime.spark.log_source import FORMAT, NOT_DONE, LogOptions, offsets_of
+from holdfast.runtime.spark.tables.log_source import FORMAT, NOT_DONE, LogOptions, offsets_of
 from holdfast.storage.log.log import LogReader
 from holdfast.storage.objects import open_objects
 

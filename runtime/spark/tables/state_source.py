@@ -22,8 +22,8 @@ from holdfast.runtime.config.settings import root_given
 from holdfast.runtime.inspect.reading import At, at_checkpoint, operator_in, reading_of
 from holdfast.runtime.inspect.view import view_of
 from holdfast.runtime.job.stored import open_job
-from holdfast.runtime.spark.columns import arrow_schema, check_columns, converted, spark_schema
-from holdfast.runtime.spark.source_options import absolute, checked_options, wrong_option
+from holdfast.runtime.spark.tables.columns import arrow_schema, check_columns, converted, spark_schema
+from holdfast.runtime.spark.tables.source_options import absolute, checked_options, wrong_option
 
 REQUIRED, OPTIONAL = ("job", "operator"), ("epoch", "root", "partitions")
 _NOT_DONE = "no state was read"
