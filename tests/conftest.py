@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from holdfast.runtime.config.settings import MODES
+
 # A machine that others use too may be slow at any moment: the time of a test case is no evidence about the code.
 settings.register_profile("holdfast", deadline=None)
 settings.load_profile("holdfast")
@@ -42,6 +44,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the flag that rewrites transcripts."""
     parser.addoption("--rewrite-transcripts", action="store_true", help="write down what transcripts now lead to")
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The mode of every job that the test starts as a process; the test runs in all of them."""
+    wanted: str = request.param
+    monkeypatch.setenv("HOLDFAST_MODE", wanted)
+    return wanted
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from holdfast.model import Barrier, ChannelId, Epoch, SourcePosition, Watermark,
 from holdfast.ports import Clock, Lane, ObjectStore
 from holdfast.runtime.microbatch.blocks import Attempt, Inbox, Outbox, Parcel, Result, parcel_of
 from holdfast.runtime.microbatch.layers import Layers
+from holdfast.runtime.operators.time_slice import Mark, unmarked
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.source import OpenSource, unpaced
 from holdfast.runtime.rows.time_alignment import Place
@@ -71,12 +72,20 @@ class Ports:
 
     Args:
         pause: Waits for so many seconds.
+        mark: Records which Python function is called.
     """
 
     network: Network  # tasks have no channels of their own
 
-    def __init__(self, clock: Clock, store: ObjectStore, local: LocalState, pause: Callable[[float], None]) -> None:
-        self.clock, self.store, self.local, self.pause = clock, store, local, pause
+    def __init__(
+        self,
+        clock: Clock,
+        store: ObjectStore,
+        local: LocalState,
+        pause: Callable[[float], None],
+        mark: Mark = unmarked,
+    ) -> None:
+        self.clock, self.store, self.local, self.pause, self.mark = clock, store, local, pause, mark
 
     def send(self, message: m.FromWorker) -> None:
         """A task says nothing to the driver but its result."""
@@ -165,7 +174,7 @@ class _Task:
         immediate = ImmediateWrites(plan, ports, _never_later, _raised)
         throttle = Throttle(None, ports.clock)
         given = self._state, self._links, opened, readings, throttle, immediate
-        self._run = SubtaskRun(plan, subtask, count, *given, audit=deploy.audit, only=self._layer)
+        self._run = SubtaskRun(plan, subtask, count, *given, audit=deploy.audit, mark=ports.mark, only=self._layer)
         held.callback(self._run.close)
         inputs = {index: frozenset(inputs_of(plan, index, subtask, count)) for index in self._layer}
         self._machine = protocol.start(

@@ -19,6 +19,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -32,6 +33,8 @@ from holdfast.runtime.driver.placement import elsewhere
 from holdfast.runtime.microbatch.blocks import Attempt, Parcel, Result, parcel_of
 from holdfast.runtime.microbatch.task import Batch, Ports, run_task
 from holdfast.runtime.microbatch.warm import LocalImages, WarmState
+from holdfast.runtime.spark import marks
+from holdfast.runtime.spark.job_watch import JobWatch, Stage
 from holdfast.runtime.spark.launch import first_line, is_one_process
 from holdfast.runtime.wire.clock import SystemClock
 from holdfast.runtime.wire.presence import boot_id
@@ -43,13 +46,10 @@ _SCHEMA = pa.schema([("to", pa.int32()), ("data", pa.binary())])
 _SETTINGS = {
     "spark.sql.adaptive.enabled": "false",  # it would merge partitions, and a partition is a subtask
     "spark.sql.execution.arrow.maxRecordsPerBatch": "8",
+    marks.SETTING: "true",
 }
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
-WATCH_EVERY_S, GONE_S = 1.0, 10.0
-_NO_EXECUTOR = (
-    "see whether its master and workers are alive. A master that was restarted without spark.deploy.recoveryMode gives "
-    "it none: start the job again"
-)
+WATCH_EVERY_S = 1.0
 CONF = {
     "spark.task.maxFailures": "4",
     "spark.locality.wait": "3s",
@@ -66,14 +66,17 @@ class BatchTask:
     """URL or path of the job's folder."""
     driver: tuple[str, str]
     """Host name and boot id of the driver's machine."""
-    local_paths: tuple[str, ...] = ()
+    local_paths: tuple[str, ...]
     """Paths of the job on that machine's disk, as text for messages; empty if every machine sees them."""
+    hung_after_s: float
+    """How long one call of a function may last."""
 
 
 class SparkJobs:
     """Submits and cancels the jobs of epochs.
 
     Args:
+        local_paths, hung_after_s: See BatchTask.
         ended: Takes the number of a job with what its tasks sent last, or with the error that ended it; from another
             thread.
     """
@@ -83,9 +86,11 @@ class SparkJobs:
         context: SparkContext,
         root: str,
         local_paths: tuple[str, ...],
+        hung_after_s: float,
         ended: Callable[[int, Sequence[bytes] | HoldfastError], None],
     ) -> None:
         self._context, self._root, self._local_paths, self._ended = context, root, local_paths, ended
+        self._hung_after_s = hung_after_s
         self._stalled = ""
         self._cancelled = 0
         """Jobs up to this number were cancelled, or have ended: one runs at a time."""
@@ -99,8 +104,7 @@ class SparkJobs:
         """See Jobs.run."""
         over = threading.Event()
         threading.Thread(target=self._submit, args=(job, batch, over), name=f"batch-{job}", daemon=True).start()
-        if not is_one_process(self._context):
-            threading.Thread(target=self._watch, args=(over,), name=f"watch-{job}", daemon=True).start()
+        threading.Thread(target=self._watch, args=(job, batch, over), name=f"watch-{job}", daemon=True).start()
 
     def stalled(self) -> str:
         """See Jobs.stalled."""
@@ -117,19 +121,27 @@ class SparkJobs:
         except (Py4JError, OSError, AttributeError) as error:  # a Spark that has stopped runs no job either
             _log.warning("job %d was not cancelled: %s", job, first_line(error))
 
-    def _watch(self, over: threading.Event) -> None:
-        """Note how long Spark has had no executor, until the job is over: Spark waits for one without a word."""
-        gone_at: float | None = None
+    def _watch(self, job: int, batch: Batch, over: threading.Event) -> None:
+        """Note what the job waits for, until it is over."""
+        watch = JobWatch(batch.plan, batch.layers, time.monotonic())
         while not over.wait(WATCH_EVERY_S):
             try:
+                stages = self._stages(self._group(job))
+                # The driver counts as one; if there is nothing else, it runs the tasks itself, or nothing does.
                 executors = int(self._context._jsc.sc().getExecutorMemoryStatus().size()) - 1
             except (Py4JError, OSError, AttributeError):  # Spark has stopped, which ends the job
                 break
-            now = time.monotonic()
-            gone_at = None if executors else now if gone_at is None else gone_at
-            gone_s = 0.0 if gone_at is None else now - gone_at
-            self._stalled = f"Spark has had no executor for {gone_s:.0f} s; {_NO_EXECUTOR}" if gone_s > GONE_S else ""
+            alone = is_one_process(self._context)
+            self._stalled = watch.look(time.monotonic(), executors + alone, stages)
         self._stalled = ""
+
+    def _stages(self, group: str) -> list[Stage]:
+        """Return the stages of a job that have begun, in their order."""
+        tracker = self._context.statusTracker()
+        infos = (tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group))
+        numbers = sorted({number for info in infos if info is not None for number in info.stageIds})
+        stages = (tracker.getStageInfo(number) for number in numbers)
+        return [Stage(s.numTasks, s.numCompletedTasks, s.numFailedTasks) for s in stages if s is not None]
 
     def _submit(self, job: int, batch: Batch, over: threading.Event) -> None:
         try:
@@ -145,12 +157,16 @@ class SparkJobs:
             self._context.setJobGroup(self._group(job), f"holdfast epoch {epoch}", interruptOnCancel=True)
             found = _frame(self._session, self._task(batch)).toArrow()
         except Exception as error:  # noqa: BLE001 - whatever ended the Spark job, the driver must learn of it
-            self._ended(job, _job_ended(epoch, error))
+            failed = _job_ended(epoch, error)
+            if job > self._cancelled:
+                _log.warning("%s. Next: %s", failed.what, failed.next_step)
+            self._ended(job, failed)
         else:
             self._ended(job, [bytes(value.as_buffer()) for value in found.column("data")])
 
     def _task(self, batch: Batch) -> BatchTask:
-        return BatchTask(batch, self._root, (socket.gethostname(), boot_id()), self._local_paths)
+        here = socket.gethostname(), boot_id()
+        return BatchTask(batch, self._root, here, self._local_paths, self._hung_after_s)
 
     def _group(self, job: int) -> str:
         return f"{self._prefix}-{job}"
@@ -177,10 +193,11 @@ def _stage(task: BatchTask, layer: int) -> Callable[[Iterable[pa.RecordBatch]], 
             yield _row(parcel_of(Result(attempt, error=refused, permanent=True)))
             return
         clock, store = SystemClock(), open_objects(task.root)
-        ports = Ports(clock, store, WarmState(store, clock, time.sleep, LocalImages()), time.sleep)
         incoming = _values(batches) if layer else _nothing(batches)
-        for parcel in run_task(task.batch, ports, attempt, incoming):
-            yield _row(parcel)
+        with closing(marks.CallMarks(task.hung_after_s)) as calls:
+            state = WarmState(store, clock, time.sleep, LocalImages())
+            for parcel in run_task(task.batch, Ports(clock, store, state, time.sleep, calls.mark), attempt, incoming):
+                yield _row(parcel)
 
     return run
 
@@ -209,6 +226,12 @@ def _job_ended(epoch: int, error: Exception) -> HoldfastError:
             f"the executors cannot import {missing[1]!r}, which the job's code needs",
             not_done="the epoch was not completed; state and output stay as of the last checkpoint",
             next_step="send it with --py-files or --archives, or install it on the executors",
+        )
+    if (process := marks.ended(str(error))) is not None:
+        return Unavailable(
+            f"the Spark job of epoch {epoch} failed: the Python process of a task {process.what}",
+            not_done="the epoch was not completed; state and output stay as of the last checkpoint",
+            next_step=f"{process.advice}; the job runs again from the same offsets",
         )
     return Unavailable(
         f"the Spark job of epoch {epoch} failed: {first_line(error)}",

@@ -18,6 +18,7 @@ from typing import Any
 import polars as pl
 import psutil
 
+from holdfast.chaos.live.job import EXECUTOR
 from holdfast.runtime.wire.processes import signal_all
 
 JOB = Path(__file__).with_name("counting_job.py")
@@ -177,3 +178,44 @@ def pid_gone(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def tasks(run: Run) -> list[psutil.Process]:
+    """Return the Python processes in which Spark runs tasks now."""
+    daemons = [each for each in psutil.Process(run.process.pid).children(recursive=True) if is_daemon(each)]
+    parents = {each.ppid() for each in daemons}
+    return [each for each in daemons if each.pid not in parents]
+
+
+def is_daemon(process: psutil.Process) -> bool:
+    """Return whether this is Spark's Python daemon or a process that it forked, and alive."""
+    try:
+        return "holdfast.runtime.spark.daemon" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def kill_task(run: Run, processes: Callable[[], list[psutil.Process]] | None = None) -> dict[str, Any]:
+    """SIGKILL a process in which Spark runs tasks, and wait until epochs are completed again; return the progress.
+
+    Args:
+        processes: Returns them, if they are not below the driver's.
+    """
+    found = processes or (lambda: tasks(run))
+    before = run.wait_for(lambda p: p["state"] == "running" and found(), "a process that runs tasks")
+    killed = found()[0].pid
+    os.kill(killed, signal.SIGKILL)
+    after = run.wait_for(lambda p: (p["epoch"] or 0) >= (before["epoch"] or 0) + 2, "epochs after the kill")
+    assert pid_gone(killed)
+    return after
+
+
+def executors_of(run: Run) -> list[psutil.Process]:
+    """Return the JVMs of the executors on this machine, but not that of a driver that runs tasks itself."""
+    below = psutil.Process(run.process.pid).children(recursive=True)
+    return [each for each in below if each.name() == "java" and EXECUTOR in " ".join(each.cmdline())]
+
+
+def spark_log(run: Run) -> str:
+    """Return what Spark has logged so far; the log goes with the run."""
+    return "".join(log.read_text(errors="replace") for log in run.folder.glob("holdfast-spark-*/spark.log"))

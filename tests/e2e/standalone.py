@@ -210,6 +210,15 @@ def lose_executor(run: Run) -> float:
     return at
 
 
+def lose_tasks_executor(cluster: Standalone, run: Run) -> None:
+    """SIGKILL an executor of a job in microbatch mode, and wait until epochs are completed again, with another one."""
+    before, victim = run.lines[-1], cluster.executors()[0]
+    victim.kill()
+    run.wait_for(lambda p: p["epoch"] >= before["epoch"] + 2, "epochs after the kill")
+    assert pid_gone(victim.pid)
+    wait(lambda: len(cluster.executors()) == HOSTS, "another executor", START_LIMIT_S)
+
+
 def lose_driver(run: Run) -> float:
     """SIGKILL the driver; return the time."""
     at = time.time()

@@ -17,8 +17,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from running import Run, pid_gone, running
+from running import Run, kill_task, pid_gone, running
 
+from holdfast.runtime.config.settings import CONTINUOUS
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
 
@@ -65,8 +66,11 @@ def read_all(run: Run, records: int) -> dict[str, Any]:
     return run.wait_for(lambda p: p["state"] == "running" and p["records_in"] == records, f"{records} records")
 
 
-def kill_worker(run: Run, subtask: int) -> None:
-    """SIGKILL one worker, and wait until its successor runs."""
+def kill_worker(run: Run, mode: str, subtask: int) -> None:
+    """SIGKILL one worker and wait until its successor runs, or a process for tasks."""
+    if mode != CONTINUOUS:
+        kill_task(run)
+        return
     before = run.lines[-1]
     pid = next(each["pid"] for each in before["workers"] if each["subtasks"] == [subtask])
     os.kill(pid, signal.SIGKILL)
@@ -83,7 +87,9 @@ def holdfast(folder: Path, *arguments: str) -> Any:
 
 
 class TestLogWithAddedPartitions:
-    def test_is_read_completely_and_once_although_workers_and_driver_are_killed(self, tmp_path: Path) -> None:
+    def test_is_read_completely_and_once_although_workers_and_driver_are_killed(
+        self, tmp_path: Path, mode: str
+    ) -> None:
         given = Input(tmp_path)
         given.append(500)
         with running(tmp_path, *FLAGS, job=JOB, **EVERY) as run:
@@ -93,9 +99,9 @@ class TestLogWithAddedPartitions:
             assert read_all(run, given.append(500))["generation"] == generation, "nothing was restarted"
             given.log.widen(5)
             given.append(500)
-            kill_worker(run, 1)
+            kill_worker(run, mode, 1)
             given.log.widen(7)
-            kill_worker(run, 0)
+            kill_worker(run, mode, 0)
             read_all(run, given.append(500))
             given.log.widen(8)
             given.append(500)

@@ -16,13 +16,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from running import JOB, TIMEOUT_S, differences, make_input
+from running import JOB, TIMEOUT_S, differences, kill_task, make_input
 from standalone import (
     PACKAGE,
     SPARK_SUBMIT,
     Standalone,
     lose_driver,
     lose_executor,
+    lose_tasks_executor,
     lose_worker,
     make_environment,
     pids,
@@ -31,6 +32,8 @@ from standalone import (
     standalone,
     without_daemon,
 )
+
+from holdfast.runtime.config.settings import CONTINUOUS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -67,8 +70,26 @@ class TestStandaloneCluster:
                 assert again.finish() == 0, again.errors()
         assert differences(tmp_path, frame) == []
 
+    def test_a_job_that_loses_a_task_an_executor_and_its_driver_loses_no_record(
+        self, cluster: Standalone, tmp_path: Path
+    ) -> None:
+        frame = make_input(tmp_path, ROWS)
+        with running_on(cluster, tmp_path, RATE, HOLDFAST_MODE="microbatch") as run:
+            run.wait_until_running(ROWS // 10)
+            kill_task(run, cluster.tasks)
+            run.wait_until_running(ROWS // 6)
+            lose_tasks_executor(cluster, run)
+            before = run.wait_until_running(ROWS // 4)
+            lose_driver(run)
+            with running_on(cluster, tmp_path, RATE, HOLDFAST_MODE="microbatch") as again:
+                after = again.wait_until_running()
+                assert after["generation"] > before["generation"] and after["epoch"] >= before["epoch"]
+                assert again.finish() == 0, again.errors()
+        assert differences(tmp_path, frame) == []
+
 
 class TestWithoutAnInstallation:
+    @pytest.mark.usefixtures("mode")
     def test_a_zip_given_to_spark_submit_supplies_holdfast_to_driver_and_executors(
         self, cluster: Standalone, tmp_path: Path
     ) -> None:
@@ -84,7 +105,7 @@ class TestWithoutAnInstallation:
         assert differences(tmp_path, frame) == []
 
     def test_a_packed_environment_given_to_spark_submit_is_used_by_executors(
-        self, cluster: Standalone, tmp_path: Path
+        self, cluster: Standalone, tmp_path: Path, mode: str
     ) -> None:
         frame = make_input(tmp_path, ROWS // 4)
         make_environment(tmp_path / "env")
@@ -94,7 +115,9 @@ class TestWithoutAnInstallation:
         flags += ["--conf", f"spark.pyspark.driver.python={tmp_path}/env/bin/python"]
         submit(cluster, tmp_path, *flags)
         assert differences(tmp_path, frame) == []
-        compiled = list(cluster.folder.glob("work-*/app-*/*/env/lib/holdfast/runtime/spark/__pycache__/host.*"))
+        module = "host" if mode == CONTINUOUS else "batch_jobs"
+        here = list(cluster.folder.glob("work-*/app-*/*/env/lib/holdfast/runtime/spark/__pycache__/"))
+        compiled = [path for folder in here for path in folder.glob(f"{module}.*")]
         assert compiled, "no executor has imported Holdfast from the environment that it was sent"
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 import pytest
-from test_microbatch import is_daemon
+from running import is_daemon
 from words_job import FILE, ROWS, log_rows
 
 from holdfast.runtime.wire.processes import signal_all

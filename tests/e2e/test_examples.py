@@ -82,6 +82,7 @@ def rows(db: Path, query: str) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.e2e
+@pytest.mark.usefixtures("mode")
 class TestExamples:
     def test_word_count_runs_with_python(self, tmp_path: Path) -> None:
         said = done(tmp_path, str(EXAMPLES / "word_count.py"), "--master", "local[2]")

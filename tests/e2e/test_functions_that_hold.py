@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from running import Run, running
 
+from holdfast.runtime.config.settings import CONTINUOUS
+
 pytestmark = pytest.mark.e2e
 
 JOB = Path(__file__).with_name("holding_job.py")
@@ -39,6 +41,7 @@ def numbers(folder: Path) -> list[int]:
 
 
 class TestAFunctionThatHoldsTheInterpreter:
+    @pytest.mark.usefixtures("mode")
     def test_for_longer_than_the_silence_limit_is_named_and_not_restarted(self, tmp_path: Path) -> None:
         environment = {"HOLDING_HOW": "hold", "HOLDING_ONCE": "1", "HOLDFAST_SILENT_AFTER_MS": "2000"}
         with running(tmp_path, *FLAGS, job=JOB, **environment) as run:
@@ -51,16 +54,29 @@ class TestAFunctionThatHoldsTheInterpreter:
             assert run.lines[-1]["restarts"] == []
         assert numbers(tmp_path) == list(range(1_000))
 
-    def test_for_longer_than_the_hang_limit_is_replaced_and_named(self, tmp_path: Path) -> None:
+    def test_for_longer_than_the_hang_limit_is_replaced_and_named(self, tmp_path: Path, mode: str) -> None:
         environment = {"HOLDING_HOW": "hold", "HOLDING_ONCE": "1", "HOLDING_S": "40", "HOLDFAST_HUNG_AFTER_MS": "3000"}
         with running(tmp_path, *FLAGS, job=JOB, **environment) as run:
             assert run.finish() == 0, run.errors()
-            (restart,) = run.lines[-1]["restarts"]
-            assert "held its interpreter for 3 s, while it ran " + STEP in restart["cause"]
+            if mode == CONTINUOUS:
+                (restart,) = run.lines[-1]["restarts"]
+                assert "held its interpreter for 3 s, while it ran " + STEP in restart["cause"]
+            else:
+                assert "one call lasted longer than hung_after_ms, while it ran " + STEP in run.errors()
+                assert run.lines[-1]["restarts"] == [], "Spark's job runs again, and the generation goes on"
         assert numbers(tmp_path) == list(range(1_000))
 
 
 class TestAFunctionThatEndsItsProcess:
+    def test_is_named_by_a_warning_if_its_task_runs_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HOLDFAST_MODE", "microbatch")
+        with running(tmp_path, *FLAGS, job=JOB, HOLDING_HOW="exit", HOLDING_ONCE="1") as run:
+            assert run.finish() == 0, run.errors()
+            assert "the Python process of a task ended unexpectedly, while it ran " + STEP in run.errors()
+        assert numbers(tmp_path) == list(range(1_000))
+
     def test_is_named_by_events(self, tmp_path: Path) -> None:
         with running(tmp_path, *FLAGS, job=JOB, HOLDING_HOW="exit", HOLDING_ONCE="1") as run:
             assert run.finish() == 0, run.errors()

@@ -1,7 +1,7 @@
 """A job on real Spark, killed in every way: each kill fires, and afterwards the output equals that of an oracle.
 
 Each test checks that its kills fired: the process is gone, a new generation began, and the surviving worker
-rolled back in place instead of restarting.
+rolled back in place instead of restarting. In microbatch mode no generation ends: Spark's log tells of the lost tasks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from typing import Any
 
 import psutil
 import pytest
-from running import Run, differences, make_input, pid_gone, running
+from running import Run, differences, executors_of, kill_task, make_input, pid_gone, running, spark_log
+
+from holdfast.runtime.config.settings import CONTINUOUS
 
 pytestmark = pytest.mark.e2e
 
@@ -57,7 +59,7 @@ class TestKilledWorkers:
             assert run.finish() == 0, run.errors()
         assert differences(tmp_path, frame) == []
 
-    def test_twenty_random_kills_in_one_run_lose_and_duplicate_nothing(self, tmp_path: Path) -> None:
+    def test_twenty_random_kills_in_one_run_lose_and_duplicate_nothing(self, tmp_path: Path, mode: str) -> None:
         # More than a job can read before the last kill, even on a slow machine; it reads the rest without a limit.
         frame = make_input(tmp_path, 12 * ROWS)
         rng = random.Random(20)
@@ -66,12 +68,16 @@ class TestKilledWorkers:
             progress = run.wait_until_running(10_000)
             while kills < 20:
                 run.wait_until_running(progress["records_in"] + rng.randint(0, 8_000))
-                progress = kill_worker(run, rng.randrange(2))
+                progress = kill_worker(run, rng.randrange(2)) if mode == CONTINUOUS else kill_task(run)
                 kills += 1
+            lost = spark_log(run).count("Python worker exited")
             run.process.send_signal(signal.SIGTERM)
             assert run.finish() == 0, run.errors()
             assert run.lines[-1]["state"] == "stopped"
-            assert len(run.lines[-1]["restarts"]) >= kills
+            if mode == CONTINUOUS:
+                assert len(run.lines[-1]["restarts"]) >= kills
+            else:  # others of the killed processes waited for a task
+                assert lost > kills // 4
         with running(tmp_path, *LOCAL) as rest:
             assert rest.finish() == 0, rest.errors()
             assert rest.lines[-1]["state"] == "finished"
@@ -79,6 +85,21 @@ class TestKilledWorkers:
 
 
 class TestKilledExecutor:
+    def test_tasks_of_a_killed_executor_run_again_on_another_executor(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HOLDFAST_MODE", "microbatch")
+        frame = make_input(tmp_path, ROWS)
+        with running(tmp_path, *CLUSTER, *RATE) as run:
+            before = run.wait_until_running(ROWS // 4)
+            executor = executors_of(run)[0]
+            executor.kill()
+            run.wait_for(lambda p: p["epoch"] >= before["epoch"] + 2, "epochs after the kill")
+            assert pid_gone(executor.pid)
+            assert "Lost executor" in spark_log(run)
+            assert run.finish() == 0, run.errors()
+        assert differences(tmp_path, frame) == []
+
     def test_workers_of_a_killed_executor_resume_on_another_executor(self, tmp_path: Path) -> None:
         frame = make_input(tmp_path, ROWS)
         with running(tmp_path, *CLUSTER, *RATE) as run:
@@ -96,6 +117,7 @@ class TestKilledExecutor:
 
 
 class TestKilledDriver:
+    @pytest.mark.usefixtures("mode")
     def test_the_same_command_resumes_the_job_after_its_driver_was_killed(self, tmp_path: Path) -> None:
         frame = make_input(tmp_path, ROWS)
         with running(tmp_path, *LOCAL, *RATE) as run:
@@ -128,6 +150,7 @@ class TestStoppedProcesses:
             assert run.finish() == 0, run.errors()
         assert differences(tmp_path, frame) == []
 
+    @pytest.mark.usefixtures("mode")
     def test_a_driver_that_was_replaced_while_stopped_is_fenced_when_it_resumes(self, tmp_path: Path) -> None:
         frame = make_input(tmp_path, 2 * ROWS)
         with running(tmp_path, *LOCAL, *RATE) as first:
@@ -142,6 +165,7 @@ class TestStoppedProcesses:
                 assert second.finish() == 0, second.errors()
         assert differences(tmp_path, frame) == []
 
+    @pytest.mark.usefixtures("mode")
     def test_a_second_run_of_a_running_job_is_refused(self, tmp_path: Path) -> None:
         make_input(tmp_path, 2 * ROWS)
         with running(tmp_path, *LOCAL, *RATE) as first:

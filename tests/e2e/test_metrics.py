@@ -24,6 +24,7 @@ def free_port() -> int:
         return port
 
 
+@pytest.mark.usefixtures("mode")
 def test_a_run_serves_its_metrics_and_the_command_prints_the_same_names(tmp_path: Path) -> None:
     def names(text: str) -> dict[str, float]:
         families = parser.text_string_to_metric_families(text)

@@ -59,6 +59,7 @@ def driver_of(pid: int) -> list[psutil.Process]:
 
 
 @pytest.mark.e2e
+@pytest.mark.usefixtures("mode")
 def test_a_job_is_rewound_under_kills_and_beside_a_stopped_driver(tmp_path: Path) -> None:
     flags = (*FLAGS, "--root", str(tmp_path / "root"))
     with running(tmp_path, *flags, "--max-records-per-second", "40000", job=JOB, **places(tmp_path)) as asleep:

@@ -45,13 +45,13 @@ def computed(folder: Path) -> int:
     return len(noted.read_text()) if noted.exists() else 0
 
 
-@pytest.mark.parametrize("mode", ["continuous", "microbatch"])
-def test_is_copied_once_and_read_exactly_once_through_a_kill(tmp_path: Path, mode: str) -> None:
-    with running(tmp_path, "--mode", mode, "--max-records-per-second", "40000", job=JOB) as run:
+@pytest.mark.usefixtures("mode")
+def test_is_copied_once_and_read_exactly_once_through_a_kill(tmp_path: Path) -> None:
+    with running(tmp_path, "--max-records-per-second", "40000", job=JOB) as run:
         progress = run.wait_until_running(20_000)
         assert progress["records_in"] < ROWS
         run.kill_group(signal.SIGKILL)
-    with running(tmp_path, "--mode", mode, job=JOB) as again:
+    with running(tmp_path, job=JOB) as again:
         assert again.finish() == 0, again.errors()
     assert totals(tmp_path) == expected()
     assert computed(tmp_path) == PARTS

@@ -31,6 +31,7 @@ def holdfast(folder: Path, *arguments: str) -> Any:
     return json.loads(ended.stdout)
 
 
+@pytest.mark.usefixtures("mode")
 class TestStateOfARunningJob:
     def test_every_read_covers_the_records_up_to_the_offsets_of_its_epoch(self, tmp_path: Path) -> None:
         frame = make_input(tmp_path, ROWS)

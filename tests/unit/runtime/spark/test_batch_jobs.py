@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +15,7 @@ from holdfast.runtime.microbatch.task import Batch
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.spark import batch_jobs
 from holdfast.runtime.spark.batch_jobs import BatchTask
+from holdfast.runtime.spark.job_watch import Stage
 
 PLAN = Plan("job", 4, (), (), (), (), ())
 BATCH = Batch(PLAN, (frozenset(),), Barrier(Epoch(1), Epoch(0), last=False), False, (), {}, {})
@@ -29,58 +29,79 @@ def test_the_sessions_of_a_notebook_keep_their_settings(monkeypatch: pytest.Monk
         return SimpleNamespace(conf=SimpleNamespace(set=notebook.__setitem__), newSession=lambda: opened)
 
     monkeypatch.setattr(batch_jobs, "SparkSession", session)
-    batch_jobs.SparkJobs(cast(Any, None), "root", (), lambda _job, _result: None)
+    batch_jobs.SparkJobs(cast(Any, None), "root", (), 60.0, lambda _job, _result: None)
     assert own and not notebook
 
 
-class Executors:
-    """A Spark context that counts its executors, as given; its last answer is the last one asked for."""
+class Tracked:
+    """A Spark context without executors and with one stage, of which a task has ended; it is asked once."""
 
     master = "spark://host:7077"
 
-    def __init__(self, counts: list[int], over: threading.Event) -> None:
-        self._counts, self._over = iter(counts), over
+    def __init__(self, over: threading.Event) -> None:
+        self._over = over
         self._jsc = SimpleNamespace(sc=lambda: SimpleNamespace(getExecutorMemoryStatus=self._status))
+        self.groups = list[str]()
 
     def _status(self) -> SimpleNamespace:
-        count = next(self._counts, None)
-        if count is None:
-            self._over.set()
-        return SimpleNamespace(size=lambda: 1 + (count or 0))
+        self._over.set()
+        return SimpleNamespace(size=lambda: 1)
+
+    def statusTracker(self) -> SimpleNamespace:
+        def jobs(group: str) -> list[int]:
+            self.groups.append(group)
+            return [7]
+
+        stage = SimpleNamespace(numTasks=2, numCompletedTasks=1, numFailedTasks=3)
+        return SimpleNamespace(
+            getJobIdsForGroup=jobs,
+            getJobInfo=lambda _: SimpleNamespace(stageIds=[4, 3]),
+            getStageInfo={3: stage, 4: None}.get,
+        )
 
 
-@pytest.mark.parametrize(
-    ("counts", "said"),
-    [
-        ([2, 0, 0, 0, 0, 0], ["", "", "", "", "15 s", "20 s"]),
-        ([2, 0, 0, 0, 0, 1, 0], ["", "", "", "", "15 s", "", ""]),
-        ([2, 2, 2], ["", "", ""]),
-    ],
-)
-def test_how_long_spark_has_had_no_executor_is_known(
-    counts: list[int], said: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    over, found, times = threading.Event(), list[str](), itertools.count(0, 5)
-    context = Executors(counts, over)
+def test_a_job_is_watched_by_what_spark_says_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    over, seen = threading.Event(), list[Any]()
+    context = Tracked(over)
+
+    class Watch:
+        def __init__(self, *_: object) -> None:
+            """It has no need of the plan."""
+
+        def look(self, now: float, executors: int, stages: list[Stage]) -> str:
+            seen.extend([executors, stages, jobs.stalled()])
+            return "why"
+
     monkeypatch.setattr(batch_jobs, "SparkSession", MagicMock())
+    monkeypatch.setattr(batch_jobs, "JobWatch", Watch)
     monkeypatch.setattr(batch_jobs, "WATCH_EVERY_S", 0.0)
-    jobs = batch_jobs.SparkJobs(cast(Any, context), "root", (), lambda _job, _result: None)
-
-    def monotonic() -> float:
-        found.append(jobs.stalled())
-        return float(next(times))
-
-    monkeypatch.setattr(batch_jobs, "time", SimpleNamespace(monotonic=monotonic))
-    jobs._watch(over)
-    # Each answer is seen at the look after it.
-    assert [text.partition(" for ")[2].partition(";")[0] for text in found[1:]] == said
+    jobs = batch_jobs.SparkJobs(cast(Any, context), "root", (), 60.0, lambda _job, _result: None)
+    jobs._watch(5, BATCH, over)
+    assert seen == [0, [Stage(2, 1, 3)], ""]
+    assert context.groups == [jobs._group(5)]
     assert jobs.stalled() == ""
+
+
+def test_the_end_of_a_tasks_process_is_reported_with_what_it_ran() -> None:
+    report = (
+        "Job aborted: SparkException: Python worker exited unexpectedly (crashed): holdfast-mark: function: map parse\n"
+        "\tat org.apache.spark.Something\nCaused by: Timeout (elsewhere)"
+    )
+    error = batch_jobs._job_ended(3, RuntimeError(report))
+    assert error.what.endswith("ended unexpectedly, while it ran the Python function of step 'map parse'")
+    hung = report.replace("map parse\n", "map parse\nTimeout (0:02:00)!\nThread 0x1 (most recent call first):\n")
+    error = batch_jobs._job_ended(3, RuntimeError(hung))
+    assert "longer than hung_after_ms, while it ran the Python function of step 'map parse'" in error.what
+    error = batch_jobs._job_ended(3, RuntimeError("Python worker exited unexpectedly (crashed)\n\tat x"))
+    assert error.what.endswith("while it ran code outside Python functions")
 
 
 def test_a_task_on_another_machine_than_the_driver_refuses_local_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     task: Any = SimpleNamespace(get=lambda: SimpleNamespace(partitionId=lambda: 1))
     monkeypatch.setattr(batch_jobs, "TaskContext", task)
-    stage = batch_jobs._stage(BatchTask(BATCH, "/srv/jobs/job", ("driver", "boot"), ("the root at /srv/jobs",)), 0)
+    stage = batch_jobs._stage(
+        BatchTask(BATCH, "/srv/jobs/job", ("driver", "boot"), ("the root at /srv/jobs",), 60.0), 0
+    )
     (row,) = list(stage([]))
     result = result_in(row.column("data")[0].as_py())
     assert result is not None and result.error is not None and result.permanent

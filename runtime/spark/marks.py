@@ -1,0 +1,93 @@
+"""Tells Spark which function the Python process of a task runs, and ends a process in which one call lasts too long.
+
+With `spark.sql.execution.pyspark.udf.faulthandler.enabled`, Spark names a file to every Python process and quotes it in
+the error of the task if that process ends unexpectedly. Here the file holds the mark of the running function. A process
+whose interpreter is held by a call is ended by a timer that does not need the interpreter.
+
+I/O: that file, a timer of Python's faulthandler.
+Source: docs/design/0026-vitals.md.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import sys
+from contextlib import suppress
+from typing import NamedTuple
+
+from holdfast.runtime.wire.vitals import described
+
+SETTING = "spark.sql.execution.pyspark.udf.faulthandler.enabled"
+_FOLDER = "PYTHON_FAULTHANDLER_DIR"
+_ENDED = "Python worker exited unexpectedly"
+_MARK = re.compile(r"holdfast-mark: (.+)")
+_TIMEOUT = re.compile(r"^Timeout \(", re.MULTILINE)
+_STDERR = 2
+
+
+class CallMarks:
+    """The marks of one task.
+
+    Args:
+        hung_after_s: How long a call may last.
+    """
+
+    def __init__(self, hung_after_s: float) -> None:
+        self._hung_after_s, self._file = hung_after_s, -1
+        if folder := os.environ.get(_FOLDER):
+            with suppress(FileNotFoundError):
+                self._file = os.open(os.path.join(folder, str(os.getpid())), os.O_WRONLY | os.O_APPEND)
+                faulthandler.enable(self._file)  # what Spark itself has opened would overwrite the mark
+
+    def mark(self, what: str | None) -> None:
+        """Record what is about to be called, in the form of runtime/wire/vitals.py; None when it has returned."""
+        faulthandler.cancel_dump_traceback_later()
+        if self._file >= 0:
+            os.ftruncate(self._file, 0)
+        if what is None:
+            return
+        if self._file >= 0:
+            os.write(self._file, f"holdfast-mark: {what}\n".encode())
+        written = self._file if self._file >= 0 else _STDERR
+        faulthandler.dump_traceback_later(self._hung_after_s, exit=True, file=written)
+
+    def close(self) -> None:
+        """Record no more."""
+        faulthandler.cancel_dump_traceback_later()
+        if self._file >= 0:
+            faulthandler.enable(sys.__stderr__ or _STDERR)
+            os.close(self._file)
+            self._file = -1
+
+
+class Ended(NamedTuple):
+    """How the Python process of a task ended."""
+
+    mark: str | None
+    """The function that ran."""
+    hung: bool
+
+    @property
+    def what(self) -> str:
+        """What happened, without the subject."""
+        how = "was ended because one call lasted longer than hung_after_ms" if self.hung else "ended unexpectedly"
+        return f"{how}, while it ran {described(self.mark)}"
+
+    @property
+    def advice(self) -> str:
+        """What to do about it."""
+        if self.hung:
+            return "limit its run time (set timeouts on calls, avoid patterns that backtrack), or raise hung_after_ms"
+        return "check whether it ends its process (os._exit, a crash of native code), or lacks memory"
+
+
+def ended(report: str) -> Ended | None:
+    """Return how the Python process ended that made a job fail, as Spark reports it; None if none did."""
+    at = report.find(_ENDED)
+    if at < 0:
+        return None
+    quoted = report[at:].partition("\tat ")[0]
+    mark = _MARK.search(quoted)
+    return Ended(mark[1].strip() if mark else None, _TIMEOUT.search(quoted) is not None)
