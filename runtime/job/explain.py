@@ -152,13 +152,20 @@ def _epoch(shown: Status, now: Activity) -> Iterator[Finding]:
     slow_ms = max(SLOW_MIN_MS, SLOW_EPOCHS * every)
     if open_ is not None and open_.open_ms > slow_ms:
         since = f"epoch {open_.epoch} has been open for {_span(open_.open_ms)}"
-        if open_.missing:
-            workers = {each.subtask: each.worker for each in now.waiting}
-            who = ", ".join(f"{subtask} (worker {workers.get(subtask, 'unknown')})" for subtask in open_.missing)
-            refused = [f": {each.refused}" for each in shown.workers if each.refused]
+        if open_.missing and shown.mode == MICROBATCH:
+            refused = next((each.refused for each in shown.workers if each.refused), "its Spark job has not ended")
             yield Finding(
                 "not_acked",
-                f"{since}: subtask {who} has not reported its part as durable{refused[0] if refused else ''}",
+                f"{since}: {refused}",
+                "see the job's stages in Spark's UI, and the log of the executors that run its tasks",
+            )
+        elif open_.missing:
+            workers = {each.subtask: each.worker for each in now.waiting}
+            who = ", ".join(f"{subtask} (worker {workers.get(subtask, 'unknown')})" for subtask in open_.missing)
+            refused = next((f": {each.refused}" for each in shown.workers if each.refused), "")
+            yield Finding(
+                "not_acked",
+                f"{since}: subtask {who} has not reported its part as durable{refused}",
                 "check these workers: their load, their log, and whether they can write to the root; "
                 f"the epoch is given up after {_span(open_.deadline_ms)} and merged into the next",
             )

@@ -16,7 +16,7 @@ from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.wire.vitals import FUNCTION, described
 
 GONE_S = 10.0
-LONG_S = 3.0
+LONG_S = 2.0
 """Tasks that take longer are named."""
 _NO_EXECUTOR = (
     "see whether its master and workers are alive. A master that was restarted without spark.deploy.recoveryMode gives "

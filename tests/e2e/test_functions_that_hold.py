@@ -43,7 +43,12 @@ def numbers(folder: Path) -> list[int]:
 class TestAFunctionThatHoldsTheInterpreter:
     @pytest.mark.usefixtures("mode")
     def test_for_longer_than_the_silence_limit_is_named_and_not_restarted(self, tmp_path: Path) -> None:
-        environment = {"HOLDING_HOW": "hold", "HOLDING_ONCE": "1", "HOLDFAST_SILENT_AFTER_MS": "2000"}
+        environment = {
+            "HOLDING_HOW": "hold",
+            "HOLDING_ONCE": "1",
+            "HOLDING_S": "12",
+            "HOLDFAST_SILENT_AFTER_MS": "2000",
+        }
         with running(tmp_path, *FLAGS, job=JOB, **environment) as run:
             run.wait_until_running()
             named = False

@@ -64,7 +64,8 @@ class TestKilledWorkers:
         frame = make_input(tmp_path, 12 * ROWS)
         rng = random.Random(20)
         kills = 0
-        with running(tmp_path, *LOCAL, *RATE, HOLDFAST_RESTART_FAILURES_MAX="100") as run:
+        rate = RATE if mode == CONTINUOUS else ("--max-records-per-second", "6000")  # a kill takes two epochs
+        with running(tmp_path, *LOCAL, *rate, HOLDFAST_RESTART_FAILURES_MAX="100") as run:
             progress = run.wait_until_running(10_000)
             while kills < 20:
                 run.wait_until_running(progress["records_in"] + rng.randint(0, 8_000))
