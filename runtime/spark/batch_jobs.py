@@ -31,10 +31,10 @@ from holdfast.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.model import Subtask
 from holdfast.runtime.driver.placement import elsewhere
 from holdfast.runtime.microbatch.blocks import Attempt, Parcel, Result, parcel_of
+from holdfast.runtime.microbatch.job_watch import JobWatch, Stage
 from holdfast.runtime.microbatch.task import Batch, Ports, run_task
 from holdfast.runtime.microbatch.warm import LocalImages, WarmState
 from holdfast.runtime.spark import marks
-from holdfast.runtime.spark.job_watch import JobWatch, Stage
 from holdfast.runtime.spark.launch import first_line, is_one_process
 from holdfast.runtime.wire.clock import SystemClock
 from holdfast.runtime.wire.presence import boot_id

@@ -38,7 +38,7 @@ from holdfast.runtime.config.settings import CONTINUOUS
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 ROWS = 120_000
-RATE = "20000"
+RATE, SLOWER = "20000", "6000"
 
 
 @pytest.fixture(scope="module")
@@ -73,15 +73,15 @@ class TestStandaloneCluster:
     def test_a_job_that_loses_a_task_an_executor_and_its_driver_loses_no_record(
         self, cluster: Standalone, tmp_path: Path
     ) -> None:
-        frame = make_input(tmp_path, ROWS)
-        with running_on(cluster, tmp_path, RATE, HOLDFAST_MODE="microbatch") as run:
+        frame = make_input(tmp_path, 3 * ROWS)  # more than is read before the last kill
+        with running_on(cluster, tmp_path, SLOWER, HOLDFAST_MODE="microbatch") as run:
             run.wait_until_running(ROWS // 10)
             kill_task(run, cluster.tasks)
             run.wait_until_running(ROWS // 6)
             lose_tasks_executor(cluster, run)
             before = run.wait_until_running(ROWS // 4)
             lose_driver(run)
-            with running_on(cluster, tmp_path, RATE, HOLDFAST_MODE="microbatch") as again:
+            with running_on(cluster, tmp_path, "1000000", HOLDFAST_MODE="microbatch") as again:
                 after = again.wait_until_running()
                 assert after["generation"] > before["generation"] and after["epoch"] >= before["epoch"]
                 assert again.finish() == 0, again.errors()

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.runtime.spark.job_watch import JobWatch, Stage
+from holdfast.runtime.microbatch.job_watch import JobWatch, Stage
 
 FRAGMENTS = tuple(SimpleNamespace(calls=lambda names=names: names) for names in (["parse"], [], ["score", "map 2"]))
 PLAN: Any = SimpleNamespace(fragments=FRAGMENTS)
