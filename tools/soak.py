@@ -1,6 +1,7 @@
 """`make soak`: run for hours what is too long for `make test`.
 
-HOURS (2 by default) is the total time. A quarter of it belongs to the growth test, which has the machine to itself. In
+HOURS (2 by default) is the total time. A quarter of it belongs to the growth test, which has the machine to itself and
+reads at a fixed rate (RATE, records a second): sizes follow the rate, which must not follow the load of the machine. In
 the rest the simulator and live faults play in one process, beside the slow tests in another; the total takes longer if
 those do. Growth needs half an hour to be judged, so HOURS must be at least 2.
 
@@ -13,12 +14,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 HOURS_LEAST = 2.0
 GROWTH_SHARE = 0.25
+GROWTH_RATE = "500000"
 GROWTH_TEST = "tests/soak/test_growth.py"
 FOLDER = Path("chaos-soak")
 TESTS_LOG = FOLDER / "slow-tests.log"
@@ -38,10 +41,15 @@ def main(live: Sequence[str]) -> int:
         print(f"HOURS={text} is not a number of at least 2: growth needs a quarter of it, half an hour.")
         print("Nothing was run. Next: make soak HOURS=2")
         return 2
+    rate = os.environ.get("RATE") or GROWTH_RATE
+    if not rate.isdecimal() or int(rate) == 0:
+        print(f"RATE={rate} is not a number of records a second. Nothing was run. Next: make soak RATE={GROWTH_RATE}")
+        return 2
     FOLDER.mkdir(exist_ok=True)
     growth = hours * GROWTH_SHARE
-    print(f"growth of a job: {growth:g} h", flush=True)
-    ended = {"growth": subprocess.run([*PYTEST, "-s", GROWTH_TEST], check=False, env=_environment(growth)).returncode}
+    print(f"growth of a job: {growth:g} h at {int(rate):,} records/s", flush=True)
+    with _started([*PYTEST, "-s", GROWTH_TEST], {**_environment(growth), "RATE": rate}) as test:
+        ended = {"growth": test.wait()}
     ended |= _side_by_side(hours - growth, live)
     for part, status in ended.items():
         print(f"{part}: {'passed' if status == 0 else f'FAILED (exit status {status})'}")
@@ -52,28 +60,36 @@ def _side_by_side(hours: float, live: Sequence[str]) -> dict[str, int]:
     """Play seeds and live faults for this long, beside the slow tests; return the exit status of each part."""
     print(f"simulator and live faults: {hours:g} h; slow tests beside them: see {TESTS_LOG}", flush=True)
     command = [str(Path(sys.executable).with_name("holdfast")), "chaos", "soak", "--hours", f"{hours:g}"]
-    with TESTS_LOG.open("w") as log:
-        tests = subprocess.Popen(
-            [*PYTEST, "--ignore", GROWTH_TEST, "tests"],
-            stdout=log,
-            stderr=log,
-            env=_environment(hours),
-            start_new_session=True,
-        )
-        try:
-            soak = subprocess.run([*command, "--folder", str(FOLDER), *live], check=False).returncode
-            ended = {"simulator and live faults": soak, "slow tests": tests.wait()}
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(tests.pid, signal.SIGTERM)  # with what its tests have started
-            tests.wait()
+    tests = [*PYTEST, "--ignore", GROWTH_TEST, "tests"]
+    with TESTS_LOG.open("w") as log, _started(tests, _environment(hours), log) as running:
+        soak = subprocess.run([*command, "--folder", str(FOLDER), *live], check=False).returncode
+        ended = {"simulator and live faults": soak, "slow tests": running.wait()}
     print(*TESTS_LOG.read_text().splitlines()[-LOG_LINES_SHOWN:], sep="\n")
     return ended
+
+
+@contextmanager
+def _started(
+    command: Sequence[str], environment: dict[str, str], log: IO[str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process, which ends with the block, with all that it has started."""
+    process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
 
 
 def _environment(hours: float) -> dict[str, str]:
     return {**os.environ, "HOURS": f"{hours:g}"}
 
 
+def _end(*_: object) -> None:
+    sys.exit(1)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _end)
     sys.exit(main(sys.argv[1:]))
