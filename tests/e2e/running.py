@@ -17,11 +17,17 @@ from typing import Any
 
 import polars as pl
 import psutil
+import pytest
 
 from holdfast.chaos.live.job import EXECUTOR
+from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
 from holdfast.runtime.wire.processes import signal_all
 
 JOB = Path(__file__).with_name("counting_job.py")
+IN_BOTH_MODES_SLOWLY = pytest.mark.parametrize(
+    "mode", [CONTINUOUS, pytest.param(MICROBATCH, marks=pytest.mark.slow)], indirect=True
+)
+"""Marks a test that takes minutes in microbatch mode: there it is run by `make soak` alone."""
 TIMEOUT_S = 240.0
 """A limit for a job that hangs; generous, since a shared machine may be slow."""
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from running import Run, kill_task, pid_gone, running
+from running import IN_BOTH_MODES_SLOWLY, Run, kill_task, pid_gone, running
 
 from holdfast.runtime.config.settings import CONTINUOUS
 from holdfast.storage.log.log import LogWriter, create_log
@@ -87,6 +87,7 @@ def holdfast(folder: Path, *arguments: str) -> Any:
 
 
 class TestLogWithAddedPartitions:
+    @IN_BOTH_MODES_SLOWLY
     def test_is_read_completely_and_once_although_workers_and_driver_are_killed(
         self, tmp_path: Path, mode: str
     ) -> None:

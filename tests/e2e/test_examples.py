@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from running import IN_BOTH_MODES_SLOWLY
 
 from holdfast.examples import dead_letters, flights_data
 from holdfast.examples.word_count import LINES
@@ -82,6 +83,7 @@ def rows(db: Path, query: str) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.e2e
+@IN_BOTH_MODES_SLOWLY
 @pytest.mark.usefixtures("mode")
 class TestExamples:
     def test_word_count_runs_with_python(self, tmp_path: Path) -> None:

@@ -16,7 +16,17 @@ from typing import Any
 
 import psutil
 import pytest
-from running import Run, differences, executors_of, kill_task, make_input, pid_gone, running, spark_log
+from running import (
+    IN_BOTH_MODES_SLOWLY,
+    Run,
+    differences,
+    executors_of,
+    kill_task,
+    make_input,
+    pid_gone,
+    running,
+    spark_log,
+)
 
 from holdfast.runtime.config.settings import CONTINUOUS
 
@@ -59,6 +69,7 @@ class TestKilledWorkers:
             assert run.finish() == 0, run.errors()
         assert differences(tmp_path, frame) == []
 
+    @IN_BOTH_MODES_SLOWLY
     def test_twenty_random_kills_in_one_run_lose_and_duplicate_nothing(self, tmp_path: Path, mode: str) -> None:
         # More than a job can read before the last kill, even on a slow machine; it reads the rest without a limit.
         frame = make_input(tmp_path, 12 * ROWS)
@@ -151,6 +162,7 @@ class TestStoppedProcesses:
             assert run.finish() == 0, run.errors()
         assert differences(tmp_path, frame) == []
 
+    @IN_BOTH_MODES_SLOWLY
     @pytest.mark.usefixtures("mode")
     def test_a_driver_that_was_replaced_while_stopped_is_fenced_when_it_resumes(self, tmp_path: Path) -> None:
         frame = make_input(tmp_path, 2 * ROWS)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from running import running
+from running import IN_BOTH_MODES_SLOWLY, running
 
 from holdfast.examples import flights_hours_oracle, flights_oracle
 from holdfast.sinks.sqlite.queue import queue_of
@@ -89,6 +89,7 @@ def is_free(target: Path) -> bool:
 
 
 @pytest.mark.e2e
+@IN_BOTH_MODES_SLOWLY
 @pytest.mark.usefixtures("mode")
 def test_a_job_is_rewound_under_kills_and_beside_a_stopped_driver(tmp_path: Path) -> None:
     flags = (*FLAGS, "--root", str(tmp_path / "root"))

@@ -12,7 +12,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from running import make_input, running
+from running import IN_BOTH_MODES_SLOWLY, make_input, running
 
 import holdfast as hf
 
@@ -31,6 +31,7 @@ def holdfast(folder: Path, *arguments: str) -> Any:
     return json.loads(ended.stdout)
 
 
+@IN_BOTH_MODES_SLOWLY
 @pytest.mark.usefixtures("mode")
 class TestStateOfARunningJob:
     def test_every_read_covers_the_records_up_to_the_offsets_of_its_epoch(self, tmp_path: Path) -> None:
