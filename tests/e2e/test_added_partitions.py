@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from running import IN_BOTH_MODES_SLOWLY, Run, kill_task, pid_gone, running
+from running import IN_BOTH_MODES_SLOWLY, Run, pid_gone, running, tasks
 
 from holdfast.runtime.config.settings import CONTINUOUS
 from holdfast.storage.log.log import LogWriter, create_log
@@ -68,8 +68,11 @@ def read_all(run: Run, records: int) -> dict[str, Any]:
 
 def kill_worker(run: Run, mode: str, subtask: int) -> None:
     """SIGKILL one worker and wait until its successor runs, or a process for tasks."""
-    if mode != CONTINUOUS:
-        kill_task(run)
+    if mode != CONTINUOUS:  # it may have read everything: then no epoch follows
+        run.wait_for(lambda _: tasks(run), "a process that runs tasks")
+        victim = tasks(run)[0]
+        victim.kill()
+        victim.wait(30)
         return
     before = run.lines[-1]
     pid = next(each["pid"] for each in before["workers"] if each["subtasks"] == [subtask])
