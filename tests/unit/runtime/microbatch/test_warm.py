@@ -50,6 +50,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
         machine.did["brought up"] += 1
         follow(store, epoch, segments)
 
+    monkeypatch.setattr(warm, "unfit", lambda folder: "")  # tests may keep their folders in memory
     monkeypatch.setattr(warm, "restore", restored)
     monkeypatch.setattr(StateStore, "follow", followed)
     return machine
@@ -98,6 +99,19 @@ class TestWithoutAnImage:
                 assert shown(t) == expected(range(first + 20))
             assert refused and "No space left" in refused[0]
             assert machine.images() == [], "what could not be finished takes no room"
+
+    def test_a_file_system_in_memory_takes_none(self, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+        warned = list[str]()
+        monkeypatch.setattr(warm, "_warn", warned.append)
+        monkeypatch.setattr(warm, "unfit", lambda folder: f"{folder} is on tmpfs, whose files are memory")
+        with TestDriver(app()) as t:
+            machine.on(t)
+            for first in (0, 20):
+                t.push("visits", [visit(number) for number in range(first, first + 20)])
+                t.checkpoint()
+            assert shown(t) == expected(range(40))
+        assert machine.images() == []
+        assert warned and "tmpfs" in warned[0] and "set TMPDIR" in warned[0]
 
     def test_it_stays_while_the_root_is_away(self, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
         with TestDriver(app()) as t:
