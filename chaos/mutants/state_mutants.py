@@ -18,10 +18,10 @@ import numpy as np
 from holdfast.chaos.mutants.mutation import Mutant, Right, Swap
 from holdfast.chaos.mutants.wrong_memory import copies_what_was_changed
 from holdfast.model import NO_EPOCH, Epoch
-from holdfast.state import swap
 from holdfast.state.collections.rows import EXPIRES, NEVER, OrderedRows
 from holdfast.state.collections.timers import Fired, Timers
 from holdfast.state.keys.batch import Keys
+from holdfast.state.paging.area import REGION_BYTES, Area
 from holdfast.state.store import Piece, StateStore
 from holdfast.state.tables import indexed
 from holdfast.state.tables.delta import Delta
@@ -36,7 +36,7 @@ LIVES_LONGER = 10
 def _drops_unwritten(right: Right) -> Right:
     def swap_out(area: Any, number: int, folder: Any) -> None:
         if not area.is_in_file(number):
-            ctypes.memset(area.address + number * swap.REGION_BYTES, 0, swap.REGION_BYTES)
+            ctypes.memset(area.address + number * REGION_BYTES, 0, REGION_BYTES)
         right(area, number, folder)
 
     return swap_out
@@ -116,7 +116,7 @@ def _leaves_inputs(_: Right) -> Right:
 
 STATE_MUTANTS = (
     Mutant("region-dropped-unwritten", "design/0039", "a region leaves memory before its file has its content",
-           (Swap(swap._Area, "swap_out", _drops_unwritten),)),
+           (Swap(Area, "swap_out", _drops_unwritten),)),
     Mutant("rows-left-in-order-of-records", "design/0039", "rows taken in another order get each other's slots",
            (Swap(indexed, "arrived", lambda _: lambda ordered, order: ordered),)),
     Mutant("inputs-left-in-order-of-arrival", "design/0039", "rows taken in another order fold each other's values",

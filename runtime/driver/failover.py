@@ -103,18 +103,11 @@ def _explained(cause: str, words: m.Vitals) -> tuple[str, ErrorReport]:
     cause = f"{cause}, while it ran {vitals.described(words.mark)}"
     if words.memory:
         cause += "; at that time the system killed a process on that machine because it ran out of memory"
-    next_step = {
-        "hung": "limit its run time (set timeouts on calls, avoid patterns that backtrack), or raise hung_after_ms",
-        "held": "check whether the machine was overloaded, cut off or stopped",
-    }.get(
-        words.state,
-        "check whether it ends its process (os._exit, a crash of native code), or needs more memory than is available",
-    )
     return cause, ErrorReport(
         kind="failed",
         what=cause,
         not_done="the epoch in progress was not completed; everything up to the last one is kept",
-        next=f"{next_step}; the worker is replaced",
+        next=f"{vitals.advice_for(words.state)}; the worker is replaced",
     )
 
 

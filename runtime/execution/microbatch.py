@@ -22,6 +22,7 @@ from holdfast.runtime.job.live import Status
 from holdfast.runtime.microbatch.host import Host
 from holdfast.runtime.spark.batch_jobs import CONF, SparkJobs
 from holdfast.runtime.spark.launch import driver_host, start_context
+from holdfast.runtime.spark.memory import memory_settings
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Network
 from holdfast.runtime.wire.presence import boot_id
@@ -68,7 +69,9 @@ class _Batches:
         self._run, settings = run, run.prepared.settings
         prepared, shared = run.prepared, settings.shared_paths == "true"
         paths = () if shared else local_paths(prepared.plan, prepared.root)
-        self._jobs = SparkJobs(context, prepared.root, paths, settings.hung_after_ms / 1000, self._ended)
+        conf = dict(context.getConf().getAll())
+        memory = memory_settings(prepared.plan, settings.state_memory, settings.parallelism, conf)
+        self._jobs = SparkJobs(context, prepared.root, paths, settings.hung_after_ms / 1000, memory, self._ended)
         rate = settings.max_records_per_second
         ports = _HostPorts(run)
         name, boot = socket.gethostname(), boot_id()

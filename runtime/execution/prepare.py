@@ -143,8 +143,10 @@ def check_settings(plan: Plan, settings: Settings) -> None:
     Raises:
         ConfigError: too little memory, or a mode that lacks what the plan needs.
     """
-    check_state_memory(plan, settings.state_memory, settings.parallelism, settings.channel_bytes_max)
-    if settings.mode == MICROBATCH:
+    batches = settings.mode == MICROBATCH
+    channels = (1, 0) if batches else (settings.parallelism, settings.channel_bytes_max)
+    check_state_memory(plan, settings.state_memory, *channels)
+    if batches:
         refuse_what_needs_workers(plan)
 
 

@@ -16,11 +16,11 @@ from holdfast.runtime.execution.executing import Outcome, Ports
 from holdfast.runtime.execution.prepare import Prepared
 from holdfast.runtime.execution.running import Run
 from holdfast.runtime.job.live import Status
-from holdfast.runtime.plan.memory import container_share
 from holdfast.runtime.spark.control import ControlServer
 from holdfast.runtime.spark.detour import detour_of
 from holdfast.runtime.spark.host import WorkerTask
 from holdfast.runtime.spark.launch import SparkHost, check_slots, driver_host, start_context
+from holdfast.runtime.spark.memory import memory_settings
 from holdfast.runtime.spark.tls import is_wanted, make_credentials
 from holdfast.runtime.wire import messages as m
 
@@ -51,7 +51,7 @@ class _Workers:
         self._control = ControlServer(host, credentials, self._received, self._stream_closed)
         settings = prepared.settings
         rate = settings.max_records_per_second
-        container = container_share(dict(context.getConf().getAll()), settings.parallelism)
+        conf = dict(context.getConf().getAll())
         task = WorkerTask(
             prepared.plan,
             prepared.root,
@@ -64,9 +64,7 @@ class _Workers:
             settings.channel_bytes_max,
             settings.staged_bytes_max,
             settings.hung_after_ms / 1000,
-            settings.state_memory,
-            settings.parallelism,
-            None if container is None else container.size,
+            memory_settings(prepared.plan, settings.state_memory, settings.parallelism, conf),
         )
         self._spark = SparkHost(context, task, self._launch_ended)
         self._zombies: list[tuple[float, int]] = []

@@ -53,6 +53,8 @@ class Result(msgspec.Struct, frozen=True, tag="result"):
     staged: dict[str, Staged] = {}
     audit: PartAudit | None = None
     progress: Progress = Progress()
+    filled: float = 0.0
+    """Its changes of state, as a share of the memory that there is for them."""
     error: ErrorReport | None = None
     """Why there is nothing else in this result."""
     permanent: bool = False

@@ -147,7 +147,8 @@ class Host:
         results = [result for data in sent if (result := result_in(data)) is not None]
         if isinstance(state.phase, batches.Running):
             read = sum(end - max(state.positions[place].offset, 0) for place, end in state.phase.until.items())
-            self._pace = self._pace.took(read, self._now() - self._began)
+            filled = max((result.filled for result in results), default=0.0)
+            self._pace = self._pace.took(read, self._now() - self._began, filled)
         self._perform(*batches.finished(state, job, results, len(self._layers)))
 
     def deploys(self) -> tuple[m.Deploy, ...]:

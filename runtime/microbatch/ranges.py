@@ -16,7 +16,7 @@ ROWS_FIRST, ROWS_MIN = 100_000, 1_000
 
 @dataclass(frozen=True)
 class Pace:
-    """How many records an epoch reads at most, from how long the last ones took.
+    """How many records an epoch reads at most, from how long the last ones took and how much they changed.
 
     Args:
         target_s: How long the job of an epoch should take when there is more to read.
@@ -35,17 +35,22 @@ class Pace:
             return self.rows
         return min(self.rows, max(1, int(self.rate * max(since_last_s, 0.05))))
 
-    def took(self, rows: int, seconds: float) -> Pace:
+    def took(self, rows: int, seconds: float, filled: float = 0.0) -> Pace:
         """Return the pace after a job that read so many records.
 
         Jobs that read few show what a job takes without records; half of the time at least goes into records.
+
+        Args:
+            filled: The share of its memory for changes that a task has used, that of the fullest.
         """
         pace = replace(self, overhead_s=min(self.overhead_s, seconds))
+        if filled > 1.0:  # not by more than half: windows that close change state too, however little is read
+            return replace(pace, rows=max(ROWS_MIN, min(self.rows, int(rows / filled)), self.rows // 2))
         if rows < self.rows // 2:
             return pace
         target_s = max(self.target_s, 2 * pace.overhead_s)
         if seconds < target_s / 2 or seconds <= pace.overhead_s:
-            return replace(pace, rows=self.rows * 2)
+            return pace if filled > 0.5 else replace(pace, rows=self.rows * 2)
         if seconds > target_s:
             return replace(pace, rows=max(ROWS_MIN, int(rows * target_s / seconds)))
         return pace

@@ -20,13 +20,14 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, LocalDamaged, Unavailable
+from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, LocalDamaged, Unavailable, Where
 from holdfast.model import Barrier, ChannelId, Epoch, SourcePosition, Watermark, WorkerId
 from holdfast.ports import Clock, Lane, ObjectStore
 from holdfast.runtime.microbatch.blocks import Attempt, Inbox, Outbox, Parcel, Result, parcel_of
 from holdfast.runtime.microbatch.layers import Layers
 from holdfast.runtime.operators.time_slice import Mark, unmarked
 from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.plan.memory import Budget
 from holdfast.runtime.plan.source import OpenSource, unpaced
 from holdfast.runtime.rows.time_alignment import Place
 from holdfast.runtime.sources.reading import Throttle, open_readings
@@ -73,6 +74,7 @@ class Ports:
     Args:
         pause: Waits for so many seconds.
         mark: Records which Python function is called.
+        budget: What the state may use; None: there is no limit.
     """
 
     network: Network  # tasks have no channels of their own
@@ -84,8 +86,10 @@ class Ports:
         local: LocalState,
         pause: Callable[[float], None],
         mark: Mark = unmarked,
+        budget: Budget | None = None,
     ) -> None:
         self.clock, self.store, self.local, self.pause, self.mark = clock, store, local, pause, mark
+        self.budget = budget
 
     def send(self, message: m.FromWorker) -> None:
         """A task says nothing to the driver but its result."""
@@ -187,6 +191,7 @@ class _Task:
             frozenset(index for index in self._layer if plan.fragments[index].source is not None),
         )
         self._ack: protocol.SendAck | None = None
+        self._filled = 0.0
 
     def run(self, incoming: Iterable[bytes | memoryview]) -> Iterator[Parcel]:
         """Process everything that comes, then store state and output."""
@@ -229,6 +234,7 @@ class _Task:
             dict(ack.staged),
             ack.audit,
             self._run.progress(),
+            filled=self._filled,
         )
 
     def discard(self) -> None:
@@ -240,15 +246,18 @@ class _Task:
     def _open_state(self) -> StateStore:
         plan = self._batch.plan
         mine = tuple(operator for operator in plan.operators if operator.fragment in self._layer)
-        opened = self._ports.local.open(replace(plan, operators=mine), self._deploy, self._worker)
-        self._held.callback(opened.close)
-        self._opened = opened
-        if opened.ready:
-            pass
-        elif mine:
-            restore(opened, self._deploy, self._ports.store)
-        else:
-            opened.store.restore(self._deploy.base_epoch, (), None)
+        try:
+            opened = self._ports.local.open(replace(plan, operators=mine), self._deploy, self._worker)
+            self._held.callback(opened.close)
+            self._opened = opened
+            if opened.ready:
+                pass
+            elif mine:
+                restore(opened, self._deploy, self._ports.store)
+            else:
+                opened.store.restore(self._deploy.base_epoch, (), None)
+        except MemoryError as error:
+            raise _too_large(plan.app, self._attempt.subtask, error) from error
         return opened.store
 
     def _pass_time(self) -> None:
@@ -310,8 +319,21 @@ class _Task:
     def _seal(self, epoch: Epoch) -> None:
         while self._state.uncopied:
             self._state.advance(COPIED_AT_ONCE)
+        if (budget := self._ports.budget) is not None:
+            self._filled = self._state.unfinished_bytes / budget.unfinished
         job = segment_job(self._state, epoch, self._deploy, self._worker, self._run.take_stages(epoch))
         self._perform(*protocol.output_sealed(self._machine, epoch, job.run(self._ports.store)))
+
+
+def _too_large(job: str, subtask: int, error: MemoryError) -> ConfigError:
+    return ConfigError(
+        f"the state of subtask {subtask} of job {job!r} does not fit the memory that Spark gives a task: "
+        f"{str(error) or 'no memory'}",
+        not_done="the epoch was not completed; state and output stay as of the last checkpoint",
+        next_step="raise spark.executor.pyspark.memory or leave it out (it limits address space, in which files of "
+        "state count), or run with a higher --parallelism",
+        where=Where(job=job),
+    )
 
 
 def _silent(positions: Iterable[SourcePosition]) -> Unavailable:

@@ -23,14 +23,15 @@ from holdfast.errors import ConfigError
 from holdfast.model import NO_EPOCH, Cut, WorkerId
 from holdfast.ports import Clock, ObjectStore
 from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.plan.memory import Budget
 from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.wire.presence import boot_id, machine_id
 from holdfast.runtime.worker.compaction import restore
 from holdfast.runtime.worker.local import MemoryState, Opened, identity_of, local_root, make_folder
 from holdfast.state.evolution import declaration
-from holdfast.state.image import Head, Held, Image, Wanted, create, find, remove_old
+from holdfast.state.paging.image import Head, Held, Image, Wanted, create, find, remove_old
+from holdfast.state.paging.swap import resident_bytes, unfit
 from holdfast.state.store import Piece, StateStore
-from holdfast.state.swap import unfit
 from holdfast.state.tables.slab import Memory
 from holdfast.state.tables.spec import TableSpec
 
@@ -45,14 +46,17 @@ class ImageMemory(Memory, Protocol):
 
 
 M = TypeVar("M", bound=ImageMemory)
+"""Of an image that is changed."""
+P = TypeVar("P", bound=ImageMemory)
+"""Of an image that is used."""
 FOLDER = "images"
 WAIT_S = {Held.NO: 0.0, Held.MAPPED: 1.0, Held.CHANGED: 60.0}
 """How long a task waits for others that hold its image: a zombie may map it for long, a twin brings it up to date."""
 _LOOK_S = 0.01
 
 
-class HeldImage(Protocol[M]):
-    """An image that this process holds; see state.image.Image."""
+class HeldImage(Protocol[M, P]):
+    """An image that this process holds; see state.paging.image.Image."""
 
     head: Head | None
     alone: bool
@@ -60,10 +64,10 @@ class HeldImage(Protocol[M]):
     def begin(self) -> M:
         """Begin to change it; return its memory."""
 
-    def private(self) -> M:
+    def private(self) -> P:
         """Return memory in which it can be loaded without being changed."""
 
-    def load(self, store: StateStore, memory: M) -> None:
+    def load(self, store: StateStore, memory: M | P) -> None:
         """Give a store, whose tables have this memory, the tables of the image."""
 
     def finish(self, store: StateStore, memory: M, wanted: Wanted) -> None:
@@ -79,17 +83,17 @@ class HeldImage(Protocol[M]):
         """Remove it, unless others hold it too, and release it."""
 
 
-class Images(Protocol[M]):
+class Images(Protocol[M, P]):
     """The images of one machine."""
 
     @property
     def possible(self) -> bool:
         """Whether this machine can have any."""
 
-    def find(self, wanted: Wanted) -> tuple[HeldImage[M] | None, Held]:
-        """Return the best image, held, and whether other processes hold one; see state.image.find."""
+    def find(self, wanted: Wanted) -> tuple[HeldImage[M, P] | None, Held]:
+        """Return the best image, held, and whether other processes hold one; see state.paging.image.find."""
 
-    def create(self, wanted: Wanted) -> HeldImage[M]:
+    def create(self, wanted: Wanted) -> HeldImage[M, P]:
         """Return a new image, held alone."""
 
 
@@ -100,12 +104,20 @@ class LocalImages:
         root: Parent of all folders; default: below the system's temporary directory.
         machine: The identity of this machine.
         boot: Its boot id; if it is empty, there can be no images.
+        budget: What the state of a task may keep in memory; None: all of it.
     """
 
-    def __init__(self, root: Path | None = None, machine: str | None = None, boot: str | None = None) -> None:
+    def __init__(
+        self,
+        root: Path | None = None,
+        machine: str | None = None,
+        boot: str | None = None,
+        budget: Budget | None = None,
+    ) -> None:
         self._root = root or local_root()
         self._machine = machine_id() if machine is None else machine
         self._boot = boot_id() if boot is None else boot
+        self._limits = None if budget is None else (_others_bytes() + budget.total, budget.tables)
 
     @property
     def possible(self) -> bool:
@@ -119,7 +131,8 @@ class LocalImages:
             OSError: there is no folder for images, and none can be created.
             ConfigError: others can write into it.
         """
-        return find(self._folder(wanted), wanted)
+        image, held = find(self._folder(wanted), wanted)
+        return None if image is None else self._limited(image), held
 
     def create(self, wanted: Wanted) -> Image:
         """See Images.create."""
@@ -127,7 +140,12 @@ class LocalImages:
         if why := unfit(folder):  # there, what a task changes in its private pages takes room in the file
             raise OSError(f"{why}; set TMPDIR on the executors to a folder on a disk")
         remove_old(folder.parent.parent, FOLDER, time.time())
-        return create(folder, wanted)
+        return self._limited(create(folder, wanted))
+
+    def _limited(self, image: Image) -> Image:
+        if self._limits is not None:
+            image.limits = self._limits
+        return image
 
     def _folder(self, wanted: Wanted) -> Path:
         folder = self._root / self._machine / self._boot / wanted.job_uuid / FOLDER
@@ -135,7 +153,7 @@ class LocalImages:
         return folder
 
 
-class WarmState(Generic[M]):
+class WarmState(Generic[M, P]):
     """Opens the state of tasks from images; see worker.local.LocalState.
 
     Args:
@@ -145,7 +163,7 @@ class WarmState(Generic[M]):
         images: Those of the machine.
     """
 
-    def __init__(self, store: ObjectStore, clock: Clock, pause: Callable[[float], None], images: Images[M]) -> None:
+    def __init__(self, store: ObjectStore, clock: Clock, pause: Callable[[float], None], images: Images[M, P]) -> None:
         self._store, self._clock, self._pause, self._images = store, clock, pause, images
 
     def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Opened:
@@ -169,7 +187,7 @@ class WarmState(Generic[M]):
             held.pop_all()
         return Opened(store, None, None, image.release, ready=True, discard=image.remove)
 
-    def _image(self, task: _Task) -> HeldImage[M]:
+    def _image(self, task: _Task) -> HeldImage[M, P]:
         """Return an image as of the base, which this process shares."""
         began = self._clock.monotonic()
         while True:
@@ -196,7 +214,7 @@ class _Task:
         self._objects, self._plan, self._deploy, self.wanted = objects, plan, deploy, wanted
         self._identity = identity_of(deploy, worker)
 
-    def mapped(self, image: HeldImage[M]) -> StateStore:
+    def mapped(self, image: HeldImage[M, P]) -> StateStore:
         """Return a store with the tables of an image, whose changes are not in the image."""
         memory = image.private()
         store = self._store(memory)
@@ -204,7 +222,7 @@ class _Task:
         store.completed(self.wanted.base)
         return store
 
-    def bring_up(self, image: HeldImage[M]) -> None:
+    def bring_up(self, image: HeldImage[M, P]) -> None:
         """Bring an image, held alone, to the base."""
         owned, found, head = self.wanted.key_groups, pieces(self._deploy.handle), image.head
         with ExitStack() as opened:
@@ -230,10 +248,16 @@ class _Task:
         specs = [operator.table for operator in self._plan.operators]
         return StateStore(self._identity, specs, self._plan.key_groups, self.wanted.key_groups, None, memory)
 
-    def _begin(self, image: HeldImage[M], held: ExitStack) -> M:
+    def _begin(self, image: HeldImage[M, P], held: ExitStack) -> M:
         memory = image.begin()
         held.callback(memory.close)
         return memory
+
+
+@cache
+def _others_bytes() -> int:
+    """Return what this process had in memory before its first task opened state: the interpreter and its libraries."""
+    return resident_bytes()
 
 
 def _declared(spec: TableSpec) -> str:

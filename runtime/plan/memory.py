@@ -70,12 +70,12 @@ class Budget:
 
     @property
     def rocks(self) -> int:
-        """RocksDB's block cache, to which its write buffers are charged."""
+        """RocksDB's block cache, to which its write buffers are charged; in microbatch mode, blocks of the shuffle."""
         return max(ROCKS_BYTES_MIN, min(ROCKS_BYTES_MAX, (self.total - self.channels) // ROCKS_SHARE))
 
     @property
     def unfinished(self) -> int:
-        """Changes that are dirty, or frozen and not committed; above it sources stop."""
+        """Changes that are dirty, or frozen and not committed; above it sources stop, or the next epoch reads less."""
         return (self.total - self.channels) // UNFINISHED_SHARE
 
     @property
@@ -104,6 +104,9 @@ def least(plan: Plan, parallelism: int, channel_bytes_max: int) -> int:
 def check_state_memory(plan: Plan, state_memory: int | None, parallelism: int, channel_bytes_max: int) -> None:
     """Refuse a budget in which the plan cannot run.
 
+    Args:
+        parallelism: Workers that exchange records; 1 where they do it through Spark's shuffle.
+
     Raises:
         ConfigError: it is smaller than what the plan needs.
     """
@@ -118,6 +121,30 @@ def check_state_memory(plan: Plan, state_memory: int | None, parallelism: int, c
         not_done="the job was not started",
         next_step=f"set state_memory to at least {_mib(needed)}, or lower channel_bytes_max or parallelism",
     )
+
+
+def check_container(plan: Plan, state_memory: int | None, container: ContainerShare | None) -> None:
+    """Refuse executors whose containers leave their workers too little memory.
+
+    Raises:
+        ConfigError: less than the plan needs without channels, or less than `state_memory`.
+    """
+    if container is None:
+        return
+    needed, given = least(plan, 1, 0), f"{_mib(container.size)} to each worker ({container.origin})"
+    if container.size < needed:
+        raise ConfigError(
+            f"the containers of the executors leave {given}, and job {plan.app!r} needs at least {_mib(needed)} there "
+            f"for {len(plan.operators)} tables",
+            not_done="nothing was read",
+            next_step="raise spark.executor.memoryOverhead, or give each executor fewer cores (spark.executor.cores)",
+        )
+    if state_memory is not None and state_memory > container.size:
+        raise ConfigError(
+            f"state_memory is {_mib(state_memory)}, but the containers of the executors leave {given}",
+            not_done="nothing was read",
+            next_step="lower state_memory, or raise spark.executor.memoryOverhead",
+        )
 
 
 def _mib(size: int) -> str:

@@ -36,6 +36,7 @@ from holdfast.runtime.microbatch.task import Batch, Ports, run_task
 from holdfast.runtime.microbatch.warm import LocalImages, WarmState
 from holdfast.runtime.spark import marks
 from holdfast.runtime.spark.launch import first_line, is_one_process
+from holdfast.runtime.spark.memory import MemorySettings, budget_of
 from holdfast.runtime.wire.clock import SystemClock
 from holdfast.runtime.wire.presence import boot_id
 from holdfast.storage.objects import open_objects
@@ -70,13 +71,14 @@ class BatchTask:
     """Paths of the job on that machine's disk, as text for messages; empty if every machine sees them."""
     hung_after_s: float
     """How long one call of a function may last."""
+    memory: MemorySettings
 
 
 class SparkJobs:
     """Submits and cancels the jobs of epochs.
 
     Args:
-        local_paths, hung_after_s: See BatchTask.
+        local_paths, hung_after_s, memory: See BatchTask.
         ended: Takes the number of a job with what its tasks sent last, or with the error that ended it; from another
             thread.
     """
@@ -87,10 +89,11 @@ class SparkJobs:
         root: str,
         local_paths: tuple[str, ...],
         hung_after_s: float,
+        memory: MemorySettings,
         ended: Callable[[int, Sequence[bytes] | HoldfastError], None],
     ) -> None:
         self._context, self._root, self._local_paths, self._ended = context, root, local_paths, ended
-        self._hung_after_s = hung_after_s
+        self._hung_after_s, self._memory = hung_after_s, memory
         self._stalled = ""
         self._cancelled = 0
         """Jobs up to this number were cancelled, or have ended: one runs at a time."""
@@ -166,7 +169,7 @@ class SparkJobs:
 
     def _task(self, batch: Batch) -> BatchTask:
         here = socket.gethostname(), boot_id()
-        return BatchTask(batch, self._root, here, self._local_paths, self._hung_after_s)
+        return BatchTask(batch, self._root, here, self._local_paths, self._hung_after_s, self._memory)
 
     def _group(self, job: int) -> str:
         return f"{self._prefix}-{job}"
@@ -195,8 +198,10 @@ def _stage(task: BatchTask, layer: int) -> Callable[[Iterable[pa.RecordBatch]], 
         clock, store = SystemClock(), open_objects(task.root)
         incoming = _values(batches) if layer else _nothing(batches)
         with closing(marks.CallMarks(task.hung_after_s)) as calls:
-            state = WarmState(store, clock, time.sleep, LocalImages())
-            for parcel in run_task(task.batch, Ports(clock, store, state, time.sleep, calls.mark), attempt, incoming):
+            budget = budget_of(task.batch.plan, task.memory)
+            state = WarmState(store, clock, time.sleep, LocalImages(budget=budget))
+            ports = Ports(clock, store, state, time.sleep, calls.mark, budget)
+            for parcel in run_task(task.batch, ports, attempt, incoming):
                 yield _row(parcel)
 
     return run

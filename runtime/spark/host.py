@@ -28,12 +28,12 @@ from holdfast.errors import ErrorReport
 from holdfast.model import WorkerId
 from holdfast.ports import Clock, Lane
 from holdfast.runtime.plan.compiler import Plan
-from holdfast.runtime.plan.memory import Budget, channel_bytes, least
+from holdfast.runtime.plan.memory import Budget
 from holdfast.runtime.spark.companion import Board, Companion
 from holdfast.runtime.spark.control import ControlClient
 from holdfast.runtime.spark.detour import Address, around
 from holdfast.runtime.spark.exchange import TcpNetwork
-from holdfast.runtime.spark.memory import default_state_memory
+from holdfast.runtime.spark.memory import MemorySettings, budget_of
 from holdfast.runtime.spark.tls import Credentials
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire import vitals
@@ -72,10 +72,7 @@ class WorkerTask:
     channel_bytes_max: int = CHANNEL_BYTES_MAX
     staged_bytes_max: int = BACKLOG_BYTES_MAX
     hung_after_s: float = HUNG_AFTER_S
-    state_memory: int | None = None
-    parallelism: int = 1
-    container: int | None = None
-    """Bytes that the executor's container leaves this worker beside the Java heap; None: there is no container."""
+    memory: MemorySettings = MemorySettings()
 
     def __repr__(self) -> str:
         return f"WorkerTask({self.plan.app!r}, driver={self.driver})"  # never the secret
@@ -145,16 +142,11 @@ def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
 
 def limits_of(task: WorkerTask) -> Limits:
     """Return the limits that the settings give a worker's loop."""
-    return Limits(task.max_records_per_second, staged_bytes_max=task.staged_bytes_max, budget=budget_of(task))
-
-
-def budget_of(task: WorkerTask) -> Budget:
-    """Return the memory that this worker's state may use."""
-    given = task.plan, task.parallelism, task.channel_bytes_max
-    total = task.state_memory or max(default_state_memory(task.parallelism, task.container), least(*given))
-    channels = channel_bytes(*given)
-    # Without a setting the share of channels is a guess too: a wide job rarely fills them all.
-    return Budget(total, channels if task.state_memory else min(channels, total // 4))
+    return Limits(
+        task.max_records_per_second,
+        staged_bytes_max=task.staged_bytes_max,
+        budget=budget_of(task.plan, task.memory, task.channel_bytes_max),
+    )
 
 
 def unexpected(error: BaseException) -> ErrorReport:

@@ -17,7 +17,7 @@ import sys
 from contextlib import suppress
 from typing import NamedTuple
 
-from holdfast.runtime.wire.vitals import described
+from holdfast.runtime.wire.vitals import advice_for, described
 
 SETTING = "spark.sql.execution.pyspark.udf.faulthandler.enabled"
 _FOLDER = "PYTHON_FAULTHANDLER_DIR"
@@ -78,9 +78,7 @@ class Ended(NamedTuple):
     @property
     def advice(self) -> str:
         """What to do about it."""
-        if self.hung:
-            return "limit its run time (set timeouts on calls, avoid patterns that backtrack), or raise hung_after_ms"
-        return "check whether it ends its process (os._exit, a crash of native code), or lacks memory"
+        return advice_for("hung" if self.hung else "ended")
 
 
 def ended(report: str) -> Ended | None:

@@ -1,6 +1,7 @@
-"""The memory that this machine gives a worker if no `state_memory` is set.
+"""The memory for state on this machine: `state_memory`, and what a worker gets if that is not set.
 
-It is half of the worker's share: the other half is for the interpreter, batches, and the Java process beside it.
+The default is half of the worker's share: the other half is for the interpreter, batches, and the Java process beside
+it.
 
 I/O: /proc, /sys/fs/cgroup, the limits of this process.
 Source: proc_meminfo(5), cgroups(7); PySpark limits the address space of its workers to `spark.executor.pyspark.memory`.
@@ -10,10 +11,55 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.plan.memory import Budget, channel_bytes, check_container, container_share, least
 
 _UNLIMITED = 1 << 60
 _ROOT = Path("/")
+
+
+@dataclass(frozen=True)
+class MemorySettings:
+    """What decides how much memory the state of a worker, or of a task, may use.
+
+    Args:
+        state_memory: The setting; None: what the machine or container gives.
+        parallelism: Workers of the job.
+        container: See default_state_memory.
+    """
+
+    state_memory: int | None = None
+    parallelism: int = 1
+    container: int | None = None
+
+
+def memory_settings(plan: Plan, state_memory: int | None, parallelism: int, conf: Mapping[str, str]) -> MemorySettings:
+    """Return what decides, with Spark's configuration.
+
+    Raises:
+        ConfigError: the executors' containers leave too little.
+    """
+    container = container_share(conf, parallelism)
+    check_container(plan, state_memory, container)
+    return MemorySettings(state_memory, parallelism, None if container is None else container.size)
+
+
+def budget_of(plan: Plan, settings: MemorySettings, channel_bytes_max: int = 0) -> Budget:
+    """Return the memory that the state of a worker, or of a task, may use on this machine.
+
+    Args:
+        channel_bytes_max: What one channel to another worker may hold; tasks have no channels.
+    """
+    given = plan, settings.parallelism, channel_bytes_max
+    asked = settings.state_memory
+    total = asked or max(default_state_memory(settings.parallelism, settings.container), least(*given))
+    channels = channel_bytes(*given)
+    # Without a setting the share of channels is a guess too: a wide job rarely fills them all.
+    return Budget(total, channels if asked else min(channels, total // 4))
 
 
 def default_state_memory(parallelism: int, container: int | None = None, root: Path = _ROOT) -> int:

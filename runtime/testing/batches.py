@@ -19,6 +19,7 @@ from holdfast.ports import Lane, ObjectStore
 from holdfast.runtime.microbatch.blocks import Attempt, Parcel
 from holdfast.runtime.microbatch.host import Host
 from holdfast.runtime.microbatch.task import Batch, Ports, run_task
+from holdfast.runtime.plan.memory import Budget
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.testing.lanes import InlineLanes, VirtualClock
 from holdfast.runtime.wire import messages as m
@@ -65,6 +66,8 @@ class StepJobs:
         self._clock, self._store, self._local, self._random, self._ended = clock, store, local, rng, ended
         self._job: _Job | None = None
         self.faults = Faults()
+        self.budget: Budget | None = None
+        """Of the state of a task."""
 
     def run(self, job: int, batch: Batch) -> None:
         """See Jobs.run."""
@@ -116,7 +119,7 @@ class StepJobs:
         mine = [parcel.data for parcel in before if parcel.to == subtask]
         self._random.shuffle(mine)
         attempt = Attempt(layer, subtask, f"{self._random.getrandbits(48):012x}")
-        ports = Ports(self._clock, self._store, self._local(), self._clock.pass_by)
+        ports = Ports(self._clock, self._store, self._local(), self._clock.pass_by, budget=self.budget)
         return list(run_task(job.batch, ports, attempt, mine))
 
     def _chance(self, share: float, what: str) -> bool:

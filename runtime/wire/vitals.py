@@ -40,6 +40,17 @@ def described(mark: str | None) -> str:
     return "code outside Python functions"
 
 
+def advice_for(state: State) -> str:
+    """Return what a user can do about a function that ran when a process reached this state."""
+    match state:
+        case "hung":
+            return "limit its run time (set timeouts on calls, avoid patterns that backtrack), or raise hung_after_ms"
+        case "held":
+            return "check whether the machine was overloaded, cut off or stopped"
+        case "ended" | "lost":
+            return "check whether it ends its process (os._exit, a crash of native code), or needs too much memory"
+
+
 @dataclass(frozen=True)
 class Seen:
     """One observation of the worker."""

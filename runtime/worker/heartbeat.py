@@ -18,7 +18,7 @@ from holdfast.runtime.wire import messages as m
 from holdfast.runtime.worker import protocol as worker
 from holdfast.runtime.worker.deliveries import Deliveries
 from holdfast.runtime.worker.subtask import Active, SubtaskRun
-from holdfast.state.swap import resident_bytes
+from holdfast.state.paging.swap import resident_bytes
 
 
 class MemoryUse(NamedTuple):

@@ -32,9 +32,9 @@ from holdfast.runtime.wire.presence import boot_id, machine_id
 from holdfast.state.directory import claim
 from holdfast.state.evolution import declaration
 from holdfast.state.marker import usable
+from holdfast.state.paging.swap import Swap, resident_bytes, unfit
 from holdfast.state.rocks import RocksMemory
 from holdfast.state.store import Identity, StateStore
-from holdfast.state.swap import Swap, resident_bytes, unfit
 from holdfast.state.tables.slab import PLAIN, Memory
 
 _log = logging.getLogger("holdfast.worker")

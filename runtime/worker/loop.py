@@ -41,8 +41,8 @@ from holdfast.runtime.worker.ports import Ports
 from holdfast.runtime.worker.seal import SealJob, segment_job
 from holdfast.runtime.worker.subtask import Active, SubtaskRun, inputs_of, outputs_of
 from holdfast.sinks.delivery import BACKLOG_BYTES_MAX
+from holdfast.state.paging.swap import resident_bytes
 from holdfast.state.store import StateStore
-from holdfast.state.swap import resident_bytes
 from holdfast.state.tables.epochs import COPIED_AT_ONCE
 
 PERMANENT = (ConfigError, JobFailed, Damaged, Fenced)

@@ -5,8 +5,8 @@ of records. A slab that outgrows its first few elements reserves address space f
 the system allocates memory only for the pages that are written. Beyond the reservation, or where address
 space is limited (RLIMIT_AS, strict overcommit), it doubles and copies.
 
-A slab gets its room from a `Memory`: the process's own (PLAIN), or a swap area (state/swap.py), which keeps what is
-resident inside a budget.
+A slab gets its room from a `Memory`: the process's own (PLAIN), or a swap area (state/paging/swap.py), which keeps what
+is resident inside a budget.
 
 Invariants
     - Elements below the size asked for keep their values.

@@ -21,7 +21,7 @@ from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state.changelog import SegmentHeader, seal_into
 from holdfast.state.compiled.sources import Input, sources_of
 from holdfast.state.keys.batch import KeyType
-from holdfast.state.swap import resident_bytes
+from holdfast.state.paging.swap import resident_bytes
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.epochs import COPIED_AT_ONCE
 from holdfast.state.tables.frozen import FrozenDelta

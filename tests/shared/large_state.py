@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state.compiled.sources import Input, sources_of
 from holdfast.state.keys.batch import Keys, KeyType
+from holdfast.state.paging.swap import Swap, resident_bytes
 from holdfast.state.store import Identity, StateStore
-from holdfast.state.swap import Swap, resident_bytes
 from holdfast.state.tables.kernels.layout import Do
 from holdfast.state.tables.slab import PLAIN, UNIT_BYTES, Memory
 from holdfast.state.tables.table import ColumnSpec, TableSpec

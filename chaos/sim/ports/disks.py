@@ -83,7 +83,7 @@ class HeldFolder:
 class SwapArea(PlainMemory):
     """The memory of one worker's tables, as if they were always larger than their budget: they need room on the disk.
 
-    Nothing is written. As in state/swap.py, `refused` is what the last attempt found.
+    Nothing is written. As in state/paging/swap.py, `refused` is what the last attempt found.
     """
 
     def __init__(self, world: Surroundings) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from holdfast.runtime.microbatch.blocks import Attempt
 from holdfast.state.compiled.digest import sources_digest
-from holdfast.state.image import Head, Held, Wanted
+from holdfast.state.paging.image import Head, Held, Wanted
 from holdfast.state.store import StateStore
 from holdfast.state.tables.slab import PlainMemory, Stored
 

@@ -32,6 +32,7 @@ from holdfast.runtime.config.settings import SETTINGS, Setting, duration_ms, mis
 from holdfast.runtime.driver.state import Rules
 from holdfast.runtime.spark.exchange import TcpNetwork
 from holdfast.runtime.spark.host import WorkerTask, limits_of
+from holdfast.runtime.spark.memory import MemorySettings
 from holdfast.runtime.spark.tls import make_credentials
 from holdfast.runtime.spark.wire import close_listener, listen
 from holdfast.runtime.testing.cluster import MemberPorts
@@ -256,7 +257,7 @@ class TestEverySettingHasAnEffect:
         app.source("n", hf.Generator(Numbered, Numbered, count=1)).sink("out", hf.SQLite("unused.db", table="t"))
         address = ("127.0.0.1", 1)
         task = WorkerTask(app.plan(), "root", address, make_credentials(False), 0.5, 10.0, 9.0, None, 70_000, 2_000_000)
-        limits = limits_of(replace(task, state_memory=100 << 20))
+        limits = limits_of(replace(task, memory=MemorySettings(100 << 20)))
         assert (limits.max_records_per_second, limits.staged_bytes_max) == (9.0, 2_000_000)
         assert limits.budget is not None and limits.budget.total == 100 << 20
 
@@ -293,7 +294,7 @@ class TestEverySettingHasAnEffect:
 
 
 class TestNames:
-    @pytest.mark.parametrize("inside", [Rules, Limits, WorkerTask])
+    @pytest.mark.parametrize("inside", [Rules, Limits, WorkerTask, MemorySettings])
     def test_a_setting_has_the_same_name_inside_but_for_its_unit(self, inside: type) -> None:
         """A reader who searches for a setting finds it only if the code calls it by the same name."""
         known = {setting.name.removesuffix("_ms") for setting in SETTINGS}
@@ -318,8 +319,7 @@ class TestNames:
                 "channel_bytes_max",
                 "staged_bytes_max",
                 "hung_after",
-                "state_memory",
-                "parallelism",
             },
+            MemorySettings: {"state_memory", "parallelism"},
         }
         assert known & within == expected[inside]

@@ -15,15 +15,13 @@ from holdfast.runtime.cli.start.plan import default_memory
 from holdfast.runtime.operators.aggregate import AggregateOperator
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.memory import MIB, Budget, channel_bytes, check_state_memory, container_share, least
-from holdfast.runtime.spark import host
-from holdfast.runtime.spark.host import WorkerTask
-from holdfast.runtime.spark.memory import default_state_memory
-from holdfast.runtime.spark.tls import make_credentials
+from holdfast.runtime.spark import memory
+from holdfast.runtime.spark.memory import MemorySettings, budget_of, default_state_memory, memory_settings
 from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.runtime.worker.local import LocalFolders
 from holdfast.state.collections.rows import spec_of
 from holdfast.state.keys.batch import KeyType
-from holdfast.state.swap import Swap
+from holdfast.state.paging.swap import Swap
 from holdfast.state.tables.slab import PLAIN, UNLIMITED, Memory
 from holdfast.state.tables.table import ColumnSpec, Table
 from holdfast.testing import TestDriver
@@ -67,19 +65,8 @@ class TestBudget:
     def test_by_default_gives_channels_of_a_wide_job_no_more_than_a_quarter(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(host, "default_state_memory", lambda *_: 1024 * MIB)
-        task = WorkerTask(
-            plan(),
-            "root",
-            ("here", 1),
-            make_credentials(False),
-            0.5,
-            10.0,
-            None,
-            parallelism=64,
-            channel_bytes_max=8 * MIB,
-        )
-        budget = host.budget_of(task)
+        monkeypatch.setattr(memory, "default_state_memory", lambda *_: 1024 * MIB)
+        budget = budget_of(plan(), MemorySettings(parallelism=64), 8 * MIB)
         assert channel_bytes(plan(), 64, 8 * MIB) == budget.total - 64 * MIB  # they would leave the least
         assert budget.channels == budget.total // 4 and budget.tables > budget.total * 2 // 5
 
@@ -121,11 +108,35 @@ class TestDefault:
         assert default_state_memory(1, 64 << 30, tmp_path) == 8 << 30
 
     def test_of_a_worker_in_a_container_is_at_least_what_the_plan_needs(self) -> None:
-        task = WorkerTask(
-            plan(), "root", ("here", 1), make_credentials(False), 0.5, 10.0, None, parallelism=2, container=384 * MIB
-        )
-        assert host.budget_of(task).total == 192 * MIB
-        assert host.budget_of(replace(task, container=10 * MIB)).total == least(plan(), 2, task.channel_bytes_max)
+        settings = MemorySettings(parallelism=2, container=384 * MIB)
+        assert budget_of(plan(), settings, 8 * MIB).total == 192 * MIB
+        assert budget_of(plan(), replace(settings, container=10 * MIB), 8 * MIB).total == least(plan(), 2, 8 * MIB)
+
+    def test_of_a_task_has_no_share_for_channels(self) -> None:
+        budget = budget_of(plan(), MemorySettings(64 * MIB, parallelism=64))
+        assert (budget.total, budget.channels) == (64 * MIB, 0)
+
+
+YARN = {"spark.master": "yarn", "spark.executor.memoryOverhead": "384m", "spark.executor.cores": "2"}
+
+
+class TestContainers:
+    def test_that_leave_enough_are_taken(self) -> None:
+        assert memory_settings(plan(), 192 * MIB, 2, YARN) == MemorySettings(192 * MIB, 2, 192 * MIB)
+        assert memory_settings(plan(), None, 8, {"spark.master": "local[2]"}) == MemorySettings(None, 8)
+
+    def test_that_leave_less_than_the_plan_needs_are_refused_before_anything_is_read(self) -> None:
+        conf = {**YARN, "spark.executor.cores": "8"}
+        with pytest.raises(
+            hf.ConfigError, match=r"leave 48MiB to each worker \(spark.executor.memoryOverhead\)"
+        ) as error:
+            memory_settings(plan(), None, 8, conf)
+        assert "needs at least 64MiB there for 1 tables" in error.value.what
+        assert "raise spark.executor.memoryOverhead" in error.value.next_step
+
+    def test_that_leave_less_than_state_memory_are_refused(self) -> None:
+        with pytest.raises(hf.ConfigError, match="state_memory is 193MiB, but .* leave 192MiB to each worker"):
+            memory_settings(plan(), 193 * MIB, 2, YARN)
 
 
 FACTOR = "spark.executor.memoryOverheadFactor"

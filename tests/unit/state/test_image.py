@@ -19,10 +19,12 @@ import pytest
 from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.evolution import declaration
-from holdfast.state.image import Held, Image, Wanted, create, find
 from holdfast.state.keys.batch import KeyType
-from holdfast.state.mapped import MappedFiles
+from holdfast.state.paging.image import Held, Image, Wanted, create, find
+from holdfast.state.paging.mapped import MappedFiles
+from holdfast.state.paging.private import PrivateFiles
 from holdfast.state.store import Identity, StateStore
+from holdfast.state.tables.slab import UNLIMITED
 from holdfast.state.tables.spec import ColumnSpec, TableSpec
 
 JOB, GROUPS = JobUuid("7" * 32), 8
@@ -32,6 +34,8 @@ COUNTS = TableSpec(1, "counts", KeyType(("k",), (pa.int64(),)), (ColumnSpec("n",
 TEXT = ColumnSpec("text", pa.utf8(), nullable=True)
 NAMES = TableSpec(2, "names", KeyType(("k",), (pa.utf8(),)), (TEXT, ColumnSpec("n", np.dtype(np.int64))))
 SPECS = (COUNTS, NAMES)
+ALWAYS_OVER = (1, 1 << 12)
+"""The limits of tables that are swapped out whenever they may be."""
 Rows = dict[int, dict[object, tuple[object, ...]]]
 """By operator: the values of every key."""
 
@@ -39,7 +43,7 @@ Rows = dict[int, dict[object, tuple[object, ...]]]
 @pytest.fixture(autouse=True)
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of a few hundred rows have files of their own."""
-    monkeypatch.setattr("holdfast.state.mapped.FILE_BYTES_MIN", 1 << 13)
+    monkeypatch.setattr("holdfast.state.paging.mapped.FILE_BYTES_MIN", 1 << 13)
 
 
 def cut(epoch: int) -> Cut:
@@ -61,6 +65,9 @@ class Job:
     segments: dict[int, bytes] = field(default_factory=dict)
     rows: Rows = field(default_factory=lambda: {1: {}, 2: {}})
     restored: int = 0
+    limits: tuple[int, int] = (UNLIMITED, UNLIMITED)
+    memories: list[PrivateFiles] = field(default_factory=list)
+    """Of the attempts."""
 
     def open(self) -> tuple[Image, StateStore]:
         """Open the state as a task does."""
@@ -71,7 +78,9 @@ class Job:
         if image.alone:
             self.bring_up(image)
         assert image.share()
-        memory = MappedFiles(image.path, shared=False)
+        image.limits = self.limits
+        memory = image.private()
+        self.memories.append(memory)
         store = StateStore(IDENTITY, SPECS, GROUPS, ALL, None, memory)
         image.load(store, memory)
         return image, store
@@ -136,9 +145,12 @@ def rows_of(store: StateStore) -> Rows:
 
 
 class TestAnImage:
+    @pytest.mark.parametrize("limits", [(UNLIMITED, UNLIMITED), ALWAYS_OVER], ids=["fits", "is larger than its budget"])
     @pytest.mark.parametrize("seed", range(6))
-    def test_has_the_state_of_the_last_epoch_whatever_attempts_did(self, tmp_path: Path, seed: int) -> None:
-        job = Job(tmp_path / "images", random.Random(seed))
+    def test_has_the_state_of_the_last_epoch_whatever_attempts_did(
+        self, tmp_path: Path, seed: int, limits: tuple[int, int]
+    ) -> None:
+        job = Job(tmp_path / "images", random.Random(seed), limits=limits)
         keys = 40 if seed % 2 else 3_000
         job.close(StateStore(IDENTITY, SPECS, GROUPS, ALL), job.rows)
         for _ in range(20):
@@ -154,6 +166,7 @@ class TestAnImage:
             image.release()
         assert job.restored == 1
         assert len(list(job.folder.iterdir())) == 1
+        assert any(memory.dropped_regions for memory in job.memories) == (limits is ALWAYS_OVER)
 
     def test_keeps_its_large_arrays_in_files_and_no_file_that_it_has_outgrown(self, tmp_path: Path) -> None:
         job = Job(tmp_path / "images", random.Random(0))
@@ -284,12 +297,12 @@ sys.stdin.read()
 
 class TestMappedFiles:
     def test_a_private_mapping_changes_no_file(self, tmp_path: Path) -> None:
-        shared = MappedFiles(tmp_path, shared=True)
+        shared = MappedFiles(tmp_path)
         room = shared.room(np.dtype(np.int64), 1 << 20)
         part = shared.use(room, 1_000)
         part[:1_000] = np.arange(1_000)
         name = shared.file_of(part)
-        private = MappedFiles(tmp_path, shared=False)
+        private = PrivateFiles(tmp_path)
         mine = private.mapped(name, np.int64)
         assert mine[:1_000].tolist() == list(range(1_000))
         mine[:] = 7
@@ -302,7 +315,7 @@ class TestMappedFiles:
         def full(file: int, offset: int, size: int) -> None:
             raise OSError(28, "No space left on device")
 
-        shared = MappedFiles(tmp_path, shared=True)
+        shared = MappedFiles(tmp_path)
         room = shared.room(np.dtype(np.int64), 1 << 20)
         monkeypatch.setattr(os, "posix_fallocate", full)
         with pytest.raises(OSError, match="No space"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from large_state import KEY_BYTES, Work, figures, is_right, running
 
-from holdfast.state.swap import unfit
+from holdfast.state.paging.swap import unfit
 
 MIB = 1 << 20
 BUDGET = 32 * MIB

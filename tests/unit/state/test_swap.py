@@ -8,10 +8,11 @@ import pytest
 from numpy.typing import NDArray
 
 from holdfast.model import Epoch
-from holdfast.state import swap
 from holdfast.state.compiled.sources import Input, sources_of
 from holdfast.state.keys.batch import Keys, KeyType
-from holdfast.state.swap import REGION_BYTES, RETURNED_AT_ONCE, SLACK_REGIONS, Swap, resident_bytes, unfit
+from holdfast.state.paging import area
+from holdfast.state.paging.area import REGION_BYTES
+from holdfast.state.paging.swap import RETURNED_AT_ONCE, SLACK_REGIONS, Swap, resident_bytes, unfit
 from holdfast.state.tables.kernels.layout import Control, Do
 from holdfast.state.tables.slab import UNLIMITED
 from holdfast.state.tables.table import ColumnSpec, Table, TableSpec
@@ -25,6 +26,84 @@ NAMES = TableSpec(1, "s", KeyType(("k",), (pa.utf8(),)), (ColumnSpec("n", INT), 
 def swapping(folder: Path, tables_max: int = MIB) -> Swap:
     """Return a swap area that is always over its budget."""
     return Swap(folder, resident_max=1, tables_max=tables_max)
+
+
+def stored(folder: Path, words: int) -> Path:
+    """Write a file of an image: so many words, and a hole behind them."""
+    path = folder / "1"
+    path.write_bytes(np.arange(words).tobytes())
+    os.truncate(path, 16 * MIB)
+    return path
+
+
+class TestRoomOverAFile:
+    def test_has_its_content_and_leaves_it_alone(self, tmp_path: Path) -> None:
+        path = stored(tmp_path, MIB)
+        before = path.read_bytes()
+        memory = swapping(tmp_path)
+        array = memory.use(memory.over(path, INT), MIB)
+        assert memory.used_bytes == 8 * MIB and (array == np.arange(MIB)).all()
+        for change in (1, 2, 3):
+            array += 1
+            memory.settle()
+            assert (array == np.arange(array.size) + change).all()
+        assert path.read_bytes() == before
+
+    def test_writes_only_what_has_changed_when_it_leaves_memory(self, tmp_path: Path) -> None:
+        memory = swapping(tmp_path)
+        array = memory.use(memory.over(stored(tmp_path, MIB), INT), MIB)
+        total, changed = int(array.sum()), 3 * REGION_BYTES // 8
+        array[changed] = -1
+        before = resident_bytes()
+        memory.settle()
+        assert before - resident_bytes() > 5 * MIB
+        (found,) = memory._areas.values()
+        assert [found.is_given(number) for number in range(4)] == [True, True, True, False]
+        assert int(array.sum()) == total - changed - 1
+
+    def test_keeps_what_was_written_where_the_system_does_not_say_what_that_is(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        memory = swapping(tmp_path)
+        array = memory.use(memory.over(stored(tmp_path, MIB), INT), MIB)
+        array[7] = -1
+        monkeypatch.setattr(os, "pread", lambda *_: b"")
+        memory.settle()
+        assert array[:9].tolist() == [0, 1, 2, 3, 4, 5, 6, -1, 8]
+
+    def test_what_lies_behind_a_smaller_part_reads_as_zeros(self, tmp_path: Path) -> None:
+        memory = swapping(tmp_path)
+        room = memory.over(stored(tmp_path, MIB), INT)
+        memory.use(room, MIB)
+        kept = memory.use(room, REGION_BYTES // 8)
+        assert memory.used_bytes == REGION_BYTES
+        again = memory.use(room, MIB)
+        assert (again[: kept.size] == np.arange(kept.size)).all() and not again[kept.size :].any()
+
+    def test_grows_beyond_its_content(self, tmp_path: Path) -> None:
+        memory = swapping(tmp_path)
+        room = memory.over(stored(tmp_path, 1_000), INT)
+        array = memory.use(room, 2 * MIB)
+        array[1_000:] = 7
+        memory.settle()
+        assert (array[:1_000] == np.arange(1_000)).all() and (array[1_000:] == 7).all()
+
+    def test_a_file_may_end_within_a_region(self, tmp_path: Path) -> None:
+        path = stored(tmp_path, 1_000)
+        os.truncate(path, 4 * MIB + 4_096)
+        memory = swapping(tmp_path)
+        array = memory.use(memory.over(path, INT), (4 * MIB + 4_096) // 8)
+        array[-1] = 9
+        memory.settle()
+        assert (array[-1], array[999], array[1_000]) == (9, 999, 0)
+
+    def test_is_ordinary_memory_while_it_fits_the_budget(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(area, "_unlinked", None)
+        memory = Swap(tmp_path, resident_max=1, tables_max=64 * MIB)
+        array = memory.use(memory.over(stored(tmp_path, MIB), INT), MIB)
+        array += 1
+        memory.settle()
+        assert memory.bytes_max == UNLIMITED and memory.dropped_regions == 0
 
 
 class TestTextValues:
@@ -61,7 +140,7 @@ class TestRoom:
         assert before - resident_bytes() > 60 * MIB
 
     def test_has_no_file_while_it_fits_the_budget(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(swap, "_unlinked", None)
+        monkeypatch.setattr(area, "_unlinked", None)
         memory = Swap(tmp_path, resident_max=1, tables_max=64 * MIB)
         memory.zeros(4 * MIB)[:] = 1
         memory.settle()

@@ -45,6 +45,17 @@ class TestPace:
         assert pace.took(ROWS_FIRST, 2.5).rows == ROWS_FIRST
         assert pace.took(ROWS_FIRST, 6.0).rows == ROWS_FIRST // 2
 
+    def test_shrinks_to_what_fits_the_memory_for_changes(self) -> None:
+        assert Pace(1.0).took(ROWS_FIRST, 0.4, filled=1.25).rows == ROWS_FIRST * 4 // 5
+
+    def test_shrinks_by_no_more_than_half_as_closing_windows_fill_memory_too(self) -> None:
+        assert Pace(1.0).took(10, 0.1, filled=30.0).rows == ROWS_FIRST // 2
+        assert Pace(1.0, rows=ROWS_MIN).took(ROWS_MIN, 0.1, filled=30.0).rows == ROWS_MIN
+
+    def test_does_not_double_into_memory_that_it_has_half_filled(self) -> None:
+        assert Pace(1.0).took(ROWS_FIRST, 0.4, filled=0.51).rows == ROWS_FIRST
+        assert Pace(1.0).took(ROWS_FIRST, 0.4, filled=0.5).rows == 2 * ROWS_FIRST
+
     def test_keeps_to_the_rate(self) -> None:
         assert Pace(1.0, rate=500.0).rows_max(2.0) == 1_000
         assert Pace(1.0, rate=500.0).rows_max(1_000_000.0) == ROWS_FIRST

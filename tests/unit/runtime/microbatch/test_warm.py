@@ -4,22 +4,32 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import holdfast as hf
 from holdfast.checkpoint import repository
-from holdfast.errors import Unavailable
+from holdfast.errors import JobFailed, Unavailable
 from holdfast.model import Epoch, ObjectRef
 from holdfast.ports import ObjectStore
 from holdfast.runtime.microbatch import warm
+from holdfast.runtime.microbatch.ranges import ROWS_FIRST
 from holdfast.runtime.microbatch.warm import FOLDER, LocalImages, WarmState
+from holdfast.runtime.plan.memory import Budget
 from holdfast.runtime.testing.batches import Faults
 from holdfast.runtime.worker import compaction
+from holdfast.state.paging.swap import Swap
 from holdfast.state.store import StateStore
 from holdfast.testing import TestDriver
 from tests.unit.runtime.microbatch.test_jobs import app, crash_and_rewind, expected, shown, visit
+
+
+@dataclass
+class Page:
+    page: int
 
 
 class Machine:
@@ -30,8 +40,10 @@ class Machine:
         self.did = Counter[str]()
         """How many tasks restored everything, and how many brought an image up to date."""
 
-    def on(self, t: TestDriver) -> None:
-        clock, images = t.cluster.clock, LocalImages(self.root, "machine", "boot")
+    def on(self, t: TestDriver, budget: Budget | None = None) -> None:
+        clock, images = t.cluster.clock, LocalImages(self.root, "machine", "boot", budget)
+        assert t.cluster.batches is not None
+        t.cluster.batches.jobs.budget = budget
         t.cluster.local = lambda: WarmState(t.cluster._store, clock, clock.pass_by, images)
 
     def images(self) -> list[Path]:
@@ -90,7 +102,7 @@ class TestWithoutAnImage:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(warm, "_warn", refused.append)
-        monkeypatch.setattr("holdfast.state.image.Image.finish", full)
+        monkeypatch.setattr("holdfast.state.paging.image.Image.finish", full)
         with TestDriver(app()) as t:
             machine.on(t)
             for first in range(0, 60, 20):
@@ -142,6 +154,62 @@ class TestWithoutAnImage:
                 t.checkpoint()
             assert shown(t) == expected(range(40))
             assert not machine.root.exists()
+
+
+class TestABudget:
+    def test_smaller_than_the_state_is_kept_to_with_exact_results(
+        self, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settled, dropped = Swap.settle, Counter[str]()
+
+        def settle(memory: Swap) -> None:
+            before = memory.dropped_regions
+            settled(memory)
+            dropped["regions"] += memory.dropped_regions - before
+            dropped["over"] += memory.swapping
+
+        monkeypatch.setattr(Swap, "settle", settle)
+        job = hf.App("visits", checkpoint_every="1s", mode="microbatch")
+        pages = job.source("visits", hf.Log("unused", Page)).key_by("page").agg("pages", visits=hf.count())
+        pages.sink("out", hf.SQLite("unused.db", table="pages", key=["page"]))
+        wanted, budget = Counter[int](), Budget(24 << 20, 0)
+        assert budget.tables == 2 << 20
+        monkeypatch.setattr(warm, "_others_bytes", lambda: 0)  # the process is larger than the budget
+        with TestDriver(job) as t:
+            machine.on(t, budget)
+            for epoch in range(4):
+                rows = [{"page": number * 7_919 % 40_000} for number in range(epoch * 9_000, epoch * 9_000 + 20_000)]
+                wanted.update(row["page"] for row in rows)
+                t.push("visits", rows)
+                t.checkpoint()
+            assert {row["page"]: row["visits"] for row in t.rows("out")} == wanted
+        assert dropped["over"] and dropped["regions"]
+
+    def test_for_changes_that_is_exceeded_makes_the_next_epoch_read_less(self, machine: Machine) -> None:
+        with TestDriver(app()) as t:
+            machine.on(t, Budget(1_600, 0))
+            assert t.cluster.batches is not None
+            for first in range(0, 60, 30):
+                t.push("visits", [visit(number) for number in range(first, first + 30)])
+                t.checkpoint()
+            assert shown(t) == expected(range(60))
+            assert t.cluster.batches.host._pace.rows < ROWS_FIRST
+
+    def test_of_address_space_that_the_state_exceeds_ends_the_job_with_the_setting(
+        self, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def none_left(*_: object) -> None:
+            raise MemoryError("2,097,152 bytes of address space: Cannot allocate memory")
+
+        with TestDriver(app()) as t:
+            machine.on(t)
+            t.push("visits", [visit(number) for number in range(10)])
+            t.checkpoint()
+            monkeypatch.setattr("holdfast.state.paging.image.Image.private", none_left)
+            t.push("visits", [visit(number) for number in range(10, 20)])
+            with pytest.raises(JobFailed, match="does not fit the memory that Spark gives a task: 2,097") as error:
+                t.checkpoint()
+            assert "spark.executor.pyspark.memory" in error.value.next_step
 
 
 class TestTheEndOfAJob:

@@ -23,19 +23,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from holdfast.model import Cut, JobUuid
 from holdfast.state.compiled.digest import sources_digest
-from holdfast.state.mapped import MappedFiles
 from holdfast.state.marker import Declared, Lineage, overlap
+from holdfast.state.paging.mapped import MappedFiles
+from holdfast.state.paging.private import PrivateFiles
 from holdfast.state.store import StateStore
-from holdfast.state.tables.slab import Stored
+from holdfast.state.tables.slab import UNLIMITED, Memory, Stored
 
 OLD_S = 7 * 86_400.0
 """Images that were not used for so long are removed."""
@@ -116,8 +117,21 @@ class Wanted:
         return shares and overlap(head.key_groups, self.key_groups) is not None
 
 
+class FileMemory(Memory, Protocol):
+    """The memory of the tables of one image."""
+
+    def mapped(self, name: str, dtype: DTypeLike) -> NDArray[Any]:
+        """Map one of its files, all of it."""
+
+    def close(self) -> None:
+        """Release what it holds; arrays stay valid."""
+
+
 class Image:
     """An image that this process holds: alone, or with others that map it."""
+
+    limits = UNLIMITED, UNLIMITED
+    """The resident memory of a process that uses it, and the bytes of tables that fit it; see Swap."""
 
     def __init__(self, path: Path, lock: int, head: Head | None, *, alone: bool) -> None:
         self.path, self._lock, self.head, self.alone = path, lock, head, alone
@@ -128,11 +142,11 @@ class Image:
         assert self.alone
         self._whole = False
         (self.path / _HEAD).unlink(missing_ok=True)
-        return MappedFiles(self.path, shared=True)
+        return MappedFiles(self.path)
 
-    def private(self) -> MappedFiles:
-        """Return the memory of tables that map it: what is written there is in no file."""
-        return MappedFiles(self.path, shared=False)
+    def private(self) -> PrivateFiles:
+        """Return the memory of tables that map it: what is written there is in no file of the image."""
+        return PrivateFiles(self.path, *self.limits)
 
     def finish(self, store: StateStore, memory: MappedFiles, wanted: Wanted) -> None:
         """Write what the image is now; files that it no longer needs are removed."""
@@ -160,7 +174,7 @@ class Image:
             if path.name not in needed:
                 path.unlink()
 
-    def load(self, store: StateStore, memory: MappedFiles) -> None:
+    def load(self, store: StateStore, memory: FileMemory) -> None:
         """Give a store, whose tables have this memory, the tables of the image."""
         assert self.head is not None
         data = np.fromfile(self.path / self.head.small, np.uint8)

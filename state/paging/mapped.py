@@ -1,12 +1,11 @@
-"""Memory of tables in files of one folder: shared, so that the files have what is written, or private to the process.
+"""Memory of tables in files of one folder, which have what is written.
 
 Arrays get files of their own, which are named by numbers and reserved as sparse files; small arrays stay in the memory
 of the process.
 
 Invariants
-    - A private mapping changes no file, whatever is written to it.
-    - A shared one is written only where its file has room on the disk, so no store fails for want of room (SIGBUS). On
-      file systems that copy on write (btrfs, ZFS) that holds for new pages only.
+    - A file is written only where it has room on the disk, so no store fails for want of room (SIGBUS). On file systems
+      that copy on write (btrfs, ZFS) that holds for new pages only.
 
 I/O: local files, memory mappings.
 Source: docs/design/0049-state-images.md; mmap(2).
@@ -32,7 +31,6 @@ FILE_BYTES_MIN = 1 << 20
 """Smaller arrays get no file."""
 _STEP_BYTES = 1 << 16
 """Room on the disk is taken in steps of this size, for larger arrays in whole units."""
-_NO_RESERVE = 0x4000
 
 
 @dataclass
@@ -44,30 +42,29 @@ class _File:
 
 
 class MappedFiles:
-    """The memory of the tables of one image.
+    """The memory of the tables of one image that is being changed.
 
     Args:
         folder: Where the files are.
-        shared: Whether new arrays get files, and whether what is written to mapped ones is in the files.
     """
 
     bytes_max, refused = UNLIMITED, ""
 
-    def __init__(self, folder: Path, *, shared: bool) -> None:
-        self._folder, self._shared = folder, shared
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._files: dict[int, _File] = {}
-        """By address; none if private."""
-        taken = (int(path.name) for path in folder.iterdir() if path.name.isdigit()) if shared else ()
+        """By address."""
+        taken = (int(path.name) for path in folder.iterdir() if path.name.isdigit())
         self._numbers = itertools.count(1 + max(taken, default=0))
 
     def room(self, dtype: np.dtype[Any], size: int) -> NDArray[Any]:
-        """Reserve address space for `size` elements, in a new file if it is shared and large.
+        """Reserve address space for `size` elements, in a new file if it is large.
 
         Raises:
             OSError: the file cannot be created.
             MemoryError: there is not so much address space.
         """
-        if not self._shared or size * dtype.itemsize < FILE_BYTES_MIN:
+        if size * dtype.itemsize < FILE_BYTES_MIN:
             return PLAIN.room(dtype, size)
         name = str(next(self._numbers))
         file = os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -82,7 +79,7 @@ class MappedFiles:
 
     def zeros(self, size: int) -> NDArray[np.int64]:
         """Return an array of zero words."""
-        if not self._shared or size * 8 < FILE_BYTES_MIN:
+        if size * 8 < FILE_BYTES_MIN:
             return PLAIN.zeros(size)
         return self.use(self.room(np.dtype(np.int64), size), size)[:size]
 
@@ -110,12 +107,11 @@ class MappedFiles:
         """Do nothing; the system maps pages when they are reached."""
 
     def settle(self) -> None:
-        """Do nothing; there is no budget."""
+        """Do nothing; the system writes back what it needs the memory of."""
 
     def mapped(self, name: str, dtype: DTypeLike) -> NDArray[Any]:
         """Map a file, all of it; call use() before it is written."""
-        flags = os.O_RDWR if self._shared else os.O_RDONLY
-        return self._mapped(name, os.open(self._folder / name, flags), np.dtype(dtype))
+        return self._mapped(name, os.open(self._folder / name, os.O_RDWR), np.dtype(dtype))
 
     def file_of(self, array: NDArray[Any]) -> str:
         """Return the name of the file that an array begins in; empty if it is in memory."""
@@ -129,12 +125,9 @@ class MappedFiles:
         self._files = {}
 
     def _mapped(self, name: str, file: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        found, flags = os.fstat(file), mmap.MAP_SHARED if self._shared else mmap.MAP_PRIVATE | _NO_RESERVE
-        array = np.frombuffer(mmap.mmap(file, found.st_size, flags, mmap.PROT_READ | mmap.PROT_WRITE), dtype)
-        if self._shared:
-            if (gone := self._files.get(array.ctypes.data)) is not None:  # its array is gone
-                os.close(gone.descriptor)
-            self._files[array.ctypes.data] = _File(name, file, found.st_size, 0)
-        else:
-            os.close(file)
+        size = os.fstat(file).st_size
+        array = np.frombuffer(mmap.mmap(file, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE), dtype)
+        if (gone := self._files.get(array.ctypes.data)) is not None:  # its array is gone
+            os.close(gone.descriptor)
+        self._files[array.ctypes.data] = _File(name, file, size, 0)
         return array
