@@ -22,7 +22,7 @@ from holdfast.runtime.job.live import Status
 from holdfast.runtime.microbatch.host import Host
 from holdfast.runtime.spark.batch_jobs import CONF, SparkJobs
 from holdfast.runtime.spark.launch import driver_host, start_context
-from holdfast.runtime.spark.memory import memory_settings
+from holdfast.runtime.spark.memory import MemorySettings, memory_settings
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Network
 from holdfast.runtime.wire.presence import boot_id
@@ -40,8 +40,12 @@ class Microbatch:
         settings = prepared.settings
         ports.note("starting Spark")
         context = start_context(prepared.plan.app, settings.master, settings.parallelism, CONF)
+        conf = dict(context.getConf().getAll())
+        memory = memory_settings(prepared.plan, settings.state_memory, settings.parallelism, conf)
         host = driver_host(context)
-        return Run(prepared, ports, "microbatch", host, lambda run: _Batches(run, context), EPOCH_DEADLINE_S).run()
+        return Run(
+            prepared, ports, "microbatch", host, lambda run: _Batches(run, context, memory), EPOCH_DEADLINE_S
+        ).run()
 
 
 class _HostPorts:
@@ -65,12 +69,10 @@ class _HostPorts:
 class _Batches:
     """The epochs of one run as Spark jobs; see running.Hosting."""
 
-    def __init__(self, run: Run, context: SparkContext) -> None:
+    def __init__(self, run: Run, context: SparkContext, memory: MemorySettings) -> None:
         self._run, settings = run, run.prepared.settings
         prepared, shared = run.prepared, settings.shared_paths == "true"
         paths = () if shared else local_paths(prepared.plan, prepared.root)
-        conf = dict(context.getConf().getAll())
-        memory = memory_settings(prepared.plan, settings.state_memory, settings.parallelism, conf)
         self._jobs = SparkJobs(context, prepared.root, paths, settings.hung_after_ms / 1000, memory, self._ended)
         rate = settings.max_records_per_second
         ports = _HostPorts(run)

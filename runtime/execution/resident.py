@@ -20,7 +20,7 @@ from holdfast.runtime.spark.control import ControlServer
 from holdfast.runtime.spark.detour import detour_of
 from holdfast.runtime.spark.host import WorkerTask
 from holdfast.runtime.spark.launch import SparkHost, check_slots, driver_host, start_context
-from holdfast.runtime.spark.memory import memory_settings
+from holdfast.runtime.spark.memory import MemorySettings, memory_settings
 from holdfast.runtime.spark.tls import is_wanted, make_credentials
 from holdfast.runtime.wire import messages as m
 
@@ -37,21 +37,22 @@ class Resident:
         ports.note("starting Spark")
         context = start_context(prepared.plan.app, settings.master, settings.parallelism)
         check_slots(context, settings.parallelism)
+        conf = dict(context.getConf().getAll())
+        memory = memory_settings(prepared.plan, settings.state_memory, settings.parallelism, conf)
         host, deadline = driver_host(context), max(30.0, settings.checkpoint_every_ms / 100)
-        return Run(prepared, ports, "continuous", host, lambda run: _Workers(run, context), deadline).run()
+        return Run(prepared, ports, "continuous", host, lambda run: _Workers(run, context, memory), deadline).run()
 
 
 class _Workers:
     """The workers of one run; see running.Hosting."""
 
-    def __init__(self, run: Run, context: SparkContext) -> None:
+    def __init__(self, run: Run, context: SparkContext, memory: MemorySettings) -> None:
         self._run, prepared = run, run.prepared
         host = driver_host(context)
         credentials = make_credentials(is_wanted(prepared.settings.tls, host))
         self._control = ControlServer(host, credentials, self._received, self._stream_closed)
         settings = prepared.settings
         rate = settings.max_records_per_second
-        conf = dict(context.getConf().getAll())
         task = WorkerTask(
             prepared.plan,
             prepared.root,
@@ -64,7 +65,7 @@ class _Workers:
             settings.channel_bytes_max,
             settings.staged_bytes_max,
             settings.hung_after_ms / 1000,
-            memory_settings(prepared.plan, settings.state_memory, settings.parallelism, conf),
+            memory,
         )
         self._spark = SparkHost(context, task, self._launch_ended)
         self._zombies: list[tuple[float, int]] = []

@@ -14,6 +14,7 @@ Source: PROTOCOL P26; docs/design/0047-microbatch.md.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
@@ -41,6 +42,7 @@ from holdfast.runtime.worker.seal import segment_job
 from holdfast.runtime.worker.subtask import SubtaskRun, inputs_of
 from holdfast.state.store import StateStore
 
+_log = logging.getLogger("holdfast.worker")
 COPIED_AT_ONCE = 1 << 20
 PERMANENT = (ConfigError, JobFailed, Damaged, Fenced)
 SOURCE_GRACE_S = 30.0
@@ -321,6 +323,10 @@ class _Task:
             self._state.advance(COPIED_AT_ONCE)
         if (budget := self._ports.budget) is not None:
             self._filled = self._state.unfinished_bytes / budget.unfinished
+        if self._state.refused:
+            _log.warning(
+                "the state of a task cannot leave memory, and may exceed state_memory: %s", self._state.refused
+            )
         job = segment_job(self._state, epoch, self._deploy, self._worker, self._run.take_stages(epoch))
         self._perform(*protocol.output_sealed(self._machine, epoch, job.run(self._ports.store)))
 

@@ -135,7 +135,7 @@ def check_container(plan: Plan, state_memory: int | None, container: ContainerSh
     if container.size < needed:
         raise ConfigError(
             f"the containers of the executors leave {given}, and job {plan.app!r} needs at least {_mib(needed)} there "
-            f"for {len(plan.operators)} tables",
+            "for its tables",
             not_done="nothing was read",
             next_step="raise spark.executor.memoryOverhead, or give each executor fewer cores (spark.executor.cores)",
         )

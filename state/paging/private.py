@@ -1,7 +1,7 @@
 """Memory of tables that an image gives their content: what is written stays in this process.
 
 While the tables fit their budget, what is written is ordinary memory. Above it, regions are swapped out to unlinked
-files, and those that were not written are dropped, since the image has their content.
+files in the same folder, and those that were not written are dropped, since the image has their content.
 
 Invariants
     - No file of the image changes, whatever is written.
@@ -31,7 +31,7 @@ class PrivateFiles(Swap):
     """
 
     def __init__(self, image: Path, resident_max: int = UNLIMITED, tables_max: int = UNLIMITED) -> None:
-        super().__init__(image.parent, resident_max, tables_max)
+        super().__init__(image, resident_max, tables_max)
         self._image = image
 
     def mapped(self, name: str, dtype: DTypeLike) -> NDArray[Any]:

@@ -131,7 +131,7 @@ class TestContainers:
             hf.ConfigError, match=r"leave 48MiB to each worker \(spark.executor.memoryOverhead\)"
         ) as error:
             memory_settings(plan(), None, 8, conf)
-        assert "needs at least 64MiB there for 1 tables" in error.value.what
+        assert "needs at least 64MiB there for its tables" in error.value.what
         assert "raise spark.executor.memoryOverhead" in error.value.next_step
 
     def test_that_leave_less_than_state_memory_are_refused(self) -> None:
