@@ -1,9 +1,9 @@
 """`make soak`: run for hours what is too long for `make test`.
 
-HOURS (2 by default) is the total time. A quarter of it belongs to the growth test, which has the machine to itself and
-reads at a fixed rate (RATE, records a second): sizes follow the rate, which must not follow the load of the machine. In
-the rest the simulator and live faults play in one process, beside the slow tests in another; the total takes longer if
-those do. Growth needs half an hour to be judged, so HOURS must be at least 2.
+HOURS (2 by default) is the total time. One process runs the growth test for a quarter of it, then the simulator and
+live faults; another one runs the slow tests, and the total takes longer if those do. The growth test reads at a fixed
+rate (RATE, records a second), far below what two cores can read: sizes follow the rate, which must not follow the load
+of the machine. It needs half an hour to be judged, so HOURS must be at least 2.
 
 Exit status: 0 if every part passed, else 1; the last lines say which did not.
 """
@@ -47,25 +47,26 @@ def main(live: Sequence[str]) -> int:
         return 2
     FOLDER.mkdir(exist_ok=True)
     growth = hours * GROWTH_SHARE
-    print(f"growth of a job: {growth:g} h at {int(rate):,} records/s", flush=True)
-    with _started([*PYTEST, "-s", GROWTH_TEST], {**_environment(growth), "RATE": rate}) as test:
-        ended = {"growth": test.wait()}
-    ended |= _side_by_side(hours - growth, live)
+    print(f"slow tests: see {TESTS_LOG}", flush=True)
+    tests = [*PYTEST, "--ignore", GROWTH_TEST, "tests"]
+    with TESTS_LOG.open("w") as log, _started(tests, _environment(hours), log) as running:
+        ended = _one_by_one(growth, rate, hours - growth, live)
+        ended["slow tests"] = running.wait()
+    print(*TESTS_LOG.read_text().splitlines()[-LOG_LINES_SHOWN:], sep="\n")
     for part, status in ended.items():
         print(f"{part}: {'passed' if status == 0 else f'FAILED (exit status {status})'}")
     return int(any(ended.values()))
 
 
-def _side_by_side(hours: float, live: Sequence[str]) -> dict[str, int]:
-    """Play seeds and live faults for this long, beside the slow tests; return the exit status of each part."""
-    print(f"simulator and live faults: {hours:g} h; slow tests beside them: see {TESTS_LOG}", flush=True)
-    command = [str(Path(sys.executable).with_name("holdfast")), "chaos", "soak", "--hours", f"{hours:g}"]
-    tests = [*PYTEST, "--ignore", GROWTH_TEST, "tests"]
-    with TESTS_LOG.open("w") as log, _started(tests, _environment(hours), log) as running:
-        soak = subprocess.run([*command, "--folder", str(FOLDER), *live], check=False).returncode
-        ended = {"simulator and live faults": soak, "slow tests": running.wait()}
-    print(*TESTS_LOG.read_text().splitlines()[-LOG_LINES_SHOWN:], sep="\n")
-    return ended
+def _one_by_one(growth: float, rate: str, rest: float, live: Sequence[str]) -> dict[str, int]:
+    """Run the growth test, then the simulator and live faults, for so many hours; return the exit status of each."""
+    print(f"growth of a job: {growth:g} h at {int(rate):,} records/s", flush=True)
+    with _started([*PYTEST, "-s", GROWTH_TEST], {**_environment(growth), "RATE": rate}) as test:
+        ended = {"growth": test.wait()}
+    print(f"simulator and live faults: {rest:g} h", flush=True)
+    command = [str(Path(sys.executable).with_name("holdfast")), "chaos", "soak", "--hours", f"{rest:g}"]
+    soak = subprocess.run([*command, "--folder", str(FOLDER), *live], check=False)
+    return {**ended, "simulator and live faults": soak.returncode}
 
 
 @contextmanager
