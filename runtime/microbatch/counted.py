@@ -1,4 +1,4 @@
-"""What the tasks of one generation have taken and emitted, summed over epochs, for display.
+"""What the tasks of one generation have taken and emitted, summed over epochs, and their memory, for display.
 
 Pure.
 """
@@ -6,8 +6,17 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
+from holdfast.model import Subtask
 from holdfast.runtime.wire.messages import OperatorProgress, Progress
+
+
+class Memory(NamedTuple):
+    """The memory of the tasks of one subtask: of the largest process, and of all tables."""
+
+    rss_bytes: int = 0
+    state_bytes: int = 0
 
 
 class Counted:
@@ -16,12 +25,19 @@ class Counted:
     def __init__(self) -> None:
         self.records = 0
         self.operators: dict[str, OperatorProgress] = {}
+        self.memory: dict[Subtask, Memory] = {}
+        """Of the tasks of the last epoch, by subtask."""
 
-    def add(self, epoch: Iterable[Progress]) -> None:
-        """Add what the tasks of an epoch report. The size of state is that of the last epoch."""
+    def add(self, epoch: Iterable[tuple[Subtask, Progress]]) -> None:
+        """Add what the tasks of an epoch report. The sizes of state and processes are those of the last epoch."""
         sums: dict[str, OperatorProgress] = {}
-        for part in epoch:
+        self.memory = {}
+        for subtask, part in epoch:
             self.records += part.records_in
+            known_bytes = self.memory.get(subtask, Memory())
+            self.memory[subtask] = Memory(
+                max(known_bytes.rss_bytes, part.rss_bytes), known_bytes.state_bytes + part.state_bytes
+            )
             for each in part.operators:
                 known = sums.get(each.name)
                 sums[each.name] = each if known is None else _sum(known, each, known.state_bytes + each.state_bytes)

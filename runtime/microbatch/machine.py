@@ -81,7 +81,8 @@ class Acked:
 
     trigger: m.Trigger
     parts: tuple[SubtaskPart, ...]
-    progress: tuple[m.Progress, ...]
+    progress: tuple[tuple[Subtask, m.Progress], ...]
+    """Of every task, with its subtask."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,7 @@ def finished(state: Batches, job: int, results: Iterable[Result], layers: int) -
     if (problem := inconsistent(results, layers, len(state.handles))) is not None:
         return failed_job(state, job, problem)
     parts = tuple(_part(state, Subtask(number), results) for number in range(len(state.handles)))
-    progress = tuple(each.progress for each in results)
+    progress = tuple((each.attempt.subtask, each.progress) for each in results)
     state = replace(state, phase=Acked(phase.trigger, parts, progress))
     return state, [SendAck(phase.trigger.barrier.epoch, part) for part in parts]
 

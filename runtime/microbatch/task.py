@@ -21,6 +21,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from msgspec.structs import replace as replace_fields
+
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, LocalDamaged, Unavailable, Where
 from holdfast.model import Barrier, ChannelId, Epoch, SourcePosition, Watermark, WorkerId
 from holdfast.ports import Clock, Lane, ObjectStore
@@ -40,6 +42,7 @@ from holdfast.runtime.worker.immediate import ImmediateWrites
 from holdfast.runtime.worker.local import LocalState
 from holdfast.runtime.worker.seal import segment_job
 from holdfast.runtime.worker.subtask import SubtaskRun, inputs_of
+from holdfast.state.paging.swap import resident_bytes
 from holdfast.state.store import StateStore
 
 _log = logging.getLogger("holdfast.worker")
@@ -235,7 +238,7 @@ class _Task:
             ack.segment,
             dict(ack.staged),
             ack.audit,
-            self._run.progress(),
+            replace_fields(self._run.progress(), rss_bytes=resident_bytes(), state_bytes=self._state.nbytes),
             filled=self._filled,
         )
 
