@@ -118,6 +118,8 @@ def run_task(batch: Batch, ports: Ports, attempt: Attempt, incoming: Iterable[by
     except HoldfastError as error:
         permanent = isinstance(error, PERMANENT) and not isinstance(error, LocalDamaged)
         result = Result(attempt, error=error.report(), permanent=permanent)
+    except MemoryError as error:
+        result = Result(attempt, error=_no_memory(batch.plan.app, attempt, error).report(), permanent=True)
     yield parcel_of(result)
 
 
@@ -251,18 +253,15 @@ class _Task:
     def _open_state(self) -> StateStore:
         plan = self._batch.plan
         mine = tuple(operator for operator in plan.operators if operator.fragment in self._layer)
-        try:
-            opened = self._ports.local.open(replace(plan, operators=mine), self._deploy, self._worker)
-            self._held.callback(opened.close)
-            self._opened = opened
-            if opened.ready:
-                pass
-            elif mine:
-                restore(opened, self._deploy, self._ports.store)
-            else:
-                opened.store.restore(self._deploy.base_epoch, (), None)
-        except MemoryError as error:
-            raise _too_large(plan.app, self._attempt.subtask, error) from error
+        opened = self._ports.local.open(replace(plan, operators=mine), self._deploy, self._worker)
+        self._held.callback(opened.close)
+        self._opened = opened
+        if opened.ready:
+            pass
+        elif mine:
+            restore(opened, self._deploy, self._ports.store)
+        else:
+            opened.store.restore(self._deploy.base_epoch, (), None)
         return opened.store
 
     def _pass_time(self) -> None:
@@ -334,10 +333,9 @@ class _Task:
         self._perform(*protocol.output_sealed(self._machine, epoch, job.run(self._ports.store)))
 
 
-def _too_large(job: str, subtask: int, error: MemoryError) -> ConfigError:
+def _no_memory(job: str, attempt: Attempt, error: MemoryError) -> ConfigError:
     return ConfigError(
-        f"the state of subtask {subtask} of job {job!r} does not fit the memory that Spark gives a task: "
-        f"{str(error) or 'no memory'}",
+        f"a task of job {job!r}, of subtask {attempt.subtask}, has no memory left: {str(error) or 'none was given'}",
         not_done="the epoch was not completed; state and output stay as of the last checkpoint",
         next_step="raise spark.executor.pyspark.memory or leave it out (it limits address space, in which files of "
         "state count), or run with a higher --parallelism",

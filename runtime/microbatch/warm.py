@@ -175,8 +175,11 @@ class WarmState(Generic[M, P]):
         wanted = Wanted(deploy.job_uuid, deploy.handle.key_groups, declared, base, deploy.lineage)
         try:
             return self._open(_Task(self._store, plan, deploy, worker, wanted))
-        except (OSError, ConfigError) as error:
-            _warn(f"the state of tasks is restored from the root in every epoch, as there is no image of it: {error}")
+        except (OSError, MemoryError, ConfigError) as error:
+            _warn(
+                "the state of tasks is restored from the root in every epoch, and held in memory whatever its size, as "
+                f"there is no image of it: {error}"
+            )
             return MemoryState().open(plan, deploy, worker)
 
     def _open(self, task: _Task) -> Opened:

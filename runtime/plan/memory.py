@@ -114,12 +114,13 @@ def check_state_memory(plan: Plan, state_memory: int | None, parallelism: int, c
     if state_memory is None or state_memory >= needed:
         return
     channels = channel_bytes(plan, parallelism, channel_bytes_max)
+    waiting = f"{_mib(channels)} for what waits in channels to other workers (channel_bytes_max), " if channels else ""
     raise ConfigError(
-        f"state_memory is {_mib(state_memory)}, and every worker of job {plan.app!r} needs at least {_mib(needed)}: "
-        f"{_mib(channels)} for what waits in channels to other workers (channel_bytes_max), "
-        f"{_mib(needed - channels)} for {len(plan.operators)} tables and the local RocksDB",
+        f"state_memory is {_mib(state_memory)}, and every worker or task of job {plan.app!r} needs at least "
+        f"{_mib(needed)}: {waiting}{_mib(needed - channels)} for {len(plan.operators)} tables and buffers",
         not_done="the job was not started",
-        next_step=f"set state_memory to at least {_mib(needed)}, or lower channel_bytes_max or parallelism",
+        next_step=f"set state_memory to at least {_mib(needed)}"
+        + (", or lower channel_bytes_max or parallelism" if channels else ""),
     )
 
 
@@ -129,7 +130,7 @@ def check_container(plan: Plan, state_memory: int | None, container: ContainerSh
     Raises:
         ConfigError: less than the plan needs without channels, or less than `state_memory`.
     """
-    if container is None:
+    if container is None or not plan.operators:
         return
     needed, given = least(plan, 1, 0), f"{_mib(container.size)} to each worker ({container.origin})"
     if container.size < needed:

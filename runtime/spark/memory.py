@@ -56,8 +56,8 @@ def budget_of(plan: Plan, settings: MemorySettings, channel_bytes_max: int = 0) 
     """
     given = plan, settings.parallelism, channel_bytes_max
     asked = settings.state_memory
-    total = asked or max(default_state_memory(settings.parallelism, settings.container), least(*given))
     channels = channel_bytes(*given)
+    total = asked or max(default_state_memory(settings.parallelism, settings.container), least(plan, 1, 0))
     # Without a setting the share of channels is a guess too: a wide job rarely fills them all.
     return Budget(total, channels if asked else min(channels, total // 4))
 

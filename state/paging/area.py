@@ -20,6 +20,7 @@ Source: docs/design/0039-state-larger-than-memory.md, 0049-state-images.md; mmap
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import tempfile
 from collections.abc import Callable
@@ -85,6 +86,11 @@ class Area:
     def is_in_file(self, number: int) -> bool:
         """Return whether a region was swapped out before, so that its file has room for it."""
         return number in self._swapped
+
+    def needs_room(self, number: int) -> bool:
+        """Return whether a region leaves memory only if the disk has room for it."""
+        unwritten = number in self._given and not _written(self.address + number * REGION_BYTES)
+        return not unwritten and number not in self._swapped
 
     def is_given(self, number: int) -> bool:
         """Return whether a region has the content of the file that was given, with what was written since."""
@@ -171,14 +177,14 @@ class Area:
             at = self.address + number * REGION_BYTES
             self._brought.pop(number, None)
             if number in self._swapped:
-                self._swapped.remove(number)
                 _map(at, REGION_BYTES, _PRIVATE | _FIXED | _ANONYMOUS | _NO_RESERVE, -1, 0)
                 _LIBC.madvise(at, REGION_BYTES, _HUGE)
+                self._swapped.remove(number)
                 _LIBC.fallocate(self._file, _PUNCH_HOLE | _KEEP_SIZE, number * REGION_BYTES, REGION_BYTES)
             elif number in self._given:
-                self._given.remove(number)
                 _map(at, REGION_BYTES, _PRIVATE | _FIXED | _ANONYMOUS | _NO_RESERVE, -1, 0)
                 _LIBC.madvise(at, REGION_BYTES, _HUGE)
+                self._given.remove(number)
             else:
                 _LIBC.madvise(at, REGION_BYTES, _WITHOUT)
         self._close_file()
@@ -218,14 +224,21 @@ def _unlinked(folder: Path, size: int) -> int:
     """Create a file of this size without a name, and without room yet."""
     file, name = tempfile.mkstemp(prefix="swap-", dir=folder)
     os.unlink(name)
-    os.ftruncate(file, size)
+    try:
+        os.ftruncate(file, size)
+    except OSError:
+        os.close(file)
+        raise
     return file
 
 
 def _map(address: int | None, size: int, flags: int, file: int, offset: int) -> int:
     found: int | None = _LIBC.mmap(address, size, _READ_WRITE, flags, file, offset)
     if found is None or found == _FAILED:
-        raise MemoryError(f"{size:,} bytes of address space: {os.strerror(ctypes.get_errno())}")
+        number = ctypes.get_errno()
+        if number != errno.ENOMEM:
+            raise OSError(number, os.strerror(number))
+        raise MemoryError(f"{size:,} bytes of address space: {os.strerror(number)}")
     return found
 
 

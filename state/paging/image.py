@@ -142,7 +142,7 @@ class Image:
         assert self.alone
         self._whole = False
         (self.path / _HEAD).unlink(missing_ok=True)
-        return MappedFiles(self.path)
+        return MappedFiles(self.path, self.limits[0])
 
     def private(self) -> PrivateFiles:
         """Return the memory of tables that map it: what is written there is in no file of the image."""

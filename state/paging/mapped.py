@@ -17,6 +17,7 @@ import errno
 import itertools
 import mmap
 import os
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from holdfast.state.paging.swap import resident_bytes
 from holdfast.state.tables.slab import PLAIN, UNIT_BYTES, UNLIMITED
 
 FILE_BYTES_MIN = 1 << 20
@@ -39,6 +41,8 @@ class _File:
     descriptor: int
     size: int
     allocated: int
+    mapping: weakref.ref[mmap.mmap]
+    """Arrays keep it alive."""
 
 
 class MappedFiles:
@@ -46,12 +50,13 @@ class MappedFiles:
 
     Args:
         folder: Where the files are.
+        resident_max: The resident memory of the process above which pages of files leave it.
     """
 
     bytes_max, refused = UNLIMITED, ""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, resident_max: int = UNLIMITED) -> None:
+        self._folder, self._resident_max = folder, resident_max
         self._files: dict[int, _File] = {}
         """By address."""
         taken = (int(path.name) for path in folder.iterdir() if path.name.isdigit())
@@ -68,13 +73,14 @@ class MappedFiles:
             return PLAIN.room(dtype, size)
         name = str(next(self._numbers))
         file = os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        os.ftruncate(file, -(-size * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE)
         try:
+            os.ftruncate(file, -(-size * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE)
             return self._mapped(name, file, dtype)[:size]
         except OSError as error:
+            os.close(file)
+            os.unlink(self._folder / name)
             if error.errno != errno.ENOMEM:
                 raise
-            os.unlink(self._folder / name)
             raise MemoryError(f"{size * dtype.itemsize:,} bytes of address space: {error}") from error
 
     def zeros(self, size: int) -> NDArray[np.int64]:
@@ -107,11 +113,21 @@ class MappedFiles:
         """Do nothing; the system maps pages when they are reached."""
 
     def settle(self) -> None:
-        """Do nothing; the system writes back what it needs the memory of."""
+        """Take the files out of this process if it is too large: the page cache has them, and writes them back."""
+        if self._resident_max == UNLIMITED or resident_bytes() <= self._resident_max:
+            return
+        for file in self._files.values():
+            if (mapping := file.mapping()) is not None:
+                mapping.madvise(mmap.MADV_DONTNEED)
 
     def mapped(self, name: str, dtype: DTypeLike) -> NDArray[Any]:
         """Map a file, all of it; call use() before it is written."""
-        return self._mapped(name, os.open(self._folder / name, os.O_RDWR), np.dtype(dtype))
+        file = os.open(self._folder / name, os.O_RDWR)
+        try:
+            return self._mapped(name, file, np.dtype(dtype))
+        except OSError:
+            os.close(file)
+            raise
 
     def file_of(self, array: NDArray[Any]) -> str:
         """Return the name of the file that an array begins in; empty if it is in memory."""
@@ -126,8 +142,9 @@ class MappedFiles:
 
     def _mapped(self, name: str, file: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         size = os.fstat(file).st_size
-        array = np.frombuffer(mmap.mmap(file, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE), dtype)
+        mapping = mmap.mmap(file, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        array = np.frombuffer(mapping, dtype)
         if (gone := self._files.get(array.ctypes.data)) is not None:  # its array is gone
             os.close(gone.descriptor)
-        self._files[array.ctypes.data] = _File(name, file, size, 0)
+        self._files[array.ctypes.data] = _File(name, file, size, 0, weakref.ref(mapping))
         return array

@@ -266,10 +266,12 @@ class Swap:
                 return
 
     def _swap_out(self, area: Area, number: int) -> None:
-        if self._full and not area.is_in_file(number):
+        if self._full and area.needs_room(number):
             return  # the disk is asked once in a round
         try:
             area.swap_out(number, self._folder)
             self.dropped_regions += 1
+        except MemoryError as error:  # no more mappings
+            self._full = str(error)
         except OSError as error:
             self._full = f"{self._folder}: {error.strerror or error}"

@@ -137,9 +137,12 @@ class IndexedRecords:
         def slab(name: str, words: int = 1) -> Slab:
             return Slab.over(rooms.get(name, arrays[name]), arrays[name].size, RESERVED * words, self._memory)
 
+        def entries(name: str) -> _Entries:
+            return _Entries.over(rooms.get(name, arrays[name]), arrays[name].size, self._memory)
+
         self._records, self._committed_values = slab("records", self._width), slab("committed", self._values.count)
         self._free, self._arena = slab("free"), slab("arena")
-        self._entries, self._old = _Entries.over(arrays["entries"]), _Entries.over(arrays["old"])
+        self._entries, self._old = entries("entries"), entries("old")
         self._bytes_checked_at = stored.numbers["checked"]
         if self._bytes is not None:
             self._bytes.adopt(slab("bytes"), stored.numbers["used"])
@@ -489,10 +492,10 @@ class _Entries:
         self.address: int = self.array.ctypes.data
 
     @classmethod
-    def over(cls, array: NDArray[np.int64]) -> _Entries:
-        """Return the entries that an array has."""
+    def over(cls, room: NDArray[np.int64], size: int, memory: Memory) -> _Entries:
+        """Return entries whose `size` words are in a room of this memory already."""
         entries = cls.__new__(cls)
-        entries.array, entries.address = array, array.ctypes.data
+        entries.array, entries.address = memory.use(room, size)[:size], room.ctypes.data
         return entries
 
 

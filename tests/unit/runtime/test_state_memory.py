@@ -59,15 +59,20 @@ class TestBudget:
     def test_below_what_the_plan_needs_is_refused_with_the_number(self) -> None:
         check_state_memory(plan(), None, 2, 8 * MIB)
         check_state_memory(plan(), 80 * MIB, 2, 8 * MIB)
-        with pytest.raises(hf.ConfigError, match="state_memory is 79MiB, and every worker of .* at least 80MiB"):
+        with pytest.raises(hf.ConfigError, match="state_memory is 79MiB, and every worker .* at least 80MiB"):
             check_state_memory(plan(), 79 * MIB, 2, 8 * MIB)
+
+    def test_of_a_task_is_refused_without_a_word_about_channels(self) -> None:
+        with pytest.raises(hf.ConfigError, match="needs at least 64MiB: 64MiB for 1 tables and buffers") as error:
+            check_state_memory(plan(), 63 * MIB, 1, 0)
+        assert error.value.next_step == "set state_memory to at least 64MiB"
 
     def test_by_default_gives_channels_of_a_wide_job_no_more_than_a_quarter(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(memory, "default_state_memory", lambda *_: 1024 * MIB)
         budget = budget_of(plan(), MemorySettings(parallelism=64), 8 * MIB)
-        assert channel_bytes(plan(), 64, 8 * MIB) == budget.total - 64 * MIB  # they would leave the least
+        assert channel_bytes(plan(), 64, 8 * MIB) == budget.total - 16 * MIB  # they would leave next to nothing
         assert budget.channels == budget.total // 4 and budget.tables > budget.total * 2 // 5
 
     def test_counts_what_waits_in_channels(self) -> None:
@@ -110,7 +115,7 @@ class TestDefault:
     def test_of_a_worker_in_a_container_is_at_least_what_the_plan_needs(self) -> None:
         settings = MemorySettings(parallelism=2, container=384 * MIB)
         assert budget_of(plan(), settings, 8 * MIB).total == 192 * MIB
-        assert budget_of(plan(), replace(settings, container=10 * MIB), 8 * MIB).total == least(plan(), 2, 8 * MIB)
+        assert budget_of(plan(), replace(settings, container=10 * MIB), 8 * MIB).total == least(plan(), 1, 0)
 
     def test_of_a_task_has_no_share_for_channels(self) -> None:
         budget = budget_of(plan(), MemorySettings(64 * MIB, parallelism=64))
@@ -133,6 +138,10 @@ class TestContainers:
             memory_settings(plan(), None, 8, conf)
         assert "needs at least 64MiB there for its tables" in error.value.what
         assert "raise spark.executor.memoryOverhead" in error.value.next_step
+
+    def test_do_not_matter_to_a_job_without_tables(self) -> None:
+        conf = {**YARN, "spark.executor.cores": "8"}
+        assert memory_settings(replace(plan(), operators=()), None, 8, conf) == MemorySettings(None, 8, 48 * MIB)
 
     def test_that_leave_less_than_state_memory_are_refused(self) -> None:
         with pytest.raises(hf.ConfigError, match="state_memory is 193MiB, but .* leave 192MiB to each worker"):

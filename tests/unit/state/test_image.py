@@ -20,9 +20,11 @@ from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.evolution import declaration
 from holdfast.state.keys.batch import KeyType
+from holdfast.state.paging.area import REGION_BYTES
 from holdfast.state.paging.image import Held, Image, Wanted, create, find
 from holdfast.state.paging.mapped import MappedFiles
 from holdfast.state.paging.private import PrivateFiles
+from holdfast.state.paging.swap import resident_bytes
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.tables.slab import UNLIMITED
 from holdfast.state.tables.spec import ColumnSpec, TableSpec
@@ -168,6 +170,22 @@ class TestAnImage:
         assert len(list(job.folder.iterdir())) == 1
         assert any(memory.dropped_regions for memory in job.memories) == (limits is ALWAYS_OVER)
 
+    def test_counts_all_that_it_maps_as_tables(self, tmp_path: Path) -> None:
+        job = Job(tmp_path / "images", random.Random(0))
+        job.close(StateStore(IDENTITY, SPECS, GROUPS, ALL), job.rows)
+        image, store = job.open()
+        job.close(store, job.change(store, 200_000))
+        image.release()
+        image, store = job.open()
+        assert image.head is not None
+        arrays = [array for table in image.head.tables.values() for array in table.arrays.values() if array.file]
+        used = sum(-(-array.size * np.dtype(array.dtype).itemsize // REGION_BYTES) for array in arrays)
+        assert job.memories[-1].used_bytes == used * REGION_BYTES
+        assert any(
+            name == "entries" and array.file for t in image.head.tables.values() for name, array in t.arrays.items()
+        )
+        image.release()
+
     def test_keeps_its_large_arrays_in_files_and_no_file_that_it_has_outgrown(self, tmp_path: Path) -> None:
         job = Job(tmp_path / "images", random.Random(0))
         job.close(StateStore(IDENTITY, SPECS, GROUPS, ALL), job.rows)
@@ -296,6 +314,31 @@ sys.stdin.read()
 
 
 class TestMappedFiles:
+    def test_leave_a_process_that_is_too_large_with_their_content(self, tmp_path: Path) -> None:
+        memory = MappedFiles(tmp_path, resident_max=1)
+        array = memory.use(memory.room(np.dtype(np.int64), 1 << 21), 1 << 21)
+        array[:] = np.arange(array.size)
+        before = resident_bytes()
+        memory.settle()
+        assert before - resident_bytes() > 15 << 20
+        assert (array == np.arange(array.size)).all()
+        del array
+        memory.settle()
+        memory.close()
+
+    def test_that_cannot_be_mapped_leave_no_descriptor(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def none_left(*_: object) -> None:
+            raise OSError(12, "Cannot allocate memory")
+
+        memory, files = MappedFiles(tmp_path), len(os.listdir("/proc/self/fd"))
+        monkeypatch.setattr("mmap.mmap", none_left)
+        with pytest.raises(MemoryError):
+            memory.room(np.dtype(np.int64), 1 << 20)
+        (tmp_path / "7").write_bytes(bytes(1 << 20))
+        with pytest.raises(OSError, match="Cannot allocate"):
+            memory.mapped("7", np.int64)
+        assert len(os.listdir("/proc/self/fd")) == files
+
     def test_a_private_mapping_changes_no_file(self, tmp_path: Path) -> None:
         shared = MappedFiles(tmp_path)
         room = shared.room(np.dtype(np.int64), 1 << 20)

@@ -71,6 +71,22 @@ class TestRoomOverAFile:
         memory.settle()
         assert array[:9].tolist() == [0, 1, 2, 3, 4, 5, 6, -1, 8]
 
+    def test_leaves_memory_while_the_disk_is_full_but_for_what_was_written(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refused(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "posix_fallocate", refused)
+        memory = swapping(tmp_path)
+        array = memory.use(memory.over(stored(tmp_path, MIB), INT), MIB)
+        array[0] = -1
+        assert int(array[1:].min()) == 1
+        before = resident_bytes()
+        memory.settle()
+        assert memory.refused == f"{tmp_path}: No space left on device" and memory.dropped_regions == 3
+        assert before - resident_bytes() > 5 * MIB and array[:3].tolist() == [-1, 1, 2]
+
     def test_what_lies_behind_a_smaller_part_reads_as_zeros(self, tmp_path: Path) -> None:
         memory = swapping(tmp_path)
         room = memory.over(stored(tmp_path, MIB), INT)

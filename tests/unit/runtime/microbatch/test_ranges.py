@@ -52,6 +52,9 @@ class TestPace:
         assert Pace(1.0).took(10, 0.1, filled=30.0).rows == ROWS_FIRST // 2
         assert Pace(1.0, rows=ROWS_MIN).took(ROWS_MIN, 0.1, filled=30.0).rows == ROWS_MIN
 
+    def test_keeps_to_the_time_too_when_it_exceeds_the_memory(self) -> None:
+        assert Pace(1.0, overhead_s=0.3).took(ROWS_FIRST, 20.0, filled=1.01).rows == ROWS_FIRST // 20
+
     def test_does_not_double_into_memory_that_it_has_half_filled(self) -> None:
         assert Pace(1.0).took(ROWS_FIRST, 0.4, filled=0.51).rows == ROWS_FIRST
         assert Pace(1.0).took(ROWS_FIRST, 0.4, filled=0.5).rows == 2 * ROWS_FIRST

@@ -15,7 +15,7 @@ from holdfast.checkpoint import repository
 from holdfast.errors import JobFailed, Unavailable
 from holdfast.model import Epoch, ObjectRef
 from holdfast.ports import ObjectStore
-from holdfast.runtime.microbatch import warm
+from holdfast.runtime.microbatch import task, warm
 from holdfast.runtime.microbatch.ranges import ROWS_FIRST
 from holdfast.runtime.microbatch.warm import FOLDER, LocalImages, WarmState
 from holdfast.runtime.plan.memory import Budget
@@ -195,19 +195,37 @@ class TestABudget:
             assert shown(t) == expected(range(60))
             assert t.cluster.batches.host._pace.rows < ROWS_FIRST
 
-    def test_of_address_space_that_the_state_exceeds_ends_the_job_with_the_setting(
+    def test_of_address_space_that_the_files_exceed_leaves_the_state_in_memory(
         self, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def none_left(*_: object) -> None:
+            raise MemoryError("1,074,790,400 bytes of address space: Cannot allocate memory")
+
+        warned = list[str]()
+        monkeypatch.setattr(warm, "_warn", warned.append)
+        monkeypatch.setattr("holdfast.state.paging.private.PrivateFiles.over", none_left)
+        monkeypatch.setattr("holdfast.state.paging.image.Image.private", none_left)
+        with TestDriver(app()) as t:
+            machine.on(t)
+            for first in (0, 20):
+                t.push("visits", [visit(number) for number in range(first, first + 20)])
+                t.checkpoint()
+            assert shown(t) == expected(range(40))
+        assert warned and "held in memory whatever its size" in warned[0] and "address space" in warned[0]
+
+    @pytest.mark.parametrize("where", ["restore", "segment_job"])
+    def test_of_address_space_that_the_state_exceeds_ends_the_job_with_the_setting(
+        self, machine: Machine, monkeypatch: pytest.MonkeyPatch, where: str
     ) -> None:
         def none_left(*_: object) -> None:
             raise MemoryError("2,097,152 bytes of address space: Cannot allocate memory")
 
         with TestDriver(app()) as t:
-            machine.on(t)
             t.push("visits", [visit(number) for number in range(10)])
             t.checkpoint()
-            monkeypatch.setattr("holdfast.state.paging.image.Image.private", none_left)
+            monkeypatch.setattr(task, where, none_left)
             t.push("visits", [visit(number) for number in range(10, 20)])
-            with pytest.raises(JobFailed, match="does not fit the memory that Spark gives a task: 2,097") as error:
+            with pytest.raises(JobFailed, match="has no memory left: 2,097,152 bytes") as error:
                 t.checkpoint()
             assert "spark.executor.pyspark.memory" in error.value.next_step
 
