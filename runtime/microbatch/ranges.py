@@ -46,7 +46,7 @@ class Pace:
         pace = replace(self, overhead_s=min(self.overhead_s, seconds))
         if filled > 1.0:  # not by more than half: windows that close change state too, however little is read
             fits = max(ROWS_MIN, min(self.rows, int(rows / filled)), self.rows // 2)
-            return replace(pace, rows=min(fits, replace(pace).took(rows, seconds).rows))
+            return replace(pace, rows=min(fits, pace.took(rows, seconds).rows))
         if rows < self.rows // 2:
             return pace
         target_s = max(self.target_s, 2 * pace.overhead_s)
