@@ -35,7 +35,7 @@ LIVES_LONGER = 10
 
 def _drops_unwritten(right: Right) -> Right:
     def swap_out(area: Any, number: int, folder: Any) -> None:
-        if not area.is_in_file(number):
+        if area.needs_room(number):
             ctypes.memset(area.address + number * REGION_BYTES, 0, REGION_BYTES)
         right(area, number, folder)
 

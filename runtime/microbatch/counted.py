@@ -1,22 +1,15 @@
-"""What the tasks of one generation have taken and emitted, summed over epochs, and their memory, for display.
+"""What tasks of one generation have taken and emitted, summed over epochs, and the size of their state, for display.
 
 Pure.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from holdfast.model import Subtask
 from holdfast.runtime.wire.messages import OperatorProgress, Progress
-
-
-class Memory(NamedTuple):
-    """The memory of the tasks of one subtask: of the largest process, and of all tables."""
-
-    rss_bytes: int = 0
-    state_bytes: int = 0
 
 
 class Counted:
@@ -25,19 +18,16 @@ class Counted:
     def __init__(self) -> None:
         self.records = 0
         self.operators: dict[str, OperatorProgress] = {}
-        self.memory: dict[Subtask, Memory] = {}
-        """Of the tasks of the last epoch, by subtask."""
+        self.state_bytes = Counter[Subtask]()
+        """Of all tables of a subtask, as of the last epoch."""
 
     def add(self, epoch: Iterable[tuple[Subtask, Progress]]) -> None:
-        """Add what the tasks of an epoch report. The sizes of state and processes are those of the last epoch."""
+        """Add what the tasks of an epoch report. The sizes of state are those of the last epoch."""
         sums: dict[str, OperatorProgress] = {}
-        self.memory = {}
+        self.state_bytes = Counter()
         for subtask, part in epoch:
             self.records += part.records_in
-            known_bytes = self.memory.get(subtask, Memory())
-            self.memory[subtask] = Memory(
-                max(known_bytes.rss_bytes, part.rss_bytes), known_bytes.state_bytes + part.state_bytes
-            )
+            self.state_bytes[subtask] += part.state_bytes
             for each in part.operators:
                 known = sums.get(each.name)
                 sums[each.name] = each if known is None else _sum(known, each, known.state_bytes + each.state_bytes)

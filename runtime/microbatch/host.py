@@ -25,7 +25,7 @@ from holdfast.errors import ErrorReport, HoldfastError, Unavailable
 from holdfast.model import NO_EPOCH, Cut, Epoch, Generation, SegmentRef, SourcePosition, Subtask, WorkerId
 from holdfast.runtime.microbatch import machine as batches
 from holdfast.runtime.microbatch.blocks import result_in
-from holdfast.runtime.microbatch.counted import Counted, Memory
+from holdfast.runtime.microbatch.counted import Counted
 from holdfast.runtime.microbatch.layers import layers_of
 from holdfast.runtime.microbatch.machine import Batches
 from holdfast.runtime.microbatch.outlook import Outlook
@@ -344,10 +344,9 @@ class Host:
         mine = {place: at for place, at in state.reached.items() if at.subtask == subtask}
         offsets = {place: max(at.offset, 0) for place, at in mine.items()}
         over = [SourcePosition(*place, at) for place, at in offsets.items() if outlook.ended(place, at)]
-        errors, memory = self._deliveries.errors(), self._counted.memory.get(subtask, Memory())
+        errors = self._deliveries.errors()
         progress = m.Progress(
-            rss_bytes=memory.rss_bytes,
-            state_bytes=memory.state_bytes,
+            state_bytes=self._counted.state_bytes[subtask],
             records_in=self._counted.records if subtask == 0 else 0,
             positions=tuple(mine.values()),
             ends=outlook.ends(mine),

@@ -42,7 +42,6 @@ from holdfast.runtime.worker.immediate import ImmediateWrites
 from holdfast.runtime.worker.local import LocalState
 from holdfast.runtime.worker.seal import segment_job
 from holdfast.runtime.worker.subtask import SubtaskRun, inputs_of
-from holdfast.state.paging.swap import resident_bytes
 from holdfast.state.store import StateStore
 
 _log = logging.getLogger("holdfast.worker")
@@ -240,7 +239,7 @@ class _Task:
             ack.segment,
             dict(ack.staged),
             ack.audit,
-            replace_fields(self._run.progress(), rss_bytes=resident_bytes(), state_bytes=self._state.nbytes),
+            replace_fields(self._run.progress(), state_bytes=self._state.nbytes),
             filled=self._filled,
         )
 

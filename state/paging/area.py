@@ -83,10 +83,6 @@ class Area:
     def __array_interface__(self) -> dict[str, Any]:
         return {"data": (self.address, False), "shape": (self.size,), "typestr": "|u1", "version": 3}
 
-    def is_in_file(self, number: int) -> bool:
-        """Return whether a region was swapped out before, so that its file has room for it."""
-        return number in self._swapped
-
     def needs_room(self, number: int) -> bool:
         """Return whether a region leaves memory only if the disk has room for it."""
         unwritten = number in self._given and not _written(self.address + number * REGION_BYTES)

@@ -130,15 +130,15 @@ class TestFaults:
             assert newest_segments(t) == [2, 2]
             assert t.state("pages", 1) is not None
 
-    def test_the_memory_of_the_tasks_of_the_last_epoch_is_in_the_status(self) -> None:
+    def test_the_size_of_the_state_of_every_subtask_is_in_the_status(self) -> None:
         with TestDriver(app(), parallelism=2) as t:
             t.push("visits", [visit(number) for number in range(20)])
             t.checkpoint()
             workers = status.of_run(t.cluster.driver.state, "", "microbatch", None).workers
             assert len(workers) == 2
             for worker in workers:
-                assert worker.rss_bytes is not None and worker.rss_bytes > 10 << 20
-                assert worker.state_bytes is not None and 0 < worker.state_bytes < worker.rss_bytes
+                assert worker.rss_bytes is None, "processes of tasks come and go"
+                assert worker.state_bytes is not None and 0 < worker.state_bytes < 100 << 20
 
     def test_a_crash_and_a_rewind_restore_the_state_of_all_layers(self) -> None:
         with TestDriver(app()) as t:

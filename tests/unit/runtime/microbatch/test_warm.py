@@ -68,6 +68,14 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return machine
 
 
+def count_forty(t: TestDriver) -> None:
+    """Count visits in two epochs, of which the second may find an image."""
+    for first in (0, 20):
+        t.push("visits", [visit(number) for number in range(first, first + 20)])
+        t.checkpoint()
+    assert shown(t) == expected(range(40))
+
+
 class TestResults:
     @pytest.mark.parametrize("seed", range(4))
     @pytest.mark.parametrize(
@@ -118,10 +126,7 @@ class TestWithoutAnImage:
         monkeypatch.setattr(warm, "unfit", lambda folder: f"{folder} is on tmpfs, whose files are memory")
         with TestDriver(app()) as t:
             machine.on(t)
-            for first in (0, 20):
-                t.push("visits", [visit(number) for number in range(first, first + 20)])
-                t.checkpoint()
-            assert shown(t) == expected(range(40))
+            count_forty(t)
         assert machine.images() == []
         assert warned and "tmpfs" in warned[0] and "set TMPDIR" in warned[0]
 
@@ -149,10 +154,7 @@ class TestWithoutAnImage:
         with TestDriver(app()) as t:
             clock, images = t.cluster.clock, LocalImages(machine.root, "machine", "")
             t.cluster.local = lambda: WarmState(t.cluster._store, clock, clock.pass_by, images)
-            for first in (0, 20):
-                t.push("visits", [visit(number) for number in range(first, first + 20)])
-                t.checkpoint()
-            assert shown(t) == expected(range(40))
+            count_forty(t)
             assert not machine.root.exists()
 
 
@@ -207,10 +209,7 @@ class TestABudget:
         monkeypatch.setattr("holdfast.state.paging.image.Image.private", none_left)
         with TestDriver(app()) as t:
             machine.on(t)
-            for first in (0, 20):
-                t.push("visits", [visit(number) for number in range(first, first + 20)])
-                t.checkpoint()
-            assert shown(t) == expected(range(40))
+            count_forty(t)
         assert warned and "held in memory whatever its size" in warned[0] and "address space" in warned[0]
 
     @pytest.mark.parametrize("where", ["restore", "segment_job"])
