@@ -386,11 +386,16 @@ class Host:
         return NO_EPOCH if new else state.closed
 
     def _wants_epoch(self, state: Batches, outlook: Outlook) -> bool:
-        """Return whether the next epoch should not wait until it is due: the last one left records unread."""
+        """Return whether the next epoch should not wait until it is due.
+
+        That is the first one of a generation, and one after an epoch that left records unread.
+        """
         left = outlook.left(state.positions)
-        if self._deliveries.full() or self._pace.rate is not None:
+        if self._deliveries.full() or left is None or not isinstance(state.phase, batches.Idle):
             return False
-        return isinstance(state.phase, batches.Idle) and left is not None and left >= self._pace.rows
+        if state.newest < self._deploys[Subtask(0)].first_epoch:
+            return left > 0
+        return self._pace.rate is None and left >= self._pace.rows
 
     def _report(self, error: ErrorReport, *, permanent: bool) -> None:
         for worker, subtask in list(self._workers.items()):

@@ -1,4 +1,4 @@
-"""The Python daemon of an executor: import what workers need before they are forked.
+"""The Python daemon of an executor: import what workers and tasks need before they are forked.
 
 Spark starts one daemon per executor and forks every Python worker from it. Imports in the daemon cost a
 new worker nothing; they are most of the time of a failover. The kernels of the state are loaded here, or compiled by
@@ -37,6 +37,7 @@ import pyarrow.ipc
 import pyspark.daemon
 import pyspark.worker
 
+import holdfast.runtime.spark.batch_jobs
 import holdfast.runtime.spark.host
 import holdfast.state.keys.hashing
 import holdfast.state.keys.ordering

@@ -97,8 +97,10 @@ class TestFaults:
                 assert shown(t) == expected(range(first + 15))
             assert faults.happened[what] > 0
 
-    def test_the_lag_counts_records_before_anything_was_read(self) -> None:
+    def test_the_lag_counts_records_before_anything_was_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with TestDriver(app()) as t:
+            assert t.cluster.batches is not None
+            monkeypatch.setattr(t.cluster.batches.jobs, "step", lambda: False)
             t.push("visits", [visit(number) for number in range(5)], partition=2)
             for _ in range(20):
                 rows = status.of_run(t.cluster.driver.state, "", "microbatch", None).sources
@@ -107,6 +109,21 @@ class TestFaults:
                     break
                 t.advance("50ms")
             assert lags == {0: (-1, 0), 1: (-1, 0), 2: (-1, 5), 3: (-1, 0)}
+
+    def test_only_the_first_epoch_of_a_generation_does_not_wait_until_it_is_due(self) -> None:
+        job = app()
+        job.checkpoint_every = "1h"
+        with TestDriver(job) as t:
+            t.push("visits", [visit(number) for number in range(5)])
+            t.advance("2s")
+            assert shown(t) == expected(range(5))
+            t.push("visits", [visit(number) for number in range(5, 30)])
+            t.advance("50m")
+            assert shown(t) == expected(range(5))
+            t.crash()
+            t.recover()
+            t.advance("2s")
+            assert shown(t) == expected(range(30))
 
     def test_a_spark_without_executors_is_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with TestDriver(app()) as t:
