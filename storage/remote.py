@@ -20,11 +20,12 @@ from fsspec.core import url_to_fs
 
 from holdfast.errors import AlreadyExists, ConfigError, NotFound, Unavailable
 from holdfast.storage.paths import checked_folder, checked_path
+from holdfast.storage.uploading import PART_BYTES, uploading
 
 _NO_SUCH = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _S3FS_OLDEST = (2025, 7)
-_IN_PARTS: dict[str, Any] = {"chunksize": 8 << 20, "max_concurrency": 2}
-"""How s3fs copies files; by default it has ten parts of 50 MiB in memory."""
+_IN_PARTS: dict[str, Any] = {"chunksize": PART_BYTES, "max_concurrency": 2}
+"""How s3fs copies files to this machine; by default it has ten parts of 50 MiB in memory."""
 
 
 class FsspecObjects:
@@ -76,13 +77,20 @@ class FsspecObjects:
 
     @contextmanager
     def writing(self, path: str) -> Iterator[BinaryIO]:
+        def refused(error: BaseException) -> NoReturn:
+            self._refused(error, f"writing {path}", "the object may hold its old or its new bytes")
+
+        if self._in_parts:
+            with uploading(self._files.open(self._place(path), "wb", block_size=PART_BYTES), refused) as file:
+                yield cast(BinaryIO, file)
+            return
         with tempfile.NamedTemporaryFile() as copy:
             yield cast(BinaryIO, copy.file)
             try:
                 copy.flush()
-                self._files.put_file(copy.name, self._place(path), **self._in_parts)
+                self._files.put_file(copy.name, self._place(path))
             except self._failures as error:
-                self._refused(error, f"writing {path}", "the object may hold its old or its new bytes")
+                refused(error)
 
     def list(self, prefix: str) -> list[str]:
         folder = f"{self._root}/{checked_folder(prefix)}".rstrip("/")
