@@ -25,9 +25,8 @@ from holdfast.ports import Clock, ObjectStore
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.memory import Budget
 from holdfast.runtime.wire.messages import Deploy
-from holdfast.runtime.wire.presence import boot_id, machine_id
 from holdfast.runtime.worker.compaction import restore
-from holdfast.runtime.worker.local import MemoryState, Opened, identity_of, local_root, make_folder
+from holdfast.runtime.worker.local import Home, MemoryState, Opened, identity_of
 from holdfast.state.evolution import declaration
 from holdfast.state.paging.image import Head, Held, Image, Wanted, create, find, remove_old
 from holdfast.state.paging.swap import resident_bytes, unfit
@@ -101,28 +100,18 @@ class LocalImages:
     """The images of this machine.
 
     Args:
-        root: Parent of all folders; default: below the system's temporary directory.
-        machine: The identity of this machine.
-        boot: Its boot id; if it is empty, there can be no images.
+        home: Where they are; default: below the system's temporary directory. Without a boot id there can be none.
         budget: What the state of a task may keep in memory; None: all of it.
     """
 
-    def __init__(
-        self,
-        root: Path | None = None,
-        machine: str | None = None,
-        boot: str | None = None,
-        budget: Budget | None = None,
-    ) -> None:
-        self._root = root or local_root()
-        self._machine = machine_id() if machine is None else machine
-        self._boot = boot_id() if boot is None else boot
+    def __init__(self, home: Home | None = None, budget: Budget | None = None) -> None:
+        self._home = home or Home()
         self._limits = None if budget is None else (_others_bytes() + budget.total, budget.tables)
 
     @property
     def possible(self) -> bool:
         """Whether the machine has a boot id; without one, unsynced files may not be whole."""
-        return self._boot != ""
+        return self._home.boot != ""
 
     def find(self, wanted: Wanted) -> tuple[Image | None, Held]:
         """See Images.find.
@@ -148,9 +137,7 @@ class LocalImages:
         return image
 
     def _folder(self, wanted: Wanted) -> Path:
-        folder = self._root / self._machine / self._boot / wanted.job_uuid / FOLDER
-        make_folder(self._root, self._machine, self._boot, folder)
-        return folder
+        return self._home.make(wanted.job_uuid, FOLDER)
 
 
 class WarmState(Generic[M, P]):

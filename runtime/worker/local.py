@@ -19,7 +19,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -73,31 +73,54 @@ class MemoryState:
         return Opened(store, None, None, lambda: None)
 
 
+def local_root() -> Path:
+    """Return the parent of all local folders of this user."""
+    return Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where a machine keeps local state: below `<root>/<machine>/<boot>`."""
+
+    root: Path = field(default_factory=local_root)
+    machine: str = field(default_factory=machine_id)
+    """The identity of this machine."""
+    boot: str = field(default_factory=boot_id)
+    """Its boot id, empty if there is none."""
+
+    def folder(self, *below: str) -> Path:
+        """Return the folder below that of this boot; it may not exist."""
+        return Path(self.root, self.machine, self.boot or "unknown-boot", *below)
+
+    def make(self, *below: str) -> Path:
+        """Create this folder; folders of earlier boots are removed.
+
+        Raises:
+            OSError: it cannot be created.
+            ConfigError: others can write into the root.
+        """
+        self.root.mkdir(exist_ok=True, mode=0o700)
+        _check_owner(self.root)
+        _remove_earlier_boots(self.root / self.machine, self.boot)
+        made = self.folder(*below)
+        made.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return made
+
+
 class LocalFolders:
     """Keeps state in RocksDB folders of this machine.
 
     Args:
-        root: Parent of all folders; default: below the system's temporary directory.
-        machine: The identity of this machine.
-        boot: Its boot id, empty if there is none.
+        home: Where they are; default: below the system's temporary directory.
         budget: What the state may keep in memory; None: all of it.
     """
 
-    def __init__(
-        self,
-        root: Path | None = None,
-        machine: str | None = None,
-        boot: str | None = None,
-        budget: Budget | None = None,
-    ) -> None:
-        self._budget = budget
+    def __init__(self, home: Home | None = None, budget: Budget | None = None) -> None:
+        self._home, self._budget = home or Home(), budget
         self._rocks = RocksMemory() if budget is None else RocksMemory(budget.rocks, budget.rocks // 2)
         self._others_bytes = resident_bytes()
         """The interpreter and its libraries, which do not count."""
         self._folder: Path | None = None
-        self._root = root or local_root()
-        self._machine = machine_id() if machine is None else machine
-        self._boot = boot_id() if boot is None else boot
 
     def discard(self) -> None:
         """Remove the folder: the job has finished and will not need it again."""
@@ -106,12 +129,12 @@ class LocalFolders:
 
     def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Opened:
         """Take over the folder that leaves the least to restore, else create one."""
-        parent = self._root / self._machine / (self._boot or "unknown-boot") / deploy.job_uuid
+        parent = self._home.folder(deploy.job_uuid)
         lineage, owned, target = deploy.lineage, deploy.handle.key_groups, deploy.base_epoch
         specs = [operator.table for operator in plan.operators]
         declared = {spec.operator: declaration(spec) for spec in specs}
         try:
-            make_folder(self._root, self._machine, self._boot, parent)
+            self._home.make(deploy.job_uuid)
             folder = claim(parent, deploy.job_uuid, lineage, target, owned, declared, self._rocks)
             memory = self._memory(parent)
         except OSError as error:
@@ -138,24 +161,6 @@ class LocalFolders:
             )
             return PLAIN
         return Swap(folder, self._others_bytes + self._budget.total, self._budget.tables)
-
-
-def local_root() -> Path:
-    """Return the parent of all local folders of this user."""
-    return Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
-
-
-def make_folder(root: Path, machine: str, boot: str, folder: Path) -> None:
-    """Create a folder below `<root>/<machine>/<boot>`; folders of earlier boots are removed.
-
-    Raises:
-        OSError: it cannot be created.
-        ConfigError: others can write into the root.
-    """
-    root.mkdir(exist_ok=True, mode=0o700)
-    _check_owner(root)
-    _remove_earlier_boots(root / machine, boot)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
 def _remove_earlier_boots(boots: Path, boot: str) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from holdfast.runtime.cli.start.jobfile import load
 from holdfast.runtime.testing.cluster import Cluster
-from holdfast.runtime.worker.local import LocalFolders
+from holdfast.runtime.worker.local import Home, LocalFolders
 from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
 
@@ -59,7 +59,7 @@ class Site:
             spec.sink.prepare(spec.schema, spec.upsert_key)
         store = LocalObjects(str(self.folder / "root" / "sales"))
         self.cluster = Cluster(plan, 2, next(SEEDS), store, 1.0, {"sales": (0, 1, 2, 3)})
-        self.cluster.local = lambda: LocalFolders(self.machine)
+        self.cluster.local = lambda: LocalFolders(Home(self.machine))
         self.cluster.begin()
         self.cluster.pass_time(2.0)
 

@@ -34,7 +34,7 @@ from holdfast.runtime.job import explain, requests, status
 from holdfast.runtime.job.live import Status
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.runtime.wire.presence import myself
-from holdfast.runtime.worker.local import LocalFolders
+from holdfast.runtime.worker.local import Home, LocalFolders
 from holdfast.runtime.worker.loop import Limits
 from holdfast.sinks.contract import Sink, Target
 from holdfast.sinks.log import LogSink, LogTarget
@@ -158,7 +158,7 @@ class Life:
             sinks=tuple(replace(spec, sink=_unhurried(spec.sink)) for spec in prepared.plan.sinks),
         )
         cluster = _Cluster(plan, 2, self._seed, prepared.store, 1.0, prepared.partitions)
-        cluster.local = lambda: LocalFolders(self.folder / "local")
+        cluster.local = lambda: LocalFolders(Home(self.folder / "local"))
         cluster.limits = Limits(apply_after_idle=0.0, merging=Thresholds(1 << 20, 3))
         cluster.change_rules(retention=Retention(2, 0, 10), operators=prepared.operators)
         cluster.begin()

@@ -25,7 +25,7 @@ from holdfast.runtime.spark.tls import make_credentials
 from holdfast.runtime.wire.mailbox import Mailbox
 from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.worker.applying import RETRY_AFTER_S, TOLD_AFTER_S
-from holdfast.runtime.worker.local import LocalFolders, LocalState, Opened, identity_of
+from holdfast.runtime.worker.local import Home, LocalFolders, LocalState, Opened, identity_of
 from holdfast.runtime.worker.loop import Limits
 from holdfast.state import rocks
 from holdfast.state.memory import MemoryKeyValue
@@ -299,7 +299,7 @@ def real(folder: str) -> None:
     """Play a worker whose RocksDB may grow no file, and then may again; everything else is in memory."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     rocks.WRITE_BUFFER_BYTES, rocks.STUCK_AFTER_S = 16 << 10, 3.0
-    with counting(LocalFolders(Path(folder))) as t:
+    with counting(LocalFolders(Home(Path(folder)))) as t:
         step(t, range(1_000))
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, resource.RLIM_INFINITY))
         rounds = 0

@@ -18,7 +18,7 @@ from holdfast.runtime.plan.memory import MIB, Budget, channel_bytes, check_state
 from holdfast.runtime.spark import memory
 from holdfast.runtime.spark.memory import MemorySettings, budget_of, default_state_memory, memory_settings
 from holdfast.runtime.worker.fragment import FragmentRuntime
-from holdfast.runtime.worker.local import LocalFolders
+from holdfast.runtime.worker.local import Home, LocalFolders
 from holdfast.state.collections.rows import spec_of
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.paging.swap import Swap
@@ -243,7 +243,7 @@ class TestLocalFolders:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr("holdfast.runtime.worker.local.unfit", lambda folder: f"{folder} is on tmpfs")
-        LocalFolders(tmp_path, "machine", "boot", Budget(80 * MIB, 0))._memory(tmp_path)
+        LocalFolders(Home(tmp_path, "machine", "boot"), Budget(80 * MIB, 0))._memory(tmp_path)
         assert "state cannot leave memory" in caplog.text and "is on tmpfs" in caplog.text
 
 

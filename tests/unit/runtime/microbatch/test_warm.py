@@ -21,6 +21,7 @@ from holdfast.runtime.microbatch.warm import FOLDER, LocalImages, WarmState
 from holdfast.runtime.plan.memory import Budget
 from holdfast.runtime.testing.batches import Faults
 from holdfast.runtime.worker import compaction
+from holdfast.runtime.worker.local import Home
 from holdfast.state.paging.swap import Swap
 from holdfast.state.store import StateStore
 from holdfast.testing import TestDriver
@@ -41,7 +42,7 @@ class Machine:
         """How many tasks restored everything, and how many brought an image up to date."""
 
     def on(self, t: TestDriver, budget: Budget | None = None) -> None:
-        clock, images = t.cluster.clock, LocalImages(self.root, "machine", "boot", budget)
+        clock, images = t.cluster.clock, LocalImages(Home(self.root, "machine", "boot"), budget)
         assert t.cluster.batches is not None
         t.cluster.batches.jobs.budget = budget
         t.cluster.local = lambda: WarmState(t.cluster._store, clock, clock.pass_by, images)
@@ -152,7 +153,7 @@ class TestWithoutAnImage:
 
     def test_a_machine_without_a_boot_id_has_none(self, machine: Machine) -> None:
         with TestDriver(app()) as t:
-            clock, images = t.cluster.clock, LocalImages(machine.root, "machine", "")
+            clock, images = t.cluster.clock, LocalImages(Home(machine.root, "machine", ""))
             t.cluster.local = lambda: WarmState(t.cluster._store, clock, clock.pass_by, images)
             count_forty(t)
             assert not machine.root.exists()
