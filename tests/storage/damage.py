@@ -46,6 +46,13 @@ KINDS = {
 }
 """Every kind of file that a life leaves, except SQLite's, whose pages have no checksum."""
 NOT_OURS = {"sqlite"}
+REMOVED: dict[str, tuple[str, ...]] = {
+    "here": (),
+    "elsewhere": ("local",),
+    "anew": ("local", "root", "output", "target"),
+}
+"""Folders that the next life does not find, by its way of continuing: on the same machine; without local state; as
+another job on the same input."""
 SPECIMEN_STRIDE = 10
 """Steps on the target's files by which a life is killed earlier than the one before."""
 UNCHECKED = {"status", "request", "answer", "temporary", "rocks messages"}
@@ -129,21 +136,14 @@ def copied(specimen: Path, data: Path, how: str) -> list[dict[str, Any]]:
     """Copy a specimen for the next life; return the earlier lives' reports that still hold.
 
     Args:
-        how: `here`: on the same machine. `elsewhere`: without local state. `anew`: another job on the same input.
+        how: See REMOVED.
     """
     shutil.copytree(specimen / "data", data, symlinks=True)
     reported: list[dict[str, Any]] = json.loads((specimen / "told.json").read_text())
-    if how == "here":
-        return reported
-    gone = ("local",) if how == "elsewhere" else ("local", "root", "output", "target")
-    for name in gone:
+    for name in REMOVED[how]:
         shutil.rmtree(data / name)
         (data / name).mkdir(mode=0o700)
-    return (
-        reported
-        if how == "elsewhere"
-        else [line for line in reported if {"created", "append", "appended"} & line.keys()]
-    )
+    return [line for line in reported if {"created", "append", "appended"} & line.keys()] if how == "anew" else reported
 
 
 def reads(specimen: Path, seed: int, how: str) -> list[str]:

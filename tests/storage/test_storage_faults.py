@@ -1,7 +1,7 @@
 """A fault at every disk operation of a job: all reported results exist, complete and once, and the job continues.
 
-Every test takes a sample of the steps; `make soak` takes all. A failure prints the case as a line of JSON, from which
-`python tests/storage/cases.py` replays it.
+Every test takes a sample of the steps; `make soak` takes more, and all with HOURS=8. A failure prints the case as a
+line of JSON, from which `python tests/storage/cases.py` replays it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from cases import Case, Cases, Fault, Result, rows
+from soaking import SHARE
 
 SEEDS = 7
 FAULTS = ("kill", "power", "torn", "full", "broken")
@@ -199,14 +200,14 @@ class TestWrongVersions:
 
 @pytest.mark.slow
 class TestEveryStep:
-    """Hours; `make soak`."""
+    """Every step with HOURS=8, which takes an hour, else a share of them; `make soak`."""
 
     @pytest.mark.parametrize(
         ("what", "lasting"), [(what, False) for what in FAULTS] + [("full", True), ("broken", True)]
     )
     def test_may_fail(self, server: Cases, able: dict[str, int], what: str, lasting: bool) -> None:
-        stride = 5 if lasting else 1
-        fired(settle(server, spread(what, able[what] * 9 // 10, able[what] // stride, lasting)))
+        count = able[what] * SHARE / (5 if lasting else 1)
+        fired(settle(server, spread(what, able[what] * 9 // 10, round(count), lasting)))
 
     def test_may_be_followed_by_a_kill_at_any_moment(self, server: Cases) -> None:
         life = lasts(server)
