@@ -1,95 +1,112 @@
-"""A file whose parts are uploaded on a thread while the next one is written.
+"""An object of S3 whose parts are uploaded while later ones are written.
 
-Memory: the part that is written and the one that is uploaded, twice each in s3fs.
+Requests run on the event loop of s3fs. At most one part is being written and IN_FLIGHT are being uploaded.
 
-Source: docs/design/0042-streamed-segments.md.
+Source: docs/design/0042-streamed-segments.md; S3's multipart upload.
 """
 
 from __future__ import annotations
 
-import threading
+import asyncio
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn
 
 PART_BYTES = 8 << 20
+"""S3 wants at least 5 MiB, and at most 10,000 parts."""
+IN_FLIGHT = 2
 
 
-class Target(Protocol):
-    """An object that becomes visible, whole, when it is closed: a file of s3fs."""
+class Upload:
+    """A file to write; see `uploading`.
 
-    closed: bool
+    Args:
+        files: The S3FileSystem of s3fs.
+        path: Bucket and key.
+    """
 
-    def write(self, data: bytearray, /) -> int:
-        """Upload a part."""
-
-    def close(self) -> None:
-        """Upload what is left and make the object visible."""
-
-    def discard(self) -> None:
-        """Remove the uploaded parts."""
-
-
-class Uploading:
-    """A file to write; see `uploading`."""
-
-    def __init__(self, target: Target) -> None:
-        self._target, self._part = target, bytearray()
-        self._uploaded: Future[int] | None = None
+    def __init__(self, files: Any, path: str) -> None:
+        self._files, self._path = files, path
+        bucket, key, _ = files.split_path(path)
+        self._place = {"Bucket": bucket, "Key": key}
+        self._part = bytearray()
+        self._upload: str | None = None
+        self._sent, self._done = deque[Future[dict[str, Any]]](), list[dict[str, Any]]()
         self.failed = False
-        """The store refused a part, or the end of the object."""
+        """A request failed."""
 
     def write(self, data: bytes, /) -> int:
-        """Take bytes of the object. Raises what went wrong with the part before."""
+        """Take bytes of the object. Raises the error of an earlier part."""
         self._part += data
         if len(self._part) >= PART_BYTES:
-            self._await()
-            part, self._part, self._uploaded = self._part, bytearray(), Future[int]()
-            threading.Thread(target=self._upload, args=(part, self._uploaded), name="upload", daemon=True).start()
+            self._send()
         return len(data)
 
     def flush(self) -> None:
         """Parts leave when they are full."""
 
     def finish(self) -> None:
-        """Upload the last part; the object is visible then."""
-        self._await()
-        try:
-            self._target.write(self._part)
-            self._target.close()
-        except BaseException:
-            self.failed = True
-            raise
+        """Upload what is left and wait for all parts; the object is visible then."""
+        if self._upload is None:
+            self._asked(self._files.pipe_file, self._path, self._part)
+            return
+        if self._part:
+            self._send()
+        while self._sent:
+            self._await()
+        self._call("complete_multipart_upload", MultipartUpload={"Parts": self._done}, UploadId=self._upload)
 
     def abandon(self) -> None:
         """Remove what was uploaded, as far as the store still answers."""
-        with suppress(Exception):
+        for each in self._sent:
+            with suppress(Exception):
+                each.result()  # a part that arrives later would stay
+        if self._upload is not None:
+            with suppress(Exception):
+                self._call("abort_multipart_upload", UploadId=self._upload)
+
+    def _send(self) -> None:
+        """Begin to upload the part that is written, and begin another one."""
+        if self._upload is None:
+            self._upload = self._call("create_multipart_upload")["UploadId"]
+        if len(self._sent) == IN_FLIGHT:
             self._await()
-        with suppress(Exception):
-            self._target.discard()
-        self._target.closed = True  # or its finalizer would complete the object
+        part, self._part = self._part, bytearray()
+        number = len(self._done) + len(self._sent) + 1
+        request = self._files._call_s3(
+            "upload_part", Body=part, PartNumber=number, UploadId=self._upload, **self._place
+        )
+        self._sent.append(asyncio.run_coroutine_threadsafe(request, self._files.loop))
 
     def _await(self) -> None:
-        if self._uploaded is not None:
-            self._uploaded.result()
+        """Wait for the oldest part that is being uploaded."""
+        answer = self._asked(self._sent.popleft().result)
+        self._done.append({"PartNumber": len(self._done) + 1, "ETag": answer["ETag"]})
 
-    def _upload(self, part: bytearray, uploaded: Future[int]) -> None:
+    def _call(self, method: str, **more: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = self._asked(self._files.call_s3, method, **self._place, **more)
+        return answer
+
+    def _asked(self, ask: Callable[..., Any], *what: Any, **more: Any) -> Any:
         try:
-            uploaded.set_result(self._target.write(part))
-        except BaseException as error:  # noqa: BLE001 - raised again by the next `write`
+            return ask(*what, **more)
+        except Exception:
             self.failed = True
-            uploaded.set_exception(error)
+            raise
 
 
 @contextmanager
-def uploading(target: Target, refused: Callable[[BaseException], NoReturn]) -> Iterator[Uploading]:
+def uploading(files: Any, path: str, refused: Callable[[BaseException], NoReturn]) -> Iterator[Upload]:
     """Give a file to write. The object becomes visible when the block ends without an error, and not before.
 
     Args:
+        files: See Upload.
+        path: See Upload.
         refused: Raises what stands for an error of the store. Other errors within the block pass unchanged.
     """
-    file = Uploading(target)
+    file = Upload(files, path)
     try:
         yield file
         file.finish()

@@ -1,12 +1,13 @@
-"""Objects of S3 that are uploaded while they are written, with the files of s3fs and a bucket in memory."""
+"""Objects of S3 that are uploaded while they are written, by s3fs with a bucket in memory."""
 
 from __future__ import annotations
 
-import gc
+import asyncio
 import threading
 from typing import Any
 
 import pytest
+from fsspec.asyn import sync_wrapper
 
 from holdfast.errors import Unavailable
 from holdfast.storage import uploading
@@ -24,14 +25,20 @@ class Bucket:
         self.objects = dict[str, bytes]()
         self.parts = dict[str, dict[int, bytes]]()
         self.refuses: set[str] = set()
-        self.may_upload, self.uploads = threading.Event(), threading.Semaphore(0)
+        self.uploading = self.uploading_most = 0
+        self.may_upload, self.begun = threading.Event(), threading.Semaphore(0)
         self.may_upload.set()
 
-    def call(self, file: Any, method: str, *more: dict[str, Any], **asked: Any) -> dict[str, Any]:
-        """Stand for S3File._call_s3."""
+    async def call(self, method: str, *more: dict[str, Any], **asked: Any) -> dict[str, Any]:
+        """Stand for S3FileSystem._call_s3."""
         if method == "upload_part":
-            self.uploads.release()
-            assert self.may_upload.wait(10)
+            self.begun.release()
+            self.uploading += 1
+            self.uploading_most = max(self.uploading_most, self.uploading)
+            while not self.may_upload.is_set():
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.02 if asked["PartNumber"] % 2 else 0)  # they end in another order
+            self.uploading -= 1
         if method in self.refuses:
             raise OSError(f"{method} refused")
         match method:
@@ -40,28 +47,33 @@ class Bucket:
                 return {"UploadId": asked["Key"]}
             case "upload_part":
                 self.parts[asked["UploadId"]][asked["PartNumber"]] = bytes(asked["Body"])
-                return {"ETag": "tag"}
+                return {"ETag": str(len(asked["Body"]))}
             case "complete_multipart_upload":
                 parts = self.parts.pop(asked["UploadId"])
-                numbers = [part["PartNumber"] for part in asked["MultipartUpload"]["Parts"]]
-                assert all(len(parts[number]) >= MINIMUM for number in numbers[:-1])
-                self.objects[asked["Key"]] = b"".join(parts[number] for number in numbers)
+                named = asked["MultipartUpload"]["Parts"]
+                assert [part["PartNumber"] for part in named] == sorted(parts)
+                assert [part["ETag"] for part in named] == [str(len(parts[number])) for number in sorted(parts)]
+                assert all(len(parts[number]) >= MINIMUM for number in sorted(parts)[:-1])
+                self.objects[asked["Key"]] = b"".join(parts[number] for number in sorted(parts))
+                return {}
+            case "abort_multipart_upload":
+                del self.parts[asked["UploadId"]]
                 return {}
             case "put_object":
                 self.objects[asked["Key"]] = bytes(asked["Body"])
                 return {}
         raise AssertionError(method)
 
-    def abort(self, _bucket: str, _key: str, upload: str) -> None:
-        """Stand for S3FileSystem.abort_mpu."""
-        self.parts.pop(upload, None)
-
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
     made = Bucket()
-    monkeypatch.setattr(core.S3File, "_call_s3", lambda file, *asked, **more: made.call(file, *asked, **more))
-    monkeypatch.setattr(core.S3FileSystem, "abort_mpu", lambda _files, *asked: made.abort(*asked))
+
+    async def call(_files: Any, *asked: Any, **more: Any) -> dict[str, Any]:
+        return await made.call(*asked, **more)
+
+    monkeypatch.setattr(core.S3FileSystem, "_call_s3", call)
+    monkeypatch.setattr(core.S3FileSystem, "call_s3", sync_wrapper(call))
     return made
 
 
@@ -84,15 +96,18 @@ class TestUploading:
         assert bucket.objects == {"root/a/b": b"".join(block(number) for number in range(blocks))}
         assert not bucket.parts
 
-    def test_uploads_a_part_while_the_next_one_is_written(self, store: FsspecObjects, bucket: Bucket) -> None:
+    def test_uploads_parts_while_others_are_written(self, store: FsspecObjects, bucket: Bucket) -> None:
         bucket.may_upload.clear()
         with store.writing("a") as file:
-            for number in range(3):
+            for number in range(8):  # the last one is not full: the third part
                 file.write(block(number))
-            assert bucket.uploads.acquire(timeout=10)
-            file.write(block(3))  # the upload of the first part has not ended
+            for _ in range(uploading.IN_FLIGHT):
+                assert bucket.begun.acquire(timeout=10)
             bucket.may_upload.set()
-        assert len(bucket.objects["root/a"]) == 4 * len(block(0))
+            for number in range(8, 20):
+                file.write(block(number))
+        assert bucket.objects["root/a"] == b"".join(block(number) for number in range(20))
+        assert bucket.uploading_most == uploading.IN_FLIGHT
 
     @pytest.mark.parametrize("refuses", ["create_multipart_upload", "upload_part", "complete_multipart_upload"])
     def test_leaves_nothing_if_the_store_refuses(self, store: FsspecObjects, bucket: Bucket, refuses: str) -> None:
@@ -101,9 +116,12 @@ class TestUploading:
         with pytest.raises(Unavailable, match=says), store.writing("a") as file:
             for number in range(12):
                 file.write(block(number))
-        bucket.refuses = set()
-        gc.collect()
         assert not bucket.objects and not bucket.parts
+
+    def test_a_small_object_that_is_refused_is_reported(self, store: FsspecObjects, bucket: Bucket) -> None:
+        bucket.refuses = {"put_object"}
+        with pytest.raises(Unavailable, match="put_object refused"), store.writing("a") as file:
+            file.write(b"small")
 
     def test_a_refusal_of_a_part_ends_the_writing_early(self, store: FsspecObjects, bucket: Bucket) -> None:
         bucket.refuses = {"upload_part"}
@@ -112,7 +130,7 @@ class TestUploading:
             for number in range(12):
                 file.write(block(number))
                 written += 1
-        assert written < 7
+        assert written < 12
 
     @pytest.mark.parametrize("blocks", [1, 7])
     @pytest.mark.parametrize("error", [ValueError("bad"), KeyboardInterrupt(), OSError("disk")], ids=repr)
@@ -124,8 +142,6 @@ class TestUploading:
                 file.write(block(number))
             raise error
         assert caught.value is error
-        del file
-        gc.collect()
         assert not bucket.objects and not bucket.parts
 
     def test_a_part_has_the_size_that_s3_wants(self) -> None:
