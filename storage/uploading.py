@@ -40,7 +40,7 @@ class Upload:
     def write(self, data: bytes, /) -> int:
         """Take bytes of the object. Raises the error of an earlier part."""
         self._part += data
-        if len(self._part) >= PART_BYTES:
+        while len(self._part) >= PART_BYTES:
             self._send()
         return len(data)
 
@@ -68,12 +68,13 @@ class Upload:
                 self._call("abort_multipart_upload", UploadId=self._upload)
 
     def _send(self) -> None:
-        """Begin to upload the part that is written, and begin another one."""
+        """Begin to upload the next part."""
         if self._upload is None:
             self._upload = self._call("create_multipart_upload")["UploadId"]
         if len(self._sent) == IN_FLIGHT:
             self._await()
-        part, self._part = self._part, bytearray()
+        part = bytes(memoryview(self._part)[:PART_BYTES])  # some stores want parts of one size
+        del self._part[:PART_BYTES]
         number = len(self._done) + len(self._sent) + 1
         request = self._files._call_s3(
             "upload_part", Body=part, PartNumber=number, UploadId=self._upload, **self._place
