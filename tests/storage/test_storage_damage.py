@@ -69,8 +69,10 @@ def chosen(specimen: Specimen, kind: str, flips: int, files: int) -> list[tuple[
     """Return damages of some files of a kind, those that are read first, each with a way of continuing."""
     found = sorted(path for path in specimen.files if kind_of(path) == kind)
     found.sort(key=lambda path: path not in specimen.reads.get(way(path), set()))
-    picked = found[:files]
-    return [(each, way(path)) for path in picked for each in damages(path, specimen.files[path], flips, SEED)]
+    struck = [each for path in found[:files] for each in damages(path, specimen.files[path], flips, SEED)]
+    # A log without its newest commit is a shorter log, to a job that has never read it.
+    newest = max(path for path in specimen.files if path.startswith("input/commits/"))
+    return [(each, way(each.path)) for each in struck if (each.path, each.how) != (newest, "gone")]
 
 
 def judge(server: Cases, specimen: Specimen, damage: Damage, how: str, mutant: str = "") -> Verdict:
