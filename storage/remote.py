@@ -81,7 +81,7 @@ class FsspecObjects:
             self._refused(error, f"writing {path}", "the object may hold its old or its new bytes")
 
         if self._in_parts:
-            with uploading(self._files, self._place(path), refused) as file:
+            with uploading(self._files, self._place(path), self._failures, refused) as file:
                 yield cast(BinaryIO, file)
             return
         with tempfile.NamedTemporaryFile() as copy:

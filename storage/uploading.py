@@ -25,17 +25,18 @@ class Upload:
     Args:
         files: The S3FileSystem of s3fs.
         path: Bucket and key.
+        failures: What it raises if the store refuses or does not answer.
     """
 
-    def __init__(self, files: Any, path: str) -> None:
-        self._files, self._path = files, path
+    def __init__(self, files: Any, path: str, failures: tuple[type[BaseException], ...]) -> None:
+        self._files, self._path, self._failures = files, path, failures
         bucket, key, _ = files.split_path(path)
         self._place = {"Bucket": bucket, "Key": key}
         self._part = bytearray()
         self._upload: str | None = None
         self._sent, self._done = deque[Future[dict[str, Any]]](), list[dict[str, Any]]()
-        self.failed = False
-        """A request failed."""
+        self.refused: BaseException | None = None
+        """The first such error."""
 
     def write(self, data: bytes, /) -> int:
         """Take bytes of the object. Raises the error of an earlier part."""
@@ -83,7 +84,8 @@ class Upload:
 
     def _await(self) -> None:
         """Wait for the oldest part that is being uploaded."""
-        answer = self._asked(self._sent.popleft().result)
+        answer = self._asked(self._sent[0].result)
+        self._sent.popleft()
         self._done.append({"PartNumber": len(self._done) + 1, "ETag": answer["ETag"]})
 
     def _call(self, method: str, **more: Any) -> dict[str, Any]:
@@ -93,29 +95,28 @@ class Upload:
     def _asked(self, ask: Callable[..., Any], *what: Any, **more: Any) -> Any:
         try:
             return ask(*what, **more)
-        except Exception:
-            self.failed = True
+        except self._failures as error:
+            self.refused = self.refused or error
             raise
 
 
 @contextmanager
-def uploading(files: Any, path: str, refused: Callable[[BaseException], NoReturn]) -> Iterator[Upload]:
+def uploading(
+    files: Any, path: str, failures: tuple[type[BaseException], ...], refused: Callable[[BaseException], NoReturn]
+) -> Iterator[Upload]:
     """Give a file to write. The object becomes visible when the block ends without an error, and not before.
 
     Args:
-        files: See Upload.
-        path: See Upload.
+        files, path, failures: See Upload.
         refused: Raises what stands for an error of the store. Other errors within the block pass unchanged.
     """
-    file = Upload(files, path)
+    file = Upload(files, path, failures)
     try:
         yield file
         file.finish()
-    except Exception as error:
+    except BaseException as error:
+        by_the_store = error is file.refused
         file.abandon()
-        if file.failed:
+        if by_the_store:
             refused(error)
-        raise
-    except BaseException:
-        file.abandon()
         raise

@@ -74,7 +74,6 @@ class _Batches:
         prepared, shared = run.prepared, settings.shared_paths == "true"
         paths = () if shared else local_paths(prepared.plan, prepared.root)
         self._jobs = SparkJobs(context, prepared.root, paths, settings.hung_after_ms / 1000, memory, self._ended)
-        self._jobs.warm_up(settings.parallelism)
         rate = settings.max_records_per_second
         ports = _HostPorts(run)
         name, boot = socket.gethostname(), boot_id()

@@ -98,6 +98,8 @@ class Host:
         self._pace, self._began, self._beat_at = Pace(every_s, rate), ports.clock.monotonic(), 0.0
         self._merge_refused, self._counted = "", Counted()
         self._aligned = Aligned(window=1)
+        self._prompt = True
+        """The next generation need not wait before its first epoch: the run begins, or an epoch was completed since."""
         self._some_wait = False
         """Some partitions are not read in this epoch, as they are ahead in event time."""
         self._groups = [group._replace(patience=STANDSTILL_EPOCHS) for group in plan.aligned()]
@@ -203,6 +205,7 @@ class Host:
                 self._perform(state, effects)
                 rows_max = self._pace.rows_max(self._now() - self._began)
                 offsets, ends = self._in_step(state, rows_max)
+                self._prompt = False
                 self._perform(*batches.triggered(state, message, ends_of_epoch(offsets, ends, rows_max)))
             case m.Committed(_, epoch, manifest):
                 self._perform(*batches.committed(state, Cut(epoch, manifest)))
@@ -214,7 +217,7 @@ class Host:
 
     def _completed(self, cut: Cut) -> None:
         """Note an epoch of which a machine may have the state."""
-        self._lineage[cut.epoch] = cut.manifest
+        self._prompt, self._lineage[cut.epoch] = True, cut.manifest
         if len(self._lineage) > LINEAGE_MAX:
             del self._lineage[min(self._lineage)]
 
@@ -386,15 +389,16 @@ class Host:
         return NO_EPOCH if new else state.closed
 
     def _wants_epoch(self, state: Batches, outlook: Outlook) -> bool:
-        """Return whether the next epoch should not wait until it is due.
+        """Return whether the next epoch should not wait until it is due, because there is much to read.
 
-        That is the first one of a generation, and one after an epoch that left records unread.
+        For the first one of a generation any record will do, unless its predecessor could complete no epoch: a job
+        that fails immediately would soon have failed too often.
         """
         left = outlook.left(state.positions)
         if self._deliveries.full() or left is None or not isinstance(state.phase, batches.Idle):
             return False
         if state.newest < self._deploys[Subtask(0)].first_epoch:
-            return left > 0
+            return self._prompt and outlook.whole and left > 0
         return self._pace.rate is None and left >= self._pace.rows
 
     def _report(self, error: ErrorReport, *, permanent: bool) -> None:

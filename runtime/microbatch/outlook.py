@@ -143,6 +143,11 @@ class Outlook:
             return "input"
         return "run" if self.caught_up(place, offset) else None
 
+    @property
+    def whole(self) -> bool:
+        """Whether every source has answered."""
+        return self._seen.keys() == self._opened.keys()
+
     def left(self, positions: Positions) -> int | None:
         """Return how many records this run has left to read now; None if no source has answered yet."""
         if not self._seen:

@@ -19,7 +19,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -36,7 +35,7 @@ from holdfast.runtime.microbatch.job_watch import JobWatch, Stage
 from holdfast.runtime.microbatch.task import Batch, Ports, run_task
 from holdfast.runtime.microbatch.warm import LocalImages, WarmState
 from holdfast.runtime.spark import marks
-from holdfast.runtime.spark.launch import WarmUp, first_line, is_one_process
+from holdfast.runtime.spark.launch import first_line, is_one_process
 from holdfast.runtime.spark.memory import MemorySettings, budget_of
 from holdfast.runtime.wire.clock import SystemClock
 from holdfast.runtime.wire.presence import boot_id
@@ -98,16 +97,11 @@ class SparkJobs:
         self._stalled = ""
         self._cancelled = 0
         """Jobs up to this number were cancelled, or have ended: one runs at a time."""
+        # A notebook's session keeps its settings.
+        self._session = SparkSession(context).newSession()
+        for name, value in _SETTINGS.items():
+            self._session.conf.set(name, value)
         self._prefix = f"holdfast-batches-{id(self)}"
-        # Spark takes seconds for a session, and executors for their first Python process: both while the driver starts.
-        self._session = Future[SparkSession]()
-        threading.Thread(target=self._open_session, name="session", daemon=True).start()
-        self._warm_up = WarmUp(context, self._prefix)
-
-    def warm_up(self, tasks: int) -> None:
-        """Have the executors start so many Python processes, unless Spark would have to ask for executors."""
-        if self._context.getConf().get("spark.dynamicAllocation.enabled", "false") != "true":
-            self._warm_up.start(lambda: tasks)
 
     def run(self, job: int, batch: Batch) -> None:
         """See Jobs.run."""
@@ -123,16 +117,6 @@ class SparkJobs:
         """See Jobs.cancel."""
         self._cancelled = max(self._cancelled, job)
         threading.Thread(target=self._cancel, args=(job,), name=f"cancel-{job}", daemon=True).start()
-
-    def _open_session(self) -> None:
-        try:
-            session = SparkSession(self._context).newSession()  # a notebook's session keeps its settings
-            for name, value in _SETTINGS.items():
-                session.conf.set(name, value)
-        except Exception as error:  # noqa: BLE001 - it ends the first job, which reports it
-            self._session.set_exception(error)
-        else:
-            self._session.set_result(session)
 
     def _cancel(self, job: int) -> None:
         try:
@@ -174,7 +158,7 @@ class SparkJobs:
             return
         try:
             self._context.setJobGroup(self._group(job), f"holdfast epoch {epoch}", interruptOnCancel=True)
-            found = _frame(self._session.result(), self._task(batch)).toArrow()
+            found = _frame(self._session, self._task(batch)).toArrow()
         except Exception as error:  # noqa: BLE001 - whatever ended the Spark job, the driver must learn of it
             failed = _job_ended(epoch, error)
             if job > self._cancelled:

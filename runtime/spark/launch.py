@@ -144,7 +144,7 @@ class SparkHost:
     def __init__(self, context: SparkContext, task: WorkerTask, ended: Callable[[int, str | None], None]) -> None:
         self._context, self._ended = context, ended
         self._prefix = f"holdfast-{task.plan.app}-{id(self)}"
-        self._warm_up = WarmUp(context, self._prefix)
+        self._warming = threading.Lock()
 
         def run(launches: Iterable[int]) -> Iterator[str]:
             return host_worker(task, launches)
@@ -160,11 +160,26 @@ class SparkHost:
         self._context.cancelJobGroup(self._group(number))
 
     def warm_up(self, workers: int) -> None:
-        """Have the slots that this number of workers leaves free start their Python processes.
+        """Run empty tasks in the background on the slots that this number of workers leaves free.
 
-        A worker that has to start there after a failure then saves that time.
+        The first Python task of an executor starts its daemon, which takes a second or two; a worker that has to start
+        there after a failure then saves that time. The tasks are submitted on a separate thread, because Spark may have
+        stopped. A call has no effect while a warm-up is in progress.
         """
-        self._warm_up.start(lambda: self._context.defaultParallelism - workers)
+        if not is_one_process(self._context) and self._warming.acquire(blocking=False):
+            threading.Thread(target=self._do_nothing, args=(workers,), name="warm-up", daemon=True).start()
+
+    def _do_nothing(self, workers: int) -> None:
+        context = self._context
+        try:
+            slots = context.defaultParallelism - workers
+            if slots > 0:
+                context.setJobGroup(f"{self._prefix}-warm-up", "holdfast warms up free slots", interruptOnCancel=True)
+                context.parallelize(range(slots), slots).mapPartitions(_nothing).collect()
+        except Exception as error:  # noqa: BLE001 - nothing depends on it; what is wrong with Spark shows elsewhere
+            _log.info("free slots were not warmed up: %s", first_line(error))
+        finally:
+            self._warming.release()
 
     def _submit(self, number: int) -> None:
         context = self._context
@@ -178,37 +193,6 @@ class SparkHost:
 
     def _group(self, number: int) -> str:
         return f"{self._prefix}-{number}"
-
-
-class WarmUp:
-    """Runs empty tasks in the background: the first Python task of an executor takes a second or two longer.
-
-    Args:
-        group: Of Spark jobs; a suffix is added.
-    """
-
-    def __init__(self, context: SparkContext, group: str) -> None:
-        self._context, self._group = context, f"{group}-warm-up"
-        self._running = threading.Lock()
-
-    def start(self, tasks: Callable[[], int]) -> None:
-        """Run so many tasks at once; no effect while others run, or where the driver is the only process.
-
-        They are counted and submitted on a thread of their own, because Spark may have stopped.
-        """
-        if not is_one_process(self._context) and self._running.acquire(blocking=False):
-            threading.Thread(target=self._run, args=(tasks,), name="warm-up", daemon=True).start()
-
-    def _run(self, tasks: Callable[[], int]) -> None:
-        context = self._context
-        try:
-            if (count := tasks()) > 0:
-                context.setJobGroup(self._group, "holdfast warms up free slots", interruptOnCancel=True)
-                context.parallelize(range(count), count).mapPartitions(_nothing).collect()
-        except Exception as error:  # noqa: BLE001 - nothing depends on it; what is wrong with Spark shows elsewhere
-            _log.info("free slots were not warmed up: %s", first_line(error))
-        finally:
-            self._running.release()
 
 
 def is_one_process(context: SparkContext) -> bool:

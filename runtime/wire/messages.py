@@ -143,7 +143,8 @@ class Heartbeat(Message, frozen=True):
     partitions: int = 0
     """How many source partitions the subtask reads: `ended` and `caught_up` are about these."""
     wants_barrier: bool = False
-    """Changes since the last barrier take so much memory that the next one should not wait until it is due."""
+    """The next barrier should not wait until it is due: changes since the last one take much memory or, in microbatch
+    mode, records wait to be read."""
 
 
 class Ready(Message, frozen=True):

@@ -1,7 +1,4 @@
-"""How much of what is too long for `make test` a soak of HOURS hours takes: all of it needs four times two hours.
-
-Two cores are busy for all of that time with HOURS=2; the samples are spread over everything there is.
-"""
+"""Scales the longest slow tests to HOURS; with HOURS=8 they take everything."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ REMOVED: dict[str, tuple[str, ...]] = {
     "elsewhere": ("local",),
     "anew": ("local", "root", "output", "target"),
 }
-"""Folders that the next life does not find, by its way of continuing: on the same machine; without local state; as
+"""Folders that are removed before the next life, by how it continues: on the same machine, without local state, or as
 another job on the same input."""
 SPECIMEN_STRIDE = 10
 """Steps on the target's files by which a life is killed earlier than the one before."""

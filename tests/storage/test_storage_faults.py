@@ -207,7 +207,7 @@ class TestEveryStep:
     )
     def test_may_fail(self, server: Cases, able: dict[str, int], what: str, lasting: bool) -> None:
         count = able[what] * SHARE / (5 if lasting else 1)
-        fired(settle(server, spread(what, able[what] * 9 // 10, round(count), lasting)))
+        fired(settle(server, spread(what, able[what] * 9 // 10, max(1, round(count)), lasting)))
 
     def test_may_be_followed_by_a_kill_at_any_moment(self, server: Cases) -> None:
         life = lasts(server)

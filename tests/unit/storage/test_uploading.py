@@ -55,6 +55,7 @@ class Bucket:
                 self.objects[asked["Key"]] = b"".join(parts[number] for number in sorted(parts))
                 return {}
             case "abort_multipart_upload":
+                assert not self.uploading, "a part that arrives later would stay"
                 del self.parts[asked["UploadId"]]
                 return {}
             case "put_object":
@@ -141,6 +142,16 @@ class TestUploading:
             raise error
         assert caught.value is error
         assert not bucket.objects and not bucket.parts
+
+    def test_an_error_within_the_block_passes_even_if_the_upload_cannot_be_aborted(
+        self, store: FsspecObjects, bucket: Bucket
+    ) -> None:
+        bucket.refuses = {"abort_multipart_upload"}
+        with pytest.raises(ValueError, match="bad"), store.writing("a") as file:
+            for number in range(7):
+                file.write(block(number))
+            raise ValueError("bad")
+        assert not bucket.objects
 
     def test_a_part_has_the_size_that_s3_wants(self) -> None:
         assert uploading.PART_BYTES >= 5 << 20

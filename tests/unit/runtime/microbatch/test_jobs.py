@@ -125,6 +125,21 @@ class TestFaults:
             t.advance("2s")
             assert shown(t) == expected(range(30))
 
+    def test_a_generation_after_one_without_an_epoch_waits_until_its_first_one_is_due(self) -> None:
+        job = app()
+        job.checkpoint_every = "1m"
+        with TestDriver(job) as t:
+            t.push("visits", [visit(number) for number in range(5)])
+            t.checkpoint()
+            assert t.cluster.batches is not None
+            t.cluster.batches.jobs.faults = Faults(fails=1.0)
+            t.push("visits", [visit(number) for number in range(5, 30)])
+            t.advance("10m")
+            assert 2 < t.cluster.driver.state.job.generation < 15
+            t.cluster.batches.jobs.faults = Faults()
+            t.advance("2m")
+            assert shown(t) == expected(range(30))
+
     def test_a_spark_without_executors_is_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with TestDriver(app()) as t:
             assert t.cluster.batches is not None

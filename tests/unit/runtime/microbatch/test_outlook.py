@@ -90,6 +90,10 @@ def test_a_source_that_is_away_hides_no_record_of_another(seen: Seen) -> None:
     seen.other.away = True
     seen.silent(1, 0, 0)
     assert seen.outlook.readable()["in", 1] == 1_000
+    assert not seen.outlook.whole
+    seen.other.away = False
+    seen.silent(5, 0, 0)
+    assert seen.outlook.whole
 
 
 def test_the_input_of_a_source_ends_where_it_was_when_it_answered_after_the_request(seen: Seen) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from queue import Queue
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
 
-from holdfast.errors import Unavailable
 from holdfast.model import Barrier, Epoch
 from holdfast.runtime.microbatch.blocks import result_in
 from holdfast.runtime.microbatch.job_watch import Stage
@@ -32,38 +30,8 @@ def test_the_sessions_of_a_notebook_keep_their_settings(monkeypatch: pytest.Monk
         return SimpleNamespace(conf=SimpleNamespace(set=notebook.__setitem__), newSession=lambda: opened)
 
     monkeypatch.setattr(batch_jobs, "SparkSession", session)
-    jobs = batch_jobs.SparkJobs(cast(Any, None), "root", (), 60.0, MemorySettings(), lambda _job, _result: None)
-    jobs._session.result(10)
+    batch_jobs.SparkJobs(cast(Any, None), "root", (), 60.0, MemorySettings(), lambda _job, _result: None)
     assert own and not notebook
-
-
-def test_a_session_that_cannot_be_opened_fails_the_job_that_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: object) -> None:
-        raise RuntimeError("ExampleException: no catalog")
-
-    ended = Queue[Any]()
-    monkeypatch.setattr(batch_jobs, "SparkSession", broken)
-    context = cast(Any, MagicMock())
-    jobs = batch_jobs.SparkJobs(context, "root", (), 60.0, MemorySettings(), lambda *end: ended.put(end))
-    for number in (1, 2):
-        jobs._run(number, BATCH)
-        job, error = ended.get(timeout=10)
-        assert job == number and isinstance(error, Unavailable) and "no catalog" in error.what
-
-
-@pytest.mark.parametrize(("dynamic", "tasks"), [("false", [3]), ("true", [])])
-def test_executors_that_would_have_to_be_asked_for_are_not_warmed_up(
-    monkeypatch: pytest.MonkeyPatch, dynamic: str, tasks: list[int]
-) -> None:
-    monkeypatch.setattr(batch_jobs, "SparkSession", MagicMock())
-    context = MagicMock(master="spark://here:7077")
-    context.getConf().get = {"spark.dynamicAllocation.enabled": dynamic}.get
-    jobs = batch_jobs.SparkJobs(context, "root", (), 60.0, MemorySettings(), lambda _job, _result: None)
-    jobs.warm_up(3)
-    for thread in threading.enumerate():
-        if thread.name == "warm-up":
-            thread.join()
-    assert [call.args[1] for call in context.parallelize.call_args_list] == tasks
 
 
 class Tracked:
