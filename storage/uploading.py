@@ -8,11 +8,14 @@ Source: docs/design/0042-streamed-segments.md; S3's multipart upload.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from typing import Any, NoReturn
+
+_log = logging.getLogger(__name__)
 
 PART_BYTES = 8 << 20
 """S3 wants at least 5 MiB, and at most 10,000 parts."""
@@ -61,12 +64,12 @@ class Upload:
 
     def abandon(self) -> None:
         """Remove what was uploaded, as far as the store still answers."""
-        for each in self._sent:
-            with suppress(Exception):
-                each.result()  # a part that arrives later would stay
+        wait(self._sent)  # a part that arrives after the abort would stay
         if self._upload is not None:
-            with suppress(Exception):
+            try:
                 self._call("abort_multipart_upload", UploadId=self._upload)
+            except self._failures as error:
+                _log.warning("parts of %s stay in the store, unseen: %s", self._path, error)
 
     def _send(self) -> None:
         """Begin to upload the next part."""

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 from fsspec.asyn import sync_wrapper
+from s3fs import core
 
 from holdfast.errors import Unavailable
 from holdfast.storage import uploading
 from holdfast.storage.objects import FsspecObjects
-
-core = pytest.importorskip("s3fs.core", reason="the extra s3 is not installed")
 
 
 class Bucket:
@@ -144,7 +143,7 @@ class TestUploading:
         assert not bucket.objects and not bucket.parts
 
     def test_an_error_within_the_block_passes_even_if_the_upload_cannot_be_aborted(
-        self, store: FsspecObjects, bucket: Bucket
+        self, store: FsspecObjects, bucket: Bucket, caplog: pytest.LogCaptureFixture
     ) -> None:
         bucket.refuses = {"abort_multipart_upload"}
         with pytest.raises(ValueError, match="bad"), store.writing("a") as file:
@@ -152,6 +151,7 @@ class TestUploading:
                 file.write(block(number))
             raise ValueError("bad")
         assert not bucket.objects
+        assert "parts of bucket/root/a stay in the store" in caplog.text
 
     def test_a_part_has_the_size_that_s3_wants(self) -> None:
         assert uploading.PART_BYTES >= 5 << 20
