@@ -63,6 +63,7 @@ from holdfast.runtime.rows.windows import (
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.sinks.contract import PUT
 from holdfast.state.keys.batch import KeyType
+from holdfast.state.tables.placing import distinct
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ class WindowOperator(Operator):
             self._due = min(self._due, int(ends[~closed].min()))
         if closed.any():
             self._due = min(self._due, int(ends[closed].min()) + self._step.lateness_us)
-            self._give_rows(np.unique(slots[closed]))
+            self._give_rows(distinct(slots[closed]))
 
     def on_watermark(self, at_us: int) -> None:
         """Advance event time to this point; emit and delete the windows that are due."""

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from holdfast.state.collections.rows import OrderedRows, existing, spec_of
 from holdfast.state.keys.batch import Keys, KeyType
+from holdfast.state.tables.placing import distinct
 from holdfast.state.tables.slab import Rows
 from holdfast.state.tables.spec import Columns, ColumnSpec, TableSpec
 
@@ -45,7 +46,7 @@ class Maps(OrderedRows):
 
     def remove(self, users: Keys, map_keys: Sequence[pa.Array]) -> int:
         """Remove one entry per row; return how many existed."""
-        slots = np.unique(self.get(users, map_keys))
+        slots = distinct(self.get(users, map_keys))
         slots = slots[slots >= 0]
         self.table.delete(slots)
         return int(slots.size)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from holdfast.state.collections.rows import existing, extended
 from holdfast.state.keys.batch import Keys, KeyType
+from holdfast.state.tables.placing import distinct
 from holdfast.state.tables.spec import ColumnSpec, TableSpec
 from holdfast.state.tables.table import Table
 
@@ -58,7 +59,7 @@ class Timers:
 
     def clear(self, users: Keys, timers: NDArray[np.int64]) -> None:
         """Unset one timer per row; it may be unset already."""
-        slots = np.unique(existing(self.table, self._keys(users, timers)))
+        slots = distinct(existing(self.table, self._keys(users, timers)))
         self.table.delete(slots[slots >= 0])
 
     def at_us(self, users: Keys, timers: NDArray[np.int64]) -> NDArray[np.int64]:

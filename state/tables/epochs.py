@@ -33,7 +33,7 @@ from holdfast.state.compiled.sources import NO_SOURCES, Sources, from_row
 from holdfast.state.tables.expiry import Expiries, Through
 from holdfast.state.tables.frozen import Committing, Copies, Copying, Frozen, FrozenDelta
 from holdfast.state.tables.kernels.layout import DIRTY, Control, Flag
-from holdfast.state.tables.placing import parts
+from holdfast.state.tables.placing import distinct, parts
 from holdfast.state.tables.records import NO_PROGRAM, Program, Records, Side
 from holdfast.state.tables.slab import Memory, Rows, Slab
 from holdfast.state.tables.spec import TableSpec, Values
@@ -164,14 +164,14 @@ class EpochRecords(Records):
         control[Control.KNOWN] = 0 if past else KNOWN
         if erased.size:
             flags = self.flags_of(erased)
-            erased = np.unique(erased[(flags & Flag.ERASED) != 0])
+            erased = distinct(erased[(flags & Flag.ERASED) != 0])
             if not past and not (self.flags_of(erased) & Flag.COMMITTED).any():
                 through = None  # created and expired since the last commit
         self._intervals.append((epoch, opened))
         for slots in past:  # the epochs of their copies did not complete: they are in this one too
             self._set(slots, 0, int(control[Control.DIRTY]))
         control[Control.DIRTY] ^= DIRTY
-        self._begin_copying(epoch, np.unique(np.concatenate([opened, *past])) if past else opened, erased, through)
+        self._begin_copying(epoch, distinct(np.concatenate([opened, *past])) if past else opened, erased, through)
 
     def _take_opened(self) -> Rows:
         """Return the slots touched since the last barrier, and begin a new list."""
@@ -203,7 +203,7 @@ class EpochRecords(Records):
         """Drop what the epochs before a frozen one keep: none of them will complete, and this one has their changes."""
         if self._frozen[0].epoch < epoch:
             self._frozen = [frozen for frozen in self._frozen if frozen.epoch >= epoch]
-            joined = np.unique(np.concatenate([slots for past, slots in self._intervals if past <= epoch]))
+            joined = distinct(np.concatenate([slots for past, slots in self._intervals if past <= epoch]))
             later = [(past, slots) for past, slots in self._intervals if past > epoch]
             self._intervals = [(epoch, joined), *later]
 

@@ -24,6 +24,7 @@ from holdfast.state.compiled.sources import Words
 from holdfast.state.keys.batch import Keys
 from holdfast.state.tables.expiry import can_expire
 from holdfast.state.tables.kernels.tree_layout import LEAF_ENTRIES, NODE_HEADER, NONE, Tree
+from holdfast.state.tables.placing import distinct
 from holdfast.state.tables.records import Records
 from holdfast.state.tables.slab import RESERVED, Rows, Slab
 from holdfast.state.tables.sortwords import Bound, SortWords
@@ -117,14 +118,14 @@ class OrderedIndex:
         self._noted.append(np.array(slots, np.int64))  # the caller may reuse its array
         self._noted_count += slots.size
         if self._noted_count > self._noted_max:
-            noted = np.unique(np.concatenate(self._noted))
+            noted = distinct(np.concatenate(self._noted))
             self._noted, self._noted_count, self._noted_max = [noted], noted.size, max(NOTED_MAX, 2 * noted.size)
 
     def settle(self) -> None:
         """Bring the tree into agreement with the records of all noted slots."""
         if not self._noted:
             return
-        slots = np.unique(np.concatenate(self._noted))
+        slots = distinct(np.concatenate(self._noted))
         self._hold(int(slots[-1]) + 1)
         present, held = self._table.is_present(slots), self._held[slots]
         moved = present & held & (self._times_of(slots) != self._times[slots]) if self._by else np.zeros_like(held)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from holdfast.state.tables.placing import Reached, arrived, cut, order_of, parts, places_of
+from holdfast.state.tables.placing import Reached, arrived, cut, distinct, order_of, parts, places_of
 from holdfast.state.tables.slab import PLAIN, UNIT_BYTES, PlainMemory
 
 RECORD = 112
@@ -52,6 +52,12 @@ class TestOrder:
         assert places_of(np.array([4_095, 4_096, 8_192])).tolist() == [0, 1, 2]
         assert places_of(np.array([0, 1 << 30])).tolist() == [0, (1 << 30) >> 15]
         assert places_of(np.array([0, 1 << 50])).tolist() == [0, (1 << 50) // UNIT_BYTES]
+
+
+class TestDistinct:
+    @pytest.mark.parametrize("slots", [[], [4], [1, 5, 9], [5, 1, 9, 1, 5], [2, 2], [3, 3, 4, 4, 0]], ids=str)
+    def test_slots_are_in_order_and_occur_once(self, slots: list[int]) -> None:
+        assert distinct(np.array(slots, np.int64)).tolist() == sorted(set(slots))
 
 
 class TestParts:
