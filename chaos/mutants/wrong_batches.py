@@ -123,8 +123,9 @@ def leaves_images_behind(right: Right) -> Right:
     """An image is said to be that of the base, although a segment since then was not read."""
 
     def bring_up(run: warm._Task, image: Any) -> None:
-        handle = run._deploy.handle
-        run._deploy = msgspec.structs.replace(run._deploy, handle=replace(handle, segments=handle.segments[:-1]))
+        assert isinstance(run._target, m.Deploy)
+        handle = run._target.handle
+        run._target = msgspec.structs.replace(run._target, handle=replace(handle, segments=handle.segments[:-1]))
         right(run, image)
 
     return bring_up

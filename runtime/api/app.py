@@ -39,7 +39,8 @@ class App:
         root: Where the job keeps its history, any fsspec URL; default `./.holdfast`.
         checkpoint_every: Time between two checkpoints, such as "1s".
         parallelism: Workers; default 2.
-        standbys: Warm spare workers. Only 0 so far.
+        standbys: Further workers that follow the state of the others, to take over a subtask in place; in continuous
+            mode only. None: the setting, by default 0.
         key_groups: Units in which state moves between workers; fixed once the job has run.
         dlq: A sink for dead letters, such as `hf.Log("data/dead")`: records that cannot be read as rows, and rows on
             which a function with on_error="dlq" fails. None: such a record fails the job.
@@ -60,7 +61,7 @@ class App:
         root: str | None = None,
         checkpoint_every: str = "1s",
         parallelism: int | None = None,
-        standbys: int = 0,
+        standbys: int | None = None,
         key_groups: int = 128,
         dlq: Sink | Connector | None = None,
         mode: str = "continuous",
@@ -69,12 +70,15 @@ class App:
     ) -> None:
         self.name = check_name(name, "app")
         duration_ms(checkpoint_every, f"app {name!r} at {position()}: checkpoint_every")
-        for called, value, most in (("parallelism", parallelism, None), ("key_groups", key_groups, KEY_GROUPS_MAX)):
-            if value is not None and (not isinstance(value, int) or value < 1 or (most is not None and value > most)):
+        given = ("parallelism", parallelism, 1, None), ("standbys", standbys, 0, None)
+        for called, value, least, most in (*given, ("key_groups", key_groups, 1, KEY_GROUPS_MAX)):
+            if value is None:
+                continue
+            if not isinstance(value, int) or value < least or (most is not None and value > most):
                 raise ConfigError(
                     f"app {name!r}: {called} is {value!r}",
                     not_done="the app was not created",
-                    next_step="give a whole number of at least 1" + (f" and at most {most}" if most else ""),
+                    next_step=f"give a whole number of at least {least}" + (f" and at most {most}" if most else ""),
                 )
         self.root, self.checkpoint_every, self.parallelism = root, checkpoint_every, parallelism
         self.standbys, self.key_groups, self.state_memory = standbys, key_groups, state_memory
@@ -88,9 +92,7 @@ class App:
                 next_step=f"use one of {', '.join(MODES)}",
             )
         self.mode = mode
-        self._later = {
-            f"changelog={changelog!r}": changelog != "root",
-        }
+        self._later = {f"changelog={changelog!r}": changelog != "root"}
         self._graph = Graph(name, dlq=self.dlq)
 
     if not TYPE_CHECKING:  # otherwise a type checker accepts any attribute
@@ -227,11 +229,7 @@ class App:
         main_of(self)
 
     def _refuse_unsupported(self) -> None:
-        asked = {
-            f"standbys={self.standbys}": self.standbys != 0,
-            **self._later,
-        }
-        for what, used in asked.items():
+        for what, used in self._later.items():
             if used:
                 raise ConfigError(
                     f"app {self.name!r} uses {what}, which this version does not support",

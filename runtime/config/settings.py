@@ -75,6 +75,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("checkpoint_every", "duration", SECOND_MS, "Time between two barriers", 10, HOUR_MS),
     Setting("parallelism", "count", 2, "Workers that share the key groups", 1, 1_024),
+    Setting("standbys", "count", 0, "More workers, which follow the state of the others to take over", 0, 1_024),
     Setting("key_groups", "count", 128, "Units in which state moves; fixed for the job's life", 1, KEY_GROUPS_MAX),
     Setting("master", "text", None, "Spark master URL; unset: Spark's own setting, else local"),
     Setting("max_records_per_second", "rate", None, "Limit on the reading of all sources together; unset: no limit", 1),
@@ -125,6 +126,8 @@ class CodeSettings(Protocol):
     @property
     def parallelism(self) -> int | None: ...
     @property
+    def standbys(self) -> int | None: ...
+    @property
     def key_groups(self) -> int: ...
     @property
     def state_memory(self) -> str | int | None: ...
@@ -140,6 +143,7 @@ class Settings:
     mode: str
     checkpoint_every_ms: int
     parallelism: int
+    standbys: int
     key_groups: int
     master: str | None
     max_records_per_second: int | None
@@ -329,6 +333,7 @@ def _lookup(
         "root": app.root,
         "checkpoint_every": app.checkpoint_every,
         "parallelism": app.parallelism,
+        "standbys": app.standbys,
         "key_groups": app.key_groups,
         "state_memory": app.state_memory,
         "mode": app.mode,

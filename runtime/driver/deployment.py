@@ -69,8 +69,8 @@ def _moved(state: Master, last: Manifest | None) -> bool:
 
 def deployment(state: Master, base: Manifest | None, worker: WorkerId) -> m.Deploy:
     rules, job = state.rules, state.job
-    role, subtask = state.workers[worker].role, state.workers[worker].subtask
-    assert role is not None and subtask is not None
+    subtask = state.workers[worker].subtask
+    assert subtask is not None
     peers = tuple(m.Peer(h.subtask, w, h.address) for w, h in state.workers.items() if h.subtask is not None)
     positions = deployed(state, base, subtask)
     pending = recovery.pending_of(base, subtask, rules.parallelism)
@@ -90,7 +90,7 @@ def deployment(state: Master, base: Manifest | None, worker: WorkerId) -> m.Depl
         job.timeline,
         job.first_epoch,
         job.base_epoch,
-        role,
+        m.Active(subtask),
         peers,
         handle,
         positions,
@@ -155,6 +155,14 @@ def launch_allowed_at(state: Master) -> float:
         return 0.0
     delay = state.rules.restart_backoff_first * 2.0 ** min(state.failures_in_a_row - 2, 32)
     return state.failures[-1].at + min(delay, state.rules.restart_backoff_max)
+
+
+def standby_allowed_at(state: Master) -> float:
+    """Return when the next standby may be launched: immediately, or after growing delays while they fail."""
+    if not state.standby_failures:
+        return 0.0
+    delay = state.rules.restart_backoff_first * 2.0 ** min(state.standby_failures - 1, 32)
+    return state.standby_failed_at + min(delay, state.rules.restart_backoff_max)
 
 
 def confirm(state: Master, delivered: tuple[Confirmed, ...]) -> Master:

@@ -14,7 +14,7 @@ import msgspec
 from holdfast.errors import ErrorReport
 from holdfast.frozen import replace
 from holdfast.model import WorkerId
-from holdfast.runtime.driver.deployment import launch_allowed_at
+from holdfast.runtime.driver.deployment import launch_allowed_at, standby_allowed_at
 from holdfast.runtime.driver.state import (
     Cancel,
     Dismiss,
@@ -25,6 +25,7 @@ from holdfast.runtime.driver.state import (
     Launch,
     Master,
     Over,
+    Running,
     Send,
     Step,
 )
@@ -78,9 +79,23 @@ def launch_ended(state: Master, number: int, error: str | None, now: float) -> S
             return lost(state, worker, f"worker process ended ({error or 'no error'})", now)
     if number not in state.launching:
         return _explain(state, number, error), []
-    launching = {n: at for n, at in state.launching.items() if n != number}
-    what = f"a worker could not be started: {error}"
-    return count_failure(replace(state, launching=launching), now, number, what, kind="unavailable")
+    return _not_started(state, number, f"a worker could not be started: {error}", now)
+
+
+def _not_started(state: Master, number: int, what: str, now: float) -> Step:
+    """Handle a launch without a worker. Where every subtask has a worker, only a standby is missing."""
+    state = replace(state, launching={n: at for n, at in state.launching.items() if n != number})
+    if _all_hosted(state):
+        return _standby_failed(state, now), []
+    return count_failure(state, now, number, what, kind="unavailable")
+
+
+def _all_hosted(state: Master) -> bool:
+    return isinstance(state.phase, Running) and len(state.workers) >= state.rules.parallelism
+
+
+def _standby_failed(state: Master, now: float) -> Master:
+    return replace(state, standby_failures=state.standby_failures + 1, standby_failed_at=now)
 
 
 def lose(state: Master, worker: WorkerId, cause: str, error: ErrorReport | None, now: float) -> Step:
@@ -91,6 +106,8 @@ def lose(state: Master, worker: WorkerId, cause: str, error: ErrorReport | None,
     workers = {w: h for w, h in state.workers.items() if w != worker}
     state = replace(state, workers=workers)
     effects: list[Effect] = [Dismiss(worker, hosted.launch)]
+    if isinstance(hosted.role, m.Standby):
+        return _standby_failed(state, now), effects
     if state.running is not None and hosted.subtask is not None:
         since = state.recovering_since if state.recovering_since is not None else now
         state = replace(state, phase=Interrupted(state.running, cause), recovering_since=since)
@@ -171,19 +188,23 @@ def launch_missing(state: Master, now: float) -> Step:
     late = [number for number, at in state.launching.items() if now - at > LAUNCH_DEADLINE_S]
     effects: list[Effect] = [Cancel(number) for number in late]
     for number in late:
-        launching = {n: at for n, at in state.launching.items() if n != number}
-        what = f"a worker did not start within {LAUNCH_DEADLINE_S:.0f} s"
-        state, more = count_failure(replace(state, launching=launching), now, number, what, kind="unavailable")
+        state, more = _not_started(state, number, f"a worker did not start within {LAUNCH_DEADLINE_S:.0f} s", now)
         if more:
             return state, effects + more
-    missing = state.rules.parallelism - len(state.workers) - len(state.launching)
-    if missing > 0 and now < launch_allowed_at(state):
-        return state, effects
-    for _ in range(max(missing, 0)):
+    for _ in range(_missing(state, now)):
         number = state.launches + 1
         state = replace(state, launches=number, launching={**state.launching, number: now})
         effects.append(Launch(number))
     return state, effects
+
+
+def _missing(state: Master, now: float) -> int:
+    """Return how many workers to launch now. Standbys come last: they may not take the slot of a subtask."""
+    rules, coming = state.rules, len(state.workers) + len(state.launching)
+    if coming < rules.parallelism:
+        return rules.parallelism - coming if now >= launch_allowed_at(state) else 0
+    wanted = _all_hosted(state) and now >= standby_allowed_at(state)
+    return max(0, rules.parallelism + rules.standbys - coming) if wanted else 0
 
 
 def end(state: Master, outcome: str, error: ErrorReport | None) -> Step:

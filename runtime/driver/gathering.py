@@ -22,6 +22,7 @@ from holdfast.checkpoint.manifest import Confirmed, Manifest
 from holdfast.errors import ConfigError, Where
 from holdfast.frozen import replace
 from holdfast.model import NO_EPOCH, Generation, Subtask, Tag, Writer
+from holdfast.runtime.driver import standbys
 from holdfast.runtime.driver.deployment import assigned, confirm, deployment
 from holdfast.runtime.driver.failover import end, launch_missing
 from holdfast.runtime.driver.partitions import with_those_of
@@ -104,17 +105,22 @@ def deploy_if_complete(state: Master, now: float) -> Step:
         return state, []
     if len(state.workers) < state.rules.parallelism:
         return launch_missing(state, now)
-    taken = {hosted.subtask for hosted in state.workers.values() if hosted.subtask is not None}
-    free = [Subtask(s) for s in range(state.rules.parallelism) if s not in taken]
-    workers = dict(state.workers)
-    for worker, hosted in workers.items():
-        if hosted.role is None and free:
-            workers[worker] = replace(hosted, role=m.Active(free.pop(0)))
-    job = state.job
+    state, job = _with_roles(state), state.job
     epochs = coordinator.start(state.rules.parallelism, job.base_epoch, job.first_epoch)
     running = Running(phase.base, now, epochs, now, phase.base, deployed=len(state.discovered))
-    state = replace(state, workers=workers, phase=running)
+    state = standbys.cover(replace(state, phase=running))
     if state.recovering_since is not None:
         deployed = replace(state.restarts[-1], deployed_after=now - state.recovering_since)
         state = replace(state, restarts=(*state.restarts[:-1], deployed))
     return state, [Send(w, deployment(state, phase.base, w)) for w in assigned(state)]
+
+
+def _with_roles(state: Master) -> Master:
+    """Give every free subtask to the worker without one that has the newest copy of its state."""
+    workers = dict(state.workers)
+    taken = {hosted.subtask for hosted in workers.values()}
+    for subtask in map(Subtask, range(state.rules.parallelism)):
+        if subtask not in taken:
+            chosen = standbys.newest_copy(state, subtask, [w for w in workers if workers[w].subtask is None])
+            workers[chosen] = replace(workers[chosen], role=m.Active(subtask), copies=())
+    return replace(state, workers=workers)

@@ -65,7 +65,7 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ErrorReport, Fenced, HoldfastError, Where
 from holdfast.frozen import replace
 from holdfast.model import NO_EPOCH, Epoch, ObjectRef, SourcePosition, Tag, Timeline, WorkerId
-from holdfast.runtime.driver import partitions, placement, retention, rewinding
+from holdfast.runtime.driver import partitions, placement, retention, rewinding, standbys
 from holdfast.runtime.driver.abreast import hold_back
 from holdfast.runtime.driver.deployment import (
     all_ended,
@@ -242,6 +242,9 @@ def registered(state: Master, message: m.Register, now: float) -> Step:
     state = replace(state, launching=launching, workers={**state.workers, message.worker: hosted})
     if (refused := placement.refusal(state.rules, message)) is not None:
         return end(state, "refused", refused)
+    if isinstance(state.phase, Running):
+        state = standbys.cover(state)
+        return state, standbys.follow(state)
     return deploy_if_complete(state, now)
 
 
@@ -292,6 +295,7 @@ def tick(state: Master, now: float, at_us: int) -> Step:
         effects += more
     state, more = launch_missing(state, now)
     effects += more
+    state = standbys.cover(state)
     if isinstance(state.phase, Running):
         state, more = _tick_running(state, state.phase, now, at_us)
         effects += more
@@ -332,6 +336,7 @@ def _start_what_is_due(state: Master, now: float, at_us: int) -> Step:
 def pulse(state: Master) -> list[Effect]:
     """Show the workers that the driver is alive; where no barrier follows, repeat the last commit (P9)."""
     effects: list[Effect] = [Send(worker, m.Pulse()) for worker in state.workers]
+    effects += standbys.follow(state)
     if state.running is not None and (committed := _said_by_no_barrier(state, state.running)) is not None:
         effects += [Send(w, _committed(state, committed)) for w in assigned(state)]
     return effects + end_input(state)
@@ -500,7 +505,7 @@ def _completed(state: Master, now: float, at_us: int) -> Step:
     after = replace(state.phase, running=phase) if isinstance(state.phase, Interrupted) else phase
     state = named(replace(state, phase=after, failures_in_a_row=0), phase)
     state, out = _coordinate(state, effects, now)
-    return state, out + sweeps
+    return state, out + standbys.follow(state) + sweeps
 
 
 def _finish_if_delivered(state: Master, phase: Running, at_us: int) -> Step:
@@ -518,13 +523,16 @@ def _finish_if_delivered(state: Master, phase: Running, at_us: int) -> Step:
 def _heartbeat(state: Master, message: m.Heartbeat, now: float) -> Step:
     hosted = state.workers[message.worker]
     hosted = replace(hosted, ended=message.ended, caught_up=message.caught_up, progress=message.progress)
-    hosted = replace(hosted, last_words=None, quiet=message.quiet, partitions=message.partitions)
+    hosted = replace(hosted, last_words=None, quiet=message.quiet, partitions=message.partitions, copies=message.copies)
     # A barrier on its way takes the changes: what a worker reports until it is taken says nothing about the next one.
     idle = isinstance(state.phase, Running) and isinstance(state.phase.epochs, coordinator.Idle)
     hosted = replace(hosted, wants_barrier=message.wants_barrier and idle)
     if message.broken and isinstance(state.phase, Running) and state.phase.broken_since is None:
         state = replace(state, phase=replace(state.phase, broken_since=now))
-    return confirm(_update(state, message.worker, hosted), message.delivered), []
+    state = _update(state, message.worker, hosted)
+    if state.standby_failures and hosted.subtask is None and standbys.are_complete(state):
+        state = replace(state, standby_failures=0)
+    return confirm(state, message.delivered), []
 
 
 def _update(state: Master, worker: WorkerId, hosted: Hosted) -> Master:

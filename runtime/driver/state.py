@@ -85,6 +85,8 @@ class Rules:
     """Against which checkpoint the code was checked; None: any."""
     adopted: tuple[str, ...] = ()
     """Owners of other histories whose targets the user allows this run to take over."""
+    standbys: int = 0
+    """Workers beyond the parallelism that follow the state of subtasks, to take one over."""
     discover_every: float = 0.0
     """Time between two listings of the sources while the job runs; 0: they are listed only where the run may end."""
     aligned: tuple[Group, ...] = ()
@@ -116,7 +118,7 @@ class Hosted:
     launch: int
     seen: float
     role: m.Role | None = None
-    """None for a spare worker."""
+    """None until it is assigned one."""
     ready: bool = False
     how: str | None = None
     ended: bool = False
@@ -129,12 +131,14 @@ class Hosted:
     wants_barrier: bool = False
     """As in `Heartbeat`; False while an epoch is open."""
     progress: m.Progress = m.Progress()
+    copies: tuple[m.Copied, ...] = ()
+    """As in `Heartbeat`."""
     last_words: m.Vitals | None = None
     """The last report of its companion, unless the worker has sent a message since."""
 
     @property
     def subtask(self) -> Subtask | None:
-        """Return the subtask that the worker runs; None for a standby or a spare worker."""
+        """Return the subtask that the worker runs; None if it runs none."""
         return self.role.subtask if isinstance(self.role, m.Active) else None
 
 
@@ -293,6 +297,9 @@ class Master:
     """Failures within the window, oldest first; the first is reported as the cause."""
     failures_in_a_row: int = 0
     """Since the last completed epoch."""
+    standby_failures: int = 0
+    """Standbys lost or not started since all were complete."""
+    standby_failed_at: float = 0.0
     struck: int = 0
     """The loss of workers up to this launch counts as part of the last failure until every subtask runs again."""
     confirmed: Mapping[Writer, Tag] = field(default_factory=dict)

@@ -148,6 +148,12 @@ def check_settings(plan: Plan, settings: Settings) -> None:
     check_state_memory(plan, settings.state_memory, *channels)
     if batches:
         refuse_what_needs_workers(plan)
+        if settings.standbys:
+            raise ConfigError(
+                f"the job has standbys={settings.standbys}, but microbatch mode has no workers that stay",
+                not_done="nothing was started",
+                next_step="set standbys to 0, or run with --mode continuous",
+            )
 
 
 def _check_repairs(plan: Plan, repository: Repository, job: joblog.Job, before: Manifest) -> None:

@@ -8,6 +8,7 @@ Source: DESIGN sections 2 to 4, 13; API.md (exit statuses).
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from pyspark import SparkContext
 
@@ -35,10 +36,17 @@ class Resident:
         """See Execution.run."""
         settings = prepared.settings
         ports.note("starting Spark")
-        context = start_context(prepared.plan.app, settings.master, settings.parallelism)
-        check_slots(context, settings.parallelism)
+        context = start_context(prepared.plan.app, settings.master, settings.parallelism + settings.standbys)
+        standbys = check_slots(context, settings.parallelism, settings.standbys)
+        if standbys < settings.standbys:
+            ports.note(
+                f"{settings.standbys} standbys were requested, and Spark has free slots for {standbys}; the run starts "
+                "with these. For all of them, give Spark more cores"
+            )
+            settings = replace(settings, standbys=standbys)
+            prepared = replace(prepared, settings=settings)
         conf = dict(context.getConf().getAll())
-        memory = memory_settings(prepared.plan, settings.state_memory, settings.parallelism, conf)
+        memory = memory_settings(prepared.plan, settings.state_memory, settings.parallelism, conf, standbys)
         host, deadline = driver_host(context), max(30.0, settings.checkpoint_every_ms / 100)
         return Run(prepared, ports, "continuous", host, lambda run: _Workers(run, context, memory), deadline).run()
 

@@ -203,6 +203,7 @@ def _rules(prepared: Prepared, host: str, epoch_deadline: float) -> master.Rules
         gone_sinks=prepared.gone_sinks,
         checked=prepared.checked,
         adopted=prepared.adopted,
+        standbys=settings.standbys,
         discover_every=settings.partition_discovery_ms / 1000,
         fixed=not_to_grow(plan),
         aligned=plan.aligned(),

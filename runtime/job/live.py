@@ -60,6 +60,9 @@ class Worker(msgspec.Struct, frozen=True):
     state_bytes: int | None = None
     """All tables, in memory or swapped out; None before the worker has a subtask."""
     lag_epochs: int | None = None
+    """Of a standby: how many completed epochs its oldest copy lacks."""
+    lag_bytes: int | None = None
+    """Of a standby: the stored bytes that its copies lack."""
     how: str | None = None
     first_record_at: int | None = None
     refused: str | None = None

@@ -21,7 +21,7 @@ from holdfast.errors import HoldfastError
 from holdfast.model import LAST_US, NEVER_US, DriverProcess
 from holdfast.runtime.driver import master
 from holdfast.runtime.driver.rewinding import no_way_back
-from holdfast.runtime.job import waiting
+from holdfast.runtime.job import standbys, waiting
 from holdfast.runtime.job.live import (
     Checkpoint,
     Horizon,
@@ -79,11 +79,12 @@ def _workers(state: master.Master) -> tuple[Worker, ...]:
             id=worker,
             host=hosted.host,
             pid=hosted.pid,
-            role="worker",
-            subtasks=() if hosted.subtask is None else (hosted.subtask,),
+            role="standby" if standbys.is_standby(hosted) else "worker",
+            subtasks=standbys.subtasks(hosted),
             rss_bytes=hosted.progress.rss_bytes or None,
             state_bytes=hosted.progress.state_bytes or None,
-            lag_epochs=hosted.progress.lag_epochs,
+            lag_epochs=standbys.lag_epochs(state, hosted),
+            lag_bytes=standbys.lag_bytes(hosted),
             how=hosted.how,
             first_record_at=hosted.progress.first_record_at,
             refused=hosted.progress.refused or None,
@@ -117,7 +118,8 @@ def _ms(seconds: float | None) -> int | None:
 
 def _problems(state: master.Master) -> tuple[Problem, ...]:
     if not isinstance(state.phase, master.Over):
-        return (*_local_refusals(state), *_merge_refusals(state), *_sink_refusals(state), *_unlisted(state))
+        refusals = (*_local_refusals(state), *_merge_refusals(state), *_sink_refusals(state), *_unlisted(state))
+        return (*refusals, *standbys.problems(state))
     if state.phase.error is None:
         return ()
     return (Problem(code=state.phase.outcome, **asdict(state.phase.error)),)

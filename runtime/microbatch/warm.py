@@ -17,20 +17,17 @@ from functools import cache
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from holdfast.checkpoint.bases import pieces
-from holdfast.checkpoint.repository import open_verified
 from holdfast.errors import ConfigError
-from holdfast.model import NO_EPOCH, Cut, WorkerId
+from holdfast.model import WorkerId
 from holdfast.ports import Clock, ObjectStore
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.memory import Budget
-from holdfast.runtime.wire.messages import Deploy
-from holdfast.runtime.worker.compaction import restore
-from holdfast.runtime.worker.local import Home, MemoryState, Opened, identity_of
+from holdfast.runtime.worker.compaction import opened_beyond, restore
+from holdfast.runtime.worker.local import Home, MemoryState, Opened, Target, cut_of, identity_of
 from holdfast.state.evolution import declaration
 from holdfast.state.paging.image import Head, Held, Image, Wanted, create, find, remove_old
 from holdfast.state.paging.swap import resident_bytes, unfit
-from holdfast.state.store import Piece, StateStore
+from holdfast.state.store import StateStore
 from holdfast.state.tables.slab import Memory
 from holdfast.state.tables.spec import TableSpec
 
@@ -153,21 +150,20 @@ class WarmState(Generic[M, P]):
     def __init__(self, store: ObjectStore, clock: Clock, pause: Callable[[float], None], images: Images[M, P]) -> None:
         self._store, self._clock, self._pause, self._images = store, clock, pause, images
 
-    def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Opened:
-        """Return a store at the deployment's base, or an empty one where there can be no image."""
-        declared = {operator.id: _declared(operator.table) for operator in plan.operators}
-        base = Cut(deploy.base_epoch, deploy.lineage.get(deploy.base_epoch, ""))
+    def open(self, plan: Plan, target: Target, worker: WorkerId) -> Opened:
+        """Return a store at the target, or an empty one where there can be no image."""
+        declared, base = {operator.id: _declared(operator.table) for operator in plan.operators}, cut_of(target)
         if not (declared and base.manifest and self._images.possible):
-            return MemoryState().open(plan, deploy, worker)
-        wanted = Wanted(deploy.job_uuid, deploy.handle.key_groups, declared, base, deploy.lineage)
+            return MemoryState().open(plan, target, worker)
+        wanted = Wanted(target.job_uuid, target.handle.key_groups, declared, base, target.lineage)
         try:
-            return self._open(_Task(self._store, plan, deploy, worker, wanted))
+            return self._open(_Task(self._store, plan, target, worker, wanted))
         except (OSError, MemoryError, ConfigError) as error:
             _warn(
                 "the state of tasks is restored from the root in every epoch, and held in memory whatever its size, as "
                 f"there is no image of it: {error}"
             )
-            return MemoryState().open(plan, deploy, worker)
+            return MemoryState().open(plan, target, worker)
 
     def _open(self, task: _Task) -> Opened:
         with ExitStack() as held:
@@ -200,9 +196,9 @@ class WarmState(Generic[M, P]):
 class _Task:
     """What a task needs, and how an image gets there."""
 
-    def __init__(self, objects: ObjectStore, plan: Plan, deploy: Deploy, worker: WorkerId, wanted: Wanted) -> None:
-        self._objects, self._plan, self._deploy, self.wanted = objects, plan, deploy, wanted
-        self._identity = identity_of(deploy, worker)
+    def __init__(self, objects: ObjectStore, plan: Plan, target: Target, worker: WorkerId, wanted: Wanted) -> None:
+        self._objects, self._plan, self._target, self.wanted = objects, plan, target, wanted
+        self._identity = identity_of(target, worker)
 
     def mapped(self, image: HeldImage[M, P]) -> StateStore:
         """Return a store with the tables of an image, whose changes are not in the image."""
@@ -214,21 +210,14 @@ class _Task:
 
     def bring_up(self, image: HeldImage[M, P]) -> None:
         """Bring an image, held alone, to the base."""
-        owned, found, head = self.wanted.key_groups, pieces(self._deploy.handle), image.head
+        head, target = image.head, self._target
         with ExitStack() as opened:
-            # A base newer than the image does not record what was deleted in between.
-            if head is None or any(p.follows == NO_EPOCH and p.epoch > head.cut.epoch for p in found):
-                memory = self._begin(image, opened)
-                store = self._store(memory)
-                restore(Opened(store, None, None, lambda: None), self._deploy, self._objects)
+            new = None if head is None else opened_beyond(target, head.cut.epoch, self._objects, opened)
+            memory = self._begin(image, opened)  # only after all pieces are known to be readable
+            store = self._store(memory)
+            if new is None:
+                restore(Opened(store, None, None, lambda: None), target, self._objects)
             else:
-                new = [
-                    Piece(opened.enter_context(open_verified(self._objects, p.object)), p.key_groups or owned)
-                    for p in found
-                    if p.epoch > head.cut.epoch
-                ]
-                memory = self._begin(image, opened)  # only after all pieces are known to be readable
-                store = self._store(memory)
                 image.load(store, memory)
                 store.follow(self.wanted.base.epoch, new)
             store.drop_vacant()

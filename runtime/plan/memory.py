@@ -152,12 +152,12 @@ def _mib(size: int) -> str:
     return f"{-(-size // MIB):,}MiB"
 
 
-def container_share(conf: Mapping[str, str], parallelism: int) -> ContainerShare | None:
+def container_share(conf: Mapping[str, str], workers: int) -> ContainerShare | None:
     """Return what the executors' containers leave each worker, None if there are no containers of a known size.
 
     Args:
         conf: Spark's configuration.
-        parallelism: Workers of the job.
+        workers: Workers of the job.
 
     Source: Spark configuration; YARN and Kubernetes kill an executor whose container exceeds the sum of these settings.
     """
@@ -170,7 +170,7 @@ def container_share(conf: Mapping[str, str], parallelism: int) -> ContainerShare
         slots = int(conf.get("spark.executor.cores", "1")) // max(1, int(conf.get("spark.task.cpus", "1")))
     except ValueError:
         return None  # Spark refuses the value itself
-    workers = max(1, min(parallelism, slots))
+    workers = max(1, min(workers, slots))
     origin += " + spark.executor.pyspark.memory" if python else ""
     return ContainerShare((overhead + python) // workers, origin, workers)
 

@@ -43,11 +43,12 @@ _CONF = {
 
 
 def start_context(
-    name: str, master: str | None, parallelism: int, settings: Mapping[str, str] | None = None
+    name: str, master: str | None, workers: int, settings: Mapping[str, str] | None = None
 ) -> SparkContext:
     """Return the Spark context: that of spark-submit, or a new one.
 
     Args:
+        workers: How many tasks run at the same time; without a master there is a slot for each, and one more.
         settings: What takes the place of the settings for resident workers, where the user gave none.
 
     Raises:
@@ -65,7 +66,7 @@ def start_context(
     if master is not None:
         conf.setMaster(master)
     elif not conf.contains("spark.master"):
-        conf.setMaster(f"local[{parallelism + 1}]")
+        conf.setMaster(f"local[{workers + 1}]")
     if not conf.contains("spark.app.name"):
         conf.setAppName(f"holdfast-{name}")
     for key, value in {**_CONF, **(settings or {})}.items():
@@ -117,8 +118,11 @@ def driver_host(context: SparkContext) -> str:
     return str(context.getConf().get("spark.driver.host", "127.0.0.1"))
 
 
-def check_slots(context: SparkContext, needed: int) -> None:
-    """Wait for executors, then refuse a cluster that cannot host all workers at the same time.
+def check_slots(context: SparkContext, needed: int, standbys: int = 0) -> int:
+    """Wait for executors, then refuse a cluster that cannot host all subtasks at the same time.
+
+    Returns:
+        How many standbys have a slot too.
 
     Raises:
         ConfigError: too few slots; gives needed, found and the setting to change.
@@ -126,7 +130,7 @@ def check_slots(context: SparkContext, needed: int) -> None:
     """
     deadline = time.monotonic() + (0 if is_one_process(context) else SLOTS_WAIT_S)
     try:
-        while (found := context.defaultParallelism) < needed and time.monotonic() < deadline:
+        while (found := context.defaultParallelism) < needed + standbys and time.monotonic() < deadline:
             time.sleep(0.1)
     except Exception as error:  # py4j raises several kinds; each means that Spark stopped: no master took the app
         raise _no_spark(error) from error
@@ -136,6 +140,7 @@ def check_slots(context: SparkContext, needed: int) -> None:
             not_done="no worker was started and nothing was read",
             next_step=f"run with --parallelism {found}, or give Spark more cores (here: --master 'local[{needed}]')",
         )
+    return min(standbys, found - needed)
 
 
 class SparkHost:

@@ -28,24 +28,33 @@ class MemorySettings:
 
     Args:
         state_memory: The setting; None: what the machine or container gives.
-        parallelism: Workers of the job.
+        parallelism: Workers that exchange records.
         container: See default_state_memory.
+        standbys: Further workers.
     """
 
     state_memory: int | None = None
     parallelism: int = 1
     container: int | None = None
+    standbys: int = 0
+
+    @property
+    def workers(self) -> int:
+        """Return how many workers share the machines."""
+        return self.parallelism + self.standbys
 
 
-def memory_settings(plan: Plan, state_memory: int | None, parallelism: int, conf: Mapping[str, str]) -> MemorySettings:
+def memory_settings(
+    plan: Plan, state_memory: int | None, parallelism: int, conf: Mapping[str, str], standbys: int = 0
+) -> MemorySettings:
     """Return what decides, with Spark's configuration.
 
     Raises:
         ConfigError: the executors' containers leave too little.
     """
-    container = container_share(conf, parallelism)
+    container = container_share(conf, parallelism + standbys)
     check_container(plan, state_memory, container)
-    return MemorySettings(state_memory, parallelism, None if container is None else container.size)
+    return MemorySettings(state_memory, parallelism, None if container is None else container.size, standbys)
 
 
 def budget_of(plan: Plan, settings: MemorySettings, channel_bytes_max: int = 0) -> Budget:
@@ -57,20 +66,20 @@ def budget_of(plan: Plan, settings: MemorySettings, channel_bytes_max: int = 0) 
     given = plan, settings.parallelism, channel_bytes_max
     asked = settings.state_memory
     channels = channel_bytes(*given)
-    total = asked or max(default_state_memory(settings.parallelism, settings.container), least(plan, 1, 0))
+    total = asked or max(default_state_memory(settings.workers, settings.container), least(plan, 1, 0))
     # Without a setting the share of channels is a guess too: a wide job rarely fills them all.
     return Budget(total, channels if asked else min(channels, total // 4))
 
 
-def default_state_memory(parallelism: int, container: int | None = None, root: Path = _ROOT) -> int:
+def default_state_memory(workers: int, container: int | None = None, root: Path = _ROOT) -> int:
     """Return the default budget of one worker, in bytes.
 
     Args:
-        parallelism: Workers of the job; at most as many as there are processors are taken to run on this machine.
+        workers: Workers of the job; at most as many as there are processors are taken to run on this machine.
         container: Bytes that the executor's container leaves this worker (plan/memory.py), None if there is none.
             YARN need not enforce them by a control group.
     """
-    shared = min(_machine(root), _cgroup(root)) // max(1, min(parallelism, os.cpu_count() or 1))
+    shared = min(_machine(root), _cgroup(root)) // max(1, min(workers, os.cpu_count() or 1))
     return min(shared, address_space(), _UNLIMITED if container is None else container) // 2
 
 

@@ -157,6 +157,8 @@ class TestDriver:
         partitions = self._partitions()
         every = duration_ms(app.checkpoint_every, "checkpoint_every") / 1000
         self.cluster = Cluster(plan, parallelism, seed, MemoryObjects(), every, partitions, mode or app.mode)
+        if app.standbys:
+            self.cluster.change_rules(standbys=app.standbys)
         self._app = plan.app
         self._entered = False
         self._crashed: set[int] = set()

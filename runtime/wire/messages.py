@@ -125,6 +125,16 @@ class Progress(msgspec.Struct, frozen=True):
     """While state is restored: the bytes of stored pieces restored so far, and of all pieces; else None."""
 
 
+class Copied(msgspec.Struct, frozen=True):
+    """A standby's copy of the state of one subtask."""
+
+    subtask: Subtask
+    epoch: Epoch
+    """The completed epoch that the copy holds; 0: none yet."""
+    bytes: int = 0
+    """What is stored of the requested epoch and not in the copy."""
+
+
 class Heartbeat(Message, frozen=True):
     """The worker is alive; with its progress and problems."""
 
@@ -145,6 +155,8 @@ class Heartbeat(Message, frozen=True):
     wants_barrier: bool = False
     """The next barrier should not wait until it is due: changes since the last one take much memory or, in microbatch
     mode, records wait to be read."""
+    copies: tuple[Copied, ...] = ()
+    """Of a standby."""
 
 
 class Ready(Message, frozen=True):
@@ -196,9 +208,9 @@ class Active(msgspec.Struct, frozen=True, tag="active"):
 
 
 class Standby(msgspec.Struct, frozen=True, tag="standby"):
-    """A worker that keeps the state of another worker's subtask up to date, to take it over; not implemented yet."""
+    """A worker that runs no subtask and keeps copies of the state of these, to take one of them over."""
 
-    follows: Subtask
+    follows: tuple[Subtask, ...]
 
 
 Role = Active | Standby
@@ -214,14 +226,14 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class Deploy(Message, frozen=True):
-    """Take this role in this generation: roll back to the base, or restore it."""
+    """Run this subtask in this generation: roll back to the base, or restore it."""
 
     job_uuid: JobUuid
     generation: Generation
     timeline: Timeline
     first_epoch: Epoch
     base_epoch: Epoch
-    role: Role
+    role: Active
     peers: tuple[Peer, ...]
     handle: SnapshotHandle
     positions: tuple[SourcePosition, ...]
@@ -241,9 +253,28 @@ class Deploy(Message, frozen=True):
 
     @property
     def subtask(self) -> Subtask:
-        """Return the subtask that an active worker is to run."""
-        assert isinstance(self.role, Active), "a standby runs no subtask"
+        """Return the subtask that the worker is to run."""
         return self.role.subtask
+
+
+class Follow(Message, frozen=True):
+    """Bring the copy of one subtask's state to this completed epoch, as a standby."""
+
+    job_uuid: JobUuid
+    generation: Generation
+    timeline: Timeline
+    base_epoch: Epoch
+    role: Standby
+    """All that the standby follows; it gives up other copies."""
+    handle: SnapshotHandle
+    """The state of the subtask as of the epoch."""
+    lineage: dict[Epoch, str] = {}
+    """As in `Deploy`."""
+
+    @property
+    def subtask(self) -> Subtask:
+        """Return the subtask to copy."""
+        return self.handle.subtask
 
 
 class Assigned(msgspec.Struct, frozen=True):
@@ -307,7 +338,7 @@ class Exit(Message, frozen=True):
 
 
 FromWorker = Register | Heartbeat | Ready | Ack | Failed | Vitals
-FromDriver = Deploy | Trigger | Committed | EndInput | Expired | HoldBack | Pulse | Exit
+FromDriver = Deploy | Follow | Trigger | Committed | EndInput | Expired | HoldBack | Pulse | Exit
 
 # Built here, before any thread starts: msgspec resolves a type when it first decodes one, and two threads that do so
 # at the same time crash the process.

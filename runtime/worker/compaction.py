@@ -1,4 +1,4 @@
-"""How a worker reads the stored pieces of a subtask's state: to restore them, and to merge them.
+"""How a worker reads the stored pieces of a subtask's state: to restore, to follow, and to merge them.
 
 A merge reads stored objects alone, so it needs nothing from the operator thread, and its output can be checked against
 its input.
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from holdfast.checkpoint.bases import Merge, pieces
 from holdfast.checkpoint.repository import open_verified, write_object
-from holdfast.model import NO_EPOCH, Cut, SegmentRef, WorkerId
+from holdfast.model import NO_EPOCH, Epoch, SegmentRef, WorkerId
 from holdfast.ports import ObjectStore
 from holdfast.runtime.wire.messages import Deploy
-from holdfast.runtime.worker.local import Opened
+from holdfast.runtime.worker.local import Opened, Target, cut_of
 from holdfast.state.changelog import SegmentHeader
 from holdfast.state.compact import compact
 from holdfast.state.store import Piece
@@ -56,9 +56,9 @@ class CompactJob:
 
 
 def restore(
-    opened: Opened, deploy: Deploy, store: ObjectStore, advanced: Callable[[int, int], object] = lambda *_: None
+    opened: Opened, target: Target, store: ObjectStore, advanced: Callable[[int, int], object] = lambda *_: None
 ) -> None:
-    """Bring an opened store to the deployment's base: the state in the folder, then the pieces above it.
+    """Bring an opened store to its target: the state in the folder, then the pieces above it.
 
     A folder older than a base is not used: the base does not record what was deleted in between. One piece is open at a
     time, and a bounded number of its rows is in memory.
@@ -67,7 +67,7 @@ def restore(
         advanced: Receives the bytes of all pieces restored so far, and of all pieces together; also while a large
             piece is being restored.
     """
-    owned, found, applied = deploy.handle.key_groups, pieces(deploy.handle), opened.applied
+    owned, found, applied = target.handle.key_groups, pieces(target.handle), opened.applied
     if applied is not None and any(p.follows == NO_EPOCH and p.epoch > applied for p in found):
         applied = None
     if applied is not None and opened.key_groups == owned:
@@ -84,5 +84,17 @@ def restore(
             advanced(done, total)
 
     based = None if applied is None else opened.key_groups
-    opened.store.restore(deploy.base_epoch, read(), applied, based, lambda: advanced(done, total))
-    opened.store.completed(Cut(deploy.base_epoch, deploy.lineage.get(deploy.base_epoch, "")))
+    opened.store.restore(target.base_epoch, read(), applied, based, lambda: advanced(done, total))
+    opened.store.completed(cut_of(target))
+
+
+def opened_beyond(target: Target, epoch: Epoch, store: ObjectStore, held: ExitStack) -> list[Piece] | None:
+    """Open the pieces that bring state as of this epoch to the target, until `held` closes; None if no pieces do.
+
+    They do not if one is a base: it does not record what was deleted in between.
+    """
+    newer = tuple(piece for piece in pieces(target.handle) if piece.epoch > epoch)
+    if any(piece.follows == NO_EPOCH for piece in newer):
+        return None
+    owned = target.handle.key_groups
+    return [Piece(held.enter_context(open_verified(store, p.object)), p.key_groups or owned) for p in newer]

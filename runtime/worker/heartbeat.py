@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from holdfast.checkpoint.manifest import Confirmed
 from holdfast.model import NO_EPOCH, Epoch, Generation, WorkerId
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.worker import protocol as worker
@@ -83,6 +84,25 @@ def heartbeat_of(
         run.partitions(),
         memory.wants_barrier and not active.broken,
     )
+
+
+def standby_heartbeat(
+    worker_id: WorkerId,
+    generation: Generation,
+    copies: tuple[m.Copied, ...],
+    delivered: tuple[Confirmed, ...],
+    memory: MemoryUse,
+    refused: str,
+) -> m.Heartbeat:
+    """Return the heartbeat of a worker that runs no subtask.
+
+    Args:
+        refused: Why the root could not be read at the last attempt; empty if it could.
+    """
+    progress = m.Progress(
+        rss_bytes=resident_bytes(), state_bytes=memory.state_bytes, state_memory=memory.budget, refused=refused
+    )
+    return m.Heartbeat(worker_id, generation, False, False, delivered, progress, copies=copies)
 
 
 def quiet_of(active: Active) -> Epoch:

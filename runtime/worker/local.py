@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import Protocol
 
 from holdfast.errors import ConfigError, Unavailable
-from holdfast.model import Epoch, Generation, WorkerId
+from holdfast.model import Cut, Epoch, Generation, JobUuid, SnapshotHandle, Timeline, WorkerId
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.memory import Budget
-from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.wire.presence import boot_id, machine_id
 from holdfast.state.directory import claim
 from holdfast.state.evolution import declaration
@@ -56,20 +55,37 @@ class Opened:
     """Removes the folder: no run will need it again."""
 
 
+class Target(Protocol):
+    """The state of a subtask as of a completed epoch: what `Deploy` and `Follow` name."""
+
+    @property
+    def job_uuid(self) -> JobUuid: ...
+    @property
+    def generation(self) -> Generation: ...
+    @property
+    def timeline(self) -> Timeline: ...
+    @property
+    def base_epoch(self) -> Epoch: ...
+    @property
+    def handle(self) -> SnapshotHandle: ...
+    @property
+    def lineage(self) -> dict[Epoch, str]: ...
+
+
 class LocalState(Protocol):
     """Opens the state of a subtask on the best local base."""
 
-    def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Opened:
+    def open(self, plan: Plan, target: Target, worker: WorkerId) -> Opened:
         """Return a store for the subtask's key groups, not restored yet."""
 
 
 class MemoryState:
     """Keeps state in memory alone."""
 
-    def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Opened:
+    def open(self, plan: Plan, target: Target, worker: WorkerId) -> Opened:
         """Return an empty store."""
         specs = [operator.table for operator in plan.operators]
-        store = StateStore(identity_of(deploy, worker), specs, plan.key_groups, deploy.handle.key_groups)
+        store = StateStore(identity_of(target, worker), specs, plan.key_groups, target.handle.key_groups)
         return Opened(store, None, None, lambda: None)
 
 
@@ -120,22 +136,24 @@ class LocalFolders:
         self._rocks = RocksMemory() if budget is None else RocksMemory(budget.rocks, budget.rocks // 2)
         self._others_bytes = resident_bytes()
         """The interpreter and its libraries, which do not count."""
-        self._folder: Path | None = None
+        self._folders = list[Path]()
+        self._swap: Swap | None = None
+        """Of all stores: the budget is that of the worker."""
 
     def discard(self) -> None:
-        """Remove the folder: the job has finished and will not need it again."""
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        """Remove the folders: the job has finished and will not need them again."""
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
-    def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Opened:
+    def open(self, plan: Plan, target: Target, worker: WorkerId) -> Opened:
         """Take over the folder that leaves the least to restore, else create one."""
-        parent = self._home.folder(deploy.job_uuid)
-        lineage, owned, target = deploy.lineage, deploy.handle.key_groups, deploy.base_epoch
+        parent = self._home.folder(target.job_uuid)
+        lineage, owned, epoch = target.lineage, target.handle.key_groups, target.base_epoch
         specs = [operator.table for operator in plan.operators]
         declared = {spec.operator: declaration(spec) for spec in specs}
         try:
-            self._home.make(deploy.job_uuid)
-            folder = claim(parent, deploy.job_uuid, lineage, target, owned, declared, self._rocks)
+            self._home.make(target.job_uuid)
+            folder = claim(parent, target.job_uuid, lineage, epoch, owned, declared, self._rocks)
             memory = self._memory(parent)
         except OSError as error:
             raise Unavailable(
@@ -143,9 +161,9 @@ class LocalFolders:
                 not_done="the subtask was not started on this machine",
                 next_step="free disk space, or set TMPDIR on the executors to a writable folder",
             ) from error
-        self._folder = folder.path
-        covered = usable(folder.marker, deploy.job_uuid, lineage, target, owned, declared)
-        store = StateStore(identity_of(deploy, worker), specs, plan.key_groups, owned, folder.store, memory)
+        self._folders.append(folder.path)
+        covered = usable(folder.marker, target.job_uuid, lineage, epoch, owned, declared)
+        store = StateStore(identity_of(target, worker), specs, plan.key_groups, owned, folder.store, memory)
         applied = folder.marker.applied if covered is not None and folder.marker is not None else None
         return Opened(store, applied, covered, folder.store.close)
 
@@ -160,7 +178,9 @@ class LocalFolders:
                 why,
             )
             return PLAIN
-        return Swap(folder, self._others_bytes + self._budget.total, self._budget.tables)
+        if self._swap is None:
+            self._swap = Swap(folder, self._others_bytes + self._budget.total, self._budget.tables)
+        return self._swap
 
 
 def _remove_earlier_boots(boots: Path, boot: str) -> None:
@@ -181,6 +201,11 @@ def _check_owner(root: Path) -> None:
         )
 
 
-def identity_of(deploy: Deploy, worker: WorkerId) -> Identity:
-    """Return the identity of a deployment's state: the job, generation, timeline and worker."""
-    return Identity(deploy.job_uuid, Generation(deploy.generation), deploy.timeline, worker)
+def identity_of(target: Target, worker: WorkerId) -> Identity:
+    """Return the identity of a subtask's state: the job, generation, timeline and worker."""
+    return Identity(target.job_uuid, Generation(target.generation), target.timeline, worker)
+
+
+def cut_of(target: Target) -> Cut:
+    """Return the completed epoch of a target, with its manifest."""
+    return Cut(target.base_epoch, target.lineage.get(target.base_epoch, ""))

@@ -35,8 +35,9 @@ from holdfast.runtime.worker import protocol as worker
 from holdfast.runtime.worker.applying import Applying
 from holdfast.runtime.worker.compaction import CompactJob, restore
 from holdfast.runtime.worker.deliveries import Deliveries
-from holdfast.runtime.worker.heartbeat import MemoryUse, heartbeat_of, quiet_of
-from holdfast.runtime.worker.local import identity_of
+from holdfast.runtime.worker.following import Following
+from holdfast.runtime.worker.heartbeat import MemoryUse, heartbeat_of, quiet_of, standby_heartbeat
+from holdfast.runtime.worker.local import Opened, cut_of, identity_of
 from holdfast.runtime.worker.ports import Ports
 from holdfast.runtime.worker.seal import SealJob, segment_job
 from holdfast.runtime.worker.subtask import Active, SubtaskRun, inputs_of, outputs_of
@@ -92,6 +93,7 @@ class WorkerLoop:
         self._deliveries = Deliveries(
             plan, ports, self._after, lambda _writer, _tag: self.beat(), self._fail, limits.staged_bytes_max
         )
+        self._following = Following(plan, ports, worker_id, limits.apply_after_idle, self._copying)
         self._shown = m.Heartbeat(worker_id, Generation(0), False, False, (), m.Progress())
         self._applying, self._refused = Applying(ports.clock, limits.apply_after_idle), dict[str, str]()
         self.exited: str | None = None
@@ -109,6 +111,9 @@ class WorkerLoop:
                     self._deploy(message)
                 elif message.generation == active.deploy.generation and not active.broken:
                     self._ports.send(m.Ready(self.worker_id, message.generation, "already running", 0))
+            case m.Follow():
+                if active is None:
+                    self._following.ask(message)
             case m.Trigger(generation) if self._is_current(generation):
                 assert active is not None
                 active.triggers.append(message)
@@ -153,7 +158,9 @@ class WorkerLoop:
             heapq.heappop(self._timers)[2]()
             return True
         active = self._active
-        if active is None or active.broken:
+        if active is None:
+            return self._follow()
+        if active.broken:
             return False
         try:
             taken = active.run.records_in
@@ -173,6 +180,19 @@ class WorkerLoop:
         worked |= self._seal_copied(active)
         self._show_news(active)
         return self._apply_some(worked) or worked
+
+    def _follow(self) -> bool:
+        """Advance the copies of a standby."""
+        before = self._following.stock()
+        try:
+            worked = self._following.turn()
+        except HoldfastError as error:  # the run goes on: the driver replaces a standby
+            self._ports.send(m.Failed(self.worker_id, self._following.generation, error.report(), permanent=False))
+            self._following.close()
+            return True
+        if self._following.stock() != before:
+            self.beat()
+        return worked
 
     def _close_epochs(self, active: Active) -> None:
         while active.triggers and not active.broken and not active.run.midway():
@@ -232,6 +252,7 @@ class WorkerLoop:
         if self._active is not None:
             self._active.run.close()
         self._deliveries.close()
+        self._following.close()
         self._close_state()
 
     def state(self) -> StateStore | None:
@@ -241,9 +262,6 @@ class WorkerLoop:
     # Deployment
 
     def _deploy(self, deploy: m.Deploy) -> None:
-        if isinstance(deploy.role, m.Standby):
-            self._report(deploy.generation, _no_standby(deploy.role))
-            return
         clock = self._ports.clock
         began = clock.monotonic()
         machine = None if self._active is None else self._active.machine
@@ -262,22 +280,33 @@ class WorkerLoop:
         self.beat()
 
     def _bring_state(self, deploy: m.Deploy, machine: worker.Worker | None) -> str:
-        """Roll back in place if the worker holds the state of the base, else restore it (P10)."""
+        """Roll back in place if the worker holds the state of the base (P10), else take a copy of it, or restore it."""
         owned = deploy.handle.key_groups
         identity = identity_of(deploy, self.worker_id)
         same = self._held == (deploy.subtask, owned) and self._holds(deploy, machine)
         if self._state is not None and same and self._state.roll_back(deploy.base_epoch, identity):
-            self._state.completed(_cut_of(deploy))
+            self._state.completed(cut_of(deploy))
             return "rolled back"
         self._close_state()
+        how, base = "promoted", self._following.take(deploy)
+        if base is None:
+            how, base = "restored" if pieces(deploy.handle) else "empty", self._open_restored(deploy)
+        base.store.identity = identity
+        self._state, self._held, self._release = base.store, (deploy.subtask, owned), base.close
+        return how
+
+    def _open_restored(self, deploy: m.Deploy) -> Opened:
         base = self._ports.local.open(self._plan, deploy, self.worker_id)
         try:
             restore(base, deploy, self._ports.store, partial(self._restored, deploy.generation))
         except HoldfastError:
             base.close()  # half restored: the next generation must not roll back to it
             raise
-        self._state, self._held, self._release = base.store, (deploy.subtask, owned), base.close
-        return "restored" if pieces(deploy.handle) else "empty"
+        return base
+
+    def _copying(self, done_bytes: int, all_bytes: int) -> None:
+        """Show that the restore of a copy advances, as _restored does."""
+        self._restored(self._following.generation, done_bytes, all_bytes)
 
     def _restored(self, generation: Generation, done_bytes: int, all_bytes: int) -> None:
         """Show that the restore advances: it runs within one turn, and heartbeats continue meanwhile."""
@@ -289,7 +318,7 @@ class WorkerLoop:
         """Return whether the held state at the base's epoch is the base: the manifest names what this worker sealed."""
         known = None if self._state is None else self._state.cut
         if known is not None and known.epoch == deploy.base_epoch and known.manifest:
-            return known == _cut_of(deploy)
+            return known == cut_of(deploy)
         handle = None if machine is None else worker.handle_at(machine, deploy.base_epoch)
         return handle is not None and set(pieces(handle)) == set(pieces(deploy.handle))
 
@@ -489,6 +518,11 @@ class WorkerLoop:
         self._ports.send(m.Failed(self.worker_id, generation, error.report(), permanent))
 
     def _stock(self) -> m.Heartbeat:
+        if self._active is None and (copies := self._following.stock()):
+            following, budget = self._following, self._limits.budget
+            memory = MemoryUse(following.state_bytes, None if budget is None else budget.total, False, False)
+            delivered = self._deliveries.confirmed()
+            return standby_heartbeat(self.worker_id, following.generation, copies, delivered, memory, following.refused)
         local = None if self._state is None else self._applying.refusal(self._state)
         memory = MemoryUse(
             0 if self._state is None else self._state.nbytes,
@@ -497,15 +531,3 @@ class WorkerLoop:
             self._wants_barrier(),
         )
         return heartbeat_of(self.worker_id, self._active, self._deliveries, self._refused, local, memory)
-
-
-def _no_standby(role: m.Standby) -> ConfigError:
-    return ConfigError(
-        f"this worker was to be a standby of subtask {role.follows}, and this version has no standbys",
-        not_done="the worker took no state, and the run ends",
-        next_step="run the job without standbys",
-    )
-
-
-def _cut_of(deploy: m.Deploy) -> Cut:
-    return Cut(deploy.base_epoch, deploy.lineage.get(deploy.base_epoch, ""))

@@ -18,8 +18,7 @@ from holdfast.chaos.sim.ports.surroundings import Surroundings
 from holdfast.errors import Unavailable
 from holdfast.model import WorkerId
 from holdfast.runtime.plan.compiler import Plan
-from holdfast.runtime.wire.messages import Deploy
-from holdfast.runtime.worker.local import Opened, identity_of
+from holdfast.runtime.worker.local import Opened, Target, identity_of
 from holdfast.state.evolution import declaration
 from holdfast.state.marker import read_marker, usable
 from holdfast.state.memory import MemoryKeyValue
@@ -110,15 +109,15 @@ class Disk:
         self._boot = 0
         self.reused = 0
 
-    def take(self, plan: Plan, deploy: Deploy, worker: WorkerId, process: Process) -> Opened:
+    def take(self, plan: Plan, target: Target, worker: WorkerId, process: Process) -> Opened:
         """Open any usable folder, or else a new one."""
-        lineage, owned, target = deploy.lineage, deploy.handle.key_groups, deploy.base_epoch
+        lineage, owned, epoch = target.lineage, target.handle.key_groups, target.base_epoch
         specs = [operator.table for operator in plan.operators]
         declared = {spec.operator: declaration(spec) for spec in specs}
         found = []
         for folder in self._folders:
             marker = read_marker(folder.store) if folder.holder is None and self._is_of_now(folder) else None
-            if usable(marker, deploy.job_uuid, lineage, target, owned, declared) is not None:
+            if usable(marker, target.job_uuid, lineage, epoch, owned, declared) is not None:
                 found.append(folder)
         folder = self._world.random.choice(found) if found else Folder(self._boot)
         if not found:
@@ -126,13 +125,13 @@ class Disk:
         folder.holder = process
         held, marker = HeldFolder(self._world, folder, process), read_marker(folder.store)
         memory = SwapArea(self._world) if self._world.scenario.budgeted else PLAIN
-        store = StateStore(identity_of(deploy, worker), specs, plan.key_groups, owned, held, memory)
+        store = StateStore(identity_of(target, worker), specs, plan.key_groups, owned, held, memory)
         if marker is None:
             return Opened(store, None, None, held.close)
         self.reused += 1
         self._world.schedule.journal.say(process.name, f"adopts a folder of epoch {marker.applied}")
-        self._world.checks.folder_taken(deploy.timeline, (marker.applied, marker.applying))
-        covered = usable(marker, deploy.job_uuid, lineage, target, owned, declared)
+        self._world.checks.folder_taken(target.timeline, (marker.applied, marker.applying))
+        covered = usable(marker, target.job_uuid, lineage, epoch, owned, declared)
         return Opened(store, marker.applied, covered, held.close)
 
     def unflushed(self, process: Process) -> int:
@@ -165,6 +164,6 @@ class DiskState:
     def __init__(self, disk: Disk, process: Process) -> None:
         self._disk, self._process = disk, process
 
-    def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Opened:
+    def open(self, plan: Plan, target: Target, worker: WorkerId) -> Opened:
         """See LocalState.open."""
-        return self._disk.take(plan, deploy, worker, self._process)
+        return self._disk.take(plan, target, worker, self._process)

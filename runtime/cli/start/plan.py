@@ -72,7 +72,8 @@ def handle(args: argparse.Namespace) -> int:
         return 0
     print(render(plan))
     print(f"\nsettings\n{_settings(settings)}")
-    if settings.state_memory is None and (words := default_memory(settings.master, settings.parallelism)):
+    workers = settings.parallelism + settings.standbys
+    if settings.state_memory is None and (words := default_memory(settings.master, workers)):
         print(f"\n  {words}")
     print(f"\nchanges\n{plan_changes.render(against)}")
     for refusal in against["refused"]:
@@ -80,12 +81,12 @@ def handle(args: argparse.Namespace) -> int:
     return 0
 
 
-def default_memory(master: str | None, parallelism: int) -> str:
+def default_memory(master: str | None, workers: int) -> str:
     """Return what `state_memory` is if it is not set, and why, where executors are containers; else nothing."""
     from holdfast.runtime.cli.start.run import submitted_conf
 
     conf = submitted_conf()
-    share = container_share(conf if master is None else {**conf, "spark.master": master}, parallelism)
+    share = container_share(conf if master is None else {**conf, "spark.master": master}, workers)
     if share is None:
         return ""
     source = "" if conf else "; Spark's own files of settings are not read here"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.execution.results import Printer
     from holdfast.runtime.job.live import Status
 
-SETTING_FLAGS = ("root", "mode", "parallelism", "master", "checkpoint_every", "max_records_per_second")
+SETTING_FLAGS = ("root", "mode", "parallelism", "standbys", "master", "checkpoint_every", "max_records_per_second")
 _DESCRIPTION = """\
 Run a job until its input ends, it is stopped, or it fails permanently. Started again, it resumes from its last
 checkpoint. Ctrl-C takes a last checkpoint and ends it; a second Ctrl-C ends it immediately, which loses nothing either.
@@ -66,6 +66,9 @@ def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
         "--mode", metavar="M", help="continuous: workers stay (default); microbatch: every epoch is a Spark job"
     )
     parser.add_argument("--parallelism", metavar="N", help="number of workers; default: 2")
+    parser.add_argument(
+        "--standbys", metavar="N", help="number of further workers that follow the state of the others; default: 0"
+    )
     parser.add_argument("--master", metavar="M", help="Spark master URL; default: Spark's own, else local")
     parser.add_argument(
         "--checkpoint-every",

@@ -20,8 +20,7 @@ from planned_source import PlannedSource
 import holdfast as hf
 from holdfast.model import WorkerId
 from holdfast.runtime.plan.compiler import Plan
-from holdfast.runtime.wire.messages import Deploy
-from holdfast.runtime.worker.local import Opened, identity_of
+from holdfast.runtime.worker.local import Opened, Target, identity_of
 from holdfast.sinks.memory import MemorySink
 from holdfast.state.evolution import declaration
 from holdfast.state.keys.keygroups import range_of
@@ -53,13 +52,13 @@ class Folders:
         self.held: set[int] = set()
         self.reused = 0
 
-    def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Opened:
+    def open(self, plan: Plan, target: Target, worker: WorkerId) -> Opened:
         specs = [operator.table for operator in plan.operators]
         declared = {spec.operator: declaration(spec) for spec in specs}
-        owned, target = deploy.handle.key_groups, deploy.base_epoch
+        owned, epoch = target.handle.key_groups, target.base_epoch
 
         def covered(store: MemoryKeyValue) -> tuple[int, int] | None:
-            return usable(read_marker(store), deploy.job_uuid, deploy.lineage, target, owned, declared)
+            return usable(read_marker(store), target.job_uuid, target.lineage, epoch, owned, declared)
 
         free = [n for n, each in enumerate(self.stores) if n not in self.held and covered(each) is not None]
         if not free:
@@ -67,7 +66,7 @@ class Folders:
         number = free[0] if free else len(self.stores) - 1
         self.held.add(number)
         folder = self.stores[number]
-        store = StateStore(identity_of(deploy, worker), specs, plan.key_groups, owned, folder)
+        store = StateStore(identity_of(target, worker), specs, plan.key_groups, owned, folder)
         marker = read_marker(folder)
         if marker is None:
             return Opened(store, None, None, lambda: None)

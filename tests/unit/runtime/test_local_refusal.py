@@ -23,9 +23,8 @@ from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.spark.host import Session, WorkerTask
 from holdfast.runtime.spark.tls import make_credentials
 from holdfast.runtime.wire.mailbox import Mailbox
-from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.worker.applying import RETRY_AFTER_S, TOLD_AFTER_S
-from holdfast.runtime.worker.local import Home, LocalFolders, LocalState, Opened, identity_of
+from holdfast.runtime.worker.local import Home, LocalFolders, LocalState, Opened, Target, identity_of
 from holdfast.runtime.worker.loop import Limits
 from holdfast.state import rocks
 from holdfast.state.memory import MemoryKeyValue
@@ -61,11 +60,11 @@ class OneDisk:
     def __init__(self) -> None:
         self.folders: list[Disk] = []
 
-    def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Opened:
+    def open(self, plan: Plan, target: Target, worker: WorkerId) -> Opened:
         self.folders.append(Disk())
         specs = [operator.table for operator in plan.operators]
-        owned = deploy.handle.key_groups
-        store = StateStore(identity_of(deploy, worker), specs, plan.key_groups, owned, self.folders[-1])
+        owned = target.handle.key_groups
+        store = StateStore(identity_of(target, worker), specs, plan.key_groups, owned, self.folders[-1])
         return Opened(store, None, None, lambda: None)
 
     def refuse(self, why: str = FULL) -> None:

@@ -171,7 +171,7 @@ class TestRefusals:
         with pytest.raises(hf.ConfigError, match="source 'more' of app 'hot' leads to no sink"):
             plan_of(build)
 
-    @pytest.mark.parametrize("given", [{"standbys": 1}])
+    @pytest.mark.parametrize("given", [{"changelog": "topic"}])
     def test_unsupported_settings_are_refused(self, given: dict[str, Any]) -> None:
         app = hf.App("hot", **given)
         app.source("bids", PlannedSource(BIDS)).sink("out", Anywhere())

@@ -54,6 +54,7 @@ class Code:
     root: str | None = None
     checkpoint_every: str = "1s"
     parallelism: int | None = None
+    standbys: int | None = None
     key_groups: int = 128
     state_memory: str | int | None = None
     mode: str = "continuous"

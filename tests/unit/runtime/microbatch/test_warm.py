@@ -145,7 +145,7 @@ class TestWithoutAnImage:
                     raise Unavailable("the root is away", not_done="", next_step="")
                 return read(store, ref)
 
-            monkeypatch.setattr("holdfast.runtime.microbatch.warm.open_verified", away)
+            monkeypatch.setattr("holdfast.runtime.worker.compaction.open_verified", away)
             t.push("visits", [visit(number) for number in range(40, 60)])
             t.checkpoint()
             assert shown(t) == expected(range(60))

@@ -1,0 +1,61 @@
+"""What the status reports of standbys.
+
+Pure: values in, values out.
+Source: API.md, JSON `status`; docs/design/0054-standbys.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holdfast.runtime.driver import master
+from holdfast.runtime.driver.standbys import epochs_behind
+from holdfast.runtime.job.live import Problem
+from holdfast.runtime.wire import messages as m
+
+STANDBYS_FAIL, STANDBY_LAGS = "standbys_fail", "standby_lags"
+"""Codes of problems; the job continues all the same."""
+FAILURES_SHOWN, LAG_SHOWN_EPOCHS = 3, 20
+
+
+def is_standby(hosted: master.Hosted) -> bool:
+    """Return whether the worker follows the state of others."""
+    return isinstance(hosted.role, m.Standby)
+
+
+def subtasks(hosted: master.Hosted) -> tuple[int, ...]:
+    """Return the subtask that a worker runs, or those that it follows."""
+    if hosted.role is None:
+        return ()
+    return hosted.role.follows if isinstance(hosted.role, m.Standby) else (hosted.role.subtask,)
+
+
+def lag_epochs(state: master.Master, hosted: master.Hosted) -> int | None:
+    """Return how many epochs a worker's outcome is open, or how many the oldest copy of a standby lacks."""
+    return epochs_behind(state, hosted) if is_standby(hosted) else hosted.progress.lag_epochs
+
+
+def lag_bytes(hosted: master.Hosted) -> int | None:
+    """Return the stored bytes that the copies of a standby lack; None for other workers, and if it is unknown."""
+    return sum(each.bytes for each in hosted.copies) if is_standby(hosted) and hosted.copies else None
+
+
+def problems(state: master.Master) -> Iterator[Problem]:
+    """Yield why a loss would take longer than with complete standbys."""
+    if state.standby_failures >= FAILURES_SHOWN:
+        yield Problem(
+            code=STANDBYS_FAIL,
+            what=f"standbys were lost or did not start {state.standby_failures} times since all were complete",
+            not_done="nothing else stopped; a new worker would replace a lost one, which takes longer",
+            next="see the logs of the executors; a standby needs a free slot, and memory for the state that it follows",
+        )
+    for worker, hosted in state.workers.items():
+        lag = epochs_behind(state, hosted) if is_standby(hosted) else None
+        if lag is not None and lag >= LAG_SHOWN_EPOCHS and hosted.progress.restored is None:
+            refused = f": {hosted.progress.refused}" if hosted.progress.refused else ""
+            yield Problem(
+                code=STANDBY_LAGS,
+                what=f"standby {worker} lacks the last {lag} epochs{refused}",
+                not_done="nothing else stopped; a takeover would read what the standby lacks",
+                next="check the load of its machine, and its connection to the root",
+            )

@@ -1,0 +1,191 @@
+"""The copies that a standby keeps of other workers' state.
+
+A copy is a state store that processes no records: it advances by the segments of completed epochs, which the driver
+names in `Follow`. So it holds committed state only, and the worker that takes its subtask over needs just the pieces
+that the copy still lacks.
+
+Invariants
+    - A copy is as of one completed epoch, which its cut names.
+    - A copy advances only along the lineage of its target (P14), and never over a base, which does not record what was
+      deleted.
+    - All pieces are open before the first is absorbed: a root that cannot be reached changes no copy. A copy that is
+      not absorbed to the end is discarded.
+
+For use by one thread, the operator thread.
+Source: docs/design/0054-standbys.md; DESIGN section 5 (standby); PROTOCOL P14.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from holdfast.checkpoint.bases import pieces
+from holdfast.errors import HoldfastError, Unavailable
+from holdfast.model import NO_EPOCH, Generation, Subtask, WorkerId
+from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.wire import messages as m
+from holdfast.runtime.worker.applying import Applying
+from holdfast.runtime.worker.compaction import opened_beyond, restore
+from holdfast.runtime.worker.local import Opened, Target, cut_of
+from holdfast.runtime.worker.ports import Ports
+from holdfast.state.store import StateStore
+
+RETRY_S = 1.0
+"""Time between two attempts to read a root that is unreachable."""
+
+
+@dataclass
+class _Copy:
+    opened: Opened
+    applying: Applying
+
+    @property
+    def store(self) -> StateStore:
+        return self.opened.store
+
+
+class Following:
+    """All copies of one worker.
+
+    Args:
+        apply_after_idle_s: As in Applying.
+        advanced: Called with the bytes restored so far and those of all pieces, while a copy is being restored.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        ports: Ports,
+        worker: WorkerId,
+        apply_after_idle_s: float,
+        advanced: Callable[[int, int], object],
+    ) -> None:
+        self._plan, self._ports, self._worker, self._advanced = plan, ports, worker, advanced
+        self._apply_after_idle_s = apply_after_idle_s
+        self._wanted = dict[Subtask, m.Follow]()
+        self._copies = dict[Subtask, _Copy]()
+        self._retry_at = 0.0
+        self.generation = Generation(0)
+        """That of the newest `Follow`."""
+        self.refused = ""
+        """Why the root could not be read at the last attempt; empty if it could."""
+
+    def ask(self, message: m.Follow) -> None:
+        """Note the epoch to which a copy is to be brought, and give up the copies that are not followed any more."""
+        if message.generation < self.generation:
+            return
+        self.generation = message.generation
+        before = self._wanted.get(message.subtask)
+        if before is None or (before.generation, before.base_epoch) <= (message.generation, message.base_epoch):
+            self._wanted[message.subtask] = message
+        for subtask in self._wanted.keys() - set(message.role.follows):
+            del self._wanted[subtask]
+            self._discard(subtask)
+
+    def turn(self) -> bool:
+        """Bring one copy to its target, or apply some of its values to the local folder; return whether it did.
+
+        Raises:
+            HoldfastError: a copy can never be brought to its target here. Not if the root is unreachable.
+        """
+        if self._ports.clock.monotonic() >= self._retry_at:
+            for subtask, target in self._wanted.items():
+                if not self._is_current(subtask, target):
+                    self._bring_unless_refused(subtask, target)
+                    return True
+        return any(copy.applying.some(copy.store, worked=False) for copy in self._copies.values())
+
+    def take(self, target: m.Deploy) -> Opened | None:
+        """Give up all copies; return that of the target's subtask, brought to the target, or None if it cannot be.
+
+        Raises:
+            HoldfastError: a piece that the copy lacks cannot be read.
+        """
+        try:
+            subtask = target.subtask
+            if not self._continues(subtask, target):
+                return None
+            self._bring(subtask, target)
+            return self._copies.pop(subtask).opened
+        finally:
+            self.close()
+
+    def stock(self) -> tuple[m.Copied, ...]:
+        """Return what the copies hold."""
+        return tuple(self._copied(subtask, target) for subtask, target in sorted(self._wanted.items()))
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of all copies."""
+        return sum(copy.store.nbytes for copy in self._copies.values())
+
+    def close(self) -> None:
+        """Give up all copies; their folders remain, as bases of later restores."""
+        self._wanted.clear()
+        for subtask in list(self._copies):
+            self._discard(subtask)
+
+    def _copied(self, subtask: Subtask, target: m.Follow) -> m.Copied:
+        copy = self._copies.get(subtask)
+        at = NO_EPOCH if copy is None else copy.store.committed_through
+        return m.Copied(subtask, at, sum(p.object.size for p in pieces(target.handle) if p.epoch > at))
+
+    def _is_current(self, subtask: Subtask, target: Target) -> bool:
+        copy = self._copies.get(subtask)
+        return copy is not None and copy.store.cut == cut_of(target)
+
+    def _continues(self, subtask: Subtask, target: Target) -> bool:
+        """Return whether the copy is as of an epoch on the lineage of the target, for the same key groups."""
+        copy = self._copies.get(subtask)
+        if copy is None or copy.store.owned != target.handle.key_groups:
+            return False
+        cut = copy.store.cut
+        on_lineage = bool(cut.manifest) and target.lineage.get(cut.epoch) == cut.manifest
+        return on_lineage and cut.epoch <= target.base_epoch
+
+    def _bring_unless_refused(self, subtask: Subtask, target: Target) -> None:
+        try:
+            if not self._continues(subtask, target):
+                self._discard(subtask)
+            self._bring(subtask, target)
+            self.refused = ""
+        except Unavailable as error:
+            self.refused, self._retry_at = error.what, self._ports.clock.monotonic() + RETRY_S
+
+    def _bring(self, subtask: Subtask, target: Target) -> None:
+        """Bring the copy of a subtask to its target: by the pieces that it lacks, else from all pieces.
+
+        Raises:
+            HoldfastError: a piece cannot be read; the copy is as before, or there is none any more.
+        """
+        copy = self._copies.get(subtask)
+        with ExitStack() as held:
+            new = None
+            if copy is not None:
+                new = opened_beyond(target, copy.store.committed_through, self._ports.store, held)
+            if copy is None or new is None:
+                self._discard(subtask)
+                self._copies[subtask] = self._restored(target)
+                return
+            if copy.store.committed_through < target.base_epoch:
+                try:
+                    copy.store.follow(target.base_epoch, new)
+                except HoldfastError:
+                    self._discard(subtask)
+                    raise
+            copy.store.completed(cut_of(target))
+
+    def _restored(self, target: Target) -> _Copy:
+        opened = self._ports.local.open(self._plan, target, self._worker)
+        try:
+            restore(opened, target, self._ports.store, self._advanced)
+        except HoldfastError:
+            opened.close()
+            raise
+        return _Copy(opened, Applying(self._ports.clock, self._apply_after_idle_s))
+
+    def _discard(self, subtask: Subtask) -> None:
+        if (copy := self._copies.pop(subtask, None)) is not None:
+            copy.opened.close()

@@ -1,0 +1,275 @@
+"""Standbys: who follows what, what they are sent, and how one takes a subtask over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from msgspec import msgpack
+
+import holdfast as hf
+from holdfast.model import Epoch, SegmentRef, Subtask, WorkerId
+from holdfast.runtime.driver import master, standbys
+from holdfast.runtime.driver.failover import LAUNCH_DEADLINE_S
+from holdfast.runtime.driver.master import Launch, Master, Send
+from holdfast.runtime.job.standbys import LAG_SHOWN_EPOCHS, problems
+from holdfast.runtime.job.status import of_run
+from holdfast.runtime.wire import messages as m
+from holdfast.testing import TestDriver
+from tests.unit.runtime.test_master import RULES, A, B, C, Run, blob, completed, running
+
+D = WorkerId("d")
+ZERO, ONE = Subtask(0), Subtask(1)
+ONE_STANDBY = replace(RULES, standbys=1)
+TWO_STANDBYS = replace(RULES, standbys=2)
+
+
+def with_standby(rules: master.Rules = ONE_STANDBY) -> Run:
+    """Both subtasks are ready, and C is a standby."""
+    run = running(rules)
+    run.pass_time(0.0)
+    run.register(C)
+    return run
+
+
+def followed(effects: list[master.Effect]) -> list[tuple[WorkerId, Subtask, int]]:
+    """Who is sent which subtask as of which epoch."""
+    sent = [(effect.worker, effect.message) for effect in effects if isinstance(effect, Send)]
+    return [(to, message.subtask, message.base_epoch) for to, message in sent if isinstance(message, m.Follow)]
+
+
+def copied(run: Run, worker: WorkerId, *copies: tuple[Subtask, int]) -> None:
+    """A standby reports its copies."""
+    held = tuple(m.Copied(subtask, Epoch(epoch)) for subtask, epoch in copies)
+    run.hear(run.heartbeat(worker, copies=held))
+
+
+def roles(run: Run) -> dict[WorkerId, m.Role | None]:
+    return {worker: hosted.role for worker, hosted in run.state.workers.items()}
+
+
+def launches(effects: list[master.Effect]) -> int:
+    return sum(isinstance(effect, Launch) for effect in effects)
+
+
+def epoch(state: Master) -> Epoch:
+    return state.job.base_epoch
+
+
+def follows(run: Run, worker: WorkerId) -> tuple[Subtask, ...]:
+    role = roles(run)[worker]
+    assert isinstance(role, m.Standby)
+    return role.follows
+
+
+class TestLaunches:
+    def test_wait_until_every_subtask_has_a_worker(self) -> None:
+        run = running(ONE_STANDBY)
+        assert run.state.launches == 2
+        assert launches(run.pass_time(0.0)) == 1
+        assert launches(run.pass_time(1.0)) == 0
+
+    def test_that_come_to_nothing_do_not_count_as_failures(self) -> None:
+        run = running(ONE_STANDBY)
+        run.pass_time(0.0)
+        effects = run.pass_time(10 * LAUNCH_DEADLINE_S)
+        assert run.state.running is not None and run.state.failures == ()
+        assert 5 <= launches(effects) <= 10
+
+    def test_follow_with_growing_delays_until_all_copies_are_complete(self) -> None:
+        run = with_standby()
+        completed(run)
+        for delay in (0.5, 1.0, 2.0):
+            run.lose(C)
+            assert launches(run.pass_time(delay - 0.25)) == 0
+            assert launches(run.pass_time(1.25)) == 1
+            run.register(C)
+        assert run.state.standby_failures == 3
+        copied(run, C, (ZERO, epoch(run.state)), (ONE, epoch(run.state)))
+        assert run.state.standby_failures == 0
+        run.lose(C)
+        assert launches(run.pass_time(0.75)) == 1
+
+    def test_do_not_follow_a_worker_that_takes_a_subtask(self) -> None:
+        run = with_standby()
+        run.lose(A)
+        effects = run.pass_time(0.0)
+        assert launches(effects) == 0
+        replaced_by = run.append()
+        assert launches(replaced_by) == 0
+
+
+class TestWhoFollows:
+    def test_one_standby_follows_every_subtask(self) -> None:
+        assert roles(with_standby())[C] == m.Standby((ZERO, ONE))
+
+    def test_a_second_one_takes_a_copy_over_once_it_has_it(self) -> None:
+        run = with_standby(TWO_STANDBYS)
+        completed(run)
+        copied(run, C, (ZERO, epoch(run.state)), (ONE, epoch(run.state)))
+        run.register(D)
+        assert roles(run)[C] == m.Standby((ZERO, ONE))
+        assert roles(run)[D] == m.Standby((ZERO,))
+        copied(run, D, (ZERO, epoch(run.state)))
+        run.pass_time(0.0, alive=(A, B, C, D))
+        assert roles(run)[C] == m.Standby((ONE,))
+        assert roles(run)[D] == m.Standby((ZERO,))
+
+    def test_the_copies_of_a_lost_standby_are_followed_by_another(self) -> None:
+        run = with_standby(TWO_STANDBYS)
+        completed(run)
+        copied(run, C, (ZERO, epoch(run.state)), (ONE, epoch(run.state)))
+        run.register(D)
+        for worker in (C, D):
+            copied(run, worker, *((subtask, epoch(run.state)) for subtask in follows(run, worker)))
+        run.pass_time(0.0, alive=(A, B, C, D))
+        assert [follows(run, worker) for worker in (C, D)] == [(ONE,), (ZERO,)]
+        run.lose(D)
+        run.pass_time(0.0)
+        assert follows(run, C) == (ZERO, ONE)
+
+    def test_a_worker_beyond_the_standbys_follows_nothing(self) -> None:
+        run = running()
+        run.register(C)
+        assert roles(run) == {A: m.Active(ZERO), B: m.Active(ONE), C: None}
+
+    def test_another_host_is_preferred(self) -> None:
+        run = running(TWO_STANDBYS)
+        run.pass_time(0.0)
+        for worker, host in ((C, "here"), (D, "there")):
+            run.hear(m.Register(worker, min(run.state.launching), host, 1, "boot", ("here", 1)))
+        new = {worker: replace(run.state.workers[worker], role=None) for worker in (C, D)}
+        covered = standbys.cover(replace(run.state, workers={**run.state.workers, **new}))
+        assert covered.workers[C].role == m.Standby((ONE,))
+        assert covered.workers[D].role == m.Standby((ZERO,))
+
+
+class TestFollow:
+    def test_names_the_state_of_a_completed_epoch(self) -> None:
+        run = with_standby()
+        assert followed(run.effects) == []
+        effects = completed(run, segment=SegmentRef(Epoch(1), Epoch(0), blob("segments/1")))
+        done = epoch(run.state)
+        assert followed(effects) == [(C, ZERO, done), (C, ONE, done)]
+        message = next(e.message for e in effects if isinstance(e, Send) and isinstance(e.message, m.Follow))
+        assert [piece.object for piece in message.handle.segments] == [blob("segments/1")]
+        assert message.role == m.Standby((ZERO, ONE)) and set(message.lineage) == {done}
+        assert m.FROM_DRIVER.decode(msgpack.encode(message)) == message
+
+    def test_is_repeated_until_the_copy_is_reported(self) -> None:
+        run = with_standby()
+        completed(run)
+        copied(run, C, (ONE, epoch(run.state)))
+        assert followed(master.pulse(run.state)) == [(C, ZERO, epoch(run.state))]
+        copied(run, C, (ZERO, epoch(run.state)), (ONE, epoch(run.state)))
+        assert followed(master.pulse(run.state)) == []
+
+    def test_is_sent_to_a_standby_that_comes_later(self) -> None:
+        run = running(ONE_STANDBY)
+        completed(run)
+        run.pass_time(0.0)
+        assert followed(run.register(C)) == [(C, ZERO, epoch(run.state)), (C, ONE, epoch(run.state))]
+
+
+class TestLosses:
+    def test_of_a_standby_leave_the_generation_and_the_restart_limit_alone(self) -> None:
+        run = with_standby()
+        before = run.generation
+        for _ in range(RULES.restart_failures_max + 2):
+            run.lose(C)
+            run.pass_time(5.0)
+            run.register(C)
+        assert run.generation == before and run.state.failures == ()
+
+    def test_of_a_subtask_are_taken_over_by_the_newest_copy(self) -> None:
+        run = with_standby(TWO_STANDBYS)
+        completed(run)
+        run.register(D)
+        copied(run, C, (ZERO, epoch(run.state) - 1), (ONE, epoch(run.state)))
+        copied(run, D, (ZERO, epoch(run.state)))
+        run.lose(A)
+        run.pass_time(0.0, alive=(B, C, D))
+        run.append()
+        deployed = {e.worker: e.message for e in run.load() if isinstance(e, Send) and isinstance(e.message, m.Deploy)}
+        assert {worker: message.subtask for worker, message in deployed.items()} == {B: ONE, D: ZERO}
+        assert m.FROM_DRIVER.decode(msgpack.encode(deployed[D])) == deployed[D]
+
+    def test_of_two_subtasks_wait_for_one_new_worker(self) -> None:
+        run = with_standby()
+        run.lose(A)
+        run.lose(B)
+        assert launches(run.pass_time(0.0)) == 1
+
+
+class TestStatus:
+    def test_shows_what_a_standby_follows_and_lacks(self) -> None:
+        run = with_standby()
+        for number in range(1, 4):
+            completed(run, number)
+        run.hear(run.heartbeat(C, copies=(m.Copied(ZERO, Epoch(1), 20), m.Copied(ONE, Epoch(2), 10))))
+        shown = {worker.id: worker for worker in of_run(run.state, "root", "continuous", None).workers}[C]
+        assert (shown.role, shown.subtasks, shown.lag_epochs, shown.lag_bytes) == ("standby", (0, 1), 2, 30)
+
+    def test_alarms_when_a_copy_lags(self) -> None:
+        run = with_standby()
+        copied(run, C, (ZERO, 0), (ONE, 0))
+        for number in range(1, LAG_SHOWN_EPOCHS + 1):
+            assert [problem.code for problem in problems(run.state)] == []
+            completed(run, number)
+        (problem,) = problems(run.state)
+        assert problem.code == "standby_lags" and f"lacks the last {LAG_SHOWN_EPOCHS} epochs" in problem.what
+
+    def test_alarms_when_standbys_fail(self) -> None:
+        run = with_standby()
+        for _ in range(3):
+            run.lose(C)
+            run.pass_time(5.0)
+            run.register(C)
+        (problem,) = problems(run.state)
+        assert problem.code == "standbys_fail" and "3 times" in problem.what
+
+
+@dataclass
+class Word:
+    word: str
+
+
+def counting(standbys: int) -> hf.App:
+    app = hf.App("counting", standbys=standbys)
+    words = app.source("words", hf.Generator(Word, lambda i: Word("a"), count=1))
+    words.key_by("word").agg("counts", rows=hf.count()).sink(
+        "out", hf.SQLite("unused.db", table="counts", key=["word"])
+    )
+    return app
+
+
+class TestTakeover:
+    @pytest.mark.parametrize("crashes", [1, 3])
+    def test_continues_from_the_copy(self, crashes: int) -> None:
+        with TestDriver(counting(1), seed=crashes) as t:
+            for number in range(crashes):
+                t.push("words", [Word(word) for word in ("a", "b", "c", "d")], partition=number)
+                t.checkpoint()
+                t.push("words", [Word("a"), Word("e")], partition=number)
+                t.crash(number % 2)
+                how = {h.subtask: h.how for h in t.cluster.driver.state.workers.values() if h.subtask is not None}
+                assert how == {number % 2: "promoted", 1 - number % 2: "rolled back"}
+                t.recover()
+            t.checkpoint()
+            assert {row["word"]: row["rows"] for row in t.rows("out")} == {
+                "a": 2 * crashes, "b": crashes, "c": crashes, "d": crashes, "e": crashes
+            }  # fmt: skip
+
+    def test_restores_after_a_rewind_below_the_copy(self) -> None:
+        with TestDriver(counting(1)) as t:
+            t.push("words", [Word("a"), Word("b")])
+            first = t.checkpoint()
+            t.push("words", [Word("a"), Word("b")])
+            t.checkpoint()
+            t.advance("2s")
+            t.rewind(first)
+            t.crash(0)
+            t.crash(1)
+            t.recover()
+            t.checkpoint()
+            assert {row["word"]: row["rows"] for row in t.rows("out")} == {"a": 2, "b": 2}
