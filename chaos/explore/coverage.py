@@ -44,11 +44,6 @@ def retained_source() -> bool:
     return any(name.startswith("retain") for name in signature(hf.Log).parameters)
 
 
-def standby() -> bool:
-    """Return whether warm spare workers follow the changelog."""
-    return find_spec("holdfast.state.standby") is not None
-
-
 def _always() -> bool:
     return True
 
@@ -60,18 +55,17 @@ NEEDS: Mapping[str, tuple[Callable[[], bool], str]] = {
 }
 """The feature that a row needs, for features that may not exist yet."""
 BESIDES: Mapping[str, Callable[[], bool]] = {
-    "standbys, promoted or lost": standby,
     "a declined unaligned checkpoint, then the next one": unaligned,
 }
 """The rest of the fault matrix. Each needs cells here as soon as it is built."""
 _PRIORITY: Mapping[str, tuple[Point, ...]] = {
-    "F1": (Point.ALIGN, Point.APPLY, Point.PARTITIONS, Point.BATCH), "F3": (Point.BATCH,),
+    "F1": (Point.ALIGN, Point.APPLY, Point.PARTITIONS, Point.BATCH, Point.STANDBY), "F3": (Point.BATCH,),
     "F4": (Point.COMMIT, Point.DELIVER, Point.SWEEP, Point.PARTITIONS, Point.BATCH),
-    "F5": (Point.UPLOAD, Point.ACK, Point.DELIVER, Point.CONFIRM, Point.BATCH),
+    "F5": (Point.UPLOAD, Point.ACK, Point.DELIVER, Point.CONFIRM, Point.BATCH, Point.STANDBY),
     "F6": (Point.ALIGN, Point.BATCH), "F7": (Point.PARTITIONS,),
     "F10": (Point.RESTORE,), "F12": (Point.APPLY, Point.UPLOAD, Point.BETWEEN),
     "F8": (Point.COMMIT, Point.DELIVER), "F9": (Point.UPLOAD, Point.COMMIT, Point.SWEEP, Point.BATCH),
-    "F15": (Point.ALIGN,), "F16": (Point.ACK, Point.DELIVER, Point.PARTITIONS), "F17": (Point.DELIVER,),
+    "F15": (Point.ALIGN,), "F16": (Point.ACK, Point.DELIVER, Point.PARTITIONS, Point.STANDBY), "F17": (Point.DELIVER,),
     "F18": (Point.DELIVER,),
     "F20": (Point.REPLAY,), "F24": (Point.RECOVER,),
 }  # fmt: skip

@@ -38,6 +38,8 @@ def _worker_points(worker: WorkerProcess) -> Iterator[Point]:
         yield Point.ACK
     if worker.stream.deploying:
         yield Point.RECOVER
+    if worker.loop._following.stock():
+        yield Point.STANDBY
     if worker.endpoint.links is not None and worker.endpoint.links.aligning:
         yield Point.ALIGN
     if worker.writes_unflushed():

@@ -171,6 +171,7 @@ class World:
         return replace(
             rules,
             until=self._arrived() if once else None,
+            standbys=scenario.standbys,
             silent_after=1.0,
             epoch_deadline=scenario.epoch_deadline,
             redeploy_every=0.5,

@@ -39,6 +39,7 @@ class Point(StrEnum):
     REWIND = "P15"
     PARTITIONS = "P16"
     BATCH = "P17"
+    STANDBY = "P18"
     BETWEEN = "-"
     """At no point: records flow."""
 
@@ -50,7 +51,8 @@ MEANS = {
     Point.ACK: "ack", Point.COMMIT: "manifest and record: the commit", Point.DELIVER: "delivery",
     Point.CONFIRM: "delivery confirmed", Point.SWEEP: "expiry, sweep, pruning", Point.RECOVER: "base, redelivery",
     Point.REWIND: "rewind", Point.PARTITIONS: "sources listed, a new partition in no checkpoint yet",
-    Point.BATCH: "a job of tasks runs (microbatch mode)", Point.BETWEEN: "records flow",
+    Point.BATCH: "a job of tasks runs (microbatch mode)", Point.STANDBY: "a standby follows",
+    Point.BETWEEN: "records flow",
 }  # fmt: skip
 RECORDS = {
     "JobCreated": Point.START, "GenerationStarted": Point.START, "CheckpointCompleted": Point.COMMIT,
@@ -85,6 +87,7 @@ _MESSAGES: tuple[tuple[type, Point], ...] = (
     (m.Committed, Point.DELIVER),
     (m.Heartbeat, Point.CONFIRM),
     (m.Deploy, Point.RECOVER),
+    (m.Follow, Point.STANDBY),
     (m.Ready, Point.RECOVER),
     (m.Register, Point.RECOVER),
     (m.Failed, Point.RECOVER),

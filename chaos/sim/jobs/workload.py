@@ -61,6 +61,7 @@ STATE_MEMORY = (400, 1_600, 6_400)
 BATCHES_SHARE = 0.25
 FINISHED_IN_BATCHES_SHARE, REWOUND_IN_BATCHES_SHARE = 0.3, 0.5
 """Of the seeds with drivers in microbatch mode that have no such request yet."""
+STANDBYS_SHARE = 0.2
 COPIES_SHARE, COPIED_PER_TURN = 0.2, (1, 2, 5)
 """Frozen records that a worker copies, or committed ones that it writes, in a turn: rows are processed between them."""
 BACKLOG_SHARE, BACKLOG_RECORDS, BACKLOG_RATES = 0.35, (12, 25, 40), (6.0, 12.0)
@@ -194,6 +195,8 @@ class Scenario:
     """Whether each driver, in turn, runs in microbatch mode."""
     rate: float | None = None
     """How many records per second a worker, or an epoch, reads at most; None: as many as there are."""
+    standbys: int = 0
+    """Workers that follow the state of others."""
     copied_per_turn: int | None = None
     """How many frozen records a worker copies per turn; None: all of them, in the turn after the barrier."""
 
@@ -340,7 +343,15 @@ def scenario(seed: int) -> Scenario:
     texts = random.Random(f"{seed}/texts").random() < TEXTS_SHARE
     copies = random.Random(f"{seed}/copies")
     copied_per_turn = copies.choice(COPIED_PER_TURN) if copies.random() < COPIES_SHARE else None
-    return _in_batches(_with_backlog(_budgeted(replace(drawn, texts=texts, copied_per_turn=copied_per_turn)), keys))
+    drawn = replace(drawn, texts=texts, copied_per_turn=copied_per_turn)
+    return _with_standbys(_in_batches(_with_backlog(_budgeted(drawn), keys)))
+
+
+def _with_standbys(whole: Scenario) -> Scenario:
+    chance = random.Random(f"{whole.seed}/standbys")
+    if any(whole.batches) or chance.random() >= STANDBYS_SHARE:
+        return whole
+    return replace(whole, standbys=chance.choice((1, 1, 2, 3)))
 
 
 def _in_batches(whole: Scenario) -> Scenario:
