@@ -25,6 +25,7 @@ from holdfast.chaos.mutants import (
     wrong_partitions,
     wrong_reads,
     wrong_recoveries,
+    wrong_standbys,
     wrong_times,
     wrong_writes,
 )
@@ -373,6 +374,8 @@ MUTANTS = (
       for name, rules, does, swaps, first in wrong_alignment.VERSIONS),
     *(Mutant(name, rules, does, (Swap(*swap),), first, "batched")
       for name, rules, does, swap, first in wrong_batches.VERSIONS),
+    *(Mutant(name, rules, does, (Swap(*swap),), first, "standbys")
+      for name, rules, does, swap, first in wrong_standbys.VERSIONS),
     Mutant("stages-kept", "P8, DESIGN 5", "a sink's collected output stays in memory after it is durable",
            (Swap(subtask.SubtaskRun, "take_stages", _keeps_stages),)),
     Mutant("letters-kept", "P8, DESIGN 6", "dead letters of an epoch are staged again with the next one",

@@ -151,4 +151,5 @@ def _counts(world: World) -> dict[str, int]:
         "sources_waited_for_memory": world.checks.sources_waited_for_memory,
         "sources_waited_for_others": world.checks.aligned.waited,
         "barriers_wanted_early": world.checks.barriers_wanted_early,
+        "standbys_promoted": world.checks.promotions,
     }

@@ -138,7 +138,7 @@ class WorkerPorts:
     """The world as the loop sees it."""
 
     def __init__(self, world: Inhabited, process: WorkerProcess) -> None:
-        self._process = process
+        self._world, self._process = world, process
         self.clock = ProcessClock(world, process)
         self.store: ObjectStore = ProcessStore(world, process)
         self.network: Network = process.endpoint
@@ -146,6 +146,8 @@ class WorkerPorts:
 
     def send(self, message: m.FromWorker) -> None:
         """See Ports.send."""
+        if isinstance(message, m.Ready):
+            self._world.checks.ready(message)
         self._process.call(lambda: self._process.stream.to_driver(message), lambda: points.of_message(message))
 
     def lane(self, name: str) -> Lane:

@@ -127,6 +127,7 @@ class Checks:
         self.sources_waited_for_memory = 0
         """How often a worker took stock while its memory was full of changes, or its disk full."""
         self.barriers_wanted_early = 0
+        self.promotions = 0
         """How often a worker took stock while it asked for a barrier that was not due."""
         self.restored: list[Epoch] = []
         """The restored checkpoints."""
@@ -243,7 +244,14 @@ class Checks:
         """A worker took stock of itself."""
         self.sources_waited_for_memory += "memory" in stock.progress.held_by
         self.barriers_wanted_early += stock.wants_barrier
+        for copy in stock.copies:
+            if copy.epoch != NO_EPOCH and copy.epoch not in self.history.cuts:
+                self.fail("standby", f"{stock.worker} has a copy as of epoch {copy.epoch}, which is not completed")
         self.aligned.took_stock(stock)
+
+    def ready(self, message: m.Ready) -> None:
+        """A worker reports that it runs a subtask."""
+        self.promotions += message.how == "promoted"
 
     def told_time(self, channel: Channel, at_us: int) -> None:
         """A subtask sent a watermark through a channel."""

@@ -1,0 +1,72 @@
+"""Standbys that keep or use copies of state wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from holdfast.frozen import replace
+from holdfast.runtime.driver import standbys
+from holdfast.runtime.driver.state import Effect, Master, Running, Send
+from holdfast.runtime.wire import messages as m
+from holdfast.runtime.worker.following import Following
+from holdfast.runtime.worker.local import Opened, Target
+
+Right = Callable[..., Any]
+
+
+def leaves_the_lineage(right: Right) -> Right:
+    """A copy of any epoch is taken for one on the lineage."""
+
+    def continues(copies: Following, subtask: Any, target: Target) -> bool:
+        copy = copies._copies.get(subtask)
+        return copy is not None and copy.store.owned == target.handle.key_groups
+
+    return continues
+
+
+def takes_copies_as_they_are(right: Right) -> Right:
+    """A promoted worker runs on its copy without the pieces that the copy lacks."""
+
+    def take(copies: Following, target: m.Deploy) -> Opened | None:
+        copy = copies._copies.get(target.subtask)
+        if copy is not None and copies._continues(target.subtask, target):
+            newer = replace(target.handle, segments=(), base=())
+            target = msgspec.structs.replace(target, handle=newer)
+        found: Opened | None = right(copies, target)
+        return found
+
+    return take
+
+
+def runs_ahead(right: Right) -> Right:
+    """Standbys are sent the state of an epoch when its manifest is made, before it is completed."""
+
+    def follow(state: Master) -> list[Effect]:
+        phase = state.phase
+        effects: list[Effect] = right(state)
+        if not isinstance(phase, Running) or phase.storing is None:
+            return effects
+        early = right(replace(state, phase=replace(phase, last=phase.storing)))
+        epoch = phase.storing.epoch
+        ahead = [
+            Send(each.worker, msgspec.structs.replace(each.message, base_epoch=epoch, lineage={epoch: "0"}))
+            for each in early
+            if isinstance(each, Send) and isinstance(each.message, m.Follow)
+        ]
+        return [*effects, *ahead]
+
+    return follow
+
+
+VERSIONS: tuple[tuple[str, str, str, tuple[Any, str, Callable[[Right], Right]], int], ...] = (
+    ("standby-off-lineage", "P14", "a standby goes on from a copy that a rewind has abandoned",
+     (Following, "_continues", leaves_the_lineage), 249),
+    ("standby-skips-a-piece", "DESIGN 5", "a promoted standby runs without the epochs that its copy lacks",
+     (Following, "take", takes_copies_as_they_are), 2275),
+    ("standby-ahead-of-commit", "DESIGN 4.5", "a standby follows an epoch before its record is in the log",
+     (standbys, "follow", runs_ahead), 712),
+)  # fmt: skip
+"""Name, rules, what it does, what it replaces, first seed."""

@@ -1,0 +1,284 @@
+"""The copies of a standby: what advances one, and what makes it start again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from holdfast.errors import Damaged, Unavailable
+from holdfast.model import (
+    NO_EPOCH,
+    Epoch,
+    Generation,
+    JobUuid,
+    ObjectRef,
+    SegmentRef,
+    SnapshotHandle,
+    Subtask,
+    Timeline,
+    WorkerId,
+)
+from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.testing.lanes import VirtualClock
+from holdfast.runtime.wire import messages as m
+from holdfast.runtime.worker.following import RETRY_S, Following
+from holdfast.runtime.worker.local import Opened, Target
+from holdfast.runtime.worker.ports import Ports
+from holdfast.state.changelog import SegmentHeader
+from holdfast.state.compact import compact
+from holdfast.state.memory import MemoryKeyValue
+from holdfast.state.store import Identity, Piece, StateStore
+from holdfast.storage.objects import MemoryObjects
+from tests.unit.state.test_state_store import ALL, GROUPS, JOB, SPEC, Worker
+
+ZERO, ONE = Subtask(0), Subtask(1)
+STANDBY = WorkerId("standby")
+
+
+class Root(MemoryObjects):
+    """It counts reads, and can be unreachable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[str] = []
+        self.away = False
+
+    def get(self, path: str) -> bytes:
+        if self.away:
+            raise Unavailable("the root is away", not_done="", next_step="")
+        self.read.append(path)
+        return super().get(path)
+
+
+@dataclass
+class Locals:
+    """The local state of the standby; it counts what is open."""
+
+    opened: int = 0
+    open_now: int = 0
+
+    def open(self, plan: Plan, target: Target, worker: WorkerId) -> Opened:
+        self.opened += 1
+        self.open_now += 1
+        identity = Identity(target.job_uuid, target.generation, target.timeline, worker)
+        store = StateStore(identity, [SPEC], GROUPS, target.handle.key_groups, MemoryKeyValue())
+        return Opened(store, None, None, self._closed)
+
+    def _closed(self) -> None:
+        self.open_now -= 1
+
+
+class Job:
+    """An active worker whose epochs a standby follows."""
+
+    def __init__(self) -> None:
+        self.worker, self.root, self.local, self.clock = Worker(), Root(), Locals(), VirtualClock()
+        self.pieces: list[SegmentRef] = []
+        self.base: ObjectRef | None = None
+        self.base_epoch = NO_EPOCH
+        self.lineage: dict[Epoch, str] = {}
+        ports = SimpleNamespace(clock=self.clock, store=self.root, local=self.local)
+        self.following = Following(cast(Plan, None), cast(Ports, ports), STANDBY, 0.25, lambda *_: None)
+
+    def epoch(self, number: int, *numbers: int, deleted: tuple[int, ...] = ()) -> None:
+        """Complete an epoch that adds 1 to these keys, after it has deleted others."""
+        follows = self.worker.completed
+        if deleted:
+            self.worker.delete(*deleted)
+        if numbers:
+            self.worker.add(1, *numbers)
+        self.worker.close_epoch(number)
+        self._put(SegmentRef(Epoch(number), follows, self._stored(f"segments/{number}", self.worker.segments[number])))
+        self.lineage[Epoch(number)] = f"manifest {number}"
+
+    def merge(self, through: int) -> None:
+        """Replace the pieces up to this epoch by a base."""
+        header = SegmentHeader(JOB, Generation(1), Timeline(1), Epoch(through), NO_EPOCH, WorkerId("w"))
+        merged = [Piece(self.root.get(p.object.path), ALL) for p in self.pieces if p.epoch <= through]
+        out = Collected()
+        compact(header, merged, (SPEC,), out)
+        self.base, self.base_epoch = self._stored(f"base/{through}", bytes(out.data)), Epoch(through)
+        self.pieces = [piece for piece in self.pieces if piece.epoch > through]
+        self.lineage = {epoch: found for epoch, found in self.lineage.items() if epoch >= through}
+
+    def target(self, epoch: int, generation: int = 1, follows: tuple[Subtask, ...] = (ZERO,), **more: Any) -> m.Follow:
+        pieces = tuple(piece for piece in self.pieces if piece.epoch <= epoch)
+        base = () if self.base is None else (self.base,)
+        handle = SnapshotHandle(more.get("subtask", ZERO), ALL, base, self.base_epoch, pieces)
+        lineage = more.get("lineage", self.lineage)
+        place = JOB, Generation(generation), Timeline(1), Epoch(epoch)
+        return m.Follow(*place, m.Standby(follows), handle, dict(lineage))
+
+    def follow(self, epoch: int, **more: Any) -> None:
+        self.following.ask(self.target(epoch, **more))
+        self.settle()
+
+    def settle(self) -> None:
+        while self.following.turn():
+            pass
+
+    def counts(self, *numbers: int, subtask: Subtask = ZERO) -> list[int | None]:
+        store = self.following._copies[subtask].store
+        rows = [store.get_committed(1, (number,)) for number in numbers]
+        return [None if row is None else row["count"] for row in rows]
+
+    def _put(self, piece: SegmentRef) -> None:
+        self.pieces.append(piece)
+
+    def _stored(self, path: str, data: bytes) -> ObjectRef:
+        self.root.put(path, data)
+        return ObjectRef(path, len(data), hashlib.sha256(data).hexdigest())
+
+
+class Collected:
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def write(self, data: bytes) -> int:
+        self.data += data
+        return len(data)
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    job = Job()
+    job.epoch(1, 1, 2)
+    job.epoch(3, 2, 3)
+    yield job
+    job.following.close()
+    assert job.local.open_now == 0
+
+
+class TestACopy:
+    def test_is_restored_once_and_then_reads_only_what_is_new(self, job: Job) -> None:
+        job.follow(3)
+        assert job.counts(1, 2, 3, 4) == [1, 2, 1, None]
+        job.root.read.clear()
+        job.epoch(4, 4, deleted=(1,))
+        job.follow(4)
+        assert job.counts(1, 2, 3, 4) == [None, 2, 1, 1]
+        assert job.root.read == ["segments/4"] and job.local.opened == 1
+
+    def test_is_reported_with_what_it_lacks(self, job: Job) -> None:
+        job.following.ask(job.target(3))
+        size = sum(piece.object.size for piece in job.pieces)
+        assert job.following.stock() == (m.Copied(ZERO, NO_EPOCH, size),)
+        job.settle()
+        assert job.following.stock() == (m.Copied(ZERO, Epoch(3), 0),)
+
+    def test_goes_on_in_the_next_generation(self, job: Job) -> None:
+        job.follow(3)
+        job.epoch(5, 1)
+        job.follow(5, generation=2)
+        assert job.counts(1) == [2] and job.local.opened == 1
+
+    def test_ignores_requests_of_an_older_generation_or_epoch(self, job: Job) -> None:
+        job.epoch(4, 1)
+        job.follow(4, generation=2)
+        job.follow(3, generation=2)
+        job.follow(3, generation=1)
+        assert job.following.stock() == (m.Copied(ZERO, Epoch(4), 0),)
+
+    def test_off_the_lineage_is_restored_again(self, job: Job) -> None:
+        """A rewind to epoch 1 leaves epoch 3 behind, although its number and its segment are still there."""
+        job.follow(3)
+        job.follow(1, generation=2, lineage={Epoch(1): "manifest 1"})
+        assert job.counts(1, 2, 3) == [1, 1, None] and job.local.opened == 2
+
+    def test_of_another_history_with_the_same_epoch_is_restored_again(self, job: Job) -> None:
+        job.follow(3)
+        job.epoch(4, 1)
+        job.follow(4, lineage={Epoch(3): "another manifest 3", Epoch(4): "manifest 4"})
+        assert job.local.opened == 2
+
+    def test_takes_no_base_that_is_newer_than_it(self, job: Job) -> None:
+        """A base does not record what was deleted between the copy and the base."""
+        job.follow(1)
+        job.epoch(4, deleted=(1,))
+        job.merge(4)
+        job.lineage[Epoch(1)] = "manifest 1"
+        job.follow(4)
+        assert job.counts(1, 2, 3) == [None, 2, 1] and job.local.opened == 2
+
+    def test_goes_on_over_a_base_that_is_not_newer(self, job: Job) -> None:
+        job.follow(3)
+        job.merge(3)
+        job.epoch(4, 1)
+        job.follow(4)
+        assert job.counts(1, 2, 3) == [2, 2, 1] and job.local.opened == 1
+
+    def test_is_given_up_once_it_is_not_followed(self, job: Job) -> None:
+        job.follow(3, follows=(ZERO, ONE))
+        job.follow(3, follows=(ZERO, ONE), subtask=ONE)
+        assert job.local.open_now == 2
+        job.follow(3, follows=(ONE,), subtask=ONE)
+        assert job.local.open_now == 1 and [each.subtask for each in job.following.stock()] == [ONE]
+
+
+class TestFailures:
+    def test_a_root_that_is_away_leaves_the_copy_as_it_is(self, job: Job) -> None:
+        job.follow(3)
+        job.epoch(4, 1)
+        job.root.away = True
+        job.follow(4)
+        assert job.following.refused == "the root is away" and job.counts(1) == [1]
+        job.root.away = False
+        assert not job.following.turn(), "it waits before it tries again"
+        job.clock.now += RETRY_S
+        job.settle()
+        assert job.following.refused == "" and job.counts(1) == [2] and job.local.opened == 1
+
+    def test_a_copy_that_is_not_absorbed_to_the_end_is_discarded(self, job: Job) -> None:
+        job.follow(3)
+        job.epoch(4, 1)
+        job.epoch(5, 1)
+        other = Worker()
+        other.add(1, 9)
+        other.close_epoch(5)
+        stranger = other.segments[5].replace(JOB.encode(), JobUuid("joc").encode())
+        broken = job.pieces[-1]
+        job.pieces[-1] = SegmentRef(broken.epoch, broken.follows, job._stored("segments/5", stranger))
+        with pytest.raises(Damaged):
+            job.follow(5)
+        assert job.local.open_now == 0
+
+
+class TestATakeover:
+    def deploy(self, job: Job, epoch: int, **more: Any) -> m.Deploy:
+        target = job.target(epoch, **more)
+        return m.Deploy(
+            JOB, Generation(2), Timeline(1), Epoch(200), target.base_epoch, m.Active(ZERO), (), target.handle, (), (),
+            (), (), target.lineage,
+        )  # fmt: skip
+
+    def test_brings_the_copy_to_the_base(self, job: Job) -> None:
+        job.follow(1)
+        opened = job.following.take(self.deploy(job, 3))
+        assert opened is not None and opened.store.cut == (Epoch(3), "manifest 3")
+        assert opened.store.get_committed(1, (2,)) == {"count": 2}
+        assert job.following.stock() == () and job.local.open_now == 1
+        opened.close()
+
+    def test_gives_all_other_copies_up(self, job: Job) -> None:
+        job.follow(3, follows=(ZERO, ONE))
+        job.follow(3, follows=(ZERO, ONE), subtask=ONE)
+        opened = job.following.take(self.deploy(job, 3))
+        assert opened is not None and job.local.open_now == 1
+        opened.close()
+
+    def test_has_no_copy_of_another_lineage(self, job: Job) -> None:
+        job.follow(3)
+        assert job.following.take(self.deploy(job, 1, lineage={Epoch(1): "manifest 1"})) is None
+        assert job.local.open_now == 0
+
+    def test_of_an_unreachable_root_is_reported(self, job: Job) -> None:
+        job.follow(1)
+        job.root.away = True
+        with pytest.raises(Unavailable):
+            job.following.take(self.deploy(job, 3))
+        assert job.local.open_now == 0
