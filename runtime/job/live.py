@@ -56,6 +56,9 @@ class Worker(msgspec.Struct, frozen=True):
     pid: int
     role: str
     subtasks: tuple[int, ...] = ()
+    """What it runs."""
+    follows: tuple[int, ...] = ()
+    """The subtasks whose state a standby follows."""
     rss_bytes: int | None = None
     state_bytes: int | None = None
     """All tables, in memory or swapped out; None before the worker has a subtask."""

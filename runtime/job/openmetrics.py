@@ -196,6 +196,11 @@ def _workers(status: Status) -> Iterator[Any]:
     yield from make.gauge("holdfast_worker_memory_bytes", "Resident memory of the worker's process.", memory)
     behind = [(labels, row["lag_epochs"]) for labels, row in taken]
     yield from make.gauge("holdfast_worker_lag_epochs", "Epochs by which the worker's local state lags.", behind)
+    standbys = [({"worker": row["id"]}, row) for row in rows if row["role"] == "standby"]
+    lag = [(labels, row["lag_epochs"]) for labels, row in standbys]
+    yield from make.gauge("holdfast_standby_lag_epochs", "Epochs that the standby's oldest copy lacks.", lag)
+    size = [(labels, row["lag_bytes"]) for labels, row in standbys]
+    yield from make.gauge("holdfast_standby_lag_bytes", "Stored bytes that the standby's copies lack.", size)
 
 
 def _s(at_us: int | None) -> float | None:

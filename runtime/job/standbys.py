@@ -23,11 +23,9 @@ def is_standby(hosted: master.Hosted) -> bool:
     return isinstance(hosted.role, m.Standby)
 
 
-def subtasks(hosted: master.Hosted) -> tuple[int, ...]:
-    """Return the subtask that a worker runs, or those that it follows."""
-    if hosted.role is None:
-        return ()
-    return hosted.role.follows if isinstance(hosted.role, m.Standby) else (hosted.role.subtask,)
+def follows(hosted: master.Hosted) -> tuple[int, ...]:
+    """Return the subtasks whose state a worker follows."""
+    return hosted.role.follows if isinstance(hosted.role, m.Standby) else ()
 
 
 def lag_epochs(state: master.Master, hosted: master.Hosted) -> int | None:

@@ -340,11 +340,13 @@ def scenario(seed: int) -> Scenario:
         call_s=0.0,
     )
     drawn = _growing(_with_ends(_with_rest(_regrowing(_with_functions(_with_more(whole))))), keys)
-    texts = random.Random(f"{seed}/texts").random() < TEXTS_SHARE
-    copies = random.Random(f"{seed}/copies")
-    copied_per_turn = copies.choice(COPIED_PER_TURN) if copies.random() < COPIES_SHARE else None
-    drawn = replace(drawn, texts=texts, copied_per_turn=copied_per_turn)
-    return _with_standbys(_in_batches(_with_backlog(_budgeted(drawn), keys)))
+    drawn = replace(drawn, texts=random.Random(f"{seed}/texts").random() < TEXTS_SHARE)
+    return _with_standbys(_in_batches(_with_backlog(_budgeted(_with_slow_copies(drawn)), keys)))
+
+
+def _with_slow_copies(whole: Scenario) -> Scenario:
+    copies = random.Random(f"{whole.seed}/copies")
+    return replace(whole, copied_per_turn=copies.choice(COPIED_PER_TURN)) if copies.random() < COPIES_SHARE else whole
 
 
 def _with_standbys(whole: Scenario) -> Scenario:

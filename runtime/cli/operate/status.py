@@ -129,7 +129,7 @@ def _tables(shown: Status) -> list[tuple[str, str]]:
                     w.host,
                     str(w.pid),
                     w.role,
-                    " ".join(map(str, w.subtasks)),
+                    " ".join(map(str, w.subtasks or w.follows)),
                     text.size(w.rss_bytes),
                     w.lag_epochs,
                     _came_by(w),

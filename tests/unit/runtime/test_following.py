@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from test_state_store import ALL, GROUPS, JOB, SPEC, Worker
 
 from holdfast.errors import Damaged, Unavailable
 from holdfast.model import (
@@ -34,7 +35,6 @@ from holdfast.state.compact import compact
 from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.store import Identity, Piece, StateStore
 from holdfast.storage.objects import MemoryObjects
-from tests.unit.state.test_state_store import ALL, GROUPS, JOB, SPEC, Worker
 
 ZERO, ONE = Subtask(0), Subtask(1)
 STANDBY = WorkerId("standby")

@@ -309,6 +309,7 @@ class TestNames:
                 "restart_window",
                 "restart_backoff_first",
                 "restart_backoff_max",
+                "standbys",
                 "audit",
             },
             Limits: {"max_records_per_second", "staged_bytes_max"},
@@ -321,6 +322,6 @@ class TestNames:
                 "staged_bytes_max",
                 "hung_after",
             },
-            MemorySettings: {"state_memory", "parallelism"},
+            MemorySettings: {"state_memory", "parallelism", "standbys"},
         }
         assert known & within == expected[inside]

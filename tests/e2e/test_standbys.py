@@ -1,0 +1,74 @@
+"""Standbys on real Spark: they take over in place, and their own loss changes nothing; output equals an oracle's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import Run, differences, make_input, pid_gone, running
+from test_kills import LOCAL, RATE, ROWS, worker_pids
+
+pytestmark = pytest.mark.e2e
+
+STANDBY = ("--standbys", "1")
+
+
+def status(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "root" / "counting" / "live.json").read_text())
+    return found
+
+
+def complete_standby(run: Run, folder: Path, after: int | None = None) -> int:
+    """Wait for a standby with complete copies, other than this process; return its process."""
+
+    def found(_: dict[str, Any]) -> int | None:
+        copies = [w for w in status(folder)["workers"] if w["role"] == "standby" and w["pid"] != after]
+        return copies[0]["pid"] if copies and copies[0]["lag_epochs"] == 0 else None
+
+    run.wait_for(found, "a standby with complete copies")
+    pid = found({})
+    assert pid is not None or after is not None
+    return pid or complete_standby(run, folder, after)
+
+
+class TestStandbys:
+    def test_a_killed_worker_is_taken_over_by_the_standby(self, tmp_path: Path) -> None:
+        frame = make_input(tmp_path, 2 * ROWS)
+        with running(tmp_path, *LOCAL, *RATE, *STANDBY) as run:
+            run.wait_until_running(ROWS // 10)
+            for subtask in (0, 1, 0):
+                standby, before = complete_standby(run, tmp_path), run.lines[-1]
+                killed = worker_pids(before)[subtask]
+                os.kill(killed, signal.SIGKILL)
+                after = run.wait_for(
+                    lambda p, n=before["generation"]: p["state"] == "running" and p["generation"] > n,  # type: ignore[misc]
+                    "a new generation",
+                )
+                assert pid_gone(killed) and worker_pids(after)[subtask] == standby
+                how = {worker["subtasks"][0]: worker["how"] for worker in after["workers"] if worker["subtasks"]}
+                assert how == {subtask: "promoted", 1 - subtask: "rolled back"}
+                assert complete_standby(run, tmp_path, after=standby) not in (standby, killed)
+            assert run.finish() == 0, run.errors()
+        assert differences(tmp_path, frame) == []
+
+    def test_a_killed_standby_is_replaced_and_no_generation_ends(self, tmp_path: Path) -> None:
+        frame = make_input(tmp_path, ROWS)
+        with running(tmp_path, *LOCAL, *RATE, *STANDBY, HOLDFAST_RESTART_FAILURES_MAX="0") as run:
+            run.wait_until_running(ROWS // 10)
+            standby = complete_standby(run, tmp_path)
+            os.kill(standby, signal.SIGKILL)
+            assert complete_standby(run, tmp_path, after=standby) != standby
+            assert run.lines[-1]["generation"] == 1
+            assert run.finish() == 0, run.errors()
+        assert pid_gone(standby)
+        assert differences(tmp_path, frame) == []
+
+    def test_more_standbys_than_slots_are_reported_and_the_run_goes_on(self, tmp_path: Path) -> None:
+        make_input(tmp_path, ROWS // 10)
+        with running(tmp_path, "--master", "local[3]", "--standbys", "4") as run:
+            assert run.finish() == 0, run.errors()
+            assert "4 standbys were requested, and Spark has free slots for 1" in run.errors()
