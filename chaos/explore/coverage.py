@@ -61,7 +61,7 @@ BESIDES: Mapping[str, Callable[[], bool]] = {
 _PRIORITY: Mapping[str, tuple[Point, ...]] = {
     "F1": (Point.ALIGN, Point.APPLY, Point.PARTITIONS, Point.BATCH, Point.STANDBY), "F3": (Point.BATCH,),
     "F4": (Point.COMMIT, Point.DELIVER, Point.SWEEP, Point.PARTITIONS, Point.BATCH),
-    "F5": (Point.UPLOAD, Point.ACK, Point.DELIVER, Point.CONFIRM, Point.BATCH, Point.STANDBY),
+    "F5": (Point.UPLOAD, Point.ACK, Point.DELIVER, Point.CONFIRM, Point.BATCH),
     "F6": (Point.ALIGN, Point.BATCH), "F7": (Point.PARTITIONS,),
     "F10": (Point.RESTORE,), "F12": (Point.APPLY, Point.UPLOAD, Point.BETWEEN),
     "F8": (Point.COMMIT, Point.DELIVER), "F9": (Point.UPLOAD, Point.COMMIT, Point.SWEEP, Point.BATCH),
