@@ -36,7 +36,7 @@ from holdfast.runtime.execution.results import with_places
 from holdfast.runtime.execution.uncommitted_writes import check_written_immediately, uncommitted_writes
 from holdfast.runtime.job import dlq_places
 from holdfast.runtime.job.log_end import read_whole_log
-from holdfast.runtime.microbatch.layers import refuse_what_needs_workers
+from holdfast.runtime.microbatch.layers import refuse_standbys, refuse_what_needs_workers
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.given_up import given_up
 from holdfast.runtime.plan.kept_state import with_identities
@@ -148,12 +148,7 @@ def check_settings(plan: Plan, settings: Settings) -> None:
     check_state_memory(plan, settings.state_memory, *channels)
     if batches:
         refuse_what_needs_workers(plan)
-        if settings.standbys:
-            raise ConfigError(
-                f"the job has standbys={settings.standbys}, but microbatch mode has no workers that stay",
-                not_done="nothing was started",
-                next_step="set standbys to 0, or run with --mode continuous",
-            )
+        refuse_standbys(settings.standbys)
 
 
 def _check_repairs(plan: Plan, repository: Repository, job: joblog.Job, before: Manifest) -> None:

@@ -27,6 +27,16 @@ def layers_of(plan: Plan) -> Layers:
     return tuple(frozenset(index for index, at in depth.items() if at == layer) for layer in range(last + 1))
 
 
+def refuse_standbys(standbys: int) -> None:
+    """Refuse standbys, which take over from workers that stay. Raises ConfigError."""
+    if standbys:
+        raise ConfigError(
+            f"standbys is {standbys}, but in microbatch mode no worker stays that a standby could take over from",
+            not_done="nothing was started; state and output are untouched",
+            next_step="set standbys to 0, or run with --mode continuous",
+        )
+
+
 def refuse_what_needs_workers(plan: Plan) -> None:
     """Refuse a plan that cannot run as microbatches.
 

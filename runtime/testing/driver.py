@@ -26,8 +26,9 @@ import pyarrow as pa
 from holdfast.errors import ConfigError, JobFailed
 from holdfast.model import Epoch, WorkerId
 from holdfast.runtime.api.app import App
-from holdfast.runtime.config.settings import duration_ms
+from holdfast.runtime.config.settings import MICROBATCH, duration_ms
 from holdfast.runtime.driver import master
+from holdfast.runtime.microbatch.layers import refuse_standbys
 from holdfast.runtime.operators.contract import is_part
 from holdfast.runtime.plan.ahead import Ahead
 from holdfast.runtime.plan.model import OperatorSpec, Plan, SinkSpec, SourceSpec
@@ -148,6 +149,8 @@ class TestDriver:
 
     def __init__(self, app: App, parallelism: int = 2, seed: int = 0, mode: str | None = None) -> None:
         plan = _plan_of(app, parallelism)
+        if (mode or app.mode) == MICROBATCH:
+            refuse_standbys(app.standbys or 0)
         self._random = random.Random(seed)
         self.sources: dict[str, PushedSource] = {}
         self.sinks: dict[str, MemorySink] = {}

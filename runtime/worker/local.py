@@ -136,7 +136,7 @@ class LocalFolders:
         self._rocks = RocksMemory() if budget is None else RocksMemory(budget.rocks, budget.rocks // 2)
         self._others_bytes = resident_bytes()
         """The interpreter and its libraries, which do not count."""
-        self._folders = list[Path]()
+        self._folders = set[Path]()
         self._swap: Swap | None = None
         """Of all stores: the budget is that of the worker."""
 
@@ -161,7 +161,7 @@ class LocalFolders:
                 not_done="the subtask was not started on this machine",
                 next_step="free disk space, or set TMPDIR on the executors to a writable folder",
             ) from error
-        self._folders.append(folder.path)
+        self._folders.add(folder.path)
         covered = usable(folder.marker, target.job_uuid, lineage, epoch, owned, declared)
         store = StateStore(identity_of(target, worker), specs, plan.key_groups, owned, folder.store, memory)
         applied = folder.marker.applied if covered is not None and folder.marker is not None else None

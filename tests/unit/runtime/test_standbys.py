@@ -261,6 +261,10 @@ class TestTakeover:
                 "a": 2 * crashes, "b": crashes, "c": crashes, "d": crashes, "e": crashes
             }  # fmt: skip
 
+    def test_is_refused_in_microbatch_mode(self) -> None:
+        with pytest.raises(hf.ConfigError, match="standbys is 1, but in microbatch mode no worker stays"):
+            TestDriver(counting(1), mode="microbatch")
+
     def test_restores_after_a_rewind_below_the_copy(self) -> None:
         with TestDriver(counting(1)) as t:
             t.push("words", [Word("a"), Word("b")])
