@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Run, differences, make_input, pid_gone, running
+from running import Run, differences, executors_of, make_input, pid_gone, running
 from test_kills import LOCAL, RATE, ROWS, worker_pids
 
 pytestmark = pytest.mark.e2e
@@ -72,3 +73,36 @@ class TestStandbys:
         with running(tmp_path, "--master", "local[3]", "--standbys", "4") as run:
             assert run.finish() == 0, run.errors()
             assert "4 standbys were requested, and Spark has free slots for 1" in run.errors()
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(900)
+    def test_twenty_random_kills_of_workers_standbys_and_executors_lose_and_duplicate_nothing(
+        self, tmp_path: Path
+    ) -> None:
+        frame = make_input(tmp_path, 12 * ROWS)
+        rng, kills = random.Random(54), dict.fromkeys(("worker", "standby", "executor"), 0)
+        flags = ("--master", "local-cluster[3,2,1024]", *RATE, *STANDBY)
+        with running(tmp_path, *flags, HOLDFAST_RESTART_FAILURES_MAX="100") as run:
+            run.wait_until_running(ROWS // 10)
+            for number in range(20):
+                if number % 2:
+                    complete_standby(run, tmp_path)
+                before = status(tmp_path)
+                by_role = {role: [w["pid"] for w in before["workers"] if w["role"] == role] for role in kills}
+                kind = rng.choice([kind for kind in kills if by_role[kind] or kind == "executor"])
+                victims = [each.pid for each in executors_of(run)] if kind == "executor" else by_role[kind]
+                pid = rng.choice(victims)
+                os.kill(pid, signal.SIGKILL)
+                kills[kind] += 1
+                epoch = before["checkpoint"]["epoch"]
+                run.wait_for(
+                    lambda p, n=epoch, pid=pid: p["state"] == "running" and p["epoch"] > n + 1 and pid_gone(pid),  # type: ignore[misc]
+                    "epochs after a kill",
+                )
+            recovered = sum(restart["recovery_ms"] is not None for restart in status(tmp_path)["restarts"])
+            run.process.send_signal(signal.SIGTERM)
+            assert run.finish() == 0, run.errors()
+        assert all(kills.values()) and recovered >= kills["worker"]
+        with running(tmp_path, *LOCAL) as rest:
+            assert rest.finish() == 0, rest.errors()
+        assert differences(tmp_path, frame) == []
