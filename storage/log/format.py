@@ -80,6 +80,11 @@ class LogMeta:
     changelog: bool = False
     """Its records put and delete rows by key; the first column says which (changelog.py)."""
 
+    @property
+    def rows(self) -> pa.Schema:
+        """The columns of the rows: all of them, but in a changelog without the mark."""
+        return changelog.row_schema(self.schema) if self.changelog else self.schema
+
     def fits(self, columns: pa.Schema) -> bool:
         """Return whether rows with these columns can be appended: at least the original columns, in order."""
         first = list(self.schema)[: len(columns)]

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError, Damaged, NotFound, Unavailable
 from holdfast.ports import ObjectStore
-from holdfast.storage.log.changelog import row_schema
 from holdfast.storage.log.commits import Commits
 from holdfast.storage.log.compacted import NEVER
 from holdfast.storage.log.format import OFFSETS_MAX, LogMeta
@@ -56,7 +55,7 @@ def table_schema(meta: LogMeta) -> pa.Schema:
             not_done="nothing was read",
             next_step="read its rows as they are",
         )
-    return row_schema(meta.schema) if meta.changelog else meta.schema
+    return meta.rows
 
 
 def read_table(store: ObjectStore, sizes: Sizes | None = None) -> list[TableRows]:

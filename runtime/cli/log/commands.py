@@ -235,7 +235,7 @@ def read(args: argparse.Namespace) -> int:
         return _read_table(args)
     reader = _reader(args.path)
     changelog = reader.meta.changelog
-    names = columns_shown(reader.meta.schema, changelog)
+    names = columns_shown(reader.meta)
     ends = reader.end_offsets()
     partitions = _chosen(args, reader.meta)
     if args.offset is not None and args.partition is None:
@@ -282,7 +282,7 @@ def tail(args: argparse.Namespace, pause: Callable[[float], None] = time.sleep) 
     if args.lines < 0:
         raise _wrong(f"--lines is {args.lines}", "nothing was read", "give 0 for new rows only, or more")
     reader = _reader(args.path)
-    names = columns_shown(reader.meta.schema, reader.meta.changelog)
+    names = columns_shown(reader.meta)
     offsets = {
         partition: _lines_before_the_end(reader, partition, args.lines) for partition in _chosen(args, reader.meta)
     }
@@ -324,7 +324,7 @@ def _print_from(args: argparse.Namespace, reader: LogReader, partition: int, off
             return offset
         meta = reader.meta
         for row in placed_rows(partition, batch, offsets, following, meta.changelog):
-            print(as_json_line(row) if args.json else plain_line(columns_shown(meta.schema, meta.changelog), row))
+            print(as_json_line(row) if args.json else plain_line(columns_shown(meta), row))
         sys.stdout.flush()
         offset = following
 

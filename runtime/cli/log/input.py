@@ -23,7 +23,7 @@ import pyarrow.parquet
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.rows import WrongRow, batch_of_columns, batch_of_rows
-from holdfast.storage.log.changelog import DELETED, row_schema
+from holdfast.storage.log.changelog import DELETED
 from holdfast.storage.log.format import LogMeta
 
 ROWS_PER_BATCH = 50_000
@@ -71,7 +71,7 @@ def json_line_batches(
 
 def columns_given(meta: LogMeta) -> pa.Schema:
     """Return the columns that rows for a log have; in those for a changelog, the mark may be absent."""
-    return pa.schema([DELETED.with_nullable(True), *row_schema(meta.schema)]) if meta.changelog else meta.schema
+    return pa.schema([DELETED.with_nullable(True), *meta.rows]) if meta.changelog else meta.schema
 
 
 def as_given(rows: pa.Table, meta: LogMeta) -> pa.Table:

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from holdfast.storage.log.changelog import deletes, row_schema
+from holdfast.storage.log.changelog import deletes
+from holdfast.storage.log.format import LogMeta
 
 WIDTH_MAX = 60
 _OPS = {False: "put", True: "delete"}
@@ -38,9 +39,9 @@ def placed_rows(
     return [Placed(partition, *each) for each in zip(at, batch.to_pylist(), ops, strict=True)]
 
 
-def columns_shown(columns: pa.Schema, changelog: bool) -> list[str]:
+def columns_shown(meta: LogMeta) -> list[str]:
     """Return the names of the columns, beside the place of a row; what a record does comes first."""
-    return ["op", *row_schema(columns).names] if changelog else columns.names
+    return ["op", *meta.rows.names] if meta.changelog else meta.rows.names
 
 
 def as_json_line(placed: Placed) -> str:
