@@ -123,16 +123,16 @@ class LogSink:
             create_log(store, columns, self.partitions, self.key, changelog=upserts)
             return
         self._check_kind(meta, upsert_key)
-        # A log that has grown since takes what it took before.
-        stored = self._stored(schema, upserts)
-        fitting = pa.schema(list(meta.schema)[: len(stored)]) if meta.fits(stored) else meta.schema
-        self._check_columns(stored, fitting, "the log")
         if self.key is not None and set(self.key) != set(meta.key):
             raise ConfigError(
                 f"{self.where}: the log is partitioned by {list(meta.key) or 'no key'}, the sink by {list(self.key)}",
                 not_done="the job was not started, the log was not changed",
                 next_step="leave key out to take that of the log, or name another log",
             )
+        # A log that has grown since takes what it took before.
+        stored = self._stored(schema, upserts)
+        fitting = pa.schema(list(meta.schema)[: len(stored)]) if meta.fits(stored) else meta.schema
+        self._check_columns(stored, fitting, "the log")
         self._check_key(meta.schema, meta.key)
         if LogReader(store).sealed:
             raise ConfigError(

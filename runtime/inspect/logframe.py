@@ -26,8 +26,8 @@ def log(path: str | os.PathLike[str], as_table: bool = False) -> pl.LazyFrame:
         as_table: Give the newest row of every key, without the keys that were deleted. The log must have a key.
 
     Returns:
-        The rows as of the newest commit when the frame is collected, in order of partition and offset, without those
-        that a rewind took back. A changelog has the column `holdfast_deleted`, except as a table.
+        The rows that the log has when the frame is collected, in order of partition and offset, without those that a
+        rewind took back; a table as of one commit. A changelog has the column `holdfast_deleted`, except as a table.
 
     Raises:
         ConfigError: there is no log, or it has no key and is to be read as a table.

@@ -157,11 +157,8 @@ class LogSource:
         """Refuse columns by which deletes would pass for rows, or for undecodable records."""
         strict = [f.name for f in expected if not f.nullable and f.name not in (DELETED.name, *meta.key)]
         if DELETED.name not in expected.names:
-            what = "says which records delete the row of their key; without it they would be read as rows"
-            what, next_step = (
-                f"its column {DELETED.name!r} {what}",
-                f"declare it in the job's schema: {DELETED.name}: bool",
-            )
+            what = f"without its column {DELETED.name!r}, records that delete would be read as rows"
+            next_step = f"declare it in the job's schema: {DELETED.name}: bool"
         elif strict:
             what = f"records that delete have nothing but their key, but the job's schema allows no null in {strict}"
             next_step = f"let {', '.join(strict)} be null in the job's schema (| None)"

@@ -38,11 +38,25 @@ def problem_of(records: pa.Schema, key: Sequence[str]) -> str | None:
     """Return why no changelog can have these columns and this key; None if one can."""
     if not key:
         return "a changelog needs a key, by which its records put and delete rows"
+    if odd := [field for field in records if field.name in key and not _can_be_key(field.type)]:
+        return f"the column {odd[0].name!r} of type {odd[0].type} cannot be a key"
     if records.names.count(DELETED.name) > 1:
         return f"a row has the column {DELETED.name!r}, which marks the records of a changelog"
     if records.names[:1] != [DELETED.name] or records != record_schema(row_schema(records), key):
         return "the columns are not those of a changelog: the mark, a key without nulls, and values that may be null"
     return None
+
+
+def _can_be_key(kind: pa.DataType) -> bool:
+    """Return whether a value chooses a partition; see partitioning.py."""
+    return any(
+        of_kind(kind)
+        for of_kind in (
+            *(pa.types.is_integer, pa.types.is_boolean, pa.types.is_date, pa.types.is_timestamp),
+            *(pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+            *(pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view),
+        )
+    )
 
 
 def deletes(records: pa.RecordBatch) -> NDArray[np.bool_]:

@@ -55,7 +55,9 @@ class TestSchema:
         assert hf.Log(log).source().schema.names == ["holdfast_deleted", "k", "word"]
 
     def test_one_without_the_mark_is_refused(self, log: Path) -> None:
-        with pytest.raises(hf.ConfigError, match="without it they would be read as rows") as refused:
+        with pytest.raises(
+            hf.ConfigError, match="without its column 'holdfast_deleted', records that delete would be read"
+        ) as refused:
             hf.Log(log, Row).source().check()
         assert refused.value.next_step == "declare it in the job's schema: holdfast_deleted: bool"
 

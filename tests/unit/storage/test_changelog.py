@@ -102,6 +102,8 @@ class TestColumns:
             (ROWS, None, "a changelog needs a key"),
             (ROWS.append(DELETED), ["k"], "a row has the column 'holdfast_deleted'"),
             (ROWS, ["absent"], "key column 'absent' is not in the schema"),
+            (ROWS.append(pa.field("f", pa.float64())), ["f"], "the column 'f' of type double cannot be a key"),
+            (ROWS.append(ROWS.field("k")), ["k"], "has no column, or one twice"),
         ],
     )
     def test_a_changelog_that_cannot_be_is_not_created(self, schema: pa.Schema, key: list[str], why: str) -> None:
