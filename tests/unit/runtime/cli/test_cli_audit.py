@@ -253,6 +253,13 @@ def longer(rows: pa.Table) -> pa.Table:
     return rows.set_column(0, rows.schema.field(0), pa.array([n + 10 for n in rows.column(0).to_pylist()]))
 
 
+def deleted(rows: pa.Table) -> pa.Table:
+    """Make a delete of the first record of a changelog."""
+    first, rest = rows.slice(0, 1), rows.slice(1)
+    columns = [pa.array([True]), first.column(1), *(pa.nulls(1, column.type) for column in first.columns[2:])]
+    return pa.concat_tables([pa.table(columns, schema=rows.schema), rest])
+
+
 def doubled(rows: pa.Table) -> pa.Table:
     """Put the first row into the place of the last one."""
     return pa.concat_tables([rows.slice(0, rows.num_rows - 1), rows.slice(0, 1)])
@@ -506,6 +513,12 @@ class TestAuditOfATamperedTarget:
         job.run(40, 31)
         job.forge("copy", change)
         assert {name for name, _ in job.differing()} == {"copy"}
+
+    def test_a_put_that_was_made_a_delete_is_found(self, job: Job) -> None:
+        job.run(40, 31)
+        assert job.differing() == set()
+        job.forge("changes", deleted)
+        assert {name for name, _ in job.differing()} == {"changes"}
 
     def test_rows_appended_to_a_log_by_hand_are_found(self, job: Job) -> None:
         job.run(20)
