@@ -16,11 +16,12 @@ Invariants
       restored from a backup is read again, and its tag is compared with what was delivered.
     - A commit of a delivery or a repair names the driver on whose behalf it was made (owners.py).
 
-A log keeps every row, so a stream that replaces rows is refused, and there are no before-images: a rewind makes the
-offsets of what it takes back void (storage/log/voids.py). `hf.Log` (runtime/sources/log.py) is what users write; it
-hands over to `LogSink`.
+An upsert stream needs a changelog (storage/log/changelog.py): its rows become records that put and delete, each key
+once per delivery. Every row and record is kept, so there are no before-images: a rewind makes the offsets of what it
+takes back void (storage/log/voids.py). `hf.Log` (runtime/sources/log.py) is what users write; it hands over to
+`LogSink`.
 
-Source: PROTOCOL P1, P4, P17, P21; storage/log/log.py.
+Source: PROTOCOL P1, P4, P17, P21; storage/log/log.py; docs/design/0052-changelogs-in-logs.md.
 """
 
 from __future__ import annotations
@@ -30,15 +31,29 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Generation, Tag, Writer
 from holdfast.ports import ObjectStore
 from holdfast.sinks import log_audit
 from holdfast.sinks.audited import AuditQuery, TargetContents
-from holdfast.sinks.contract import OP, AlreadyDelivered, Delivered, Outcome, Repair, Rewinding, already
+from holdfast.sinks.contract import (
+    DELETE,
+    OP,
+    AlreadyDelivered,
+    Delivered,
+    Outcome,
+    Repair,
+    Rewinding,
+    already,
+    check_key,
+    check_null_keys,
+)
 from holdfast.sinks.owners import Claim, Held, Holding, check_continues
+from holdfast.sinks.staging import last_per_key
 from holdfast.sinks.undo import SAMPLE_MAX, impossible, overtaken, refused, untouched
+from holdfast.storage.log.changelog import puts_and_deletes, record_schema
 from holdfast.storage.log.commits import Commits
 from holdfast.storage.log.format import Commit, LogMeta, LogOwner, VoidRange, check_meta, describe_column
 from holdfast.storage.log.log import LogReader, LogWriter, create_log, read_meta
@@ -54,7 +69,8 @@ class LogSink:
 
     Args:
         path: A folder or URL, absolute.
-        key: Columns by which rows are partitioned; None: that of the log, or none if it is created.
+        key: Columns by which rows are partitioned; None: that of the log, or none if it is created. For an upsert
+            stream its key, which it must be.
         partitions: Number of partitions if the log is created.
         expected: The columns that the user says the log has; None: those of the stream.
     """
@@ -71,7 +87,7 @@ class LogSink:
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits. Its key only chooses the partition: every row is kept."""
+        """See Sink.traits. Its key replaces nothing: every row is kept."""
         return SinkTraits(
             kind="Log",
             local_paths=local(self.path),
@@ -85,22 +101,13 @@ class LogSink:
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
         """See Sink.check."""
-        if upsert_key is not None:
-            raise ConfigError(
-                f"{self.where}: the stream replaces rows by {list(upsert_key)}, but a log keeps every row and has no "
-                "form for a row that was replaced or deleted",
-                next_step=f"use a sink with a key, such as hf.SQLite(..., key={list(upsert_key)}), "
-                "or give the log the stream before the aggregate",
-            )
-        if OP in schema.names:
-            raise ConfigError(
-                f"{self.where}: the stream has a column named {OP!r}, which marks puts and deletes",
-                next_step=f"rename it, for example .select(pl.exclude({OP!r}), kind={OP!r})",
-            )
+        upserts = upsert_key is not None
+        check_key(self.where, schema, upsert_key, self.key if upserts else None)
+        stored = self._stored(schema, upserts)
         if self.expected is not None:
-            self._check_columns(schema, self.expected, "the schema given to hf.Log")
+            self._check_columns(stored, self._stored(self.expected, upserts), "the schema given to hf.Log")
         try:
-            check_meta(LogMeta("", schema, self.partitions, self.key or ()))
+            check_meta(LogMeta("", stored, self.partitions, self.key or (), changelog=upserts))
         except ConfigError as error:
             raise ConfigError(f"{self.where}: {error.what}", next_step="correct the sink or the stream") from error
         self._check_key(schema, self.key or ())
@@ -108,20 +115,24 @@ class LogSink:
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
         """See Sink.prepare."""
         self.check(schema, upsert_key)
+        upserts = upsert_key is not None
         store = open_objects(self.path)
         meta = read_meta(store)
         if meta is None:
-            create_log(store, schema if self.expected is None else self.expected, self.partitions, self.key)
+            columns = schema if self.expected is None else self.expected
+            create_log(store, columns, self.partitions, self.key, changelog=upserts)
             return
-        # A log that has grown since takes what it took before.
-        fitting = pa.schema(list(meta.schema)[: len(schema)]) if meta.fits(schema) else meta.schema
-        self._check_columns(schema, fitting, "the log")
+        self._check_kind(meta, upsert_key)
         if self.key is not None and set(self.key) != set(meta.key):
             raise ConfigError(
                 f"{self.where}: the log is partitioned by {list(meta.key) or 'no key'}, the sink by {list(self.key)}",
                 not_done="the job was not started, the log was not changed",
                 next_step="leave key out to take that of the log, or name another log",
             )
+        # A log that has grown since takes what it took before.
+        stored = self._stored(schema, upserts)
+        fitting = pa.schema(list(meta.schema)[: len(stored)]) if meta.fits(stored) else meta.schema
+        self._check_columns(stored, fitting, "the log")
         self._check_key(meta.schema, meta.key)
         if LogReader(store).sealed:
             raise ConfigError(
@@ -145,6 +156,9 @@ class LogSink:
 
     def accept(self, batch: pa.RecordBatch) -> None:
         """See Sink.accept."""
+        if OP in batch.schema.names:
+            check_null_keys(self.where, self.key, batch)
+            return
         for field, column in zip(batch.schema, batch.columns, strict=True):
             if not field.nullable and column.null_count:
                 raise ConfigError(
@@ -175,6 +189,29 @@ class LogSink:
     def contents(self, query: AuditQuery) -> TargetContents:
         """See AuditableSink.contents."""
         return log_audit.contents(self.where, open_objects(self.path, writable=False), query)
+
+    def _stored(self, schema: pa.Schema, upserts: bool) -> pa.Schema:
+        """Return the columns of the log that takes a stream with these columns."""
+        return record_schema(schema, self.key or ()) if upserts else schema
+
+    def _check_kind(self, meta: LogMeta, upsert_key: tuple[str, ...] | None) -> None:
+        if meta.changelog == (upsert_key is not None):
+            return
+        if meta.changelog:
+            what = (
+                "the log is a changelog, whose newest record of a key counts, but the stream only adds rows, and those "
+                "of one key may come from several writers in any order"
+            )
+            next_step = f"aggregate the stream by {', '.join(meta.key)} first, or name another log"
+        else:
+            what = (
+                f"the stream replaces rows by {list(upsert_key or ())}, but the log is no changelog: it has no column "
+                "that marks deletes"
+            )
+            next_step = "name another log; a missing one is created as a changelog"
+        raise ConfigError(
+            f"{self.where}: {what}", not_done="the job was not started, the log was not changed", next_step=next_step
+        )
 
     def _check_columns(self, schema: pa.Schema, found: pa.Schema, of: str) -> None:
         if difference := misfit(schema, found):
@@ -235,7 +272,7 @@ class LogTarget:
         standing = tail.tag_of(self._name)
         if standing is not None and standing >= tag:
             return already(self._where, tag, standing)
-        rows = list(batches)
+        rows = as_stored(log.meta, list(batches))
         placed = spread(log.meta, rows, self._writer.subtask + tag.epoch)
         owned = owned_by(self._job, self._writer.sink, self._claim)
         admit = lambda tail: self._admit(tail, known, tag)
@@ -375,6 +412,17 @@ def held(tail: Commit, job_uuid: str, sink: str) -> Held | None:
 def owned_by(job_uuid: str, sink: str, claim: Claim | None) -> LogOwner | None:
     """Return how a commit names its owner."""
     return None if claim is None else LogOwner(f"{job_uuid}/{sink}", claim.owner, claim.generation)
+
+
+def as_stored(meta: LogMeta, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Return the rows of a delivery as the log stores them: in a changelog, the last change of each key as a record."""
+    if not meta.changelog or not batches or OP not in batches[0].schema.names:
+        return batches
+    changes = pa.Table.from_batches(batches)
+    if len(batches) > 1:
+        changes = last_per_key(changes, meta.key)
+    deleted = pc.equal(changes.column(OP), DELETE)
+    return list(puts_and_deletes(changes.drop_columns([OP]), deleted, meta.key).to_batches())
 
 
 def spread(meta: LogMeta, batches: list[pa.RecordBatch], first: int) -> dict[int, pa.Table]:

@@ -12,17 +12,20 @@ Source: storage/log/log.py, storage/log/voids.py; docs/design/0018-audit.md; PRO
 
 from __future__ import annotations
 
+import pyarrow as pa
+
 from holdfast.errors import Damaged, NotFound, Unavailable
 from holdfast.model import RowDigest, Subtask, Tag
 from holdfast.ports import ObjectStore
 from holdfast.sinks.audited import AuditQuery, Delivery, Gone, TargetContents
+from holdfast.sinks.contract import OP
+from holdfast.sinks.staging import audited
 from holdfast.storage.digests import NOTHING, added
 from holdfast.storage.log.commits import Commits
 from holdfast.storage.log.format import Commit, LogMeta, LogSegment
 from holdfast.storage.log.log import read_meta
 from holdfast.storage.log.segment import OpenSegment
 from holdfast.storage.log.voids import void_ranges
-from holdfast.storage.rowhash import digest_of
 
 READ_BYTES_MAX = 8 << 20
 ROUNDS_MAX = 3
@@ -87,8 +90,17 @@ def _digest(store: ObjectStore, meta: LogMeta, segments: list[LogSegment]) -> Ro
         while offset < opened.end:
             piece = opened.read(offset, READ_BYTES_MAX)
             assert piece.rows is not None, "offsets that a segment holds have rows"
-            digest, offset = added(digest, digest_of(piece.rows)), piece.following
+            digest, offset = added(digest, audited(*_as_staged(meta, piece.rows))), piece.following
     return digest
+
+
+def _as_staged(meta: LogMeta, rows: pa.RecordBatch) -> tuple[pa.Table, tuple[str, ...] | None]:
+    """Return rows as the delivery's staged part has them, and the key of an upsert stream; see contract.OP."""
+    if not meta.changelog:
+        return pa.Table.from_batches([rows]), None
+    ops = rows.column(0).cast(pa.int8())
+    changes = pa.RecordBatch.from_arrays([*rows.columns[1:], ops], names=[*rows.schema.names[1:], OP])
+    return pa.Table.from_batches([changes]), meta.key
 
 
 def _ours(commit: Commit, prefix: str) -> dict[Subtask, Tag]:

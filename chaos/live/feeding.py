@@ -63,7 +63,8 @@ class Feeder:
                 next_step="name a log with rows, all of them valid",
             )
         store = open_objects(target)
-        create_log(store, self._reader.meta.schema, self._reader.meta.partitions, self._reader.meta.key)
+        meta = self._reader.meta
+        create_log(store, meta.rows, meta.partitions, meta.key, changelog=meta.changelog)
         self._writer = LogWriter(store)
         self._next = dict.fromkeys(self._ends, 0)
         self._lingering = records_per_second is None

@@ -54,7 +54,6 @@ MODULE: Mapping[str, str] = {
     "Map": KEYED,
     "Timer": KEYED,
     "secret": "no source or sink of this version takes a secret; credentials of a root come from its environment",
-    "log": "read it on the command line: holdfast log read PATH",
 }
 STREAM: Mapping[str, str] = {
     "join": "look values up in a function: .map(...), or join the sinks' tables with SQL",

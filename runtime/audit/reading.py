@@ -239,7 +239,7 @@ class _SinkAudit:
     def _left(self, each: Expected) -> tuple[RowDigest, str | None]:
         """Return what remains of a delivery once rows of one key have replaced each other."""
         key, upsert = self._spec.sink.key, self._spec.upsert_key is not None
-        if not self._spec.sink.traits.keyed or (upsert and len(each.staged.parts) == 1):
+        if not (upsert or self._spec.sink.traits.keyed) or (upsert and len(each.staged.parts) == 1):
             return each.digest, None
         manifest = self._manifests[each.epoch]
         staged = next((i.staged for i in self._pending(manifest) if (i.writer.subtask, i.tag) == each.at), None)

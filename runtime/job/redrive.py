@@ -75,12 +75,17 @@ class Redrive:
         dlq: The log of dead letters, as far as it extends now.
         target: The log to append to.
         records: The source's own log, if it has one.
+
+    Raises:
+        ConfigError: the target is a changelog.
     """
 
     def __init__(self, source: str, dlq: ObjectStore, target: ObjectStore, records: ObjectStore | None) -> None:
         self._source, self._target = source, target
         self._dlq = open_dlq(dlq)
         self._writer = LogWriter(target)
+        if self._writer.meta.changelog:
+            raise _refused(f"the log in {target!r} is a changelog: a redriven record would be the newest of its key")
         self._records = None if records is None else LogReader(records)
 
     def plan(self) -> Count:

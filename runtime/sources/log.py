@@ -23,6 +23,7 @@ from holdfast.runtime.plan.source import OFFSETS, PartitionReader
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
 from holdfast.runtime.rows.schema import difference_to_read, schema_of
 from holdfast.sinks.log import LogSink
+from holdfast.storage.log.changelog import DELETED
 from holdfast.storage.log.format import LogMeta, describe_column
 from holdfast.storage.log.log import LogReader, read_meta
 from holdfast.storage.log.reader import Fetched, Origin
@@ -33,10 +34,11 @@ from holdfast.traits import SourceTraits, local
 
 
 class Log(RowsOf[T]):
-    """A partitioned, append-only log on a folder or an object store; a source, or a sink of append streams.
+    """A partitioned, append-only log on a folder or an object store; a source or a sink.
 
     As a sink it gives exactly-once delivery: the rows of an epoch and their tag are one commit of the log. A stream
-    that replaces rows by key is refused, because a log keeps every row.
+    that replaces rows by key needs `key`, and becomes a changelog: records that put and delete rows, marked by the
+    column `holdfast_deleted`. `hf.log(path, as_table=True)` gives the rows. As a source, a changelog gives its records.
 
     Args:
         path: A folder or URL. A relative path is resolved in the working directory of the program that creates this.
@@ -44,6 +46,7 @@ class Log(RowsOf[T]):
             sink: the columns of a log that it creates. None means the log's own columns, and for a log that a sink
             creates those of the stream.
         key: Columns by which rows are partitioned when a log is created. Without it a sink cycles over the partitions.
+            For a stream that replaces rows, the columns by which it does.
         partitions: Number of partitions when a log is created.
     """
 
@@ -141,12 +144,29 @@ class LogSource:
             )
         if self.expected is None:
             return
+        if meta.changelog:
+            self._check_marked(self.expected, meta)
         if difference := difference_to_read(self.expected, meta.schema):
             raise ConfigError(
                 f"the log at {self.path} does not have the columns that the job expects: {difference}",
                 not_done="the source was not opened",
                 next_step=self._way_out(meta.schema),
             )
+
+    def _check_marked(self, expected: pa.Schema, meta: LogMeta) -> None:
+        """Refuse columns by which deletes would pass for rows, or for undecodable records."""
+        strict = [f.name for f in expected if not f.nullable and f.name not in (DELETED.name, *meta.key)]
+        if DELETED.name not in expected.names:
+            what = f"without its column {DELETED.name!r}, records that delete would be read as rows"
+            next_step = f"declare it in the job's schema: {DELETED.name}: bool"
+        elif strict:
+            what = f"records that delete have nothing but their key, but the job's schema allows no null in {strict}"
+            next_step = f"let {', '.join(strict)} be null in the job's schema (| None)"
+        else:
+            return
+        raise ConfigError(
+            f"the log at {self.path} is a changelog: {what}", not_done="the source was not opened", next_step=next_step
+        )
 
     def _way_out(self, has: pa.Schema) -> str:
         """Return what to do about columns that do not agree; missing columns can be added."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from holdfast.runtime.api.app import App
     from holdfast.runtime.inspect.frame import state
+    from holdfast.runtime.inspect.logframe import log
     from holdfast.runtime.rows.aggregates import count, max, mean, min, sum
     from holdfast.runtime.rows.row_types import Row
     from holdfast.runtime.rows.windows import calendar, hopping, session, tumbling
@@ -55,6 +56,7 @@ _HOMES = {
     "session": "holdfast.runtime.rows.windows",
     "calendar": "holdfast.runtime.rows.windows",
     "Log": "holdfast.runtime.sources.log",
+    "log": "holdfast.runtime.inspect.logframe",
     "Generator": "holdfast.runtime.sources.generator",
     "SparkFrame": "holdfast.runtime.spark.tables.frames",
     "SQLite": "holdfast.sinks.sqlite.sink",
@@ -89,6 +91,7 @@ __all__ = [
     "count",
     "errors",
     "hopping",
+    "log",
     "max",
     "mean",
     "min",

@@ -72,7 +72,7 @@ class SinkTraits(Traits):
     """What a sink can do. A delivery is always atomic with its tag."""
 
     keyed: bool = False
-    """A row replaces the one with its key."""
+    """A row replaces the one with its key, also a row of an append stream. A changelog keeps all of them."""
     repairs: bool = False
     """A rewind can take its output back: `plan_repair`, `repair`."""
     audits: bool = False

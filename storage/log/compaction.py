@@ -45,8 +45,7 @@ from holdfast.storage.log.format import Commit
 from holdfast.storage.log.keyhash import key_hashes
 from holdfast.storage.log.log import LogWriter, wall_us
 from holdfast.storage.log.reader import existing_meta
-from holdfast.storage.log.rewrite import Input, Part, Sizes, rewrite
-from holdfast.storage.log.voids import void_ranges
+from holdfast.storage.log.rewrite import Input, Part, Sizes, parts_of, rewrite
 
 ROUNDS_MAX = 3
 """How often a compaction starts over because another compaction or a rewind committed first."""
@@ -157,15 +156,7 @@ class Compactor:
         through, gathered = _chosen(commits, before, now, wishes)
         sequence = due((*before.since, Covered(through, now)), now - wishes.keep_tombstones_us)
         since = covered_with(before.since, Covered(through, now), sequence)
-        inputs: list[list[Input]] = [[] for _ in range(self.meta.partitions)]
-        for segment in (*before.segments, *gathered):
-            inputs[segment.partition].append(segment)
-        below = commits.at(sequence).ends
-        voids = void_ranges(commits)
-        parts = tuple(
-            Part(partition, tuple(some), tuple(v for v in voids if v.partition == partition), below[partition])
-            for partition, some in enumerate(inputs)
-        )
+        parts = parts_of(commits, (*before.segments, *gathered), commits.at(sequence).ends)
         return _Job(before, through, since, parts, bool(gathered), len(gathered) >= wishes.segments_max)
 
     def _once(self, commits: Commits, job: _Job, wishes: Wishes) -> Result | None:

@@ -20,6 +20,7 @@ Invariants
       without rows. A log with a key has none: equal keys would be in two partitions.
     - A commit of kind `grow` and all after it have format 4: segments after it may have the columns that it adds,
       which may be null and come last. `grown` names the newest such commit.
+    - `meta.json` of a changelog has format 2, which an older release refuses: it would take deletes for rows.
 
 Pure: no clock, random or I/O.
 """
@@ -37,10 +38,13 @@ import xxhash
 
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import Tag
+from holdfast.storage.log import changelog
 from holdfast.storage.log.compacted import Compaction, problem_of
 from holdfast.storage.paths import is_object_in
 
 FORMAT_VERSION = 1
+CHANGELOG_VERSION = 2
+"""Format of the `meta.json` of a changelog; commits have versions of their own."""
 VOID_VERSION = 2
 """Format of the first commit that takes rows back, and of all after it."""
 COMPACT_VERSION = 3
@@ -73,6 +77,13 @@ class LogMeta:
     """Columns whose equal values always share a partition; empty: the writer chooses."""
     created_with: int | None = None
     """With how many columns the log was created, if more were added since."""
+    changelog: bool = False
+    """Its records put and delete rows by key; the first column says which (changelog.py)."""
+
+    @property
+    def rows(self) -> pa.Schema:
+        """The columns of the rows: all of them, but in a changelog without the mark."""
+        return changelog.row_schema(self.schema) if self.changelog else self.schema
 
     def fits(self, columns: pa.Schema) -> bool:
         """Return whether rows with these columns can be appended: at least the original columns, in order."""
@@ -184,6 +195,8 @@ class _StoredMeta:
     columns: tuple[str, ...]
     """For human readers; `schema` is authoritative."""
     schema: str
+    changelog: bool = False
+    """Only in format 2, where it is true."""
 
 
 @dataclass(frozen=True)
@@ -278,6 +291,8 @@ def check_meta(meta: LogMeta) -> None:
     names = meta.schema.names
     if not 1 <= meta.partitions <= PARTITIONS_MAX:
         problem = f"{meta.partitions} partitions were requested, but a log has 1 to {PARTITIONS_MAX}"
+    elif meta.changelog and (wrong := changelog.problem_of(meta.schema, meta.key)):
+        problem = wrong
     elif not names or len(set(names)) < len(names):
         problem = "the schema has no column, or one twice"
     elif encoded := [column.name for column in meta.schema if pa.types.is_dictionary(column.type)]:
@@ -303,7 +318,13 @@ def sequence_of(path: str) -> int:
 def encode_meta(meta: LogMeta) -> bytes:
     columns = tuple(describe_column(column) for column in meta.schema)
     schema = encode_schema(meta.schema)
-    return _hashed(_StoredMeta(FORMAT_VERSION, meta.uuid, meta.partitions, meta.key, columns, schema))
+    version = CHANGELOG_VERSION if meta.changelog else FORMAT_VERSION
+    record = msgspec.to_builtins(
+        _StoredMeta(version, meta.uuid, meta.partitions, meta.key, columns, schema, meta.changelog)
+    )
+    if not meta.changelog:
+        del record["changelog"]
+    return _hashed(record)
 
 
 def encode_schema(schema: pa.Schema) -> str:
@@ -326,8 +347,11 @@ def extends(schema: pa.Schema, before: pa.Schema) -> bool:
 
 
 def decode_meta(data: bytes) -> LogMeta:
-    stored = _unhashed(META_PATH, data, _META)
-    return LogMeta(stored.uuid, decode_schema(META_PATH, stored.schema), stored.partitions, stored.key)
+    stored = _unhashed(META_PATH, data, _META, CHANGELOG_VERSION)
+    schema, is_changelog = decode_schema(META_PATH, stored.schema), stored.v == CHANGELOG_VERSION
+    if stored.changelog != is_changelog or (is_changelog and changelog.problem_of(schema, stored.key)):
+        raise damaged(META_PATH, "describes a changelog that cannot exist")
+    return LogMeta(stored.uuid, schema, stored.partitions, stored.key, changelog=is_changelog)
 
 
 def encode_commit(commit: Commit) -> bytes:

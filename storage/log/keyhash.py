@@ -57,7 +57,7 @@ def _text(name: str, dtype: pl.DataType) -> pl.Expr:
     else:
         raise ConfigError(
             f"the key column {name!r} has the type {dtype}, which cannot be a key",
-            not_done="the log was not compacted",
-            next_step="create a log whose key columns are integers, strings, bytes, booleans or times, to compact it",
+            not_done="no row was compared with others of its key, and nothing was changed",
+            next_step="use a log whose key columns are integers, strings, bytes, booleans or times",
         )
     return (pl.lit("v") + value).fill_null("n").alias(name)

@@ -29,6 +29,7 @@ import pyarrow as pa
 from holdfast.errors import AlreadyExists, ConfigError, Unavailable
 from holdfast.model import NO_EPOCH, Tag, Timeline
 from holdfast.ports import ObjectStore
+from holdfast.storage.log.changelog import misplaced_value, record_schema
 from holdfast.storage.log.commits import Commits, refuse_remains
 from holdfast.storage.log.compacted import Compaction
 from holdfast.storage.log.format import (
@@ -75,16 +76,21 @@ def create_log(
     partitions: int = 4,
     key: Sequence[str] | None = None,
     *,
+    changelog: bool = False,
     pause: Callable[[float], None] = time.sleep,
 ) -> LogMeta:
     """Create an empty log.
+
+    Args:
+        schema: Its columns; those of the rows, if it is a changelog.
 
     Raises:
         ConfigError: a log exists already, or schema, partitions or key are invalid.
         Damaged: the folder holds commits of a log that has lost its `meta.json`.
         Unavailable: the outcome is unknown; create it again to find out.
     """
-    meta = LogMeta(str(uuid.uuid4()), _plain(schema), partitions, tuple(key or ()))
+    columns = record_schema(schema, key or ()) if changelog else _plain(schema)
+    meta = LogMeta(str(uuid.uuid4()), columns, partitions, tuple(key or ()), changelog=changelog)
     check_meta(meta)
     refuse_remains(store)
     if not _created(store, META_PATH, encode_meta(meta), pause):
@@ -397,6 +403,8 @@ def _fitting(meta: LogMeta, partition: int, rows: Rows) -> pa.Table:
         for column in list(meta.schema)[: table.num_columns]:
             if not column.nullable and table.column(column.name).null_count:
                 problem = f"column {column.name!r} holds a null, but the log does not allow nulls in it"
+        if meta.changelog and problem is None:
+            problem = misplaced_value(table, meta.key)
     if problem:
         raise ConfigError(problem, not_done="no row was appended", next_step="correct the rows and append them again")
     return pa.Table.from_arrays(table.columns, schema=pa.schema(list(meta.schema)[: table.num_columns]))

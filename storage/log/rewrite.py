@@ -2,6 +2,7 @@
 
 The rows are read twice: from the newest to the oldest to find those that stay (newest.py), then in order to write
 them. Small segments are merged into large ones; a large one that loses no row is named again instead of rewritten.
+A log is read as a table in the same way, without writing (table.py).
 
 Invariants
     - Only new objects are written, which no commit names yet.
@@ -13,9 +14,9 @@ Source: docs/design/0014-log-compaction.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeGuard
+from typing import NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +24,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from holdfast.ports import ObjectStore
+from holdfast.storage.log.changelog import deletes
+from holdfast.storage.log.commits import Commits
 from holdfast.storage.log.compacted import CompactedSegment
 from holdfast.storage.log.format import LogMeta, LogSegment, VoidRange
 from holdfast.storage.log.keyhash import key_hashes
@@ -35,6 +38,7 @@ from holdfast.storage.log.segment import (
     segment_hash,
     verified_batches,
 )
+from holdfast.storage.log.voids import void_ranges
 
 Input: TypeAlias = LogSegment | CompactedSegment
 GROUP_BYTES_MAX = 8 * 1024 * 1024
@@ -54,6 +58,23 @@ class Part:
     """Tombstones at lower offsets are removed."""
 
 
+def parts_of(commits: Commits, inputs: Iterable[Input], below: Sequence[int]) -> tuple[Part, ...]:
+    """Return the parts of all partitions.
+
+    Args:
+        inputs: Segments; those of a partition in order.
+        below: Per partition, the offset below which tombstones are removed.
+    """
+    chosen: list[list[Input]] = [[] for _ in below]
+    for segment in inputs:
+        chosen[segment.partition].append(segment)
+    voids = void_ranges(commits)
+    return tuple(
+        Part(partition, tuple(some), tuple(v for v in voids if v.partition == partition), below[partition])
+        for partition, some in enumerate(chosen)
+    )
+
+
 @dataclass(frozen=True)
 class Sizes:
     """How much to hold in memory and to put into one object."""
@@ -71,6 +92,33 @@ def rewrite(
         Damaged: an input differs from what was written; with NotFound as its cause if it is missing.
         Unavailable: an object may or may not have been written.
     """
+    output = _Output(meta, part.partition, folder, put, sizes.segment_bytes)
+    for group, marks in marked(store, meta, part, sizes):
+        if (whole := _whole(group, marks, part.tombstones_below, sizes.segment_bytes)) is not None:
+            output.keep(whole)
+            continue
+        for found in staying(store, meta, part, group, marks):
+            output.add(found)
+    output.flush()
+    return output.segments
+
+
+class Found(NamedTuple):
+    """Some rows of a partition, in order."""
+
+    rows: pa.RecordBatch
+    offsets: NDArray[np.int64]
+    tombstones: NDArray[np.bool_]
+    stays: NDArray[np.bool_]
+    """Whether a row is the newest of its key, and no tombstone that is to be removed."""
+
+
+_Marks: TypeAlias = list[NDArray[np.uint8]]
+"""Per piece of a group: which rows are the newest of their keys, from the last row to the first, as packed bits."""
+
+
+def marked(store: ObjectStore, meta: LogMeta, part: Part, sizes: Sizes) -> Iterator[tuple[list[Input], _Marks]]:
+    """Yield the inputs in groups, in order, each with the marks of its rows. Raises as `rewrite`."""
     groups = _grouped(part.inputs, sizes.segment_bytes)
     pieces: dict[int, int] = {}
 
@@ -83,18 +131,16 @@ def rewrite(
                 yield Shown(key_hashes(rows, meta.key)[:, ::-1], counts[::-1])
 
     marks = newest_of_each_key(shown, sizes.keys_max)
-    output = _Output(meta, part.partition, folder, put, sizes.segment_bytes)
     for number, group in enumerate(groups):
-        mine = [marks.pop() for _ in range(pieces[number])]
-        if (whole := _whole(group, mine, part.tombstones_below, sizes.segment_bytes)) is not None:
-            output.keep(whole)
-            continue
-        for (rows, offsets), bits in zip(_rows_of(store, meta, group), mine, strict=True):
-            dead = _tombstones(rows, meta.key)
-            stays = unpacked(bits, rows.num_rows)[::-1] & ~(dead & (offsets < part.tombstones_below))
-            output.add(rows, offsets, dead, stays)
-    output.flush()
-    return output.segments
+        yield group, [marks.pop() for _ in range(pieces[number])]
+
+
+def staying(store: ObjectStore, meta: LogMeta, part: Part, group: Sequence[Input], marks: _Marks) -> Iterator[Found]:
+    """Yield the rows of a group, and which of them stay. Raises as `rewrite`."""
+    for (rows, offsets), bits in zip(_rows_of(store, meta, group), marks, strict=True):
+        dead = _tombstones(rows, meta)
+        stays = unpacked(bits, rows.num_rows)[::-1] & ~(dead & (offsets < part.tombstones_below))
+        yield Found(rows, offsets, dead, stays)
 
 
 class _Output:
@@ -110,10 +156,9 @@ class _Output:
         self._first_tombstone: int | None = None
         self.segments: list[CompactedSegment] = []
 
-    def add(
-        self, rows: pa.RecordBatch, offsets: NDArray[np.int64], dead: NDArray[np.bool_], stays: NDArray[np.bool_]
-    ) -> None:
-        """Add rows that stay."""
+    def add(self, found: Found) -> None:
+        """Add the rows that stay."""
+        rows, offsets, dead, stays = found
         if not stays.any():
             return
         batch = pa.RecordBatch.from_arrays([*rows.columns, pa.array(offsets)], schema=self._schema)
@@ -223,9 +268,14 @@ def _inside(voids: Sequence[VoidRange], offsets: NDArray[np.int64]) -> NDArray[n
     return inside
 
 
-def _tombstones(rows: pa.RecordBatch, key: Sequence[str]) -> NDArray[np.bool_]:
-    """Return which rows are tombstones: all columns except the key are null, and there are such columns."""
-    others = [rows.column(name) for name in rows.schema.names if name not in key]
+def _tombstones(rows: pa.RecordBatch, meta: LogMeta) -> NDArray[np.bool_]:
+    """Return which rows are tombstones: the delete records of a changelog.
+
+    In another log, all their columns except the key are null, and there are such columns.
+    """
+    if meta.changelog:
+        return deletes(rows)
+    others = [rows.column(name) for name in rows.schema.names if name not in meta.key]
     if not others or any(column.null_count == 0 for column in others):
         return np.zeros(rows.num_rows, bool)
     dead = np.ones(rows.num_rows, bool)

@@ -15,10 +15,12 @@ from other_dialect import OtherTable
 import holdfast as hf
 from holdfast.runtime.testing.sink_kit import KEY, Row
 from holdfast.sinks.contract import Fault, Sink, Target
+from holdfast.sinks.log import LogTarget
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.sql.target import SqlTarget
 from holdfast.sinks.sqlite.sink import SQLite
 from holdfast.storage.log.log import LogReader, LogWriter, create_log
+from holdfast.storage.log.table import read_table
 from holdfast.storage.objects import LocalObjects
 from holdfast.testing import SinkKit, SourceKit, sink_conformance, source_conformance
 
@@ -96,8 +98,30 @@ def in_table(
     return SinkKit(lambda: sink, rows, opened)
 
 
-def in_log(folder: Path) -> SinkKit:
+class FaultyObjects(LocalObjects):
+    """A folder that calls `fault` as the append of a log passes the points of a delivery."""
+
+    def __init__(self, root: Path, fault: Fault) -> None:
+        super().__init__(root)
+        self._fault = fault
+
+    def put(self, path: str, data: bytes) -> None:
+        self._fault("before_begin")
+        super().put(path, data)
+
+    def create(self, path: str, data: bytes) -> None:
+        self._fault("after_tag")  # Rows and tag are one object, so there is one point for both.
+        self._fault("before_commit")
+        super().create(path, data)
+        self._fault("after_commit")
+
+
+def in_log(folder: Path, key: tuple[str, ...] | None = None) -> SinkKit:
+    sink = hf.Log(folder, key=key).sink()
+
     def rows() -> list[Row]:
+        if key is not None:
+            return [tuple(row.values()) for each in read_table(LocalObjects(folder)) for row in each.rows.to_pylist()]
         reader, found = LogReader(LocalObjects(folder)), list[Row]()
         for partition, end in reader.end_offsets().items():
             offset = 0
@@ -109,7 +133,11 @@ def in_log(folder: Path) -> SinkKit:
                 offset = following
         return found
 
-    return SinkKit(lambda: hf.Log(folder).sink(), rows)
+    def opened(given: Sink, writer: Any, fault: Fault) -> Target:
+        store = FaultyObjects(folder, fault)
+        return LogTarget(sink.where, lambda: store, "6f9b0f6e-0000-4000-8000-000000000001", writer)
+
+    return SinkKit(lambda: sink, rows, opened)
 
 
 SINKS: dict[str, Callable[[Path], SinkKit]] = {
@@ -122,6 +150,7 @@ SINKS: dict[str, Callable[[Path], SinkKit]] = {
     "other dialect, key": lambda folder: in_table(OtherTable, folder, KEY),
     "other dialect, idempotent": lambda folder: in_table(OtherTable, folder, KEY, "idempotent"),
     "log": lambda folder: in_log(folder / "log"),
+    "changelog": lambda folder: in_log(folder / "log", KEY),
 }
 
 

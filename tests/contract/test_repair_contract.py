@@ -44,6 +44,7 @@ from holdfast.sinks.sql.repair import repair as repair_table
 from holdfast.sinks.sql.sink import TableSink
 from holdfast.sinks.sqlite.sink import SQLite
 from holdfast.storage.log.log import LogReader
+from holdfast.storage.log.table import read_table
 from holdfast.storage.objects import LocalObjects
 
 JOB = "6f9b0f6e-0000-4000-8000-000000000001"
@@ -119,13 +120,19 @@ class FaultyObjects(LocalObjects):
 
 
 class LogWorld:
-    key: tuple[str, ...] | None = None
-
-    def __init__(self, path: Path) -> None:
-        self.sink = LogSink(str(path / "log"), partitions=2)
-        self.sink.prepare(SCHEMA, None)
+    def __init__(self, path: Path, key: tuple[str, ...] | None) -> None:
+        self.key = key
+        self.sink = LogSink(str(path / "log"), key, partitions=2)
+        self.sink.prepare(SCHEMA, key)
 
     def rows(self) -> list[Row]:
+        if self.key is not None:
+            table = read_table(LocalObjects(self.sink.path))
+            found = [row for each in table for row in each.rows.to_pylist()]
+            return sorted((row["user"], row["total"], row["name"]) for row in found)
+        return self._all_rows()
+
+    def _all_rows(self) -> list[Row]:
         reader = LogReader(LocalObjects(self.sink.path))
         found: list[Row] = []
         for partition in range(reader.meta.partitions):
@@ -145,17 +152,24 @@ def built(kind: str, keyed: bool, path: Path) -> World:
     if kind == "memory":
         return MemoryWorld(KEY if keyed else None)
     if kind == "log":
-        return LogWorld(path)
+        return LogWorld(path, KEY if keyed else None)
     delivery = "idempotent" if kind.endswith("idempotent") else "transactional"
     return TableWorld(OtherTable if kind.startswith("other") else SQLite, path, KEY if keyed else None, delivery)
 
 
-KEYED = ("memory", "sqlite", "sqlite idempotent", "other", "other idempotent")
+REPLACING = ("memory", "sqlite", "sqlite idempotent", "other", "other idempotent")
+KEYED = (*REPLACING, "log")
 APPEND = ("memory", "sqlite", "other", "log")
 
 
 @pytest.fixture(params=KEYED)
 def keyed(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    return built(request.param, True, tmp_path)
+
+
+@pytest.fixture(params=REPLACING)
+def replacing(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    """A target with a key that replaces rows; a changelog keeps them."""
     return built(request.param, True, tmp_path)
 
 
@@ -288,9 +302,9 @@ class TestRewound:
         assert (either.rows(), standing(either, LEFT, RIGHT)) == (replayed(either, *HISTORY), [tag(5)] * 2)
         assert either.repair(to(2)) == planned
 
-    def test_a_keyed_plan_counts_rows(self, keyed: World) -> None:
-        deliver(keyed, *HISTORY)
-        found = plan(keyed, to(2))
+    def test_a_keyed_plan_counts_rows(self, replacing: World) -> None:
+        deliver(replacing, *HISTORY)
+        found = plan(replacing, to(2))
         # 1, 2, 3 and 11 get their values back; 12 is removed; 4 is already gone.
         assert (found.verdict, found.restore, found.delete) == ("overwrite", 4, 1)
 

@@ -1,7 +1,7 @@
 """The job that the end-to-end tests break: two parallel keyed aggregates over an embedded log.
 
-Its sinks are of every kind: transactional, idempotent at the commit, and (`last`) idempotent and immediate. In
-microbatch mode, in which no sink is immediate, the last one is transactional.
+Its sinks are of every kind: transactional, a changelog, idempotent at the commit, and (`last`) idempotent and
+immediate. In microbatch mode, in which no sink is immediate, the last one is transactional.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ app = hf.App("counting", root=str(folder / "root"), checkpoint_every="500ms")
 visits = app.source("visits", hf.Log(str(folder / "input"), Visit), partitioned_by=["part"])
 users = visits.key_by("user").agg("users", n=hf.count(), total=hf.sum("amount"), worst=hf.max("amount"))
 users.sink("users-out", hf.SQLite(str(folder / "out.db"), table="users", key=["user"]))
+users.sink("changes-out", hf.Log(str(folder / "changes"), key=["user"]))
 gains = visits.filter(pl.col("amount") > 0).key_by("page").agg("pages", n=hf.count(), least=hf.min("amount"))
 gains.sink("pages-out", hf.SQLite(str(folder / "out.db"), table="pages", key=["page"], delivery="idempotent"))
 last = visits.filter(pl.col("page") < 100).select("part", "page", "user", "amount")

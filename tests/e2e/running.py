@@ -19,6 +19,7 @@ import polars as pl
 import psutil
 import pytest
 
+import holdfast as hf
 from holdfast.chaos.live.job import EXECUTOR
 from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
 from holdfast.runtime.wire.processes import signal_all
@@ -151,12 +152,17 @@ def make_input(folder: Path, rows: int) -> pl.DataFrame:
     return frame.head(4 * quarter)
 
 
-def differences(folder: Path, frame: pl.DataFrame, tables: Collection[str] = ("users", "pages", "last")) -> list[str]:
+TABLES = ("users", "changes", "pages", "last")
+
+
+def differences(folder: Path, frame: pl.DataFrame, tables: Collection[str] = TABLES) -> list[str]:
     """Compare the tables with Polars run directly on the input; return the differences."""
+    users = frame.group_by("user").agg(
+        n=pl.len().cast(pl.Int64), total=pl.col("amount").sum(), worst=pl.col("amount").max()
+    )
     wanted = {
-        "users": frame.group_by("user").agg(
-            n=pl.len().cast(pl.Int64), total=pl.col("amount").sum(), worst=pl.col("amount").max()
-        ),
+        "users": users,
+        "changes": users,
         "pages": frame.filter(pl.col("amount") > 0)
         .group_by("page")
         .agg(n=pl.len().cast(pl.Int64), least=pl.col("amount").min()),
@@ -167,8 +173,10 @@ def differences(folder: Path, frame: pl.DataFrame, tables: Collection[str] = ("u
     problems = []
     for table in tables:
         rows = wanted[table]
-        with contextlib.closing(sqlite3.connect(folder / ("last.db" if table == "last" else "out.db"))) as database:
-            found = set(database.execute(f"SELECT {', '.join(rows.columns)} FROM {table}"))
+        found = set(hf.log(folder / table, as_table=True).collect().rows()) if table == "changes" else set()
+        if table != "changes":
+            with contextlib.closing(sqlite3.connect(folder / ("last.db" if table == "last" else "out.db"))) as database:
+                found = set(database.execute(f"SELECT {', '.join(rows.columns)} FROM {table}"))
         expected = set(rows.rows())
         if found != expected:
             problems.append(

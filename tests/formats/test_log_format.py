@@ -77,8 +77,8 @@ class TestFormatOneOfTheLog:
         assert LogWriter(store).tag_of("job/out/0") == Tag(Timeline(1), Epoch(7))
 
     def test_a_newer_format_is_refused_as_newer_and_not_as_damage(self) -> None:
-        body = b'{"v":2,"something":"new"'
+        body = b'{"v":3,"something":"new"'
         store = MemoryObjects()
         store.put("meta.json", body + b',"xxh3":"' + xxhash.xxh3_64_hexdigest(body).encode() + b'"}')
-        with pytest.raises(ConfigError, match="has format 2, but this release reads formats up to 1"):
+        with pytest.raises(ConfigError, match="has format 3, but this release reads formats up to 2"):
             read_meta(store)

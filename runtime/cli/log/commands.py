@@ -19,11 +19,12 @@ import pyarrow as pa
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.runtime.cli.log import compact as log_compact
 from holdfast.runtime.cli.log.columns import parse_columns
-from holdfast.runtime.cli.log.input import json_line_batches, read_file
-from holdfast.runtime.cli.log.output import Placed, as_json_line, placed_rows, plain_line, table_lines
+from holdfast.runtime.cli.log.input import as_given, columns_given, json_line_batches, read_file
+from holdfast.runtime.cli.log.output import Placed, as_json_line, columns_shown, placed_rows, plain_line, table_lines
 from holdfast.storage.log.format import LogMeta, describe_column
 from holdfast.storage.log.log import LogReader, LogWriter, create_log, read_meta
 from holdfast.storage.log.partitioning import partition_rows
+from holdfast.storage.log.table import read_table, table_schema
 from holdfast.storage.objects import open_objects
 
 READ_BYTES_MAX = 4 * 1024 * 1024
@@ -57,6 +58,11 @@ def _add_writing(commands: Subparsers) -> None:
     make.add_argument("--schema", required=True, help='columns as "name:type,..."; ? after a type allows null')
     make.add_argument("--partitions", type=int, default=4, metavar="N", help="default 4; fixed if the log has a key")
     make.add_argument("--key", metavar="A,B", help="rows equal in these columns share a partition; default: none")
+    make.add_argument(
+        "--changelog",
+        action="store_true",
+        help="records put and delete rows by key, marked by the column holdfast_deleted; other columns may be null",
+    )
 
     add = _command(
         commands,
@@ -79,6 +85,9 @@ def _add_reading(commands: Subparsers) -> None:
     show.add_argument("--partition", type=int, metavar="N", help="default: all")
     show.add_argument("--offset", type=int, metavar="N", help="first offset; default: the oldest")
     show.add_argument("--limit", type=int, default=20, metavar="N", help="show at most N rows; default 20")
+    show.add_argument(
+        "--as-table", action="store_true", help="show the newest row of every key, without those that were deleted"
+    )
 
     follow = _command(
         commands,
@@ -145,12 +154,13 @@ def _command(
 def create(args: argparse.Namespace) -> int:
     """Create a log. Exit status: 0 created, 2 a log exists already or the schema is wrong."""
     schema, key = parse_columns(args.schema), _names(args.key)
-    meta = create_log(open_objects(args.path), schema, args.partitions, key)
+    meta = create_log(open_objects(args.path), schema, args.partitions, key, changelog=args.changelog)
     columns = [{"name": c.name, "type": str(c.type), "nullable": c.nullable} for c in meta.schema]
+    described = {"partitions": meta.partitions, "key": meta.key, "changelog": meta.changelog, "columns": columns}
     _result(
         args,
-        {"path": args.path, "uuid": meta.uuid, "partitions": meta.partitions, "key": meta.key, "columns": columns},
-        f"created {args.path}: {_count(meta.partitions, 'partition')}, "
+        {"path": args.path, "uuid": meta.uuid, **described},
+        f"created {args.path}{', a changelog' if meta.changelog else ''}: {_count(meta.partitions, 'partition')}, "
         f"{'key ' + ', '.join(meta.key) if meta.key else 'no key'}, columns {_columns(meta)}",
     )
     return 0
@@ -201,14 +211,15 @@ def append(args: argparse.Namespace, stdin: IO[bytes] | None = None) -> int:
             f"only the first {_count(done, 'row')} were appended, nothing after them" if done else "no row was appended"
         )
 
+    columns = columns_given(meta)
     if args.file is not None:
-        add(read_file(args.file, meta.schema))
+        add(as_given(read_file(args.file, columns), meta))
     else:
         if args.every < 1:
             raise _wrong(f"--every is {args.every}", "no row was appended", "give a number above 0")
         lines = stdin or sys.stdin.buffer
-        for batch in json_line_batches(lines, meta.schema, args.every, "stdin", so_far):
-            add(pa.Table.from_batches([batch]))
+        for batch in json_line_batches(lines, columns, args.every, "stdin", so_far):
+            add(as_given(pa.Table.from_batches([batch]), meta))
     places = [{"partition": p, "first_offset": firsts[p], "rows": counts[p]} for p in sorted(firsts)]
     shown = "".join(f"\n  partition {p}: {_count(counts[p], 'row')} from offset {firsts[p]}" for p in sorted(firsts))
     total = sum(counts.values())
@@ -220,8 +231,11 @@ def read(args: argparse.Namespace) -> int:
     """Show rows. Exit status: 0 shown, 2 no such log, partition or offset, 4 damaged data found."""
     if args.limit < 1:
         raise _wrong(f"--limit is {args.limit}", "nothing was read", "give at least 1")
+    if args.as_table:
+        return _read_table(args)
     reader = _reader(args.path)
-    names = reader.meta.schema.names
+    changelog = reader.meta.changelog
+    names = columns_shown(reader.meta)
     ends = reader.end_offsets()
     partitions = _chosen(args, reader.meta)
     if args.offset is not None and args.partition is None:
@@ -238,12 +252,28 @@ def read(args: argparse.Namespace) -> int:
             batch, offsets, following = reader.read_placed(partition, offset, READ_BYTES_MAX)
             if batch is None:
                 break
-            rows += placed_rows(partition, batch, offsets, following)[: args.limit - len(rows)]
+            rows += placed_rows(partition, batch, offsets, following, changelog)[: args.limit - len(rows)]
             offset = following
-    _show(args, names, rows)
-    held = sum(reader.rows(partition) for partition in partitions)
-    if len(rows) == args.limit < held:
-        print(f"{args.limit} of {_count(held, 'row')} shown; --limit shows more", file=sys.stderr)
+    _show(args, names, rows, sum(reader.rows(partition) for partition in partitions))
+    return 0
+
+
+def _read_table(args: argparse.Namespace) -> int:
+    """Show the newest row of every key."""
+    if args.offset is not None:
+        raise _wrong("--offset with --as-table", "nothing was read", "leave one out: a table has no order of offsets")
+    meta = _meta(args.path)
+    columns, partitions = table_schema(meta), _chosen(args, meta)
+    rows: list[Placed] = []
+    held = 0
+    for each in read_table(open_objects(args.path, writable=False)):
+        if each.partition not in partitions:
+            continue
+        held += each.rows.num_rows
+        if (left := args.limit - len(rows)) > 0:
+            batch, offsets = each.rows.select(columns.names).slice(0, left), each.offsets[:left]
+            rows += placed_rows(each.partition, batch, offsets, 0)
+    _show(args, columns.names, rows, held)
     return 0
 
 
@@ -252,7 +282,7 @@ def tail(args: argparse.Namespace, pause: Callable[[float], None] = time.sleep) 
     if args.lines < 0:
         raise _wrong(f"--lines is {args.lines}", "nothing was read", "give 0 for new rows only, or more")
     reader = _reader(args.path)
-    names = reader.meta.schema.names
+    names = columns_shown(reader.meta)
     offsets = {
         partition: _lines_before_the_end(reader, partition, args.lines) for partition in _chosen(args, reader.meta)
     }
@@ -292,8 +322,9 @@ def _print_from(args: argparse.Namespace, reader: LogReader, partition: int, off
         batch, offsets, following = reader.read_placed(partition, offset, READ_BYTES_MAX)
         if batch is None:
             return offset
-        for row in placed_rows(partition, batch, offsets, following):
-            print(as_json_line(row) if args.json else plain_line(reader.meta.schema.names, row))
+        meta = reader.meta
+        for row in placed_rows(partition, batch, offsets, following, meta.changelog):
+            print(as_json_line(row) if args.json else plain_line(columns_shown(meta), row))
         sys.stdout.flush()
         offset = following
 
@@ -375,10 +406,12 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _show(args: argparse.Namespace, names: Sequence[str], rows: Sequence[Placed]) -> None:
+def _show(args: argparse.Namespace, names: Sequence[str], rows: Sequence[Placed], held: int) -> None:
     lines = map(as_json_line, rows) if args.json else table_lines(names, rows)
     for line in lines:
         print(line)
+    if len(rows) == args.limit < held:
+        print(f"{args.limit} of {_count(held, 'row')} shown; --limit shows more", file=sys.stderr)
 
 
 def _result(args: argparse.Namespace, result: dict[str, Any], text: str) -> None:

@@ -18,7 +18,8 @@ SHOWN_ONLY = 3
 _NOT_DONE = "the log was not compacted"
 ABOUT = """\
 Compact a log that has a key: among rows that are old enough, keep the newest row of every key and partition, at its
-offset, and drop earlier ones. A tombstone, which is a row with only its key set, is dropped later.
+offset, and drop earlier ones. A tombstone, which is a delete record of a changelog or else a row with only its key set,
+is dropped later.
 
 Readers that come later do not see the dropped rows. A rewind that would have to read them again is refused, and so is
 one that would have to undo compacted output: choose --older-than longer than you may want to go back."""

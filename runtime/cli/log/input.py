@@ -17,11 +17,14 @@ from typing import IO, Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.rows import WrongRow, batch_of_columns, batch_of_rows
+from holdfast.storage.log.changelog import DELETED
+from holdfast.storage.log.format import LogMeta
 
 ROWS_PER_BATCH = 50_000
 _NOTHING = "no row was appended"
@@ -64,6 +67,18 @@ def json_line_batches(
         except WrongRow as wrong:
             place = f"line {chunk[wrong.row][0]} of {source}" if wrong.row is not None else source
             raise _refused(f"{place}: {wrong.what}", _CORRECT, not_done()) from wrong
+
+
+def columns_given(meta: LogMeta) -> pa.Schema:
+    """Return the columns that rows for a log have; in those for a changelog, the mark may be absent."""
+    return pa.schema([DELETED.with_nullable(True), *meta.rows]) if meta.changelog else meta.schema
+
+
+def as_given(rows: pa.Table, meta: LogMeta) -> pa.Table:
+    """Return rows with these columns as the log takes them: without a mark, a record is a put."""
+    if not meta.changelog:
+        return rows
+    return pa.Table.from_arrays([pc.fill_null(rows.column(0), False), *rows.columns[1:]], schema=meta.schema)
 
 
 _CORRECT = "correct it, then append the rows that were not appended"

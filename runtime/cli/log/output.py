@@ -12,7 +12,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from holdfast.storage.log.changelog import deletes
+from holdfast.storage.log.format import LogMeta
+
 WIDTH_MAX = 60
+_OPS = {False: "put", True: "delete"}
 
 
 @dataclass(frozen=True)
@@ -22,33 +26,47 @@ class Placed:
     partition: int
     offset: int
     row: dict[str, Any]
+    op: str | None = None
+    """What a record of a changelog does: "put" or "delete"."""
 
 
 def placed_rows(
-    partition: int, batch: pa.RecordBatch, offsets: NDArray[np.int64] | None, following: int
+    partition: int, batch: pa.RecordBatch, offsets: NDArray[np.int64] | None, following: int, changelog: bool = False
 ) -> list[Placed]:
-    """Return the rows of a batch as `LogReader.read_placed` gave it."""
+    """Return the rows of a batch as `LogReader.read_placed` gave it, or the records of a changelog."""
     at = range(following - batch.num_rows, following) if offsets is None else offsets.tolist()
-    return [Placed(partition, offset, row) for offset, row in zip(at, batch.to_pylist(), strict=True)]
+    ops = [_OPS[bool(mark)] for mark in deletes(batch)] if changelog else [None] * batch.num_rows
+    return [Placed(partition, *each) for each in zip(at, batch.to_pylist(), ops, strict=True)]
+
+
+def columns_shown(meta: LogMeta) -> list[str]:
+    """Return the names of the columns, beside the place of a row; what a record does comes first."""
+    return ["op", *meta.rows.names] if meta.changelog else meta.rows.names
 
 
 def as_json_line(placed: Placed) -> str:
     """Return one line of JSON: times in RFC 3339, bytes in base64, decimals and non-finite numbers as strings."""
     row = {name: finite(value) for name, value in placed.row.items()}
-    return msgspec.json.encode({"partition": placed.partition, "offset": placed.offset, "row": row}).decode()
+    op = {} if placed.op is None else {"op": placed.op}
+    return msgspec.json.encode({"partition": placed.partition, "offset": placed.offset, **op, "row": row}).decode()
 
 
 def table_lines(names: Sequence[str], rows: Iterable[Placed]) -> list[str]:
     """Return an aligned table with a header."""
     cells = [["partition", "offset", *names]]
-    cells += [[str(row.partition), str(row.offset), *(cell(row.row[name]) for name in names)] for row in rows]
+    cells += [_cells(names, row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
 
 
 def plain_line(names: Sequence[str], placed: Placed) -> str:
     """Return one row with tabs between its cells, for output without an end."""
-    return "\t".join([str(placed.partition), str(placed.offset), *(cell(placed.row[name]) for name in names)])
+    return "\t".join(_cells(names, placed))
+
+
+def _cells(names: Sequence[str], placed: Placed) -> list[str]:
+    op, values = ([], names) if placed.op is None else ([placed.op], names[1:])
+    return [str(placed.partition), str(placed.offset), *op, *(cell(placed.row[name]) for name in values)]
 
 
 def cell(value: Any) -> str:

@@ -37,7 +37,7 @@ from holdfast.chaos.live.owned import marks
 from holdfast.chaos.live.running import _Run, run
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Tag, Timeline
-from holdfast.storage.log.log import LogReader, LogWriter, create_log
+from holdfast.storage.log.log import LogReader, LogWriter, create_log, read_meta
 from holdfast.storage.objects import open_objects
 
 BEATING = [0.0, 1.0].copy
@@ -216,6 +216,15 @@ class TestFeeder:
         log_of(tmp_path / "whole", 10)
         with pytest.raises(ConfigError, match="already holds a log"):
             Feeder(str(tmp_path / "whole"), str(tmp_path / "whole"), None, 1.0)
+
+    def test_a_changelog_is_fed_as_a_changelog(self, tmp_path: Path) -> None:
+        schema = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+        made = create_log(open_objects(str(tmp_path / "changes")), schema, 1, ["k"], changelog=True)
+        records = pa.table({"holdfast_deleted": [False, True], "k": [1, 1], "v": [5, None]}, schema=made.schema)
+        LogWriter(open_objects(str(tmp_path / "changes"))).append({0: records})
+        Feeder(str(tmp_path / "changes"), str(tmp_path / "fed"), None, 1.0).close()
+        meta = read_meta(open_objects(str(tmp_path / "fed")))
+        assert meta is not None and (meta.changelog, meta.schema, meta.key) == (True, made.schema, ("k",))
 
 
 class World:

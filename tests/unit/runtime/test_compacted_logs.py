@@ -56,6 +56,7 @@ class Job:
         rows.sink("copy", hf.Log(folder / "copy", key=["word"]))
         totals = rows.key_by("word").agg("totals", rows=hf.count(), top=hf.max("n"))
         totals.sink("all", hf.SQLite(folder / "out.db", "totals", ["word"]))
+        totals.sink("changes", hf.Log(folder / "changes", key=["word"]))
         self.plan = app.plan()
         for spec in self.plan.sinks:
             spec.sink.prepare(spec.schema, spec.upsert_key)
@@ -85,6 +86,9 @@ class Job:
                 found += [(partition, place, row) for place, row in zip(places, batch.to_pylist(), strict=True)]
                 batch, offsets, at = reader.read_placed(partition, at, 1 << 30)
         return found
+
+    def as_table(self, log: str) -> list[dict[str, Any]]:
+        return hf.log(self.folder / log, as_table=True).collect().to_dicts()
 
     def table(self) -> dict[str, tuple[int, int]]:
         with closing(sqlite3.connect(self.folder / "out.db")) as db:
@@ -126,10 +130,10 @@ class TestJobOnACompactedLog:
         job.cluster.begin()
         rng = random.Random(f"{seed}/steps")
         for _ in range(25):
-            match rng.choice(["say", "say", "input", "copy", "worker", "driver", "time"]):
+            match rng.choice(["say", "say", "input", "copy", "changes", "worker", "driver", "time"]):
                 case "say":
                     job.say(rng.randrange(1, 40))
-                case "input" | "copy" as log:
+                case "input" | "copy" | "changes" as log:
                     job.compact(log)
                 case "worker":
                     if alive := list(job.cluster.members):
@@ -141,6 +145,7 @@ class TestJobOnACompactedLog:
         job.cluster.pass_time(30.0)
         table, copy = job.table(), [row["n"] for _, _, row in job.rows("copy")]
         assert {word: top for word, (_, top) in table.items()} == job.last()
+        assert {row["word"]: (row["rows"], row["top"]) for row in job.as_table("changes")} == table
         assert len(copy) == len(set(copy)) and set(job.last().values()) <= set(copy)
         said = [word for _, word in job.said]
         assert all(rows <= said.count(word) for word, (rows, _) in table.items())

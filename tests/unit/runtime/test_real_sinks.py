@@ -130,7 +130,9 @@ class Job:
         rows.filter(pl.col("n") % 2 == 0).sink("evens", hf.Log(folder / "evens"))
         totals = rows.key_by("word").agg("totals", rows=hf.count(), total=hf.sum("n"))
         totals.sink("all", hf.SQLite(folder / "out.db", "totals", ["word"], delivery="idempotent"))
+        totals.sink("changes", hf.Log(folder / "changes", key=["word"]))
         some = totals.filter(pl.col("total") % 2 == 0)
+        some.sink("some_changes", hf.Log(folder / "some_changes", key=["word"]))
         some.sink("some", hf.SQLite(folder / "out.db", "some", ["word"], delivery="idempotent"))
         plan = app.plan()
         for spec in plan.sinks:
@@ -210,6 +212,8 @@ class Job:
         assert self.ask("SELECT word, rows, total FROM totals ORDER BY word") == totals
         even = [row for row in totals if row[2] % 2 == 0]
         assert self.ask("SELECT word, rows, total FROM some ORDER BY word") == even
+        assert hf.log(self.folder / "changes", as_table=True).sort("word").collect().rows() == totals
+        assert hf.log(self.folder / "some_changes", as_table=True).sort("word").collect().rows() == even
 
 
 @pytest.fixture(params=[0, 2, 4])  # with 4, a deleted row reappears if no trace of it is left
@@ -276,11 +280,24 @@ class TestStartOfAJob:
         with pytest.raises(hf.ConfigError, match="holds output of a sink 'copy' of another job"):
             self.start(tmp_path, "another root")
 
-    def test_an_upsert_stream_is_refused_at_its_line(self, tmp_path: Path) -> None:
+    def test_an_upsert_stream_without_its_key_is_refused_at_its_line(self, tmp_path: Path) -> None:
         app = hf.App("words")
         totals = app.source("rows", hf.Generator(Said, one)).key_by("word").agg("totals", rows=hf.count())
-        with pytest.raises(hf.ConfigError, match="but a log keeps every row"):
-            totals.sink("copy", hf.Log(tmp_path / "copy", key=["word"]))
+        with pytest.raises(
+            hf.ConfigError, match=r"at test_real_sinks.py.*replaces rows by \['word'\], the sink has no"
+        ):
+            totals.sink("copy", hf.Log(tmp_path / "copy"))
+
+    def test_an_upsert_stream_into_a_log_of_rows_is_refused(self, tmp_path: Path) -> None:
+        self.start(tmp_path, "root")
+        app = hf.App("totals", root=str(tmp_path / "root"))
+        totals = app.source("rows", hf.Log(tmp_path / "input", Said)).key_by("word").agg("totals", rows=hf.count())
+        totals.sink("copy", hf.Log(tmp_path / "totals", key=["word"]))
+        create_log(
+            LocalObjects(tmp_path / "totals"), pa.schema([("word", pa.utf8()), ("rows", pa.int64())]), key=["word"]
+        )
+        with pytest.raises(hf.ConfigError, match="the log is no changelog"):
+            prepare(app.plan(), resolve(app))
 
     def test_the_test_driver_replaces_the_log_by_a_table(self, tmp_path: Path) -> None:
         app = hf.App("words")

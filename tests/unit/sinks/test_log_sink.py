@@ -75,11 +75,6 @@ class TestChecking:
         given = LogSink("/data/log", ("n",), 2, SCHEMA)
         assert pickle.loads(pickle.dumps(given)) == given  # noqa: S301
 
-    def test_a_stream_that_replaces_rows_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match=r"replaces rows by \['n'\], but a log keeps every row") as refused:
-            LogSink("/data/log", ("n",)).check(SCHEMA, ("n",))
-        assert "hf.SQLite(..., key=['n'])" in refused.value.next_step
-
     def test_columns_other_than_the_expected_ones_are_refused(self) -> None:
         expected = pa.schema([pa.field("n", pa.int32())])
         with pytest.raises(ConfigError, match=r"needed are n:int32\?, the stream has n:int64, word:string\?"):

@@ -53,7 +53,10 @@ rows.map(no_nine, to=Said, on_error="dlq").sink("copy", hf.Log({folder!r} + "/co
 rows.sink("added", hf.SQLite({folder!r} + "/out.db", "added"))
 totals = rows.key_by("word").agg("totals", rows=hf.count(), total=hf.sum("n"))
 totals.sink("all", hf.SQLite({folder!r} + "/out.db", "totals", ["word"]))
-totals.filter(pl.col("total") % 2 == 0).sink("some", hf.SQLite({folder!r} + "/out.db", "some", ["word"], "idempotent"))
+totals.sink("changes", hf.Log({folder!r} + "/changes", key=["word"], partitions=2))
+some = totals.filter(pl.col("total") % 2 == 0)
+some.sink("some", hf.SQLite({folder!r} + "/out.db", "some", ["word"], "idempotent"))
+some.sink("some_changes", hf.Log({folder!r} + "/some_changes", key=["word"]))
 """
 SAID = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("word", pa.string(), nullable=False)])
 
@@ -210,6 +213,14 @@ class Job:
         assert bool(found) == (contents["verdict"] == "differs")
         return set(found)
 
+    def tables_agree(self) -> bool:
+        """Return whether the changelogs, read as tables, hold what the tables of SQLite do."""
+        with closing(sqlite3.connect(self.folder / "out.db")) as db:
+            kept = [set(db.execute(f"SELECT word, rows, total FROM {name}")) for name in ("totals", "some")]
+        logs = [hf.log(self.folder / name, as_table=True).collect().rows() for name in ("changes", "some_changes")]
+        assert all(len(rows) == len(set(rows)) for rows in logs)
+        return kept == [set(rows) for rows in logs]
+
     def sql(self, statement: str) -> None:
         with closing(sqlite3.connect(self.folder / "out.db")) as db, db:
             assert db.execute(statement).rowcount > 0, "nothing was tampered with"
@@ -242,6 +253,13 @@ def longer(rows: pa.Table) -> pa.Table:
     return rows.set_column(0, rows.schema.field(0), pa.array([n + 10 for n in rows.column(0).to_pylist()]))
 
 
+def deleted(rows: pa.Table) -> pa.Table:
+    """Make a delete of the first record of a changelog."""
+    first, rest = rows.slice(0, 1), rows.slice(1)
+    columns = [pa.array([True]), first.column(1), *(pa.nulls(1, column.type) for column in first.columns[2:])]
+    return pa.concat_tables([pa.table(columns, schema=rows.schema), rest])
+
+
 def doubled(rows: pa.Table) -> pa.Table:
     """Put the first row into the place of the last one."""
     return pa.concat_tables([rows.slice(0, rows.num_rows - 1), rows.slice(0, 1)])
@@ -255,7 +273,8 @@ class TestAuditOfUnchangedTargets:
             verdicts(contents, "epochs") == verdicts(contents, "sources") == verdicts(contents, "sinks") == {"proven"}
         )
         assert sum(each["rows"] for each in contents["sources"]) == 58
-        assert {each["sink"] for each in contents["sinks"]} == {"copy", "added", "all", "some", "dlq"}
+        sinks = {"copy", "added", "all", "changes", "some", "some_changes", "dlq"}
+        assert {each["sink"] for each in contents["sinks"]} == sinks
         assert (verdicts(contents, "operators"), contents["verdict"]) == ({"proven"}, "proven")
 
     def test_a_job_that_was_rewound_is_proven_on_its_new_timeline(self, job: Job) -> None:
@@ -300,6 +319,7 @@ class TestAuditOfUnchangedTargets:
         contents = job.audit()
         assert contents["verdict"] == "proven"
         assert sum(each["rows"] for each in contents["sources"]) == 70
+        assert job.tables_agree()
 
     @pytest.mark.parametrize("seed", range(4))
     def test_nothing_differs_after_any_sequence_of_runs_and_faults(
@@ -324,6 +344,7 @@ class TestAuditOfUnchangedTargets:
         contents = job.audit()
         assert contents["verdict"] in ("proven", "proven in part")
         assert verdicts(contents, "sources") == verdicts(contents, "operators") == {"proven"}
+        assert job.tables_agree()
 
     def test_kept_epochs_of_a_long_history_are_proven_with_all_added_rows(self, job: Job) -> None:
         job.start_again(2, retention=Retention(2, 0, 100))
@@ -493,6 +514,12 @@ class TestAuditOfATamperedTarget:
         job.forge("copy", change)
         assert {name for name, _ in job.differing()} == {"copy"}
 
+    def test_a_put_that_was_made_a_delete_is_found(self, job: Job) -> None:
+        job.run(40, 31)
+        assert job.differing() == set()
+        job.forge("changes", deleted)
+        assert {name for name, _ in job.differing()} == {"changes"}
+
     def test_rows_appended_to_a_log_by_hand_are_found(self, job: Job) -> None:
         job.run(20)
         LogWriter(LocalObjects(job.folder / "copy")).append({0: pa.Table.from_pylist([{"n": 3, "word": "d"}], SAID)})
@@ -611,7 +638,7 @@ class TestRowsOfNoKeptCheckpoint:
         job.age()
         words = self.rows(job, "totals")
         found = self.unseen(job)
-        assert found.keys() == {"all", "some", "copy", "dlq"}
+        assert found.keys() == {"all", "some", "changes", "some_changes", "copy", "dlq"}
         assert (found["all"][1], found["copy"], found["dlq"]) == (words, (53, None), (5, None))
         assert all(rows is not None and rows > 0 for rows, _ in found.values())
         assert job.audit()["verdict"] == "proven in part"

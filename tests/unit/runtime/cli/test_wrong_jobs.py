@@ -65,7 +65,10 @@ class TestRefusedByTheStream:
         ("job", "says"),
         [
             (BIDS + TOTALS + 'totals.sink("out", table())', ["replaces rows by ['auction']", "key=['auction']"]),
-            (BIDS + TOTALS + 'totals.sink("out", hf.Log("out"))', ["replaces rows by ['auction']", "a log keeps"]),
+            (
+                BIDS + TOTALS + 'totals.sink("out", hf.Log("out"))',
+                ["replaces rows by ['auction']", "give the sink key=['auction']"],
+            ),
             (BIDS + 'bids.key_by("auction").window(hf.tumbling("1h")).agg("n", n=hf.count())', ["no event time"]),
             (BIDS + 'bids.filter(pl.col("prise") > 0).sink("out", table())', ["'prise'", "did you mean 'price'?"]),
             (BIDS + 'bids.key_by("acution").agg("n", n=hf.count()).sink("out", table())', ["did you mean 'auction'?"]),
