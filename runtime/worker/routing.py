@@ -1,7 +1,12 @@
 """Route each row of a shuffle to the subtask that owns its key group.
 
+Invariants
+    - Rows for one subtask keep their order.
+    - Batches for several subtasks share no memory: one that waits for a slow subtask must not keep the rows of all
+      others, which no queue counts.
+
 Pure.
-Source: DESIGN section 5 (key groups).
+Source: DESIGN section 5 (key groups); docs/design/0053-control-plane-at-scale.md.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ import pyarrow as pa
 from holdfast.model import Subtask
 from holdfast.runtime.plan.model import Edge
 from holdfast.state.keys.batch import KeyType
+from holdfast.state.keys.grouping import rows_by_owner
 from holdfast.state.keys.keygroups import owners
 
 
@@ -29,12 +35,9 @@ class Router:
         if self._parallelism == 1:
             return [(Subtask(0), batch)]
         keys = self._key.encode([batch.column(i) for i in self._columns])
-        owner = self._owners[keys.key_groups(self._key_groups)]
-        parts = []
-        for subtask in range(self._parallelism):
-            rows = np.flatnonzero(owner == subtask)
-            if len(rows) == batch.num_rows:
-                return [(Subtask(subtask), batch)]
-            if len(rows):
-                parts.append((Subtask(subtask), batch.take(pa.array(rows))))
-        return parts
+        order, bounds = rows_by_owner(keys.key_groups(self._key_groups), self._owners, self._parallelism)
+        receivers = np.flatnonzero(bounds[1:] > bounds[:-1])
+        if len(receivers) == 1:
+            return [(Subtask(int(receivers[0])), batch)]
+        ranges = zip(receivers.tolist(), bounds[receivers].tolist(), bounds[receivers + 1].tolist(), strict=True)
+        return [(Subtask(receiver), batch.take(pa.array(order[first:end]))) for receiver, first, end in ranges]
