@@ -16,6 +16,7 @@ Source: PROTOCOL P16, P18; docs/design/0007.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -83,7 +84,7 @@ class Catalogue:
         """Forget the objects that no retained manifest names, and return them."""
         assert not self.unread(job), "an unread manifest may name anything"
         retained = [each.body.epoch for each in job.retained]
-        gone = sorted(path for path, span in self._spans.items() if not _any_within(retained, span))
+        gone = sorted(path for path, span in self._spans.items() if not _is_any_within(retained, span))
         for path in gone:
             del self._spans[path]
         self._read &= set(retained)
@@ -98,8 +99,10 @@ class Catalogue:
         return [path for path in listed if path not in self._spans]
 
 
-def _any_within(retained: list[Epoch], span: tuple[Epoch, Epoch]) -> bool:
-    return any(span[0] <= epoch <= span[1] for epoch in retained)
+def _is_any_within(retained: list[Epoch], span: tuple[Epoch, Epoch]) -> bool:
+    """Return whether one of these epochs, in their order, is in the span."""
+    at = bisect_left(retained, span[0])
+    return at < len(retained) and retained[at] <= span[1]
 
 
 def _is_decided(job: Job, path: str) -> bool:

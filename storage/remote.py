@@ -8,14 +8,16 @@ Source: fsspec `pipe_file(mode="create")`, s3fs >= 2025.7 (older ones skip the c
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any, BinaryIO, NoReturn, cast
 from urllib.parse import urlsplit
 
 import pyarrow as pa
+from fsspec.asyn import sync
 from fsspec.core import url_to_fs
 
 from holdfast.errors import AlreadyExists, ConfigError, NotFound, Unavailable
@@ -24,6 +26,8 @@ from holdfast.storage.uploading import PART_BYTES, uploading
 
 _NO_SUCH = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _S3FS_OLDEST = (2025, 7)
+READS_MAX = 32
+"""How many objects are read at the same time."""
 _IN_PARTS: dict[str, Any] = {"chunksize": PART_BYTES, "max_concurrency": 2}
 """How s3fs copies files to this machine; by default it has ten parts of 50 MiB in memory."""
 
@@ -109,6 +113,40 @@ class FsspecObjects:
         except self._failures as error:
             self._refused(error, f"deleting {path}", "the object may or may not exist")
 
+    def get_many(self, paths: Sequence[str]) -> dict[str, bytes]:
+        places = [self._place(path) for path in paths]
+        if not self._in_parts:
+            answers = [_answer(self._files.cat_file, place) for place in places]
+        else:
+            answers = sync(self._files.loop, _side_by_side, self._files._cat_file, places)
+        found = {}
+        for path, answer in zip(paths, answers, strict=True):
+            if isinstance(answer, self._failures) and not isinstance(answer, _NO_SUCH):
+                self._refused(answer, f"reading {path}", "nothing was changed")
+            if isinstance(answer, bytes):
+                found[path] = answer
+            elif not isinstance(answer, _NO_SUCH):
+                raise answer
+        return found
+
+    def delete_many(self, paths: Sequence[str]) -> None:
+        if not self._in_parts:
+            for path in paths:
+                self.delete(path)
+            return
+        places = [self._files.split_path(self._place(path))[:2] for path in paths]
+        objects = [{"Key": key} for _, key in places]
+        try:
+            for bucket in {bucket for bucket, _ in places}:  # one, or none
+                answer = self._files.call_s3(
+                    "delete_objects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True}
+                )
+                _check_deleted(answer)
+        except self._failures as error:
+            self._refused(
+                error, f"deleting {len(paths)} objects, the first {paths[0]},", "some of them may still exist"
+            )
+
     def _place(self, path: str) -> str:
         return f"{self._root}/{checked_path(path)}"
 
@@ -118,6 +156,32 @@ class FsspecObjects:
             not_done=not_done,
             next_step=f"check that {self.url} is reachable and the credentials are valid, then try again",
         ) from error
+
+
+async def _side_by_side(ask: Callable[[str], Awaitable[bytes]], places: Sequence[str]) -> list[bytes | BaseException]:
+    """Ask for all places, some at the same time; return each answer or error."""
+    free = asyncio.Semaphore(READS_MAX)
+
+    async def one(place: str) -> bytes:
+        async with free:
+            return bytes(await ask(place))
+
+    return await asyncio.gather(*map(one, places), return_exceptions=True)
+
+
+def _answer(ask: Callable[[str], bytes], place: str) -> bytes | BaseException:
+    try:
+        return bytes(ask(place))
+    except OSError as error:
+        return error
+
+
+def _check_deleted(answer: dict[str, Any]) -> None:
+    """Raise OSError if S3 could not delete some of the objects: it answers then as if it had succeeded."""
+    failed = [each for each in answer.get("Errors", ()) if each.get("Code") != "NoSuchKey"]
+    if failed:
+        first = failed[0]
+        raise OSError(f"{len(failed)} were not deleted, the first: {first.get('Key')}, {first.get('Code')}")
 
 
 def require_s3fs(url: str) -> None:
