@@ -12,6 +12,7 @@ import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from typing import Any, BinaryIO, NoReturn, cast
 from urllib.parse import urlsplit
@@ -26,6 +27,8 @@ from holdfast.storage.uploading import PART_BYTES, uploading
 
 _NO_SUCH = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _S3FS_OLDEST = (2025, 7)
+_WHOLE: dict[str, Any] = {"start": 0}
+"""How s3fs reads an object that is not large with one request; by default it asks for the size first."""
 READS_MAX = 32
 """How many objects are read at the same time."""
 _IN_PARTS: dict[str, Any] = {"chunksize": PART_BYTES, "max_concurrency": 2}
@@ -41,6 +44,7 @@ class FsspecObjects:
         self._root = root.rstrip("/")
         self._failures = _failures_of(urlsplit(url).scheme)
         self._in_parts = _IN_PARTS if urlsplit(url).scheme == "s3" else {}
+        self._whole = _WHOLE if urlsplit(url).scheme == "s3" else {}
 
     def __repr__(self) -> str:
         return self.url
@@ -63,7 +67,7 @@ class FsspecObjects:
 
     def get(self, path: str) -> bytes:
         try:
-            return bytes(self._files.cat_file(self._place(path)))
+            return bytes(self._files.cat_file(self._place(path), **self._whole))
         except _NO_SUCH:
             raise NotFound(path) from None
         except self._failures as error:
@@ -118,7 +122,7 @@ class FsspecObjects:
         if not self._in_parts:
             answers = [_answer(self._files.cat_file, place) for place in places]
         else:
-            answers = sync(self._files.loop, _side_by_side, self._files._cat_file, places)
+            answers = sync(self._files.loop, _side_by_side, partial(self._files._cat_file, **self._whole), places)
         found = {}
         for path, answer in zip(paths, answers, strict=True):
             if isinstance(answer, self._failures) and not isinstance(answer, _NO_SUCH):

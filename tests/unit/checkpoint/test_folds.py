@@ -183,7 +183,10 @@ class TestReadingFromAFold:
     def test_a_fold_that_cannot_be_used_is_ignored(self, long: Life, spoil: Callable[[bytes], bytes]) -> None:
         for path in long.store.list(folds.FOLDER):
             long.store.put(path, spoil(long.store.get(path)))
+        assert isinstance(long.store, BulkObjects)
+        long.store.requests.clear()
         assert read(long.store) == long.job
+        assert long.store.requests["get"] > 1_302, "all records were read"
 
     def test_without_folds_all_records_are_read(self, long: Life) -> None:
         for path in long.store.list(folds.FOLDER):
