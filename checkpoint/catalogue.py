@@ -20,10 +20,9 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from holdfast.checkpoint import manifest
 from holdfast.checkpoint.joblog import Completed, Job
-from holdfast.checkpoint.manifest import Manifest
-from holdfast.model import NO_EPOCH, Epoch, ObjectRef
+from holdfast.checkpoint.manifest import Named
+from holdfast.model import NO_EPOCH, Epoch
 
 FOLDERS = ("manifests", "segments", "base", "merged", "staged")
 _MERGES = ("base", "merged")
@@ -73,12 +72,15 @@ class Catalogue:
         """Return the retained checkpoints whose manifests are not known yet."""
         return [each for each in job.retained if each.body.epoch not in self._read]
 
-    def add(self, ref: ObjectRef, found: Manifest) -> None:
+    def add(self, found: Named) -> None:
         """Add all objects that a manifest names, and the manifest itself."""
-        self._read.add(found.epoch)
-        for path in (ref.path, *(each.path for each in manifest.objects(found))):
-            first, last = self._spans.get(path, (found.epoch, found.epoch))
-            self._spans[path] = min(first, found.epoch), max(last, found.epoch)
+        epoch = found.epoch
+        self._read.add(epoch)
+        alone = (epoch, epoch)
+        for path in found.paths:
+            first, last = self._spans.get(path, alone)
+            if first >= epoch or last < epoch:
+                self._spans[path] = min(first, epoch), max(last, epoch)
 
     def expire(self, job: Job) -> list[str]:
         """Forget the objects that no retained manifest names, and return them."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pyarrow as pa
 
 from holdfast.checkpoint import folds, joblog
-from holdfast.checkpoint.manifest import Manifest, decode, encode
+from holdfast.checkpoint.manifest import Manifest, Named, decode, encode, named_in
 from holdfast.errors import AlreadyExists, Damaged, Fenced, NotFound, Unavailable
 from holdfast.model import ObjectRef
 from holdfast.ports import ObjectStore, TidyStore
@@ -201,14 +201,14 @@ class Repository:
         """Read a manifest and verify it."""
         return decode(read_verified(self._store, ref), ref)
 
-    def load_manifests(self, refs: Sequence[ObjectRef]) -> Iterator[tuple[ObjectRef, Manifest]]:
-        """Read and verify manifests, some together where the store can; yield each with its reference, in order."""
+    def named_in(self, refs: Sequence[ObjectRef]) -> Iterator[Named]:
+        """Read and verify manifests, some together where the store can; yield what each of them names."""
         for part in parts(refs, min(MANIFESTS_READ, read_together(self._store))):
             found = get_each(self._store, [ref.path for ref in part])
             for ref in part:
                 if (data := found.pop(ref.path, None)) is None:
                     raise _damaged(ref, "is missing")
-                yield ref, decode(verified(data, ref), ref)
+                yield named_in(verified(data, ref), ref)
 
     def read(self, ref: ObjectRef) -> bytes:
         """Return the bytes of an object that a manifest names, verified."""

@@ -50,9 +50,8 @@ class Sweep:
     def _run(self, job: Job) -> int:
         """Mark from the retained manifests, then delete; return how many objects were deleted."""
         repository, catalogue = self._repository, self._catalogue
-        unread = [each.body.manifest for each in catalogue.unread(job)]
-        for ref, manifest in repository.load_manifests(unread):
-            catalogue.add(ref, manifest)
+        for named in repository.named_in([each.body.manifest for each in catalogue.unread(job)]):
+            catalogue.add(named)
         gone = catalogue.expire(job)
         repository.delete_all(gone)
         left = 0

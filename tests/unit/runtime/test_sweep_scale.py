@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from counted import BulkObjects, CountingObjects, instructions
 
+from holdfast.checkpoint import joblog
 from holdfast.checkpoint.catalogue import FOLDERS, Catalogue
-from holdfast.checkpoint.joblog import CheckpointCompleted, Completed, Job, LogStart, Record, encode, record_path
-from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.manifest import objects as objects_of
+from holdfast.checkpoint.joblog import CheckpointCompleted, Completed, Job, LogStart, Record, record_path
+from holdfast.checkpoint.manifest import Manifest, encode, named_in
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import Unavailable
 from holdfast.model import (
@@ -55,7 +55,7 @@ def history(store: MemoryObjects, workers: int, epochs: int, retained: int, reac
         if epoch > epochs - retained:
             body = CheckpointCompleted(Epoch(epoch), Epoch(epoch - 1), ref, 1, 1, 1)
             kept.append(Completed(body, GENERATION, Timeline(1), 0))
-            named |= {ref.path, *(each.path for each in objects_of(manifest))}
+            named |= set(named_in(encode(manifest), ref).paths)
     job = Job(UUID, "hot", 1_024, 0, next_seq=epochs + 3, generation=GENERATION, completed=tuple(kept))
     return History(store, replace(job, expired_through=Epoch(epochs - retained)), frozenset(named))
 
@@ -120,9 +120,9 @@ class TestRequests:
         job = history(store, 1, 2, 1).job
         for seq in range(1, 1_000):
             body = CheckpointCompleted(Epoch(seq), Epoch(seq - 1), ObjectRef("m", 1, ""), 1, 1, 1)
-            store.create(record_path(seq), encode(Record(seq, UUID, GENERATION, Timeline(1), "a", 0, body)))
+            store.create(record_path(seq), joblog.encode(Record(seq, UUID, GENERATION, Timeline(1), "a", 0, body)))
         start = Record(1_000, UUID, GENERATION, Timeline(1), "a", 0, LogStart(job))
-        store.create(record_path(1_000), encode(start))
+        store.create(record_path(1_000), joblog.encode(start))
         store.requests.clear()
         swept(store, replace(job, log_start=1_000))
         assert store.list("log") == [record_path(1_000)]
@@ -136,7 +136,7 @@ class TestSteps:
         catalogue = Catalogue()
         told = history(MemoryObjects(), workers=1, epochs=retained, retained=retained, reach=1)
         for each in told.job.completed:
-            catalogue.add(each.body.manifest, manifest_of(each.body.epoch, 1, 1))
+            catalogue.add(named_in(encode(manifest_of(each.body.epoch, 1, 1)), each.body.manifest))
         return instructions(lambda: catalogue.expire(told.job))
 
     def test_expiry_takes_twice_the_steps_for_twice_the_checkpoints(self) -> None:
