@@ -277,3 +277,15 @@ def follow(
 
 def _advanced(handle: SnapshotHandle, part: SubtaskPart) -> SnapshotHandle:
     return advanced(handle, part.segment, part.compacted, part.further)
+
+
+def objects(manifest: Manifest) -> list[ObjectRef]:
+    """Return every object that the manifest names, each once."""
+    named: dict[str, ObjectRef] = {}
+    for handle in manifest.state:
+        for ref in (*handle.base, *(segment.object for segment in handle.segments)):
+            named[ref.path] = ref
+    for item in manifest.pending:
+        for ref in item.staged.parts:
+            named[ref.path] = ref
+    return list(named.values())

@@ -11,7 +11,7 @@ Source: S3's DeleteObjects takes up to 1,000 keys; docs/design/0053-control-plan
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from holdfast.errors import NotFound
 from holdfast.ports import ObjectStore
@@ -32,6 +32,22 @@ class BulkStore(Protocol):
 
     def delete_many(self, paths: Sequence[str]) -> None:
         """Remove at most DELETED_MAX objects; a missing object is not an error. Raises Unavailable."""
+
+
+class Page(NamedTuple):
+    """A part of a listing, in the order of the names."""
+
+    paths: list[str]
+    more: bool
+    """Others follow; never if there are no paths."""
+
+
+@runtime_checkable
+class OrderedStore(Protocol):
+    """An object store that lists a folder from any name on."""
+
+    def list_after(self, folder: str, path: str) -> Page:
+        """Return paths below the folder, the first behind this one, which need not exist. Raises Unavailable."""
 
 
 def read_together(store: ObjectStore) -> int:

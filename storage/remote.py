@@ -9,6 +9,7 @@ Source: fsspec `pipe_file(mode="create")`, s3fs >= 2025.7 (older ones skip the c
 from __future__ import annotations
 
 import asyncio
+import re
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,6 +23,7 @@ from fsspec.asyn import sync
 from fsspec.core import url_to_fs
 
 from holdfast.errors import AlreadyExists, ConfigError, NotFound, Unavailable
+from holdfast.storage.bulk import Page
 from holdfast.storage.paths import checked_folder, checked_path
 from holdfast.storage.uploading import PART_BYTES, uploading
 
@@ -29,6 +31,8 @@ _NO_SUCH = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _S3FS_OLDEST = (2025, 7)
 _WHOLE: dict[str, Any] = {"start": 0}
 """How s3fs reads an object that is not large with one request; by default it asks for the size first."""
+_UNORDERED = re.compile(r"^[^/]+--x-s3/")
+"""Directory buckets of S3 list objects in no order, and not from a name on."""
 READS_MAX = 32
 """How many objects are read at the same time."""
 _IN_PARTS: dict[str, Any] = {"chunksize": PART_BYTES, "max_concurrency": 2}
@@ -109,6 +113,20 @@ class FsspecObjects:
             return []
         except self._failures as error:
             self._refused(error, f"listing {prefix or 'the root'}", "nothing was changed")
+
+    def list_after(self, folder: str, path: str) -> Page:
+        place = self._place(folder)
+        if not self._in_parts or _UNORDERED.search(place):
+            return Page([found for found in self.list(folder) if found > path], more=False)
+        bucket, prefix, _ = self._files.split_path(place)
+        after = self._files.split_path(self._place(path))[1]
+        try:
+            answer = self._files.call_s3("list_objects_v2", Bucket=bucket, Prefix=f"{prefix}/", StartAfter=after)
+        except self._failures as error:
+            self._refused(error, f"listing {folder}", "nothing was changed")
+        begin = len(self._root) + 1
+        paths = [f"{bucket}/{each['Key']}"[begin:] for each in answer.get("Contents", ())]
+        return Page(sorted(paths), bool(paths) and bool(answer.get("IsTruncated")))
 
     def delete(self, path: str) -> None:
         try:

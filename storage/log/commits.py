@@ -1,6 +1,6 @@
 """The commits of one embedded log: its tail, random access by sequence, and the commit that holds an offset.
 
-A log may have very many commits, so no function here reads them all. One listing finds the tail, requests for the
+A log may have very many commits, so no function here reads them all. tail.py finds the tail, requests for the
 next sequence follow it, and galloping and bisection over the `ends` of the commits find an offset.
 
 Invariants
@@ -33,8 +33,8 @@ from holdfast.storage.log.format import (
     decode_schema,
     extends,
     hash_in,
-    sequence_of,
 )
+from holdfast.storage.log.tail import newest_sequence
 
 CACHED_COMMITS_MAX = 4_096
 
@@ -65,8 +65,7 @@ class Commits:
         self._cached: dict[int, Commit] = {0: before_the_first(meta)}
         self._hashes: dict[int, str] = {0: ""}
         """By sequence; for the commits in `_cached`."""
-        paths = store.list(COMMITS_FOLDER)
-        self.tail = self.at(sequence_of(paths[-1])) if paths else self._cached[0]
+        self.tail = self.at(newest_sequence(store))
         self._left: tuple[int, Left] | None = None
         self._grown: tuple[int, LogMeta] | None = None
         self.refresh()

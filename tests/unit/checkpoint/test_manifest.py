@@ -18,6 +18,7 @@ from holdfast.checkpoint.manifest import (
     encode,
     follow,
     named_in,
+    objects,
 )
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import (
@@ -193,6 +194,10 @@ class TestNamedObjects:
         found = named_in(encode(self.made()), REF)
         assert found.epoch == 7
         assert set(found.paths) == {REF.path, "base/1", "segments/5/0", "segments/7/1", "staged/6/out-0"}
+
+    def test_are_listed_once_each(self) -> None:
+        found = [ref.path for ref in objects(self.made())]
+        assert found == ["base/1", "segments/5/0", "segments/7/1", "staged/6/out-0"]
 
     def test_are_all_references_that_a_manifest_holds_wherever_they_are(self) -> None:
         """P16: what a sweep overlooks, it deletes."""

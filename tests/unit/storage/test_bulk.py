@@ -8,12 +8,13 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from counted import PAGE
 from fsspec.asyn import sync_wrapper
 from s3fs import core
 
 from holdfast.errors import Unavailable
 from holdfast.storage import remote
-from holdfast.storage.bulk import DELETED_MAX, BulkStore, delete_each, get_each
+from holdfast.storage.bulk import DELETED_MAX, BulkStore, Page, delete_each, get_each
 from holdfast.storage.objects import FsspecObjects, LocalObjects, MemoryObjects
 
 
@@ -57,6 +58,10 @@ class Bucket:
                         self.objects.pop(key, None)
                 failed = [{"Key": key, "Code": self.stuck[key]} for key in keys if key in self.stuck]
                 return {"Errors": failed} if failed else {}
+            case "list_objects_v2":
+                found = sorted(key for key in self.objects if key.startswith(asked["Prefix"]))
+                found = [key for key in found if key > asked["StartAfter"]]
+                return {"Contents": [{"Key": key} for key in found[:PAGE]], "IsTruncated": len(found) > PAGE}
         raise AssertionError(method)
 
 
@@ -122,6 +127,21 @@ class TestDeletions:
 
     def test_nothing_to_delete_is_no_request(self, store: FsspecObjects, bucket: Bucket) -> None:
         delete_each(store, [])
+        assert not bucket.requests
+
+
+class TestListings:
+    def test_a_folder_is_listed_from_a_name_on_a_page_at_a_time(self, store: FsspecObjects, bucket: Bucket) -> None:
+        bucket.objects = {f"root/commits/{n:04}": b"1" for n in range(1_500)} | {"root/commits2/9": b"1"}
+        assert store.list_after("commits", "commits/0009") == Page([f"commits/{n:04}" for n in range(10, 1_010)], True)
+        assert store.list_after("commits", "commits/1497") == Page(["commits/1498", "commits/1499"], False)
+        assert store.list_after("commits", "commits/9") == Page([], False)
+        assert bucket.requests == {"list_objects_v2": 3}
+
+    def test_a_bucket_without_an_order_is_listed_whole(self, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = FsspecObjects("s3://fast--use1-az4--x-s3/root")
+        monkeypatch.setattr(FsspecObjects, "list", lambda self, prefix: ["commits/1", "commits/2", "commits/3"])
+        assert store.list_after("commits", "commits/1") == Page(["commits/2", "commits/3"], False)
         assert not bucket.requests
 
 
