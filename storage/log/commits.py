@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from holdfast.errors import Damaged, NotFound
 from holdfast.ports import ObjectStore
+from holdfast.storage.bulk import OrderedStore
 from holdfast.storage.log.compacted import CompactedSegment, Left
 from holdfast.storage.log.format import (
     COMMITS_FOLDER,
@@ -73,14 +74,35 @@ class Commits:
     def refresh(self) -> bool:
         """Read the commits that were added since; return whether there were any."""
         before = self.tail
-        while True:
-            try:
-                found, xxh3 = self._read(self.tail.sequence + 1)
-            except NotFound:
-                break
-            check_follows(found, self.tail)
-            self.tail = self._keep(found, xxh3)
+        while self.step():
+            pass
         return self.tail is not before
+
+    def catch_up(self) -> None:
+        """Move to the newest commit; read as few of those in between as the store allows. For writers."""
+        if not isinstance(self._store, OrderedStore):
+            self.refresh()
+        elif self.step():
+            self.tail = self.at(newest_sequence(self._store, self.tail.sequence))
+
+    def adopt(self, sequence: int, data: bytes) -> None:
+        """Move to a commit that this process has just created with these bytes, behind the newest one known here."""
+        assert sequence == self.tail.sequence + 1
+        self.tail = self._keep(decode_commit(self._meta, sequence, data), hash_in(data))
+
+    def step(self) -> bool:
+        """Move to the next commit; return whether there is one."""
+        sequence = self.tail.sequence + 1
+        if (found := self._cached.get(sequence)) is None:
+            try:
+                found, xxh3 = self._read(sequence)
+            except NotFound:
+                return False
+        else:
+            xxh3 = self._hashes[sequence]
+        check_follows(found, self.tail)
+        self.tail = self._keep(found, xxh3)
+        return True
 
     def hash_of(self, sequence: int) -> str:
         """Return the hash of the commit with this sequence as it was read; empty before the first. Raises Damaged."""

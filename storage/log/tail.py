@@ -15,12 +15,16 @@ from holdfast.storage.bulk import OrderedStore
 from holdfast.storage.log.format import COMMITS_FOLDER, commit_path, sequence_of
 
 
-def newest_sequence(store: ObjectStore) -> int:
-    """Return the sequence of the newest commit; 0 if there is none."""
+def newest_sequence(store: ObjectStore, after: int = 0) -> int:
+    """Return the sequence of the newest commit; 0 if there is none.
+
+    Args:
+        after: The sequence of a commit that exists; the search begins there.
+    """
     if not isinstance(store, OrderedStore):
         paths = store.list(COMMITS_FOLDER)
         return sequence_of(paths[-1]) if paths else 0
-    newest, probe, beyond = 0, 0, None
+    newest, probe, beyond = after, after, None
     while True:
         page = store.list_after(COMMITS_FOLDER, commit_path(probe))
         if page.paths:
@@ -31,6 +35,6 @@ def newest_sequence(store: ObjectStore) -> int:
         if not page.paths:
             beyond = probe  # no commit follows it, and one follows `newest`
         if beyond is None:
-            probe = 2 * newest
+            probe = after + 2 * (newest - after)
         else:
             probe = newest if beyond - newest <= size else (newest + beyond) // 2
