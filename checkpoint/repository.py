@@ -22,7 +22,7 @@ from holdfast.checkpoint.manifest import Manifest, Named, decode, encode, named_
 from holdfast.errors import AlreadyExists, Damaged, Fenced, NotFound, Unavailable
 from holdfast.model import ObjectRef
 from holdfast.ports import ObjectStore, TidyStore
-from holdfast.storage.bulk import delete_each, get_each, parts, read_together
+from holdfast.storage.bulk import delete_each, get_each, list_behind, parts, read_together
 from holdfast.storage.hashing import Hashed, Sink, hash_file
 from holdfast.storage.objects import FileStore, writing
 
@@ -79,7 +79,7 @@ class Repository:
             while (record := self.read_record(following)) is not None:
                 found.append(record)
                 following += 1
-            higher = [number for number in self._numbers() if number >= following]
+            higher = self._numbers(following - 1)
             if not higher:
                 return fold, found
             if self.read_record(following) is None:
@@ -145,9 +145,11 @@ class Repository:
             pruned += len(doomed)
         return pruned
 
-    def _numbers(self) -> list[int]:
-        names = self._store.list("log")
-        return sorted(int(name[4:-5]) for name in names if name.endswith(".json") and name[4:-5].isdigit())
+    def _numbers(self, after: int = 0) -> list[int]:
+        """Return the numbers of the records above this one, in order."""
+        names = self._store.list("log") if after == 0 else list_behind(self._store, "log", record_path(after))
+        numbers = (int(name[4:-5]) for name in names if name.endswith(".json") and name[4:-5].isdigit())
+        return sorted(number for number in numbers if number > after)
 
     def read_record(self, seq: int) -> joblog.Record | None:
         """Return the record with this number, None if there is none yet."""
@@ -180,7 +182,7 @@ class Repository:
 
     def _refuse_hole(self, record: joblog.Record) -> None:
         """P7: below a `LogStart` there are holes, and a record created in a hole has no effect."""
-        for number in reversed([number for number in self._numbers() if number > record.seq]):
+        for number in reversed(self._numbers(record.seq)):
             above = self.read_record(number)
             if above is None or isinstance(above.body, joblog.LogStart):  # listed but gone: it was pruned just now
                 where = "further" if above is None else f"to generation {above.generation}"

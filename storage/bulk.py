@@ -78,6 +78,17 @@ def delete_each(store: ObjectStore, paths: Sequence[str]) -> None:
         store.delete(path)
 
 
+def list_behind(store: ObjectStore, folder: str, path: str) -> list[str]:
+    """Return the paths below the folder that come behind this one, in order."""
+    if not isinstance(store, OrderedStore):
+        return [found for found in store.list(folder) if found > path]
+    found, page = list[str](), Page([path], more=True)
+    while page.more:
+        page = store.list_after(folder, page.paths[-1])
+        found += page.paths
+    return found
+
+
 def parts(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
     """Yield the items in order, in parts of this size; the last may be smaller."""
     for first in range(0, len(items), size):

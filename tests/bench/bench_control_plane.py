@@ -104,7 +104,7 @@ def bench_start(bench: Bench) -> None:
     with bench.timed():
         found = Repository(store).read_log()
     assert found == log.job
-    gets, lists = store.requests["get"], store.requests["list"]
+    gets, lists = store.requests["get"], store.requests["list"] + store.requests["list after"]
     rounds = -(-gets // 32) + lists
     bare = CountingObjects()
     for path in store.list("log"):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
+from holdfast.storage.bulk import Page
 from holdfast.storage.objects import MemoryObjects
 
 PAGE = 1_000
@@ -63,7 +64,12 @@ class CountingObjects(MemoryObjects):
 
 
 class BulkObjects(CountingObjects):
-    """The same, with bulk reads and deletions."""
+    """The same, with bulk reads and deletions, and listings from a name on."""
+
+    def list_after(self, folder: str, path: str) -> Page:
+        self.requests["list after"] += 1
+        found = [each for each in MemoryObjects.list(self, folder) if each > path]
+        return Page(found[:PAGE], len(found) > PAGE)
 
     def get_many(self, paths: Sequence[str]) -> dict[str, bytes]:
         self.requests["get"] += len(paths)

@@ -14,7 +14,7 @@ from s3fs import core
 
 from holdfast.errors import Unavailable
 from holdfast.storage import remote
-from holdfast.storage.bulk import DELETED_MAX, BulkStore, Page, delete_each, get_each
+from holdfast.storage.bulk import DELETED_MAX, BulkStore, Page, delete_each, get_each, list_behind
 from holdfast.storage.objects import FsspecObjects, LocalObjects, MemoryObjects
 
 
@@ -138,6 +138,12 @@ class TestListings:
         assert store.list_after("commits", "commits/9") == Page([], False)
         assert bucket.requests == {"list_objects_v2": 3}
 
+    def test_all_behind_a_name_are_listed_page_by_page(self, store: FsspecObjects, bucket: Bucket) -> None:
+        bucket.objects = {f"root/log/{n:04}": b"1" for n in range(2_500)}
+        assert list_behind(store, "log", "log/0099") == [f"log/{n:04}" for n in range(100, 2_500)]
+        assert list_behind(store, "log", "log/9") == []
+        assert bucket.requests == {"list_objects_v2": 3 + 1}
+
     def test_a_bucket_without_an_order_is_listed_whole(self, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
         store = FsspecObjects("s3://fast--use1-az4--x-s3/root")
         monkeypatch.setattr(FsspecObjects, "list", lambda self, prefix: ["commits/1", "commits/2", "commits/3"])
@@ -158,5 +164,8 @@ class TestStoresThatCannot:
         memory = FsspecObjects("memory://bulk")
         memory.put("a", b"1")
         assert get_each(memory, ["a", "b"]) == {"a": b"1"}
-        delete_each(memory, ["a", "b"])
+        for path in ("log/1", "log/2"):
+            memory.put(path, b"1")
+        assert list_behind(memory, "log", "log/1") == ["log/2"]
+        delete_each(memory, ["a", "b", "log/1", "log/2"])
         assert memory.list("") == []

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 import pytest
-from counted import PAGE, CountingObjects
+from counted import PAGE, BulkObjects, CountingObjects
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,15 +38,6 @@ class Names(MemoryObjects):
         self.sequences += range(last + 1, last + 1 + self.appended)
         self.appended = self.appended // 2
         return answer
-
-
-class OrderedObjects(CountingObjects):
-    """Objects in memory that are listed from a name on."""
-
-    def list_after(self, folder: str, path: str) -> Page:
-        self.requests["page"] += 1
-        found = [each for each in MemoryObjects.list(self, folder) if each > path]
-        return Page(found[:PAGE], len(found) > PAGE)
 
 
 class TestNewestSequence:
@@ -79,17 +70,17 @@ class TestNewestSequence:
 
 class TestAnOpen:
     def test_of_a_long_log_does_not_list_it(self) -> None:
-        store = OrderedObjects()
+        store = BulkObjects()
         create_log(store, pa.schema([("n", pa.int64())]), 1)
         writer = LogWriter(store)
         for number in range(30):
             writer.append({0: pa.table({"n": [number]})})
         store.requests.clear()
         assert LogReader(store).end_offsets() == {0: 30}
-        assert "list" not in store.requests and store.requests["page"] == 1
+        assert "list" not in store.requests and store.requests["list after"] == 1
 
     def test_a_commit_that_is_lost_below_the_newest_is_still_found_missing(self) -> None:
-        store = OrderedObjects()
+        store = BulkObjects()
         create_log(store, pa.schema([("n", pa.int64())]), 1)
         writer = LogWriter(store)
         for number in range(9):
