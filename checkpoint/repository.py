@@ -43,9 +43,13 @@ class Repository:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
-    def read_log(self) -> joblog.Job | None:
-        """Fold the whole log; None if there is no job."""
-        job, records = self._read(from_fold=True)
+    def read_log(self, *, every_record: bool = False) -> joblog.Job | None:
+        """Fold the log; None if there is no job.
+
+        Args:
+            every_record: Read all records, and so find damage in them, although a stored fold holds their fold.
+        """
+        job, records = self._read(from_fold=not every_record)
         for record in records:
             job = joblog.fold(job, record)
         return job

@@ -68,7 +68,7 @@ class Broken:
 def verify_all(stored: Stored, chosen: Sequence[Completed], *, as_json: bool) -> int:
     """Check all these checkpoints and print the verdict. Exit status: 0 intact, 4 damaged."""
     named: dict[str, Named] = {}
-    _, missing = beyond_the_log(stored.store, stored.repository, FOLDERS)
+    _, missing = beyond_the_log(stored.store, stored.repository, FOLDERS, every_record=True)
     broken = [Broken(each.path, "log", f"the job log was cut short: {each.what}", ()) for each in missing]
     for each in chosen:
         try:

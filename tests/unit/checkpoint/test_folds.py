@@ -235,6 +235,13 @@ class TestReadingFromAFold:
             long.store.put(record_path(number), b"?")
         assert read(long.store) == long.job
 
+    def test_damage_below_the_fold_is_found_where_every_record_is_asked_for(self, long: Life) -> None:
+        assert Repository(long.store).read_log(every_record=True) == long.job
+        long.store.delete(record_path(700))
+        assert read(long.store) == long.job
+        with pytest.raises(Damaged, match=r"not log/0+700\.json"):
+            Repository(long.store).read_log(every_record=True)
+
     @settings(max_examples=40, deadline=None)
     @given(st.lists(st.sampled_from(["complete", "expire", "name", "rewind", "start", "log_start", "prune", "fold"])))
     def test_the_fold_of_any_history_is_that_of_its_records(self, steps: list[str]) -> None:
