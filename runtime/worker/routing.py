@@ -17,7 +17,6 @@ import pyarrow as pa
 from holdfast.model import Subtask
 from holdfast.runtime.plan.model import Edge
 from holdfast.state.keys.batch import KeyType
-from holdfast.state.keys.grouping import rows_by_owner
 from holdfast.state.keys.keygroups import owners
 
 
@@ -25,17 +24,20 @@ class Router:
     """Splits the rows of one edge by the subtask that owns their key."""
 
     def __init__(self, edge: Edge, parallelism: int, key_groups: int) -> None:
+        from holdfast.state.keys.grouping import rows_by_owner  # loads a compiler, which a plan does not need
+
         self._columns = [edge.schema.get_field_index(name) for name in edge.key]
         self._key = KeyType.of(edge.schema.field(i) for i in self._columns)
         self._parallelism, self._key_groups = parallelism, key_groups
         self._owners = owners(parallelism, key_groups)
+        self._rows_by_owner = rows_by_owner
 
     def split(self, batch: pa.RecordBatch) -> list[tuple[Subtask, pa.RecordBatch]]:
         """Return the rows for each subtask that receives any, in their original order."""
         if self._parallelism == 1:
             return [(Subtask(0), batch)]
         keys = self._key.encode([batch.column(i) for i in self._columns])
-        order, bounds = rows_by_owner(keys.key_groups(self._key_groups), self._owners, self._parallelism)
+        order, bounds = self._rows_by_owner(keys.key_groups(self._key_groups), self._owners, self._parallelism)
         receivers = np.flatnonzero(bounds[1:] > bounds[:-1])
         if len(receivers) == 1:
             return [(Subtask(int(receivers[0])), batch)]
