@@ -16,13 +16,13 @@ Source: PROTOCOL P16, P18; docs/design/0007.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from holdfast.checkpoint import manifest
 from holdfast.checkpoint.joblog import Completed, Job
-from holdfast.checkpoint.manifest import Manifest
-from holdfast.model import NO_EPOCH, Epoch, ObjectRef
+from holdfast.checkpoint.manifest import Named
+from holdfast.model import NO_EPOCH, Epoch
 
 FOLDERS = ("manifests", "segments", "base", "merged", "staged")
 _MERGES = ("base", "merged")
@@ -72,18 +72,21 @@ class Catalogue:
         """Return the retained checkpoints whose manifests are not known yet."""
         return [each for each in job.retained if each.body.epoch not in self._read]
 
-    def add(self, ref: ObjectRef, found: Manifest) -> None:
+    def add(self, found: Named) -> None:
         """Add all objects that a manifest names, and the manifest itself."""
-        self._read.add(found.epoch)
-        for path in (ref.path, *(each.path for each in manifest.objects(found))):
-            first, last = self._spans.get(path, (found.epoch, found.epoch))
-            self._spans[path] = min(first, found.epoch), max(last, found.epoch)
+        epoch = found.epoch
+        self._read.add(epoch)
+        alone = (epoch, epoch)
+        for path in found.paths:
+            first, last = self._spans.get(path, alone)
+            if first >= epoch or last < epoch:
+                self._spans[path] = min(first, epoch), max(last, epoch)
 
     def expire(self, job: Job) -> list[str]:
         """Forget the objects that no retained manifest names, and return them."""
         assert not self.unread(job), "an unread manifest may name anything"
         retained = [each.body.epoch for each in job.retained]
-        gone = sorted(path for path, span in self._spans.items() if not _any_within(retained, span))
+        gone = sorted(path for path, span in self._spans.items() if not _is_any_within(retained, span))
         for path in gone:
             del self._spans[path]
         self._read &= set(retained)
@@ -98,8 +101,10 @@ class Catalogue:
         return [path for path in listed if path not in self._spans]
 
 
-def _any_within(retained: list[Epoch], span: tuple[Epoch, Epoch]) -> bool:
-    return any(span[0] <= epoch <= span[1] for epoch in retained)
+def _is_any_within(retained: list[Epoch], span: tuple[Epoch, Epoch]) -> bool:
+    """Return whether one of these epochs, in their order, is in the span."""
+    at = bisect_left(retained, span[0])
+    return at < len(retained) and retained[at] <= span[1]
 
 
 def _is_decided(job: Job, path: str) -> bool:

@@ -11,6 +11,9 @@ Source: DESIGN section 5 (restore, rescale); PROTOCOL P5, P10, P18.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from holdfast.checkpoint.bases import pieces
@@ -18,18 +21,25 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.model import NO_EPOCH, Pending, SegmentRef, SnapshotHandle, Subtask
 
 
-def handles_for(base: Manifest | None, ranges: list[tuple[int, int]]) -> tuple[SnapshotHandle, ...]:
-    """Return one handle per subtask, covering its key-group range [first, end)."""
-    return tuple(_handle_for(base, Subtask(i), owned) for i, owned in enumerate(ranges))
+def handles_for(base: Manifest | None, ranges: Sequence[tuple[int, int]]) -> tuple[SnapshotHandle, ...]:
+    """Return one handle per subtask, covering its key-group range [first, end).
+
+    Takes as many steps as there are subtasks and pieces, not their product.
+    """
+    state = () if base is None else sorted(base.state, key=lambda each: each.key_groups)
+    firsts, ends = [old.key_groups[0] for old in state], [old.key_groups[1] for old in state]
+    # The ranges of the old subtasks are disjoint: those that overlap a range are neighbours.
+    return tuple(
+        _handle_for(state[bisect_right(ends, owned[0]) : bisect_left(firsts, owned[1])], Subtask(i), owned)
+        for i, owned in enumerate(ranges)
+    )
 
 
-def _handle_for(base: Manifest | None, subtask: Subtask, owned: tuple[int, int]) -> SnapshotHandle:
-    if base is None:
-        return SnapshotHandle(subtask, owned, (), NO_EPOCH, ())
-    overlapping = [old for old in base.state if old.key_groups[0] < owned[1] and owned[0] < old.key_groups[1]]
+def _handle_for(overlapping: Sequence[SnapshotHandle], subtask: Subtask, owned: tuple[int, int]) -> SnapshotHandle:
+    """Return the handle of a subtask, from those of the old subtasks that overlap its range, in their order."""
     alone = overlapping[0] if len(overlapping) == 1 else None
     spans: dict[str, list[SegmentRef]] = {}
-    for old in sorted(overlapping, key=lambda each: each.key_groups):
+    for old in overlapping:
         for piece in old.segments if alone is not None else pieces(old):
             span = piece.key_groups or old.key_groups
             first, end = max(span[0], old.key_groups[0], owned[0]), min(span[1], old.key_groups[1], owned[1])
@@ -56,12 +66,14 @@ def _add(spans: list[SegmentRef], piece: SegmentRef, span: tuple[int, int]) -> N
     spans.append(replace(piece, key_groups=span))
 
 
-def pending_of(base: Manifest | None, subtask: Subtask, parallelism: int) -> tuple[Pending, ...]:
-    """Return the undelivered output that this subtask must deliver first, in order (P18, P20).
+def pending_by_subtask(base: Manifest | None, parallelism: int) -> dict[Subtask, tuple[Pending, ...]]:
+    """Return the undelivered output that each subtask must deliver first, in order (P18, P20); without those that have
+    none.
 
     Output of writers that no longer exist goes to the live subtask of the same index modulo the
     parallelism, under the old writer's own tag.
     """
-    if base is None:
-        return ()
-    return tuple(item for item in base.pending if item.writer.subtask % parallelism == subtask)
+    found: dict[Subtask, list[Pending]] = {}
+    for item in () if base is None else base.pending:
+        found.setdefault(Subtask(item.writer.subtask % parallelism), []).append(item)
+    return {subtask: tuple(items) for subtask, items in found.items()}

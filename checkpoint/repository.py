@@ -1,7 +1,7 @@
 """Reads and writes a job's log and manifests on an object store.
 
-The only module of this package that does I/O. Layout below the job's folder: `log/<20 digits>.json`
-and `manifests/<generation>/<epoch>-<owner>.json`.
+The only module of this package that does I/O. Layout below the job's folder: `log/<20 digits>.json`,
+`folds/<20 digits>.json` and `manifests/<generation>/<epoch>-<owner>.json`.
 
 Invariants
     - A log record is only ever created conditionally, never replaced.
@@ -13,20 +13,26 @@ Source: DESIGN section 4 (job log); PROTOCOL P4, P7 (if a record is missing, lis
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
-from holdfast.checkpoint import joblog
-from holdfast.checkpoint.manifest import Manifest, decode, encode
+from holdfast.checkpoint import folds, joblog
+from holdfast.checkpoint.manifest import Manifest, Named, decode, encode, named_in
 from holdfast.errors import AlreadyExists, Damaged, Fenced, NotFound, Unavailable
 from holdfast.model import ObjectRef
 from holdfast.ports import ObjectStore, TidyStore
+from holdfast.storage.bulk import delete_each, get_each, list_behind, parts, read_together
 from holdfast.storage.hashing import Hashed, Sink, hash_file
 from holdfast.storage.objects import FileStore, writing
 
 WHOLE_BYTES_MAX = 1 << 16
 """A larger object is not read whole where it can be read as a file."""
+
+FIRST_READ = 32
+"""How many records are first read together; then twice as many each time, since most of them may not be needed."""
+MANIFESTS_READ = 8
+"""How many manifests are read together: at 200 workers each has megabytes."""
 
 record_path = joblog.record_path
 
@@ -37,10 +43,13 @@ class Repository:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
-    def read_log(self) -> joblog.Job | None:
-        """Fold the whole log; None if there is no job."""
-        records = self.records()
-        job: joblog.Job | None = None
+    def read_log(self, *, every_record: bool = False) -> joblog.Job | None:
+        """Fold the log; None if there is no job.
+
+        Args:
+            every_record: Read all records, and so find damage in them, although a stored fold holds their fold.
+        """
+        job, records = self._read(from_fold=not every_record)
         for record in records:
             job = joblog.fold(job, record)
         return job
@@ -48,36 +57,80 @@ class Repository:
     def records(self) -> list[joblog.Record]:
         """Return the records from the newest `LogStart` on, else all, in order, including those appended meanwhile.
 
+        Raises:
+            Damaged: a record is missing before another one.
+        """
+        return self._read(from_fold=False)[1]
+
+    def _read(self, from_fold: bool) -> tuple[joblog.Job | None, list[joblog.Record]]:
+        """Return the stored fold from which the log was read, None if from its start, and the records behind it.
+
         Reads backwards from the highest number that is listed, then forwards by number, since a listing may miss a
         record that is created meanwhile and show its successor. Then lists again, since the log ends where no higher
         record exists, not where the first one is missing (P7): appending into a hole would rewrite history. A missing
         record may have been pruned meanwhile; then a higher `LogStart` exists.
-
-        Raises:
-            Damaged: a record is missing before another one.
         """
         missing: set[str] = set()
         while True:
             listed = self._numbers()
-            found: list[joblog.Record] = []
-            at = listed[-1] if listed else 0
-            while at > 0 and (not found or not isinstance(found[0].body, joblog.LogStart)):
-                if (record := self.read_record(at)) is None:
-                    break
-                found.insert(0, record)
-                at -= 1
-            if at > 0 and (not found or not isinstance(found[0].body, joblog.LogStart)):
+            highest = listed[-1] if listed else 0
+            fold = self._stored_fold(highest) if from_fold and len(listed) > folds.EVERY else None
+            fold, found, at = self._backwards(highest, fold)
+            if at > 0:
                 _look_again(record_path(at), listed, missing)
                 continue
-            following = (listed[-1] if listed else 0) + 1
+            following = highest + 1
             while (record := self.read_record(following)) is not None:
                 found.append(record)
                 following += 1
-            higher = [number for number in self._numbers() if number >= following]
+            higher = self._numbers(following - 1)
             if not higher:
-                return found
+                return fold, found
             if self.read_record(following) is None:
                 _look_again(record_path(following), higher, missing)
+
+    def _backwards(self, highest: int, fold: joblog.Job | None) -> tuple[joblog.Job | None, list[joblog.Record], int]:
+        """Read from this number back to a stored fold, the newest `LogStart`, or the first record.
+
+        Returns:
+            The fold if it was reached and the log has its last record; the records behind it, in order; and the number
+            of a missing record, 0 if none is missing.
+        """
+        found, at, count = list[joblog.Record](), highest, min(FIRST_READ, read_together(self._store))
+        while at > 0:
+            paths = [record_path(number) for number in range(at, max(at - count, 0), -1)]
+            data = get_each(self._store, paths)
+            for number, path in zip(range(at, 0, -1), paths, strict=False):
+                if path not in data:
+                    return None, [], number
+                record = _decoded(data[path], path)
+                if fold is not None and number == folds.last_of(fold) and record.hash == fold.head:
+                    return fold, found[::-1], 0
+                found.append(record)
+                if isinstance(record.body, joblog.LogStart):
+                    return None, found[::-1], 0
+            at, count = at - len(paths), min(2 * count, read_together(self._store))
+        return None, found[::-1], 0
+
+    def _stored_fold(self, highest: int) -> joblog.Job | None:
+        """Return the newest stored fold that can be read and is not beyond this record; None if there is none."""
+        numbers = [number for path in self._store.list(folds.FOLDER) if (number := folds.number_in(path)) is not None]
+        for number in sorted(number for number in numbers if number <= highest)[: -folds.KEPT - 1 : -1]:
+            try:
+                job = folds.decode(self._store.get(folds.path_of(number)), number)
+            except NotFound:
+                continue  # replaced by a newer one just now
+            if job is not None:
+                return job
+        return None
+
+    def store_fold(self, job: joblog.Job) -> None:
+        """Store the fold of the log up to its last record known here, and delete older ones that no reader needs."""
+        last = folds.last_of(job)
+        self._store.put(folds.path_of(last), folds.encode(job))
+        numbers = [number for path in self._store.list(folds.FOLDER) if (number := folds.number_in(path)) is not None]
+        older = sorted(number for number in numbers if number <= last)[: -folds.KEPT]
+        delete_each(self._store, [folds.path_of(number) for number in older])
 
     def prune(self, below: int, kept: set[int]) -> int:
         """Delete the prunable records before the `LogStart` with this number; return how many (P7).
@@ -86,35 +139,29 @@ class Repository:
             kept: Numbers of records that are known to stay; the ones found here are added.
         """
         pruned = 0
-        for number in self._numbers():
-            if number >= below or number in kept:
-                continue
-            record = self.read_record(number)
-            if record is not None and not isinstance(record.body, joblog.PRUNABLE):
-                kept.add(number)
-            elif record is not None:
-                self._store.delete(record_path(number))
-                pruned += 1
+        numbers = [number for number in self._numbers() if number < below and number not in kept]
+        for part in parts(numbers, read_together(self._store)):
+            found = get_each(self._store, [record_path(number) for number in part])
+            records = [_decoded(data, path) for path, data in found.items()]
+            doomed = [record.path for record in records if isinstance(record.body, joblog.PRUNABLE)]
+            kept |= {record.seq for record in records if not isinstance(record.body, joblog.PRUNABLE)}
+            delete_each(self._store, doomed)
+            pruned += len(doomed)
         return pruned
 
-    def _numbers(self) -> list[int]:
-        names = self._store.list("log")
-        return sorted(int(name[4:-5]) for name in names if name.endswith(".json") and name[4:-5].isdigit())
+    def _numbers(self, after: int = 0) -> list[int]:
+        """Return the numbers of the records above this one, in order."""
+        names = self._store.list("log") if after == 0 else list_behind(self._store, "log", record_path(after))
+        numbers = (int(name[4:-5]) for name in names if name.endswith(".json") and name[4:-5].isdigit())
+        return sorted(number for number in numbers if number > after)
 
     def read_record(self, seq: int) -> joblog.Record | None:
         """Return the record with this number, None if there is none yet."""
         path = record_path(seq)
         try:
-            record = joblog.decode(self._store.get(path), path)
+            return _decoded(self._store.get(path), path)
         except NotFound:
             return None
-        if record.path != path:
-            raise Damaged(
-                f"{path} holds the record of {record.path}: the two were swapped, or one was copied over the other",
-                not_done="the job was not started and nothing was written",
-                next_step="restore the job's log folder from a copy, or start the job under another name",
-            )
-        return record
 
     def create_record(self, record: joblog.Record) -> joblog.Record:
         """Create the record unless its number is taken; return the record now stored under that number.
@@ -139,7 +186,7 @@ class Repository:
 
     def _refuse_hole(self, record: joblog.Record) -> None:
         """P7: below a `LogStart` there are holes, and a record created in a hole has no effect."""
-        for number in reversed([number for number in self._numbers() if number > record.seq]):
+        for number in reversed(self._numbers(record.seq)):
             above = self.read_record(number)
             if above is None or isinstance(above.body, joblog.LogStart):  # listed but gone: it was pruned just now
                 where = "further" if above is None else f"to generation {above.generation}"
@@ -160,6 +207,15 @@ class Repository:
         """Read a manifest and verify it."""
         return decode(read_verified(self._store, ref), ref)
 
+    def named_in(self, refs: Sequence[ObjectRef]) -> Iterator[Named]:
+        """Read and verify manifests, some together where the store can; yield what each of them names."""
+        for part in parts(refs, min(MANIFESTS_READ, read_together(self._store))):
+            found = get_each(self._store, [ref.path for ref in part])
+            for ref in part:
+                if (data := found.pop(ref.path, None)) is None:
+                    raise _damaged(ref, "is missing")
+                yield named_in(verified(data, ref), ref)
+
     def read(self, ref: ObjectRef) -> bytes:
         """Return the bytes of an object that a manifest names, verified."""
         return read_verified(self._store, ref)
@@ -173,17 +229,33 @@ class Repository:
         if isinstance(self._store, TidyStore):
             self._store.tidy()
 
-    def delete(self, path: str) -> None:
-        """Delete an object that nothing needs; the caller has checked that (P16)."""
-        self._store.delete(path)
+    def delete_all(self, paths: Sequence[str]) -> None:
+        """Delete objects that nothing needs; the caller has checked that (P16)."""
+        delete_each(self._store, paths)
+
+
+def _decoded(data: bytes, path: str) -> joblog.Record:
+    """Return the record that is stored under this path."""
+    record = joblog.decode(data, path)
+    if record.path != path:
+        raise Damaged(
+            f"{path} holds the record of {record.path}: the two were swapped, or one was copied over the other",
+            not_done="the job was not started and nothing was written",
+            next_step="restore the job's log folder from a copy, or start the job under another name",
+        )
+    return record
 
 
 def read_verified(store: ObjectStore, ref: ObjectRef) -> bytes:
     """Return the object's bytes. Raises Damaged if they do not match the reference."""
     try:
-        data = store.get(ref.path)
+        return verified(store.get(ref.path), ref)
     except NotFound:
         raise _damaged(ref, "is missing") from None
+
+
+def verified(data: bytes, ref: ObjectRef) -> bytes:
+    """Return the bytes of an object. Raises Damaged if they do not match the reference."""
     if len(data) != ref.size or hashlib.sha256(data).hexdigest() != ref.sha256:
         raise _damaged(ref, f"differs from what was written ({len(data)} bytes, {ref.size} expected)")
     return data

@@ -292,11 +292,11 @@ class LogTarget:
             store = self._store()
             self._opened = store, LogWriter(store, pause=self._pause)
         store, log = self._opened
-        found = read_meta(store)
-        if found is None or found.uuid != log.meta.uuid:
+        uuid = log.stored_uuid()
+        if uuid != log.meta.uuid:
             self._opened = None  # A commit would go into a log that counts from 1 again.
             raise Unavailable(
-                f"{self._where}: the log was {'deleted' if found is None else 'replaced'} while it was open",
+                f"{self._where}: the log was {'deleted' if uuid is None else 'replaced'} while it was open",
                 not_done="nothing was appended to it",
                 next_step="bring the log back from a backup, or start the job again to have one created",
             )

@@ -195,22 +195,23 @@ class LocalObjects:
         except OSError as error:
             self._refused(error, f"writing below {self.root}", "nothing was changed")
 
-    def _collect(self, folder: Path, found: list[str]) -> None:
+    def _collect(self, folder: str, prefix: str, found: list[str]) -> None:
         try:
             entries = list(os.scandir(folder))
         except _NO_SUCH:
             return
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                self._collect(Path(entry.path), found)
+                self._collect(entry.path, f"{prefix}{entry.name}/", found)
             elif not entry.name.startswith(TEMPORARY):
-                found.append(Path(entry.path).relative_to(self.root).as_posix())
+                found.append(prefix + entry.name)
 
     def list(self, prefix: str) -> list[str]:
-        folder = self.root / checked_folder(prefix)
+        name = checked_folder(prefix)
+        folder = self.root / name
         found: list[str] = []
         try:
-            self._collect(folder, found)
+            self._collect(str(folder), f"{name}/" if name else "", found)
         except OSError as error:
             self._refused(error, f"listing {folder}", "nothing was changed")
         return sorted(found)

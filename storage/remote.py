@@ -8,22 +8,33 @@ Source: fsspec `pipe_file(mode="create")`, s3fs >= 2025.7 (older ones skip the c
 
 from __future__ import annotations
 
+import asyncio
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from typing import Any, BinaryIO, NoReturn, cast
 from urllib.parse import urlsplit
 
 import pyarrow as pa
+from fsspec.asyn import sync
 from fsspec.core import url_to_fs
 
 from holdfast.errors import AlreadyExists, ConfigError, NotFound, Unavailable
+from holdfast.storage.bulk import Page
 from holdfast.storage.paths import checked_folder, checked_path
 from holdfast.storage.uploading import PART_BYTES, uploading
 
 _NO_SUCH = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _S3FS_OLDEST = (2025, 7)
+_WHOLE: dict[str, Any] = {"start": 0}
+"""How s3fs reads an object that is not large with one request; by default it asks for the size first."""
+_UNORDERED = re.compile(r"^[^/]+--x-s3/")
+"""Directory buckets of S3 list objects in no order, and not from a name on."""
+READS_MAX = 32
+"""How many objects are read at the same time."""
 _IN_PARTS: dict[str, Any] = {"chunksize": PART_BYTES, "max_concurrency": 2}
 """How s3fs copies files to this machine; by default it has ten parts of 50 MiB in memory."""
 
@@ -37,6 +48,7 @@ class FsspecObjects:
         self._root = root.rstrip("/")
         self._failures = _failures_of(urlsplit(url).scheme)
         self._in_parts = _IN_PARTS if urlsplit(url).scheme == "s3" else {}
+        self._whole = _WHOLE if urlsplit(url).scheme == "s3" else {}
 
     def __repr__(self) -> str:
         return self.url
@@ -59,7 +71,7 @@ class FsspecObjects:
 
     def get(self, path: str) -> bytes:
         try:
-            return bytes(self._files.cat_file(self._place(path)))
+            return bytes(self._files.cat_file(self._place(path), **self._whole))
         except _NO_SUCH:
             raise NotFound(path) from None
         except self._failures as error:
@@ -102,12 +114,60 @@ class FsspecObjects:
         except self._failures as error:
             self._refused(error, f"listing {prefix or 'the root'}", "nothing was changed")
 
+    def list_after(self, folder: str, path: str) -> Page:
+        place = self._place(folder)
+        if not self._in_parts or _UNORDERED.search(place):
+            return Page([found for found in self.list(folder) if found > path], more=False)
+        bucket, prefix, _ = self._files.split_path(place)
+        after = self._files.split_path(self._place(path))[1]
+        try:
+            answer = self._files.call_s3("list_objects_v2", Bucket=bucket, Prefix=f"{prefix}/", StartAfter=after)
+        except self._failures as error:
+            self._refused(error, f"listing {folder}", "nothing was changed")
+        begin = len(self._root) + 1
+        paths = [f"{bucket}/{each['Key']}"[begin:] for each in answer.get("Contents", ())]
+        return Page(sorted(paths), bool(paths) and bool(answer.get("IsTruncated")))
+
     def delete(self, path: str) -> None:
         try:
             with suppress(*_NO_SUCH):
                 self._files.rm_file(self._place(path))
         except self._failures as error:
             self._refused(error, f"deleting {path}", "the object may or may not exist")
+
+    def get_many(self, paths: Sequence[str]) -> dict[str, bytes]:
+        places = [self._place(path) for path in paths]
+        if not self._in_parts:
+            answers = [_answer(self._files.cat_file, place) for place in places]
+        else:
+            answers = sync(self._files.loop, _side_by_side, partial(self._files._cat_file, **self._whole), places)
+        found = {}
+        for path, answer in zip(paths, answers, strict=True):
+            if isinstance(answer, self._failures) and not isinstance(answer, _NO_SUCH):
+                self._refused(answer, f"reading {path}", "nothing was changed")
+            if isinstance(answer, bytes):
+                found[path] = answer
+            elif not isinstance(answer, _NO_SUCH):
+                raise answer
+        return found
+
+    def delete_many(self, paths: Sequence[str]) -> None:
+        if not self._in_parts:
+            for path in paths:
+                self.delete(path)
+            return
+        places = [self._files.split_path(self._place(path))[:2] for path in paths]
+        objects = [{"Key": key} for _, key in places]
+        try:
+            for bucket in {bucket for bucket, _ in places}:  # one, or none
+                answer = self._files.call_s3(
+                    "delete_objects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True}
+                )
+                _check_deleted(answer)
+        except self._failures as error:
+            self._refused(
+                error, f"deleting {len(paths)} objects, the first {paths[0]},", "some of them may still exist"
+            )
 
     def _place(self, path: str) -> str:
         return f"{self._root}/{checked_path(path)}"
@@ -118,6 +178,32 @@ class FsspecObjects:
             not_done=not_done,
             next_step=f"check that {self.url} is reachable and the credentials are valid, then try again",
         ) from error
+
+
+async def _side_by_side(ask: Callable[[str], Awaitable[bytes]], places: Sequence[str]) -> list[bytes | BaseException]:
+    """Ask for all places, some at the same time; return each answer or error."""
+    free = asyncio.Semaphore(READS_MAX)
+
+    async def one(place: str) -> bytes:
+        async with free:
+            return bytes(await ask(place))
+
+    return await asyncio.gather(*map(one, places), return_exceptions=True)
+
+
+def _answer(ask: Callable[[str], bytes], place: str) -> bytes | BaseException:
+    try:
+        return bytes(ask(place))
+    except OSError as error:
+        return error
+
+
+def _check_deleted(answer: dict[str, Any]) -> None:
+    """Raise OSError if S3 could not delete some of the objects: it answers then as if it had succeeded."""
+    failed = [each for each in answer.get("Errors", ()) if each.get("Code") != "NoSuchKey"]
+    if failed:
+        first = failed[0]
+        raise OSError(f"{len(failed)} were not deleted, the first: {first.get('Key')}, {first.get('Code')}")
 
 
 def require_s3fs(url: str) -> None:

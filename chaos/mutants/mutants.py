@@ -351,6 +351,8 @@ MUTANTS = (
            (Swap(catalogue, "_is_decided", _takes_all_for_decided),), first=18),
     Mutant("sweep-counts-the-latest", "P16", "a sweep keeps only what the newest checkpoint names",
            (Swap(catalogue.Catalogue, "expire", wrong_endings.counts_the_latest_alone),)),
+    Mutant("sweep-of-whole-folders", "P16", "a bulk deletion takes the folder of each object, with objects still named",
+           (Swap(Repository, "delete_all", wrong_endings.deletes_whole_folders),)),
     Mutant("sweep-of-nothing", "P16", "a sweep finds nothing to delete",
            (Swap(catalogue.Catalogue, "expire", wrong_endings.finds_nothing),
             Swap(catalogue.Catalogue, "garbage", wrong_endings.finds_nothing))),

@@ -5,7 +5,7 @@ Source: PROTOCOL P6, P8, P13, P16, P17.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -81,6 +81,14 @@ def forgets_to_rewind(_: Right) -> Right:
 
 def finds_nothing(_: Right) -> Right:
     return lambda catalogue, job, *listed: []
+
+
+def deletes_whole_folders(right: Right) -> Right:
+    def delete_all(repository: Repository, paths: Sequence[str]) -> None:
+        folders = sorted({path.rpartition("/")[0] for path in paths})
+        right(repository, sorted({*paths, *(path for folder in folders for path in repository.names(folder))}))
+
+    return delete_all
 
 
 def counts_the_latest_alone(right: Right) -> Right:

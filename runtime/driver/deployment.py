@@ -6,7 +6,7 @@ Source: DESIGN sections 3 to 5; PROTOCOL P8, P18, P20.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -14,7 +14,7 @@ from holdfast.checkpoint import coordinator, joblog, recovery
 from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.manifest import Confirmed, Manifest, follow
 from holdfast.frozen import replace
-from holdfast.model import NO_EPOCH, Epoch, ObjectRef, SnapshotHandle, SourcePosition, WorkerId
+from holdfast.model import NO_EPOCH, Epoch, ObjectRef, SnapshotHandle, SourcePosition, Subtask, WorkerId
 from holdfast.runtime.driver.partitions import added, counts_of, deployed, unassigned
 from holdfast.runtime.driver.state import Hosted, Master, Running
 from holdfast.runtime.wire import messages as m
@@ -45,7 +45,7 @@ def next_manifest(state: Master, decided: coordinator.Decide) -> Manifest:
         rules.operators,
         shape=msgspec.UNSET if rules.shape is None else rules.shape,
     )
-    handles = recovery.handles_for(last, list(rules.key_ranges)) if last is None or _moved(state, last) else last.state
+    handles = recovery.handles_for(last, rules.key_ranges) if last is None or _moved(state, last) else last.state
     new = (msgspec.structs.replace(each.position, subtask=each.subtask) for each in state.phase.assigning)
     positions = (*(last.positions if last else ()), *new)
     before = last.audited if last else None
@@ -67,48 +67,61 @@ def _moved(state: Master, last: Manifest | None) -> bool:
     return last is None or tuple(handle.key_groups for handle in last.state) != state.rules.key_ranges
 
 
-def deployment(state: Master, base: Manifest | None, worker: WorkerId) -> m.Deploy:
+def deployments(state: Master, base: Manifest | None, workers: Iterable[WorkerId]) -> list[tuple[WorkerId, m.Deploy]]:
+    """Return each of these workers with what it must run. What the base holds is distributed once, not per worker."""
     rules, job = state.rules, state.job
-    subtask = state.workers[worker].subtask
-    assert subtask is not None
     peers = tuple(m.Peer(h.subtask, w, h.address) for w, h in state.workers.items() if h.subtask is not None)
-    positions = deployed(state, base, subtask)
-    pending = recovery.pending_of(base, subtask, rules.parallelism)
-    mine = [(w, tag) for w, tag in state.confirmed.items() if w.subtask % rules.parallelism == subtask]
-    confirmed = tuple(Confirmed(writer, tag) for writer, tag in mine)
-    until = (
-        ()
-        if rules.until is None
-        else tuple(
-            SourcePosition(at.source, at.partition, rules.until[at.source].get(at.partition, 0)) for at in positions
+    handles = recovery.handles_for(base, rules.key_ranges)
+    positions, pending = deployed(state, base), recovery.pending_by_subtask(base, rules.parallelism)
+    confirmed: dict[Subtask, list[Confirmed]] = {}
+    for writer, tag in state.confirmed.items():
+        confirmed.setdefault(Subtask(writer.subtask % rules.parallelism), []).append(Confirmed(writer, tag))
+    cuts, owners = recent_cuts(job), (*job.owners, *rules.adopted)
+    found = []
+    for worker in workers:
+        subtask = state.workers[worker].subtask
+        assert subtask is not None
+        mine = positions.get(subtask, ())
+        deploy = m.Deploy(
+            job.uuid,
+            job.generation,
+            job.timeline,
+            job.first_epoch,
+            job.base_epoch,
+            m.Active(subtask),
+            peers,
+            handles[subtask],
+            mine,
+            pending.get(subtask, ()),
+            tuple(confirmed.get(subtask, ())),
+            _until(state, mine),
+            local_bases(cuts, handles[subtask]),
+            rules.audit,
+            job.owner,
+            owners,
         )
-    )
-    handle = recovery.handles_for(base, list(rules.key_ranges))[subtask]
-    return m.Deploy(
-        job.uuid,
-        job.generation,
-        job.timeline,
-        job.first_epoch,
-        job.base_epoch,
-        m.Active(subtask),
-        peers,
-        handle,
-        positions,
-        pending,
-        confirmed,
-        until,
-        local_bases(job, handle),
-        rules.audit,
-        job.owner,
-        (*job.owners, *rules.adopted),
-    )
+        found.append((worker, deploy))
+    return found
 
 
-def local_bases(job: joblog.Job, handle: SnapshotHandle) -> dict[Epoch, str]:
+def _until(state: Master, positions: tuple[SourcePosition, ...]) -> tuple[SourcePosition, ...]:
+    """Return where reading of these partitions ends; nothing if it does not end."""
+    until = state.rules.until
+    if until is None:
+        return ()
+    return tuple(SourcePosition(at.source, at.partition, until[at.source].get(at.partition, 0)) for at in positions)
+
+
+def recent_cuts(job: joblog.Job) -> dict[Epoch, str]:
+    """Return the newest completed epochs with the hashes of their manifests."""
+    kept = {each.body.epoch: each.body.manifest.sha256 for each in job.completed[-joblog.RECENT_KEPT :]}
+    return {**kept, **dict(job.recent)}
+
+
+def local_bases(cuts: Mapping[Epoch, str], handle: SnapshotHandle) -> dict[Epoch, str]:
     """P14: the epochs of which local state of this subtask may be, by hash; none below the handle's own base."""
     floor = max((piece.epoch for piece in pieces(handle) if piece.follows == NO_EPOCH), default=NO_EPOCH)
-    kept = {each.body.epoch: each.body.manifest.sha256 for each in job.completed[-joblog.RECENT_KEPT :]}
-    return {epoch: manifest for epoch, manifest in {**kept, **dict(job.recent)}.items() if epoch >= floor}
+    return {epoch: manifest for epoch, manifest in cuts.items() if epoch >= floor}
 
 
 def assigned(state: Master) -> list[WorkerId]:

@@ -23,7 +23,7 @@ from holdfast.errors import ConfigError, Where
 from holdfast.frozen import replace
 from holdfast.model import NO_EPOCH, Generation, Subtask, Tag, Writer
 from holdfast.runtime.driver import standbys
-from holdfast.runtime.driver.deployment import assigned, confirm, deployment
+from holdfast.runtime.driver.deployment import assigned, confirm, deployments
 from holdfast.runtime.driver.failover import end, launch_missing
 from holdfast.runtime.driver.partitions import with_those_of
 from holdfast.runtime.driver.state import Gathering, LoadManifest, Master, RepairTargets, Restart, Running, Send, Step
@@ -112,7 +112,7 @@ def deploy_if_complete(state: Master, now: float) -> Step:
     if state.recovering_since is not None:
         deployed = replace(state.restarts[-1], deployed_after=now - state.recovering_since)
         state = replace(state, restarts=(*state.restarts[:-1], deployed))
-    return state, [Send(w, deployment(state, phase.base, w)) for w in assigned(state)]
+    return state, [Send(*each) for each in deployments(state, phase.base, assigned(state))]
 
 
 def _with_roles(state: Master) -> Master:

@@ -25,6 +25,7 @@ from holdfast.errors import Damaged, ErrorReport, Fenced, HoldfastError, Unavail
 from holdfast.model import Generation, ObjectRef, WorkerId, Writer
 from holdfast.ports import Clock, Lane
 from holdfast.runtime.driver import master
+from holdfast.runtime.driver.folds import Folds
 from holdfast.runtime.driver.listing import Listings
 from holdfast.runtime.driver.repair import Repairs
 from holdfast.runtime.driver.sweep import Sweep
@@ -86,6 +87,7 @@ class DriverLoop:
         self._timer_ids = itertools.count()
         self._master: master.Master | None = None
         self.sweep = Sweep(ports.repository, lambda: ports.lane("sweep"))
+        self._folds = Folds(ports.repository, lambda: ports.lane("folds"))
         self.repairs = Repairs(
             ports.repository, ports.sinks, ports.lane, self._after, self._repaired, self._fail, rules.adopted
         )
@@ -239,6 +241,7 @@ class DriverLoop:
                 self.refused = None
                 at_us = self._ports.clock.wall_us()
                 self._perform(*master.record_found(self.state, result, self._now(), at_us))
+                self._folds.seen(self.state.job)
             case Unavailable() as error:
                 self.refused = error
                 self._after(LOG_RETRY_S, lambda: self._perform(*master.retry_append(self.state)))

@@ -73,7 +73,7 @@ from holdfast.runtime.driver.deployment import (
     assigned,
     completion,
     confirm,
-    deployment,
+    deployments,
     launch_allowed_at,
     next_manifest,
     nothing_new,
@@ -371,7 +371,7 @@ def _tick_running(state: Master, phase: Running, now: float, at_us: int) -> Step
         if now - phase.deployed_at > state.rules.redeploy_every:
             late = [w for w, hosted in state.workers.items() if hosted.subtask is not None and not hosted.ready]
             state = replace(state, phase=replace(phase, deployed_at=now))
-            return state, [Send(w, deployment(state, phase.base, w)) for w in late]
+            return state, [Send(*each) for each in deployments(state, phase.base, late)]
         return state, []
     if phase.final is not None:
         return _finish_if_delivered(state, phase, at_us)

@@ -92,15 +92,15 @@ def with_those_of(state: Master, base: Manifest) -> Master:
     return replace(state, discovered=(*state.discovered, *new))
 
 
-def deployed(state: Master, base: Manifest | None, subtask: Subtask) -> tuple[SourcePosition, ...]:
-    """Return where a generation with this base begins to read each partition of the subtask."""
+def deployed(state: Master, base: Manifest | None) -> dict[Subtask, tuple[SourcePosition, ...]]:
+    """Return where a generation with this base begins to read each partition, by the subtask that reads it."""
     begun = {(at.source, at.partition): replaced(at, subtask=None) for at in (base.positions if base else ())}
     found = {(at.source, at.partition): at for at in state.discovered}
-    return tuple(
-        begun.get(place) or found.get(place) or SourcePosition(*place, FIRST_RECORD)
-        for place, owner in owners(state, base).items()
-        if owner == subtask
-    )
+    positions: dict[Subtask, list[SourcePosition]] = {}
+    for place, owner in owners(state, base).items():
+        at = begun.get(place) or found.get(place) or SourcePosition(*place, FIRST_RECORD)
+        positions.setdefault(owner, []).append(at)
+    return {subtask: tuple(each) for subtask, each in positions.items()}
 
 
 def unassigned(state: Master, phase: Running) -> tuple[m.Assigned, ...]:

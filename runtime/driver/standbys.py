@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Mapping
 from holdfast.checkpoint import recovery
 from holdfast.frozen import replace
 from holdfast.model import NO_EPOCH, Epoch, Subtask, WorkerId
-from holdfast.runtime.driver.deployment import local_bases
+from holdfast.runtime.driver.deployment import local_bases, recent_cuts
 from holdfast.runtime.driver.state import Effect, Hosted, Master, Running, Send
 from holdfast.runtime.wire import messages as m
 
@@ -117,8 +117,9 @@ def follow(state: Master) -> list[Effect]:
     behind = [(w, s) for w, role in standbys.items() for s in role.follows if not has_newest(state, w, s)]
     if not behind:
         return []
-    job, handles = state.job, recovery.handles_for(phase.last, list(state.rules.key_ranges))
-    bases = {subtask: local_bases(job, handles[subtask]) for _, subtask in behind}
+    job, handles = state.job, recovery.handles_for(phase.last, state.rules.key_ranges)
+    cuts = recent_cuts(job)
+    bases = {subtask: local_bases(cuts, handles[subtask]) for _, subtask in behind}
     place = job.uuid, job.generation, job.timeline, job.base_epoch
     return [Send(w, m.Follow(*place, standbys[w], handles[s], bases[s])) for w, s in behind]
 

@@ -50,16 +50,15 @@ class Sweep:
     def _run(self, job: Job) -> int:
         """Mark from the retained manifests, then delete; return how many objects were deleted."""
         repository, catalogue = self._repository, self._catalogue
-        for each in catalogue.unread(job):
-            catalogue.add(each.body.manifest, repository.load_manifest(each.body.manifest))
+        for named in repository.named_in([each.body.manifest for each in catalogue.unread(job)]):
+            catalogue.add(named)
         gone = catalogue.expire(job)
-        for path in gone:
-            repository.delete(path)
+        repository.delete_all(gone)
         left = 0
         for folder in FOLDERS:
-            for path in catalogue.garbage(job, repository.names(folder)):
-                repository.delete(path)
-                left += 1
+            garbage = catalogue.garbage(job, repository.names(folder))
+            repository.delete_all(garbage)
+            left += len(garbage)
         if job.log_start:
             repository.prune(job.log_start, self._kept)
         repository.tidy()

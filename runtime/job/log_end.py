@@ -41,13 +41,17 @@ def read_whole_log(name: str, store: ObjectStore, repository: Repository) -> Job
 
 
 def beyond_the_log(
-    store: ObjectStore, repository: Repository, folders: Sequence[str]
+    store: ObjectStore, repository: Repository, folders: Sequence[str], *, every_record: bool = False
 ) -> tuple[Job | None, list[Beyond]]:
-    """Return the fold of the log and what proves that its newest records are missing."""
+    """Return the fold of the log and what proves that its newest records are missing.
+
+    Args:
+        every_record: As in Repository.read_log.
+    """
     # Before the log: objects that a driver stores meanwhile are never ahead of the log that is read afterwards.
     live = _last_word(store)
     listed = [path for folder in folders for path in repository.names(folder)]
-    job = repository.read_log()
+    job = repository.read_log(every_record=every_record)
     if live is not None and job is not None and live[0] not in (None, job.uuid):
         live = None
     return job, beyond(job, listed, None if live is None else live[1])

@@ -1,6 +1,6 @@
 """The commits of one embedded log: its tail, random access by sequence, and the commit that holds an offset.
 
-A log may have very many commits, so no function here reads them all. One listing finds the tail, requests for the
+A log may have very many commits, so no function here reads them all. tail.py finds the tail, requests for the
 next sequence follow it, and galloping and bisection over the `ends` of the commits find an offset.
 
 Invariants
@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from holdfast.errors import Damaged, NotFound
 from holdfast.ports import ObjectStore
+from holdfast.storage.bulk import OrderedStore
 from holdfast.storage.log.compacted import CompactedSegment, Left
 from holdfast.storage.log.format import (
     COMMITS_FOLDER,
@@ -33,8 +34,8 @@ from holdfast.storage.log.format import (
     decode_schema,
     extends,
     hash_in,
-    sequence_of,
 )
+from holdfast.storage.log.tail import newest_sequence
 
 CACHED_COMMITS_MAX = 4_096
 
@@ -65,8 +66,7 @@ class Commits:
         self._cached: dict[int, Commit] = {0: before_the_first(meta)}
         self._hashes: dict[int, str] = {0: ""}
         """By sequence; for the commits in `_cached`."""
-        paths = store.list(COMMITS_FOLDER)
-        self.tail = self.at(sequence_of(paths[-1])) if paths else self._cached[0]
+        self.tail = self.at(newest_sequence(store))
         self._left: tuple[int, Left] | None = None
         self._grown: tuple[int, LogMeta] | None = None
         self.refresh()
@@ -74,14 +74,35 @@ class Commits:
     def refresh(self) -> bool:
         """Read the commits that were added since; return whether there were any."""
         before = self.tail
-        while True:
-            try:
-                found, xxh3 = self._read(self.tail.sequence + 1)
-            except NotFound:
-                break
-            check_follows(found, self.tail)
-            self.tail = self._keep(found, xxh3)
+        while self.step():
+            pass
         return self.tail is not before
+
+    def catch_up(self) -> None:
+        """Move to the newest commit; read as few of those in between as the store allows. For writers."""
+        if not isinstance(self._store, OrderedStore):
+            self.refresh()
+        elif self.step():
+            self.tail = self.at(newest_sequence(self._store, self.tail.sequence))
+
+    def adopt(self, sequence: int, data: bytes) -> None:
+        """Move to a commit that this process has just created with these bytes, behind the newest one known here."""
+        assert sequence == self.tail.sequence + 1
+        self.tail = self._keep(decode_commit(self._meta, sequence, data), hash_in(data))
+
+    def step(self) -> bool:
+        """Move to the next commit; return whether there is one."""
+        sequence = self.tail.sequence + 1
+        if (found := self._cached.get(sequence)) is None:
+            try:
+                found, xxh3 = self._read(sequence)
+            except NotFound:
+                return False
+        else:
+            xxh3 = self._hashes[sequence]
+        check_follows(found, self.tail)
+        self.tail = self._keep(found, xxh3)
+        return True
 
     def hash_of(self, sequence: int) -> str:
         """Return the hash of the commit with this sequence as it was read; empty before the first. Raises Damaged."""

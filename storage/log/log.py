@@ -49,8 +49,9 @@ from holdfast.storage.log.format import (
     encode_meta,
     placed,
 )
-from holdfast.storage.log.reader import LogReader, existing_meta, read_meta
+from holdfast.storage.log.reader import LogReader, existing_meta, read_meta, stored_meta
 from holdfast.storage.log.segment import SEGMENT_BYTES_MAX, encode_segment, segment_hash
+from holdfast.storage.log.turns import wait_s
 from holdfast.storage.log.voids import TakeBack, drafted, moving
 
 __all__ = ["BEFORE_FIRST", "LogReader", "LogWriter", "create_log", "read_meta"]
@@ -60,6 +61,8 @@ SENDS_MAX = 4
 """How often a create with an unknown outcome is sent before the caller gets the error."""
 CONFLICTS_MAX = 1_000
 """How many times in a row other writers may win; each of them makes progress."""
+REQUESTS_OF_A_LOSS = 2
+"""A create, and a read of the commit that was first."""
 _FIRST_PAUSE_S = 0.1
 BEFORE_FIRST = Tag(Timeline(-1), NO_EPOCH)
 """The tag of a writer that never wrote: before every other tag."""
@@ -113,8 +116,9 @@ class LogWriter:
         *,
         pause: Callable[[float], None] = time.sleep,
         wall_us: Callable[[], int] = wall_us,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._pause, self._wall_us = store, pause, wall_us
+        self._store, self._pause, self._wall_us, self._clock = store, pause, wall_us, clock
         self._commits = Commits(store, existing_meta(store))
         self._doubt: tuple[Draft, Commit] | None = None
 
@@ -132,7 +136,7 @@ class LogWriter:
         """
         for _ in range(CONFLICTS_MAX):
             self.settle()
-            self._commits.refresh()
+            self._commits.catch_up()
             new = _added(self.meta.schema, columns)
             if not new:
                 return self.meta.schema
@@ -153,7 +157,7 @@ class LogWriter:
         """
         for _ in range(CONFLICTS_MAX):
             self.settle()
-            self._commits.refresh()
+            self._commits.catch_up()
             before = self.meta.partitions
             _check_wider(self.meta, partitions, self._commits.tail.sealed)
             if before == partitions:
@@ -218,7 +222,7 @@ class LogWriter:
                 that change the output to which these tags refer.
         """
         self.settle()
-        self._commits.refresh()
+        self._commits.catch_up()
         standing = tuple(WriterTag(name, at) for name, at in (follows or {}).items())
         admit(self._commits.tail)
         if not _grows(self._commits.tail, WriterTag(writer, tag), standing):
@@ -230,14 +234,19 @@ class LogWriter:
     def tag_of(self, writer: str) -> Tag | None:
         """Return the newest tag of a writer, None if it never wrote."""
         self.settle()
-        self._commits.refresh()
+        self._commits.catch_up()
         return self._commits.tail.tag_of(writer)
 
     def newest(self) -> Commit:
         """Return the newest commit."""
         self.settle()
-        self._commits.refresh()
+        self._commits.catch_up()
         return self._commits.tail
+
+    def stored_uuid(self) -> str | None:
+        """Return the UUID of the log that is stored there now; None if there is none."""
+        found = stored_meta(self._store)
+        return None if found is None else found.uuid
 
     def holds_tail(self) -> bool:
         """Return whether the log still has the newest commit known here; False if it was restored from a backup."""
@@ -252,7 +261,7 @@ class LogWriter:
         """
         for _ in range(CONFLICTS_MAX):
             self.settle()
-            self._commits.refresh()
+            self._commits.catch_up()
             if not moving(self._commits.tail, back):
                 return ()
             draft, ranges = drafted(self._commits, back, self._wall_us())
@@ -288,7 +297,7 @@ class LogWriter:
 
     def _segments(self, rows: Mapping[int, Rows]) -> tuple[LogSegment, ...]:
         if any(partition >= self.meta.partitions for partition in rows):
-            self._commits.refresh()  # it may have been added
+            self._commits.catch_up()  # it may have been added
         tables = {partition: _fitting(self.meta, partition, part) for partition, part in sorted(rows.items())}
         segments: list[LogSegment] = []
         for partition, table in tables.items():
@@ -305,24 +314,29 @@ class LogWriter:
 
     def _commit(self, draft: Draft, sent: Commit | None = None) -> Commit | None:
         """Put the draft at the end of the log; None if the newest commit rules it out."""
-        for _ in range(CONFLICTS_MAX):
+        for lost in range(CONFLICTS_MAX):
             if sent is None:
                 if not _admitted(self._store, self._commits.tail, draft):
                     return None
                 sent = placed(draft, self._commits.tail)
+            began = self._clock()
             if self._is_ours(draft, sent):
                 return sent
-            sent = None
+            sent, request_s = None, (self._clock() - began) / REQUESTS_OF_A_LOSS
+            self._pause(wait_s(self._commits.tail, draft.tag, draft.owner, lost, request_s))
+            self._commits.catch_up()
         raise _overtaken("no row was appended")
 
     def _is_ours(self, draft: Draft, commit: Commit) -> bool:
         """Send the commit until its place is taken; return whether this commit took it."""
-        self._doubt = (draft, commit)
-        taken_by_us = _created(self._store, commit_path(commit.sequence), encode_commit(commit), self._pause)
-        if not taken_by_us:
+        self._doubt, data = (draft, commit), encode_commit(commit)
+        if _created(self._store, commit_path(commit.sequence), data, self._pause):
+            self._commits.adopt(commit.sequence, data)
+            taken_by_us = True
+        else:
             taken_by_us = self._commits.at(commit.sequence).owner == draft.owner
-        self._commits.refresh()
-        self._doubt = None  # last: if the refresh fails, `settle` still finds the outcome of the commit
+            self._commits.step()
+        self._doubt = None  # last: if the read fails, `settle` still finds the outcome of the commit
         return taken_by_us
 
 

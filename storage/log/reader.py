@@ -56,11 +56,12 @@ class Fetched(NamedTuple):
 
 def read_meta(store: ObjectStore) -> LogMeta | None:
     """Return the log's current description, None if there is no log. Raises Damaged, Unavailable."""
-    meta = _created(store)
+    meta = stored_meta(store)
     return None if meta is None else Commits(store, meta).meta
 
 
-def _created(store: ObjectStore) -> LogMeta | None:
+def stored_meta(store: ObjectStore) -> LogMeta | None:
+    """Return the log's description as of its creation, None if there is no log. Raises Damaged, Unavailable."""
     try:
         return decode_meta(store.get(META_PATH))
     except NotFound:
@@ -72,7 +73,7 @@ def existing_meta(store: ObjectStore) -> LogMeta:
 
     Raises ConfigError if there is none, Damaged, Unavailable.
     """
-    if (meta := _created(store)) is None:
+    if (meta := stored_meta(store)) is None:
         raise ConfigError(
             f"there is no log in {store!r}",
             next_step='create it: holdfast log create PATH --schema "name:type,..." --partitions N',
@@ -153,7 +154,7 @@ class LogReader:
             read: A partition and the offset before which its rows were read, as of this commit: it tells too whether
                 any of them were taken back since.
         """
-        if (meta := _created(self._store)) is None:
+        if (meta := stored_meta(self._store)) is None:
             return f"the log in {self._store!r} no longer exists"
         if meta.uuid != uuid:
             return f"{self._store!r} holds another log, {meta.uuid}; the log that was read is {uuid}"

@@ -6,13 +6,14 @@ format number, a page in docs/design/, and a reader for the old one.
 
 from __future__ import annotations
 
+import dataclasses
 from functools import reduce
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from holdfast.checkpoint import joblog
+from holdfast.checkpoint import folds, joblog
 from holdfast.checkpoint.manifest import Confirmed, Manifest, OperatorState, decode, encode
 from holdfast.checkpoint.repository import record_path
 from holdfast.errors import ConfigError, Damaged
@@ -146,6 +147,35 @@ class TestFormatThreeOfTheJobLog:
         for at in range(len(data)):
             with pytest.raises((Damaged, ConfigError)):
                 joblog.decode(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], record_path(3))
+
+
+class TestStoredFold:
+    """A change of these bytes needs another `folds.VERSION`: a fold that is read differently is worse than none."""
+
+    GOLDEN = GOLDEN.with_name("job_v3") / "fold.json"
+
+    def job(self) -> joblog.Job:
+        job = reduce(joblog.fold, records_of_three_formats(), None)
+        assert job is not None
+        return job
+
+    def test_is_read_and_rewritten_byte_for_byte(self) -> None:
+        assert folds.encode(self.job()) == self.GOLDEN.read_bytes()
+        assert folds.decode(self.GOLDEN.read_bytes(), 4) == self.job()
+
+    def test_holds_every_member_of_the_fold(self) -> None:
+        """A new member would be missing in the folds that are stored already."""
+        stored = msgspec.json.decode(self.GOLDEN.read_bytes())
+        assert stored["v"] == folds.VERSION == 1
+        assert set(stored["job"]) == {field.name for field in dataclasses.fields(joblog.Job)}
+
+    def test_with_any_byte_changed_is_ignored(self) -> None:
+        data = self.GOLDEN.read_bytes()
+        for at in range(len(data)):
+            assert folds.decode(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], 4) is None
+
+    def test_of_another_record_is_ignored(self) -> None:
+        assert folds.decode(self.GOLDEN.read_bytes(), 5) is None
 
 
 def records_of_three_formats() -> list[joblog.Record]:

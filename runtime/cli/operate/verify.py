@@ -68,7 +68,7 @@ class Broken:
 def verify_all(stored: Stored, chosen: Sequence[Completed], *, as_json: bool) -> int:
     """Check all these checkpoints and print the verdict. Exit status: 0 intact, 4 damaged."""
     named: dict[str, Named] = {}
-    _, missing = beyond_the_log(stored.store, stored.repository, FOLDERS)
+    _, missing = beyond_the_log(stored.store, stored.repository, FOLDERS, every_record=True)
     broken = [Broken(each.path, "log", f"the job log was cut short: {each.what}", ()) for each in missing]
     for each in chosen:
         try:
@@ -95,8 +95,8 @@ def orphans(stored: Stored, *, as_json: bool) -> int:
     listed = [path for folder in FOLDERS for path in stored.store.list(folder)]  # first, because uploads continue
     job = stored.repository.read_log()
     assert job is not None
-    for each in catalogue.unread(job):
-        catalogue.add(each.body.manifest, stored.repository.load_manifest(each.body.manifest))
+    for named in stored.repository.named_in([each.body.manifest for each in catalogue.unread(job)]):
+        catalogue.add(named)
     found = catalogue.orphans(listed)
     doomed = set(catalogue.garbage(job, found))
     if as_json:

@@ -15,7 +15,7 @@ from holdfast.checkpoint.joblog import (
     Savepoint,
     fold,
 )
-from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.manifest import Manifest, encode, named_in
 from holdfast.model import (
     NO_EPOCH,
     Epoch,
@@ -73,7 +73,7 @@ def manifest(epoch: int, *paths: str) -> Manifest:
 def catalogue_of(*manifests: Manifest) -> Catalogue:
     found = Catalogue()
     for each in manifests:
-        found.add(manifest_ref(each.epoch), each)
+        found.add(named_in(encode(each), manifest_ref(each.epoch)))
     return found
 
 

@@ -17,6 +17,7 @@ from holdfast.checkpoint.manifest import (
     decode,
     encode,
     follow,
+    named_in,
     objects,
 )
 from holdfast.errors import ConfigError, Damaged
@@ -182,13 +183,43 @@ class TestPending:
             assert list(made.pending) == open_
 
 
-class TestObjects:
-    def test_each_object_is_listed_once(self) -> None:
+class TestNamedObjects:
+    def made(self) -> Manifest:
         shared = segment(0, 5, 4)
         old = SnapshotHandle(Subtask(0), (0, 64), (blob("base/1"),), Epoch(3), (shared,))
         new = SnapshotHandle(Subtask(1), (64, 128), (blob("base/1"),), Epoch(3), (shared, segment(1)))
-        made = msgspec.structs.replace(header(), state=(old, new), pending=(pending(OUT0, 6),))
-        assert [ref.path for ref in objects(made)] == ["base/1", "segments/5/0", "segments/7/1", "staged/6/out-0"]
+        return msgspec.structs.replace(header(), state=(old, new), pending=(pending(OUT0, 6),))
+
+    def test_are_the_manifest_and_all_state_and_output(self) -> None:
+        found = named_in(encode(self.made()), REF)
+        assert found.epoch == 7
+        assert set(found.paths) == {REF.path, "base/1", "segments/5/0", "segments/7/1", "staged/6/out-0"}
+
+    def test_are_listed_once_each(self) -> None:
+        found = [ref.path for ref in objects(self.made())]
+        assert found == ["base/1", "segments/5/0", "segments/7/1", "staged/6/out-0"]
+
+    def test_are_all_references_that_a_manifest_holds_wherever_they_are(self) -> None:
+        """P16: what a sweep overlooks, it deletes."""
+
+        def paths(value: Any) -> Iterable[str]:
+            if isinstance(value, dict) and {"path", "size", "sha256"} <= set(value):
+                yield value["path"]
+            inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+            for each in inner:
+                yield from paths(each)
+
+        data = encode(self.made())
+        assert set(named_in(data, REF).paths) == {REF.path, *paths(msgspec.json.decode(data))}
+
+    @pytest.mark.parametrize("data", [b"{", b"{}", b'{"v":1}', encode(header())[:-1]])
+    def test_of_unreadable_bytes_are_unknown_and_not_none(self, data: bytes) -> None:
+        with pytest.raises(Damaged, match="000000000007-a.json cannot be read"):
+            named_in(data, REF)
+
+    def test_of_a_later_format_are_unknown_and_not_none(self) -> None:
+        with pytest.raises(ConfigError, match="has format 9"):
+            named_in(encode(header()).replace(b'"v":1', b'"v":9'), REF)
 
 
 class TestBytes:

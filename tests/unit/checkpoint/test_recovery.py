@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.recovery import handles_for, pending_of
+from holdfast.checkpoint.recovery import handles_for, pending_by_subtask
 from holdfast.model import (
     Epoch,
     Generation,
@@ -163,22 +163,24 @@ class TestPending:
     WAITING = (pending(0, 6), pending(3, 6), pending(1, 7), pending(3, 7))
 
     def test_a_new_job_has_no_pending_output(self) -> None:
-        assert pending_of(None, Subtask(0), 2) == ()
+        assert pending_by_subtask(None, 2) == {}
 
     def test_each_subtask_takes_the_output_of_its_own_writers(self) -> None:
         """P18"""
         base = manifest(TWO, self.WAITING)
-        assert pending_of(base, Subtask(3), 4) == (pending(3, 6), pending(3, 7))
-        assert pending_of(base, Subtask(2), 4) == ()
+        found = pending_by_subtask(base, 4)
+        assert found == {0: (pending(0, 6),), 1: (pending(1, 7),), 3: (pending(3, 6), pending(3, 7))}
 
     def test_output_of_removed_writers_is_distributed_under_their_own_tags(self) -> None:
         """P20"""
         base = manifest(TWO, self.WAITING)
-        assert pending_of(base, Subtask(1), 2) == (pending(3, 6), pending(1, 7), pending(3, 7))
-        assert pending_of(base, Subtask(0), 2) == (pending(0, 6),)
+        assert pending_by_subtask(base, 2) == {
+            0: (pending(0, 6),),
+            1: (pending(3, 6), pending(1, 7), pending(3, 7)),
+        }
 
     @given(st.integers(1, 8))
     def test_all_output_is_assigned_exactly_once(self, parallelism: int) -> None:
         base = manifest(TWO, self.WAITING)
-        shared = [item for s in range(parallelism) for item in pending_of(base, Subtask(s), parallelism)]
+        shared = [item for items in pending_by_subtask(base, parallelism).values() for item in items]
         assert sorted(shared, key=repr) == sorted(self.WAITING, key=repr)

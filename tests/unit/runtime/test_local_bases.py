@@ -27,7 +27,7 @@ from holdfast.model import (
     Subtask,
     Timeline,
 )
-from holdfast.runtime.driver.deployment import local_bases
+from holdfast.runtime.driver.deployment import local_bases, recent_cuts
 
 
 def record(seq: int, body: Body, v: int = 3) -> Record:
@@ -62,21 +62,21 @@ def segment(epoch: int, follows: int) -> SegmentRef:
 
 def test_are_completed_epochs_by_the_hash_of_their_manifests() -> None:
     named = {epoch: f"sha of {epoch}" for epoch in (1, 2, 3, 4)}
-    assert local_bases(folded(*RUN), handle(0, segment(1, 0), segment(3, 1))) == named
+    assert local_bases(recent_cuts(folded(*RUN)), handle(0, segment(1, 0), segment(3, 1))) == named
 
 
 def test_are_never_below_a_base_of_the_handle() -> None:
     """A base has no tombstones."""
-    assert sorted(local_bases(folded(*RUN), handle(3, segment(4, 3)))) == [3, 4]
-    assert sorted(local_bases(folded(*RUN), handle(0, segment(2, 0), segment(4, 2)))) == [2, 3, 4]
+    assert sorted(local_bases(recent_cuts(folded(*RUN)), handle(3, segment(4, 3)))) == [3, 4]
+    assert sorted(local_bases(recent_cuts(folded(*RUN)), handle(0, segment(2, 0), segment(4, 2)))) == [2, 3, 4]
 
 
 def test_may_have_expired() -> None:
-    assert sorted(local_bases(folded(*RUN, Expired(Epoch(3))), handle(1, segment(4, 1)))) == [1, 2, 3, 4]
+    assert sorted(local_bases(recent_cuts(folded(*RUN, Expired(Epoch(3)))), handle(1, segment(4, 1)))) == [1, 2, 3, 4]
 
 
 def test_are_the_retained_epochs_after_a_log_start_of_an_older_version() -> None:
     older = folded(LogStart(folded(*RUN, Expired(Epoch(2)))))
-    assert sorted(local_bases(older, handle(1))) == [1, 2, 3, 4]
+    assert sorted(local_bases(recent_cuts(older), handle(1))) == [1, 2, 3, 4]
     unknown = fold(None, record(8, LogStart(replace(folded(*RUN, Expired(Epoch(2))), recent=())), v=2))
-    assert sorted(local_bases(unknown, handle(1))) == [3, 4]
+    assert sorted(local_bases(recent_cuts(unknown), handle(1))) == [3, 4]

@@ -69,7 +69,7 @@ class FaultyObjects(MemoryObjects):
 
     def create(self, path: str, data: bytes) -> None:
         fault = self.faults.pop(0) if self.faults and path.startswith("commits/") else "none"
-        self._failing, self.reads_failing = self.reads_failing, 0
+        self._failing, self.reads_failing = self._failing + self.reads_failing, 0
         if fault != "before":
             super().create(path, data)
         if fault != "none":
@@ -418,17 +418,22 @@ class TestAnUnknownOutcome:
         assert writer.append({0: rows(2)}) == {0: 1}
         assert numbers_in(faulty) == [1, 2]
 
-    def test_an_append_that_took_effect_before_its_refresh_failed_is_settled(self, faulty: FaultyObjects) -> None:
+    def test_an_append_whose_create_succeeded_reads_nothing(self, faulty: FaultyObjects) -> None:
         writer = writer_of(faulty)
         faulty.reads_failing = 1
+        assert writer.append({0: rows(1, 2, 3)}) == {0: 0}
+
+    def test_an_append_that_took_effect_before_a_read_failed_is_settled(self, faulty: FaultyObjects) -> None:
+        writer = writer_of(faulty)
+        faulty.faults, faulty.reads_failing = ["after"], 1
         with pytest.raises(Unavailable):
             writer.append({0: rows(1, 2, 3)})
         assert writer.settle() == {0: 0}
         assert numbers_in(faulty) == [1, 2, 3]
 
-    def test_a_tagged_append_whose_refresh_failed_is_not_appended_again(self, faulty: FaultyObjects) -> None:
+    def test_a_tagged_append_whose_outcome_could_not_be_read_is_not_appended_again(self, faulty: FaultyObjects) -> None:
         writer = writer_of(faulty)
-        faulty.reads_failing = 1
+        faulty.faults, faulty.reads_failing = ["after"], 1
         tag = Tag(Timeline(1), Epoch(1))
         with pytest.raises(Unavailable):
             writer.append_tagged({0: rows(1, 2, 3)}, "w", tag)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from holdfast.checkpoint import folds
+from holdfast.checkpoint.repository import record_path
 from holdfast.errors import Damaged
 from holdfast.runtime.job.log_end import read_whole_log
 
@@ -181,6 +183,19 @@ class TestTruncatedLog:
         assert "restore the missing records below log/ from a copy" in ended.err
         assert "belongs to an epoch after 5, the last one in the log" in ended.out
         assert "holdfast rewind JOB.py --to-epoch 5" in ended.err
+
+    def test_is_found_by_verify_below_a_stored_fold_too(
+        self, holdfast: Holdfast, job: History, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """No start reads these records while the fold is there."""
+        monkeypatch.setattr(folds, "EVERY", 2)
+        stored = job.repository.read_log()
+        assert stored is not None
+        job.repository.store_fold(stored)
+        job.store.delete(record_path(3))
+        assert job.repository.read_log() == stored
+        ended = holdfast("checkpoints", "verify", "hot")
+        assert ended.status == 4 and record_path(3) in ended.err
 
     def test_can_have_undamaged_checkpoints(self, holdfast: Holdfast, cut: History) -> None:
         shown = holdfast("checkpoints", "verify", "hot", "--json").json

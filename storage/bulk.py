@@ -1,0 +1,95 @@
+"""Many objects in few requests, or in requests that run side by side, from stores that can.
+
+Invariants
+    - A bulk deletion removes the objects that it is given and no others. After an error, any of them may be left.
+    - A bulk read returns every object that exists, whole.
+
+Pure: the store does the I/O.
+Source: S3's DeleteObjects takes up to 1,000 keys; docs/design/0053-control-plane-at-scale.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+
+from holdfast.errors import NotFound
+from holdfast.ports import ObjectStore
+
+Item = TypeVar("Item")
+DELETED_MAX = 1_000
+"""How many objects one deletion may name."""
+READ_MAX = 256
+"""How many objects are read side by side at most."""
+
+
+@runtime_checkable
+class BulkStore(Protocol):
+    """An object store in which a request costs a round trip."""
+
+    def get_many(self, paths: Sequence[str]) -> dict[str, bytes]:
+        """Return the bytes of those objects that exist. Raises Unavailable."""
+
+    def delete_many(self, paths: Sequence[str]) -> None:
+        """Remove at most DELETED_MAX objects; a missing object is not an error. Raises Unavailable."""
+
+
+class Page(NamedTuple):
+    """A part of a listing, in the order of the names."""
+
+    paths: list[str]
+    more: bool
+    """Others follow; never if there are no paths."""
+
+
+@runtime_checkable
+class OrderedStore(Protocol):
+    """An object store that lists a folder from any name on."""
+
+    def list_after(self, folder: str, path: str) -> Page:
+        """Return paths below the folder, the first behind this one, which need not exist. Raises Unavailable."""
+
+
+def read_together(store: ObjectStore) -> int:
+    """Return how many objects are best read together: 1 if the store reads one after the other."""
+    return READ_MAX if isinstance(store, BulkStore) else 1
+
+
+def get_each(store: ObjectStore, paths: Sequence[str]) -> dict[str, bytes]:
+    """Return the bytes of those objects that exist."""
+    if isinstance(store, BulkStore):
+        return store.get_many(paths)
+    found = {}
+    for path in paths:
+        try:
+            found[path] = store.get(path)
+        except NotFound:
+            continue
+    return found
+
+
+def delete_each(store: ObjectStore, paths: Sequence[str]) -> None:
+    """Remove objects; missing ones are no error."""
+    if isinstance(store, BulkStore):
+        for part in parts(paths, DELETED_MAX):
+            store.delete_many(part)
+        return
+    for path in paths:
+        store.delete(path)
+
+
+def list_behind(store: ObjectStore, folder: str, path: str) -> list[str]:
+    """Return the paths below the folder that come behind this one, in order."""
+    if not isinstance(store, OrderedStore):
+        return [found for found in store.list(folder) if found > path]
+    found, page = list[str](), Page([path], more=True)
+    while page.more:
+        page = store.list_after(folder, page.paths[-1])
+        found += page.paths
+    return found
+
+
+def parts(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+    """Yield the items in order, in parts of this size; the last may be smaller."""
+    for first in range(0, len(items), size):
+        yield items[first : first + size]
