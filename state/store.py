@@ -224,12 +224,18 @@ class StateStore:
         if copy is not None:
             copy.epochs_behind = len(behind)
 
-    def follow(self, epoch: Epoch, segments: Iterable[bytes | Piece]) -> None:
-        """Advance a store that processes no records itself to the completed epoch of these segments."""
+    def follow(
+        self, epoch: Epoch, segments: Iterable[bytes | Piece], advanced: Callable[[], object] = lambda: None
+    ) -> None:
+        """Advance a store that processes no records itself to the completed epoch of these segments.
+
+        Args:
+            advanced: As in restore.
+        """
         assert epoch > self._committed
         for each in segments:
             piece = each if isinstance(each, Piece) else Piece(each, self.owned)
-            absorbed = self._absorb(piece, NO_EPOCH, NOTHING, lambda: None)
+            absorbed = self._absorb(piece, NO_EPOCH, NOTHING, advanced)
             assert self._committed < absorbed <= epoch
         for table in self._tables.values():
             table.committed_through = epoch

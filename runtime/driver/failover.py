@@ -85,17 +85,20 @@ def launch_ended(state: Master, number: int, error: str | None, now: float) -> S
 def _not_started(state: Master, number: int, what: str, now: float) -> Step:
     """Handle a launch without a worker. Where every subtask has a worker, only a standby is missing."""
     state = replace(state, launching={n: at for n, at in state.launching.items() if n != number})
-    if _all_hosted(state):
-        return _standby_failed(state, now), []
+    if all_hosted(state):
+        return standby_failed(state, what, now), []
     return count_failure(state, now, number, what, kind="unavailable")
 
 
-def _all_hosted(state: Master) -> bool:
-    return isinstance(state.phase, Running) and len(state.workers) >= state.rules.parallelism
+def all_hosted(state: Master) -> bool:
+    """Return whether there is a worker for every subtask, so that only standbys are missing."""
+    return len(state.workers) >= state.rules.parallelism
 
 
-def _standby_failed(state: Master, now: float) -> Master:
-    return replace(state, standby_failures=state.standby_failures + 1, standby_failed_at=now)
+def standby_failed(state: Master, cause: str, now: float) -> Master:
+    """Note that a standby was lost or not started. It delays the next one, and counts for nothing else."""
+    failures = state.standby_failures + 1
+    return replace(state, standby_failures=failures, standby_failed_at=now, standby_error=cause)
 
 
 def lose(state: Master, worker: WorkerId, cause: str, error: ErrorReport | None, now: float) -> Step:
@@ -106,8 +109,8 @@ def lose(state: Master, worker: WorkerId, cause: str, error: ErrorReport | None,
     workers = {w: h for w, h in state.workers.items() if w != worker}
     state = replace(state, workers=workers)
     effects: list[Effect] = [Dismiss(worker, hosted.launch)]
-    if isinstance(hosted.role, m.Standby):
-        return _standby_failed(state, now), effects
+    if isinstance(hosted.role, m.Standby) or (hosted.role is None and state.rules.standbys and all_hosted(state)):
+        return standby_failed(state, cause if error is None else error.what, now), effects
     if state.running is not None and hosted.subtask is not None:
         since = state.recovering_since if state.recovering_since is not None else now
         state = replace(state, phase=Interrupted(state.running, cause), recovering_since=since)
@@ -203,7 +206,7 @@ def _missing(state: Master, now: float) -> int:
     rules, coming = state.rules, len(state.workers) + len(state.launching)
     if coming < rules.parallelism:
         return rules.parallelism - coming if now >= launch_allowed_at(state) else 0
-    wanted = _all_hosted(state) and now >= standby_allowed_at(state)
+    wanted = isinstance(state.phase, Running) and all_hosted(state) and now >= standby_allowed_at(state)
     return max(0, rules.parallelism + rules.standbys - coming) if wanted else 0
 
 

@@ -80,6 +80,7 @@ from holdfast.runtime.driver.deployment import (
     older_output_is_left,
 )
 from holdfast.runtime.driver.failover import (
+    all_hosted,
     all_run,
     count_failure,
     end,
@@ -90,6 +91,7 @@ from holdfast.runtime.driver.failover import (
     lose,
     lost,
     spoken_for,
+    standby_failed,
 )
 from holdfast.runtime.driver.gathering import base_loaded, deploy_if_complete, gather, repaired
 from holdfast.runtime.driver.partitions import begin_listing, is_awaited, reason_to_list, unassigned, unlisted
@@ -238,9 +240,13 @@ def registered(state: Master, message: m.Register, now: float) -> Step:
     if message.worker in state.workers:
         return state, []
     launching = {number: at for number, at in state.launching.items() if number != message.launch}
+    refused = placement.refusal(state.rules, message)
+    if refused is not None and state.running is not None and all_hosted(state):  # it would be a standby
+        state = standby_failed(replace(state, launching=launching), refused.what, now)
+        return state, [Send(message.worker, m.Exit(refused.what))]
     hosted = Hosted(message.data_address, message.host, message.pid, message.launch, now)
     state = replace(state, launching=launching, workers={**state.workers, message.worker: hosted})
-    if (refused := placement.refusal(state.rules, message)) is not None:
+    if refused is not None:
         return end(state, "refused", refused)
     if isinstance(state.phase, Running):
         state = standbys.cover(state)

@@ -15,7 +15,8 @@ Source: DESIGN section 5 (standby); docs/design/0054-standbys.md.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from holdfast.checkpoint import recovery
 from holdfast.frozen import replace
@@ -24,6 +25,8 @@ from holdfast.runtime.driver.deployment import local_bases, recent_cuts
 from holdfast.runtime.driver.state import Effect, Hosted, Master, Running, Send
 from holdfast.runtime.wire import messages as m
 
+COMPLETE_WITHIN = 4
+"""Copies that hold one of so many last epochs count as complete: a new epoch is on its way to them."""
 Follows = dict[WorkerId, tuple[Subtask, ...]]
 
 
@@ -40,8 +43,7 @@ def cover(state: Master) -> Master:
     for subtask in subtasks:
         if not _followers(follows, subtask):
             _add(follows, _least_busy(follows, {w for w in follows if standbys[w].host == hosts[subtask]}), subtask)
-    for worker in [w for w, each in follows.items() if not each]:
-        _add(follows, worker, _neediest(follows, subtasks, hosts, standbys[worker].host))
+    _balance(follows, subtasks, {w: {s for s in subtasks if hosts[s] == standbys[w].host} for w in follows})
     _release(state, follows, most=-(-len(subtasks) // len(standbys)))
     changed = {w: replace(standbys[w], role=m.Standby(each)) for w, each in follows.items()}
     return state if changed == standbys else replace(state, workers={**state.workers, **changed})
@@ -64,14 +66,22 @@ def _least_busy(follows: Follows, beside: Collection[WorkerId]) -> WorkerId:
     return min(follows, key=lambda worker: (len(follows[worker]), worker in beside))
 
 
-def _neediest(follows: Follows, subtasks: Iterable[Subtask], hosts: Mapping[Subtask, str], host: str) -> Subtask:
-    """Return the subtask with the fewest followers, among them that whose follower has the most others."""
+def _balance(follows: Follows, subtasks: Sequence[Subtask], beside: Mapping[WorkerId, set[Subtask]]) -> None:
+    """Let standbys with few copies make those of others, which give them up later.
 
-    def need(subtask: Subtask) -> tuple[int, int, bool]:
-        followers = _followers(follows, subtask)
-        return len(followers), -min(len(follows[w]) for w in followers), hosts[subtask] == host
+    Args:
+        beside: The subtasks whose workers are on the same host as a standby.
+    """
+    fewest = max(1, len(subtasks) // len(follows))
+    for worker in follows:
+        while len(follows[worker]) < fewest:
+            alone = {w: sum(len(_followers(follows, s)) == 1 for s in each) for w, each in follows.items()}
 
-    return min(subtasks, key=need)
+            def need(subtask: Subtask, alone: Mapping[WorkerId, int] = alone, worker: WorkerId = worker) -> Any:
+                followers = _followers(follows, subtask)
+                return len(followers), -max(alone[w] for w in followers), subtask in beside[worker]
+
+            _add(follows, worker, min((s for s in subtasks if s not in follows[worker]), key=need))
 
 
 def _release(state: Master, follows: Follows, most: int) -> None:
@@ -94,40 +104,53 @@ def has_newest(state: Master, worker: WorkerId, subtask: Subtask) -> bool:
 
 
 def are_complete(state: Master) -> bool:
-    """Return whether all wanted standbys are there, and all their copies hold the last completed epoch."""
+    """Return whether all wanted standbys are there, and their copies hold one of the last completed epochs."""
     standbys = {w: h.role.follows for w, h in state.workers.items() if isinstance(h.role, m.Standby)}
+    recent = sorted(recent_cuts(state.job))[-COMPLETE_WITHIN:]
     wanted = len(standbys) == state.rules.standbys
-    return wanted and all(has_newest(state, w, s) for w, follows in standbys.items() for s in follows)
+    return wanted and all(copied(state.workers[w], s) in recent for w, follows in standbys.items() for s in follows)
 
 
 def epochs_behind(state: Master, hosted: Hosted) -> int | None:
-    """Return how many completed epochs the oldest copy of a standby lacks; None if it has reported no copy."""
-    if not hosted.copies:
+    """Return how many completed epochs the oldest copy of a standby lacks; None if a copy is still to be made."""
+    epochs = [copied(hosted, subtask) for subtask in _followed(hosted)]
+    if not epochs or min(epochs) == NO_EPOCH:
         return None
-    oldest = min(each.epoch for each in hosted.copies)
-    return sum(done.body.epoch > oldest for done in state.job.completed)
+    return sum(epoch > min(epochs) for epoch in recent_cuts(state.job))
 
 
 def follow(state: Master) -> list[Effect]:
-    """Send every standby the subtasks of which it has not reported the last completed epoch."""
+    """Send every standby the subtasks of which it has not reported the last completed epoch.
+
+    A standby that restores a copy reads no messages; it is sent the newest epoch afterwards.
+    """
     phase = state.phase
     if not isinstance(phase, Running) or phase.last is None:
         return []
     standbys = {w: role for w, h in state.workers.items() if isinstance(role := h.role, m.Standby)}
+    standbys = {w: role for w, role in standbys.items() if state.workers[w].progress.restored is None}
     behind = [(w, s) for w, role in standbys.items() for s in role.follows if not has_newest(state, w, s)]
     if not behind:
         return []
-    job, handles = state.job, recovery.handles_for(phase.last, state.rules.key_ranges)
-    cuts = recent_cuts(job)
-    bases = {subtask: local_bases(cuts, handles[subtask]) for _, subtask in behind}
+    job, handles, cuts = state.job, recovery.handles_for(phase.last, state.rules.key_ranges), recent_cuts(state.job)
     place = job.uuid, job.generation, job.timeline, job.base_epoch
-    return [Send(w, m.Follow(*place, standbys[w], handles[s], bases[s])) for w, s in behind]
+
+    def lineage(worker: WorkerId, subtask: Subtask) -> dict[Epoch, str]:
+        """Return the epochs from which the copy goes on; all that a local folder may hold, if there is no copy."""
+        bases, at = local_bases(cuts, handles[subtask]), copied(state.workers[worker], subtask)
+        return {epoch: bases[epoch] for epoch in (at, job.base_epoch)} if at in bases else bases
+
+    return [Send(w, m.Follow(*place, standbys[w], handles[s], lineage(w, s))) for w, s in behind]
 
 
 def newest_copy(state: Master, subtask: Subtask, among: Iterable[WorkerId]) -> WorkerId:
-    """Return the worker to run a subtask: that with the newest copy of it, else the one with the fewest copies."""
+    """Return the worker to run a subtask: that with the newest copy of it, else the one with the fewest copies.
+
+    A copy of an epoch after the base is one that a rewind has abandoned.
+    """
 
     def rank(worker: WorkerId) -> tuple[int, int]:
-        return -copied(state.workers[worker], subtask), len(state.workers[worker].copies)
+        at = copied(state.workers[worker], subtask)
+        return -at if at <= state.job.base_epoch else 0, len(state.workers[worker].copies)
 
     return min(among, key=rank)

@@ -300,6 +300,8 @@ class Master:
     standby_failures: int = 0
     """Standbys lost or not started since all were complete."""
     standby_failed_at: float = 0.0
+    standby_error: str = ""
+    """Why the last one was lost or not started."""
     struck: int = 0
     """The loss of workers up to this launch counts as part of the last failure until every subtask runs again."""
     confirmed: Mapping[Writer, Tag] = field(default_factory=dict)

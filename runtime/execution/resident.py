@@ -103,7 +103,8 @@ class _Workers:
     def published(self, status: Status) -> None:
         if status.state == "running" and status.generation is not None and self._warmed != status.generation:
             self._warmed = status.generation
-            self._spark.warm_up(self._run.prepared.settings.parallelism)
+            settings = self._run.prepared.settings
+            self._spark.warm_up(settings.parallelism + settings.standbys)
 
     def close(self) -> None:
         self._control.close()

@@ -43,7 +43,8 @@ def problems(state: master.Master) -> Iterator[Problem]:
     if state.standby_failures >= FAILURES_SHOWN:
         yield Problem(
             code=STANDBYS_FAIL,
-            what=f"standbys were lost or did not start {state.standby_failures} times since all were complete",
+            what=f"standbys were lost or did not start {state.standby_failures} times since all were complete; "
+            f"the last time: {state.standby_error}",
             not_done="nothing else stopped; a new worker would replace a lost one, which takes longer",
             next="see the logs of the executors; a standby needs a free slot, and memory for the state that it follows",
         )

@@ -200,6 +200,7 @@ class Session:
         """Take a message from the driver."""
         self._heard = self._clock.monotonic()
         if not isinstance(message, m.Pulse):
+            self._loop.notice(message)
             self._mailbox.post(lambda: self._loop.received(message))
 
     def closed(self, why: str) -> None:

@@ -88,13 +88,17 @@ def restore(
     opened.store.completed(cut_of(target))
 
 
-def opened_beyond(target: Target, epoch: Epoch, store: ObjectStore, held: ExitStack) -> list[Piece] | None:
+def opened_beyond(
+    target: Target, epoch: Epoch, store: ObjectStore, held: ExitStack, bytes_max: int | None = None
+) -> list[Piece] | None:
     """Open the pieces that bring state as of this epoch to the target, until `held` closes; None if no pieces do.
 
-    They do not if one is a base: it does not record what was deleted in between.
+    They do not if one is a base: it does not record what was deleted in between. Nor if they are larger than
+    `bytes_max` together.
     """
     newer = tuple(piece for piece in pieces(target.handle) if piece.epoch > epoch)
-    if any(piece.follows == NO_EPOCH for piece in newer):
+    large = bytes_max is not None and sum(piece.object.size for piece in newer) > bytes_max
+    if large or any(piece.follows == NO_EPOCH for piece in newer):
         return None
     owned = target.handle.key_groups
     return [Piece(held.enter_context(open_verified(store, p.object)), p.key_groups or owned) for p in newer]

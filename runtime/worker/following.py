@@ -10,6 +10,8 @@ Invariants
       deleted.
     - All pieces are open before the first is absorbed: a root that cannot be reached changes no copy. A copy that is
       not absorbed to the end is discarded.
+    - The copy that is furthest behind advances first. Slots without a row are dropped, as operators do at barriers.
+    - A restore ends once the worker is to run another subtask.
 
 For use by one thread, the operator thread.
 Source: docs/design/0054-standbys.md; DESIGN section 5 (standby); PROTOCOL P14.
@@ -23,7 +25,7 @@ from dataclasses import dataclass
 
 from holdfast.checkpoint.bases import pieces
 from holdfast.errors import HoldfastError, Unavailable
-from holdfast.model import NO_EPOCH, Generation, Subtask, WorkerId
+from holdfast.model import NO_EPOCH, Epoch, Generation, Subtask, WorkerId
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.worker.applying import Applying
@@ -34,6 +36,12 @@ from holdfast.state.store import StateStore
 
 RETRY_S = 1.0
 """Time between two attempts to read a root that is unreachable."""
+OPENED_BYTES_MAX = 512 << 20
+"""Of pieces that are open together: object stores hold them in memory. More are restored one by one."""
+
+
+class _Superseded(Exception):
+    """The worker is to run another subtask than the one whose copy is being restored."""
 
 
 @dataclass
@@ -66,7 +74,8 @@ class Following:
         self._apply_after_idle_s = apply_after_idle_s
         self._wanted = dict[Subtask, m.Follow]()
         self._copies = dict[Subtask, _Copy]()
-        self._retry_at = 0.0
+        self._retry_at = dict[Subtask, float]()
+        self._to_run: Subtask | None = None
         self.generation = Generation(0)
         """That of the newest `Follow`."""
         self.refused = ""
@@ -84,18 +93,46 @@ class Following:
             del self._wanted[subtask]
             self._discard(subtask)
 
+    def hurry(self, subtask: Subtask | None) -> None:
+        """End a restore of another copy: the worker is to run this subtask; None: no longer. From any thread."""
+        self._to_run = subtask
+
     def turn(self) -> bool:
         """Bring one copy to its target, or apply some of its values to the local folder; return whether it did.
 
         Raises:
             HoldfastError: a copy can never be brought to its target here. Not if the root is unreachable.
         """
-        if self._ports.clock.monotonic() >= self._retry_at:
-            for subtask, target in self._wanted.items():
-                if not self._is_current(subtask, target):
-                    self._bring_unless_refused(subtask, target)
-                    return True
-        return any(copy.applying.some(copy.store, worked=False) for copy in self._copies.values())
+        if self._is_full():
+            return False
+        now = self._ports.clock.monotonic()
+        behind = [
+            subtask
+            for subtask, target in self._wanted.items()
+            if not self._is_current(subtask, target) and self._retry_at.get(subtask, now) <= now
+        ]
+        if behind:
+            subtask = min(behind, key=self._epoch_of)
+            self._bring_unless_refused(subtask, self._wanted[subtask])
+        worked = [copy.applying.some(copy.store, worked=bool(behind)) for copy in self._copies.values()]
+        return bool(behind) or any(worked)
+
+    def _is_full(self) -> bool:
+        """Return whether copies wait for room on the local disk."""
+        full = [copy.store for copy in self._copies.values() if copy.store.refused]
+        for store in full:
+            store.settle()
+            self.refused = store.refused or self.refused
+        return any(store.refused for store in full)
+
+    def _epoch_of(self, subtask: Subtask) -> Epoch:
+        copy = self._copies.get(subtask)
+        return NO_EPOCH if copy is None else copy.store.committed_through
+
+    def local_refusal(self) -> m.LocalRefusal | None:
+        """Return the refusal of a local folder that has lasted long enough to be reported."""
+        refusals = (copy.applying.refusal(copy.store) for copy in self._copies.values())
+        return next((each for each in refusals if each is not None), None)
 
     def take(self, target: m.Deploy) -> Opened | None:
         """Give up all copies; return that of the target's subtask, brought to the target, or None if it cannot be.
@@ -124,12 +161,12 @@ class Following:
     def close(self) -> None:
         """Give up all copies; their folders remain, as bases of later restores."""
         self._wanted.clear()
+        self._retry_at.clear()
         for subtask in list(self._copies):
             self._discard(subtask)
 
     def _copied(self, subtask: Subtask, target: m.Follow) -> m.Copied:
-        copy = self._copies.get(subtask)
-        at = NO_EPOCH if copy is None else copy.store.committed_through
+        at = self._epoch_of(subtask)
         return m.Copied(subtask, at, sum(p.object.size for p in pieces(target.handle) if p.epoch > at))
 
     def _is_current(self, subtask: Subtask, target: Target) -> bool:
@@ -152,7 +189,9 @@ class Following:
             self._bring(subtask, target)
             self.refused = ""
         except Unavailable as error:
-            self.refused, self._retry_at = error.what, self._ports.clock.monotonic() + RETRY_S
+            self.refused, self._retry_at[subtask] = error.what, self._ports.clock.monotonic() + RETRY_S
+        except _Superseded:
+            pass  # the message that names the other subtask is next
 
     def _bring(self, subtask: Subtask, target: Target) -> None:
         """Bring the copy of a subtask to its target: by the pieces that it lacks, else from all pieces.
@@ -164,24 +203,33 @@ class Following:
         with ExitStack() as held:
             new = None
             if copy is not None:
-                new = opened_beyond(target, copy.store.committed_through, self._ports.store, held)
+                at, store = copy.store.committed_through, self._ports.store
+                new = opened_beyond(target, at, store, held, OPENED_BYTES_MAX)
             if copy is None or new is None:
                 self._discard(subtask)
                 self._copies[subtask] = self._restored(target)
                 return
             if copy.store.committed_through < target.base_epoch:
                 try:
-                    copy.store.follow(target.base_epoch, new)
+                    copy.store.follow(target.base_epoch, new, lambda: self._advanced(0, 0))
                 except HoldfastError:
                     self._discard(subtask)
                     raise
+                copy.store.drop_vacant()
             copy.store.completed(cut_of(target))
 
     def _restored(self, target: Target) -> _Copy:
         opened = self._ports.local.open(self._plan, target, self._worker)
+
+        def advanced(done_bytes: int, all_bytes: int) -> None:
+            if self._to_run not in (None, target.handle.subtask):
+                raise _Superseded
+            self._advanced(done_bytes, all_bytes)
+
         try:
-            restore(opened, target, self._ports.store, self._advanced)
-        except HoldfastError:
+            restore(opened, target, self._ports.store, advanced)
+            opened.store.drop_vacant()
+        except (HoldfastError, _Superseded):
             opened.close()
             raise
         return _Copy(opened, Applying(self._ports.clock, self._apply_after_idle_s))

@@ -51,6 +51,8 @@ PERMANENT = (ConfigError, JobFailed, Damaged, Fenced)
 RETRY_FIRST_S, RETRY_MAX_S = 0.2, {"upload": 0.2, "merge": 10.0}
 """How soon a refused lane tries again. An epoch waits for an upload; nothing waits for a merge, which reads a lot."""
 APPLY_AFTER_IDLE_S = 0.25
+COPIES_SHOWN_S = 0.1
+"""Time between two heartbeats of a standby whose copies advance."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class WorkerLoop:
         self._deliveries = Deliveries(
             plan, ports, self._after, lambda _writer, _tag: self.beat(), self._fail, limits.staged_bytes_max
         )
+        self._copies_changed, self._copies_shown_at = False, 0.0
         self._following = Following(plan, ports, worker_id, limits.apply_after_idle, self._copying)
         self._shown = m.Heartbeat(worker_id, Generation(0), False, False, (), m.Progress())
         self._applying, self._refused = Applying(ports.clock, limits.apply_after_idle), dict[str, str]()
@@ -107,6 +110,7 @@ class WorkerLoop:
         active = self._active
         match message:
             case m.Deploy():
+                self._following.hurry(None)
                 if active is None or message.generation > active.deploy.generation:
                     self._deploy(message)
                 elif message.generation == active.deploy.generation and not active.broken:
@@ -145,6 +149,11 @@ class WorkerLoop:
         except HoldfastError as error:  # a source can no longer be read
             self._fail(error)
         self.beat()
+
+    def notice(self, message: m.FromDriver) -> None:
+        """Learn of a message that is still to be received; safe to call from any thread."""
+        if isinstance(message, m.Deploy):
+            self._following.hurry(message.subtask)
 
     def channel_broken(self, generation: Generation, channel: ChannelId, why: str) -> None:
         """After a data channel broke, wait for the driver to start another generation."""
@@ -190,7 +199,10 @@ class WorkerLoop:
             self._ports.send(m.Failed(self.worker_id, self._following.generation, error.report(), permanent=False))
             self._following.close()
             return True
-        if self._following.stock() != before:
+        now = self._ports.clock.monotonic()
+        self._copies_changed |= self._following.stock() != before
+        if self._copies_changed and (not worked or now - self._copies_shown_at >= COPIES_SHOWN_S):
+            self._copies_changed, self._copies_shown_at = False, now
             self.beat()
         return worked
 
@@ -312,7 +324,8 @@ class WorkerLoop:
         """Show that the restore advances: it runs within one turn, and heartbeats continue meanwhile."""
         self.advanced_at = self._ports.clock.monotonic()
         progress = m.Progress(rss_bytes=resident_bytes(), restored=(done_bytes, all_bytes))
-        self._shown = m.Heartbeat(self.worker_id, generation, False, False, self._deliveries.confirmed(), progress)
+        delivered, copies = self._deliveries.confirmed(), self._following.stock()
+        self._shown = m.Heartbeat(self.worker_id, generation, False, False, delivered, progress, copies=copies)
 
     def _holds(self, deploy: m.Deploy, machine: worker.Worker | None) -> bool:
         """Return whether the held state at the base's epoch is the base: the manifest names what this worker sealed."""
@@ -522,7 +535,8 @@ class WorkerLoop:
             following, budget = self._following, self._limits.budget
             memory = MemoryUse(following.state_bytes, None if budget is None else budget.total, False, False)
             delivered = self._deliveries.confirmed()
-            return standby_heartbeat(self.worker_id, following.generation, copies, delivered, memory, following.refused)
+            refusals = following.refused, following.local_refusal()
+            return standby_heartbeat(self.worker_id, following.generation, copies, delivered, memory, *refusals)
         local = None if self._state is None else self._applying.refusal(self._state)
         memory = MemoryUse(
             0 if self._state is None else self._state.nbytes,

@@ -219,8 +219,55 @@ class TestACopy:
         job.follow(3, follows=(ONE,), subtask=ONE)
         assert job.local.open_now == 1 and [each.subtask for each in job.following.stock()] == [ONE]
 
+    def test_drops_the_slots_of_deleted_keys(self, job: Job) -> None:
+        """Operators do so at barriers, which a copy never sees."""
+        for number in range(10, 30):
+            new, old = range(number * 2_000, (number + 1) * 2_000), range((number - 1) * 2_000, number * 2_000)
+            job.epoch(number, *new, deleted=tuple(old) if number > 10 else ())
+            job.follow(number)
+        table = job.following._copies[ZERO].store.table(1)
+        assert len(table) < 20_000 and job.counts(29 * 2_000, 28 * 2_000) == [1, None]
+
+    def test_that_is_furthest_behind_advances_first(self, job: Job) -> None:
+        job.follow(3, follows=(ZERO, ONE))
+        job.epoch(4, 1)
+        for subtask in (ZERO, ONE):
+            job.following.ask(job.target(4, follows=(ZERO, ONE), subtask=subtask))
+        assert job.following.turn()
+        assert [copy.epoch for copy in job.following.stock()] == [3, 4]
+
+    def test_is_restored_where_the_pieces_are_too_large_to_be_open_together(
+        self, job: Job, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job.follow(3)
+        monkeypatch.setattr("holdfast.runtime.worker.following.OPENED_BYTES_MAX", 10)
+        job.epoch(4, 1)
+        job.follow(4)
+        assert job.counts(1) == [2] and job.local.opened == 2
+
 
 class TestFailures:
+    def test_of_one_copy_do_not_hold_up_another(self, job: Job) -> None:
+        job.follow(3, follows=(ZERO, ONE))
+        missing = job.target(3, follows=(ZERO, ONE), subtask=ONE)
+        job.root.away = True
+        job.following.ask(missing)
+        job.settle()
+        job.root.away = False
+        job.epoch(4, 1)
+        job.follow(4, follows=(ZERO, ONE))
+        assert [copy.epoch for copy in job.following.stock()] == [4, 0]
+
+    def test_of_a_full_disk_stop_the_copies(self, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+        job.follow(3)
+        job.epoch(4, 1)
+        job.following.ask(job.target(4))
+        monkeypatch.setattr(StateStore, "refused", "the disk is full")
+        assert not job.following.turn() and job.following.refused == "the disk is full"
+        monkeypatch.setattr(StateStore, "refused", "")
+        job.settle()
+        assert job.counts(1) == [2]
+
     def test_a_root_that_is_away_leaves_the_copy_as_it_is(self, job: Job) -> None:
         job.follow(3)
         job.epoch(4, 1)
@@ -263,6 +310,22 @@ class TestATakeover:
         assert opened.store.get_committed(1, (2,)) == {"count": 2}
         assert job.following.stock() == () and job.local.open_now == 1
         opened.close()
+
+    def test_ends_the_restore_of_another_copy(self, job: Job) -> None:
+        job.follow(3, follows=(ZERO, ONE))
+        job.following.ask(job.target(3, follows=(ZERO, ONE), subtask=ONE))
+        job.following.hurry(ZERO)
+        assert job.following.turn()
+        assert [copy.epoch for copy in job.following.stock()] == [3, 0] and job.local.open_now == 1
+        opened = job.following.take(self.deploy(job, 3))
+        assert opened is not None
+        opened.close()
+
+    def test_does_not_end_the_restore_of_its_own_copy(self, job: Job) -> None:
+        job.following.ask(job.target(3))
+        job.following.hurry(ZERO)
+        job.settle()
+        assert job.counts(1) == [1]
 
     def test_gives_all_other_copies_up(self, job: Job) -> None:
         job.follow(3, follows=(ZERO, ONE))

@@ -16,7 +16,7 @@ from holdfast.runtime.job.standbys import LAG_SHOWN_EPOCHS, problems
 from holdfast.runtime.job.status import of_run
 from holdfast.runtime.wire import messages as m
 from holdfast.testing import TestDriver
-from tests.unit.runtime.test_master import RULES, A, B, C, Run, blob, completed, running
+from tests.unit.runtime.test_master import RULES, A, B, C, Run, blob, completed, opened, running
 
 D = WorkerId("d")
 ZERO, ONE = Subtask(0), Subtask(1)
@@ -143,6 +143,27 @@ class TestWhoFollows:
         assert covered.workers[C].role == m.Standby((ONE,))
         assert covered.workers[D].role == m.Standby((ZERO,))
 
+    @pytest.mark.parametrize(("parallelism", "standbys", "most"), [(8, 2, 4), (7, 3, 3), (2, 3, 1), (200, 4, 50)])
+    def test_copies_spread_over_the_standbys(self, parallelism: int, standbys: int, most: int) -> None:
+        ranges = tuple((s, s + 1) for s in range(parallelism))
+        run = opened(replace(RULES, key_groups=parallelism, key_ranges=ranges, standbys=standbys))
+        run.pass_time(0.0)
+        active = tuple(WorkerId(f"{number:03}") for number in range(parallelism))
+        spare = tuple(WorkerId(f"spare-{number}") for number in range(standbys))
+        for worker in active:
+            run.hear(m.Register(worker, min(run.state.launching), "here", 1, "boot", ("here", 1)))
+        run.ready(*active)
+        run.pass_time(0.0, alive=active)
+        for worker in spare:
+            run.hear(m.Register(worker, min(run.state.launching), "there", 1, "boot", ("there", 1)))
+        for _ in range(3):
+            for worker in spare:
+                copied(run, worker, *((subtask, 0) for subtask in follows(run, worker)))
+            run.pass_time(0.0, alive=(*active, *spare))
+        spread = [follows(run, worker) for worker in spare]
+        assert {subtask for each in spread for subtask in each} == set(range(parallelism))
+        assert max(map(len, spread)) == most
+
 
 class TestFollow:
     def test_names_the_state_of_a_completed_epoch(self) -> None:
@@ -163,6 +184,22 @@ class TestFollow:
         assert followed(master.pulse(run.state)) == [(C, ZERO, epoch(run.state))]
         copied(run, C, (ZERO, epoch(run.state)), (ONE, epoch(run.state)))
         assert followed(master.pulse(run.state)) == []
+
+    def test_waits_while_the_standby_restores_a_copy(self) -> None:
+        run = with_standby()
+        copied(run, C)
+        run.hear(m.Heartbeat(C, run.generation, False, False, (), m.Progress(restored=(1, 2))))
+        assert followed(completed(run)) == [] == followed(master.pulse(run.state))
+        copied(run, C, (ONE, epoch(run.state)))
+        assert followed(master.pulse(run.state)) == [(C, ZERO, epoch(run.state))]
+
+    def test_names_only_the_epochs_that_a_copy_needs(self) -> None:
+        run = with_standby()
+        for number in range(1, 4):
+            completed(run, number)
+        copied(run, C, (ZERO, 2))
+        sent = [e.message for e in master.pulse(run.state) if isinstance(e, Send) and isinstance(e.message, m.Follow)]
+        assert [(each.subtask, sorted(each.lineage)) for each in sent] == [(ZERO, [2, 3]), (ONE, [1, 2, 3])]
 
     def test_is_sent_to_a_standby_that_comes_later(self) -> None:
         run = running(ONE_STANDBY)
@@ -194,6 +231,32 @@ class TestLosses:
         assert {worker: message.subtask for worker, message in deployed.items()} == {B: ONE, D: ZERO}
         assert m.FROM_DRIVER.decode(msgpack.encode(deployed[D])) == deployed[D]
 
+    def test_are_not_taken_over_by_a_copy_that_a_rewind_abandoned(self) -> None:
+        run = with_standby(TWO_STANDBYS)
+        completed(run)
+        run.register(D)
+        copied(run, C, (ZERO, 99))
+        copied(run, D, (ZERO, epoch(run.state)))
+        assert standbys.newest_copy(run.state, ZERO, (C, D)) == D
+
+    def test_of_a_launch_in_a_recovery_with_enough_workers_do_not_count(self) -> None:
+        run = with_standby(replace(TWO_STANDBYS, restart_failures_max=1))
+        (pending,) = run.state.launching
+        run.lose(A)
+        run.pass_time(0.0)
+        run.append()
+        failures = len(run.state.failures)
+        run.take(master.launch_ended(run.state, pending, "no slot", run.now))
+        assert len(run.state.failures) == failures == 1 and run.state.standby_failures == 1
+
+    def test_by_a_machine_that_cannot_see_the_files_leave_the_run_alone(self) -> None:
+        run = running(replace(ONE_STANDBY, machine=("here", "boot"), local_paths=("the root at /data",)))
+        run.pass_time(0.0)
+        effects = run.hear(m.Register(C, min(run.state.launching), "there", 1, "other boot", ("there", 1)))
+        assert [type(each.message) for each in effects if isinstance(each, Send)] == [m.Exit]
+        assert run.state.running is not None and C not in run.state.workers
+        assert "the root at /data" in run.state.standby_error
+
     def test_of_two_subtasks_wait_for_one_new_worker(self) -> None:
         run = with_standby()
         run.lose(A)
@@ -213,8 +276,9 @@ class TestStatus:
 
     def test_alarms_when_a_copy_lags(self) -> None:
         run = with_standby()
-        copied(run, C, (ZERO, 0), (ONE, 0))
-        for number in range(1, LAG_SHOWN_EPOCHS + 1):
+        completed(run)
+        copied(run, C, (ZERO, 1), (ONE, 1))
+        for number in range(2, LAG_SHOWN_EPOCHS + 2):
             assert [problem.code for problem in problems(run.state)] == []
             completed(run, number)
         (problem,) = problems(run.state)
@@ -227,7 +291,7 @@ class TestStatus:
             run.pass_time(5.0)
             run.register(C)
         (problem,) = problems(run.state)
-        assert problem.code == "standbys_fail" and "3 times" in problem.what
+        assert problem.code == "standbys_fail" and "3 times" in problem.what and "stream closed" in problem.what
 
 
 @dataclass
@@ -272,9 +336,13 @@ class TestTakeover:
             t.push("words", [Word("a"), Word("b")])
             t.checkpoint()
             t.advance("2s")
+            member = next(m for m in t.cluster.members.values() if m.loop._following.stock())
+            taken = member.loop._following
             t.rewind(first)
+            assert all(copy.epoch > first for copy in taken.stock()), "its copies are of epochs that are no more"
             t.crash(0)
-            t.crash(1)
+            how = {h.subtask: h.how for h in t.cluster.driver.state.workers.values() if h.subtask is not None}
+            assert how[ZERO] == "restored"
             t.recover()
             t.checkpoint()
             assert {row["word"]: row["rows"] for row in t.rows("out")} == {"a": 2, "b": 2}
