@@ -200,7 +200,8 @@ class WorkerLoop:
             self._following.close()
             return True
         now = self._ports.clock.monotonic()
-        self._copies_changed |= self._following.stock() != before
+        restoring = self._shown.progress.restored is not None  # a standby that restores is sent nothing
+        self._copies_changed |= restoring or self._following.stock() != before
         if self._copies_changed and (not worked or now - self._copies_shown_at >= COPIES_SHOWN_S):
             self._copies_changed, self._copies_shown_at = False, now
             self.beat()

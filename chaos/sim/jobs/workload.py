@@ -353,7 +353,8 @@ def _with_standbys(whole: Scenario) -> Scenario:
     chance = random.Random(f"{whole.seed}/standbys")
     if any(whole.batches) or chance.random() >= STANDBYS_SHARE:
         return whole
-    return replace(whole, standbys=chance.choice((1, 1, 2, 3)))
+    armed = whole.armed | {Fault.WORKER_CRASH: max(0.5, whole.armed.get(Fault.WORKER_CRASH, 0.0))}
+    return replace(whole, standbys=chance.choice((1, 1, 2, 3)), armed=armed)
 
 
 def _in_batches(whole: Scenario) -> Scenario:
