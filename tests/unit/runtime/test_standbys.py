@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from msgspec import msgpack
 
 import holdfast as hf
+from holdfast.errors import Unavailable
 from holdfast.model import Epoch, SegmentRef, Subtask, WorkerId
 from holdfast.runtime.driver import master, standbys
 from holdfast.runtime.driver.failover import LAUNCH_DEADLINE_S
@@ -15,6 +17,7 @@ from holdfast.runtime.driver.master import Launch, Master, Send
 from holdfast.runtime.job.standbys import LAG_SHOWN_EPOCHS, problems
 from holdfast.runtime.job.status import of_run
 from holdfast.runtime.wire import messages as m
+from holdfast.runtime.worker import following
 from holdfast.testing import TestDriver
 from tests.unit.runtime.test_master import RULES, A, B, C, Run, blob, completed, opened, running
 
@@ -324,6 +327,24 @@ class TestTakeover:
             assert {row["word"]: row["rows"] for row in t.rows("out")} == {
                 "a": 2 * crashes, "b": crashes, "c": crashes, "d": crashes, "e": crashes
             }  # fmt: skip
+
+    def test_a_restore_that_fails_once_is_repeated(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        right, failed = following.restore, list[int]()
+
+        def restore(opened: Any, target: Any, store: Any, advanced: Any) -> None:
+            if not failed:
+                failed.append(1)
+                advanced(1, 2)
+                raise Unavailable("the root is away", not_done="", next_step="")
+            right(opened, target, store, advanced)
+
+        monkeypatch.setattr(following, "restore", restore)
+        with TestDriver(counting(1)) as t:
+            t.push("words", [Word("a"), Word("b")])
+            last = t.checkpoint()
+            t.advance("5s")
+            copies = [copy.epoch for h in t.cluster.driver.state.workers.values() for copy in h.copies]
+            assert failed and copies == [last, last]
 
     def test_is_refused_in_microbatch_mode(self) -> None:
         with pytest.raises(hf.ConfigError, match="standbys is 1, but in microbatch mode no worker stays"):
