@@ -1,4 +1,4 @@
-"""Standbys that keep or use copies of state wrongly."""
+"""Standbys that are sent the wrong state."""
 
 from __future__ import annotations
 
@@ -11,24 +11,8 @@ from holdfast.frozen import replace
 from holdfast.runtime.driver import standbys
 from holdfast.runtime.driver.state import Effect, Master, Running, Send
 from holdfast.runtime.wire import messages as m
-from holdfast.runtime.worker.following import Following
-from holdfast.runtime.worker.local import Opened
 
 Right = Callable[..., Any]
-
-
-def takes_copies_as_they_are(right: Right) -> Right:
-    """A promoted worker runs on its copy without the pieces that the copy lacks."""
-
-    def take(copies: Following, target: m.Deploy) -> Opened | None:
-        copy = copies._copies.get(target.subtask)
-        if copy is not None and copies._continues(target.subtask, target):
-            newer = replace(target.handle, segments=(), base=())
-            target = msgspec.structs.replace(target, handle=newer)
-        found: Opened | None = right(copies, target)
-        return found
-
-    return take
 
 
 def runs_ahead(right: Right) -> Right:
@@ -53,9 +37,7 @@ def runs_ahead(right: Right) -> Right:
 
 
 VERSIONS: tuple[tuple[str, str, str, tuple[Any, str, Callable[[Right], Right]], int], ...] = (
-    ("standby-skips-a-piece", "DESIGN 5", "a promoted standby runs without the epochs that its copy lacks",
-     (Following, "take", takes_copies_as_they_are), 1020),
     ("standby-ahead-of-commit", "DESIGN 4.5", "a standby follows an epoch before its record is in the log",
-     (standbys, "follow", runs_ahead), 230),
+     (standbys, "follow", runs_ahead), 48),
 )  # fmt: skip
 """Name, rules, what it does, what it replaces, first seed."""

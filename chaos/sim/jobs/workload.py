@@ -350,10 +350,11 @@ def _with_slow_copies(whole: Scenario) -> Scenario:
 
 
 def _with_standbys(whole: Scenario) -> Scenario:
-    chance = random.Random(f"{whole.seed}/standbys")
+    chance = random.Random(f"{whole.seed}/takeovers")
     if any(whole.batches) or chance.random() >= STANDBYS_SHARE:
         return whole
-    armed = whole.armed | {Fault.WORKER_CRASH: max(0.5, whole.armed.get(Fault.WORKER_CRASH, 0.0))}
+    more = {Fault.WORKER_CRASH: 0.5, Fault.MESSAGE_DELAYED: 0.1, Fault.MESSAGE_LOST: 0.05}
+    armed = whole.armed | {fault: max(rate, whole.armed.get(fault, 0.0)) for fault, rate in more.items()}
     return replace(whole, standbys=chance.choice((1, 1, 2, 3)), armed=armed)
 
 

@@ -42,7 +42,10 @@ def running() -> dict[str, Any]:
         "generation": 2,
         "timeline": 1,
         "checkpoint": {"epoch": 7, "at": 1_700_000_000_500_000, "age_ms": 9, "duration_ms": 9, "bytes": 4096},
-        "workers": [{**WORKER, "id": "w1", "subtasks": [0], "rss_bytes": 1024}, {**WORKER, "id": "spare"}],
+        "workers": [
+            {**WORKER, "id": "w1", "subtasks": [0], "rss_bytes": 1024},
+            {**WORKER, "id": "w2", "role": "standby", "follows": [0], "lag_epochs": 3, "lag_bytes": 5},
+        ],
         "sources": [
             {
                 "name": "bids",
@@ -108,6 +111,8 @@ class TestExposition:
         assert found["holdfast_checkpoint_timestamp_seconds", ()] == 1_700_000_000.5
         assert found["holdfast_worker_memory_bytes", (("subtask", "0"),)] == 1024
         assert found["holdfast_workers", ()] == 2
+        assert found["holdfast_standby_lag_epochs", (("worker", "w2"),)] == 3
+        assert found["holdfast_standby_lag_bytes", (("worker", "w2"),)] == 5
         assert found["holdfast_sink_failing", (("sink", 'o"ut'),)] == 1
         assert found["holdfast_restarts_total", (("kind", "rewind"),)] == 1
         assert found["holdfast_problems", (("code", "sink_refused"),)] == 2

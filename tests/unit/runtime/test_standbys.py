@@ -17,7 +17,7 @@ from holdfast.runtime.driver.master import Launch, Master, Send
 from holdfast.runtime.job.standbys import LAG_SHOWN_EPOCHS, problems
 from holdfast.runtime.job.status import of_run
 from holdfast.runtime.wire import messages as m
-from holdfast.runtime.worker import following
+from holdfast.runtime.worker import compaction, following
 from holdfast.testing import TestDriver
 from tests.unit.runtime.test_master import RULES, A, B, C, Run, blob, completed, opened, running
 
@@ -329,14 +329,14 @@ class TestTakeover:
             }  # fmt: skip
 
     def test_a_restore_that_fails_once_is_repeated(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        right, failed = following.restore, list[int]()
+        failed = list[int]()
 
         def restore(opened: Any, target: Any, store: Any, advanced: Any) -> None:
             if not failed:
                 failed.append(1)
                 advanced(1, 2)
                 raise Unavailable("the root is away", not_done="", next_step="")
-            right(opened, target, store, advanced)
+            compaction.restore(opened, target, store, advanced)
 
         monkeypatch.setattr(following, "restore", restore)
         with TestDriver(counting(1)) as t:
