@@ -26,14 +26,15 @@ def status(folder: Path) -> dict[str, Any]:
 def complete_standby(run: Run, folder: Path, after: int | None = None) -> int:
     """Wait for a standby with complete copies, other than this process; return its process."""
 
-    def found(_: dict[str, Any]) -> int | None:
+    complete = list[int]()
+
+    def found(_: dict[str, Any]) -> bool:
         copies = [w for w in status(folder)["workers"] if w["role"] == "standby" and w["pid"] != after]
-        return copies[0]["pid"] if copies and copies[0]["lag_epochs"] == 0 else None
+        complete.extend(w["pid"] for w in copies if w["lag_epochs"] == 0)
+        return bool(complete)
 
     run.wait_for(found, "a standby with complete copies")
-    pid = found({})
-    assert pid is not None or after is not None
-    return pid or complete_standby(run, folder, after)
+    return complete[0]
 
 
 class TestStandbys:

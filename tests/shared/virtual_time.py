@@ -20,7 +20,7 @@ class VirtualTime:
     def clock(self) -> float:
         return self.now
 
-    def sleep(self, seconds: float) -> None:
+    def pass_by(self, seconds: float) -> None:
         """Let others run until this time has passed; only threads of `run` call this."""
         awake = threading.Event()
         self._wait(seconds, awake)

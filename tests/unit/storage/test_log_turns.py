@@ -25,20 +25,20 @@ SCHEMA, REQUEST_S = pa.schema([("n", pa.int64())]), 0.015
 class SlowObjects(MemoryObjects):
     """Objects whose requests take time: half of it before they take effect, half after."""
 
-    def __init__(self, time: VirtualTime) -> None:
+    def __init__(self, virtual: VirtualTime) -> None:
         super().__init__()
-        self.time, self.slow = time, False
+        self.virtual, self.slow = virtual, False
         self.requests = Counter[str]()
 
     def asked(self, what: str, answer: Callable[[], Any]) -> Any:
         self.requests[what] += 1
         if not self.slow:
             return answer()
-        self.time.sleep(REQUEST_S / 2)
+        self.virtual.pass_by(REQUEST_S / 2)
         try:
             return answer()
         finally:
-            self.time.sleep(REQUEST_S / 2)
+            self.virtual.pass_by(REQUEST_S / 2)
 
     def create(self, path: str, data: bytes) -> None:
         self.asked("create", lambda: super(SlowObjects, self).create(path, data))
@@ -68,10 +68,10 @@ def tag(epoch: int) -> Tag:
 
 def epoch_of(writers: int) -> tuple[int, float]:
     """Return the requests and the virtual seconds in which so many writers deliver one epoch, together."""
-    time = VirtualTime()
-    store = SlowObjects(time)
+    virtual = VirtualTime()
+    store = SlowObjects(virtual)
     create_log(store, SCHEMA, 4)
-    logs = [LogWriter(store, pause=time.sleep, clock=time.clock) for _ in range(writers)]
+    logs = [LogWriter(store, pause=virtual.pass_by, clock=virtual.clock) for _ in range(writers)]
     for n, log in enumerate(logs):
         log.append_tagged({0: pa.table({"n": [n]})}, f"job/out/{n}", tag(1))
     store.requests.clear()
@@ -80,14 +80,14 @@ def epoch_of(writers: int) -> tuple[int, float]:
     def deliver(n: int, log: LogWriter) -> None:
         assert log.append_tagged({0: pa.table({"n": [writers + n]})}, f"job/out/{n}", tag(2)) is not None
 
-    time.run([lambda n=n, log=log: deliver(n, log) for n, log in enumerate(logs)])  # type: ignore[misc]
+    virtual.run([lambda n=n, log=log: deliver(n, log) for n, log in enumerate(logs)])  # type: ignore[misc]
     store.slow, requests = False, store.requests.total()
     reader, rows, offset = LogReader(store), list[int](), 0
     while (read := reader.read(0, offset, 1 << 20))[0] is not None:
         rows += read[0].column("n").to_pylist()
         offset = read[1]
     assert rows[:writers] == list(range(writers)) and sorted(rows) == list(range(2 * writers))
-    return requests, time.now
+    return requests, virtual.now
 
 
 class TestWritersOfOneSink:

@@ -77,7 +77,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
 
 @pytest.fixture
 def store(bucket: Bucket) -> FsspecObjects:
-    return FsspecObjects("s3://bucket/root")
+    return FsspecObjects("s3://bucket/jobs")
 
 
 def block(number: int) -> bytes:
@@ -91,7 +91,7 @@ class TestUploading:
             for number in range(blocks):
                 assert file.write(block(number)) == len(block(number))
                 assert not bucket.objects
-        assert bucket.objects == {"root/a/b": b"".join(block(number) for number in range(blocks))}
+        assert bucket.objects == {"jobs/a/b": b"".join(block(number) for number in range(blocks))}
         assert not bucket.parts
 
     def test_uploads_parts_while_others_are_written(self, store: FsspecObjects, bucket: Bucket) -> None:
@@ -104,13 +104,13 @@ class TestUploading:
             bucket.may_upload.set()
             for number in range(7, 20):
                 file.write(block(number))
-        assert bucket.objects["root/a"] == b"".join(block(number) for number in range(20))
+        assert bucket.objects["jobs/a"] == b"".join(block(number) for number in range(20))
         assert bucket.uploading_most == uploading.IN_FLIGHT
 
     @pytest.mark.parametrize("refuses", ["create_multipart_upload", "upload_part", "complete_multipart_upload"])
     def test_leaves_nothing_if_the_store_refuses(self, store: FsspecObjects, bucket: Bucket, refuses: str) -> None:
         bucket.refuses = {refuses}
-        says = f"writing a in s3://bucket/root failed: .*{refuses} refused"
+        says = f"writing a in s3://bucket/jobs failed: .*{refuses} refused"
         with pytest.raises(Unavailable, match=says), store.writing("a") as file:
             for number in range(12):
                 file.write(block(number))
@@ -151,7 +151,7 @@ class TestUploading:
                 file.write(block(number))
             raise ValueError("bad")
         assert not bucket.objects
-        assert "parts of bucket/root/a stay in the store" in caplog.text
+        assert "parts of bucket/jobs/a stay in the store" in caplog.text
 
     def test_a_part_has_the_size_that_s3_wants(self) -> None:
         assert uploading.PART_BYTES >= 5 << 20
