@@ -2,42 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
-import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from holdfast.errors import HoldfastError
-from holdfast.runtime.cli.log.commands import add_parser, append
 from holdfast.storage.log.log import read_meta
 from holdfast.storage.objects import LocalObjects
-
-
-def parsed(*arguments: object) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="holdfast")
-    add_parser(parser.add_subparsers())
-    return parser.parse_args(["log", *map(str, arguments)])
-
-
-def run(*arguments: object) -> int:
-    args = parsed(*arguments)
-    handler: Callable[[argparse.Namespace], int] = args.handler
-    return handler(args)
-
-
-def refused(*arguments: object) -> HoldfastError:
-    with pytest.raises(HoldfastError) as caught:
-        run(*arguments)
-    assert caught.value.what and caught.value.not_done and caught.value.next_step
-    return caught.value
-
-
-def from_stdin(text: str, *arguments: object) -> int:
-    return append(parsed("append", *arguments), io.BytesIO(text.encode()))
-
+from tests.unit.runtime.test_cli_log import from_stdin, refused, run
 
 RECORDS = """
 {"id": 1, "name": "Ada", "n": 5}
