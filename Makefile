@@ -1,6 +1,6 @@
 # Commands for developers. The first one that you run creates .venv.
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test soak bench docs lock clean check java generator toxiproxy
+.PHONY: help demo quick test soak bench docs lock clean check java generator servers
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
@@ -30,12 +30,12 @@ demo: java ## run the flights job on real data, kill a worker, verify the result
 	@$(WITH_JAVA) $(BIN)/holdfast demo $(if $(MODE),--mode $(MODE))
 
 quick: check ## run ruff, types, import rules, tests without Spark (2 min at most)
-	@$(IN_MEMORY) $(PYTEST) $(BOTH) -m "not e2e and not slow and not thorough and not toxiproxy" $(QUICK)
+	@$(IN_MEMORY) $(PYTEST) $(BOTH) -m "not e2e and not slow and not thorough and not toxiproxy and not s3" $(QUICK)
 
-test: check java toxiproxy generator ## run everything except soak: quick, every scenario, Spark, smoke benchmarks
+test: check java servers generator ## run everything except soak: quick, every scenario, Spark, smoke benchmarks
 	@$(WITH_JAVA) $(PYTEST) $(BOTH) -m "not slow" tests
 
-soak: java toxiproxy ## run for hours: growth of a job, simulator and live faults (log in chaos-soak), slow tests (HOURS=2)
+soak: java servers ## run for hours: growth of a job, simulator and live faults (log in chaos-soak), slow tests (HOURS=2)
 	@$(WITH_JAVA) $(BIN)/python tools/soak.py $(SOAK_LIVE)
 
 bench: java ## run the benchmarks at full size
@@ -66,8 +66,9 @@ java: $(READY)
 generator: $(READY)
 	@tools/bootstrap.sh docs
 
-toxiproxy: $(READY)
+servers: $(READY)
 	@tools/bootstrap.sh toxiproxy
+	@tools/bootstrap.sh s3
 
 $(READY): requirements.lock pyproject.toml
 	@tools/bootstrap.sh venv

@@ -25,6 +25,7 @@ from fsspec.core import url_to_fs
 from holdfast.errors import AlreadyExists, ConfigError, NotFound, Unavailable
 from holdfast.storage.bulk import Page
 from holdfast.storage.paths import checked_folder, checked_path
+from holdfast.storage.s3_errors import NO_BUCKET, Refusal, code_of, meaning
 from holdfast.storage.uploading import PART_BYTES, uploading
 
 _NO_SUCH = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -35,6 +36,9 @@ _UNORDERED = re.compile(r"^[^/]+--x-s3/")
 """Directory buckets of S3 list objects in no order, and not from a name on."""
 READS_MAX = 32
 """How many objects are read at the same time."""
+_CLIENT: dict[str, Any] = {"config_kwargs": {"max_pool_connections": READS_MAX, "retries": {"max_attempts": 1}}}
+"""A connection for each of these reads; by default there are ten. Each of the five attempts of s3fs is repeated once by
+botocore; by default four times, which keeps a caller waiting for minutes when a store does not answer."""
 _IN_PARTS: dict[str, Any] = {"chunksize": PART_BYTES, "max_concurrency": 2}
 """How s3fs copies files to this machine; by default it has ten parts of 50 MiB in memory."""
 
@@ -44,7 +48,8 @@ class FsspecObjects:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self._files, root = url_to_fs(self.url, use_listings_cache=False, skip_instance_cache=True)
+        options = _CLIENT if urlsplit(url).scheme == "s3" else {}
+        self._files, root = url_to_fs(self.url, use_listings_cache=False, skip_instance_cache=True, **options)
         self._root = root.rstrip("/")
         self._failures = _failures_of(urlsplit(url).scheme)
         self._in_parts = _IN_PARTS if urlsplit(url).scheme == "s3" else {}
@@ -72,7 +77,8 @@ class FsspecObjects:
     def get(self, path: str) -> bytes:
         try:
             return bytes(self._files.cat_file(self._place(path), **self._whole))
-        except _NO_SUCH:
+        except _NO_SUCH as error:
+            self._must_have_bucket(error, f"reading {path}")
             raise NotFound(path) from None
         except self._failures as error:
             self._refused(error, f"reading {path}", "nothing was changed")
@@ -82,7 +88,8 @@ class FsspecObjects:
             try:
                 self._files.get_file(self._place(path), copy.name, **self._in_parts)
                 return pa.OSFile(copy.name)
-            except _NO_SUCH:
+            except _NO_SUCH as error:
+                self._must_have_bucket(error, f"reading {path}")
                 raise NotFound(path) from None
             except self._failures as error:
                 self._refused(error, f"copying {path} to {copy.name}", "nothing was changed")
@@ -109,7 +116,8 @@ class FsspecObjects:
         try:
             self._files.invalidate_cache()
             return sorted(found[len(self._root) + 1 :] for found in self._files.find(folder))
-        except _NO_SUCH:
+        except _NO_SUCH as error:
+            self._must_have_bucket(error, f"listing {prefix or 'the root'}")
             return []
         except self._failures as error:
             self._refused(error, f"listing {prefix or 'the root'}", "nothing was changed")
@@ -143,11 +151,13 @@ class FsspecObjects:
             answers = sync(self._files.loop, _side_by_side, partial(self._files._cat_file, **self._whole), places)
         found = {}
         for path, answer in zip(paths, answers, strict=True):
-            if isinstance(answer, self._failures) and not isinstance(answer, _NO_SUCH):
-                self._refused(answer, f"reading {path}", "nothing was changed")
             if isinstance(answer, bytes):
                 found[path] = answer
-            elif not isinstance(answer, _NO_SUCH):
+            elif isinstance(answer, _NO_SUCH):
+                self._must_have_bucket(answer, f"reading {path}")
+            elif isinstance(answer, self._failures):
+                self._refused(answer, f"reading {path}", "nothing was changed")
+            else:
                 raise answer
         return found
 
@@ -165,19 +175,22 @@ class FsspecObjects:
                 )
                 _check_deleted(answer)
         except self._failures as error:
-            self._refused(
-                error, f"deleting {len(paths)} objects, the first {paths[0]},", "some of them may still exist"
-            )
+            self._refused(error, f"deleting {len(paths)} objects ({error})", "some of them may still exist")
 
     def _place(self, path: str) -> str:
         return f"{self._root}/{checked_path(path)}"
 
+    def _must_have_bucket(self, error: BaseException, doing: str) -> None:
+        """Refuse to take a bucket that does not exist for one without objects."""
+        if code_of(error) == NO_BUCKET:
+            self._refused(error, doing, "nothing was changed")
+
     def _refused(self, error: BaseException, doing: str, not_done: str) -> NoReturn:
-        raise Unavailable(
-            f"{doing} in {self.url} failed: {type(error).__name__}: {error}",
-            not_done=not_done,
-            next_step=f"check that {self.url} is reachable and the credentials are valid, then try again",
-        ) from error
+        cause, next_step = meaning(error) or (
+            f"{type(error).__name__}: {error}",
+            f"check that {self.url} is reachable and the credentials are valid, then try again",
+        )
+        raise Unavailable(f"{doing} in {self.url} failed: {cause}", not_done=not_done, next_step=next_step) from error
 
 
 async def _side_by_side(ask: Callable[[str], Awaitable[bytes]], places: Sequence[str]) -> list[bytes | BaseException]:
@@ -203,7 +216,8 @@ def _check_deleted(answer: dict[str, Any]) -> None:
     failed = [each for each in answer.get("Errors", ()) if each.get("Code") != "NoSuchKey"]
     if failed:
         first = failed[0]
-        raise OSError(f"{len(failed)} were not deleted, the first: {first.get('Key')}, {first.get('Code')}")
+        refused = OSError(f"{len(failed)} were not deleted, the first: {first.get('Key')}, {first.get('Code')}")
+        raise refused from Refusal(str(first.get("Code")), "DeleteObjects")
 
 
 def require_s3fs(url: str) -> None:

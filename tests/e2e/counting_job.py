@@ -25,11 +25,13 @@ class Visit:
 
 
 folder = Path(os.environ["COUNTING_FOLDER"])
-app = hf.App("counting", root=str(folder / "root"), checkpoint_every="500ms")
-visits = app.source("visits", hf.Log(str(folder / "input"), Visit), partitioned_by=["part"])
+store = os.environ.get("COUNTING_STORE", str(folder))
+"""Of root and logs."""
+app = hf.App("counting", root=f"{store}/root", checkpoint_every="500ms")
+visits = app.source("visits", hf.Log(f"{store}/input", Visit), partitioned_by=["part"])
 users = visits.key_by("user").agg("users", n=hf.count(), total=hf.sum("amount"), worst=hf.max("amount"))
 users.sink("users-out", hf.SQLite(str(folder / "out.db"), table="users", key=["user"]))
-users.sink("changes-out", hf.Log(str(folder / "changes"), key=["user"]))
+users.sink("changes-out", hf.Log(f"{store}/changes", key=["user"]))
 gains = visits.filter(pl.col("amount") > 0).key_by("page").agg("pages", n=hf.count(), least=hf.min("amount"))
 gains.sink("pages-out", hf.SQLite(str(folder / "out.db"), table="pages", key=["page"], delivery="idempotent"))
 last = visits.filter(pl.col("page") < 100).select("part", "page", "user", "amount")

@@ -116,8 +116,8 @@ def running(folder: Path, *flags: str, job: Path = JOB, **environment: str) -> I
         run.close()
 
 
-def make_input(folder: Path, rows: int) -> pl.DataFrame:
-    """Write the sealed input log of the counting job; return its rows."""
+def make_input(folder: Path | str, rows: int) -> pl.DataFrame:
+    """Write the sealed input log of the counting job into this folder or URL; return its rows."""
     import pyarrow as pa
 
     from holdfast.storage.log.log import LogWriter, create_log
@@ -140,7 +140,7 @@ def make_input(folder: Path, rows: int) -> pl.DataFrame:
             pa.field("part", pa.int64(), nullable=False),
         ]
     )
-    store = open_objects(str(folder / "input"))
+    store = open_objects(f"{folder}/input")
     create_log(store, schema, 4)
     writer = LogWriter(store)
     table = frame.to_arrow().cast(schema)
@@ -155,8 +155,14 @@ def make_input(folder: Path, rows: int) -> pl.DataFrame:
 TABLES = ("users", "changes", "pages", "last")
 
 
-def differences(folder: Path, frame: pl.DataFrame, tables: Collection[str] = TABLES) -> list[str]:
-    """Compare the tables with Polars run directly on the input; return the differences."""
+def differences(
+    folder: Path, frame: pl.DataFrame, tables: Collection[str] = TABLES, store: str | None = None
+) -> list[str]:
+    """Compare the tables with Polars run directly on the input; return the differences.
+
+    Args:
+        store: Where the job's logs are; None: in the folder.
+    """
     users = frame.group_by("user").agg(
         n=pl.len().cast(pl.Int64), total=pl.col("amount").sum(), worst=pl.col("amount").max()
     )
@@ -173,7 +179,7 @@ def differences(folder: Path, frame: pl.DataFrame, tables: Collection[str] = TAB
     problems = []
     for table in tables:
         rows = wanted[table]
-        found = set(hf.log(folder / table, as_table=True).collect().rows()) if table == "changes" else set()
+        found = set(hf.log(f"{store or folder}/{table}", as_table=True).collect().rows()) if table == "changes" else set()
         if table != "changes":
             with contextlib.closing(sqlite3.connect(folder / ("last.db" if table == "last" else "out.db"))) as database:
                 found = set(database.execute(f"SELECT {', '.join(rows.columns)} FROM {table}"))

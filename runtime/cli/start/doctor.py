@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
@@ -25,7 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import AlreadyExists, HoldfastError, Unavailable
+from holdfast.errors import HoldfastError, Unavailable
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_command, root_of
 from holdfast.runtime.cli.reporting import advise, print_json
@@ -151,12 +150,14 @@ def _numbers(version: str) -> tuple[int, ...]:
 def storage(root: str) -> Iterator[Check]:
     """Check that the root can be written, and that only one of two creators of an object wins."""
     from holdfast.storage.objects import LocalObjects, open_objects
+    from holdfast.storage.probe import prove
 
     local = None if "://" in root else Path(root).absolute()
     existed = local is None or local.exists()
     try:
         store = open_objects(root)
-        yield _conditional_create(store, root)
+        prove(store, repr(store), not_done="nothing was changed")
+        yield Check("root", "ok", f"{store!r} can be written, listed and deleted from, and conditional create works")
         if isinstance(store, LocalObjects):
             yield _only_ours(store.root)
             yield _free_space("root disk", store.root)
@@ -166,23 +167,6 @@ def storage(root: str) -> Iterator[Check]:
     finally:
         if local is not None and not existed and local.is_dir() and not any(local.iterdir()):
             local.rmdir()
-
-
-def _conditional_create(store: Any, root: str) -> Check:
-    name = f"doctor-{uuid.uuid4().hex}.probe"
-    store.create(name, b"first")
-    try:
-        store.create(name, b"second")
-    except AlreadyExists:
-        return Check("root", "ok", f"{store!r} can be written, and conditional create works")
-    finally:
-        store.delete(name)
-    return Check(
-        "root",
-        "fail",
-        f"{root} lets a second writer replace an existing object",
-        "use a store that honours If-None-Match, or a local file system with hard links",
-    )
 
 
 def _only_ours(folder: Path) -> Check:

@@ -1,0 +1,71 @@
+"""Tries whatever the root of a job needs, so that a start is refused instead of an epoch.
+
+A store that lets a second writer replace an object would lose the history of a job, silently. One that does not permit
+to delete would only show it hours later.
+
+Source: DESIGN section 4 (job log); docs/operate/stores.md.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from holdfast.errors import AlreadyExists, ConfigError, Unavailable
+from holdfast.ports import ObjectStore
+from holdfast.storage.s3_errors import lasting
+
+FOLDER = "probe"
+_FIRST, _SECOND = b"first", b"second"
+Result = TypeVar("Result")
+
+
+def prove(store: ObjectStore, name: str, not_done: str = "nothing was started") -> None:
+    """Create, list, read, create again and delete one object.
+
+    Args:
+        store: Below which `probe/` is used.
+        name: How messages name it.
+        not_done: See HoldfastError.
+
+    Raises:
+        ConfigError: an operation is not permitted, or a second create replaced the object.
+        Unavailable: the store is unreachable.
+    """
+    path = f"{FOLDER}/{uuid.uuid4().hex}"
+    tried = _Tried(name, not_done)
+    tried(f"create objects in {name}", lambda: store.create(path, _FIRST))
+    try:
+        if path not in tried(f"list {name}", lambda: store.list(FOLDER)):
+            raise tried.unfit(f"{name} does not list an object that was created just before")
+        tried(f"read objects in {name}", lambda: store.get(path))
+        with suppress(AlreadyExists):
+            tried(f"create objects in {name}", lambda: store.create(path, _SECOND))
+            raise tried.unfit(f"{name} lets a second writer replace an existing object")
+    except BaseException:
+        with suppress(Unavailable):
+            store.delete(path)
+        raise
+    tried(f"delete objects in {name}", lambda: store.delete(path))
+
+
+class _Tried:
+    def __init__(self, name: str, not_done: str) -> None:
+        self._name, self._not_done = name, not_done
+
+    def __call__(self, to: str, operation: Callable[[], Result]) -> Result:
+        try:
+            return operation()
+        except Unavailable as error:
+            if (why := lasting(error.__cause__)) is None:
+                raise
+            raise ConfigError(f"cannot {to}: {why.cause}", not_done=self._not_done, next_step=why.next_step) from error
+
+    def unfit(self, what: str) -> ConfigError:
+        return ConfigError(
+            what,
+            not_done=self._not_done,
+            next_step="use a store that honours If-None-Match, such as Amazon S3, or a local file system",
+        )

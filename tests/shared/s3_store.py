@@ -1,0 +1,146 @@
+"""An S3 server on this machine, versitygw, whose connections pass through Toxiproxy.
+
+It keeps objects as files, so tests can measure and damage them without asking it. `make servers` builds both programs;
+HOLDFAST_S3_SERVER may name another versitygw.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness import wait
+
+from holdfast.chaos.live.faults.proxy import Toxiproxy
+
+VARIABLE, BUCKET = "HOLDFAST_S3_SERVER", "holdfast-tests"
+OWNER, SECRET = "owner", "owner-secret"
+_OPERATION = re.compile(rb" s3_(\w+) ")
+
+
+def find_server() -> Path:
+    """Return the program: at HOLDFAST_S3_SERVER, on the PATH, or where tools/bootstrap.sh installs it."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "holdfast" / "bin" / "versitygw"
+    named = os.environ.get(VARIABLE) or shutil.which("versitygw") or str(cache)
+    assert Path(named).is_file(), f"there is no S3 server at {named}; build one with: tools/bootstrap.sh s3"
+    return Path(named)
+
+
+@dataclass
+class S3Store:
+    """A running server with one bucket.
+
+    Args:
+        folder: Holds the server's files.
+        address: Of the server, without the proxy.
+        proxied: Of the proxy.
+    """
+
+    folder: Path
+    address: str
+    proxied: str
+    _proxies: Toxiproxy
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def files(self) -> Path:
+        """The folder of the bucket, with its objects as files."""
+        return self.folder / "objects" / BUCKET
+
+    def url(self, path: str) -> str:
+        """Return the URL of a prefix."""
+        return f"s3://{BUCKET}/{path}"
+
+    def environment(self, access: str = OWNER, secret: str = SECRET) -> dict[str, str]:
+        """Return what processes need to reach the store through the proxy."""
+        endpoint = f"http://{self.proxied}"
+        return {"AWS_ACCESS_KEY_ID": access, "AWS_SECRET_ACCESS_KEY": secret, "AWS_ENDPOINT_URL": endpoint}
+
+    def start(self) -> None:
+        """Start the server, again at the same address."""
+        own = {"ROOT_ACCESS_KEY": OWNER, "ROOT_SECRET_KEY": SECRET}
+        options: list[str | Path] = ["--quiet", "--keep-alive", "--iam-dir", self.folder / "accounts", "--iam-cache-disable"]
+        options += ["--access-log", self.folder / "requests.log", "--port", self.address]
+        with (self.folder / "s3.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [find_server(), *options, "posix", "--sidecar", self.folder / "about", self.folder / "objects"],
+                env={**os.environ, **own},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        wait(lambda: _listens(self.address), "the S3 server")
+
+    def stop(self) -> None:
+        """End the server; requests in flight are lost."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10)
+            self._process = None
+
+    def toxic(self, kind: str, stream: str = "downstream", **attributes: int) -> None:
+        """Add a fault to all connections; see Toxiproxy's documentation for the kinds."""
+        self._ask("POST", "/proxies/s3/toxics", type=kind, name=kind, stream=stream, attributes=attributes)
+
+    def untoxic(self, kind: str) -> None:
+        """Remove a fault."""
+        self._ask("DELETE", f"/proxies/s3/toxics/{kind}")
+
+    def reachable(self, reachable: bool) -> None:
+        """Let clients connect, or end their connections and refuse new ones."""
+        self._ask("POST", "/proxies/s3", enabled=reachable)
+
+    def account(self, access: str, secret: str) -> None:
+        """Create an account without any permission."""
+        owner = ("--access", OWNER, "--secret", SECRET, "--endpoint-url", f"http://{self.address}")
+        new = ("create-user", "--access", access, "--secret", secret, "--role", "user")
+        subprocess.run([find_server(), "admin", *owner, *new], check=True, capture_output=True)
+
+    def requests(self) -> Counter[str]:
+        """Return how many requests of each kind the server has answered."""
+        text = (self.folder / "requests.log").read_bytes()
+        return Counter(found.decode() for found in _OPERATION.findall(text))
+
+    def _ask(self, method: str, path: str, **body: Any) -> None:
+        address = f"http://{self._proxies.address}{path}"
+        request = urllib.request.Request(address, json.dumps(body).encode(), method=method)
+        request.add_header("Content-Type", "application/json")
+        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10).close()
+
+
+@contextlib.contextmanager
+def s3_store(folder: Path) -> Iterator[S3Store]:
+    """Run a server, and Toxiproxy in front of it, until the block ends."""
+    for each in ("objects", "about", "accounts"):
+        (folder / each).mkdir(parents=True)
+    (folder / "objects" / BUCKET).mkdir()
+    with contextlib.closing(Toxiproxy(folder / "toxiproxy.log")) as proxies:
+        store = S3Store(folder, _free_address(), _free_address(), proxies)
+        try:
+            store.start()
+            store._ask("POST", "/proxies", name="s3", listen=store.proxied, upstream=store.address)
+            yield store
+        finally:
+            store.stop()
+
+
+def _free_address() -> str:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{found.getsockname()[1]}"
+
+
+def _listens(address: str) -> bool:
+    host, port = address.split(":")
+    with socket.socket() as tried:
+        return tried.connect_ex((host, int(port))) == 0
