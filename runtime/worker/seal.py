@@ -26,6 +26,7 @@ from holdfast.sinks.staging import Part, Stage
 from holdfast.state.changelog import SegmentHeader, seal_into
 from holdfast.state.store import StateStore
 from holdfast.state.tables.delta import Changes
+from holdfast.storage.bulk import put_each
 from holdfast.storage.hashing import Sink
 
 
@@ -46,12 +47,9 @@ class SealJob:
         if self._parts is None:
             sealed = {sink: stage.seal(hashed=self.audit == ROWS) for sink, stage in self.stages.items()}
             self._parts = {sink: part for sink, part in sealed.items() if part is not None}
-        staged = dict[str, Staged]()
-        for sink, part in self._parts.items():
-            path = self._staged_path(sink)
-            store.put(path, part.data)
-            ref = ObjectRef(path, len(part.data), hashlib.sha256(part.data).hexdigest())
-            staged[sink] = Staged((ref,), part.rows)
+        paths = {sink: self._staged_path(sink) for sink in self._parts}
+        put_each(store, {paths[sink]: part.data for sink, part in self._parts.items()})
+        staged = {sink: Staged((_reference(paths[sink], part.data),), part.rows) for sink, part in self._parts.items()}
         return Sealed(segment, staged, {sink: part.digest for sink, part in self._parts.items()})
 
     def _write_segment(self, store: ObjectStore) -> SegmentRef:
@@ -69,6 +67,10 @@ class SealJob:
     def _staged_path(self, sink: str) -> str:
         h = self.header
         return f"staged/{h.generation:08d}/{h.epoch:012d}/{h.worker}-{sink}.arrow"
+
+
+def _reference(path: str, data: bytes) -> ObjectRef:
+    return ObjectRef(path, len(data), hashlib.sha256(data).hexdigest())
 
 
 def segment_job(

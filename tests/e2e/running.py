@@ -179,7 +179,9 @@ def differences(
     problems = []
     for table in tables:
         rows = wanted[table]
-        found = set(hf.log(f"{store or folder}/{table}", as_table=True).collect().rows()) if table == "changes" else set()
+        found = (
+            set(hf.log(f"{store or folder}/{table}", as_table=True).collect().rows()) if table == "changes" else set()
+        )
         if table != "changes":
             with contextlib.closing(sqlite3.connect(folder / ("last.db" if table == "last" else "out.db"))) as database:
                 found = set(database.execute(f"SELECT {', '.join(rows.columns)} FROM {table}"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -76,6 +76,10 @@ class BulkObjects(CountingObjects):
         self.requests["get together"] += 1
         with self._lock:
             return {path: self._objects[path] for path in paths if path in self._objects}
+
+    def put_many(self, objects: Mapping[str, bytes]) -> None:
+        for path, data in objects.items():
+            self.put(path, data)
 
     def delete_many(self, paths: Sequence[str]) -> None:
         assert 0 < len(paths) <= PAGE

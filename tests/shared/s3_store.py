@@ -70,7 +70,13 @@ class S3Store:
     def start(self) -> None:
         """Start the server, again at the same address."""
         own = {"ROOT_ACCESS_KEY": OWNER, "ROOT_SECRET_KEY": SECRET}
-        options: list[str | Path] = ["--quiet", "--keep-alive", "--iam-dir", self.folder / "accounts", "--iam-cache-disable"]
+        options: list[str | Path] = [
+            "--quiet",
+            "--keep-alive",
+            "--iam-dir",
+            self.folder / "accounts",
+            "--iam-cache-disable",
+        ]
         options += ["--access-log", self.folder / "requests.log", "--port", self.address]
         with (self.folder / "s3.log").open("ab") as log:
             self._process = subprocess.Popen(

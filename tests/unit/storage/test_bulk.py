@@ -87,7 +87,7 @@ class TestReads:
         bucket.objects = {f"root/log/{n}": b"%d" % n for n in range(0, 200, 2)}
         found = get_each(store, [f"log/{n}" for n in range(200)])
         assert found == {f"log/{n}": b"%d" % n for n in range(0, 200, 2)}
-        assert 1 < bucket.reading_most <= remote.READS_MAX
+        assert 1 < bucket.reading_most <= remote.TOGETHER_MAX
 
     def test_a_read_is_one_request(self, store: FsspecObjects, bucket: Bucket) -> None:
         """By default s3fs asks for the size first."""

@@ -1,0 +1,65 @@
+"""Jobs whose root and logs are in an S3 store that is slow, breaks connections and goes away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import wait
+from running import Run, differences, make_input, running
+from s3_store import S3Store, s3_store
+
+pytestmark = [pytest.mark.e2e, pytest.mark.s3, pytest.mark.toxiproxy]
+
+LOCAL = ("--master", "local[4]")
+RATE = ("--max-records-per-second", "10000")
+ROWS = 120_000
+AWAY_S = 10.0
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Store]:
+    with s3_store(tmp_path / "s3") as running:
+        for name, value in running.environment().items():
+            monkeypatch.setenv(name, value)
+        yield running
+
+
+def epochs_go_on(run: Run) -> None:
+    """Wait until three more epochs are completed."""
+    last = run.lines[-1]["epoch"]
+    run.wait_for(lambda p: p["epoch"] >= last + 3, f"epochs after {last}")
+
+
+def test_a_store_that_is_slow_breaks_connections_and_goes_away_costs_only_time(tmp_path: Path, store: S3Store) -> None:
+    at = store.url("jobs")
+    frame = make_input(at, ROWS)
+    store.toxic("latency", latency=100, jitter=20)
+    with running(tmp_path, *LOCAL, *RATE, COUNTING_STORE=at) as run:
+        before = run.wait_until_running(1_000)
+        os.kill(before["workers"][0]["pid"], signal.SIGKILL)
+        run.wait_for(lambda p: p["state"] == "running" and p["generation"] > before["generation"], "a new generation")
+        epochs_go_on(run)
+
+        asked = store.requests()
+        store.toxic("limit_data", bytes=200)  # answers are cut off: some requests took effect
+        wait(lambda: (store.requests() - asked)["PutObject"] > 3, "objects that were written without an answer")
+        store.untoxic("limit_data")
+        epochs_go_on(run)
+
+        store.reachable(False)
+        gone_at, asked, epoch = time.monotonic(), store.requests(), run.lines[-1]["epoch"]
+        wait(lambda: time.monotonic() > gone_at + AWAY_S, "the end of the outage", 2 * AWAY_S)
+        assert not store.requests() - asked
+        assert run.lines[-1]["epoch"] <= epoch + 1 and run.lines[-1]["records_in"] < ROWS  # sources wait
+        store.reachable(True)
+        epochs_go_on(run)
+
+        store.untoxic("latency")
+        assert run.finish() == 0, run.errors()
+    assert len(run.lines[-1]["restarts"]) == 1  # the kill; no fault of the store restarts anything
+    assert differences(tmp_path, frame, store=at) == []
