@@ -17,7 +17,6 @@ from holdfast.errors import AlreadyExists, ConfigError, Unavailable
 from holdfast.ports import ObjectStore
 from holdfast.storage.s3_errors import lasting
 
-FOLDER = "probe"
 _FIRST, _SECOND = b"first", b"second"
 Result = TypeVar("Result")
 
@@ -26,7 +25,7 @@ def prove(store: ObjectStore, name: str, not_done: str = "nothing was started") 
     """Create, list, read, create again and delete one object.
 
     Args:
-        store: Below which `probe/` is used.
+        store: Holds the object meanwhile.
         name: How messages name it.
         not_done: See HoldfastError.
 
@@ -34,12 +33,11 @@ def prove(store: ObjectStore, name: str, not_done: str = "nothing was started") 
         ConfigError: an operation is not permitted, or a second create replaced the object.
         Unavailable: the store is unreachable.
     """
-    path = f"{FOLDER}/{uuid.uuid4().hex}"
+    path = f"probe-{uuid.uuid4().hex}"
     tried = _Tried(name, not_done)
     tried(f"create objects in {name}", lambda: store.create(path, _FIRST))
     try:
-        if path not in tried(f"list {name}", lambda: store.list(FOLDER)):
-            raise tried.unfit(f"{name} does not list an object that was created just before")
+        tried(f"list {name}", lambda: store.list(path))
         tried(f"read objects in {name}", lambda: store.get(path))
         with suppress(AlreadyExists):
             tried(f"create objects in {name}", lambda: store.create(path, _SECOND))

@@ -106,8 +106,7 @@ def prepare(
     refuse_private_memory(plan, settings.root)
     check_settings(plan, settings)
     root = join(settings.root, plan.app)
-    store = open_objects(root)
-    prove(store, f"the root {root}", not_done="the job was not started")
+    store = _opened(root)
     repository = Repository(store)
     job = read_whole_log(plan.app, store, repository)
     if savepoint is not None:
@@ -137,6 +136,12 @@ def prepare(
     checked = master.Checked(NO_EPOCH if before is None else before.epoch, known)
     found = (plan, settings, root, store, repository, job, operators, partitions | copies, until, warnings)
     return Prepared(*found, gone_sinks, checked, adopted)
+
+
+def _opened(root: str) -> ObjectStore:
+    store = open_objects(root)
+    prove(store, f"the root {root}", not_done="the job was not started")
+    return store
 
 
 def check_settings(plan: Plan, settings: Settings) -> None:

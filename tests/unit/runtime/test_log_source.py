@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from counted import BulkObjects
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.plan.source import OpenSource, Source
 from holdfast.runtime.rows.schema import schema_of
-from holdfast.runtime.sources.log import Log
-from holdfast.storage.log.log import LogWriter, create_log
+from holdfast.runtime.sources.log import Log, OpenLog
+from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
 
 ANY_BYTES = 1 << 30
@@ -120,3 +121,36 @@ class TestOpenLog:
 
     def test_the_source_has_the_identity_of_the_log(self, opened: OpenSource, writer: LogWriter) -> None:
         assert writer.meta.uuid in opened.identity(0, 1)
+
+
+class TestLooks:
+    """Where a request costs a round trip, a worker seldom looks for new commits, and once for all partitions."""
+
+    def opened(self, every_s: float) -> tuple[BulkObjects, LogWriter, OpenLog, list[float]]:
+        store, now = BulkObjects(), [0.0]
+        create_log(store, schema_of(Word), partitions=2)
+        writer = LogWriter(store)
+        return store, writer, OpenLog(LogReader(store), every_s, lambda: now[0]), now
+
+    def test_all_partitions_share_one_look(self) -> None:
+        store, writer, log, now = self.opened(every_s=0.1)
+        for _ in range(10):
+            assert log.read(0, 0, ANY_BYTES) == (None, 0)
+            store.requests.clear()
+            assert log.read(1, 0, ANY_BYTES) == (None, 0)
+            assert not store.requests
+            now[0] += 0.01
+        writer.append({0: rows(1), 1: rows(2)})
+        now[0] += 0.1
+        assert log.read(1, 0, ANY_BYTES)[1] == 1
+        assert log.read(0, 0, ANY_BYTES)[1] == 1
+
+    def test_a_sealed_log_is_not_asked_again(self) -> None:
+        store, writer, log, _ = self.opened(every_s=0.0)
+        writer.append({0: rows(1)})
+        writer.seal()
+        assert log.read(0, 0, ANY_BYTES)[1] == 1
+        store.requests.clear()
+        assert log.read(0, 1, ANY_BYTES) == (None, 1) and log.ended(0, 1)
+        assert log.end_offsets() == {0: 1, 1: 0}
+        assert not store.requests
