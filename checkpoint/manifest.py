@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
+import pyarrow as pa
 
 from holdfast.checkpoint.audit import Audit, PartAudit, manifest_audit
 from holdfast.checkpoint.bases import advanced
@@ -40,10 +41,12 @@ from holdfast.model import (
     Writer,
 )
 
-FORMAT_VERSION = 3
-"""Manifests with state columns that are not plain. Those without are written as the oldest version that has what they
-hold: 2 with operators that evolved, 1 without."""
-_VERSION_WITH_FIELDS, _FIRST_VERSION = 2, 1
+FORMAT_VERSION = 6
+"""Compressed manifests. Smaller ones are written as the oldest version that has what they hold: 3 with state columns
+that are not plain, 2 with operators that evolved, 1 without."""
+_VERSION_WITH_TYPES, _VERSION_WITH_FIELDS, _FIRST_VERSION = 3, 2, 1
+COMPRESSED_FROM_BYTES = 1 << 16
+"""Of some ten workers with full histories; others are plain JSON, which earlier releases read."""
 _PLAIN_TYPES = frozenset(
     (
         "bool",
@@ -123,6 +126,16 @@ class _Version(msgspec.Struct):
     v: int
 
 
+class _Compressed(msgspec.Struct):
+    """A manifest of an earlier version, as a frame of zstd; JSON, so that earlier releases see the version."""
+
+    size: int
+    """Bytes of the manifest."""
+    zstd: bytes
+    """Base64 in JSON."""
+    v: int = FORMAT_VERSION
+
+
 class _Object(msgspec.Struct, gc=False):
     path: str
 
@@ -153,8 +166,10 @@ class _Parts(msgspec.Struct):
 
 
 Read = TypeVar("Read")
-_VERSION, _MANIFEST, _PARTS = (
+_ZSTD = pa.Codec("zstd", compression_level=1)
+_VERSION, _COMPRESSED, _MANIFEST, _PARTS = (
     msgspec.json.Decoder(_Version),
+    msgspec.json.Decoder(_Compressed),
     msgspec.json.Decoder(Manifest),
     msgspec.json.Decoder(_Parts),
 )
@@ -181,13 +196,16 @@ class SubtaskPart(msgspec.Struct, frozen=True):
 def encode(manifest: Manifest) -> bytes:
     """Return the manifest as JSON."""
     version = max(map(_version_of, manifest.operators), default=_FIRST_VERSION)
-    return msgspec.json.encode(msgspec.structs.replace(manifest, v=version))
+    data = msgspec.json.encode(msgspec.structs.replace(manifest, v=version))
+    if len(data) < COMPRESSED_FROM_BYTES:
+        return data
+    return msgspec.json.encode(_Compressed(len(data), _ZSTD.compress(data, asbytes=True)))
 
 
 def _version_of(operator: OperatorState) -> int:
     """Return the oldest version that has what is recorded of an operator."""
     if not all(type_name in _PLAIN_TYPES for _, type_name in operator.schema.get("columns", ())):
-        return FORMAT_VERSION
+        return _VERSION_WITH_TYPES
     return _VERSION_WITH_FIELDS if FIELDS in operator.schema else _FIRST_VERSION
 
 
@@ -208,9 +226,11 @@ def named_in(data: bytes, ref: ObjectRef) -> Named:
 def _decoded(decoder: msgspec.json.Decoder[Read], data: bytes, ref: ObjectRef) -> Read:
     try:
         version = _VERSION.decode(data).v
+        if version == FORMAT_VERSION:
+            data = _decompressed(_COMPRESSED.decode(data))
         if _FIRST_VERSION <= version <= FORMAT_VERSION:
             return decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, pa.ArrowException, OSError) as error:
         raise Damaged(
             f"manifest {ref.path} cannot be read: {error}",
             not_done="no state was restored from it",
@@ -221,6 +241,12 @@ def _decoded(decoder: msgspec.json.Decoder[Read], data: bytes, ref: ObjectRef) -
         not_done="no state was restored from it",
         next_step="run the job with the version that wrote it, or with a newer one",
     )
+
+
+def _decompressed(compressed: _Compressed) -> bytes:
+    """Return the manifest. Raises OSError if the frame is not one of this size."""
+    data: bytes = _ZSTD.decompress(compressed.zstd, decompressed_size=compressed.size, asbytes=True)
+    return data
 
 
 def follow(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -62,4 +64,63 @@ def test_a_store_that_is_slow_breaks_connections_and_goes_away_costs_only_time(t
         store.untoxic("latency")
         assert run.finish() == 0, run.errors()
     assert len(run.lines[-1]["restarts"]) == 1  # the kill; no fault of the store restarts anything
+    assert differences(tmp_path, frame, store=at) == []
+
+
+def strikes(run: Run, store: S3Store, rng: random.Random) -> dict[str, Callable[[], None]]:
+    """Return the faults of this test, by name; each has fired when it returns."""
+
+    def kill() -> None:
+        worker = rng.choice([worker for worker in run.lines[-1]["workers"] if worker["subtasks"]])
+        generation = run.lines[-1]["generation"]
+        os.kill(worker["pid"], signal.SIGKILL)
+        run.wait_for(lambda p: p["generation"] > generation, "a new generation")
+
+    def without_answers() -> None:
+        asked = store.requests()
+        store.toxic("limit_data", bytes=rng.choice([1, 200, 2_000]))
+        wait(lambda: (store.requests() - asked).total() > 10, "requests without an answer")
+        store.untoxic("limit_data")
+
+    def slower() -> None:
+        store.toxic("bandwidth", rate=rng.choice([20, 200]))
+        asked = store.requests()
+        wait(lambda: (store.requests() - asked).total() > 20, "slow requests")
+        store.untoxic("bandwidth")
+
+    def away() -> None:
+        store.reachable(False)
+        ends_at = time.monotonic() + rng.choice([1.0, 8.0, 30.0])
+        wait(lambda: time.monotonic() > ends_at, "the end of the outage", 60.0)
+        store.reachable(True)
+
+    def restarted() -> None:
+        store.stop()
+        store.start()
+
+    return {strike.__name__: strike for strike in (kill, without_answers, slower, away, restarted)}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3_600)
+def test_many_faults_of_store_and_workers_lose_and_duplicate_nothing(tmp_path: Path, store: S3Store) -> None:
+    """For MINUTES, 15 by default; prints what it did, and what an epoch asked of the store."""
+    minutes, rng = float(os.environ.get("MINUTES", "15")), random.Random(7)
+    at, rows, fired = store.url("jobs"), int(minutes * 60 * 12_000), Counter[str]()
+    frame = make_input(at, rows)
+    store.toxic("latency", latency=100, jitter=20)
+    with running(tmp_path, *LOCAL, *RATE, COUNTING_STORE=at, HOLDFAST_RESTART_FAILURES_MAX="1000") as run:
+        run.wait_until_running(1_000)
+        began, asked, first = time.monotonic(), store.requests(), run.lines[-1]["epoch"]
+        while time.monotonic() < began + minutes * 60 and run.lines[-1]["records_in"] < rows * 0.9:
+            name, strike = rng.choice(list(strikes(run, store, rng).items()))
+            strike()
+            fired[name] += 1
+            epochs_go_on(run)
+        requests, epochs = store.requests() - asked, run.lines[-1]["epoch"] - first
+        store.untoxic("latency")
+        assert run.finish(600) == 0, run.errors()
+    per_epoch = ", ".join(f"{kind} {count / epochs:.1f}" for kind, count in requests.most_common())
+    print(f"\nfaults: {dict(fired)}; epochs: {epochs}; requests per epoch: {per_epoch}")
+    assert len(fired) == 5
     assert differences(tmp_path, frame, store=at) == []
