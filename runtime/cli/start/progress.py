@@ -70,6 +70,7 @@ class Tally:
                 {"at": r.at, "cause": r.cause, "recovery_ms": r.recovery_ms, "rewind": r.rewind}
                 for r in status.restarts
             ],
+            "problems": [{"code": p.code, "what": p.what, "next": p.next} for p in status.problems],
         }
 
     def _lag(self, rows: Sequence[SourceRow]) -> int | None:
@@ -125,6 +126,8 @@ class Progress:
         self._shown_at = float("-inf")
         self._state: str | None = None
         self._recoveries = 0
+        self._problems: dict[str, str] = {}
+        """What was reported and lasts, by code."""
         self._open = False
         self._last_line: str | None = None
 
@@ -140,6 +143,7 @@ class Progress:
         shown = self._tally.take(status, now_s)
         if self._style != "json":
             self._note_recoveries(shown)
+            self._note_problems(shown)
         due = now_s - self._shown_at >= SHOW_EVERY_S or shown["state"] != self._state
         if due and shown["state"] not in _OVER:
             self._shown_at, self._state = now_s, shown["state"]
@@ -158,6 +162,17 @@ class Progress:
             did = "went back" if restart["rewind"] else "recovered"
             self.note(f"{did} in {text.span(restart['recovery_ms'])}: {restart['cause']}")
         self._recoveries = len(recovered)
+
+    def _note_problems(self, shown: Mapping[str, Any]) -> None:
+        """Report each problem when it begins and when it is gone, not each attempt in between."""
+        if shown["state"] in _OVER:
+            return  # the end of the run reports its error
+        present = {problem["code"]: problem for problem in shown["problems"]}
+        for code in [code for code in self._problems if code not in present]:
+            self.note(f"this is over: {self._problems.pop(code)}")
+        for code in [code for code in present if code not in self._problems]:
+            self._problems[code] = present[code]["what"]
+            self.note(f"problem: {present[code]['what']}. Next: {present[code]['next'] or 'none, it is retried'}")
 
     def _show(self, shown: Mapping[str, Any]) -> None:
         if self._style == "json":

@@ -128,6 +128,22 @@ class TestProgress:
         progress.update(status(8, restarts=[restart]))
         assert capsys.readouterr().err.splitlines().count("recovered in 600 ms: w1 was killed") == 1
 
+    def test_a_problem_is_reported_when_it_begins_and_when_it_is_over(self, capsys: pytest.CaptureFixture[str]) -> None:
+        progress = Progress("plain", Tally({}))
+        for attempt in (1, 2):
+            problem = {"code": "root_refused", "what": f"the root refuses it ({attempt})", "next": "look"}
+            progress.update(status(7, problems=[problem]))
+        said = capsys.readouterr().err.splitlines()
+        assert [text for text in said if "root" in text] == ["problem: the root refuses it (1). Next: look"]
+        progress.update(status(8))
+        progress.update(status(9))
+        assert capsys.readouterr().err.splitlines().count("this is over: the root refuses it (1)") == 1
+
+    def test_problems_are_part_of_json(self, capsys: pytest.CaptureFixture[str]) -> None:
+        problem = {"code": "root_refused", "what": "the root refuses it", "next": "look"}
+        Progress("json", Tally({})).update(status(7, problems=[problem]))
+        assert json.loads(capsys.readouterr().out)["problems"] == [problem]
+
     def test_a_slow_start_is_shown_only_when_it_changes(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
