@@ -11,6 +11,7 @@ from holdfast.frozen import replace
 from holdfast.runtime.driver import standbys
 from holdfast.runtime.driver.state import Effect, Master, Running, Send
 from holdfast.runtime.wire import messages as m
+from holdfast.runtime.worker import following
 
 Right = Callable[..., Any]
 
@@ -36,8 +37,20 @@ def runs_ahead(right: Right) -> Right:
     return follow
 
 
+def leaves_out_the_newest(right: Right) -> Right:
+    """A standby absorbs all new segments but the newest, and takes its copy for complete."""
+
+    def opened_beyond(*which: Any, **more: Any) -> Any:
+        found = right(*which, **more)
+        return found[:-1] if found else found
+
+    return opened_beyond
+
+
 VERSIONS: tuple[tuple[str, str, str, tuple[Any, str, Callable[[Right], Right]], int], ...] = (
     ("standby-ahead-of-commit", "DESIGN 4.5", "a standby follows an epoch before its record is in the log",
      (standbys, "follow", runs_ahead), 48),
+    ("standby-leaves-out-a-segment", "DESIGN 5", "a standby takes its copy for complete without the newest segment",
+     (following, "opened_beyond", leaves_out_the_newest), 1_090),
 )  # fmt: skip
 """Name, rules, what it does, what it replaces, first seed."""
