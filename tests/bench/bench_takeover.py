@@ -38,8 +38,9 @@ def bench_takeover(bench: Bench, tmp_path: Path, keys: int, standbys: int) -> No
         keys = 2_000_000
     keys = bench.size("keys", smoke=keys // 100, full=keys)
     kills = bench.size("kills", smoke=2, full=10)
-    write_input(tmp_path, keys, RATE * GOES_ON_S)
-    flags = ("--master", "local[4]", "--max-records-per-second", str(RATE), "--standbys", str(standbys))
+    rate = min(RATE, keys)
+    write_input(tmp_path, keys, rate * GOES_ON_S)
+    flags = ("--master", "local[4]", "--max-records-per-second", str(rate), "--standbys", str(standbys))
     job = Path(__file__).with_name("takeover_job.py")
     folder, first_ms, came_by = tmp_path / "root" / "takeover", [], set[str]()
     with bench.timed(), running(tmp_path, *flags, job=job, HOLDFAST_RESTART_FAILURES_MAX="100") as run:
