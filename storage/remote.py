@@ -9,6 +9,7 @@ Source: fsspec `pipe_file(mode="create")`, s3fs >= 2025.7 (older ones skip the c
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ from holdfast.storage.bulk import Page
 from holdfast.storage.paths import checked_folder, checked_path
 from holdfast.storage.s3_errors import NO_BUCKET, Refusal, code_of, meaning
 from holdfast.storage.uploading import PART_BYTES, uploading
+
+_log = logging.getLogger(__name__)
 
 _NO_SUCH = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _S3FS_OLDEST = (2025, 7)
@@ -51,6 +54,8 @@ class FsspecObjects:
         options = _CLIENT if urlsplit(url).scheme == "s3" else {}
         self._files, root = url_to_fs(self.url, use_listings_cache=False, skip_instance_cache=True, **options)
         self._root = root.rstrip("/")
+        if options:
+            self._files.loop.call_soon_threadsafe(self._files.loop.set_exception_handler, _without_lost_connections)
         self._failures = _failures_of(urlsplit(url).scheme)
         self._in_parts = _IN_PARTS if urlsplit(url).scheme == "s3" else {}
         self._whole = _WHOLE if urlsplit(url).scheme == "s3" else {}
@@ -221,6 +226,14 @@ class FsspecObjects:
             f"check that {self.url} is reachable and the credentials are valid, then try again",
         )
         raise Unavailable(f"{doing} in {self.url} failed: {cause}", not_done=not_done, next_step=next_step) from error
+
+
+def _without_lost_connections(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Keep tracebacks of lost connections off the terminal; the request itself fails, and is repeated or reported."""
+    if isinstance(error := context.get("exception"), ConnectionError):
+        _log.debug("a connection was lost: %r", error)
+    else:
+        loop.default_exception_handler(context)
 
 
 async def _side_by_side(ask: Callable[[str], Awaitable[bytes]], places: Sequence[str]) -> list[bytes | BaseException]:

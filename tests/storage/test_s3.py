@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import botocore.auth  # type: ignore[import-untyped]
+import fsspec.asyn
 import pytest
 import s3fs
 from s3_store import BUCKET, OWNER, SECRET, S3Store, s3_store
@@ -123,6 +125,18 @@ class TestFaults:
         finally:
             server.reachable(True)
         assert store.list("") == []
+
+    def test_a_lost_connection_leaves_no_traceback_on_the_terminal(
+        self, store: ObjectStore, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store.create("object", b"x")  # the loop runs
+        loop = fsspec.asyn.get_loop()
+        for error in (ConnectionResetError("Cannot write"), KeyError("a fault of a program")):
+            context = {"message": "Task exception was never retrieved", "exception": error}
+            loop.call_soon_threadsafe(loop.call_exception_handler, context)
+        assert store.get("object") == b"x"  # the loop has run since
+        shown = [each for each in caplog.records if each.levelno >= logging.WARNING]
+        assert [type(each.exc_info[1]) for each in shown if each.exc_info] == [KeyError]
 
 
 class TestRefusals:
