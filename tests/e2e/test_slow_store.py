@@ -119,6 +119,10 @@ def test_many_faults_of_store_and_workers_lose_and_duplicate_nothing(tmp_path: P
             epochs_go_on(run)
         requests, epochs = store.requests() - asked, run.lines[-1]["epoch"] - first
         store.untoxic("latency")
+        run.process.send_signal(signal.SIGINT)
+        assert run.finish() == 0, run.errors()
+        assert run.lines[-1]["state"] == "stopped"
+    with running(tmp_path, *LOCAL, COUNTING_STORE=at) as run:  # reads the rest at full speed
         assert run.finish(600) == 0, run.errors()
     per_epoch = ", ".join(f"{kind} {count / epochs:.1f}" for kind, count in requests.most_common())
     print(f"\nfaults: {dict(fired)}; epochs: {epochs}; requests per epoch: {per_epoch}")
