@@ -22,9 +22,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast.checkpoint.audit import Audit, PartAudit, manifest_audit
-from holdfast.checkpoint.bases import advanced
+from holdfast.checkpoint.bases import advanced, undelivered
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import (
+    CHANGELOG,
     Epoch,
     Generation,
     JobUuid,
@@ -40,10 +41,11 @@ from holdfast.model import (
     Writer,
 )
 
-FORMAT_VERSION = 3
-"""Manifests with state columns that are not plain. Those without are written as the oldest version that has what they
-hold: 2 with operators that evolved, 1 without."""
-_VERSION_WITH_FIELDS, _FIRST_VERSION = 2, 1
+FORMAT_VERSION = 4
+"""Manifests of jobs whose changelog goes to a topic: an earlier version would take the segments that they name for all
+of the state. Others are written as the oldest version that has what they hold: 3 with state columns that are not plain,
+2 with operators that evolved, 1 without."""
+_VERSION_WITH_COLUMNS, _VERSION_WITH_FIELDS, _FIRST_VERSION = 3, 2, 1
 _PLAIN_TYPES = frozenset(
     (
         "bool",
@@ -103,6 +105,13 @@ class Manifest(msgspec.Struct, frozen=True):
     """Omitted if unknown, and in manifests of older versions."""
     shape: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
     """The shape of the job's code; omitted in manifests of older versions. Opaque here: shape.py makes it."""
+    changelog: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    """The place of the topic that holds the state but for the segments named here; omitted if these are all."""
+
+    @property
+    def topic(self) -> dict[str, str] | None:
+        """Return the place of the changelog's topic, None if there is none."""
+        return None if self.changelog is msgspec.UNSET else self.changelog
 
     @property
     def audited(self) -> Audit | None:
@@ -181,13 +190,14 @@ class SubtaskPart(msgspec.Struct, frozen=True):
 def encode(manifest: Manifest) -> bytes:
     """Return the manifest as JSON."""
     version = max(map(_version_of, manifest.operators), default=_FIRST_VERSION)
+    version = version if manifest.topic is None else FORMAT_VERSION
     return msgspec.json.encode(msgspec.structs.replace(manifest, v=version))
 
 
 def _version_of(operator: OperatorState) -> int:
     """Return the oldest version that has what is recorded of an operator."""
     if not all(type_name in _PLAIN_TYPES for _, type_name in operator.schema.get("columns", ())):
-        return FORMAT_VERSION
+        return _VERSION_WITH_COLUMNS
     return _VERSION_WITH_FIELDS if FIELDS in operator.schema else _FIRST_VERSION
 
 
@@ -263,11 +273,12 @@ def follow(
                 fresh.append(Pending(Writer(sink, part.subtask), Tag(header.timeline, header.epoch), staged))
     digests = manifest_audit(header.follows, audit, [part.audit for part in parts])
     open_pending = [item for item in pending if item.writer not in tags or tags[item.writer] < item.tag]
+    delivered = {writer.subtask: tag.epoch for writer, tag in tags.items() if writer.sink == CHANGELOG}
     return msgspec.structs.replace(
         header,
         audit=msgspec.UNSET if digests is None else digests,
         positions=tuple(offsets[partition] for partition in sorted(offsets)),
-        state=tuple(_advanced(handle, parts[handle.subtask]) for handle in handles),
+        state=tuple(undelivered(_advanced(handle, parts[handle.subtask]), delivered) for handle in handles),
         pending=(*open_pending, *fresh),
         confirmed=tuple(
             Confirmed(writer, tag) for writer, tag in sorted(tags.items(), key=lambda kv: (kv[0].sink, kv[0].subtask))

@@ -12,17 +12,23 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from holdfast.checkpoint.bases import Merge, pieces
+from holdfast.checkpoint.bases import Merge
 from holdfast.checkpoint.repository import open_verified, write_object
 from holdfast.model import NO_EPOCH, Epoch, SegmentRef, WorkerId
 from holdfast.ports import ObjectStore
+from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.worker.local import Opened, Target, cut_of
+from holdfast.runtime.worker.topic import Older, older
+from holdfast.sinks.changelogs import CompactedMeanwhile
 from holdfast.state.changelog import SegmentHeader
 from holdfast.state.compact import compact
 from holdfast.state.store import Piece
 from holdfast.state.tables.spec import TableSpec
 from holdfast.storage.hashing import Sink
+
+ROUNDS_MAX = 3
+"""Attempts at a restore that compactions of the topic interrupt."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +62,13 @@ class CompactJob:
 
 
 def restore(
-    opened: Opened, target: Target, store: ObjectStore, advanced: Callable[[int, int], object] = lambda *_: None
+    opened: Opened,
+    plan: Plan,
+    target: Target,
+    store: ObjectStore,
+    advanced: Callable[[int, int], object] = lambda *_: None,
 ) -> None:
-    """Bring an opened store to its target: the state in the folder, then the pieces above it.
+    """Bring an opened store to its target: the state in the folder, then the changelog's topic, then the pieces above.
 
     A folder older than a base is not used: the base does not record what was deleted in between. One piece is open at a
     time, and a bounded number of its rows is in memory.
@@ -67,8 +77,22 @@ def restore(
         advanced: Receives the bytes of all pieces restored so far, and of all pieces together; also while a large
             piece is being restored.
     """
-    owned, found, applied = target.handle.key_groups, pieces(target.handle), opened.applied
-    if applied is not None and any(p.follows == NO_EPOCH and p.epoch > applied for p in found):
+    for attempt in range(ROUNDS_MAX):
+        try:
+            _restore(opened, older(plan, target), store, advanced)
+            break
+        except CompactedMeanwhile:
+            if attempt + 1 == ROUNDS_MAX:
+                raise
+    opened.store.completed(cut_of(target))
+
+
+def _restore(opened: Opened, past: Older, store: ObjectStore, advanced: Callable[[int, int], object]) -> None:
+    target, found, applied = past.target, past.newer, opened.applied
+    owned = target.handle.key_groups
+    if applied is not None and any(p.follows == NO_EPOCH and p.writer is None and p.epoch > applied for p in found):
+        applied = None
+    if not past.usable(applied, opened.key_groups):
         applied = None
     if applied is not None and opened.key_groups == owned:
         found = tuple(piece for piece in found if piece.epoch > applied)
@@ -77,6 +101,7 @@ def restore(
 
     def read() -> Iterator[Piece]:
         nonlocal done
+        yield from past.pieces(applied or NO_EPOCH, found)
         for piece in found:
             with open_verified(store, piece.object) as file:
                 yield Piece(file, piece.key_groups or owned)
@@ -85,20 +110,35 @@ def restore(
 
     based = None if applied is None else opened.key_groups
     opened.store.restore(target.base_epoch, read(), applied, based, lambda: advanced(done, total))
-    opened.store.completed(cut_of(target))
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """What brings state as of an epoch to a target: records of the topic, then pieces, which are open."""
+
+    records: Iterator[Piece]
+    stored: tuple[Piece, ...]
+
+    def __iter__(self) -> Iterator[Piece]:
+        yield from self.records
+        yield from self.stored
 
 
 def opened_beyond(
-    target: Target, epoch: Epoch, store: ObjectStore, held: ExitStack, bytes_max: int | None = None
-) -> list[Piece] | None:
+    plan: Plan, target: Target, epoch: Epoch, store: ObjectStore, held: ExitStack, bytes_max: int | None = None
+) -> Beyond | None:
     """Open the pieces that bring state as of this epoch to the target, until `held` closes; None if no pieces do.
 
-    They do not if one is a base: it does not record what was deleted in between. Nor if they are larger than
-    `bytes_max` together.
+    They do not if one is a base: it does not record what was deleted in between; nor if the topic is compacted beyond
+    the epoch. Nor if they are larger than `bytes_max` together.
     """
-    newer = tuple(piece for piece in pieces(target.handle) if piece.epoch > epoch)
+    past = older(plan, target)
+    newer = tuple(piece for piece in past.newer if piece.epoch > epoch)
     large = bytes_max is not None and sum(piece.object.size for piece in newer) > bytes_max
-    if large or any(piece.follows == NO_EPOCH for piece in newer):
+    if large or any(piece.follows == NO_EPOCH and piece.writer is None for piece in newer):
         return None
     owned = target.handle.key_groups
-    return [Piece(held.enter_context(open_verified(store, p.object)), p.key_groups or owned) for p in newer]
+    if not past.usable(epoch, owned):
+        return None
+    stored = tuple(Piece(held.enter_context(open_verified(store, p.object)), p.key_groups or owned) for p in newer)
+    return Beyond(past.pieces(epoch, newer), stored)

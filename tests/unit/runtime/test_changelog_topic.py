@@ -1,0 +1,233 @@
+"""Jobs whose changelog goes to a log: the state comes back from the log alone, in both modes.
+
+Whenever the log has confirmed the changes of an epoch, the segments that hold them are deleted under the root. Through
+killed workers and drivers, rescaling, rewinds and compactions, output equals a computation in plain Python.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import holdfast as hf
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.model import CHANGELOG
+from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
+from holdfast.runtime.plan.topic import outputs_of
+from holdfast.runtime.rows.schema import schema_of
+from holdfast.runtime.testing.cluster import Cluster
+from holdfast.state.keys.keygroups import range_of
+from holdfast.storage.log.log import LogReader, LogWriter, create_log
+from holdfast.storage.objects import LocalObjects, MemoryObjects
+
+START = datetime(2026, 3, 1, tzinfo=UTC)
+SHOPS = ["a", "b", "c", "d", "e", None]
+KNOWN = pl.col("shop").is_not_null()
+
+
+@dataclass
+class Sale:
+    shop: str | None
+    n: int
+    at: datetime
+
+
+class Job:
+    """Totals, windows and first sales, each in a log, with the changelog in another one."""
+
+    def __init__(self, folder: Path, mode: str, seed: int = 0, **options: Any) -> None:
+        self.random, self.folder, self.sold = random.Random(seed), folder, list[Sale]()
+        create_log(LocalObjects(folder / "input"), schema_of(Sale))
+        self._input = LogWriter(LocalObjects(folder / "input"))
+        self.plan = self.app(**options).plan()
+        for spec in outputs_of(self.plan):
+            spec.sink.prepare(spec.schema, spec.upsert_key)
+        self.store = MemoryObjects()
+        self.cluster = Cluster(self.plan, 2, seed, self.store, 1.0, {"sales": (0, 1, 2, 3)}, mode)
+        self.cluster.begin()
+
+    def app(self, **options: Any) -> hf.App:
+        folder = self.folder
+        app = hf.App("sales", checkpoint_every="1s", changelog=hf.Log(folder / "changelog", partitions=4), **options)
+        sales = app.source("sales", hf.Log(folder / "input", Sale), event_time="at", out_of_orderness="5s")
+        named = sales.filter(KNOWN)
+        totals = named.key_by("shop").agg("totals", rows=hf.count(), total=hf.sum("n"), low=hf.min("shop"))
+        totals.sink("totals-out", hf.Log(folder / "totals", key=["shop"], partitions=2))
+        windows = named.key_by("shop").window(hf.tumbling("10s"), allowed_lateness="20s").agg("windows", n=hf.sum("n"))
+        windows.sink("windows-out", hf.Log(folder / "windows", key=["window_end", "shop"]))
+        unnamed = sales.key_by("shop").agg("all", rows=hf.count())
+        unnamed.filter(KNOWN).sink("all-out", hf.Log(folder / "all", key=["shop"]))
+        return app
+
+    def sell(self, count: int) -> None:
+        before = len(self.sold)
+        for n in range(before, before + count):
+            at = START + timedelta(seconds=n / 2 - self.random.choice((0, 0, 3)))
+            self.sold.append(Sale(self.random.choice(SHOPS), self.random.randrange(12), at))
+        rows = [vars(each) for each in self.sold[before:]]
+        self._input.append({self.random.randrange(4): pa.Table.from_pylist(rows, schema=schema_of(Sale))})
+
+    def run(self, *counts: int) -> None:
+        for count in counts:
+            self.sell(count)
+            self.cluster.pass_time(2.0)
+
+    def manifest(self) -> Manifest:
+        log = self.cluster.repository.read_log()
+        assert log is not None
+        return self.cluster.repository.load_manifest(log.completed[-1].body.manifest)
+
+    def forget_segments(self) -> int:
+        """Delete the segments of all epochs that the changelog has confirmed; return how many are left."""
+        tags = LogReader(LocalObjects(self.folder / "changelog")).tags()
+        confirmed = {known.writer: known.tag.epoch for known in tags}
+        owed = {
+            part.path
+            for item in self.manifest().pending
+            for part in item.staged.parts
+            if item.tag.epoch > confirmed.get(f"{self.manifest().job_uuid}/{CHANGELOG}/{item.writer.subtask}", 0)
+        }
+        last = self.manifest().epoch
+        for path in self.store.list("segments"):
+            if path not in owed and int(path.split("/")[2]) <= last:
+                self.store.delete(path)
+        assert not self.store.list("base") and not self.store.list("merged")
+        return len(self.store.list("segments"))
+
+    def settle(self) -> None:
+        self.cluster.pass_time(20.0)
+        assert self.cluster.driver.outcome is None
+        self.cluster.driver.close_epoch()
+        self.cluster.pass_time(5.0)
+
+    def crash(self) -> None:
+        for _ in range(self.random.randrange(60)):
+            self.cluster.step()
+        if self.cluster.members:
+            self.cluster.crash(self.random.choice(sorted(self.cluster.members)))
+
+    def start_again(self, parallelism: int) -> None:
+        for _ in range(self.random.randrange(60)):
+            self.cluster.step()
+        ranges = tuple(range_of(i, parallelism, self.plan.key_groups) for i in range(parallelism))
+        self.cluster.change_rules(key_ranges=ranges)
+        self.cluster.replace_driver()
+
+    def rewind(self, back: int) -> None:
+        before = self.cluster.driver.state.job
+        base = before.completed[-1 - min(back, len(before.completed) - 1)].body.epoch
+        wanted = {"epoch": base, "timeline": before.timeline}
+        answer = self.cluster.driver.asked("rewind", wanted, before.generation, before.generation)
+        assert answer is not None and answer["accepted"], answer
+        while self.cluster.driver.state.job.timeline == before.timeline:
+            self.cluster.pass_time(0.25)
+
+    def finish(self) -> None:
+        self._input.seal()
+        for _ in range(400):
+            if self.cluster.driver.outcome is not None:
+                break
+            self.cluster.pass_time(0.5)
+        assert self.cluster.driver.outcome is not None and self.cluster.driver.outcome[0] == "finished", (
+            self.cluster.driver.outcome
+        )
+
+    def table(self, log: str) -> set[tuple[Any, ...]]:
+        rows = hf.log(self.folder / log, as_table=True).collect().rows()
+        assert len(rows) == len(set(rows))
+        return set(rows)
+
+    def check(self) -> None:
+        rows, totals, windows = Counter[str](), Counter[str](), Counter[tuple[str, datetime]]()
+        for sale in self.sold:
+            if sale.shop is not None:
+                rows[sale.shop] += 1
+                totals[sale.shop] += sale.n
+                end = START + ((sale.at - START) // timedelta(seconds=10) + 1) * timedelta(seconds=10)
+                windows[sale.shop, end] += sale.n
+        assert self.table("totals") == {(shop, rows[shop], totals[shop], shop) for shop in rows}
+        assert self.table("all") == {(shop, rows[shop]) for shop in rows}
+        ten = timedelta(seconds=10)
+        assert self.table("windows") == {(shop, end - ten, end, n) for (shop, end), n in windows.items()}
+
+
+@pytest.fixture(params=[CONTINUOUS, MICROBATCH])
+def mode(request: pytest.FixtureRequest) -> str:
+    mode: str = request.param
+    return mode
+
+
+class TestTheTopicAlone:
+    def test_restores_the_state_after_every_worker_was_lost(self, tmp_path: Path, mode: str) -> None:
+        job = Job(tmp_path, mode)
+        job.run(60, 60)
+        job.settle()
+        assert job.forget_segments() == 0
+        job.start_again(2)
+        job.run(60)
+        job.finish()
+        job.check()
+
+    def test_restores_another_parallelism(self, tmp_path: Path, mode: str) -> None:
+        job = Job(tmp_path, mode)
+        job.run(60, 60)
+        job.settle()
+        job.forget_segments()
+        for parallelism in (3, 1, 2):
+            job.start_again(parallelism)
+            job.run(30)
+            job.settle()
+            job.forget_segments()
+        job.finish()
+        job.check()
+
+    def test_restores_an_earlier_epoch_of_a_rewind(self, tmp_path: Path, mode: str) -> None:
+        job = Job(tmp_path, mode)
+        job.run(50, 50, 50)
+        job.settle()
+        job.forget_segments()
+        job.rewind(4)
+        job.run(30)
+        job.settle()
+        job.forget_segments()
+        job.start_again(2)
+        job.run(10)
+        job.forget_segments()
+        job.rewind(2)
+        job.finish()
+        job.check()
+
+    @pytest.mark.parametrize("seed", range(2))
+    def test_survives_any_sequence_of_faults(self, tmp_path: Path, mode: str, seed: int) -> None:
+        survive(Job(tmp_path, mode, seed), seed)
+
+    @pytest.mark.thorough
+    @pytest.mark.parametrize("seed", range(2, 8))
+    def test_survives_longer_sequences(self, tmp_path: Path, mode: str, seed: int) -> None:
+        survive(Job(tmp_path, mode, seed), seed, turns=14)
+
+
+def survive(job: Job, seed: int, turns: int = 7) -> None:
+    rng = random.Random(seed)
+    job.run(30)
+    for _ in range(turns):
+        rng.choice(
+            (
+                lambda: job.run(rng.randrange(1, 60)),
+                job.crash,
+                lambda: job.start_again(rng.choice((1, 2, 3))),
+                lambda: job.rewind(rng.randrange(3)),
+            )
+        )()
+        job.run(rng.randrange(1, 30))
+        job.forget_segments()
+    job.finish()
+    job.check()
