@@ -17,7 +17,7 @@ Source: docs/design/0055-changelog-topic.md, 0052-changelogs-in-logs.md, 0014-lo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -46,7 +46,6 @@ COMPACTED_FROM_BYTES = 64 << 20
 """Less is never compacted."""
 KEEP_TOMBSTONES_US = 24 * 3_600_000_000
 GRACE_S = 10.0
-"""How long a compaction waits between its commit and the deletion of what it replaced."""
 _GROUP_AT = 2
 """Where the key group is in a key."""
 
@@ -59,11 +58,13 @@ class LogChangelog:
         path: A folder or URL, absolute.
         partitions: Number of partitions if the log is created; at most as many as there are key groups are used.
         compacted_from: In bytes; a log with less since its last compaction is not compacted.
+        grace_s: How long a compaction waits between its commit and the deletion of what it replaced.
     """
 
     path: str
     partitions: int
     compacted_from: int = COMPACTED_FROM_BYTES
+    grace_s: float = GRACE_S
 
     @property
     def place(self) -> Mapping[str, str]:
@@ -81,7 +82,7 @@ class LogChangelog:
 
     def in_memory(self, name: str) -> Changelog:
         """See Changelog.in_memory."""
-        return LogChangelog(f"memory://{name}", self.partitions, self.compacted_from)
+        return LogChangelog(f"memory://{name}", self.partitions, self.compacted_from, 0.0)
 
     def compact(self, job_uuid: str, history: Sequence[Stretch], horizon: Epoch) -> bool:
         """See Changelog.compact: done once the rows to compact are as large as what the last compaction left."""
@@ -89,7 +90,7 @@ class LogChangelog:
         through, fresh, left = found.compactable(history, horizon)
         if fresh < max(self.compacted_from, left):
             return False
-        wishes = Wishes(0, KEEP_TOMBSTONES_US, GRACE_S, through_max=through)
+        wishes = Wishes(0, KEEP_TOMBSTONES_US, self.grace_s, through_max=through)
         return Compactor(open_objects(self.path)).compact(wishes).committed
 
 
@@ -160,8 +161,8 @@ class TopicSink:
         return LogTarget(self.where, store, job_uuid, writer, claim=claim, place=self._by_key_group)
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.plan_repair."""
-        return self.log.plan_repair(rewinding, schema, upsert_key)
+        """See RepairableSink.plan_repair. Records of an abandoned timeline are never left in the log."""
+        return replace(self.log.plan_repair(rewinding, schema, upsert_key), takes_more=False)
 
     def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
         """See RepairableSink.repair."""

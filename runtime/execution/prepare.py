@@ -22,6 +22,7 @@ from holdfast.runtime.config.settings import MICROBATCH, Settings
 from holdfast.runtime.driver import master
 from holdfast.runtime.driver.repair import writers_of
 from holdfast.runtime.execution.admission import (
+    check_changelog,
     check_from,
     check_has_end,
     check_partitions,
@@ -44,6 +45,7 @@ from holdfast.runtime.plan.memory import check_state_memory
 from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.plan.same_source import refuse_other_sources
 from holdfast.runtime.plan.source import copied
+from holdfast.runtime.plan.topic import outputs_of
 from holdfast.storage.objects import open_objects
 from holdfast.storage.paths import join
 
@@ -119,15 +121,16 @@ def prepare(
     before = None if job is None else _last_manifest(repository, job)
     gone_sinks: master.GoneSinks | None = None
     if job is not None and before is not None:
+        check_changelog(plan, before)
         gone_sinks = check_sinks(plan, before, repository.records)
         check_written_immediately(plan, before)
         _check_repairs(plan, repository, job, before)
     known = before.operators if before is not None else ()
     plan, operators = with_identities(plan, known, drop_state)
     partitions, ends = _look_at_sources(plan, before, once)
-    for sink in plan.sinks:
+    for sink in outputs_of(plan):
         prepare_sink(sink, job)
-    adopted = () if job is None else check_targets(repository, job, plan.sinks, adopt_targets)
+    adopted = () if job is None else check_targets(repository, job, outputs_of(plan), adopt_targets)
     plan, copies, their_ends = _with_copies(plan, before, note)
     until = ends | their_ends if once else None
     dlq_places.write(store, plan)

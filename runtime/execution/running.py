@@ -88,6 +88,7 @@ class Run:
         self.clock = SystemClock()
         self.repository = prepared.repository
         self.sinks, self.sources = outputs_of(prepared.plan), prepared.plan.sources
+        self.changelog = prepared.plan.changelog
         self.prepared, self._ports = prepared, ports
         self.mailbox = Mailbox()
         self._lanes = ThreadLanes(self.mailbox)

@@ -126,6 +126,7 @@ class Cluster:
         """Plays all subtasks in microbatch mode."""
         self._mode = mode
         self._plan, self.sinks, self.sources = plan, outputs_of(plan), plan.sources
+        self.changelog = plan.changelog
         self.network = MemoryNetwork()
         self.members: dict[WorkerId, Member] = {}
         self.held_launches: list[int] | None = None

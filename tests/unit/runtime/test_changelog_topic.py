@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
+from holdfast.checkpoint.catalogue import Retention
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.model import CHANGELOG
 from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
@@ -43,15 +44,17 @@ class Sale:
 class Job:
     """Totals, windows and first sales, each in a log, with the changelog in another one."""
 
-    def __init__(self, folder: Path, mode: str, seed: int = 0, **options: Any) -> None:
+    def __init__(self, folder: Path, mode: str, seed: int = 0, retained: int = 1_000, **options: Any) -> None:
         self.random, self.folder, self.sold = random.Random(seed), folder, list[Sale]()
         create_log(LocalObjects(folder / "input"), schema_of(Sale))
         self._input = LogWriter(LocalObjects(folder / "input"))
-        self.plan = self.app(**options).plan()
+        plan = self.app(**options).plan()
+        self.plan = replace(plan, changelog=replace(plan.changelog, compacted_from=1, grace_s=0.0))
         for spec in outputs_of(self.plan):
             spec.sink.prepare(spec.schema, spec.upsert_key)
         self.store = MemoryObjects()
         self.cluster = Cluster(self.plan, 2, seed, self.store, 1.0, {"sales": (0, 1, 2, 3)}, mode)
+        self.cluster.change_rules(retention=Retention(retained, 0))
         self.cluster.begin()
 
     def app(self, **options: Any) -> hf.App:
@@ -205,14 +208,31 @@ class TestTheTopicAlone:
         job.finish()
         job.check()
 
+    def test_restores_what_compactions_left(self, tmp_path: Path, mode: str) -> None:
+        job = Job(tmp_path, mode, retained=3)
+        job.run(60, 60, 60, 60, 60, 60)
+        job.settle()
+        log = LogReader(LocalObjects(tmp_path / "changelog"))
+        assert log.newest().compact, "the driver has compacted the log"
+        job.forget_segments()
+        job.start_again(3)
+        job.run(30)
+        job.rewind(2)
+        job.run(30)
+        job.settle()
+        job.forget_segments()
+        job.start_again(2)
+        job.finish()
+        job.check()
+
     @pytest.mark.parametrize("seed", range(2))
     def test_survives_any_sequence_of_faults(self, tmp_path: Path, mode: str, seed: int) -> None:
-        survive(Job(tmp_path, mode, seed), seed)
+        survive(Job(tmp_path, mode, seed, retained=4), seed)
 
     @pytest.mark.thorough
     @pytest.mark.parametrize("seed", range(2, 8))
     def test_survives_longer_sequences(self, tmp_path: Path, mode: str, seed: int) -> None:
-        survive(Job(tmp_path, mode, seed), seed, turns=14)
+        survive(Job(tmp_path, mode, seed, retained=random.Random(seed).choice((4, 1_000))), seed, turns=14)
 
 
 def survive(job: Job, seed: int, turns: int = 7) -> None:
