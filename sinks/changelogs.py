@@ -79,7 +79,8 @@ class Changelog(Protocol):
 
     @property
     def place(self) -> Mapping[str, str]:
-        """Return where it is, for plans, status and manifests; the key `kind` says what it is."""
+        """Return where it is, for plans, status and manifests: as `kind` the registered name of its connector, and the
+        arguments that it takes."""
 
     def sink(self, schema: pa.Schema, key: tuple[str, ...], key_groups: int) -> Sink | None:
         """Return the sink that takes the records; None if segments stay in the root.

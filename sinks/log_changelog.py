@@ -69,7 +69,7 @@ class LogChangelog:
     @property
     def place(self) -> Mapping[str, str]:
         """See Changelog.place."""
-        return {"kind": "Log", "path": self.path}
+        return {"kind": "log", "path": self.path}
 
     def sink(self, schema: pa.Schema, key: tuple[str, ...], key_groups: int) -> Sink:
         """See Changelog.sink."""

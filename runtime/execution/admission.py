@@ -216,7 +216,7 @@ def check_changelog(plan: Plan, before: Manifest) -> None:
 def _place(place: Mapping[str, str]) -> str:
     if place == ROOT.place:
         return "the root"
-    return " ".join([place["kind"].lower(), *(value for name, value in place.items() if name != "kind")])
+    return " ".join(place.values())
 
 
 def _with_other_columns(plan: Plan, before: Manifest, pending: Collection[str]) -> list[str]:

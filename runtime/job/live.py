@@ -283,7 +283,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     delays: Measured | None = None
     """None if no driver reports them; omitted from the JSON then."""
     changelog: dict[str, str] | None = None
-    """The place of the topic that takes the changelog; omitted from the JSON if there is none or no driver reports it."""
+    """The place of the topic that takes the changelog; omitted from the JSON if there is none or it is unknown."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the status in the form of API.md."""

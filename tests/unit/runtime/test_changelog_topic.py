@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,11 +21,16 @@ import pytest
 import holdfast as hf
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.model import CHANGELOG
+from holdfast.model import CHANGELOG, WorkerId
 from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
+from holdfast.runtime.inspect.reading import reading_of
+from holdfast.runtime.job.stored import Stored
+from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.testing.cluster import Cluster
+from holdfast.runtime.worker.local import Home, LocalFolders, LocalState, Opened, Target
+from holdfast.sinks.log_changelog import LogChangelog
 from holdfast.state.keys.keygroups import range_of
 from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects
@@ -44,22 +50,34 @@ class Sale:
 class Job:
     """Totals, windows and first sales, each in a log, with the changelog in another one."""
 
-    def __init__(self, folder: Path, mode: str, seed: int = 0, retained: int = 1_000, **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        mode: str,
+        seed: int = 0,
+        retained: int = 1_000,
+        standbys: int = 0,
+        local: Callable[[], LocalState] | None = None,
+    ) -> None:
         self.random, self.folder, self.sold = random.Random(seed), folder, list[Sale]()
         create_log(LocalObjects(folder / "input"), schema_of(Sale))
         self._input = LogWriter(LocalObjects(folder / "input"))
-        plan = self.app(**options).plan()
-        self.plan = replace(plan, changelog=replace(plan.changelog, compacted_from=1, grace_s=0.0))
+        plan = self.app().plan()
+        place = LogChangelog(str(folder / "changelog"), 4, compacted_from=1, grace_s=0.0)
+        assert plan.changelog.place == place.place
+        self.plan = replace(plan, changelog=place)
         for spec in outputs_of(self.plan):
             spec.sink.prepare(spec.schema, spec.upsert_key)
         self.store = MemoryObjects()
         self.cluster = Cluster(self.plan, 2, seed, self.store, 1.0, {"sales": (0, 1, 2, 3)}, mode)
-        self.cluster.change_rules(retention=Retention(retained, 0))
+        self.cluster.change_rules(retention=Retention(retained, 0), standbys=standbys)
+        if local is not None:
+            self.cluster.local = local
         self.cluster.begin()
 
-    def app(self, **options: Any) -> hf.App:
+    def app(self) -> hf.App:
         folder = self.folder
-        app = hf.App("sales", checkpoint_every="1s", changelog=hf.Log(folder / "changelog", partitions=4), **options)
+        app = hf.App("sales", checkpoint_every="1s", changelog=hf.Log(folder / "changelog", partitions=4))
         sales = app.source("sales", hf.Log(folder / "input", Sale), event_time="at", out_of_orderness="5s")
         named = sales.filter(KNOWN)
         totals = named.key_by("shop").agg("totals", rows=hf.count(), total=hf.sum("n"), low=hf.min("shop"))
@@ -69,6 +87,16 @@ class Job:
         unnamed = sales.key_by("shop").agg("all", rows=hf.count())
         unnamed.filter(KNOWN).sink("all-out", hf.Log(folder / "all", key=["shop"]))
         return app
+
+    def held(self, operator: str, epoch: int | None = None) -> set[tuple[Any, ...]]:
+        """Return what commands show of an operator's state."""
+        log = self.cluster.repository.read_log()
+        assert log is not None
+        stored = Stored("sales", "", self.store, self.cluster.repository, log)
+        reading = reading_of(stored, operator, None if epoch is None else str(epoch))
+        frame = pl.from_arrow(pa.Table.from_batches(reading.batches(), schema=reading.view.schema))
+        assert isinstance(frame, pl.DataFrame)
+        return set(frame.rows())
 
     def sell(self, count: int) -> None:
         before = len(self.sold)
@@ -179,6 +207,21 @@ class TestTheTopicAlone:
         job.finish()
         job.check()
 
+    def test_shows_the_state_as_of_every_checkpoint(self, tmp_path: Path, mode: str) -> None:
+        job = Job(tmp_path, mode)
+        job.run(60, 60)
+        job.settle()
+        job.forget_segments()
+        base = job.manifest().epoch
+        first, ends = job.held("totals"), {row[:3] for row in job.held("windows")}
+        assert first == job.table("totals") and None in {shop for shop, _ in job.held("all")}
+        job.run(60)
+        job.settle()
+        job.forget_segments()
+        assert job.held("totals") == job.table("totals") != first
+        assert job.held("totals", base) == first
+        assert ends - {row[:3] for row in job.held("windows")}, "windows that expired are not in the state"
+
     def test_restores_another_parallelism(self, tmp_path: Path, mode: str) -> None:
         job = Job(tmp_path, mode)
         job.run(60, 60)
@@ -251,3 +294,58 @@ def survive(job: Job, seed: int, turns: int = 7) -> None:
         job.forget_segments()
     job.finish()
     job.check()
+
+
+def how(job: Job) -> set[str | None]:
+    """Return how the workers obtained their state in this generation."""
+    return {hosted.how for hosted in job.cluster.driver.state.workers.values() if hosted.subtask is not None}
+
+
+class TestCopies:
+    """Standbys and local folders: state as of an epoch to which records of the topic are added."""
+
+    @pytest.mark.parametrize("retained", [1_000, 3])
+    def test_a_standby_follows_the_topic_and_takes_over(self, tmp_path: Path, retained: int) -> None:
+        job = Job(tmp_path, CONTINUOUS, retained=retained, standbys=1)
+        for _ in range(4):
+            job.run(40)
+            job.settle()
+            job.forget_segments()
+            standbys = [m for m in job.cluster.driver.state.workers.values() if m.subtask is None]
+            assert standbys and all(copy.epoch == job.manifest().epoch for m in standbys for copy in m.copies)
+        victim = next(w for w, hosted in job.cluster.driver.state.workers.items() if hosted.subtask is not None)
+        job.cluster.crash(victim)
+        job.cluster.pass_time(5.0)
+        assert how(job) == {"promoted", "rolled back"}
+        job.finish()
+        job.check()
+
+    @pytest.mark.parametrize("retained", [1_000, 2])
+    def test_a_local_folder_is_brought_up_by_the_topic(self, tmp_path: Path, retained: int) -> None:
+        home, opened = Home(tmp_path / "local", "machine", "boot"), list[tuple[int | None, int]]()
+
+        class Folders(LocalFolders):
+            def open(self, plan: Plan, target: Target, worker: WorkerId) -> Opened:
+                found = super().open(plan, target, worker)
+                opened.append((found.applied, target.base_epoch))
+                return found
+
+        job = Job(tmp_path, CONTINUOUS, retained=retained, local=lambda: Folders(home))
+        job.run(40, 40)
+        for _ in range(3):
+            job.settle()
+            for member in job.cluster.members.values():
+                state = member.loop.state()
+                while state is not None and state.apply():
+                    pass
+            base = job.manifest().epoch
+            job.sell(40)
+            while not (job.table("totals") and job.forget_segments() == 0 and job.manifest().epoch > base):
+                job.cluster.pass_time(0.25)
+            for member in job.cluster.members.values():
+                member.loop.close()
+            job.cluster.replace_driver()
+            job.run(10)
+        assert any(applied is not None and applied < base for applied, base in opened), opened
+        job.finish()
+        job.check()
