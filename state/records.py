@@ -105,8 +105,7 @@ def deltas_in(
             columns = {column.id: default_of(column, gone.size) for column in spec.columns}
             yield _delta(records, spec, gone, columns, count, epoch, puts=False)
         for layout, rows in _by_layout(records, np.flatnonzero(mine & ~deleted)):
-            values = records.column("value").take(pa.array(rows)).to_pylist()
-            yield _delta(records, spec, rows, columns_of(_unpacked(spec, layout), values), count, epoch, puts=True)
+            yield _delta(records, spec, rows, _values(records, spec, rows, layout), count, epoch, puts=True)
 
 
 def places_of(keys: pa.Array, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -163,6 +162,16 @@ def _column(name: str, values: Any) -> ColumnSpec:
     kind = values.type
     varying = not pa.types.is_primitive(kind)
     return ColumnSpec(name, kind if varying else np.dtype(kind.to_pandas_dtype()), nullable=True)
+
+
+def _values(records: pa.RecordBatch, spec: TableSpec, rows: NDArray[np.int64], layout: str) -> Columns:
+    packed = records.column("value").take(pa.array(rows))
+    if packed.null_count:
+        raise _damaged("a record that puts has no value")
+    try:
+        return columns_of(_unpacked(spec, layout), packed.to_pylist())
+    except Damaged as error:
+        raise _damaged(f"a value is not what its layout says, {layout}") from error
 
 
 def _unpacked(spec: TableSpec, layout: str) -> TableSpec:
