@@ -192,6 +192,22 @@ def partitions_of(keys: pa.LargeBinaryArray, partitions: int, key_groups: int) -
     return places
 
 
+def refuse_changelog_of_a_job(store: ObjectStore, not_done: str) -> None:
+    """Refuse to change a log by hand that holds the state of a job.
+
+    Raises:
+        ConfigError: it does.
+    """
+    for known in LogReader(store).tags():
+        job, _, rest = known.writer.partition("/")
+        if rest.rpartition("/")[0] == CHANGELOG:
+            raise ConfigError(
+                f"the log in {store!r} is the changelog of job {job}: its state is in there",
+                not_done=not_done,
+                next_step="leave it to the job, which also compacts it; to change records, copy them to another log",
+            )
+
+
 class OpenLogChangelog:
     """What a log holds of a job's changelog, as of one commit; see OpenChangelog."""
 

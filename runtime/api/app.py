@@ -67,7 +67,7 @@ class App:
         key_groups: int = 128,
         dlq: Sink | Connector | None = None,
         mode: str = "continuous",
-        changelog: Literal["root"] | ChangelogConnector = "root",
+        changelog: str | ChangelogConnector = "root",
         state_memory: str | int | None = None,
     ) -> None:
         self.name = check_name(name, "app")

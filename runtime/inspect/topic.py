@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -97,6 +97,30 @@ def with_topic(stored: Stored, manifest: Manifest, span: tuple[int, int]) -> tup
         handles.append(handle)
     store = WithRecords(stored.store, made)
     return replace(stored, store=store), msgspec.structs.replace(manifest, state=tuple(handles))
+
+
+def check_topic(stored: Stored, manifests: Sequence[Manifest]) -> None:
+    """Check that the topic has what the oldest checkpoint needs, and read all that it holds of the newest one.
+
+    Args:
+        manifests: Oldest first; those without a topic, or that a rewind abandoned, do not count.
+
+    Raises:
+        ConfigError: the topic is missing or compacted beyond a checkpoint.
+        Damaged: it lacks what was delivered to it, or differs from what was written.
+        Unavailable: it cannot be reached, or was compacted meanwhile.
+    """
+    history = lineage_of(stored.job.rewinds)
+    kept = [each for each in manifests if each.topic is not None and is_on(history, each.timeline, each.epoch)]
+    for oldest in kept[:1]:
+        _opened(stored, oldest, oldest.topic or {})
+    for newest in kept[-1:]:
+        found, count = _opened(stored, newest, newest.topic or {}), newest.key_groups
+        specs = {each.id: view_of(each).spec for each in newest.operators if not each.dropped}
+        which = AsOf(newest.job_uuid, history, newest.epoch, NO_EPOCH, (0, count), count)
+        for records in found.records(which):
+            for _ in deltas_in(records, specs, (0, count), count, newest.epoch):
+                pass
 
 
 def _opened(stored: Stored, manifest: Manifest, place: Mapping[str, str]) -> OpenChangelog:

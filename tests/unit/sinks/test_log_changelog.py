@@ -12,8 +12,10 @@ import pytest
 import holdfast as hf
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import CHANGELOG, EPOCH_MAX, NO_EPOCH, Epoch, Stretch, Subtask, Tag, Timeline, Writer
+from holdfast.runtime.cli.main import main
 from holdfast.sinks.changelogs import ROOT, AsOf, CompactedMeanwhile, check_holds, check_reaches
 from holdfast.sinks.contract import OP, Rewinding
+from holdfast.sinks.log import LogSink
 from holdfast.sinks.log_changelog import LogChangelog, TopicSink, partitions_of
 from holdfast.state.records import KEY, RECORDS
 from holdfast.storage.log.changelog import DELETED
@@ -36,7 +38,7 @@ class Topic:
 
     @property
     def sink(self) -> TopicSink:
-        return self.place.sink(RECORDS, KEY, GROUPS)
+        return TopicSink(LogSink(self.place.path, KEY, 4), GROUPS)
 
     def deliver(self, writer: int, epoch: int, rows: Mapping[str, int | None], timeline: int = 1) -> None:
         """Deliver rows by key, such as "3a"; None deletes."""
@@ -259,6 +261,19 @@ class TestRefusals:
     def test_of_what_can_hold_no_changelog(self, given: object) -> None:
         with pytest.raises(ConfigError, match="cannot hold the changelog of a job"):
             hf.App("job", changelog=given)  # type: ignore[arg-type]
+
+
+class TestCommands:
+    @pytest.mark.parametrize("command", [["compact", "--older-than", "0"], ["append"]])
+    def test_that_would_change_it_are_refused(
+        self, topic: Topic, command: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        topic.deliver(0, 1, {"0a": 1})
+        before = topic.objects.list("")
+        name, *flags = command
+        assert main(["log", name, topic.place.path, *flags]) == 2
+        assert f"is the changelog of job {JOB}" in capsys.readouterr().err
+        assert topic.objects.list("") == before
 
 
 class TestRoot:
