@@ -173,8 +173,9 @@ def check_sinks(plan: Plan, before: Manifest, records: Callable[[], Iterable[job
         Sinks that the code no longer has, with all output in the manifest delivered: the run stopped after it.
 
     Raises:
-        ConfigError: such output is not known to be delivered.
+        ConfigError: such output is not known to be delivered, or the changelog was in another kind of place.
     """
+    check_changelog(plan, before)
     pending = {item.writer.sink for item in before.pending}
     gone = sorted(pending - {sink.name for sink in outputs_of(plan)})
     changed = _with_other_columns(plan, before, pending)

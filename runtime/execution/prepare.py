@@ -22,7 +22,6 @@ from holdfast.runtime.config.settings import MICROBATCH, Settings
 from holdfast.runtime.driver import master
 from holdfast.runtime.driver.repair import writers_of
 from holdfast.runtime.execution.admission import (
-    check_changelog,
     check_from,
     check_has_end,
     check_partitions,
@@ -121,7 +120,6 @@ def prepare(
     before = None if job is None else _last_manifest(repository, job)
     gone_sinks: master.GoneSinks | None = None
     if job is not None and before is not None:
-        check_changelog(plan, before)
         gone_sinks = check_sinks(plan, before, repository.records)
         check_written_immediately(plan, before)
         _check_repairs(plan, repository, job, before)

@@ -54,8 +54,8 @@ def changelog_of(given: object) -> Changelog:
     if _has(given, "changelog"):
         return cast(ChangelogConnector, given).changelog()
     raise ConfigError(
-        f"changelog is {given!r}, which cannot hold the changelog of a job",
-        not_done="the app was not created",
+        f"changelog={given!r} cannot hold the changelog of a job",
+        not_done="the job was not planned",
         next_step='leave it out, or give a log, for example changelog=hf.Log("data/changelog")',
     )
 

@@ -87,7 +87,7 @@ class Log(RowsOf[T]):
         if given:
             raise ConfigError(
                 f"the changelog {self!r} is given with {' and '.join(given)}, but its columns and key are fixed",
-                not_done="the app was not created",
+                not_done="the job was not planned",
                 next_step=f"leave {' and '.join(given)} out",
             )
         return LogChangelog(self.path, self._partitions)

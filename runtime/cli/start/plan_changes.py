@@ -15,7 +15,7 @@ from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.errors import ConfigError
 from holdfast.runtime.config.settings import Settings
-from holdfast.runtime.execution.admission import check_changelog, check_sinks
+from holdfast.runtime.execution.admission import check_sinks
 from holdfast.runtime.execution.uncommitted_writes import check_written_immediately
 from holdfast.runtime.operators.contract import is_part
 from holdfast.runtime.plan import identity, shape, shape_changes
@@ -135,7 +135,6 @@ def _compare(
     if manifest.parallelism != settings.parallelism:
         compared["parallelism"] = {"before": manifest.parallelism, "now": settings.parallelism}
     for check in (
-        lambda: check_changelog(plan, manifest),
         lambda: check_sinks(plan, manifest, records),
         lambda: check_written_immediately(plan, manifest),
     ):

@@ -6,6 +6,7 @@ killed workers and drivers, rescaling, rewinds and compactions, output equals a 
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -21,15 +23,21 @@ import pytest
 import holdfast as hf
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.checkpoint.manifest import Manifest
+from holdfast.errors import ConfigError
 from holdfast.model import CHANGELOG, WorkerId
+from holdfast.runtime.cli.operate.verify import verify_all
 from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
+from holdfast.runtime.execution.admission import check_changelog
 from holdfast.runtime.inspect.reading import reading_of
+from holdfast.runtime.job.status import of_run
 from holdfast.runtime.job.stored import Stored
 from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.plan.report import describe, render
 from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.runtime.worker.local import Home, LocalFolders, LocalState, Opened, Target
+from holdfast.sinks.changelogs import ROOT
 from holdfast.sinks.log_changelog import LogChangelog
 from holdfast.state.keys.keygroups import range_of
 from holdfast.storage.log.log import LogReader, LogWriter, create_log
@@ -349,3 +357,62 @@ class TestCopies:
         assert any(applied is not None and applied < base for applied, base in opened), opened
         job.finish()
         job.check()
+
+
+class TestStarts:
+    def test_with_another_kind_of_place_are_refused(self, tmp_path: Path) -> None:
+        job = Job(tmp_path, CONTINUOUS)
+        job.run(20)
+        job.settle()
+        with_topic = job.manifest()
+        in_root = msgspec.structs.replace(with_topic, changelog=msgspec.UNSET)
+        check_changelog(job.plan, with_topic)
+        check_changelog(replace(job.plan, changelog=ROOT), in_root)
+        with pytest.raises(
+            ConfigError, match=r"its changelog in the root, but the state of epoch \d+ is in log .*/change"
+        ):
+            check_changelog(replace(job.plan, changelog=ROOT), with_topic)
+        with pytest.raises(
+            ConfigError, match=r"its changelog in log .*/changelog, but the state of epoch \d+ is in the"
+        ):
+            check_changelog(job.plan, in_root)
+
+    def test_after_the_topic_lost_what_was_delivered_end_with_the_reason(self, tmp_path: Path) -> None:
+        job = Job(tmp_path, CONTINUOUS)
+        job.run(20, 20)
+        job.settle()
+        topic = LocalObjects(tmp_path / "changelog")
+        for path in topic.list("commits")[1:]:
+            topic.delete(path)
+        job.start_again(2)
+        job.cluster.pass_time(5.0)
+        assert job.cluster.driver.outcome is not None
+        ended, error = job.cluster.driver.outcome
+        assert ended == "failed" and error is not None and "restored from a backup, replaced or emptied" in error.what
+
+
+class TestReports:
+    def test_name_the_place(self, tmp_path: Path) -> None:
+        job = Job(tmp_path, CONTINUOUS)
+        place = {"kind": "log", "path": str(tmp_path / "changelog")}
+        assert describe(job.plan)["changelog"] == place
+        assert f"changelog of all state: log {place['path']}" in render(job.plan)
+        shown = of_run(job.cluster.driver.state, "root", CONTINUOUS, None).as_json()
+        assert shown["changelog"] == place
+        root = replace(job.plan, changelog=ROOT)
+        assert describe(root)["changelog"] == {"kind": "root"} and "changelog" not in render(root)
+
+    def test_of_verify_find_damage_in_the_topic(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        job = Job(tmp_path, CONTINUOUS)
+        job.run(20, 20)
+        job.settle()
+        log = job.cluster.repository.read_log()
+        assert log is not None
+        stored = Stored("sales", "", job.store, job.cluster.repository, log)
+        assert verify_all(stored, log.completed, as_json=True) == 0
+        spoilt = min((tmp_path / "changelog" / "data").rglob("*.arrow"))
+        spoilt.write_bytes(spoilt.read_bytes()[:-1] + b"!")
+        capsys.readouterr()
+        assert verify_all(stored, log.completed, as_json=True) == 4
+        (broken,) = json.loads(capsys.readouterr().out)["damaged"]
+        assert broken["kind"] == "topic" and "does not match its hash" in broken["what"]
