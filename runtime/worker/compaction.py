@@ -8,12 +8,13 @@ Source: DESIGN section 5; PROTOCOL P14, P16; docs/design/0007.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from holdfast.checkpoint.bases import Merge
+from holdfast.checkpoint.bases import Merge, pieces
 from holdfast.checkpoint.repository import open_verified, write_object
+from holdfast.errors import Damaged
 from holdfast.model import NO_EPOCH, Epoch, SegmentRef, WorkerId
 from holdfast.ports import ObjectStore
 from holdfast.runtime.plan.compiler import Plan
@@ -27,6 +28,7 @@ from holdfast.state.store import Piece
 from holdfast.state.tables.spec import TableSpec
 from holdfast.storage.hashing import Sink
 
+EVERY_SIZE = 1 << 62
 ROUNDS_MAX = 3
 """Attempts at a restore that compactions of the topic interrupt."""
 
@@ -132,13 +134,36 @@ def opened_beyond(
     They do not if one is a base: it does not record what was deleted in between; nor if the topic is compacted beyond
     the epoch. Nor if they are larger than `bytes_max` together.
     """
+    if (stored := _joining(target, epoch, store, held, bytes_max)) is not None:
+        return Beyond(iter(()), stored)
     past = older(plan, target)
     newer = tuple(piece for piece in past.newer if piece.epoch > epoch)
     large = bytes_max is not None and sum(piece.object.size for piece in newer) > bytes_max
     if large or any(piece.follows == NO_EPOCH and piece.writer is None for piece in newer):
         return None
-    owned = target.handle.key_groups
-    if not past.usable(epoch, owned):
+    if not past.usable(epoch, target.handle.key_groups):
         return None
-    stored = tuple(Piece(held.enter_context(open_verified(store, p.object)), p.key_groups or owned) for p in newer)
-    return Beyond(past.pieces(epoch, newer), stored)
+    return Beyond(past.pieces(epoch, newer), _opened(target, newer, store, held))
+
+
+def _joining(
+    target: Target, epoch: Epoch, store: ObjectStore, held: ExitStack, bytes_max: int | None
+) -> tuple[Piece, ...] | None:
+    """Open the newer pieces if they are all that is needed although a topic has others; None if they are not.
+
+    They leave the handle oldest first, so nothing is missing if the oldest of them joins up. Normally this is so for a
+    copy that lacks one epoch, and the topic need not be read.
+    """
+    newer = tuple(piece for piece in pieces(target.handle) if piece.epoch > epoch)
+    alone = bool(newer) and all(p.writer == target.handle.subtask and p.key_groups is None for p in newer)
+    if not alone or newer[0].follows > epoch or sum(p.object.size for p in newer) > (bytes_max or EVERY_SIZE):
+        return None
+    try:
+        return _opened(target, newer, store, held)
+    except Damaged:
+        return None  # the topic may have it
+
+
+def _opened(target: Target, refs: Iterable[SegmentRef], store: ObjectStore, held: ExitStack) -> tuple[Piece, ...]:
+    owned = target.handle.key_groups
+    return tuple(Piece(held.enter_context(open_verified(store, p.object)), p.key_groups or owned) for p in refs)

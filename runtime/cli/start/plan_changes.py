@@ -134,10 +134,7 @@ def _compare(
     compared["sinks"] = _names((spec.name for spec in plan.sinks), sinks)
     if manifest.parallelism != settings.parallelism:
         compared["parallelism"] = {"before": manifest.parallelism, "now": settings.parallelism}
-    for check in (
-        lambda: check_sinks(plan, manifest, records),
-        lambda: check_written_immediately(plan, manifest),
-    ):
+    for check in (lambda: check_sinks(plan, manifest, records), lambda: check_written_immediately(plan, manifest)):
         compared["refused"] += _refused(check)
 
 

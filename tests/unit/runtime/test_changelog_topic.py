@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ import pytest
 import holdfast as hf
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.errors import ConfigError
-from holdfast.model import CHANGELOG, WorkerId
+from holdfast.errors import ConfigError, Unavailable
+from holdfast.model import CHANGELOG, Tag, WorkerId, Writer
 from holdfast.runtime.cli.operate.verify import verify_all
 from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
 from holdfast.runtime.execution.admission import check_changelog
@@ -35,10 +35,13 @@ from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.report import describe, render
 from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.rows.schema import schema_of
-from holdfast.runtime.testing.cluster import Cluster
+from holdfast.runtime.testing.cluster import HEARTBEAT_S, Cluster
 from holdfast.runtime.worker.local import Home, LocalFolders, LocalState, Opened, Target
 from holdfast.sinks.changelogs import ROOT
-from holdfast.sinks.log_changelog import LogChangelog
+from holdfast.sinks.contract import Outcome, Sink
+from holdfast.sinks.log import LogTarget
+from holdfast.sinks.log_changelog import LogChangelog, TopicSink
+from holdfast.sinks.owners import Claim
 from holdfast.state.keys.keygroups import range_of
 from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects
@@ -53,6 +56,48 @@ class Sale:
     shop: str | None
     n: int
     at: datetime
+
+
+@dataclass
+class Switch:
+    """Whether the topic refuses deliveries."""
+
+    on: bool = False
+
+
+class Refusing(LogTarget):
+    """A writer's way into a topic that refuses deliveries at times."""
+
+    switch: Switch
+
+    def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
+        if self.switch.on:
+            raise Unavailable("the topic is unreachable", next_step="wait")
+        return super().deliver(tag, batches, known)
+
+
+@dataclass(frozen=True)
+class RefusingSink(TopicSink):
+    switch: Switch = field(default_factory=Switch)
+
+    def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> LogTarget:
+        target = super().open(job_uuid, writer, claim)
+        target.__class__ = Refusing
+        assert isinstance(target, Refusing)
+        target.switch = self.switch
+        return target
+
+
+@dataclass(frozen=True)
+class RefusingChangelog(LogChangelog):
+    """A topic that refuses deliveries while the test wants it to."""
+
+    switch: Switch = field(default_factory=Switch)
+
+    def sink(self, schema: pa.Schema, key: tuple[str, ...], key_groups: int) -> Sink:
+        sink = super().sink(schema, key, key_groups)
+        assert isinstance(sink, TopicSink)
+        return RefusingSink(sink.log, sink.key_groups, self.switch)
 
 
 class Job:
@@ -71,7 +116,8 @@ class Job:
         create_log(LocalObjects(folder / "input"), schema_of(Sale))
         self._input = LogWriter(LocalObjects(folder / "input"))
         plan = self.app().plan()
-        place = LogChangelog(str(folder / "changelog"), 4, compacted_from=1, grace_s=0.0)
+        self.topic = Switch()
+        place = RefusingChangelog(str(folder / "changelog"), 4, compacted_from=1, grace_s=0.0, switch=self.topic)
         assert plan.changelog.place == place.place
         self.plan = replace(plan, changelog=place)
         for spec in outputs_of(self.plan):
@@ -134,6 +180,7 @@ class Job:
             for part in item.staged.parts
             if item.tag.epoch > confirmed.get(f"{self.manifest().job_uuid}/{CHANGELOG}/{item.writer.subtask}", 0)
         }
+        self.check_topic()
         last = self.manifest().epoch
         for path in self.store.list("segments"):
             if path not in owed and int(path.split("/")[2]) <= last:
@@ -147,15 +194,40 @@ class Job:
         self.cluster.driver.close_epoch()
         self.cluster.pass_time(5.0)
 
-    def crash(self) -> None:
+    def some_steps(self) -> None:
+        """Stop at any place between two epochs."""
         for _ in range(self.random.randrange(60)):
             self.cluster.step()
+            self.check_topic()
+
+    def watch(self, seconds: float) -> None:
+        """Let time pass, and look at the topic after every step."""
+        end = self.cluster.clock.now + seconds
+        while self.cluster.clock.now < end:
+            self.cluster.clock.now += HEARTBEAT_S
+            for member in list(self.cluster.members.values()):
+                member.loop.beat()
+            while self.cluster.step():
+                self.check_topic()
+
+    def check_topic(self) -> None:
+        """No record is in the topic before its epoch is completed, and none that a checkpoint needs is compacted."""
+        log = self.cluster.repository.read_log()
+        tags = LogReader(LocalObjects(self.folder / "changelog")).tags()
+        assert log is not None
+        newest = max((each.body.epoch for each in log.retained), default=0)
+        assert all(known.tag.epoch <= newest for known in tags), "a record of an epoch that is not completed"
+        if log.retained:
+            floor = self.plan.changelog.open(log.uuid).floor
+            assert floor <= log.retained[0].body.epoch, "a compaction beyond a retained checkpoint"
+
+    def crash(self) -> None:
+        self.some_steps()
         if self.cluster.members:
             self.cluster.crash(self.random.choice(sorted(self.cluster.members)))
 
     def start_again(self, parallelism: int) -> None:
-        for _ in range(self.random.randrange(60)):
-            self.cluster.step()
+        self.some_steps()
         ranges = tuple(range_of(i, parallelism, self.plan.key_groups) for i in range(parallelism))
         self.cluster.change_rules(key_ranges=ranges)
         self.cluster.replace_driver()
@@ -169,7 +241,17 @@ class Job:
         while self.cluster.driver.state.job.timeline == before.timeline:
             self.cluster.pass_time(0.25)
 
+    def refuse(self, count: int) -> None:
+        """Complete some epochs that the topic does not take yet, then lose all workers."""
+        self.topic.on = True
+        for _ in range(count):
+            self.run(self.random.randrange(1, 30))
+        self.cluster.replace_driver()
+        self.run(self.random.randrange(1, 30))
+        self.topic.on = False
+
     def finish(self) -> None:
+        self.topic.on = False
         self._input.seal()
         for _ in range(400):
             if self.cluster.driver.outcome is not None:
@@ -230,6 +312,14 @@ class TestTheTopicAlone:
         assert job.held("totals", base) == first
         assert ends - {row[:3] for row in job.held("windows")}, "windows that expired are not in the state"
 
+    def test_is_followed_by_the_segments_that_it_has_not_confirmed(self, tmp_path: Path, mode: str) -> None:
+        unconfirmed(Job(tmp_path, mode))
+
+    def test_is_never_ahead_of_a_commit_and_keeps_what_checkpoints_need(self, tmp_path: Path, mode: str) -> None:
+        job = Job(tmp_path, mode, retained=3)
+        watched(job)
+        assert job.plan.changelog.open(job.manifest().job_uuid).floor
+
     def test_restores_another_parallelism(self, tmp_path: Path, mode: str) -> None:
         job = Job(tmp_path, mode)
         job.run(60, 60)
@@ -260,21 +350,7 @@ class TestTheTopicAlone:
         job.check()
 
     def test_restores_what_compactions_left(self, tmp_path: Path, mode: str) -> None:
-        job = Job(tmp_path, mode, retained=3)
-        job.run(60, 60, 60, 60, 60, 60)
-        job.settle()
-        log = LogReader(LocalObjects(tmp_path / "changelog"))
-        assert log.newest().compact, "the driver has compacted the log"
-        job.forget_segments()
-        job.start_again(3)
-        job.run(30)
-        job.rewind(2)
-        job.run(30)
-        job.settle()
-        job.forget_segments()
-        job.start_again(2)
-        job.finish()
-        job.check()
+        compacted(Job(tmp_path, mode, retained=3))
 
     @pytest.mark.parametrize("seed", range(2))
     def test_survives_any_sequence_of_faults(self, tmp_path: Path, mode: str, seed: int) -> None:
@@ -284,6 +360,47 @@ class TestTheTopicAlone:
     @pytest.mark.parametrize("seed", range(2, 8))
     def test_survives_longer_sequences(self, tmp_path: Path, mode: str, seed: int) -> None:
         survive(Job(tmp_path, mode, seed, retained=random.Random(seed).choice((4, 1_000))), seed, turns=14)
+
+
+def unconfirmed(job: Job) -> None:
+    """Lose all workers while the topic lacks the last epochs, twice."""
+    job.run(60, 60)
+    job.settle()
+    assert job.forget_segments() == 0
+    job.topic.on = True
+    job.run(30, 30)
+    assert job.forget_segments() > 0
+    for parallelism in (2, 3):
+        job.cluster.change_rules(key_ranges=tuple(range_of(i, parallelism, 128) for i in range(parallelism)))
+        job.cluster.replace_driver()
+        job.run(30)
+    job.finish()
+    job.check()
+
+
+def watched(job: Job) -> None:
+    """Look at the topic all the time."""
+    for _ in range(10):
+        job.sell(20)
+        job.watch(1.0)
+
+
+def compacted(job: Job) -> None:
+    """Restore, rewind and restore again from a topic that was compacted."""
+    job.run(60, 60, 60, 60, 60, 60)
+    job.settle()
+    log = LogReader(LocalObjects(job.folder / "changelog"))
+    assert log.newest().compact, "the driver has compacted the log"
+    job.forget_segments()
+    job.start_again(3)
+    job.run(30)
+    job.rewind(2)
+    job.run(30)
+    job.settle()
+    job.forget_segments()
+    job.start_again(2)
+    job.finish()
+    job.check()
 
 
 def survive(job: Job, seed: int, turns: int = 7) -> None:
@@ -296,6 +413,7 @@ def survive(job: Job, seed: int, turns: int = 7) -> None:
                 job.crash,
                 lambda: job.start_again(rng.choice((1, 2, 3))),
                 lambda: job.rewind(rng.randrange(3)),
+                lambda: job.refuse(rng.randrange(1, 4)),
             )
         )()
         job.run(rng.randrange(1, 30))
