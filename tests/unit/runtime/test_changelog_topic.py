@@ -40,7 +40,7 @@ from holdfast.runtime.worker.local import Home, LocalFolders, LocalState, Opened
 from holdfast.sinks.changelogs import ROOT
 from holdfast.sinks.contract import Outcome, Sink
 from holdfast.sinks.log import LogTarget
-from holdfast.sinks.log_changelog import LogChangelog, TopicSink
+from holdfast.sinks.log_changelog import LogChangelog, OpenLogChangelog, TopicSink
 from holdfast.sinks.owners import Claim
 from holdfast.state.keys.keygroups import range_of
 from holdfast.storage.log.log import LogReader, LogWriter, create_log
@@ -60,9 +60,10 @@ class Sale:
 
 @dataclass
 class Switch:
-    """Whether the topic refuses deliveries."""
+    """Whether the topic refuses deliveries, and how often it was opened to be read."""
 
     on: bool = False
+    reads: int = 0
 
 
 class Refusing(LogTarget):
@@ -98,6 +99,10 @@ class RefusingChangelog(LogChangelog):
         sink = super().sink(schema, key, key_groups)
         assert isinstance(sink, TopicSink)
         return RefusingSink(sink.log, sink.key_groups, self.switch)
+
+    def open(self, job_uuid: str) -> OpenLogChangelog:
+        self.switch.reads += 1
+        return super().open(job_uuid)
 
 
 class Job:
@@ -445,6 +450,17 @@ class TestCopies:
         assert how(job) == {"promoted", "rolled back"}
         job.finish()
         job.check()
+
+    def test_a_standby_that_lacks_one_epoch_does_not_read_the_topic(self, tmp_path: Path) -> None:
+        job = Job(tmp_path, CONTINUOUS, standbys=1)
+        job.run(40)
+        job.settle()
+        before, epoch = job.topic.reads, job.manifest().epoch
+        job.run(40, 40, 40)
+        standbys = [m for m in job.cluster.driver.state.workers.values() if m.subtask is None]
+        assert all(copy.epoch > epoch for m in standbys for copy in m.copies)
+        followed = sum(each.body.epoch > epoch for each in job.cluster.driver.state.job.completed)
+        assert job.topic.reads - before < followed, "two copies; an epoch without a change leaves no segment to follow"
 
     @pytest.mark.parametrize("retained", [1_000, 2])
     def test_a_local_folder_is_brought_up_by_the_topic(self, tmp_path: Path, retained: int) -> None:
