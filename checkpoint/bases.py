@@ -16,9 +16,10 @@ Source: DESIGN section 5 (snapshot); docs/design/0007; size-tiered merging as in
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from holdfast.model import NO_EPOCH, Epoch, SegmentRef, SnapshotHandle
+from holdfast.model import NO_EPOCH, Epoch, SegmentRef, SnapshotHandle, Subtask
 
 BASE_BYTES = 64 << 20
 """Segments with fewer bytes never trigger a base."""
@@ -50,8 +51,13 @@ def pieces(handle: SnapshotHandle) -> tuple[SegmentRef, ...]:
 
 
 def due(handle: SnapshotHandle, through: Epoch, limits: Thresholds) -> Merge | None:
-    """Return the merge that is worth making now that `through` is completed, None if there is none."""
+    """Return the merge that is worth making now that `through` is completed, None if there is none.
+
+    Segments that are delivered to a topic leave the handle instead (`undelivered`).
+    """
     segments = handle.segments
+    if any(segment.writer is not None for segment in segments):
+        return None
     gathered = sum(segment.object.size for segment in segments)
     base = sum(ref.size for ref in handle.base)
     everything = Merge(through, NO_EPOCH, pieces(handle))
@@ -96,3 +102,14 @@ def advanced(
             handle = replace(handle, segments=(*below, compacted, *later))
     new = (*(() if segment is None else (segment,)), *further)
     return replace(handle, segments=(*handle.segments, *new)) if new else handle
+
+
+def undelivered(handle: SnapshotHandle, delivered: Mapping[Subtask, Epoch]) -> SnapshotHandle:
+    """Return the handle without the segments that the changelog's topic holds.
+
+    Args:
+        delivered: By writer, the epoch through which the topic has everything. Epochs of one lineage grow, so the epoch
+            of a tag says as much as the tag.
+    """
+    left = tuple(s for s in handle.segments if s.writer is None or delivered.get(s.writer, NO_EPOCH) < s.epoch)
+    return handle if len(left) == len(handle.segments) else replace(handle, segments=left)

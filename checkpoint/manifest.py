@@ -23,9 +23,10 @@ import msgspec
 import pyarrow as pa
 
 from holdfast.checkpoint.audit import Audit, PartAudit, manifest_audit
-from holdfast.checkpoint.bases import advanced
+from holdfast.checkpoint.bases import advanced, undelivered
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import (
+    CHANGELOG,
     Epoch,
     Generation,
     JobUuid,
@@ -42,9 +43,10 @@ from holdfast.model import (
 )
 
 FORMAT_VERSION = 6
-"""Compressed manifests. Smaller ones are written as the oldest version that has what they hold: 3 with state columns
+"""Compressed manifests. Smaller ones are written as the oldest version that has what they hold: 4 if the changelog goes
+to a topic, since an earlier version would take the segments that they name for all of the state; 3 with state columns
 that are not plain, 2 with operators that evolved, 1 without."""
-_VERSION_WITH_TYPES, _VERSION_WITH_FIELDS, _FIRST_VERSION = 3, 2, 1
+_VERSION_WITH_TOPIC, _VERSION_WITH_TYPES, _VERSION_WITH_FIELDS, _FIRST_VERSION = 4, 3, 2, 1
 COMPRESSED_FROM_BYTES = 1 << 16
 """Of some ten workers with full histories; others are plain JSON, which earlier releases read."""
 _PLAIN_TYPES = frozenset(
@@ -106,6 +108,13 @@ class Manifest(msgspec.Struct, frozen=True):
     """Omitted if unknown, and in manifests of older versions."""
     shape: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
     """The shape of the job's code; omitted in manifests of older versions. Opaque here: shape.py makes it."""
+    changelog: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    """The place of the topic that holds the state but for the segments named here; omitted if these are all."""
+
+    @property
+    def topic(self) -> dict[str, str] | None:
+        """Return the place of the changelog's topic, None if there is none."""
+        return None if self.changelog is msgspec.UNSET else self.changelog
 
     @property
     def audited(self) -> Audit | None:
@@ -196,6 +205,7 @@ class SubtaskPart(msgspec.Struct, frozen=True):
 def encode(manifest: Manifest) -> bytes:
     """Return the manifest as JSON."""
     version = max(map(_version_of, manifest.operators), default=_FIRST_VERSION)
+    version = version if manifest.topic is None else _VERSION_WITH_TOPIC
     data = msgspec.json.encode(msgspec.structs.replace(manifest, v=version))
     if len(data) < COMPRESSED_FROM_BYTES:
         return data
@@ -228,6 +238,7 @@ def _decoded(decoder: msgspec.json.Decoder[Read], data: bytes, ref: ObjectRef) -
         version = _VERSION.decode(data).v
         if version == FORMAT_VERSION:
             data = _decompressed(_COMPRESSED.decode(data))
+            version = _VERSION.decode(data).v  # a later release may compress what this one cannot read
         if _FIRST_VERSION <= version <= FORMAT_VERSION:
             return decoder.decode(data)
     except (msgspec.DecodeError, pa.ArrowException, OSError) as error:
@@ -289,11 +300,12 @@ def follow(
                 fresh.append(Pending(Writer(sink, part.subtask), Tag(header.timeline, header.epoch), staged))
     digests = manifest_audit(header.follows, audit, [part.audit for part in parts])
     open_pending = [item for item in pending if item.writer not in tags or tags[item.writer] < item.tag]
+    delivered = {writer.subtask: tag.epoch for writer, tag in tags.items() if writer.sink == CHANGELOG}
     return msgspec.structs.replace(
         header,
         audit=msgspec.UNSET if digests is None else digests,
         positions=tuple(offsets[partition] for partition in sorted(offsets)),
-        state=tuple(_advanced(handle, parts[handle.subtask]) for handle in handles),
+        state=tuple(undelivered(_advanced(handle, parts[handle.subtask]), delivered) for handle in handles),
         pending=(*open_pending, *fresh),
         confirmed=tuple(
             Confirmed(writer, tag) for writer, tag in sorted(tags.items(), key=lambda kv: (kv[0].sink, kv[0].subtask))

@@ -29,6 +29,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -61,6 +62,9 @@ from holdfast.storage.log.partitioning import partition_rows, partitions_of
 from holdfast.storage.log.voids import TakeBack, gathered, lost_to_compaction, moving, newest_tag
 from holdfast.storage.objects import open_objects
 from holdfast.traits import SinkTraits, local
+
+Place: TypeAlias = Callable[[LogMeta, list[pa.RecordBatch], int], dict[int, pa.Table]]
+"""Returns rows per partition; see `spread`."""
 
 
 @dataclass(frozen=True)
@@ -241,6 +245,7 @@ class LogTarget:
         writer: Whose output this is.
         pause: Waits between two sends of a commit.
         claim: See Sink.open.
+        place: Chooses the partitions of rows.
     """
 
     def __init__(
@@ -251,7 +256,9 @@ class LogTarget:
         writer: Writer,
         pause: Callable[[float], None] = time.sleep,
         claim: Claim | None = None,
+        place: Place | None = None,
     ) -> None:
+        self._place = place or spread
         self._where = f"{where}, sink {writer.sink!r}, writer {writer.subtask}"
         self._store, self._writer, self._pause = store, writer, pause
         self._job, self._claim = job_uuid, claim
@@ -273,7 +280,7 @@ class LogTarget:
         if standing is not None and standing >= tag:
             return already(self._where, tag, standing)
         rows = as_stored(log.meta, list(batches))
-        placed = spread(log.meta, rows, self._writer.subtask + tag.epoch)
+        placed = self._place(log.meta, rows, self._writer.subtask + tag.epoch)
         owned = owned_by(self._job, self._writer.sink, self._claim)
         admit = lambda tail: self._admit(tail, known, tag)
         if log.append_tagged(placed, self._name, tag, owned=owned, admit=admit) is None:

@@ -80,7 +80,7 @@ class DriverProcess(DriverEnd):
             spec if spec.path is not None else replace(spec, sink=ProcessSink(world, self, spec.name))
             for spec in world.plan.sinks
         )
-        self.sources = world.plan.sources
+        self.sources, self.changelog = world.plan.sources, world.plan.changelog
         if world.scenario.grows:
             self.sources = tuple(replace(spec, source=ListedSource(world, self, spec.source)) for spec in self.sources)
         self.owner = f"{world.random.getrandbits(128):032x}"

@@ -22,11 +22,12 @@ from holdfast.runtime.plan.compiler import compile_plan
 from holdfast.runtime.plan.graph import NOT_GIVEN, FromSource, Graph, check_name
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.plan.source import Source
+from holdfast.runtime.plan.topic import with_changelog
 from holdfast.runtime.rows.dead_letters import DEAD_LETTERS, DLQ
 from holdfast.runtime.rows.expressions import check_column_name, unknown_column
 from holdfast.runtime.rows.row_types import RowsOf, T
 from holdfast.runtime.rows.windows import TIME
-from holdfast.runtime.sources.connector import Connector, sink_of, source_of
+from holdfast.runtime.sources.connector import ChangelogConnector, Connector, changelog_of, sink_of, source_of
 from holdfast.sinks.contract import Sink
 from holdfast.traits import not_a
 
@@ -45,7 +46,8 @@ class App:
         dlq: A sink for dead letters, such as `hf.Log("data/dead")`: records that cannot be read as rows, and rows on
             which a function with on_error="dlq" fails. None: such a record fails the job.
         mode: "continuous": workers stay in Spark from start to end; or "microbatch": every epoch is one Spark job.
-        changelog: Only "root" so far.
+        changelog: Where the changelog of state is kept: "root", in the job's folder; or a topic that can be read as a
+            history and as a table, such as `hf.Log("data/changelog")`. It is fixed once the job has run.
         state_memory: Memory of each worker for state, such as "2GiB"; a larger state is swapped to the worker's local
             folder. None: half of the worker's share of the machine or container.
 
@@ -65,7 +67,7 @@ class App:
         key_groups: int = 128,
         dlq: Sink | Connector | None = None,
         mode: str = "continuous",
-        changelog: object = "root",
+        changelog: str | ChangelogConnector = "root",
         state_memory: str | int | None = None,
     ) -> None:
         self.name = check_name(name, "app")
@@ -92,7 +94,7 @@ class App:
                 next_step=f"use one of {', '.join(MODES)}",
             )
         self.mode = mode
-        self._later = {f"changelog={changelog!r}": changelog != "root"}
+        self.changelog = changelog_of(changelog)
         self._graph = Graph(name, dlq=self.dlq)
 
     if not TYPE_CHECKING:  # otherwise a type checker accepts any attribute
@@ -187,10 +189,9 @@ class App:
         Raises:
             ConfigError: there is no sink, a stream leads nowhere, or a feature is not supported.
         """
-        self._refuse_unsupported()
         if self.dlq is not None:
             check_dlq(self.dlq, self.name)
-        return compile_plan(self._graph, self.key_groups)
+        return with_changelog(compile_plan(self._graph, self.key_groups), self.changelog)
 
     @checked("app.run", "(once=True)")
     def run(
@@ -227,15 +228,6 @@ class App:
         from holdfast.runtime.cli.start.run import main_of
 
         main_of(self)
-
-    def _refuse_unsupported(self) -> None:
-        for what, used in self._later.items():
-            if used:
-                raise ConfigError(
-                    f"app {self.name!r} uses {what}, which this version does not support",
-                    not_done="the job was not planned",
-                    next_step=f"leave out {what.split('=', 1)[0]}",
-                )
 
 
 def _partitioned_by(source: Source, given: Sequence[str] | None, schema: pa.Schema, where: str) -> tuple[str, ...]:

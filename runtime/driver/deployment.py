@@ -13,8 +13,9 @@ import msgspec
 from holdfast.checkpoint import coordinator, joblog, recovery
 from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.manifest import Confirmed, Manifest, follow
+from holdfast.checkpoint.timeline import lineage_of
 from holdfast.frozen import replace
-from holdfast.model import NO_EPOCH, Epoch, ObjectRef, SnapshotHandle, SourcePosition, Subtask, WorkerId
+from holdfast.model import CHANGELOG, NO_EPOCH, Epoch, ObjectRef, SnapshotHandle, SourcePosition, Subtask, WorkerId
 from holdfast.runtime.driver.partitions import added, counts_of, deployed, unassigned
 from holdfast.runtime.driver.state import Hosted, Master, Running
 from holdfast.runtime.wire import messages as m
@@ -44,6 +45,7 @@ def next_manifest(state: Master, decided: coordinator.Decide) -> Manifest:
         (),
         rules.operators,
         shape=msgspec.UNSET if rules.shape is None else rules.shape,
+        changelog=msgspec.UNSET if rules.changelog is None else dict(rules.changelog),
     )
     handles = recovery.handles_for(last, rules.key_ranges) if last is None or _moved(state, last) else last.state
     new = (msgspec.structs.replace(each.position, subtask=each.subtask) for each in state.phase.assigning)
@@ -76,7 +78,7 @@ def deployments(state: Master, base: Manifest | None, workers: Iterable[WorkerId
     confirmed: dict[Subtask, list[Confirmed]] = {}
     for writer, tag in state.confirmed.items():
         confirmed.setdefault(Subtask(writer.subtask % rules.parallelism), []).append(Confirmed(writer, tag))
-    cuts, owners = recent_cuts(job), (*job.owners, *rules.adopted)
+    cuts, owners, topic = recent_cuts(job), (*job.owners, *rules.adopted), topic_state(state, base)
     found = []
     for worker in workers:
         subtask = state.workers[worker].subtask
@@ -99,9 +101,19 @@ def deployments(state: Master, base: Manifest | None, workers: Iterable[WorkerId
             rules.audit,
             job.owner,
             owners,
+            topic,
         )
         found.append((worker, deploy))
     return found
+
+
+def topic_state(state: Master, base: Manifest | None) -> m.TopicState | None:
+    """Return what a restore of this base must know of the changelog's topic; None if there is no topic."""
+    if state.rules.changelog is None:
+        return None
+    confirmed = () if base is None else base.confirmed
+    delivered = {done.writer.subtask: done.tag.epoch for done in confirmed if done.writer.sink == CHANGELOG}
+    return m.TopicState(lineage_of(state.job.rewinds), delivered)
 
 
 def _until(state: Master, positions: tuple[SourcePosition, ...]) -> tuple[SourcePosition, ...]:

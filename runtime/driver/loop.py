@@ -25,12 +25,14 @@ from holdfast.errors import Damaged, ErrorReport, Fenced, HoldfastError, Unavail
 from holdfast.model import Generation, ObjectRef, WorkerId, Writer
 from holdfast.ports import Clock, Lane
 from holdfast.runtime.driver import master
+from holdfast.runtime.driver.compactions import Compactions
 from holdfast.runtime.driver.folds import Folds
 from holdfast.runtime.driver.listing import Listings
 from holdfast.runtime.driver.repair import Repairs
 from holdfast.runtime.driver.sweep import Sweep
 from holdfast.runtime.plan.model import SinkSpec, SourceSpec
 from holdfast.runtime.wire import messages as m
+from holdfast.sinks.changelogs import Changelog
 
 LOG_RETRY_S = 0.1
 DAMAGED_READS_MAX = 3
@@ -48,6 +50,8 @@ class DriverPorts(Protocol):
     def sinks(self) -> Sequence[SinkSpec]: ...
     @property
     def sources(self) -> Sequence[SourceSpec]: ...
+    @property
+    def changelog(self) -> Changelog: ...
 
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:
         """Send to a worker; may be lost."""
@@ -87,6 +91,7 @@ class DriverLoop:
         self._timer_ids = itertools.count()
         self._master: master.Master | None = None
         self.sweep = Sweep(ports.repository, lambda: ports.lane("sweep"))
+        self.compactions = Compactions(ports.changelog, lambda: ports.lane("compactions"))
         self._folds = Folds(ports.repository, lambda: ports.lane("folds"))
         self.repairs = Repairs(
             ports.repository, ports.sinks, ports.lane, self._after, self._repaired, self._fail, rules.adopted
@@ -178,6 +183,7 @@ class DriverLoop:
                     self._listings.ask(asked, partial(self._listed, number))
                 case master.Sweep(job):
                     self.sweep.request(job)
+                    self.compactions.request(job)
                 case master.End("failed", error) if error is not None and error.kind in (Damaged.kind, Fenced.kind):
                     self._listings.close()
                     self._end_if_ours(error)

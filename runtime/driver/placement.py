@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
 def local_paths(plan: Plan, root: str) -> tuple[str, ...]:
     """Return the job's files on a disk of this machine, each as a few words with the path."""
+    from holdfast.runtime.plan.topic import outputs_of  # imports Polars, which `status` does not need
+
     named = [("the root", path) for path in local(root)]
     named += [(f"source {spec.name!r}", path) for spec in plan.sources for path in spec.source.traits.local_paths]
-    named += [(f"sink {spec.name!r}", path) for spec in plan.sinks for path in spec.sink.traits.local_paths]
+    named += [(f"sink {spec.name!r}", path) for spec in outputs_of(plan) for path in spec.sink.traits.local_paths]
     return tuple(f"{what} at {path}" for what, path in named if not path.startswith("memory://"))
 
 

@@ -26,7 +26,6 @@ from holdfast.ports import Lane
 from holdfast.runtime.plan.compiler import SinkSpec
 from holdfast.sinks.contract import Repair, Rewinding, repairable
 from holdfast.sinks.owners import NEVER, Claim, went_back
-from holdfast.sinks.staging import decode
 
 RETRY_S = 0.5
 
@@ -192,7 +191,7 @@ def _deliver_left(repository: Repository, spec: SinkSpec, order: Order) -> None:
                 raise went_back(f"sink {spec.name!r}, writer {writer.subtask}", standing, known[writer])
             for item in sorted((item for item in pending if item.writer == writer), key=lambda item: item.tag):
                 if standing is None or standing < item.tag:
-                    rows = (batch for part in item.staged.parts for batch in decode(repository.read(part)))
+                    rows = (batch for part in item.staged.parts for batch in spec.decode(repository.read(part)))
                     target.deliver(item.tag, rows, standing or NEVER)
                     standing = item.tag
         finally:

@@ -9,7 +9,7 @@ Source: DESIGN section 13 (`live.json`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest
@@ -24,7 +24,9 @@ from holdfast.runtime.plan import shape_changes
 from holdfast.runtime.plan.immediate import not_to_grow
 from holdfast.runtime.plan.model import Plan, SinkSpec
 from holdfast.runtime.plan.source import Source
+from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.wire.presence import is_gone
+from holdfast.sinks.changelogs import ROOT
 from holdfast.sinks.contract import owned
 
 LOOK_EVERY_S = 0.2
@@ -97,7 +99,7 @@ def refuse_private_memory(plan: Plan, root: str) -> None:
     """Refuse places in the memory of one process: workers are separate processes and cannot read them."""
     places = [("the root", root)]
     places += [(f"source {s.name!r}", path) for s in plan.sources for path in s.source.traits.local_paths]
-    places += [(f"sink {s.name!r}", path) for s in plan.sinks for path in s.sink.traits.local_paths]
+    places += [(f"sink {s.name!r}", path) for s in outputs_of(plan) for path in s.sink.traits.local_paths]
     for name, path in places:
         if path.startswith("memory://"):
             raise ConfigError(
@@ -150,7 +152,7 @@ def prepare_sink(spec: SinkSpec, job: joblog.Job | None) -> None:
 
 def check_repairable(plan: Plan, written: set[str], accepted: Collection[str]) -> None:
     """Refuse to run after a rewind unless the code has all written sinks: their targets are repaired first."""
-    known = {s.name for s in plan.sinks if s.sink.traits.repairs or f"{s.name}:impossible" in accepted}
+    known = {s.name for s in outputs_of(plan) if s.sink.traits.repairs or f"{s.name}:impossible" in accepted}
     if missing := sorted(written - known):
         raise ConfigError(
             f"the job was rewound and sink {missing[0]!r} may hold output to undo, but the app no longer has this sink "
@@ -171,10 +173,12 @@ def check_sinks(plan: Plan, before: Manifest, records: Callable[[], Iterable[job
         Sinks that the code no longer has, with all output in the manifest delivered: the run stopped after it.
 
     Raises:
-        ConfigError: such output is not known to be delivered.
+        ConfigError: such output is not known to be delivered, or the changelog was in another kind of place.
     """
+    check_changelog(plan, before)
     pending = {item.writer.sink for item in before.pending}
-    gone, changed = sorted(pending - {sink.name for sink in plan.sinks}), _with_other_columns(plan, before, pending)
+    gone = sorted(pending - {sink.name for sink in outputs_of(plan)})
+    changed = _with_other_columns(plan, before, pending)
     delivered = not (gone or changed) or delivered_through(records(), before.epoch)
     if changed and not delivered:
         raise ConfigError(
@@ -194,6 +198,26 @@ def check_sinks(plan: Plan, before: Manifest, records: Callable[[], Iterable[job
             where=Where(job=plan.app),
         )
     return GoneSinks(tuple(gone), before.epoch)
+
+
+def check_changelog(plan: Plan, before: Manifest) -> None:
+    """Refuse to look for the state in another kind of place than where the last checkpoint left it."""
+    now, had = plan.changelog.place["kind"], (before.topic or ROOT.place)["kind"]
+    if now == had:
+        return
+    raise ConfigError(
+        f"the app has its changelog in {_place(plan.changelog.place)}, but the state of epoch {before.epoch} is in "
+        f"{_place(before.topic or ROOT.place)}",
+        not_done="the job was not started; state and output are untouched",
+        next_step="give the changelog as it was (it is fixed once the job has run), or give the job a new name",
+        where=Where(job=plan.app),
+    )
+
+
+def _place(place: Mapping[str, str]) -> str:
+    if place == ROOT.place:
+        return "the root"
+    return " ".join(place.values())
 
 
 def _with_other_columns(plan: Plan, before: Manifest, pending: Collection[str]) -> list[str]:

@@ -24,6 +24,7 @@ from holdfast.ports import Lane
 from holdfast.runtime.driver.loop import DriverLoop
 from holdfast.runtime.job.requests import Inbox, Request
 from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.rewind.plan import granted
 from holdfast.runtime.rewind.sources import missing_records
 from holdfast.runtime.rewind.target import while_it_goes_on
@@ -71,7 +72,7 @@ class Asking:
 
         def look(now: Job) -> Mapping[str, Any] | str:
             missing = missing_records(self._repository, now, args.get("epoch", 0), self._plan)
-            return missing or granted(self._repository, now, args, self._plan.sinks, self._operators)
+            return missing or granted(self._repository, now, args, outputs_of(self._plan), self._operators)
 
         return while_it_goes_on(self._repository, job, look)
 

@@ -81,8 +81,8 @@ class Publisher:
         """Return the status of the run, and write it unless another run owns the file."""
         shown = status.of_run(loop.state, self._root, self._mode, myself(self._owner, now_us))
         problems = list(shown.problems)
-        if (swept := loop.sweep.problem) is not None:
-            problems.append(status.refused(swept))
+        in_background = loop.sweep.problem, loop.compactions.problem
+        problems += [status.refused(problem) for problem in in_background if problem is not None]
         if (refused := loop.refused or self._refused) is not None:
             problems.append(status.root_refused(refused))
         problems += status.unreadable_requests(self._root, self._inbox.unreadable)

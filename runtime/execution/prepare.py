@@ -44,6 +44,7 @@ from holdfast.runtime.plan.memory import check_state_memory
 from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.plan.same_source import refuse_other_sources
 from holdfast.runtime.plan.source import copied
+from holdfast.runtime.plan.topic import outputs_of
 from holdfast.storage.objects import open_objects
 from holdfast.storage.paths import join
 from holdfast.storage.probe import prove
@@ -126,9 +127,9 @@ def prepare(
     known = before.operators if before is not None else ()
     plan, operators = with_identities(plan, known, drop_state)
     partitions, ends = _look_at_sources(plan, before, once)
-    for sink in plan.sinks:
+    for sink in outputs_of(plan):
         prepare_sink(sink, job)
-    adopted = () if job is None else check_targets(repository, job, plan.sinks, adopt_targets)
+    adopted = () if job is None else check_targets(repository, job, outputs_of(plan), adopt_targets)
     plan, copies, their_ends = _with_copies(plan, before, note)
     until = ends | their_ends if once else None
     dlq_places.write(store, plan)

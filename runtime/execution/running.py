@@ -27,6 +27,7 @@ from holdfast.runtime.job import requests
 from holdfast.runtime.job.live import Status
 from holdfast.runtime.plan.immediate import not_to_grow
 from holdfast.runtime.plan.shape import shape_of
+from holdfast.runtime.plan.topic import outputs_of, topic_place
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.clock import SystemClock
 from holdfast.runtime.wire.mailbox import Mailbox, ThreadLanes
@@ -86,7 +87,8 @@ class Run:
     ) -> None:
         self.clock = SystemClock()
         self.repository = prepared.repository
-        self.sinks, self.sources = prepared.plan.sinks, prepared.plan.sources
+        self.sinks, self.sources = outputs_of(prepared.plan), prepared.plan.sources
+        self.changelog = prepared.plan.changelog
         self.prepared, self._ports = prepared, ports
         self.mailbox = Mailbox()
         self._lanes = ThreadLanes(self.mailbox)
@@ -197,7 +199,7 @@ def _rules(prepared: Prepared, host: str, epoch_deadline: float) -> master.Rules
         retention=Retention(settings.retained_checkpoints, settings.retained_for_ms * 1000),
         machine=(socket.gethostname(), boot_id()),
         local_paths=() if settings.shared_paths == "true" else local_paths(plan, prepared.root),
-        unrepairable=unrepairable(plan.sinks),
+        unrepairable=unrepairable(outputs_of(plan)),
         audit=settings.audit,
         shape=shape_of(plan),
         gone_sinks=prepared.gone_sinks,
@@ -207,4 +209,5 @@ def _rules(prepared: Prepared, host: str, epoch_deadline: float) -> master.Rules
         discover_every=settings.partition_discovery_ms / 1000,
         fixed=not_to_grow(plan),
         aligned=plan.aligned(),
+        changelog=topic_place(plan),
     )

@@ -25,6 +25,7 @@ from holdfast.model import ObjectRef, SegmentRef
 from holdfast.runtime.inspect import keys
 from holdfast.runtime.inspect.objects import held
 from holdfast.runtime.inspect.reading import At, at_checkpoint, gathered, of_key, operator_in, within
+from holdfast.runtime.inspect.topic import with_topic
 from holdfast.runtime.inspect.view import View, view_of
 from holdfast.runtime.job.stored import Stored
 from holdfast.runtime.rows.windows import TIME
@@ -143,14 +144,15 @@ class _Reader:
         self.view = view
         key = keys.parsed(self.text, view.routed)
         group = int(key.key_groups(manifest.key_groups)[0])
+        stored, manifest = with_topic(self.stored, manifest, (group, group + 1))
         refs = [each for handle in manifest.state for each in within(handle, (group, group + 1))]
-        pieces = [rows.again() for ref, span in refs for rows in self._of_key(ref, span, key, view)]
+        pieces = [rows.again() for ref, span in refs for rows in self._of_key(stored, ref, span, key, view)]
         return State(at, tuple(merged(pieces)))
 
-    def _of_key(self, ref: SegmentRef, span: tuple[int, int], key: Keys, view: View) -> list[_KeyRows]:
+    def _of_key(self, stored: Stored, ref: SegmentRef, span: tuple[int, int], key: Keys, view: View) -> list[_KeyRows]:
         if (known := self.found.get((ref.object, span))) is not None:
             return known
-        segment = opened(held(self.stored.store, [ref.object])[ref.object.path])
+        segment = opened(held(stored.store, [ref.object])[ref.object.path])
         blocks = [block for block in segment.blocks if block.operator == view.number]
         rows = [_of_block(BlockReader(segment.file, block, span, spec=view.spec), key) for block in blocks]
         self.found[ref.object, span] = rows

@@ -25,6 +25,7 @@ from holdfast.errors import ConfigError, Damaged, Unavailable, Where
 from holdfast.model import NO_EPOCH, Epoch, SegmentRef, SnapshotHandle, Timeline
 from holdfast.runtime.inspect import keys
 from holdfast.runtime.inspect.objects import held
+from holdfast.runtime.inspect.topic import with_topic
 from holdfast.runtime.inspect.view import View, view_of
 from holdfast.runtime.job.stored import LATEST, Stored, checkpoint_of
 from holdfast.runtime.operators.contract import is_part
@@ -180,7 +181,8 @@ def reading_of(
         if asked is not None:
             group = int(asked.key_groups(manifest.key_groups)[0])
             span = (group, group + 1)
-        return Reading(at, view, parts_of(manifest, objects_of(stored, manifest, span), view.spec, span), asked)
+        holding, whole = with_topic(stored, manifest, span)
+        return Reading(at, view, parts_of(whole, objects_of(holding, whole, span), view.spec, span), asked)
 
     return at_checkpoint(stored, wanted, read)
 

@@ -282,6 +282,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     repairing: tuple[Repairing, ...] = ()
     delays: Measured | None = None
     """None if no driver reports them; omitted from the JSON then."""
+    changelog: dict[str, str] | None = None
+    """The place of the topic that takes the changelog; omitted from the JSON if there is none or it is unknown."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the status in the form of API.md."""
@@ -290,8 +292,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         for name in _WITH_A_LOG:
             if shown[name] is None:
                 del shown[name]
-        if shown["delays"] is None:
-            del shown["delays"]
+        for name in ("delays", "changelog"):
+            if shown[name] is None:
+                del shown[name]
         return shown | (activity or {}) | ({"repairing": repairing} if repairing else {})
 
 

@@ -70,6 +70,7 @@ def of_run(state: master.Master, root: str, mode: str, driver: DriverProcess | N
         restarts=_restarts(state),
         problems=_problems(state),
         activity=waiting.of(state),
+        changelog=None if state.rules.changelog is None else dict(state.rules.changelog),
     )
 
 

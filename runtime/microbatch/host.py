@@ -19,10 +19,11 @@ from functools import partial
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.checkpoint.manifest import SubtaskPart
 from holdfast.errors import ErrorReport, HoldfastError, Unavailable
-from holdfast.model import NO_EPOCH, Cut, Epoch, Generation, SegmentRef, SourcePosition, Subtask, WorkerId
+from holdfast.model import CHANGELOG, NO_EPOCH, Cut, Epoch, Generation, SegmentRef, SourcePosition, Subtask, WorkerId
 from holdfast.runtime.microbatch import machine as batches
 from holdfast.runtime.microbatch.blocks import result_in
 from holdfast.runtime.microbatch.counted import Counted
@@ -201,14 +202,14 @@ class Host:
         assert self._outlook is not None
         match message:
             case m.Trigger(barrier=barrier) if barrier.epoch > state.newest:
-                state, effects = batches.committed(state, Cut(barrier.committed_through, ""))
+                state, effects = batches.committed(state, Cut(barrier.committed_through, ""), self._delivered())
                 self._perform(state, effects)
                 rows_max = self._pace.rows_max(self._now() - self._began)
                 offsets, ends = self._in_step(state, rows_max)
                 self._prompt = False
                 self._perform(*batches.triggered(state, message, ends_of_epoch(offsets, ends, rows_max)))
             case m.Committed(_, epoch, manifest):
-                self._perform(*batches.committed(state, Cut(epoch, manifest)))
+                self._perform(*batches.committed(state, Cut(epoch, manifest), self._delivered()))
                 self._completed(Cut(epoch, manifest))
                 self._beat_soon()
             case m.EndInput(_, drop_unread):
@@ -312,7 +313,18 @@ class Host:
             positions=tuple(at for at in state.positions.values() if at.subtask == subtask),
             until=tuple(SourcePosition(*place, end) for place, end in (until or {}).items()),
             lineage={**first.lineage, **self._lineage},
+            topic=None if first.topic is None else replace(first.topic, delivered=self._delivered()),
         )
+
+    def _delivered(self) -> dict[Subtask, Epoch]:
+        """Return, by writer, the epoch through which the changelog's topic is known to have everything."""
+        known = self._deploys[Subtask(0)].topic
+        done = {
+            each.writer.subtask: each.tag.epoch
+            for each in self._deliveries.confirmed()
+            if each.writer.sink == CHANGELOG
+        }
+        return {**({} if known is None else known.delivered), **done}
 
     def _ack(self, epoch: Epoch, part: SubtaskPart) -> None:
         worker = next((worker for worker, subtask in self._workers.items() if subtask == part.subtask), None)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from holdfast.checkpoint.audit import PartAudit, joined
-from holdfast.checkpoint.bases import Merge, Thresholds, advanced, due
+from holdfast.checkpoint.bases import Merge, Thresholds, advanced, due, undelivered
 from holdfast.checkpoint.manifest import SubtaskPart
 from holdfast.errors import ErrorReport
 from holdfast.frozen import replace
@@ -238,8 +238,12 @@ def _again(state: Batches, phase: Running) -> Step:
     return state, [Run(state.job, phase.trigger, phase.until, wait_s)]
 
 
-def committed(state: Batches, cut: Cut) -> Step:
-    """An epoch and all before it are known to be completed; its manifest may be reported later."""
+def committed(state: Batches, cut: Cut, delivered: Mapping[Subtask, Epoch] | None = None) -> Step:
+    """An epoch and all before it are known to be completed; its manifest may be reported later.
+
+    Args:
+        delivered: As for `undelivered`.
+    """
     if cut.epoch == state.cut.epoch and not state.cut.manifest:
         return replace(state, cut=cut), []
     if cut.epoch <= state.cut.epoch:
@@ -255,7 +259,7 @@ def committed(state: Batches, cut: Cut) -> Step:
     positions = state.reached
     done = frozenset(part.subtask for part in phase.parts if part.compacted is not None)
     handles = tuple(
-        advanced(handle, part.segment, part.compacted, part.further)
+        undelivered(advanced(handle, part.segment, part.compacted, part.further), delivered or {})
         for handle, part in zip(state.handles, phase.parts, strict=True)
     )
     merged = {subtask: ref for subtask, ref in state.merged.items() if subtask not in done}

@@ -258,7 +258,7 @@ class _Task:
         if opened.ready:
             pass
         elif mine:
-            restore(opened, self._deploy, self._ports.store)
+            restore(opened, replace(plan, operators=mine), self._deploy, self._ports.store)
         else:
             opened.store.restore(self._deploy.base_epoch, (), None)
         return opened.store

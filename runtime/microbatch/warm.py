@@ -212,11 +212,11 @@ class _Task:
         """Bring an image, held alone, to the base."""
         head, target = image.head, self._target
         with ExitStack() as opened:
-            new = None if head is None else opened_beyond(target, head.cut.epoch, self._objects, opened)
+            new = None if head is None else opened_beyond(self._plan, target, head.cut.epoch, self._objects, opened)
             memory = self._begin(image, opened)  # only after all pieces are known to be readable
             store = self._store(memory)
             if new is None:
-                restore(Opened(store, None, None, lambda: None), target, self._objects)
+                restore(Opened(store, None, None, lambda: None), self._plan, target, self._objects)
             else:
                 image.load(store, memory)
                 store.follow(self.wanted.base.epoch, new)

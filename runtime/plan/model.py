@@ -17,7 +17,7 @@ Pure.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -27,7 +27,9 @@ from holdfast.runtime.operators.contract import Placed
 from holdfast.runtime.plan.source import Source
 from holdfast.runtime.rows.dead_letters import OnError
 from holdfast.runtime.rows.time_alignment import Group
+from holdfast.sinks.changelogs import ROOT, Changelog
 from holdfast.sinks.contract import Sink
+from holdfast.sinks.staging import decode
 from holdfast.state.tables.spec import TableSpec
 
 ANY_FRAGMENT = -1
@@ -103,6 +105,8 @@ class SinkSpec:
     upsert_key: tuple[str, ...] | None
     path: str | None = None
     """Identity of the code between the source and a sink that is written immediately; None if written at the commit."""
+    decode: Callable[[bytes], Iterable[pa.RecordBatch]] = decode
+    """Returns the rows of a staged part."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,8 @@ class Plan:
     operators: tuple[OperatorSpec, ...]
     fragments: tuple[Fragment, ...]
     edges: tuple[Edge, ...]
+    changelog: Changelog = ROOT
+    """Where the changelog of its state is kept; topic.py delivers it."""
 
     def operator(self, name: str) -> OperatorSpec:
         """Return the operator of this name; it exists."""

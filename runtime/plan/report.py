@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from holdfast.runtime.operators.contract import INPUT, Placed
 from holdfast.runtime.plan.model import ANY_FRAGMENT, Fragment, Plan, SinkSpec
+from holdfast.runtime.plan.topic import topic_place
 
 
 def describe(plan: Plan) -> dict[str, Any]:
@@ -38,6 +39,7 @@ def describe(plan: Plan) -> dict[str, Any]:
             }
             for sink in plan.sinks
         ],
+        "changelog": dict(plan.changelog.place),
         "operators": [
             {
                 "name": operator.name,
@@ -81,6 +83,8 @@ def render(plan: Plan) -> str:
     lines += [f"\ndead letters of every fragment: sink {sink.name} ({schema_text(sink.schema)})" for sink in dead]
     immediate = [sink.name for sink in plan.sinks if sink.path is not None]
     lines += ["", f"written immediately: {', '.join(immediate)}; other sinks at the commit"] if immediate else []
+    if (place := topic_place(plan)) is not None:
+        lines += ["", f"changelog of all state: {' '.join(place.values())}"]
     return "\n".join(lines)
 
 

@@ -28,6 +28,7 @@ from holdfast.runtime.driver.rewinding import is_accept
 from holdfast.runtime.operators.contract import is_part
 from holdfast.runtime.plan.kept_state import lost_since
 from holdfast.runtime.plan.model import Plan, SinkSpec
+from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.rewind.estimate import estimate_ms, taking_back_s
 from holdfast.runtime.rewind.sinks import IMPOSSIBLE, no_such_sink, outlooks, stands_against
 from holdfast.runtime.rewind.sources import first_missing, source_rows
@@ -59,7 +60,7 @@ def worked_out(
         adopted: Owners of other histories whose targets may be taken over.
     """
     there, here = _manifests(repository, job, base)
-    sinks = outlooks(repository, job, there, here, () if plan is None else plan.sinks, clock, adopted)
+    sinks = outlooks(repository, job, there, here, () if plan is None else outputs_of(plan), clock, adopted)
     sources = source_rows(there, here, () if plan is None else plan.sources)
     accept = sorted(each.accept for each in sinks if each.accept is not None)
     shown = {

@@ -34,6 +34,7 @@ from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire import presence
 from holdfast.runtime.wire.clock import SystemClock
 from holdfast.runtime.wire.mailbox import Mailbox, ThreadLanes
+from holdfast.sinks.changelogs import ROOT
 
 POLL_S = 0.02
 TELL_EVERY_S = 0.5
@@ -46,6 +47,7 @@ class _Ports:
     def __init__(self, repository: Repository, sinks: Sequence[SinkSpec], lanes: ThreadLanes) -> None:
         self.clock, self.repository, self.sinks, self._lanes = SystemClock(), repository, sinks, lanes
         self.sources = ()  # nothing is read
+        self.changelog = ROOT  # nothing is compacted
 
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:
         """Never called: there is no worker."""

@@ -25,6 +25,7 @@ from holdfast.runtime.plan.source import OFFSETS, PartitionReader
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
 from holdfast.runtime.rows.schema import difference_to_read, schema_of
 from holdfast.sinks.log import LogSink
+from holdfast.sinks.log_changelog import LogChangelog
 from holdfast.storage.bulk import read_together
 from holdfast.storage.log.changelog import DELETED
 from holdfast.storage.log.format import LogMeta, describe_column
@@ -40,11 +41,14 @@ LOOK_EVERY_S = 0.1
 
 
 class Log(RowsOf[T]):
-    """A partitioned, append-only log on a folder or an object store; a source or a sink.
+    """A partitioned, append-only log on a folder or an object store; a source, a sink, or the changelog of a job.
 
     As a sink it gives exactly-once delivery: the rows of an epoch and their tag are one commit of the log. A stream
     that replaces rows by key needs `key`, and becomes a changelog: records that put and delete rows, marked by the
     column `holdfast_deleted`. `hf.log(path, as_table=True)` gives the rows. As a source, a changelog gives its records.
+
+    As `hf.App(changelog=)` it holds the job's state, one record per key and epoch, and takes `path` and `partitions`
+    alone.
 
     Args:
         path: A folder or URL. A relative path is resolved in the working directory of the program that creates this.
@@ -82,6 +86,17 @@ class Log(RowsOf[T]):
     def sink(self) -> LogSink:
         """See Connector.sink."""
         return LogSink(self.path, self._key, self._partitions, self._expected)
+
+    def changelog(self) -> LogChangelog:
+        """See ChangelogConnector.changelog."""
+        given = [name for name, value in (("schema", self._expected), ("key", self._key)) if value is not None]
+        if given:
+            raise ConfigError(
+                f"the changelog {self!r} is given with {' and '.join(given)}, but its columns and key are fixed",
+                not_done="the job was not planned",
+                next_step=f"leave {' and '.join(given)} out",
+            )
+        return LogChangelog(self.path, self._partitions)
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ class BatchMembers:
         """Return the committed state of a key, None if it has none: restored from the root, as a task does."""
         for deploy in self.host.deploys():
             opened = MemoryState().open(self._plan, deploy, WorkerId("reader"))
-            restore(opened, deploy, self._store)
+            restore(opened, self._plan, deploy, self._store)
             if (found := opened.store.get_committed(operator, key)) is not None:
                 return found
         return None

@@ -31,6 +31,7 @@ from holdfast.runtime.driver.loop import DriverLoop
 from holdfast.runtime.plan.compiler import Plan, describe_operators
 from holdfast.runtime.plan.immediate import not_to_grow
 from holdfast.runtime.plan.kept_state import lost_since, with_identities
+from holdfast.runtime.plan.topic import outputs_of, topic_place
 from holdfast.runtime.testing.batches import BatchMembers
 from holdfast.runtime.testing.lanes import InlineLanes, VirtualClock
 from holdfast.runtime.wire import messages as m
@@ -103,6 +104,7 @@ def rules_of(
         discover_every=DISCOVER_S,
         fixed=not_to_grow(plan),
         aligned=plan.aligned(),
+        changelog=topic_place(plan),
     )
 
 
@@ -123,7 +125,8 @@ class Cluster:
         self.batches: BatchMembers | None = None
         """Plays all subtasks in microbatch mode."""
         self._mode = mode
-        self._plan, self.sinks, self.sources = plan, plan.sinks, plan.sources
+        self._plan, self.sinks, self.sources = plan, outputs_of(plan), plan.sources
+        self.changelog = plan.changelog
         self.network = MemoryNetwork()
         self.members: dict[WorkerId, Member] = {}
         self.held_launches: list[int] | None = None
@@ -271,7 +274,7 @@ class Cluster:
         """
         if plan is not None:
             self._plan, operators = with_identities(plan, self._known(), drop_state)
-            self.sinks, self.rules = plan.sinks, replace(self.rules, operators=operators)
+            self.sinks, self.rules = outputs_of(plan), replace(self.rules, operators=operators)
         if partitions is not None:
             self.rules = replace(self.rules, partitions=partitions)
         for worker in list(self.members):

@@ -13,6 +13,7 @@ Source: API.md (tests).
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,8 +34,10 @@ from holdfast.runtime.operators.contract import is_part
 from holdfast.runtime.plan.ahead import Ahead
 from holdfast.runtime.plan.model import OperatorSpec, Plan, SinkSpec, SourceSpec
 from holdfast.runtime.plan.source import PartitionReader, direct_reader
+from holdfast.runtime.plan.topic import changelog_of
 from holdfast.runtime.rows.rows import WrongRow, batch_of_rows
 from holdfast.runtime.testing.cluster import Cluster
+from holdfast.sinks.changelogs import Changelog
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.memory_immediate import ImmediateTable
 from holdfast.storage.objects import MemoryObjects
@@ -135,6 +138,10 @@ class PushedSource:
         """Nothing to release."""
 
 
+_NUMBERS = itertools.count()
+"""Of the drivers of this process: each has a changelog of its own."""
+
+
 class TestDriver:
     """Runs an app on in-memory workers.
 
@@ -156,6 +163,7 @@ class TestDriver:
         self.sinks: dict[str, MemorySink] = {}
         self._timed: set[str] = set()
         self._operators: dict[str, OperatorSpec] = {}
+        self._changelog: Changelog = plan.changelog.in_memory(f"holdfast-test-{next(_NUMBERS)}")
         plan = self._doubled(plan)
         partitions = self._partitions()
         every = duration_ms(app.checkpoint_every, "checkpoint_every") / 1000
@@ -392,7 +400,10 @@ class TestDriver:
         self.sinks = self.sinks | {s.name: _double(s) for s in plan.sinks if s.name not in self.sinks}
         self._timed = {spec.name for spec in plan.sources if spec.event_time is not None}
         self._operators = {operator.name: operator for operator in plan.operators if not is_part(operator.name)}
-        return _with_doubles(plan, self.sources, self.sinks)
+        plan = replace(_with_doubles(plan, self.sources, self.sinks), changelog=self._changelog)
+        if (topic := changelog_of(plan)) is not None:
+            topic.sink.prepare(topic.schema, topic.upsert_key)
+        return plan
 
     def _pushed(self, spec: SourceSpec) -> PushedSource:
         before = self.sources.get(spec.name)

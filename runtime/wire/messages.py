@@ -25,6 +25,7 @@ from holdfast.model import (
     Pending,
     SnapshotHandle,
     SourcePosition,
+    Stretch,
     Subtask,
     Tag,
     Timeline,
@@ -225,6 +226,15 @@ class Peer(msgspec.Struct, frozen=True):
     address: tuple[str, int]
 
 
+class TopicState(msgspec.Struct, frozen=True):
+    """What a restore must know of the topic that holds the changelog."""
+
+    history: tuple[Stretch, ...]
+    """The lineage: records of other epochs do not count."""
+    delivered: dict[Subtask, Epoch] = {}
+    """By writer, how far the topic is known to be; below that, it was restored from a backup."""
+
+
 class Deploy(Message, frozen=True):
     """Run this subtask in this generation: roll back to the base, or restore it."""
 
@@ -250,6 +260,8 @@ class Deploy(Message, frozen=True):
     """Token of the driver; targets record it."""
     owners: tuple[str, ...] = ()
     """Tokens of the owners whose targets may be taken over."""
+    topic: TopicState | None = None
+    """None: the changelog is kept in the root alone."""
 
     @property
     def subtask(self) -> Subtask:
@@ -269,6 +281,8 @@ class Follow(Message, frozen=True):
     handle: SnapshotHandle
     """The state of the subtask as of the epoch."""
     lineage: dict[Epoch, str] = {}
+    """As in `Deploy`."""
+    topic: TopicState | None = None
     """As in `Deploy`."""
 
     @property

@@ -8,21 +8,29 @@ Source: DESIGN section 5; PROTOCOL P14, P16; docs/design/0007.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 from holdfast.checkpoint.bases import Merge, pieces
 from holdfast.checkpoint.repository import open_verified, write_object
+from holdfast.errors import Damaged
 from holdfast.model import NO_EPOCH, Epoch, SegmentRef, WorkerId
 from holdfast.ports import ObjectStore
+from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.worker.local import Opened, Target, cut_of
+from holdfast.runtime.worker.topic import Older, older
+from holdfast.sinks.changelogs import CompactedMeanwhile
 from holdfast.state.changelog import SegmentHeader
 from holdfast.state.compact import compact
 from holdfast.state.store import Piece
 from holdfast.state.tables.spec import TableSpec
 from holdfast.storage.hashing import Sink
+
+EVERY_SIZE = 1 << 62
+ROUNDS_MAX = 3
+"""Attempts at a restore that compactions of the topic interrupt."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +64,13 @@ class CompactJob:
 
 
 def restore(
-    opened: Opened, target: Target, store: ObjectStore, advanced: Callable[[int, int], object] = lambda *_: None
+    opened: Opened,
+    plan: Plan,
+    target: Target,
+    store: ObjectStore,
+    advanced: Callable[[int, int], object] = lambda *_: None,
 ) -> None:
-    """Bring an opened store to its target: the state in the folder, then the pieces above it.
+    """Bring an opened store to its target: the state in the folder, then the changelog's topic, then the pieces above.
 
     A folder older than a base is not used: the base does not record what was deleted in between. One piece is open at a
     time, and a bounded number of its rows is in memory.
@@ -67,8 +79,22 @@ def restore(
         advanced: Receives the bytes of all pieces restored so far, and of all pieces together; also while a large
             piece is being restored.
     """
-    owned, found, applied = target.handle.key_groups, pieces(target.handle), opened.applied
-    if applied is not None and any(p.follows == NO_EPOCH and p.epoch > applied for p in found):
+    for attempt in range(ROUNDS_MAX):
+        try:
+            _restore(opened, older(plan, target), store, advanced)
+            break
+        except CompactedMeanwhile:
+            if attempt + 1 == ROUNDS_MAX:
+                raise
+    opened.store.completed(cut_of(target))
+
+
+def _restore(opened: Opened, past: Older, store: ObjectStore, advanced: Callable[[int, int], object]) -> None:
+    target, found, applied = past.target, past.newer, opened.applied
+    owned = target.handle.key_groups
+    if applied is not None and any(p.follows == NO_EPOCH and p.writer is None and p.epoch > applied for p in found):
+        applied = None
+    if not past.usable(applied, opened.key_groups):
         applied = None
     if applied is not None and opened.key_groups == owned:
         found = tuple(piece for piece in found if piece.epoch > applied)
@@ -77,6 +103,7 @@ def restore(
 
     def read() -> Iterator[Piece]:
         nonlocal done
+        yield from past.pieces(applied or NO_EPOCH, found)
         for piece in found:
             with open_verified(store, piece.object) as file:
                 yield Piece(file, piece.key_groups or owned)
@@ -85,20 +112,58 @@ def restore(
 
     based = None if applied is None else opened.key_groups
     opened.store.restore(target.base_epoch, read(), applied, based, lambda: advanced(done, total))
-    opened.store.completed(cut_of(target))
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """What brings state as of an epoch to a target: records of the topic, then pieces, which are open."""
+
+    records: Iterator[Piece]
+    stored: tuple[Piece, ...]
+
+    def __iter__(self) -> Iterator[Piece]:
+        yield from self.records
+        yield from self.stored
 
 
 def opened_beyond(
-    target: Target, epoch: Epoch, store: ObjectStore, held: ExitStack, bytes_max: int | None = None
-) -> list[Piece] | None:
+    plan: Plan, target: Target, epoch: Epoch, store: ObjectStore, held: ExitStack, bytes_max: int | None = None
+) -> Beyond | None:
     """Open the pieces that bring state as of this epoch to the target, until `held` closes; None if no pieces do.
 
-    They do not if one is a base: it does not record what was deleted in between. Nor if they are larger than
-    `bytes_max` together.
+    They do not if one is a base: it does not record what was deleted in between; nor if the topic is compacted beyond
+    the epoch. Nor if they are larger than `bytes_max` together.
+    """
+    if (stored := _joining(target, epoch, store, held, bytes_max)) is not None:
+        return Beyond(iter(()), stored)
+    past = older(plan, target)
+    newer = tuple(piece for piece in past.newer if piece.epoch > epoch)
+    large = bytes_max is not None and sum(piece.object.size for piece in newer) > bytes_max
+    if large or any(piece.follows == NO_EPOCH and piece.writer is None for piece in newer):
+        return None
+    if not past.usable(epoch, target.handle.key_groups):
+        return None
+    return Beyond(past.pieces(epoch, newer), _opened(target, newer, store, held))
+
+
+def _joining(
+    target: Target, epoch: Epoch, store: ObjectStore, held: ExitStack, bytes_max: int | None
+) -> tuple[Piece, ...] | None:
+    """Open the newer pieces if they are all that is needed although a topic has others; None if they are not.
+
+    They leave the handle oldest first, so nothing is missing if the oldest of them joins up. Normally this is so for a
+    copy that lacks one epoch, and the topic need not be read.
     """
     newer = tuple(piece for piece in pieces(target.handle) if piece.epoch > epoch)
-    large = bytes_max is not None and sum(piece.object.size for piece in newer) > bytes_max
-    if large or any(piece.follows == NO_EPOCH for piece in newer):
+    alone = bool(newer) and all(p.writer == target.handle.subtask and p.key_groups is None for p in newer)
+    if not alone or newer[0].follows > epoch or sum(p.object.size for p in newer) > (bytes_max or EVERY_SIZE):
         return None
+    try:
+        return _opened(target, newer, store, held)
+    except Damaged:
+        return None  # the topic may have it
+
+
+def _opened(target: Target, refs: Iterable[SegmentRef], store: ObjectStore, held: ExitStack) -> tuple[Piece, ...]:
     owned = target.handle.key_groups
-    return [Piece(held.enter_context(open_verified(store, p.object)), p.key_groups or owned) for p in newer]
+    return tuple(Piece(held.enter_context(open_verified(store, p.object)), p.key_groups or owned) for p in refs)

@@ -18,13 +18,14 @@ from holdfast.checkpoint.repository import read_verified
 from holdfast.errors import HoldfastError, Unavailable
 from holdfast.model import NO_EPOCH, JobUuid, Pending, Tag, Timeline, Writer
 from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.plan.model import SinkSpec
+from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.worker.immediate import ImmediateWrites
 from holdfast.runtime.worker.ports import Ports
 from holdfast.sinks import delivery
 from holdfast.sinks.contract import AlreadyDelivered, EpochOutput, Sink, Target, merging
 from holdfast.sinks.owners import NEVER, Claim
-from holdfast.sinks.staging import decode
 
 
 class Deliveries:
@@ -39,7 +40,7 @@ class Deliveries:
         fail: Callable[[BaseException], None],
         staged_bytes_max: int = delivery.BACKLOG_BYTES_MAX,
     ) -> None:
-        self._plan, self._ports, self._staged_bytes_max = plan, ports, staged_bytes_max
+        self._ports, self._staged_bytes_max, self._outputs = ports, staged_bytes_max, outputs_of(plan)
         self._after, self._on_confirmed, self._fail = after, confirmed, fail
         self._job_uuid: JobUuid | None = None
         self._claim: Claim | None = None
@@ -94,7 +95,7 @@ class Deliveries:
 
     def forget(self, through: Tag) -> None:
         """Let every target drop before-images that no rewind can reach; if a target refuses, the next call retries."""
-        sinks = {spec.name for spec in self._plan.sinks}
+        sinks = {spec.name for spec in self._outputs}
         for writer in {**self._by_manifest, **self._machines}:  # former writers have before-images too
             if writer.sink in sinks:
                 self._submit(writer, lambda w=writer: self._target(w).forget(through), self._forgot)  # type: ignore[misc]
@@ -155,7 +156,10 @@ class Deliveries:
         return self._targets[writer]
 
     def _sink(self, writer: Writer) -> Sink:
-        return next(spec.sink for spec in self._plan.sinks if spec.name == writer.sink)
+        return self._spec(writer).sink
+
+    def _spec(self, writer: Writer) -> SinkSpec:
+        return next(spec for spec in self._outputs if spec.name == writer.sink)
 
     def _close(self, writer: Writer) -> None:
         if writer in self._targets:
@@ -175,7 +179,7 @@ class Deliveries:
 
     def _staged(self, pending: Pending) -> Iterator[pa.RecordBatch]:
         for part in pending.staged.parts:
-            yield from decode(read_verified(self._ports.store, part))
+            yield from self._spec(pending.writer).decode(read_verified(self._ports.store, part))
 
     def _opened(self, writer: Writer, result: object) -> None:
         if isinstance(result, BaseException):

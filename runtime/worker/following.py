@@ -204,7 +204,7 @@ class Following:
             new = None
             if copy is not None:
                 at, store = copy.store.committed_through, self._ports.store
-                new = opened_beyond(target, at, store, held, OPENED_BYTES_MAX)
+                new = opened_beyond(self._plan, target, at, store, held, OPENED_BYTES_MAX)
             if copy is None or new is None:
                 self._discard(subtask)
                 self._copies[subtask] = self._restored(target)
@@ -227,7 +227,7 @@ class Following:
             self._advanced(done_bytes, all_bytes)
 
         try:
-            restore(opened, target, self._ports.store, advanced)
+            restore(opened, self._plan, target, self._ports.store, advanced)
             opened.store.drop_vacant()
         except (HoldfastError, _Superseded):
             opened.close()

@@ -27,6 +27,7 @@ from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Cut, Epoch, Generation, JobUuid, SnapshotHandle, Timeline, WorkerId
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.memory import Budget
+from holdfast.runtime.wire.messages import TopicState
 from holdfast.runtime.wire.presence import boot_id, machine_id
 from holdfast.state.directory import claim
 from holdfast.state.evolution import declaration
@@ -70,6 +71,8 @@ class Target(Protocol):
     def handle(self) -> SnapshotHandle: ...
     @property
     def lineage(self) -> dict[Epoch, str]: ...
+    @property
+    def topic(self) -> TopicState | None: ...
 
 
 class LocalState(Protocol):

@@ -311,7 +311,7 @@ class WorkerLoop:
     def _open_restored(self, deploy: m.Deploy) -> Opened:
         base = self._ports.local.open(self._plan, deploy, self.worker_id)
         try:
-            restore(base, deploy, self._ports.store, partial(self._restored, deploy.generation))
+            restore(base, self._plan, deploy, self._ports.store, partial(self._restored, deploy.generation))
         except HoldfastError:
             base.close()  # half restored: the next generation must not roll back to it
             raise
@@ -333,8 +333,7 @@ class WorkerLoop:
         known = None if self._state is None else self._state.cut
         if known is not None and known.epoch == deploy.base_epoch and known.manifest:
             return known == cut_of(deploy)
-        handle = None if machine is None else worker.handle_at(machine, deploy.base_epoch)
-        return handle is not None and set(pieces(handle)) == set(pieces(deploy.handle))
+        return machine is not None and worker.holds(machine, deploy.base_epoch, deploy.handle)
 
     def _close_state(self) -> None:
         if self._state is not None:

@@ -23,10 +23,11 @@ from dataclasses import dataclass, field
 
 from holdfast.checkpoint import alignment
 from holdfast.checkpoint.audit import PartAudit, SinkStaged, joined
-from holdfast.checkpoint.bases import Merge, Thresholds, advanced, due
+from holdfast.checkpoint.bases import Merge, Thresholds, advanced, due, pieces
 from holdfast.checkpoint.manifest import Confirmed, SubtaskPart
 from holdfast.frozen import replace
 from holdfast.model import (
+    CHANGELOG,
     NO_EPOCH,
     Barrier,
     ChannelId,
@@ -57,6 +58,8 @@ class Sealed:
     """The output of this epoch alone, per sink of this subtask."""
     digests: Mapping[str, RowDigest] = field(default_factory=dict)
     """The digest of the rows, per sink that has output."""
+    records: int = 0
+    """How many rows the segment has."""
 
 
 @dataclass(frozen=True)
@@ -294,8 +297,11 @@ def _advance(state: Worker, through: Epoch) -> tuple[Worker, list[Effect]]:
     """Update the handle to what this epoch's manifest names for the subtask, and start a merge if one is due."""
     if state.handle is None:
         return state, []
-    merged = state.acked.get(through)
-    handle = advanced(state.handle, state.sealed[through].segment, merged)
+    merged, segment = state.acked.get(through), state.sealed[through].segment
+    before = state.handle
+    if segment is not None and segment.writer is not None:
+        before = replace(before, segments=())  # a topic takes the segments over, and nothing here needs them
+    handle = advanced(before, segment, merged)
     state = replace(state, handle=handle)
     if merged is not None:
         state = replace(state, merging=False, merged=None)
@@ -314,8 +320,21 @@ def awaits_outcome(state: Worker) -> bool:
     return closed and newest > state.committed and (newest in state.sealing or newest in state.sealed)
 
 
+def holds(state: Worker, epoch: Epoch, handle: SnapshotHandle) -> bool:
+    """Return whether this worker's state as of an epoch is what its manifest names (P10).
+
+    If segments go to a topic, the manifest names those that it may lack; the epoch's own is always among them.
+    """
+    if (known := handle_at(state, epoch)) is None:
+        return False
+    ours = [segment for segment in known.segments if segment.epoch == epoch]
+    if any(segment.writer is not None for segment in known.segments):
+        return bool(ours) and set(ours) <= set(handle.segments)
+    return set(pieces(known)) == set(pieces(handle))
+
+
 def handle_at(state: Worker, epoch: Epoch) -> SnapshotHandle | None:
-    """Return what this epoch's manifest names if it contains this worker's part; None if it cannot (P10)."""
+    """Return what this epoch's manifest names if it contains this worker's part; None if it cannot."""
     if state.handle is None or epoch == state.committed:
         return state.handle
     if (sealed := state.sealed.get(epoch)) is None:
@@ -341,7 +360,10 @@ def _close(state: Worker, fragment: int, barrier: Barrier) -> tuple[Worker, list
 
 
 def _staged_through(state: Worker, epoch: Epoch) -> dict[str, Staged]:
-    """Merge forward the parts of every epoch not known to be committed, in order, up to this one (P8)."""
+    """Merge forward the parts of every epoch not known to be committed, in order, up to this one (P8).
+
+    The last segment alone goes to the changelog's topic: it has the changes of the epochs before it that were given up.
+    """
     merged: dict[str, Staged] = {}
     for number in sorted(state.sealed):
         if number > epoch:
@@ -349,6 +371,9 @@ def _staged_through(state: Worker, epoch: Epoch) -> dict[str, Staged]:
         for sink, staged in state.sealed[number].staged.items():
             before = merged.get(sink, Staged((), 0))
             merged[sink] = Staged((*before.parts, *staged.parts), before.rows + staged.rows)
+    last = state.sealed[epoch]
+    if last.segment is not None and last.segment.writer is not None:
+        merged[CHANGELOG] = Staged((last.segment.object,), last.records)
     return merged
 
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.checkpoint.repository import write_object
-from holdfast.model import Epoch, ObjectRef, SegmentRef, Staged, WorkerId
+from holdfast.model import Epoch, ObjectRef, SegmentRef, Staged, Subtask, WorkerId
 from holdfast.ports import ObjectStore
 from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.worker.digests import ROWS
@@ -39,25 +39,28 @@ class SealJob:
     stages: Mapping[str, Stage]
     audit: str = ROWS
     """The setting: with "rows" the output is hashed too."""
+    writer: Subtask | None = None
+    """As in SegmentRef."""
     _parts: dict[str, Part] | None = field(default=None)
 
     def run(self, store: ObjectStore) -> Sealed:
         """Store everything and return the references. The segment is written while it is sealed."""
-        segment = self._write_segment(store) if any(len(delta) for delta in self.deltas) else None
+        records = sum(map(len, self.deltas))
+        segment = self._write_segment(store) if records else None
         if self._parts is None:
             sealed = {sink: stage.seal(hashed=self.audit == ROWS) for sink, stage in self.stages.items()}
             self._parts = {sink: part for sink, part in sealed.items() if part is not None}
         paths = {sink: self._staged_path(sink) for sink in self._parts}
         put_each(store, {paths[sink]: part.data for sink, part in self._parts.items()})
         staged = {sink: Staged((_reference(paths[sink], part.data),), part.rows) for sink, part in self._parts.items()}
-        return Sealed(segment, staged, {sink: part.digest for sink, part in self._parts.items()})
+        return Sealed(segment, staged, {sink: part.digest for sink, part in self._parts.items()}, records)
 
     def _write_segment(self, store: ObjectStore) -> SegmentRef:
         def write(into: Sink) -> None:
             seal_into(into, self.header, self.deltas)
 
         ref = write_object(store, self._segment_path, write, "check the store; the epoch is sealed again")
-        return SegmentRef(Epoch(self.header.epoch), Epoch(self.header.follows), ref)
+        return SegmentRef(Epoch(self.header.epoch), Epoch(self.header.follows), ref, writer=self.writer)
 
     @property
     def _segment_path(self) -> str:
@@ -81,4 +84,4 @@ def segment_job(
     deltas = state.deltas(epoch)
     follows = min((delta.follows for delta in deltas), default=epoch)
     header = SegmentHeader(deploy.job_uuid, deploy.generation, deploy.timeline, epoch, follows, worker)
-    return SealJob(header, deltas, stages, deploy.audit)
+    return SealJob(header, deltas, stages, deploy.audit, None if deploy.topic is None else deploy.subtask)

@@ -22,6 +22,8 @@ KEY_GROUPS_MAX = 32_768
 NO_EPOCH = Epoch(0)
 """Epoch numbers start at 1; 0 means "before the first"."""
 EPOCH_MAX = Epoch(1 << 62)
+CHANGELOG = "_changelog"
+"""The name under which a job delivers its changelog to a topic, as if to a sink. No sink of a user can have it."""
 EPOCHS_GIVEN_UP_MAX = 100
 """A of PROTOCOL P2: how many epochs in a row a generation may give up."""
 
@@ -62,6 +64,8 @@ class SegmentRef(msgspec.Struct, frozen=True, omit_defaults=True):
     object: ObjectRef
     key_groups: tuple[int, int] | None = None
     """Half-open range of the key groups to read; None: all that the handle owns."""
+    writer: Subtask | None = None
+    """The subtask that delivers it to the changelog's topic; None: the segment stays where it is."""
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,7 @@ class TableSpec:
         columns: Its value columns; may be empty (a set of keys).
         past: Ids of columns that were removed; their values in older segments are left out.
         orders: Ordered indexes to keep in memory: BY_KEY, or columns of times (state/tables/ordered.py).
+        ranges: Rows that expire are erased by ranges; else each is deleted, as records of a topic need it.
     """
 
     operator: int
@@ -132,6 +133,7 @@ class TableSpec:
     columns: tuple[ColumnSpec, ...]
     past: tuple[str, ...] = ()
     orders: tuple[str, ...] = ()
+    ranges: bool = True
 
     def __post_init__(self) -> None:
         assert 0 <= self.operator < OPERATORS_END

@@ -173,7 +173,10 @@ class Table(EpochRecords):
             through: The ranges; they do not apply to key groups that are not owned.
         """
         assert self._loader is None or self._loader.complete, "expiring keys must be in the table"
-        self._expire(slots, through)
+        if self.spec.ranges:
+            self._expire(slots, through)
+        else:
+            self.delete(slots)
 
     def present(self) -> Rows:
         """Return the slots of all keys that exist now; reads the whole cold store first."""

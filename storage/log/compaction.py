@@ -70,6 +70,8 @@ class Wishes:
     dry_run: bool = False
     sizes: Sizes = field(default=Sizes())
     segments_max: int = SEGMENTS_MAX
+    through_max: int | None = None
+    """The last commit to compact; None: any."""
 
 
 @dataclass(frozen=True)
@@ -274,6 +276,8 @@ def _chosen(commits: Commits, before: Compaction, now_us: int, wishes: Wishes) -
     gathered: list[Input] = []
     through = before.through
     while through < commits.tail.sequence and len(gathered) < wishes.segments_max:
+        if through == wishes.through_max:
+            break
         commit = commits.at(through + 1)
         if wishes.older_than_us and commit.at_us > now_us - wishes.older_than_us:
             break

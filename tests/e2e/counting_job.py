@@ -27,7 +27,8 @@ class Visit:
 folder = Path(os.environ["COUNTING_FOLDER"])
 store = os.environ.get("COUNTING_STORE", str(folder))
 """Of root and logs."""
-app = hf.App("counting", root=f"{store}/root", checkpoint_every="500ms")
+changelog = hf.Log(f"{store}/changelog") if "COUNTING_CHANGELOG" in os.environ else "root"
+app = hf.App("counting", root=f"{store}/root", checkpoint_every="500ms", changelog=changelog)
 visits = app.source("visits", hf.Log(f"{store}/input", Visit), partitioned_by=["part"])
 users = visits.key_by("user").agg("users", n=hf.count(), total=hf.sum("amount"), worst=hf.max("amount"))
 users.sink("users-out", hf.SQLite(str(folder / "out.db"), table="users", key=["user"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 import pytest
 from control_plane import manifest_of
 
@@ -37,6 +38,13 @@ class TestFormatSixOfTheManifest:
     def test_a_frame_that_cannot_be_read_is_damaged(self, change: dict[str, object]) -> None:
         data = msgspec.json.encode(msgspec.json.decode(GOLDEN.read_bytes()) | change)
         with pytest.raises(Damaged, match="cannot be read"):
+            decode(data, REF)
+
+    def test_a_newer_version_within_is_refused_by_its_number(self) -> None:
+        newer = msgspec.json.encode(msgspec.structs.replace(PLAIN, v=FORMAT_VERSION + 1))
+        frame = pa.Codec("zstd").compress(newer, asbytes=True)
+        data = msgspec.json.encode({"size": len(newer), "zstd": frame, "v": FORMAT_VERSION})
+        with pytest.raises(ConfigError, match=f"has format {FORMAT_VERSION + 1}"):
             decode(data, REF)
 
     def test_a_newer_version_is_refused_by_its_number(self) -> None:

@@ -1,6 +1,7 @@
 """The job whose checkpoints are golden files: aggregates, windows and deduplication, and how its code changed.
 
 python tests/shared/checkpoint_job.py FOLDER [evolved | text]      writes the objects of its root into FOLDER
+python tests/shared/checkpoint_job.py FOLDER topic     those into FOLDER/root, its changelog into FOLDER/topic
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import Any
 import pyarrow as pa
 
 import holdfast as hf
+from holdfast.ports import ObjectStore
 from holdfast.sinks.memory import MemorySink
+from holdfast.storage.objects import open_objects
 
 SCHEMA = pa.schema(
     [
@@ -30,8 +33,10 @@ NOTED = SCHEMA.append(pa.field("note", pa.string())).append(pa.field("raw", pa.b
 FIRST: dict[str, Any] = {"n": hf.count(), "least": hf.min("pieces"), "top": hf.max("price"), "mean": hf.mean("price")}
 
 
-def app_of(totals: dict[str, Any], hours: dict[str, Any], schema: pa.Schema = SCHEMA) -> hf.App:
-    app = hf.App("golden", key_groups=4)
+def app_of(
+    totals: dict[str, Any], hours: dict[str, Any], schema: pa.Schema = SCHEMA, changelog: Any = "root"
+) -> hf.App:
+    app = hf.App("golden", key_groups=4, changelog=changelog)
     sales = app.source("sales", hf.Log("unused", schema), event_time="at", out_of_orderness="1h")
     sales.key_by("shop", "item").agg("totals", **totals).sink("totals-out", MemorySink(key=["shop", "item"]))
     windows = sales.key_by("item").window(hf.tumbling("1h")).agg("hours", emit="final", **hours)
@@ -59,7 +64,21 @@ def write_text(folder: Path) -> None:
         for first in (0, 10):
             t.push("sales", [noted(n) for n in range(first, first + 10)])
             t.checkpoint()
-        store_into(folder, t)
+        store_into(folder, t.cluster._store)
+
+
+def write_topic(folder: Path) -> None:
+    """Write the objects of the job of `write_text` with its changelog in a log, which alone has the state."""
+    app = app_of(FIRST | TEXT, TEXT, NOTED, hf.Log("unused", partitions=2))
+    with hf.testing.TestDriver(app, parallelism=2, seed=0) as t:
+        for first in (0, 10):
+            t.push("sales", [noted(n) for n in range(first, first + 10)])
+            t.checkpoint()
+        root = t.cluster._store
+        for path in root.list("segments"):
+            root.delete(path)
+        store_into(folder / "root", root)
+        store_into(folder / "topic", open_objects(t.cluster.changelog.place["path"], writable=False))
 
 
 def write(folder: Path, evolved: bool) -> None:
@@ -79,12 +98,11 @@ def write(folder: Path, evolved: bool) -> None:
             t.upgrade(app_of(again, {"sales": hf.count(), "top": hf.max("price")}))
             t.push("sales", [sale(n) for n in range(25, 30)])
             t.checkpoint()
-        store_into(folder, t)
+        store_into(folder, t.cluster._store)
 
 
-def store_into(folder: Path, driver: hf.testing.TestDriver) -> None:
-    """Write all objects of a job below a folder."""
-    store = driver.cluster._store
+def store_into(folder: Path, store: ObjectStore) -> None:
+    """Write all objects of a store below a folder."""
     for path in store.list(""):
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +110,9 @@ def store_into(folder: Path, driver: hf.testing.TestDriver) -> None:
 
 
 if __name__ == "__main__":
-    if "text" in sys.argv:
+    if "topic" in sys.argv:
+        write_topic(Path(sys.argv[1]))
+    elif "text" in sys.argv:
         write_text(Path(sys.argv[1]))
     else:
         write(Path(sys.argv[1]), "evolved" in sys.argv)

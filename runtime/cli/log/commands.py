@@ -21,6 +21,7 @@ from holdfast.runtime.cli.log import compact as log_compact
 from holdfast.runtime.cli.log.columns import parse_columns
 from holdfast.runtime.cli.log.input import as_given, columns_given, json_line_batches, read_file
 from holdfast.runtime.cli.log.output import Placed, as_json_line, columns_shown, placed_rows, plain_line, table_lines
+from holdfast.sinks.log_changelog import refuse_changelog_of_a_job
 from holdfast.storage.log.format import LogMeta, describe_column
 from holdfast.storage.log.log import LogReader, LogWriter, create_log, read_meta
 from holdfast.storage.log.partitioning import partition_rows
@@ -196,6 +197,7 @@ def append(args: argparse.Namespace, stdin: IO[bytes] | None = None) -> int:
     meta = _meta(args.path)
     partition_of = _partitioner(args, meta)
     writer = LogWriter(open_objects(args.path))
+    refuse_changelog_of_a_job(open_objects(args.path), "no row was appended")
     firsts: dict[int, int] = {}
     counts: dict[int, int] = {}
 

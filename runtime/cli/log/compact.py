@@ -11,6 +11,7 @@ from dataclasses import replace
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.cli.text import plural
 from holdfast.runtime.config.settings import duration_ms
+from holdfast.sinks.log_changelog import refuse_changelog_of_a_job
 from holdfast.storage.log.compaction import Compactor, PartitionResult, Result, Wishes
 from holdfast.storage.objects import open_objects
 
@@ -58,7 +59,9 @@ def compact(args: argparse.Namespace) -> int:
         duration_ms(args.grace, "--grace", _NOT_DONE) / 1_000,
         args.dry_run,
     )
-    compactor = Compactor(open_objects(args.path, writable=not args.dry_run))
+    store = open_objects(args.path, writable=not args.dry_run)
+    compactor = Compactor(store)
+    refuse_changelog_of_a_job(store, _NOT_DONE)
     result = compactor.compact(wishes)
     while result.more and not args.dry_run:
         result = _together(result, compactor.compact(wishes))

@@ -133,14 +133,15 @@ def planned(
     The last is in seconds; None if it is unknown.
     """
     from holdfast.runtime.execution.holdings import check_adopted, read_holdings
+    from holdfast.runtime.plan.topic import outputs_of
     from holdfast.runtime.rewind.plan import worked_out
     from holdfast.runtime.rewind.target import target_of, while_it_goes_on
 
     def made(job: Job) -> tuple[Stored, Completed, dict[str, Any], float | None]:
         base = target_of(stored.repository, job, wanted)
         if plan is not None and adopt:
-            found = read_holdings(job, plan.sinks)
-            check_adopted(stored.repository, job, base, plan.sinks, found, adopt)
+            found = read_holdings(job, outputs_of(plan))
+            check_adopted(stored.repository, job, base, outputs_of(plan), found, adopt)
         return (
             replace(stored, job=job),
             base,
@@ -153,6 +154,7 @@ def planned(
 def _adopted(stored: Stored, plan: Plan | None, names: list[str]) -> tuple[str, ...]:
     """Return the owners from which the rewind may take targets over. Raises ConfigError."""
     from holdfast.runtime.execution.holdings import adopted_from, read_holdings
+    from holdfast.runtime.plan.topic import outputs_of
 
     if not names:
         return ()
@@ -161,7 +163,8 @@ def _adopted(stored: Stored, plan: Plan | None, names: list[str]) -> tuple[str, 
             "--adopt-targets moves the targets of a job that is not running, and only the job's file names them",
             "stop the job, and give its file: holdfast rewind JOB.py ... --adopt-targets SINK",
         )
-    return adopted_from(stored.job, plan.sinks, read_holdings(stored.job, plan.sinks), names)
+    outputs = outputs_of(plan)
+    return adopted_from(stored.job, outputs, read_holdings(stored.job, outputs), names)
 
 
 def _apply(
@@ -177,6 +180,7 @@ def _apply(
     """Carry out the plan; return False if the driver that was asked is dead."""
     from holdfast.runtime.driver.master import RewindWanted
     from holdfast.runtime.execution.admission import refuse_second_run
+    from holdfast.runtime.plan.topic import outputs_of
     from holdfast.runtime.rewind.stopped import check_in_time, rewind_stopped
 
     job = stored.job
@@ -201,7 +205,7 @@ def _apply(
     def tell(reported: Status) -> None:
         store.put("live.json", json.dumps(msgspec.structs.replace(reported, root=stored.folder).as_json()).encode())
 
-    rewind_stopped(stored.repository, job, asked, plan.sinks, timeout_s, tell, adopted)
+    rewind_stopped(stored.repository, job, asked, outputs_of(plan), timeout_s, tell, adopted)
     advise(f"{job.name}: stopped at epoch {base.body.epoch}, on timeline {job.timeline + 1}; run it to resume")
     return True
 

@@ -15,6 +15,7 @@ from holdfast.runtime.inspect.comparison import differences, schema_of
 from holdfast.runtime.inspect.keyhistory import history_of
 from holdfast.runtime.inspect.reading import At, at_checkpoint, objects_of, operator_in, parts_of, reading_of
 from holdfast.runtime.inspect.sizes import OperatorSize, Stock, size_of
+from holdfast.runtime.inspect.topic import with_topic
 from holdfast.runtime.inspect.view import view_of
 from holdfast.runtime.job.stored import open_job
 
@@ -106,7 +107,8 @@ def du(args: argparse.Namespace) -> int:
         if args.operator is not None:
             chosen = [operator_in(manifest, args.operator, at)]
         span = (0, manifest.key_groups)
-        objects = objects_of(stored, manifest, span)
+        holding, manifest = with_topic(stored, manifest, span)
+        objects = objects_of(holding, manifest, span)
         return at, [
             size_of(o.name, parts_of(manifest, objects, view_of(o).spec, span), manifest.key_groups) for o in chosen
         ]

@@ -1,7 +1,8 @@
 """`holdfast checkpoints verify`: reads every object that the checkpoints name and reports the damaged ones.
 
 An object is intact if its size and SHA-256 are those in the manifest; of a changelog segment, all rows must also be
-readable. Objects that several checkpoints share are read once, part by part. Nothing is changed.
+readable, and so must the records of a changelog's topic. Objects that several checkpoints share are read once, part by
+part. Nothing is changed.
 
 Source: DESIGN section 4 (every object has size and hash).
 """
@@ -26,6 +27,7 @@ from holdfast.model import Epoch, ObjectRef
 from holdfast.ports import ObjectStore
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.reporting import advise, print_json
+from holdfast.runtime.inspect.topic import check_topic
 from holdfast.runtime.job.log_end import beyond_the_log, way_out
 from holdfast.runtime.job.stored import Stored
 from holdfast.state.blocks import deltas_of
@@ -60,14 +62,14 @@ class Broken:
 
     path: str
     kind: str
-    """As above; log: it proves that records are missing at the end of the job log."""
+    """As above; log: it proves that records are missing at the end of the job log; topic: the changelog's."""
     what: str
     epochs: tuple[int, ...]
 
 
 def verify_all(stored: Stored, chosen: Sequence[Completed], *, as_json: bool) -> int:
     """Check all these checkpoints and print the verdict. Exit status: 0 intact, 4 damaged."""
-    named: dict[str, Named] = {}
+    named, manifests = dict[str, Named](), list[Manifest]()
     _, missing = beyond_the_log(stored.store, stored.repository, FOLDERS, every_record=True)
     broken = [Broken(each.path, "log", f"the job log was cut short: {each.what}", ()) for each in missing]
     for each in chosen:
@@ -77,6 +79,12 @@ def verify_all(stored: Stored, chosen: Sequence[Completed], *, as_json: bool) ->
             broken.append(Broken(each.body.manifest.path, "manifest", error.what, (each.body.epoch,)))
             continue
         _collect(manifest, named)
+        manifests.append(manifest)
+    try:
+        check_topic(stored, manifests)
+    except (Damaged, ConfigError) as error:
+        place = " ".join((manifests[-1].topic or {}).values())
+        broken.append(Broken(place, "topic", error.what, tuple(each.epoch for each in manifests)))
     broken += damaged_of(stored.store, stored.job.key_groups, list(named.values()))
     lost = {epoch for each in broken for epoch in each.epochs}
     whole = [each.body.epoch for each in chosen if each.body.epoch not in lost]

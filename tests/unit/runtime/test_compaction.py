@@ -21,6 +21,7 @@ from holdfast.model import (
     Timeline,
     WorkerId,
 )
+from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.wire.messages import Active, Deploy
 from holdfast.runtime.worker.compaction import CompactJob, restore
 from holdfast.runtime.worker.local import Opened
@@ -34,6 +35,7 @@ from holdfast.state.tables.spec import ColumnSpec, TableSpec
 from holdfast.storage.objects import MemoryObjects
 
 JOB, GROUPS, WHOLE = JobUuid("1" * 32), 8, (0, 8)
+PLAN = Plan("job", GROUPS, (), (), (), (), ())
 KEY = KeyType.of([pa.field("n", pa.int64(), nullable=False)])
 SPEC = TableSpec(1, "counts", KEY, (ColumnSpec("n", np.dtype(np.int64)),))
 
@@ -72,7 +74,7 @@ class Stored:
     ) -> dict[int, int]:
         store = StateStore(Identity(JOB, Generation(1), Timeline(1), WorkerId("w")), [SPEC], GROUPS, WHOLE, folder)
         opened = Opened(store, None if applied is None else Epoch(applied), applied and groups or None, lambda: None)
-        restore(opened, deploy, self.objects)
+        restore(opened, PLAN, deploy, self.objects)
         assert store.cut == Cut(deploy.base_epoch, deploy.lineage.get(deploy.base_epoch, ""))
         found = {}
         for key in (1, 2, 3):
@@ -137,7 +139,7 @@ class TestRestoring:
                 assert store.table(1).get_committed((2,)) == {"n": 1}
                 stored.objects.delete(stored.segments[0].object.path)
 
-        restore(Opened(store, None, None, lambda: None), deploy, stored.objects, advanced)
+        restore(Opened(store, None, None, lambda: None), PLAN, deploy, stored.objects, advanced)
         ends = [sum(sizes[:count]) for count in range(4)]
         assert found == [(done, ends[3]) for end in range(3) for done in (ends[end], ends[end + 1])]
         assert store.get_committed(1, (1,)) is None and store.get_committed(1, (3,)) == {"n": 3}

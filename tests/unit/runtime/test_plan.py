@@ -171,13 +171,6 @@ class TestRefusals:
         with pytest.raises(hf.ConfigError, match="source 'more' of app 'hot' leads to no sink"):
             plan_of(build)
 
-    @pytest.mark.parametrize("given", [{"changelog": "topic"}])
-    def test_unsupported_settings_are_refused(self, given: dict[str, Any]) -> None:
-        app = hf.App("hot", **given)
-        app.source("bids", PlannedSource(BIDS)).sink("out", Anywhere())
-        with pytest.raises(hf.ConfigError, match="does not support"):
-            app.plan()
-
     @pytest.mark.parametrize(
         ("column", "fault"),
         [

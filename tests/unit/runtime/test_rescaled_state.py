@@ -27,6 +27,7 @@ from holdfast.model import (
     Timeline,
     WorkerId,
 )
+from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.wire.messages import Active, Deploy
 from holdfast.runtime.worker.compaction import CompactJob, restore
 from holdfast.runtime.worker.local import Opened
@@ -40,6 +41,7 @@ from holdfast.state.tables.spec import ColumnSpec, TableSpec
 from holdfast.storage.objects import MemoryObjects
 
 JOB, GROUPS, KEYS = JobUuid("1" * 32), 8, range(64)
+PLAN = Plan("job", GROUPS, (), (), (), (), ())
 KEY = KeyType.of([pa.field("n", pa.int64(), nullable=False)])
 SPEC = TableSpec(1, "counts", KEY, (ColumnSpec("n", np.dtype(np.int64)),))
 GROUP_OF = KEY.from_ints(np.array(KEYS)).key_groups(GROUPS).tolist()
@@ -121,7 +123,7 @@ class Life:
                 handle.key_groups,
                 MemoryKeyValue(),
             )
-            restore(Opened(store, None, None, lambda: None), self.deploy(handle), self.objects)
+            restore(Opened(store, None, None, lambda: None), PLAN, self.deploy(handle), self.objects)
             table = store.table(1)
             slots = table.present()
             keys = table.key_columns(slots)[0].to_pylist()

@@ -331,12 +331,12 @@ class TestTakeover:
     def test_a_restore_that_fails_once_is_repeated(self, monkeypatch: pytest.MonkeyPatch) -> None:
         failed = list[int]()
 
-        def restore(opened: Any, target: Any, store: Any, advanced: Any) -> None:
+        def restore(opened: Any, plan: Any, target: Any, store: Any, advanced: Any) -> None:
             if not failed:
                 failed.append(1)
                 advanced(1, 2)
                 raise Unavailable("the root is away", not_done="", next_step="")
-            compaction.restore(opened, target, store, advanced)
+            compaction.restore(opened, plan, target, store, advanced)
 
         monkeypatch.setattr(following, "restore", restore)
         with TestDriver(counting(1)) as t:

@@ -124,7 +124,7 @@ class TestForgottenArguments:
             (lambda: hf.sum(), "sum(): an aggregate takes the name of a column"),
             (lambda: hf.count(filter=1), "count(..., filter=) is not in this version"),  # type: ignore[arg-type]
             (lambda: planned(mode="batch"), "app 'hot': mode is 'batch'"),
-            (lambda: planned(changelog=1), "uses changelog=1, which"),
+            (lambda: planned(changelog=1), "changelog=1 cannot hold the changelog of a job"),
         ],
     )
     def test_are_refused_in_one_sentence(self, call: Callable[[], object], says: str) -> None:

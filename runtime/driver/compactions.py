@@ -1,0 +1,45 @@
+"""Compact the changelog's topic, on a lane of the driver.
+
+Checkpoints that have expired need nothing of the topic any more. Once some have, the topic is asked whether a
+compaction up to the oldest checkpoint that is left is worth it.
+
+Invariants
+    - What any retained checkpoint needs stays.
+    - Nothing is compacted between a rewind and the repair of the topic.
+
+Source: docs/design/0055-changelog-topic.md; PROTOCOL P16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast.checkpoint.joblog import Job
+from holdfast.checkpoint.timeline import lineage_of
+from holdfast.errors import HoldfastError
+from holdfast.ports import Lane
+from holdfast.sinks.changelogs import Changelog
+
+
+class Compactions:
+    """The compactions of one run, one at a time; a request while one is in progress is left to the next one."""
+
+    def __init__(self, changelog: Changelog, lane: Callable[[], Lane]) -> None:
+        self._changelog, self._lane = changelog, lane
+        self._busy = False
+        self.problem: HoldfastError | None = None
+        """Why the last compaction did not complete; the next one retries."""
+
+    def request(self, job: Job) -> None:
+        """Compact as of this fold of the log, if that is worth it."""
+        if self._busy or job.repair_due or not job.retained:
+            return
+        self._busy = True
+        horizon, history = job.retained[0].body.epoch, lineage_of(job.rewinds)
+        self._lane().submit(lambda: self._changelog.compact(job.uuid, history, horizon), self._ended)
+
+    def _ended(self, result: object) -> None:
+        self._busy = False
+        if isinstance(result, BaseException) and not isinstance(result, HoldfastError):
+            raise result
+        self.problem = result if isinstance(result, HoldfastError) else None

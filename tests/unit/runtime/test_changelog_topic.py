@@ -1,0 +1,552 @@
+"""Jobs whose changelog goes to a log: the state comes back from the log alone, in both modes.
+
+Whenever the log has confirmed the changes of an epoch, the segments that hold them are deleted under the root. Through
+killed workers and drivers, rescaling, rewinds and compactions, output equals a computation in plain Python.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import holdfast as hf
+from holdfast.checkpoint.catalogue import Retention
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.errors import ConfigError, Unavailable
+from holdfast.model import CHANGELOG, Tag, WorkerId, Writer
+from holdfast.runtime.cli.operate.verify import verify_all
+from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
+from holdfast.runtime.execution.admission import check_changelog
+from holdfast.runtime.inspect.reading import reading_of
+from holdfast.runtime.job.status import of_run
+from holdfast.runtime.job.stored import Stored
+from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.plan.report import describe, render
+from holdfast.runtime.plan.topic import outputs_of
+from holdfast.runtime.rows.schema import schema_of
+from holdfast.runtime.testing.cluster import HEARTBEAT_S, Cluster
+from holdfast.runtime.worker.local import Home, LocalFolders, LocalState, Opened, Target
+from holdfast.sinks.changelogs import ROOT
+from holdfast.sinks.contract import Outcome, Sink
+from holdfast.sinks.log import LogTarget
+from holdfast.sinks.log_changelog import LogChangelog, OpenLogChangelog, TopicSink
+from holdfast.sinks.owners import Claim
+from holdfast.state.keys.keygroups import range_of
+from holdfast.storage.log.log import LogReader, LogWriter, create_log
+from holdfast.storage.objects import LocalObjects, MemoryObjects
+
+START = datetime(2026, 3, 1, tzinfo=UTC)
+SHOPS = ["a", "b", "c", "d", "e", None]
+KNOWN = pl.col("shop").is_not_null()
+
+
+@dataclass
+class Sale:
+    shop: str | None
+    n: int
+    at: datetime
+
+
+@dataclass
+class Switch:
+    """Whether the topic refuses deliveries, and how often it was opened to be read."""
+
+    on: bool = False
+    reads: int = 0
+
+
+class Refusing(LogTarget):
+    """A writer's way into a topic that refuses deliveries at times."""
+
+    switch: Switch
+
+    def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
+        if self.switch.on:
+            raise Unavailable("the topic is unreachable", next_step="wait")
+        return super().deliver(tag, batches, known)
+
+
+@dataclass(frozen=True)
+class RefusingSink(TopicSink):
+    switch: Switch = field(default_factory=Switch)
+
+    def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> LogTarget:
+        target = super().open(job_uuid, writer, claim)
+        target.__class__ = Refusing
+        assert isinstance(target, Refusing)
+        target.switch = self.switch
+        return target
+
+
+@dataclass(frozen=True)
+class RefusingChangelog(LogChangelog):
+    """A topic that refuses deliveries while the test wants it to."""
+
+    switch: Switch = field(default_factory=Switch)
+
+    def sink(self, schema: pa.Schema, key: tuple[str, ...], key_groups: int) -> Sink:
+        sink = super().sink(schema, key, key_groups)
+        assert isinstance(sink, TopicSink)
+        return RefusingSink(sink.log, sink.key_groups, self.switch)
+
+    def open(self, job_uuid: str) -> OpenLogChangelog:
+        self.switch.reads += 1
+        return super().open(job_uuid)
+
+
+class Job:
+    """Totals, windows and first sales, each in a log, with the changelog in another one."""
+
+    def __init__(
+        self,
+        folder: Path,
+        mode: str,
+        seed: int = 0,
+        retained: int = 1_000,
+        standbys: int = 0,
+        local: Callable[[], LocalState] | None = None,
+    ) -> None:
+        self.random, self.folder, self.sold = random.Random(seed), folder, list[Sale]()
+        create_log(LocalObjects(folder / "input"), schema_of(Sale))
+        self._input = LogWriter(LocalObjects(folder / "input"))
+        plan = self.app().plan()
+        self.topic = Switch()
+        place = RefusingChangelog(str(folder / "changelog"), 4, compacted_from=1, grace_s=0.0, switch=self.topic)
+        assert plan.changelog.place == place.place
+        self.plan = replace(plan, changelog=place)
+        for spec in outputs_of(self.plan):
+            spec.sink.prepare(spec.schema, spec.upsert_key)
+        self.store = MemoryObjects()
+        self.cluster = Cluster(self.plan, 2, seed, self.store, 1.0, {"sales": (0, 1, 2, 3)}, mode)
+        self.cluster.change_rules(retention=Retention(retained, 0), standbys=standbys)
+        if local is not None:
+            self.cluster.local = local
+        self.cluster.begin()
+
+    def app(self) -> hf.App:
+        folder = self.folder
+        app = hf.App("sales", checkpoint_every="1s", changelog=hf.Log(folder / "changelog", partitions=4))
+        sales = app.source("sales", hf.Log(folder / "input", Sale), event_time="at", out_of_orderness="5s")
+        named = sales.filter(KNOWN)
+        totals = named.key_by("shop").agg("totals", rows=hf.count(), total=hf.sum("n"), low=hf.min("shop"))
+        totals.sink("totals-out", hf.Log(folder / "totals", key=["shop"], partitions=2))
+        windows = named.key_by("shop").window(hf.tumbling("10s"), allowed_lateness="20s").agg("windows", n=hf.sum("n"))
+        windows.sink("windows-out", hf.Log(folder / "windows", key=["window_end", "shop"]))
+        unnamed = sales.key_by("shop").agg("all", rows=hf.count())
+        unnamed.filter(KNOWN).sink("all-out", hf.Log(folder / "all", key=["shop"]))
+        return app
+
+    def held(self, operator: str, epoch: int | None = None) -> set[tuple[Any, ...]]:
+        """Return what commands show of an operator's state."""
+        log = self.cluster.repository.read_log()
+        assert log is not None
+        stored = Stored("sales", "", self.store, self.cluster.repository, log)
+        reading = reading_of(stored, operator, None if epoch is None else str(epoch))
+        frame = pl.from_arrow(pa.Table.from_batches(reading.batches(), schema=reading.view.schema))
+        assert isinstance(frame, pl.DataFrame)
+        return set(frame.rows())
+
+    def sell(self, count: int) -> None:
+        before = len(self.sold)
+        for n in range(before, before + count):
+            at = START + timedelta(seconds=n / 2 - self.random.choice((0, 0, 3)))
+            self.sold.append(Sale(self.random.choice(SHOPS), self.random.randrange(12), at))
+        rows = [vars(each) for each in self.sold[before:]]
+        self._input.append({self.random.randrange(4): pa.Table.from_pylist(rows, schema=schema_of(Sale))})
+
+    def run(self, *counts: int) -> None:
+        for count in counts:
+            self.sell(count)
+            self.cluster.pass_time(2.0)
+
+    def manifest(self) -> Manifest:
+        log = self.cluster.repository.read_log()
+        assert log is not None
+        return self.cluster.repository.load_manifest(log.completed[-1].body.manifest)
+
+    def forget_segments(self) -> int:
+        """Delete the segments of all epochs that the changelog has confirmed; return how many are left."""
+        tags = LogReader(LocalObjects(self.folder / "changelog")).tags()
+        confirmed = {known.writer: known.tag.epoch for known in tags}
+        owed = {
+            part.path
+            for item in self.manifest().pending
+            for part in item.staged.parts
+            if item.tag.epoch > confirmed.get(f"{self.manifest().job_uuid}/{CHANGELOG}/{item.writer.subtask}", 0)
+        }
+        self.check_topic()
+        last = self.manifest().epoch
+        for path in self.store.list("segments"):
+            if path not in owed and int(path.split("/")[2]) <= last:
+                self.store.delete(path)
+        assert not self.store.list("base") and not self.store.list("merged")
+        return len(self.store.list("segments"))
+
+    def settle(self) -> None:
+        self.cluster.pass_time(20.0)
+        assert self.cluster.driver.outcome is None
+        self.cluster.driver.close_epoch()
+        self.cluster.pass_time(5.0)
+
+    def some_steps(self) -> None:
+        """Stop at any place between two epochs."""
+        for _ in range(self.random.randrange(60)):
+            self.cluster.step()
+            self.check_topic()
+
+    def watch(self, seconds: float) -> None:
+        """Let time pass, and look at the topic after every step."""
+        end = self.cluster.clock.now + seconds
+        while self.cluster.clock.now < end:
+            self.cluster.clock.now += HEARTBEAT_S
+            for member in list(self.cluster.members.values()):
+                member.loop.beat()
+            while self.cluster.step():
+                self.check_topic()
+
+    def check_topic(self) -> None:
+        """No record is in the topic before its epoch is completed, and none that a checkpoint needs is compacted."""
+        log = self.cluster.repository.read_log()
+        tags = LogReader(LocalObjects(self.folder / "changelog")).tags()
+        assert log is not None
+        newest = max((each.body.epoch for each in log.retained), default=0)
+        assert all(known.tag.epoch <= newest for known in tags), "a record of an epoch that is not completed"
+        if log.retained:
+            floor = self.plan.changelog.open(log.uuid).floor
+            assert floor <= log.retained[0].body.epoch, "a compaction beyond a retained checkpoint"
+
+    def crash(self) -> None:
+        self.some_steps()
+        if self.cluster.members:
+            self.cluster.crash(self.random.choice(sorted(self.cluster.members)))
+
+    def start_again(self, parallelism: int) -> None:
+        self.some_steps()
+        ranges = tuple(range_of(i, parallelism, self.plan.key_groups) for i in range(parallelism))
+        self.cluster.change_rules(key_ranges=ranges)
+        self.cluster.replace_driver()
+
+    def rewind(self, back: int) -> None:
+        before = self.cluster.driver.state.job
+        base = before.completed[-1 - min(back, len(before.completed) - 1)].body.epoch
+        wanted = {"epoch": base, "timeline": before.timeline}
+        answer = self.cluster.driver.asked("rewind", wanted, before.generation, before.generation)
+        assert answer is not None and answer["accepted"], answer
+        while self.cluster.driver.state.job.timeline == before.timeline:
+            self.cluster.pass_time(0.25)
+
+    def refuse(self, count: int) -> None:
+        """Complete some epochs that the topic does not take yet, then lose all workers."""
+        self.topic.on = True
+        for _ in range(count):
+            self.run(self.random.randrange(1, 30))
+        self.cluster.replace_driver()
+        self.run(self.random.randrange(1, 30))
+        self.topic.on = False
+
+    def finish(self) -> None:
+        self.topic.on = False
+        self._input.seal()
+        for _ in range(400):
+            if self.cluster.driver.outcome is not None:
+                break
+            self.cluster.pass_time(0.5)
+        assert self.cluster.driver.outcome is not None and self.cluster.driver.outcome[0] == "finished", (
+            self.cluster.driver.outcome
+        )
+
+    def table(self, log: str) -> set[tuple[Any, ...]]:
+        rows = hf.log(self.folder / log, as_table=True).collect().rows()
+        assert len(rows) == len(set(rows))
+        return set(rows)
+
+    def check(self) -> None:
+        rows, totals, windows = Counter[str](), Counter[str](), Counter[tuple[str, datetime]]()
+        for sale in self.sold:
+            if sale.shop is not None:
+                rows[sale.shop] += 1
+                totals[sale.shop] += sale.n
+                end = START + ((sale.at - START) // timedelta(seconds=10) + 1) * timedelta(seconds=10)
+                windows[sale.shop, end] += sale.n
+        assert self.table("totals") == {(shop, rows[shop], totals[shop], shop) for shop in rows}
+        assert self.table("all") == {(shop, rows[shop]) for shop in rows}
+        ten = timedelta(seconds=10)
+        assert self.table("windows") == {(shop, end - ten, end, n) for (shop, end), n in windows.items()}
+
+
+@pytest.fixture(params=[CONTINUOUS, MICROBATCH])
+def mode(request: pytest.FixtureRequest) -> str:
+    mode: str = request.param
+    return mode
+
+
+class TestTheTopicAlone:
+    def test_restores_the_state_after_every_worker_was_lost(self, tmp_path: Path, mode: str) -> None:
+        job = Job(tmp_path, mode)
+        job.run(60, 60)
+        job.settle()
+        assert job.forget_segments() == 0
+        job.start_again(2)
+        job.run(60)
+        job.finish()
+        job.check()
+
+    def test_shows_the_state_as_of_every_checkpoint(self, tmp_path: Path, mode: str) -> None:
+        job = Job(tmp_path, mode)
+        job.run(60, 60)
+        job.settle()
+        job.forget_segments()
+        base = job.manifest().epoch
+        first, ends = job.held("totals"), {row[:3] for row in job.held("windows")}
+        assert first == job.table("totals") and None in {shop for shop, _ in job.held("all")}
+        job.run(60)
+        job.settle()
+        job.forget_segments()
+        assert job.held("totals") == job.table("totals") != first
+        assert job.held("totals", base) == first
+        assert ends - {row[:3] for row in job.held("windows")}, "windows that expired are not in the state"
+
+    def test_is_followed_by_the_segments_that_it_has_not_confirmed(self, tmp_path: Path, mode: str) -> None:
+        unconfirmed(Job(tmp_path, mode))
+
+    def test_is_never_ahead_of_a_commit_and_keeps_what_checkpoints_need(self, tmp_path: Path, mode: str) -> None:
+        job = Job(tmp_path, mode, retained=3)
+        watched(job)
+        assert job.plan.changelog.open(job.manifest().job_uuid).floor
+
+    def test_restores_another_parallelism(self, tmp_path: Path, mode: str) -> None:
+        job = Job(tmp_path, mode)
+        job.run(60, 60)
+        job.settle()
+        job.forget_segments()
+        for parallelism in (3, 1, 2):
+            job.start_again(parallelism)
+            job.run(30)
+            job.settle()
+            job.forget_segments()
+        job.finish()
+        job.check()
+
+    def test_restores_an_earlier_epoch_of_a_rewind(self, tmp_path: Path, mode: str) -> None:
+        job = Job(tmp_path, mode)
+        job.run(50, 50, 50)
+        job.settle()
+        job.forget_segments()
+        job.rewind(4)
+        job.run(30)
+        job.settle()
+        job.forget_segments()
+        job.start_again(2)
+        job.run(10)
+        job.forget_segments()
+        job.rewind(2)
+        job.finish()
+        job.check()
+
+    def test_restores_what_compactions_left(self, tmp_path: Path, mode: str) -> None:
+        compacted(Job(tmp_path, mode, retained=3))
+
+    @pytest.mark.parametrize("seed", range(2))
+    def test_survives_any_sequence_of_faults(self, tmp_path: Path, mode: str, seed: int) -> None:
+        survive(Job(tmp_path, mode, seed, retained=4), seed)
+
+    @pytest.mark.thorough
+    @pytest.mark.parametrize("seed", range(2, 8))
+    def test_survives_longer_sequences(self, tmp_path: Path, mode: str, seed: int) -> None:
+        survive(Job(tmp_path, mode, seed, retained=random.Random(seed).choice((4, 1_000))), seed, turns=14)
+
+
+def unconfirmed(job: Job) -> None:
+    """Lose all workers while the topic lacks the last epochs, twice."""
+    job.run(60, 60)
+    job.settle()
+    assert job.forget_segments() == 0
+    job.topic.on = True
+    job.run(30, 30)
+    assert job.forget_segments() > 0
+    for parallelism in (2, 3):
+        job.cluster.change_rules(key_ranges=tuple(range_of(i, parallelism, 128) for i in range(parallelism)))
+        job.cluster.replace_driver()
+        job.run(30)
+    job.finish()
+    job.check()
+
+
+def watched(job: Job) -> None:
+    """Look at the topic all the time."""
+    for _ in range(10):
+        job.sell(20)
+        job.watch(1.0)
+
+
+def compacted(job: Job) -> None:
+    """Restore, rewind and restore again from a topic that was compacted."""
+    job.run(60, 60, 60, 60, 60, 60)
+    job.settle()
+    log = LogReader(LocalObjects(job.folder / "changelog"))
+    assert log.newest().compact, "the driver has compacted the log"
+    job.forget_segments()
+    job.start_again(3)
+    job.run(30)
+    job.rewind(2)
+    job.run(30)
+    job.settle()
+    job.forget_segments()
+    job.start_again(2)
+    job.finish()
+    job.check()
+
+
+def survive(job: Job, seed: int, turns: int = 7) -> None:
+    rng = random.Random(seed)
+    job.run(30)
+    for _ in range(turns):
+        rng.choice(
+            (
+                lambda: job.run(rng.randrange(1, 60)),
+                job.crash,
+                lambda: job.start_again(rng.choice((1, 2, 3))),
+                lambda: job.rewind(rng.randrange(3)),
+                lambda: job.refuse(rng.randrange(1, 4)),
+            )
+        )()
+        job.run(rng.randrange(1, 30))
+        job.forget_segments()
+    job.finish()
+    job.check()
+
+
+def how(job: Job) -> set[str | None]:
+    """Return how the workers obtained their state in this generation."""
+    return {hosted.how for hosted in job.cluster.driver.state.workers.values() if hosted.subtask is not None}
+
+
+class TestCopies:
+    """Standbys and local folders: state as of an epoch to which records of the topic are added."""
+
+    @pytest.mark.parametrize("retained", [1_000, 3])
+    def test_a_standby_follows_the_topic_and_takes_over(self, tmp_path: Path, retained: int) -> None:
+        job = Job(tmp_path, CONTINUOUS, retained=retained, standbys=1)
+        for _ in range(4):
+            job.run(40)
+            job.settle()
+            job.forget_segments()
+            standbys = [m for m in job.cluster.driver.state.workers.values() if m.subtask is None]
+            assert standbys and all(copy.epoch == job.manifest().epoch for m in standbys for copy in m.copies)
+        victim = next(w for w, hosted in job.cluster.driver.state.workers.items() if hosted.subtask is not None)
+        job.cluster.crash(victim)
+        job.cluster.pass_time(5.0)
+        assert how(job) == {"promoted", "rolled back"}
+        job.finish()
+        job.check()
+
+    def test_a_standby_that_lacks_one_epoch_does_not_read_the_topic(self, tmp_path: Path) -> None:
+        job = Job(tmp_path, CONTINUOUS, standbys=1)
+        job.run(40)
+        job.settle()
+        before, epoch = job.topic.reads, job.manifest().epoch
+        job.run(40, 40, 40)
+        standbys = [m for m in job.cluster.driver.state.workers.values() if m.subtask is None]
+        assert all(copy.epoch > epoch for m in standbys for copy in m.copies)
+        followed = sum(each.body.epoch > epoch for each in job.cluster.driver.state.job.completed)
+        assert job.topic.reads - before < followed, "two copies; an epoch without a change leaves no segment to follow"
+
+    @pytest.mark.parametrize("retained", [1_000, 2])
+    def test_a_local_folder_is_brought_up_by_the_topic(self, tmp_path: Path, retained: int) -> None:
+        home, opened = Home(tmp_path / "local", "machine", "boot"), list[tuple[int | None, int]]()
+
+        class Folders(LocalFolders):
+            def open(self, plan: Plan, target: Target, worker: WorkerId) -> Opened:
+                found = super().open(plan, target, worker)
+                opened.append((found.applied, target.base_epoch))
+                return found
+
+        job = Job(tmp_path, CONTINUOUS, retained=retained, local=lambda: Folders(home))
+        job.run(40, 40)
+        for _ in range(3):
+            job.settle()
+            for member in job.cluster.members.values():
+                state = member.loop.state()
+                while state is not None and state.apply():
+                    pass
+            base = job.manifest().epoch
+            job.sell(40)
+            while not (job.table("totals") and job.forget_segments() == 0 and job.manifest().epoch > base):
+                job.cluster.pass_time(0.25)
+            for member in job.cluster.members.values():
+                member.loop.close()
+            job.cluster.replace_driver()
+            job.run(10)
+        assert any(applied is not None and applied < base for applied, base in opened), opened
+        job.finish()
+        job.check()
+
+
+class TestStarts:
+    def test_with_another_kind_of_place_are_refused(self, tmp_path: Path) -> None:
+        job = Job(tmp_path, CONTINUOUS)
+        job.run(20)
+        job.settle()
+        with_topic = job.manifest()
+        in_root = msgspec.structs.replace(with_topic, changelog=msgspec.UNSET)
+        check_changelog(job.plan, with_topic)
+        check_changelog(replace(job.plan, changelog=ROOT), in_root)
+        with pytest.raises(
+            ConfigError, match=r"its changelog in the root, but the state of epoch \d+ is in log .*/change"
+        ):
+            check_changelog(replace(job.plan, changelog=ROOT), with_topic)
+        with pytest.raises(
+            ConfigError, match=r"its changelog in log .*/changelog, but the state of epoch \d+ is in the"
+        ):
+            check_changelog(job.plan, in_root)
+
+    def test_after_the_topic_lost_what_was_delivered_end_with_the_reason(self, tmp_path: Path) -> None:
+        job = Job(tmp_path, CONTINUOUS)
+        job.run(20, 20)
+        job.settle()
+        topic = LocalObjects(tmp_path / "changelog")
+        for path in topic.list("commits")[1:]:
+            topic.delete(path)
+        job.start_again(2)
+        job.cluster.pass_time(5.0)
+        assert job.cluster.driver.outcome is not None
+        ended, error = job.cluster.driver.outcome
+        assert ended == "failed" and error is not None and "restored from a backup, replaced or emptied" in error.what
+
+
+class TestReports:
+    def test_name_the_place(self, tmp_path: Path) -> None:
+        job = Job(tmp_path, CONTINUOUS)
+        place = {"kind": "log", "path": str(tmp_path / "changelog")}
+        assert describe(job.plan)["changelog"] == place
+        assert f"changelog of all state: log {place['path']}" in render(job.plan)
+        shown = of_run(job.cluster.driver.state, "root", CONTINUOUS, None).as_json()
+        assert shown["changelog"] == place
+        root = replace(job.plan, changelog=ROOT)
+        assert describe(root)["changelog"] == {"kind": "root"} and "changelog" not in render(root)
+
+    def test_of_verify_find_damage_in_the_topic(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        job = Job(tmp_path, CONTINUOUS)
+        job.run(20, 20)
+        job.settle()
+        log = job.cluster.repository.read_log()
+        assert log is not None
+        stored = Stored("sales", "", job.store, job.cluster.repository, log)
+        assert verify_all(stored, log.completed, as_json=True) == 0
+        spoilt = min((tmp_path / "changelog" / "data").rglob("*.arrow"))
+        spoilt.write_bytes(spoilt.read_bytes()[:-1] + b"!")
+        capsys.readouterr()
+        assert verify_all(stored, log.completed, as_json=True) == 4
+        (broken,) = json.loads(capsys.readouterr().out)["damaged"]
+        assert broken["kind"] == "topic" and "does not match its hash" in broken["what"]
