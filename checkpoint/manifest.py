@@ -40,10 +40,11 @@ from holdfast.model import (
     Writer,
 )
 
-FORMAT_VERSION = 3
-"""Manifests with state columns that are not plain. Those without are written as the oldest version that has what they
-hold: 2 with operators that evolved, 1 without."""
-_VERSION_WITH_FIELDS, _FIRST_VERSION = 2, 1
+FORMAT_VERSION = 4
+"""Manifests of jobs with sinks that have one committer: an earlier version would deliver output of several writers as
+that of one, beside newer output of the others. Those without are written as the oldest version that has what they
+hold: 3 with state columns that are not plain, 2 with operators that evolved, 1 without."""
+_VERSION_WITH_TYPES, _VERSION_WITH_FIELDS, _FIRST_VERSION = 3, 2, 1
 _PLAIN_TYPES = frozenset(
     (
         "bool",
@@ -103,6 +104,13 @@ class Manifest(msgspec.Struct, frozen=True):
     """Omitted if unknown, and in manifests of older versions."""
     shape: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
     """The shape of the job's code; omitted in manifests of older versions. Opaque here: shape.py makes it."""
+    committed_once: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Sinks whose pending output is that of all writers, under the tag of the first; omitted if there are none."""
+
+    @property
+    def with_committer(self) -> tuple[str, ...]:
+        """Return the sinks whose output one committer delivers for all writers."""
+        return () if self.committed_once is msgspec.UNSET else self.committed_once
 
     @property
     def audited(self) -> Audit | None:
@@ -181,13 +189,15 @@ class SubtaskPart(msgspec.Struct, frozen=True):
 def encode(manifest: Manifest) -> bytes:
     """Return the manifest as JSON."""
     version = max(map(_version_of, manifest.operators), default=_FIRST_VERSION)
+    if manifest.with_committer:
+        version = FORMAT_VERSION
     return msgspec.json.encode(msgspec.structs.replace(manifest, v=version))
 
 
 def _version_of(operator: OperatorState) -> int:
     """Return the oldest version that has what is recorded of an operator."""
     if not all(type_name in _PLAIN_TYPES for _, type_name in operator.schema.get("columns", ())):
-        return FORMAT_VERSION
+        return _VERSION_WITH_TYPES
     return _VERSION_WITH_FIELDS if FIELDS in operator.schema else _FIRST_VERSION
 
 

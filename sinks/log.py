@@ -97,6 +97,7 @@ class LogSink:
             audits=True,
             checks_owner=True,
             remembers_owner=True,
+            commits_once=True,
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:

@@ -89,8 +89,10 @@ class Draft:
 class MemorySink:
     """A table in memory. Not picklable on purpose: its contents belong to one process."""
 
-    def __init__(self, key: Iterable[str] | None = None, fault: Fault = no_fault) -> None:
-        self._key = None if key is None else tuple(key)
+    def __init__(
+        self, key: Iterable[str] | None = None, fault: Fault = no_fault, *, commits_once: bool = False
+    ) -> None:
+        self._key, self._commits_once = None if key is None else tuple(key), commits_once
         self.fault = fault
         """Called at every fault point of every delivery; may raise."""
         self._lock = Lock()
@@ -124,6 +126,7 @@ class MemorySink:
             repairs=True,
             merges=True,
             remembers_owner=True,
+            commits_once=self._commits_once,
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:

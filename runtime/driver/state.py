@@ -30,6 +30,7 @@ from holdfast.model import (
 )
 from holdfast.runtime.rows.time_alignment import Aligned, Group
 from holdfast.runtime.wire import messages as m
+from holdfast.sinks.delivery import BACKLOG_BYTES_MAX
 
 SAVEPOINTS_WAITING_MAX = 16
 ALIGNED_WITHIN_S = 2.0
@@ -91,6 +92,10 @@ class Rules:
     """Time between two listings of the sources while the job runs; 0: they are listed only where the run may end."""
     aligned: tuple[Group, ...] = ()
     """Sources whose subtasks keep together in event time."""
+    committed_once: tuple[str, ...] = ()
+    """Sinks whose output of an epoch one committer delivers for all writers."""
+    staged_bytes_max: int = BACKLOG_BYTES_MAX
+    """As in the settings: undelivered output per writer before sources stop."""
     fixed: Mapping[str, str] = field(default_factory=dict)
     """Sources that must not get new partitions, each with a sink that is written immediately from it (P22)."""
 

@@ -207,4 +207,6 @@ def _rules(prepared: Prepared, host: str, epoch_deadline: float) -> master.Rules
         discover_every=settings.partition_discovery_ms / 1000,
         fixed=not_to_grow(plan),
         aligned=plan.aligned(),
+        committed_once=tuple(sorted(plan.committed_once())),
+        staged_bytes_max=settings.staged_bytes_max,
     )

@@ -103,6 +103,7 @@ def rules_of(
         discover_every=DISCOVER_S,
         fixed=not_to_grow(plan),
         aligned=plan.aligned(),
+        committed_once=tuple(sorted(plan.committed_once())),
     )
 
 

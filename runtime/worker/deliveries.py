@@ -14,7 +14,7 @@ from functools import partial
 import pyarrow as pa
 
 from holdfast.checkpoint.manifest import Confirmed
-from holdfast.checkpoint.repository import read_verified
+from holdfast.checkpoint.repository import read_each
 from holdfast.errors import HoldfastError, Unavailable
 from holdfast.model import NO_EPOCH, JobUuid, Pending, Tag, Timeline, Writer
 from holdfast.runtime.plan.compiler import Plan
@@ -40,6 +40,9 @@ class Deliveries:
         staged_bytes_max: int = delivery.BACKLOG_BYTES_MAX,
     ) -> None:
         self._plan, self._ports, self._staged_bytes_max = plan, ports, staged_bytes_max
+        self._committed_once = plan.committed_once()
+        self.behind = False
+        """The driver says that too much output waits for committers, here or in other workers."""
         self._after, self._on_confirmed, self._fail = after, confirmed, fail
         self._job_uuid: JobUuid | None = None
         self._claim: Claim | None = None
@@ -80,9 +83,10 @@ class Deliveries:
 
     def full(self) -> bool:
         """Return whether sources must stop until more output is delivered (P18)."""
-        return self.immediate.full() or any(
-            delivery.is_full(machine, bytes_max=self._staged_bytes_max) for machine in self._machines.values()
-        )
+        if self.behind or self.immediate.full():
+            return True
+        mine = (machine for writer, machine in self._machines.items() if writer.sink not in self._committed_once)
+        return any(delivery.is_full(machine, bytes_max=self._staged_bytes_max) for machine in mine)
 
     def when_in(self, then: Callable[[], None]) -> None:
         """Call `then` once all rows that immediate sinks have accepted so far are written (P22)."""
@@ -174,8 +178,8 @@ class Deliveries:
         return delivery.Succeeded(last.tag)
 
     def _staged(self, pending: Pending) -> Iterator[pa.RecordBatch]:
-        for part in pending.staged.parts:
-            yield from decode(read_verified(self._ports.store, part))
+        for data in read_each(self._ports.store, pending.staged.parts):
+            yield from decode(data)
 
     def _opened(self, writer: Writer, result: object) -> None:
         if isinstance(result, BaseException):

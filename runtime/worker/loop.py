@@ -124,6 +124,11 @@ class WorkerLoop:
                 self._close_epochs(active)
             case m.Committed(generation, epoch, manifest) if active and active.deploy.generation == generation:
                 self._committed(active, Cut(epoch, manifest))
+            case m.Deliver(generation, pending) if active and active.deploy.generation == generation:
+                for item in pending:
+                    self._deliveries.queue(item)
+            case m.Pulse(behind):
+                self._deliveries.behind = behind
             case m.EndInput(generation, drop_unread) if self._is_current(generation):
                 assert active is not None
                 self._end_input(active, drop_unread)
@@ -379,6 +384,7 @@ class WorkerLoop:
             sources,
             deploy.handle,
             self._limits.merging,
+            plan.committed_once(),
         )
         return Active(deploy, machine, run, ahead)
 

@@ -93,6 +93,8 @@ class Worker:
     """The result of a merge; goes into every ack until one of their epochs completes."""
     acked: Mapping[Epoch, SegmentRef] = field(default_factory=dict)
     """The merge that went into the ack of an epoch."""
+    committed_once: frozenset[str] = frozenset()
+    """Sinks whose committed output the driver hands to one worker for all (docs/design/0056)."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,7 @@ def start(
     sources: frozenset[int],
     handle: SnapshotHandle | None = None,
     limits: Thresholds = DEFAULT_LIMITS,
+    committed_once: frozenset[str] = frozenset(),
 ) -> Worker:
     """Return a worker that holds the state of epoch `base`, which `handle` names."""
     before = Epoch(first_epoch - 1)
@@ -190,6 +193,7 @@ def start(
         base,
         limits=limits,
         handle=handle,
+        committed_once=committed_once,
     )
 
 
@@ -279,7 +283,7 @@ def committed(state: Worker, through: Epoch) -> tuple[Worker, list[Effect]]:
     assert through in state.sealed, f"epoch {through} was committed without this worker's part"
     effects: list[Effect] = [Commit(through)]
     for sink, staged in sorted(_staged_through(state, through).items()):
-        if staged.parts:
+        if staged.parts and sink not in state.committed_once:
             effects.append(Deliver(Pending(Writer(sink, state.subtask), Tag(state.timeline, through), staged)))
     state, merges = _advance(state, through)
     left = {epoch: sealed for epoch, sealed in state.sealed.items() if epoch > through}

@@ -85,6 +85,8 @@ class SinkTraits(Traits):
     """It refuses a target that holds another job's output under its name: `check_owner`."""
     remembers_owner: bool = False
     """Its target remembers which driver last took it over: `holding`."""
+    commits_once: bool = False
+    """One commit shows an epoch's output of all its writers: the first of them delivers it, under its own tag."""
 
 
 _SOURCE = ("traits", "schema", "row_type", "where", "check", "open")

@@ -158,8 +158,8 @@ class TestACheckpointWithFieldIds:
         (path,) = (HERE / "checkpoint_v2" / "manifests").rglob(f"*{manifest.epoch:012d}-*.json")
         data = path.read_bytes()
         assert manifest.v == 2 and encode(manifest) == data
-        with pytest.raises(hf.ConfigError, match="has format 4; this version of Holdfast reads formats up to 3"):
-            decode(data.replace(b'"v":2', b'"v":4', 1), ObjectRef("m", len(data), ""))
+        with pytest.raises(hf.ConfigError, match="has format 5; this version of Holdfast reads formats up to 4"):
+            decode(data.replace(b'"v":2', b'"v":5', 1), ObjectRef("m", len(data), ""))
 
 
 class TestACheckpointWithText:

@@ -113,13 +113,13 @@ class Checks:
         self._audited = Audited(batches, keys, scenario, self.fail)
         self._lasts, self.lasts = lasts, Lasts(scenario, self.fail)
         self._upserted = {
-            name: Upserted(name, by, expected, scenario.rescales, self.fail)
+            name: Upserted(name, by, expected, scenario.moves_rows, self.fail)
             for name, by, expected in _expected_upserts(scenario)
         }
         self._key_of = {name: by for name, by, _ in _expected_upserts(scenario)}
         windowing = scenario.windowing
         self._windowed = None if windowing is None else Windowed(scenario, windowing, self.fail)
-        self._ledger = Ledger(scenario.partitions, scenario.rescales, self.fail) if scenario.ledger else None
+        self._ledger = Ledger(scenario.partitions, scenario.moves_rows, self.fail) if scenario.ledger else None
         self._regrouped = Regrouped(scenario.partitions, self.fail) if scenario.regroups else None
         self._since = dropping.Since(scenario.partitions, self.history.cuts, self.fail) if scenario.drops else None
         self._lettered = Lettered(scenario.partitions, self.fail)

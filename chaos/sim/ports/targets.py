@@ -26,6 +26,7 @@ from holdfast.chaos.sim.ports.stores import LATE_S
 from holdfast.chaos.sim.ports.surroundings import Surroundings
 from holdfast.errors import Fenced, Unavailable
 from holdfast.model import Generation, JobUuid, Tag, Writer
+from holdfast.runtime.plan.model import SinkSpec
 from holdfast.sinks.contract import (
     AlreadyDelivered,
     Delivered,
@@ -82,14 +83,15 @@ class PlannedTable(Generic[Table]):
 class ProcessSink(PlannedTable[SharedTable]):
     """A sink in the plan of one worker."""
 
-    def __init__(self, world: Surroundings, process: Process, name: str) -> None:
-        super().__init__(world, process, world.tables[name])
-        self.name = name
+    def __init__(self, world: Surroundings, process: Process, spec: SinkSpec) -> None:
+        """Args: spec: With the stand-in of the driver's plan, whose traits say whether it has one committer."""
+        super().__init__(world, process, world.tables[spec.name])
+        self.name, self._commits_once = spec.name, spec.sink.traits.commits_once
 
     @property
     def traits(self) -> SinkTraits:
         """See Sink.traits."""
-        return replace(super().traits, repairs=True, merges=True)
+        return replace(super().traits, repairs=True, merges=True, commits_once=self._commits_once)
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> ProcessTarget:
         """See Sink.open."""
