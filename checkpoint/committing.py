@@ -65,7 +65,8 @@ def _without(part: SubtaskPart, sinks: Collection[str]) -> SubtaskPart:
 
 
 def _together(staged: Sequence[Staged]) -> Staged:
-    return Staged(tuple(ref for each in staged for ref in each.parts), sum(each.rows for each in staged))
+    refs = tuple(ref for each in staged for ref in each.parts)
+    return Staged(refs, sum(each.rows for each in staged), tuple(one for each in staged for one in each.uploads))
 
 
 def _digested(digests: Sequence[SinkStaged], sinks: Collection[str]) -> list[SinkStaged]:

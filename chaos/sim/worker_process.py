@@ -177,7 +177,7 @@ class WorkerProcess(WorkerEnd):
         budget = None if total is None else Budget(total, channels=0)
         copied = world.scenario.copied_per_turn or LIMITS.copied_per_turn
         limits = replace(LIMITS, merging=world.scenario.merging, budget=budget, copied_per_turn=copied)
-        limits = replace(limits, max_records_per_second=world.scenario.rate)
+        limits = replace(limits, max_records_per_second=world.scenario.rate, upload_from=world.scenario.upload_from)
         self.loop = WorkerLoop(self.id, replace(plan, sinks=sinks), self.ports, limits)
         self.stream = ControlStream(world, self, driver)
         self._heard = world.schedule.now

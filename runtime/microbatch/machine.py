@@ -318,8 +318,9 @@ def _part(state: Batches, subtask: Subtask, results: Iterable[Result]) -> Subtas
     audits: list[PartAudit] = []
     for each in mine:
         for sink, new in each.staged.items():
-            before = staged.get(sink, Staged((), 0))
-            staged[sink] = Staged((*before.parts, *new.parts), before.rows + new.rows)
+            before = staged.get(sink)
+            whole = new if before is None else Staged((*before.parts, *new.parts), before.rows + new.rows)
+            staged[sink] = whole
         if each.audit is not None:
             audits.append(each.audit)
     return SubtaskPart(

@@ -345,15 +345,22 @@ def _close(state: Worker, fragment: int, barrier: Barrier) -> tuple[Worker, list
 
 
 def _staged_through(state: Worker, epoch: Epoch) -> dict[str, Staged]:
-    """Merge forward the parts of every epoch not known to be committed, in order, up to this one (P8)."""
+    """Merge forward the parts of every epoch not known to be committed, in order, up to this one (P8).
+
+    Uploads count for one epoch alone: rows of several may replace each other, so a committer reads the parts.
+    """
     merged: dict[str, Staged] = {}
     for number in sorted(state.sealed):
         if number > epoch:
             continue
         for sink, staged in state.sealed[number].staged.items():
-            before = merged.get(sink, Staged((), 0))
-            merged[sink] = Staged((*before.parts, *staged.parts), before.rows + staged.rows)
+            before = merged.get(sink)
+            merged[sink] = staged if before is None else _one_after_the_other(before, staged)
     return merged
+
+
+def _one_after_the_other(before: Staged, staged: Staged) -> Staged:
+    return Staged((*before.parts, *staged.parts), before.rows + staged.rows)
 
 
 def _audit_through(state: Worker, epoch: Epoch) -> PartAudit | None:

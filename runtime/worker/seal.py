@@ -17,11 +17,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.checkpoint.repository import write_object
-from holdfast.model import Epoch, ObjectRef, SegmentRef, Staged, WorkerId
+from holdfast.model import Epoch, ObjectRef, SegmentRef, Staged, Subtask, Uploaded, WorkerId
 from holdfast.ports import ObjectStore
 from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.worker.digests import ROWS
 from holdfast.runtime.worker.protocol import Sealed
+from holdfast.runtime.worker.uploads import Uploads
+from holdfast.sinks.contract import Upload
 from holdfast.sinks.staging import Part, Stage
 from holdfast.state.changelog import SegmentHeader, seal_into
 from holdfast.state.store import StateStore
@@ -38,6 +40,8 @@ class SealJob:
     stages: Mapping[str, Stage]
     audit: str = ROWS
     """The setting: with "rows" the output is hashed too."""
+    subtask: Subtask = Subtask(0)
+    uploads: Uploads | None = None
     _parts: dict[str, Part] | None = field(default=None)
 
     def run(self, store: ObjectStore) -> Sealed:
@@ -51,7 +55,8 @@ class SealJob:
             path = self._staged_path(sink)
             store.put(path, part.data)
             ref = ObjectRef(path, len(part.data), hashlib.sha256(part.data).hexdigest())
-            staged[sink] = Staged((ref,), part.rows)
+            named = None if self.uploads is None else self.uploads.upload(self._upload(sink), part)
+            staged[sink] = Staged((ref,), part.rows, () if named is None else (Uploaded(path, named),))
         return Sealed(segment, staged, {sink: part.digest for sink, part in self._parts.items()})
 
     def _write_segment(self, store: ObjectStore) -> SegmentRef:
@@ -60,6 +65,10 @@ class SealJob:
 
         ref = write_object(store, self._segment_path, write, "check the store; the epoch is sealed again")
         return SegmentRef(Epoch(self.header.epoch), Epoch(self.header.follows), ref)
+
+    def _upload(self, sink: str) -> Upload:
+        h = self.header
+        return Upload(h.job_uuid, sink, h.timeline, h.epoch, h.generation, h.worker, self.subtask)
 
     @property
     def _segment_path(self) -> str:
@@ -72,11 +81,16 @@ class SealJob:
 
 
 def segment_job(
-    state: StateStore, epoch: Epoch, deploy: Deploy, worker: WorkerId, stages: Mapping[str, Stage]
+    state: StateStore,
+    epoch: Epoch,
+    deploy: Deploy,
+    worker: WorkerId,
+    stages: Mapping[str, Stage],
+    uploads: Uploads | None = None,
 ) -> SealJob:
     """Take the frozen changes of an epoch, and of the given-up epochs before it; they may be sealed later."""
     state.supersede(epoch)
     deltas = state.deltas(epoch)
     follows = min((delta.follows for delta in deltas), default=epoch)
     header = SegmentHeader(deploy.job_uuid, deploy.generation, deploy.timeline, epoch, follows, worker)
-    return SealJob(header, deltas, stages, deploy.audit)
+    return SealJob(header, deltas, stages, deploy.audit, deploy.subtask, uploads)

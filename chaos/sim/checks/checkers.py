@@ -235,6 +235,11 @@ class Checks:
             keys = {row[self._key_of[writer.sink]] for batch in batches for row in batch.to_pylist() if row[OP] == 0}
             self._upserted[writer.sink].look(writer, tag, cut, keys, self._tables[writer.sink].rows())
 
+    def uploads_swept(self, names: Sequence[str]) -> None:
+        """A sweep deletes these uploads: none of an epoch that is, or may still be, completed."""
+        for epoch in {int(name.split("/")[3]) for name in names} & self.history.cuts.keys():
+            self.fail("P16 uploads", f"an upload of epoch {epoch} was deleted, which is completed")
+
     def holds(self, worker: str, committed: Epoch, epochs: Collection[Epoch]) -> None:
         """A worker keeps something for these epochs; it needs nothing for committed ones."""
         if old := sorted(epoch for epoch in epochs if epoch <= committed):

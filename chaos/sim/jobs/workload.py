@@ -35,6 +35,7 @@ from holdfast.checkpoint.bases import Thresholds
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.runtime.api.stream import Stream
 from holdfast.runtime.plan.model import Plan
+from holdfast.runtime.worker.uploads import UPLOAD_FROM_BYTES
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.memory_immediate import ImmediateTable
 
@@ -200,6 +201,8 @@ class Scenario:
     """Workers that follow the state of others."""
     committers: tuple[bool, ...] = (False,)
     """Whether, with each driver in turn, one committer delivers the output of all writers of a sink."""
+    upload_from: int = UPLOAD_FROM_BYTES
+    """Bytes from which workers upload a part of it."""
     copied_per_turn: int | None = None
     """How many frozen records a worker copies per turn; None: all of them, in the turn after the barrier."""
 
@@ -368,7 +371,8 @@ def _with_committer(whole: Scenario) -> Scenario:
     chance = random.Random(f"{whole.seed}/committer")
     if chance.random() >= COMMITTER_SHARE:
         return whole
-    return replace(whole, committers=chance.choice(((True,), (True,), (False, True), (True, False))))
+    committers = chance.choice(((True,), (True,), (False, True), (True, False)))
+    return replace(whole, committers=committers, upload_from=chance.choice((0, 1_000, UPLOAD_FROM_BYTES)))
 
 
 def with_committers(plan: Plan) -> Plan:

@@ -35,6 +35,8 @@ from holdfast.sinks.contract import (
     Outcome,
     Repair,
     Rewinding,
+    Upload,
+    UploadedOutput,
     already,
 )
 from holdfast.sinks.memory import MemorySink, MemoryTarget
@@ -91,11 +93,17 @@ class ProcessSink(PlannedTable[SharedTable]):
     @property
     def traits(self) -> SinkTraits:
         """See Sink.traits."""
-        return replace(super().traits, repairs=True, merges=True, commits_once=self._commits_once)
+        return replace(
+            super().traits, repairs=True, merges=True, commits_once=self._commits_once, uploads=self._commits_once
+        )
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> ProcessTarget:
         """See Sink.open."""
         return ProcessTarget(self._world, self._process, self._table, JobUuid(job_uuid), writer, claim)
+
+    def uploader(self) -> ProcessUploader:
+        """See UploadingSink.uploader."""
+        return ProcessUploader(self._world, self._process, self._table)
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
         """See RepairableSink.plan_repair."""
@@ -137,6 +145,33 @@ class ProcessSink(PlannedTable[SharedTable]):
         return Unavailable(what, next_step="try again")
 
 
+class ProcessUploader:
+    """A worker's way to put rows beside a table; refused uploads are not repeated."""
+
+    def __init__(self, world: Surroundings, process: Process, table: SharedTable) -> None:
+        self._world, self._process, self._table = world, process, table
+
+    def upload(self, upload: Upload, batches: Iterable[pa.RecordBatch]) -> str:
+        """See Uploader.upload."""
+        read = list(batches)
+
+        def land() -> str:
+            if is_refused(self._world.faults, _staging):
+                raise Unavailable("upload: refused", next_step="none: the committer reads the part")
+            return self._table.upload(upload, read)
+
+        return self._process.call(land, _staging)
+
+    def sweep(self, job_uuid: str, sink: str, timeline: int, after: int, before: int) -> None:
+        """See Uploader.sweep."""
+
+        def land() -> None:
+            self._world.checks.uploads_swept(self._table.swept(job_uuid, sink, timeline, after, before))
+            self._table.sweep(job_uuid, sink, timeline, after, before)
+
+        self._process.call(land, _recovering)
+
+
 class ProcessTarget:
     """One writer's access to the table."""
 
@@ -160,6 +195,10 @@ class ProcessTarget:
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
         """See Target.deliver."""
         return self.deliver_together([EpochOutput(tag, batches)], known)
+
+    def deliver_uploaded(self, output: UploadedOutput, known: Tag | None = None) -> Outcome:
+        """See UploadedTarget.deliver_uploaded."""
+        return self.deliver(output.tag, self._table.whole(output), known)
 
     def deliver_together(self, epochs: Sequence[EpochOutput], known: Tag | None = None) -> Outcome:
         """See MergingTarget.deliver_together."""
@@ -252,6 +291,10 @@ def is_refused(faults: Faults, at: Callable[[], Iterable[Point]]) -> bool:
         faults.hit(Fault.SINK_DOWN, at())
         return True
     return faults.strikes(Fault.SINK_REFUSED, at)
+
+
+def _staging() -> tuple[Point, ...]:
+    return (Point.STAGE,)
 
 
 def _rewinding() -> tuple[Point, ...]:
