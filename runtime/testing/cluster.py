@@ -272,7 +272,8 @@ class Cluster:
         """
         if plan is not None:
             self._plan, operators = with_identities(plan, self._known(), drop_state)
-            self.sinks, self.rules = plan.sinks, replace(self.rules, operators=operators)
+            once = tuple(sorted(plan.committed_once()))
+            self.sinks, self.rules = plan.sinks, replace(self.rules, operators=operators, committed_once=once)
         if partitions is not None:
             self.rules = replace(self.rules, partitions=partitions)
         for worker in list(self.members):
