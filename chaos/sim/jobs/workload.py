@@ -217,9 +217,14 @@ class Scenario:
         return any(self.committers)
 
     @property
+    def switches(self) -> bool:
+        """Return whether only some drivers do so."""
+        return len(set(self.committers)) > 1
+
+    @property
     def moves_rows(self) -> bool:
         """Return whether a row may come from one writer now and from another later."""
-        return self.rescales or len(set(self.committers)) > 1
+        return self.rescales or self.switches
 
     @property
     def sources(self) -> dict[str, tuple[int, ...]]:
@@ -368,11 +373,15 @@ def _with_slow_copies(whole: Scenario) -> Scenario:
 def _with_committer(whole: Scenario) -> Scenario:
     """In some seeds give every sink one committer, in half of these only with some drivers: the job was begun without,
     or its sinks have been replaced."""
-    chance = random.Random(f"{whole.seed}/committer")
+    chance = random.Random(f"{whole.seed}/handed-over")
     if chance.random() >= COMMITTER_SHARE:
         return whole
     committers = chance.choice(((True,), (True,), (False, True), (True, False)))
-    return replace(whole, committers=committers, upload_from=chance.choice((0, 1_000, UPLOAD_FROM_BYTES)))
+    more = {Fault.MESSAGE_LOST: 0.1}
+    if len(set(committers)) > 1:
+        more = {Fault.SINK_REFUSED: 0.5, Fault.DRIVER_CRASH: 0.5}
+    armed = whole.armed | {fault: max(rate, whole.armed.get(fault, 0.0)) for fault, rate in more.items()}
+    return replace(whole, committers=committers, upload_from=chance.choice((0, 1_000, UPLOAD_FROM_BYTES)), armed=armed)
 
 
 def with_committers(plan: Plan) -> Plan:
