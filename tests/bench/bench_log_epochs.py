@@ -64,8 +64,8 @@ class Epochs:
         began = self.virtual.now
         self.virtual.run(works)
         self.store.slow = False
-        commits = LogReader(self.store).newest().sequence - before
-        return Cost(commits, self.store.requests.total(), self.virtual.now - began)
+        requests = self.store.requests.total()
+        return Cost(LogReader(self.store).newest().sequence - before, requests, self.virtual.now - began)
 
     def count(self) -> int:
         reader = LogReader(self.store)
