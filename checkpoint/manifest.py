@@ -43,10 +43,11 @@ from holdfast.model import (
 )
 
 FORMAT_VERSION = 6
-"""Compressed manifests. Smaller ones are written as the oldest version that has what they hold: 4 if the changelog goes
-to a topic, since an earlier version would take the segments that they name for all of the state; 3 with state columns
-that are not plain, 2 with operators that evolved, 1 without."""
-_VERSION_WITH_TOPIC, _VERSION_WITH_TYPES, _VERSION_WITH_FIELDS, _FIRST_VERSION = 4, 3, 2, 1
+"""Compressed manifests. Smaller ones are written as the oldest version that has what they hold: 5 with sinks that have
+one committer, since an earlier version would deliver output of several writers as that of one, beside newer output of
+the others; 4 if the changelog goes to a topic, since an earlier version would take the segments that they name for all
+of the state; 3 with state columns that are not plain, 2 with operators that evolved, 1 without."""
+_VERSION_WITH_COMMITTERS, _VERSION_WITH_TOPIC, _VERSION_WITH_TYPES, _VERSION_WITH_FIELDS, _FIRST_VERSION = 5, 4, 3, 2, 1
 COMPRESSED_FROM_BYTES = 1 << 16
 """Of some ten workers with full histories; others are plain JSON, which earlier releases read."""
 _PLAIN_TYPES = frozenset(
@@ -115,6 +116,14 @@ class Manifest(msgspec.Struct, frozen=True):
     def topic(self) -> dict[str, str] | None:
         """Return the place of the changelog's topic, None if there is none."""
         return None if self.changelog is msgspec.UNSET else self.changelog
+
+    committed_once: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Sinks whose pending output is that of all writers, under the tag of the first; omitted if there are none."""
+
+    @property
+    def with_committer(self) -> tuple[str, ...]:
+        """Return the sinks whose output one committer delivers for all writers."""
+        return () if self.committed_once is msgspec.UNSET else self.committed_once
 
     @property
     def audited(self) -> Audit | None:
@@ -206,6 +215,7 @@ def encode(manifest: Manifest) -> bytes:
     """Return the manifest as JSON."""
     version = max(map(_version_of, manifest.operators), default=_FIRST_VERSION)
     version = version if manifest.topic is None else _VERSION_WITH_TOPIC
+    version = _VERSION_WITH_COMMITTERS if manifest.with_committer else version
     data = msgspec.json.encode(msgspec.structs.replace(manifest, v=version))
     if len(data) < COMPRESSED_FROM_BYTES:
         return data

@@ -31,6 +31,8 @@ WHOLE_BYTES_MAX = 1 << 16
 
 FIRST_READ = 32
 """How many records are first read together; then twice as many each time, since most of them may not be needed."""
+TOGETHER_BYTES_MAX = 16 << 20
+"""How many bytes of staged output are read together at most, unless one object has more."""
 MANIFESTS_READ = 8
 """How many manifests are read together: at 200 workers each has megabytes."""
 
@@ -252,6 +254,29 @@ def read_verified(store: ObjectStore, ref: ObjectRef) -> bytes:
         return verified(store.get(ref.path), ref)
     except NotFound:
         raise _damaged(ref, "is missing") from None
+
+
+def read_each(store: ObjectStore, refs: Sequence[ObjectRef]) -> Iterator[bytes]:
+    """Yield the bytes of each object in order; small ones are read side by side if the store can. Raises Damaged."""
+    for together in _groups(refs, read_together(store)):
+        found = get_each(store, [ref.path for ref in together])
+        for ref in together:
+            if (data := found.pop(ref.path, None)) is None:
+                raise _damaged(ref, "is missing")
+            yield verified(data, ref)
+
+
+def _groups(refs: Sequence[ObjectRef], most: int) -> Iterator[list[ObjectRef]]:
+    """Yield the references in order, in groups of at most so many, and of few bytes."""
+    group, size = list[ObjectRef](), 0
+    for ref in refs:
+        if group and (len(group) >= most or size + ref.size > TOGETHER_BYTES_MAX):
+            yield group
+            group, size = [], 0
+        group.append(ref)
+        size += ref.size
+    if group:
+        yield group
 
 
 def verified(data: bytes, ref: ObjectRef) -> bytes:

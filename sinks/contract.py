@@ -131,6 +131,56 @@ class MergingTarget(Target, Protocol):
         """
 
 
+@dataclass(frozen=True)
+class Upload:
+    """What one writer staged in one epoch, by names that no other attempt has (P16)."""
+
+    job_uuid: str
+    sink: str
+    timeline: int
+    epoch: int
+    generation: int
+    worker: str
+    """The process, or the attempt of a task."""
+    subtask: int
+
+
+class Uploader(Protocol):
+    """Puts rows into a target where nobody sees them; for use by one thread."""
+
+    def upload(self, upload: Upload, batches: Iterable[pa.RecordBatch]) -> str:
+        """Make the rows durable and return what names them. Repeated, it stores the same.
+
+        Raises:
+            HoldfastError: the target does not take them now; nothing depends on them, as the staged part has them too.
+        """
+
+    def sweep(self, job_uuid: str, sink: str, timeline: int, after: int, before: int) -> None:
+        """Delete uploads of epochs between these two, which were never completed and never will be.
+
+        Raises:
+            HoldfastError: some may be left.
+        """
+
+
+@dataclass(frozen=True)
+class UploadedOutput:
+    """All writers' output of one epoch, some of which the target may have already."""
+
+    tag: Tag
+    uploads: tuple[str | None, ...]
+    """Per staged part what its upload returned; None if there was none."""
+    read: Callable[[Sequence[int]], Iterable[pa.RecordBatch]]
+    """Reads the staged parts with these places."""
+
+
+class UploadedTarget(Target, Protocol):
+    """A target of a sink with the trait `uploads`."""
+
+    def deliver_uploaded(self, output: UploadedOutput, known: Tag | None = None) -> Outcome:
+        """As `deliver`, with the uploads in place of their parts. It reads a part whose upload it does not find."""
+
+
 class Sink(Protocol):
     """A target as users configure it."""
 
@@ -207,6 +257,13 @@ class HeldSink(Sink, Protocol):
         Raises:
             Unavailable: the target is unreachable now; its first delivery then compares.
         """
+
+
+class UploadingSink(Sink, Protocol):
+    """With the trait `uploads`: its writers store large output in the target, and one commit names all of it."""
+
+    def uploader(self) -> Uploader:
+        """Return a way to upload; no connection is made yet."""
 
 
 Verdict = Literal["overwrite", "truncate", "compensate", "impossible"]
@@ -286,6 +343,16 @@ class RepairableSink(Sink, Protocol):
 def merging(sink: Sink, target: Target) -> MergingTarget | None:
     """Return a target of the sink if it takes several epochs in one transaction."""
     return cast(MergingTarget, target) if sink.traits.merges else None
+
+
+def uploading(sink: Sink) -> UploadingSink | None:
+    """Return the sink if its writers may upload their output."""
+    return cast(UploadingSink, sink) if sink.traits.uploads else None
+
+
+def naming_uploads(sink: Sink, target: Target) -> UploadedTarget | None:
+    """Return a target of the sink if its commits can name what was uploaded."""
+    return cast(UploadedTarget, target) if sink.traits.uploads else None
 
 
 def owned(sink: Sink) -> OwnedSink | None:

@@ -230,7 +230,11 @@ def backlog(state: Delivery) -> tuple[int, int]:
 
 def is_full(state: Delivery, epochs_max: int = BACKLOG_EPOCHS_MAX, bytes_max: int = BACKLOG_BYTES_MAX) -> bool:
     """Return whether sources must stop until something is delivered."""
-    epochs, size = backlog(state)
+    return too_much(*backlog(state), epochs_max=epochs_max, bytes_max=bytes_max)
+
+
+def too_much(epochs: int, size: int, epochs_max: int = BACKLOG_EPOCHS_MAX, bytes_max: int = BACKLOG_BYTES_MAX) -> bool:
+    """Return whether a backlog of so many epochs and bytes stops the sources."""
     return epochs >= epochs_max or size >= bytes_max
 
 

@@ -27,7 +27,7 @@ Source: PROTOCOL P1, P4, P17, P21; storage/log/log.py; docs/design/0052-changelo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -47,16 +47,18 @@ from holdfast.sinks.contract import (
     Outcome,
     Repair,
     Rewinding,
+    UploadedOutput,
     already,
     check_key,
     check_null_keys,
 )
+from holdfast.sinks.log_uploads import LogUploader, found
 from holdfast.sinks.owners import Claim, Held, Holding, check_continues
 from holdfast.sinks.staging import last_per_key
 from holdfast.sinks.undo import SAMPLE_MAX, impossible, overtaken, refused, untouched
 from holdfast.storage.log.changelog import puts_and_deletes, record_schema
 from holdfast.storage.log.commits import Commits
-from holdfast.storage.log.format import Commit, LogMeta, LogOwner, VoidRange, check_meta, describe_column
+from holdfast.storage.log.format import Commit, LogMeta, LogOwner, LogSegment, VoidRange, check_meta, describe_column
 from holdfast.storage.log.log import LogReader, LogWriter, create_log, read_meta
 from holdfast.storage.log.partitioning import partition_rows, partitions_of
 from holdfast.storage.log.voids import TakeBack, gathered, lost_to_compaction, moving, newest_tag
@@ -101,6 +103,8 @@ class LogSink:
             audits=True,
             checks_owner=True,
             remembers_owner=True,
+            commits_once=True,
+            uploads=True,
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
@@ -181,6 +185,10 @@ class LogSink:
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> LogTarget:
         """See Sink.open."""
         return LogTarget(self.where, lambda: open_objects(self.path, writable=False), job_uuid, writer, claim=claim)
+
+    def uploader(self) -> LogUploader:
+        """See UploadingSink.uploader."""
+        return LogUploader(lambda: open_objects(self.path, writable=False), placed)
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
         """See RepairableSink.plan_repair."""
@@ -279,13 +287,36 @@ class LogTarget:
         standing = tail.tag_of(self._name)
         if standing is not None and standing >= tag:
             return already(self._where, tag, standing)
-        rows = as_stored(log.meta, list(batches))
-        placed = self._place(log.meta, rows, self._writer.subtask + tag.epoch)
+        return self._append(log, tag, list(batches), (), known)
+
+    def deliver_uploaded(self, output: UploadedOutput, known: Tag | None = None) -> Outcome:
+        """See UploadedTarget.deliver_uploaded."""
+        log, tag = self._log(), output.tag
+        tail = log.newest()
+        self._admit(tail, known, tag)
+        standing = tail.tag_of(self._name)
+        if standing is not None and standing >= tag:
+            return already(self._where, tag, standing)
+        where = log.meta.uuid, self._job, self._writer.sink, tag.timeline, tag.epoch
+        uploads = found(self._store(), *where, output.uploads)
+        staged = [segment for each in uploads for segment in each or ()]
+        left = output.read([place for place, each in enumerate(uploads) if each is None])
+        return self._append(log, tag, list(left), staged, known)
+
+    def _append(
+        self,
+        log: LogWriter,
+        tag: Tag,
+        batches: list[pa.RecordBatch],
+        staged: Sequence[LogSegment],
+        known: Tag | None,
+    ) -> Outcome:
+        rows = self._place(log.meta, as_stored(log.meta, batches), self._writer.subtask + tag.epoch)
         owned = owned_by(self._job, self._writer.sink, self._claim)
         admit = lambda tail: self._admit(tail, known, tag)
-        if log.append_tagged(placed, self._name, tag, owned=owned, admit=admit) is None:
+        if log.append_tagged(rows, self._name, tag, staged=staged, owned=owned, admit=admit) is None:
             return self._refused(log, tag)
-        return Delivered(sum(batch.num_rows for batch in rows))
+        return Delivered(sum(table.num_rows for table in rows.values()) + sum(each.rows for each in staged))
 
     def forget(self, through: Tag) -> None:
         """A log replaces no row, so there are no before-images."""
@@ -430,6 +461,11 @@ def as_stored(meta: LogMeta, batches: list[pa.RecordBatch]) -> list[pa.RecordBat
         changes = last_per_key(changes, meta.key)
     deleted = pc.equal(changes.column(OP), DELETE)
     return list(puts_and_deletes(changes.drop_columns([OP]), deleted, meta.key).to_batches())
+
+
+def placed(meta: LogMeta, batches: list[pa.RecordBatch], first: int) -> dict[int, pa.Table]:
+    """Return the rows of a delivery per partition, as the log stores them; see `spread`."""
+    return spread(meta, as_stored(meta, batches), first)
 
 
 def spread(meta: LogMeta, batches: list[pa.RecordBatch], first: int) -> dict[int, pa.Table]:

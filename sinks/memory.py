@@ -34,6 +34,8 @@ from holdfast.sinks.contract import (
     Outcome,
     Repair,
     Rewinding,
+    Upload,
+    UploadedOutput,
     already,
     check_key,
     check_null_keys,
@@ -89,8 +91,10 @@ class Draft:
 class MemorySink:
     """A table in memory. Not picklable on purpose: its contents belong to one process."""
 
-    def __init__(self, key: Iterable[str] | None = None, fault: Fault = no_fault) -> None:
-        self._key = None if key is None else tuple(key)
+    def __init__(
+        self, key: Iterable[str] | None = None, fault: Fault = no_fault, *, commits_once: bool = False
+    ) -> None:
+        self._key, self._commits_once = None if key is None else tuple(key), commits_once
         self.fault = fault
         """Called at every fault point of every delivery; may raise."""
         self._lock = Lock()
@@ -103,6 +107,7 @@ class MemorySink:
         self._before: list[BeforeImage] = []
         self._horizon: dict[tuple[str, Writer], Tag] = {}
         self._owners: dict[tuple[str, str], Held] = {}
+        self._uploaded: dict[str, list[pa.RecordBatch]] = {}
 
     @property
     def key(self) -> tuple[str, ...] | None:
@@ -124,6 +129,8 @@ class MemorySink:
             repairs=True,
             merges=True,
             remembers_owner=True,
+            commits_once=self._commits_once,
+            uploads=self._commits_once,
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
@@ -152,6 +159,36 @@ class MemorySink:
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> MemoryTarget:
         """See Sink.open."""
         return MemoryTarget(self, job_uuid, writer, claim)
+
+    def uploader(self) -> MemorySink:
+        """See UploadingSink.uploader."""
+        return self
+
+    def upload(self, upload: Upload, batches: Iterable[pa.RecordBatch]) -> str:
+        """See Uploader.upload."""
+        within = f"{upload.job_uuid}/{upload.sink}/{upload.timeline}/{upload.epoch:012d}"
+        name = f"{within}/{upload.generation}-{upload.worker}"
+        with self._lock:
+            self._uploaded[name] = list(batches)
+        return name
+
+    def sweep(self, job_uuid: str, sink: str, timeline: int, after: int, before: int) -> None:
+        """See Uploader.sweep."""
+        with self._lock:
+            for name in self.swept(job_uuid, sink, timeline, after, before):
+                del self._uploaded[name]
+
+    def swept(self, job_uuid: str, sink: str, timeline: int, after: int, before: int) -> list[str]:
+        """Return what `sweep` deletes."""
+        within = f"{job_uuid}/{sink}/{timeline}/"
+        first, end = f"{within}{after + 1:012d}/", f"{within}{before:012d}/"
+        return [name for name in self._uploaded if first <= name < end]
+
+    def whole(self, output: UploadedOutput) -> list[pa.RecordBatch]:
+        """Return all rows of an epoch: those that were uploaded, and the staged ones of the others."""
+        found = [None if each is None else self._uploaded.get(each) for each in output.uploads]
+        left = output.read([place for place, each in enumerate(found) if each is None])
+        return [*(batch for each in found for batch in each or ()), *left]
 
     def holding(self, job_uuid: str, name: str) -> Holding:
         """See HeldSink.holding."""
@@ -402,6 +439,10 @@ class MemoryTarget:
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
         """See Target.deliver."""
         return self._sink.deliver(self._job, self._writer, tag, batches, known, self._claim)
+
+    def deliver_uploaded(self, output: UploadedOutput, known: Tag | None = None) -> Outcome:
+        """See UploadedTarget.deliver_uploaded."""
+        return self.deliver(output.tag, self._sink.whole(output), known)
 
     def deliver_together(self, epochs: Sequence[EpochOutput], known: Tag | None = None) -> Outcome:
         """See MergingTarget.deliver_together."""

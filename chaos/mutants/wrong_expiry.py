@@ -75,7 +75,7 @@ VERSIONS: tuple[tuple[str, str, str, tuple[Any, str, Callable[[Right], Right]], 
         "P10",
         "a survivor's rollback does not bring expired windows back",
         (Table, "roll_back", keeps_expired_over_rollback),
-        312,
+        480,
     ),
     (
         "range-reaches-open-windows",

@@ -125,7 +125,7 @@ VERSIONS = (
     ("partition-changes-its-writer", "P12, P20", "a takeover assigns partitions without looking at the base manifest",
      ((partitions, "owners", forgets_who_read),), 150),
     ("base-partitions-ignored", "P12", "a takeover reads only the partitions that it had listed itself",
-     ((gathering, "with_those_of", trusts_its_own_listing),), 4_650),
+     ((gathering, "with_those_of", trusts_its_own_listing),), 5_500),
     ("finished-without-a-listing", "P13", "a job finishes when every partition that it knows has ended",
      ((master_requests, "all_input_is_listed", finishes_without_looking),), 0),
     ("ended-before-it-was-assigned", "P13", "a subtask counts as ended although it was given a partition since",

@@ -37,7 +37,6 @@ from holdfast.runtime.microbatch.host import Host
 from holdfast.runtime.microbatch.machine import Running
 from holdfast.runtime.microbatch.task import Batch, Ports, run_task
 from holdfast.runtime.microbatch.warm import WarmState
-from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Network
 from holdfast.runtime.worker.local import MemoryState
@@ -57,9 +56,6 @@ class Batching(Launching, Protocol):
     """The world as a driver in microbatch mode sees it."""
 
     machines: SimulatedMachines
-
-    def plan_of(self, owner: str) -> Plan:
-        """Return the plan of a driver."""
 
     def new_task(self, spark: Spark, job: int, batch: Batch, attempt: Attempt) -> TaskProcess:
         """Return an attempt that Spark starts."""
@@ -84,7 +80,7 @@ class TaskProcess(Process):
         """Do everything; the report follows later."""
         world, clock = self._world, self._clock
         plan = world.functions.bound(self._batch.plan, self.name, lambda: world.points_of(self), clock.spend)
-        sinks = tuple(replace(spec, sink=ProcessSink(world, self, spec.name)) for spec in plan.sinks)
+        sinks = tuple(replace(spec, sink=ProcessSink(world, self, spec)) for spec in plan.sinks)
         batch = replace(self._batch, plan=replace(plan, sinks=sinks))
         store = ProcessStore(world, self)
         local = WarmState(store, clock, clock.spend, world.machines.of(self.attempt))

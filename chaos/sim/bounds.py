@@ -29,11 +29,11 @@ def small(wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    is_full = delivery.is_full
+    too_much, small_backlog = delivery.too_much, {"epochs_max": BACKLOG_EPOCHS_MAX}
     swapped: tuple[tuple[Any, str, object], ...] = (
         (coordinator, "EPOCHS_GIVEN_UP_MAX", GIVEN_UP_MAX),
         (joblog, "EPOCHS_GIVEN_UP_MAX", GIVEN_UP_MAX),
-        (delivery, "is_full", lambda state, **limits: is_full(state, BACKLOG_EPOCHS_MAX, **limits)),
+        (delivery, "too_much", lambda epochs, size, **limits: too_much(epochs, size, **limits | small_backlog)),
     )
     rights = [getattr(owner, name) for owner, name, _ in swapped]
     for owner, name, value in swapped:

@@ -31,6 +31,7 @@ from holdfast.runtime.driver.invariants import validate
 from holdfast.runtime.driver.loop import DriverLoop
 from holdfast.runtime.driver.master import RewindWanted, Rules
 from holdfast.runtime.driver.rewinding import no_way_back
+from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.wire import messages as m
 
 POLL_S = 0.07
@@ -63,6 +64,9 @@ class Launching(Inhabited, Protocol):
     def new_rules(self, owner: str) -> Rules:
         """Return the rules that a driver starts with."""
 
+    def plan_of(self, owner: str) -> Plan:
+        """Return the plan of a driver that has its rules."""
+
 
 class DriverProcess(DriverEnd):
     """One run of the job, or one rewind; implements DriverPorts itself."""
@@ -75,17 +79,19 @@ class DriverProcess(DriverEnd):
         self.clock: Clock = ProcessClock(world, self)
         self.store: ObjectStore = ProcessStore(world, self)
         self.repository = Repository(self.store)
-        # The driver never touches a sink with immediate writes.
-        self.sinks = tuple(
-            spec if spec.path is not None else replace(spec, sink=ProcessSink(world, self, spec.name))
-            for spec in world.plan.sinks
-        )
         self.sources, self.changelog = world.plan.sources, world.plan.changelog
         if world.scenario.grows:
             self.sources = tuple(replace(spec, source=ListedSource(world, self, spec.source)) for spec in self.sources)
         self.owner = f"{world.random.getrandbits(128):032x}"
         self.listing_chance = world.chance_of(f"listings/{name}")
-        self.loop = DriverLoop(world.new_rules(self.owner), self.owner, self, PULSE_S, validate)
+        rules = world.new_rules(self.owner)
+        # The driver never touches a sink with immediate writes.
+        mine = {spec.name: spec for spec in world.plan_of(self.owner).sinks}
+        self.sinks = tuple(
+            spec if spec.path is not None else replace(spec, sink=ProcessSink(world, self, mine[spec.name]))
+            for spec in world.plan.sinks
+        )
+        self.loop = DriverLoop(rules, self.owner, self, PULSE_S, validate)
         self._workers: dict[WorkerId, WorkerProcess] = {}
         self._launched: dict[int, WorkerProcess] = {}
         self._lanes: dict[str, ProcessLane] = {}

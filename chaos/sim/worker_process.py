@@ -170,14 +170,14 @@ class WorkerProcess(WorkerEnd):
         spend = self.ports.clock.spend
         plan = world.functions.bound(plan, name, lambda: world.points_of(self), spend)
         sinks = tuple(
-            replace(spec, sink=ProcessSink(world, self, spec.name) if spec.path is None else ProcessTable(world, self))
+            replace(spec, sink=ProcessSink(world, self, spec) if spec.path is None else ProcessTable(world, self))
             for spec in plan.sinks
         )
         total = world.scenario.state_memory
         budget = None if total is None else Budget(total, channels=0)
         copied = world.scenario.copied_per_turn or LIMITS.copied_per_turn
         limits = replace(LIMITS, merging=world.scenario.merging, budget=budget, copied_per_turn=copied)
-        limits = replace(limits, max_records_per_second=world.scenario.rate)
+        limits = replace(limits, max_records_per_second=world.scenario.rate, upload_from=world.scenario.upload_from)
         self.loop = WorkerLoop(self.id, replace(plan, sinks=sinks), self.ports, limits)
         self.stream = ControlStream(world, self, driver)
         self._heard = world.schedule.now
@@ -198,7 +198,10 @@ class WorkerProcess(WorkerEnd):
     def received(self, message: m.FromDriver) -> None:
         """A message from the driver arrived."""
         self._heard = self._world.schedule.now
-        if self.left or isinstance(message, m.Pulse):
+        if self.left:
+            return
+        if isinstance(message, m.Pulse):
+            self.loop.received(message)
             return
         if isinstance(message, m.Deploy):
             self._world.checks.deployed()

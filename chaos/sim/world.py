@@ -33,7 +33,7 @@ from holdfast.chaos.sim.jobs import evolving
 from holdfast.chaos.sim.jobs.arriving import ArrivingSource, batches_of
 from holdfast.chaos.sim.jobs.functions import Functions
 from holdfast.chaos.sim.jobs.tables import SharedTable
-from holdfast.chaos.sim.jobs.workload import Moment, RewindAsked, Scenario, plan_of
+from holdfast.chaos.sim.jobs.workload import Moment, RewindAsked, Scenario, plan_of, with_committers
 from holdfast.chaos.sim.namings import NamingProcess
 from holdfast.chaos.sim.ports.disks import Disk
 from holdfast.chaos.sim.ports.images import SimulatedMachines
@@ -165,6 +165,9 @@ class World:
             base = self.checks.last_manifest()
             self._plans[owner], operators, checked = evolving.started(self.versions[version], version, base)
             rules = replace(rules, operators=operators, checked=checked)
+        if scenario.committers[len(self.drivers) % len(scenario.committers)]:
+            self._plans[owner] = with_committers(self._plans[owner])
+            rules = replace(rules, committed_once=tuple(sorted(self._plans[owner].committed_once())))
         once = scenario.once[len(self.drivers) % len(scenario.once)]
         if once:
             self.checks.reads_to(owner, self._arrived())

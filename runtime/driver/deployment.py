@@ -12,6 +12,7 @@ import msgspec
 
 from holdfast.checkpoint import coordinator, joblog, recovery
 from holdfast.checkpoint.bases import pieces
+from holdfast.checkpoint.committing import gathered, left_by_others
 from holdfast.checkpoint.manifest import Confirmed, Manifest, follow
 from holdfast.checkpoint.timeline import lineage_of
 from holdfast.frozen import replace
@@ -22,10 +23,14 @@ from holdfast.runtime.wire import messages as m
 
 
 def older_output_is_left(state: Master, base: Manifest | None) -> bool:
-    """P20: after a rescale no epoch is committed, and so delivered, before all output of old writers is delivered."""
-    if base is None or not _moved(state, base):
+    """P20: after a rescale no epoch is committed, and so delivered, before all output of old writers is delivered.
+
+    The same holds for sinks that have one committer only since this run, or had one before it.
+    """
+    if base is None:
         return False
-    return any(item.writer not in state.confirmed or state.confirmed[item.writer] < item.tag for item in base.pending)
+    older = base.pending if _moved(state, base) else left_by_others(base, state.rules.committed_once)
+    return any(item.writer not in state.confirmed or state.confirmed[item.writer] < item.tag for item in older)
 
 
 def next_manifest(state: Master, decided: coordinator.Decide) -> Manifest:
@@ -46,12 +51,14 @@ def next_manifest(state: Master, decided: coordinator.Decide) -> Manifest:
         rules.operators,
         shape=msgspec.UNSET if rules.shape is None else rules.shape,
         changelog=msgspec.UNSET if rules.changelog is None else dict(rules.changelog),
+        committed_once=rules.committed_once or msgspec.UNSET,
     )
     handles = recovery.handles_for(last, rules.key_ranges) if last is None or _moved(state, last) else last.state
     new = (msgspec.structs.replace(each.position, subtask=each.subtask) for each in state.phase.assigning)
     positions = (*(last.positions if last else ()), *new)
     before = last.audited if last else None
-    return follow(handles, positions, last.pending if last else (), state.confirmed, header, decided.parts, before)
+    parts = gathered(decided.parts, rules.committed_once)
+    return follow(handles, positions, last.pending if last else (), state.confirmed, header, parts, before)
 
 
 def completion(phase: Running, manifest: Manifest, ref: ObjectRef, duration_ms: int) -> joblog.CheckpointCompleted:

@@ -40,10 +40,10 @@ The requested ending of the run (`Master.ending`) and the requested rewind (`Mas
 recovery in between does not undo them.
 
 The parts, all pure: state.py (the state and the effects), gathering.py (from a start to the deployment), deployment.py
-(values derived from the state), partitions.py (which partitions are read, and by which subtask), failover.py (losses,
-the restart limit, launches), rewinding.py, retention.py (expiry), requests.py (requests of users), abreast.py (subtasks
-that keep together in event time), invariants.py (invariants between two events). Scripts of events with the effects
-that follow are in tests/transcripts/master.
+(values derived from the state), partitions.py (which partitions are read, and by which subtask), committers.py (output
+that one worker delivers for all), failover.py (losses, the restart limit, launches), rewinding.py, retention.py
+(expiry), requests.py (requests of users), abreast.py (subtasks that keep together in event time), invariants.py
+(invariants between two events). Scripts of events with the effects that follow are in tests/transcripts/master.
 
 Invariants
     - Nothing is deployed before the log holds the start of this generation, `GenerationStarted` or `Rewound`.
@@ -67,6 +67,7 @@ from holdfast.frozen import replace
 from holdfast.model import NO_EPOCH, Epoch, ObjectRef, SourcePosition, Tag, Timeline, WorkerId
 from holdfast.runtime.driver import partitions, placement, retention, rewinding, standbys
 from holdfast.runtime.driver.abreast import hold_back
+from holdfast.runtime.driver.committers import behind, hand_over
 from holdfast.runtime.driver.deployment import (
     all_ended,
     all_ready,
@@ -341,7 +342,9 @@ def _start_what_is_due(state: Master, now: float, at_us: int) -> Step:
 
 def pulse(state: Master) -> list[Effect]:
     """Show the workers that the driver is alive; where no barrier follows, repeat the last commit (P9)."""
-    effects: list[Effect] = [Send(worker, m.Pulse()) for worker in state.workers]
+    alive = m.Pulse(behind(state))
+    effects: list[Effect] = [Send(worker, alive) for worker in state.workers]
+    effects += hand_over(state)
     effects += standbys.follow(state)
     if state.running is not None and (committed := _said_by_no_barrier(state, state.running)) is not None:
         effects += [Send(w, _committed(state, committed)) for w in assigned(state)]
@@ -511,7 +514,7 @@ def _completed(state: Master, now: float, at_us: int) -> Step:
     after = replace(state.phase, running=phase) if isinstance(state.phase, Interrupted) else phase
     state = named(replace(state, phase=after, failures_in_a_row=0), phase)
     state, out = _coordinate(state, effects, now)
-    return state, out + standbys.follow(state) + sweeps
+    return state, [*out, *hand_over(state), *standbys.follow(state), *sweeps]
 
 
 def _finish_if_delivered(state: Master, phase: Running, at_us: int) -> Step:

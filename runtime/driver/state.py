@@ -30,6 +30,7 @@ from holdfast.model import (
 )
 from holdfast.runtime.rows.time_alignment import Aligned, Group
 from holdfast.runtime.wire import messages as m
+from holdfast.sinks.delivery import BACKLOG_BYTES_MAX
 
 SAVEPOINTS_WAITING_MAX = 16
 ALIGNED_WITHIN_S = 2.0
@@ -93,6 +94,10 @@ class Rules:
     """The place of the topic that takes the changelog; None: it stays in the root."""
     aligned: tuple[Group, ...] = ()
     """Sources whose subtasks keep together in event time."""
+    committed_once: tuple[str, ...] = ()
+    """Sinks whose output of an epoch one committer delivers for all writers."""
+    staged_bytes_max: int = BACKLOG_BYTES_MAX
+    """As in the settings: undelivered output per writer before sources stop."""
     fixed: Mapping[str, str] = field(default_factory=dict)
     """Sources that must not get new partitions, each with a sink that is written immediately from it (P22)."""
 

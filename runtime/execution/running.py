@@ -210,4 +210,6 @@ def _rules(prepared: Prepared, host: str, epoch_deadline: float) -> master.Rules
         fixed=not_to_grow(plan),
         aligned=plan.aligned(),
         changelog=topic_place(plan),
+        committed_once=tuple(sorted(plan.committed_once())),
+        staged_bytes_max=settings.staged_bytes_max,
     )

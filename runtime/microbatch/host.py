@@ -191,6 +191,11 @@ class Host:
             self._deploy(worker, message)
         elif isinstance(message, m.Expired):
             self._deliveries.forget(message.through)
+        elif isinstance(message, m.Pulse):
+            self._deliveries.behind = message.behind
+        elif isinstance(message, m.Deliver) and message.generation == self._generation:
+            for item in message.pending:
+                self._deliveries.queue(item)
         elif (
             state is not None
             and isinstance(message, m.Trigger | m.Committed | m.EndInput)
@@ -248,9 +253,12 @@ class Host:
         self._deliveries.deploy(deploy)
         self._say(m.Ready(worker, deploy.generation, "as batches", 0))
         if self._batches is None and len(self._deploys) == len(deploy.peers):
-            self._batches, self._counted = batches.start(self._deploys.values(), self._jobs_run), Counted()
+            self._batches, self._counted = self._start(), Counted()
             self._look_out()
         self._beat_soon()
+
+    def _start(self) -> Batches:
+        return batches.start(self._deploys.values(), self._jobs_run, committed_once=self._plan.committed_once())
 
     def _look_out(self) -> None:
         if self._outlook is not None:

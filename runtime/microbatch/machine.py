@@ -106,6 +106,8 @@ class Batches:
     merging: frozenset[Subtask] = frozenset()
     """A merge is in progress, or done and not yet part of a completed epoch."""
     merged: Mapping[Subtask, SegmentRef] = field(default_factory=dict)
+    committed_once: frozenset[str] = frozenset()
+    """Sinks whose committed output the driver hands over for all writers together (docs/design/0056)."""
 
     @property
     def reached(self) -> Positions:
@@ -166,11 +168,17 @@ Effect = Run | Cancel | SendAck | Deliver | Compact | Fail
 Step = tuple[Batches, list[Effect]]
 
 
-def start(deploys: Iterable[m.Deploy], jobs: int = 0, limits: Thresholds = DEFAULT_LIMITS) -> Batches:
+def start(
+    deploys: Iterable[m.Deploy],
+    jobs: int = 0,
+    limits: Thresholds = DEFAULT_LIMITS,
+    committed_once: frozenset[str] = frozenset(),
+) -> Batches:
     """Return the state at the start of a generation; there is one deployment per subtask.
 
     Args:
         jobs: How many jobs earlier generations of this run have started: numbers are not used twice.
+        committed_once: See `Batches.committed_once`.
     """
     by_subtask = sorted(deploys, key=lambda each: each.subtask)
     first = by_subtask[0]
@@ -183,6 +191,7 @@ def start(deploys: Iterable[m.Deploy], jobs: int = 0, limits: Thresholds = DEFAU
         Epoch(first.first_epoch - 1),
         job=jobs,
         limits=limits,
+        committed_once=committed_once,
     )
 
 
@@ -253,7 +262,7 @@ def committed(state: Batches, cut: Cut, delivered: Mapping[Subtask, Epoch] | Non
     effects: list[Effect] = []
     for part in phase.parts:
         for sink, staged in sorted(part.staged.items()):
-            if staged.parts:
+            if staged.parts and sink not in state.committed_once:
                 tag = Tag(state.timeline, cut.epoch)
                 effects.append(Deliver(Pending(Writer(sink, part.subtask), tag, staged)))
     positions = state.reached
@@ -313,8 +322,9 @@ def _part(state: Batches, subtask: Subtask, results: Iterable[Result]) -> Subtas
     audits: list[PartAudit] = []
     for each in mine:
         for sink, new in each.staged.items():
-            before = staged.get(sink, Staged((), 0))
-            staged[sink] = Staged((*before.parts, *new.parts), before.rows + new.rows)
+            before = staged.get(sink)
+            whole = new if before is None else Staged((*before.parts, *new.parts), before.rows + new.rows)
+            staged[sink] = whole
         if each.audit is not None:
             audits.append(each.audit)
     return SubtaskPart(

@@ -42,6 +42,7 @@ from holdfast.runtime.worker.immediate import ImmediateWrites
 from holdfast.runtime.worker.local import LocalState
 from holdfast.runtime.worker.seal import segment_job
 from holdfast.runtime.worker.subtask import SubtaskRun, inputs_of
+from holdfast.runtime.worker.uploads import Uploads
 from holdfast.state.store import StateStore
 
 _log = logging.getLogger("holdfast.worker")
@@ -163,6 +164,7 @@ class _Task:
         plan, subtask, count = batch.plan, attempt.subtask, len(batch.deploys)
         self._deploy = deploy = batch.deploys[subtask]
         self._worker = WorkerId(f"{attempt.layer}-{subtask}-{attempt.id}")
+        self._uploads = Uploads(batch.plan)
         self._inbox = Inbox(attempt.layer, subtask, {edge.index: edge.schema for edge in plan.edges})
         self._links = _Links(batch, attempt)
         self._times: dict[ChannelId, Watermark] = {}
@@ -328,7 +330,7 @@ class _Task:
             _log.warning(
                 "the state of a task cannot leave memory, and may exceed state_memory: %s", self._state.refused
             )
-        job = segment_job(self._state, epoch, self._deploy, self._worker, self._run.take_stages(epoch))
+        job = segment_job(self._state, epoch, self._deploy, self._worker, self._run.take_stages(epoch), self._uploads)
         self._perform(*protocol.output_sealed(self._machine, epoch, job.run(self._ports.store)))
 
 

@@ -139,6 +139,10 @@ class Plan:
         """Return the operator of this name; it exists."""
         return next(operator for operator in self.operators if operator.name == name)
 
+    def committed_once(self) -> frozenset[str]:
+        """Return the sinks whose output of an epoch one committer delivers for all writers."""
+        return frozenset(spec.name for spec in self.sinks if spec.sink.traits.commits_once and spec.path is None)
+
     def event_times_held(self) -> tuple[int, int]:
         """Return the first and the last event time that all windows and targets of the job can hold."""
         held = [placed.step.times_held() for fragment in self.fragments for placed in fragment.steps]

@@ -105,6 +105,7 @@ def rules_of(
         fixed=not_to_grow(plan),
         aligned=plan.aligned(),
         changelog=topic_place(plan),
+        committed_once=tuple(sorted(plan.committed_once())),
     )
 
 
@@ -274,7 +275,8 @@ class Cluster:
         """
         if plan is not None:
             self._plan, operators = with_identities(plan, self._known(), drop_state)
-            self.sinks, self.rules = outputs_of(plan), replace(self.rules, operators=operators)
+            once = tuple(sorted(plan.committed_once()))
+            self.sinks, self.rules = outputs_of(plan), replace(self.rules, operators=operators, committed_once=once)
         if partitions is not None:
             self.rules = replace(self.rules, partitions=partitions)
         for worker in list(self.members):

@@ -39,9 +39,13 @@ from holdfast.sinks.contract import (
     Rewinding,
     Sink,
     Target,
+    Upload,
+    UploadedOutput,
     held,
     merging,
+    naming_uploads,
     repairable,
+    uploading,
 )
 from holdfast.sinks.owners import NEVER, Claim
 from holdfast.traits import not_a
@@ -285,6 +289,24 @@ def takes_several_epochs_together(kit: SinkKit) -> None:
     assert kit.shows(ANN, BEA)
 
 
+def names_what_was_uploaded(kit: SinkKit) -> None:
+    """With `uploads`: uploaded rows show with the commit that names them, and those of a lost upload come too (P23)."""
+    sink = uploading(_needs(kit, "uploads"))
+    assert sink is not None
+    uploader = sink.uploader()
+    parts = [[kit.batch(ANN)], [kit.batch(BEA)], [kit.batch(CAT)]]
+    first = uploader.upload(Upload(JOB, "out", 1, 5, 2, "w0", 0), parts[0])
+    lost = uploader.upload(Upload(JOB, "out", 1, 4, 1, "w1", 1), parts[1])
+    assert kit.shows(), "an upload shows nothing"
+    uploader.sweep(JOB, "out", 1, 3, 5)
+    output = UploadedOutput(tag(5), (first, lost, None), lambda places: [b for place in places for b in parts[place]])
+    for expected in (Delivered(3), AlreadyDelivered(tag(5))):
+        with closing(sink.open(JOB, LEFT)) as opened:
+            target = naming_uploads(sink, opened)
+            assert target is not None and target.deliver_uploaded(output) == expected
+        assert kit.shows(ANN, BEA, CAT)
+
+
 def takes_output_back(kit: SinkKit) -> None:
     """With `repairs`: the target is as it was after the base epoch, and nothing older is delivered any more (P21)."""
     repairs = repairable(_needs(kit, "repairs"))
@@ -350,6 +372,7 @@ PROMISES: tuple[Promise, ...] = (
     continues_only_what_its_writer_knows,
     survives_a_crash_at_every_point,
     takes_several_epochs_together,
+    names_what_was_uploaded,
     takes_output_back,
     can_be_read_back,
     remembers_who_took_it_over,

@@ -318,6 +318,16 @@ class Committed(Message, frozen=True):
     """SHA-256 of the epoch's manifest."""
 
 
+class Deliver(Message, frozen=True):
+    """Deliver this committed output: that of all writers of sinks that have one committer, which this worker hosts.
+
+    The driver repeats it until it is confirmed, oldest epochs first and without a gap.
+    """
+
+    generation: Generation
+    pending: tuple[Pending, ...]
+
+
 class EndInput(Message, frozen=True):
     """The input of every source ends after the last record that exists when this message first arrives."""
 
@@ -344,6 +354,9 @@ class HoldBack(Message, frozen=True):
 class Pulse(Message, frozen=True):
     """The driver is alive."""
 
+    behind: bool = False
+    """So much output of sinks that have one committer waits for delivery that sources stop (P18)."""
+
 
 class Exit(Message, frozen=True):
     """Leave: the run is over, or this worker was replaced."""
@@ -352,7 +365,7 @@ class Exit(Message, frozen=True):
 
 
 FromWorker = Register | Heartbeat | Ready | Ack | Failed | Vitals
-FromDriver = Deploy | Follow | Trigger | Committed | EndInput | Expired | HoldBack | Pulse | Exit
+FromDriver = Deploy | Follow | Trigger | Committed | Deliver | EndInput | Expired | HoldBack | Pulse | Exit
 
 # Built here, before any thread starts: msgspec resolves a type when it first decodes one, and two threads that do so
 # at the same time crash the process.

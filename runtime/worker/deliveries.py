@@ -8,15 +8,16 @@ Source: PROTOCOL P17, P18, P24.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import pyarrow as pa
 
+from holdfast.checkpoint.committing import COMMITTER
 from holdfast.checkpoint.manifest import Confirmed
-from holdfast.checkpoint.repository import read_verified
+from holdfast.checkpoint.repository import read_each
 from holdfast.errors import HoldfastError, Unavailable
-from holdfast.model import NO_EPOCH, JobUuid, Pending, Tag, Timeline, Writer
+from holdfast.model import NO_EPOCH, JobUuid, ObjectRef, Pending, Tag, Timeline, Writer
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.model import SinkSpec
 from holdfast.runtime.plan.topic import outputs_of
@@ -24,7 +25,17 @@ from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.worker.immediate import ImmediateWrites
 from holdfast.runtime.worker.ports import Ports
 from holdfast.sinks import delivery
-from holdfast.sinks.contract import AlreadyDelivered, EpochOutput, Sink, Target, merging
+from holdfast.sinks.contract import (
+    AlreadyDelivered,
+    EpochOutput,
+    Sink,
+    Target,
+    UploadedOutput,
+    UploadingSink,
+    merging,
+    naming_uploads,
+    uploading,
+)
 from holdfast.sinks.owners import NEVER, Claim
 
 
@@ -40,7 +51,10 @@ class Deliveries:
         fail: Callable[[BaseException], None],
         staged_bytes_max: int = delivery.BACKLOG_BYTES_MAX,
     ) -> None:
-        self._ports, self._staged_bytes_max, self._outputs = ports, staged_bytes_max, outputs_of(plan)
+        self._plan, self._ports, self._staged_bytes_max, self._outputs = plan, ports, staged_bytes_max, outputs_of(plan)
+        self._committed_once = plan.committed_once()
+        self.behind = False
+        """The driver says that too much output waits for committers, here or in other workers."""
         self._after, self._on_confirmed, self._fail = after, confirmed, fail
         self._job_uuid: JobUuid | None = None
         self._claim: Claim | None = None
@@ -70,6 +84,10 @@ class Deliveries:
             self._by_manifest[done.writer] = max(done.tag, self._by_manifest.get(done.writer, done.tag))
         for item in sorted(deploy.pending, key=lambda item: item.tag):
             self.queue(item)
+        if deploy.subtask == COMMITTER:
+            for spec in self._plan.sinks:
+                if spec.name in self._committed_once and (sink := uploading(spec.sink)) is not None:
+                    self._submit(Writer(spec.name, COMMITTER), partial(_sweep, sink, spec.name, deploy), self._forgot)
 
     def queue(self, pending: Pending) -> None:
         """Deliver this output after everything already queued; repeating the call is harmless."""
@@ -81,9 +99,10 @@ class Deliveries:
 
     def full(self) -> bool:
         """Return whether sources must stop until more output is delivered (P18)."""
-        return self.immediate.full() or any(
-            delivery.is_full(machine, bytes_max=self._staged_bytes_max) for machine in self._machines.values()
-        )
+        if self.behind or self.immediate.full():
+            return True
+        mine = (machine for writer, machine in self._machines.items() if writer.sink not in self._committed_once)
+        return any(delivery.is_full(machine, bytes_max=self._staged_bytes_max) for machine in mine)
 
     def when_in(self, then: Callable[[], None]) -> None:
         """Call `then` once all rows that immediate sinks have accepted so far are written (P22)."""
@@ -171,6 +190,8 @@ class Deliveries:
         if len(epochs) > 1 and together is not None:
             outputs = [EpochOutput(pending.tag, self._staged(pending)) for pending in epochs]
             outcome, last = together.deliver_together(outputs, known), epochs[-1]
+        elif epochs[0].staged.uploads and (naming := naming_uploads(self._sink(writer), target)) is not None:
+            outcome, last = naming.deliver_uploaded(self._uploaded(epochs[0]), known), epochs[0]
         else:
             outcome, last = target.deliver(epochs[0].tag, self._staged(epochs[0]), known), epochs[0]
         if isinstance(outcome, AlreadyDelivered):
@@ -178,8 +199,18 @@ class Deliveries:
         return delivery.Succeeded(last.tag)
 
     def _staged(self, pending: Pending) -> Iterator[pa.RecordBatch]:
-        for part in pending.staged.parts:
-            yield from self._spec(pending.writer).decode(read_verified(self._ports.store, part))
+        return self._read(pending.writer, pending.staged.parts)
+
+    def _read(self, writer: Writer, parts: Sequence[ObjectRef]) -> Iterator[pa.RecordBatch]:
+        decode = self._spec(writer).decode
+        for data in read_each(self._ports.store, parts):
+            yield from decode(data)
+
+    def _uploaded(self, pending: Pending) -> UploadedOutput:
+        parts, named = pending.staged.parts, {each.part: each.named for each in pending.staged.uploads}
+        uploads = tuple(named.get(ref.path) for ref in parts)
+        read = lambda places: self._read(pending.writer, [parts[place] for place in places])
+        return UploadedOutput(pending.tag, uploads, read)
 
     def _opened(self, writer: Writer, result: object) -> None:
         if isinstance(result, BaseException):
@@ -207,3 +238,8 @@ class Deliveries:
         self._errors[writer.sink] = error
         permanent = not isinstance(error, Unavailable)
         self._step(writer, delivery.Failed(error.report(), permanent))
+
+
+def _sweep(sink: UploadingSink, name: str, deploy: Deploy) -> None:
+    """Delete what workers uploaded in epochs that a generation before this one began and did not complete."""
+    sink.uploader().sweep(deploy.job_uuid, name, deploy.timeline, deploy.base_epoch, deploy.first_epoch)

@@ -41,6 +41,7 @@ from holdfast.runtime.worker.local import Opened, cut_of, identity_of
 from holdfast.runtime.worker.ports import Ports
 from holdfast.runtime.worker.seal import SealJob, segment_job
 from holdfast.runtime.worker.subtask import Active, SubtaskRun, inputs_of, outputs_of
+from holdfast.runtime.worker.uploads import UPLOAD_FROM_BYTES, Uploads
 from holdfast.sinks.delivery import BACKLOG_BYTES_MAX
 from holdfast.state.paging.swap import resident_bytes
 from holdfast.state.store import StateStore
@@ -67,6 +68,8 @@ class Limits:
     """Committed output of one writer that may wait for delivery before sources stop (P18)."""
     budget: Budget | None = None
     """The parts of state_memory; None: no limit."""
+    upload_from: int = UPLOAD_FROM_BYTES
+    """Bytes of a staged part from which it is uploaded to a target that has one committer."""
     copied_per_turn: int = COPIED_AT_ONCE
     """Records that a turn copies after a barrier, or commits after a checkpoint, at most."""
 
@@ -95,6 +98,7 @@ class WorkerLoop:
         self._deliveries = Deliveries(
             plan, ports, self._after, lambda _writer, _tag: self.beat(), self._fail, limits.staged_bytes_max
         )
+        self._uploads = Uploads(plan, limits.upload_from)
         self._copies_changed, self._copies_shown_at = False, 0.0
         self._following = Following(plan, ports, worker_id, limits.apply_after_idle, self._copying)
         self._shown = m.Heartbeat(worker_id, Generation(0), False, False, (), m.Progress())
@@ -124,6 +128,11 @@ class WorkerLoop:
                 self._close_epochs(active)
             case m.Committed(generation, epoch, manifest) if active and active.deploy.generation == generation:
                 self._committed(active, Cut(epoch, manifest))
+            case m.Deliver(generation, pending) if active and active.deploy.generation == generation:
+                for item in pending:
+                    self._deliveries.queue(item)
+            case m.Pulse(behind):
+                self._deliveries.behind = behind
             case m.EndInput(generation, drop_unread) if self._is_current(generation):
                 assert active is not None
                 self._end_input(active, drop_unread)
@@ -378,6 +387,7 @@ class WorkerLoop:
             sources,
             deploy.handle,
             self._limits.merging,
+            plan.committed_once(),
         )
         return Active(deploy, machine, run, ahead)
 
@@ -431,7 +441,7 @@ class WorkerLoop:
         state.advance(self._limits.copied_per_turn)
         while active.unsealed and not state.uncopied:
             epoch, stages = active.unsealed.popleft()
-            job = segment_job(state, epoch, active.deploy, self.worker_id, stages)
+            job = segment_job(state, epoch, active.deploy, self.worker_id, stages, self._uploads)
             self._seal(active.deploy.generation, epoch, job)
         return True
 

@@ -96,6 +96,8 @@ class Worker:
     """The result of a merge; goes into every ack until one of their epochs completes."""
     acked: Mapping[Epoch, SegmentRef] = field(default_factory=dict)
     """The merge that went into the ack of an epoch."""
+    committed_once: frozenset[str] = frozenset()
+    """Sinks whose committed output the driver hands to one worker for all (docs/design/0056)."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,7 @@ def start(
     sources: frozenset[int],
     handle: SnapshotHandle | None = None,
     limits: Thresholds = DEFAULT_LIMITS,
+    committed_once: frozenset[str] = frozenset(),
 ) -> Worker:
     """Return a worker that holds the state of epoch `base`, which `handle` names."""
     before = Epoch(first_epoch - 1)
@@ -193,6 +196,7 @@ def start(
         base,
         limits=limits,
         handle=handle,
+        committed_once=committed_once,
     )
 
 
@@ -282,7 +286,7 @@ def committed(state: Worker, through: Epoch) -> tuple[Worker, list[Effect]]:
     assert through in state.sealed, f"epoch {through} was committed without this worker's part"
     effects: list[Effect] = [Commit(through)]
     for sink, staged in sorted(_staged_through(state, through).items()):
-        if staged.parts:
+        if staged.parts and sink not in state.committed_once:
             effects.append(Deliver(Pending(Writer(sink, state.subtask), Tag(state.timeline, through), staged)))
     state, merges = _advance(state, through)
     left = {epoch: sealed for epoch, sealed in state.sealed.items() if epoch > through}
@@ -363,18 +367,23 @@ def _staged_through(state: Worker, epoch: Epoch) -> dict[str, Staged]:
     """Merge forward the parts of every epoch not known to be committed, in order, up to this one (P8).
 
     The last segment alone goes to the changelog's topic: it has the changes of the epochs before it that were given up.
+    Uploads count for one epoch alone: rows of several may replace each other, so a committer reads the parts.
     """
     merged: dict[str, Staged] = {}
     for number in sorted(state.sealed):
         if number > epoch:
             continue
         for sink, staged in state.sealed[number].staged.items():
-            before = merged.get(sink, Staged((), 0))
-            merged[sink] = Staged((*before.parts, *staged.parts), before.rows + staged.rows)
+            before = merged.get(sink)
+            merged[sink] = staged if before is None else _one_after_the_other(before, staged)
     last = state.sealed[epoch]
     if last.segment is not None and last.segment.writer is not None:
         merged[CHANGELOG] = Staged((last.segment.object,), last.records)
     return merged
+
+
+def _one_after_the_other(before: Staged, staged: Staged) -> Staged:
+    return Staged((*before.parts, *staged.parts), before.rows + staged.rows)
 
 
 def _audit_through(state: Worker, epoch: Epoch) -> PartAudit | None:

@@ -17,11 +17,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.checkpoint.repository import write_object
-from holdfast.model import Epoch, ObjectRef, SegmentRef, Staged, Subtask, WorkerId
+from holdfast.model import Epoch, ObjectRef, SegmentRef, Staged, Subtask, Uploaded, WorkerId
 from holdfast.ports import ObjectStore
 from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.worker.digests import ROWS
 from holdfast.runtime.worker.protocol import Sealed
+from holdfast.runtime.worker.uploads import Uploads
+from holdfast.sinks.contract import Upload
 from holdfast.sinks.staging import Part, Stage
 from holdfast.state.changelog import SegmentHeader, seal_into
 from holdfast.state.store import StateStore
@@ -41,6 +43,8 @@ class SealJob:
     """The setting: with "rows" the output is hashed too."""
     writer: Subtask | None = None
     """As in SegmentRef."""
+    subtask: Subtask = Subtask(0)
+    uploads: Uploads | None = None
     _parts: dict[str, Part] | None = field(default=None)
 
     def run(self, store: ObjectStore) -> Sealed:
@@ -52,8 +56,13 @@ class SealJob:
             self._parts = {sink: part for sink, part in sealed.items() if part is not None}
         paths = {sink: self._staged_path(sink) for sink in self._parts}
         put_each(store, {paths[sink]: part.data for sink, part in self._parts.items()})
-        staged = {sink: Staged((_reference(paths[sink], part.data),), part.rows) for sink, part in self._parts.items()}
+        staged = {sink: self._staged(sink, paths[sink], part) for sink, part in self._parts.items()}
         return Sealed(segment, staged, {sink: part.digest for sink, part in self._parts.items()}, records)
+
+    def _staged(self, sink: str, path: str, part: Part) -> Staged:
+        """Return what the manifest says of a part that is stored; large ones are also put into the target."""
+        named = None if self.uploads is None else self.uploads.upload(self._upload(sink), part)
+        return Staged((_reference(path, part.data),), part.rows, () if named is None else (Uploaded(path, named),))
 
     def _write_segment(self, store: ObjectStore) -> SegmentRef:
         def write(into: Sink) -> None:
@@ -61,6 +70,10 @@ class SealJob:
 
         ref = write_object(store, self._segment_path, write, "check the store; the epoch is sealed again")
         return SegmentRef(Epoch(self.header.epoch), Epoch(self.header.follows), ref, writer=self.writer)
+
+    def _upload(self, sink: str) -> Upload:
+        h = self.header
+        return Upload(h.job_uuid, sink, h.timeline, h.epoch, h.generation, h.worker, self.subtask)
 
     @property
     def _segment_path(self) -> str:
@@ -77,11 +90,17 @@ def _reference(path: str, data: bytes) -> ObjectRef:
 
 
 def segment_job(
-    state: StateStore, epoch: Epoch, deploy: Deploy, worker: WorkerId, stages: Mapping[str, Stage]
+    state: StateStore,
+    epoch: Epoch,
+    deploy: Deploy,
+    worker: WorkerId,
+    stages: Mapping[str, Stage],
+    uploads: Uploads | None = None,
 ) -> SealJob:
     """Take the frozen changes of an epoch, and of the given-up epochs before it; they may be sealed later."""
     state.supersede(epoch)
     deltas = state.deltas(epoch)
     follows = min((delta.follows for delta in deltas), default=epoch)
     header = SegmentHeader(deploy.job_uuid, deploy.generation, deploy.timeline, epoch, follows, worker)
-    return SealJob(header, deltas, stages, deploy.audit, None if deploy.topic is None else deploy.subtask)
+    writer = None if deploy.topic is None else deploy.subtask
+    return SealJob(header, deltas, stages, deploy.audit, writer, deploy.subtask, uploads)

@@ -97,12 +97,23 @@ class Tag:
     epoch: Epoch
 
 
-@dataclass(frozen=True)
-class Staged:
-    """Output of one writer for one epoch: durable, invisible. Parts are delivered in order."""
+class Uploaded(msgspec.Struct, frozen=True):
+    """The rows of one staged part that are in the target too, where nobody sees them until a commit names them."""
+
+    part: str
+    """Path of the part."""
+    named: str
+    """What its sink needs to name them; opaque to all others."""
+
+
+class Staged(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Output of one writer for one epoch, or of all writers of a sink: durable, invisible. Parts are delivered in
+    order."""
 
     parts: tuple[ObjectRef, ...]
     rows: int
+    uploads: tuple[Uploaded, ...] = ()
+    """Of some of the parts; only for sinks that have one committer."""
 
 
 class RowDigest(msgspec.Struct, frozen=True):

@@ -85,6 +85,10 @@ class SinkTraits(Traits):
     """It refuses a target that holds another job's output under its name: `check_owner`."""
     remembers_owner: bool = False
     """Its target remembers which driver last took it over: `holding`."""
+    commits_once: bool = False
+    """One commit shows an epoch's output of all its writers: the first of them delivers it, under its own tag."""
+    uploads: bool = False
+    """With `commits_once`: writers put large output into its target before it is committed: `uploader`."""
 
 
 _SOURCE = ("traits", "schema", "row_type", "where", "check", "open")
@@ -97,6 +101,7 @@ _BY_TRAIT: Mapping[str, tuple[str, ...]] = {
     "immediate": ("immediate",),
     "checks_owner": ("check_owner",),
     "remembers_owner": ("holding",),
+    "uploads": ("uploader",),
 }
 
 

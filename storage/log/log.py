@@ -33,6 +33,7 @@ from holdfast.storage.log.changelog import misplaced_value, record_schema
 from holdfast.storage.log.commits import Commits, refuse_remains
 from holdfast.storage.log.compacted import Compaction
 from holdfast.storage.log.format import (
+    DATA_FOLDER,
     META_PATH,
     PARTITIONS_MAX,
     Commit,
@@ -182,13 +183,16 @@ class LogWriter:
         draft = self._draft(rows, None)
         return _first_offsets(self._commit(draft)) if draft.segments else {}
 
-    def stage(self, rows: Mapping[int, Rows]) -> tuple[LogSegment, ...]:
-        """Write rows to the store without appending them; `append_staged` does, also in another process.
+    def stage(self, rows: Mapping[int, Rows], name: str | None = None) -> tuple[LogSegment, ...]:
+        """Write rows to the store without appending them; an append that is given them does, also in another process.
+
+        Args:
+            name: Begins the paths of the objects, below `data/`; None: they get names of their own.
 
         Raises:
             ConfigError: the rows do not fit the log.
         """
-        return self._segments(rows)
+        return self._segments(rows, name)
 
     def append_staged(self, staged: Iterable[LogSegment]) -> dict[int, int]:
         """Append rows that `stage` wrote, in one commit and in this order.
@@ -196,12 +200,8 @@ class LogWriter:
         Returns, raises: see `append`.
         """
         self.settle()
-        rows, segments = Counter[int](), list[LogSegment]()
-        for segment in staged:
-            segments.append(replace(segment, base=rows[segment.partition]))
-            rows[segment.partition] += segment.rows
-        draft = Draft("append", uuid.uuid4().hex, self._wall_us(), tuple(segments))
-        return _first_offsets(self._commit(draft)) if segments else {}
+        draft = Draft("append", uuid.uuid4().hex, self._wall_us(), _stacked(staged))
+        return _first_offsets(self._commit(draft)) if draft.segments else {}
 
     def append_tagged(
         self,
@@ -210,6 +210,7 @@ class LogWriter:
         tag: Tag,
         *,
         follows: Mapping[str, Tag] | None = None,
+        staged: Iterable[LogSegment] = (),
         owned: LogOwner | None = None,
         admit: Callable[[Commit], None] = lambda _tail: None,
     ) -> dict[int, int] | None:
@@ -220,6 +221,7 @@ class LogWriter:
             admit: Called with the commit that this one would follow; raises to refuse the append.
             follows: Append only if these writers have exactly these tags, `BEFORE_FIRST` if they never wrote. For rows
                 that change the output to which these tags refer.
+            staged: Rows that `stage` wrote; they come first.
         """
         self.settle()
         self._commits.catch_up()
@@ -228,6 +230,7 @@ class LogWriter:
         if not _grows(self._commits.tail, WriterTag(writer, tag), standing):
             return None
         draft = replace(self._draft(rows, WriterTag(writer, tag), standing), owned=owned, admit=admit)
+        draft = replace(draft, segments=_stacked((*staged, *draft.segments)))
         commit = self._commit(draft)
         return None if commit is None else _first_offsets(commit)
 
@@ -295,7 +298,7 @@ class LogWriter:
         """Write the segments and return a draft of the commit that will name them."""
         return Draft("append", uuid.uuid4().hex, self._wall_us(), self._segments(rows), tag, follows)
 
-    def _segments(self, rows: Mapping[int, Rows]) -> tuple[LogSegment, ...]:
+    def _segments(self, rows: Mapping[int, Rows], name: str | None = None) -> tuple[LogSegment, ...]:
         if any(partition >= self.meta.partitions for partition in rows):
             self._commits.catch_up()  # it may have been added
         tables = {partition: _fitting(self.meta, partition, part) for partition, part in sorted(rows.items())}
@@ -306,7 +309,8 @@ class LogWriter:
                 count = min(table.num_rows, max(1, SEGMENT_BYTES_MAX * table.num_rows // max(1, table.nbytes)))
                 piece = table.slice(start, count)
                 data = encode_segment(piece)
-                path = f"data/{partition}/{uuid.uuid4().hex}.arrow"
+                of_its_own = f"{partition}/{uuid.uuid4().hex}" if name is None else f"{name}-{partition}-{start}"
+                path = f"{DATA_FOLDER}/{of_its_own}.arrow"
                 self._store.put(path, data)
                 segments.append(LogSegment(partition, start, piece.num_rows, path, len(data), segment_hash(data)))
                 start += piece.num_rows
@@ -388,6 +392,15 @@ def _admitted(store: ObjectStore, tail: Commit, draft: Draft) -> bool:
 def _grows(tail: Commit, tag: WriterTag, follows: tuple[WriterTag, ...]) -> bool:
     stands = (tail.tag_of(tag.writer) or BEFORE_FIRST) < tag.tag
     return stands and all((tail.tag_of(each.writer) or BEFORE_FIRST) == each.tag for each in follows)
+
+
+def _stacked(segments: Iterable[LogSegment]) -> tuple[LogSegment, ...]:
+    """Return the segments of a draft, in this order: their bases count from its first row in each partition."""
+    rows, found = Counter[int](), list[LogSegment]()
+    for segment in segments:
+        found.append(replace(segment, base=rows[segment.partition]))
+        rows[segment.partition] += segment.rows
+    return tuple(found)
 
 
 def _first_offsets(commit: Commit | None) -> dict[int, int]:

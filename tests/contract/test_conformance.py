@@ -62,7 +62,7 @@ def test_sources(promise: Callable[[SourceKit], None], source_kit: SourceKit) ->
 
 
 def in_memory(keyed: bool) -> SinkKit:
-    sink = MemorySink(KEY if keyed else None)
+    sink = MemorySink(KEY if keyed else None, commits_once=True)
 
     def opened(given: Sink, writer: Any, fault: Fault) -> Target:
         sink.fault = fault

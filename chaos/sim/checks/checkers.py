@@ -113,13 +113,13 @@ class Checks:
         self._audited = Audited(batches, keys, scenario, self.fail)
         self._lasts, self.lasts = lasts, Lasts(scenario, self.fail)
         self._upserted = {
-            name: Upserted(name, by, expected, scenario.rescales, self.fail)
+            name: Upserted(name, by, expected, scenario.moves_rows, self.fail)
             for name, by, expected in _expected_upserts(scenario)
         }
         self._key_of = {name: by for name, by, _ in _expected_upserts(scenario)}
         windowing = scenario.windowing
         self._windowed = None if windowing is None else Windowed(scenario, windowing, self.fail)
-        self._ledger = Ledger(scenario.partitions, scenario.rescales, self.fail) if scenario.ledger else None
+        self._ledger = Ledger(scenario.partitions, scenario.moves_rows, self.fail) if scenario.ledger else None
         self._regrouped = Regrouped(scenario.partitions, self.fail) if scenario.regroups else None
         self._since = dropping.Since(scenario.partitions, self.history.cuts, self.fail) if scenario.drops else None
         self._lettered = Lettered(scenario.partitions, self.fail)
@@ -234,6 +234,11 @@ class Checks:
         elif writer.sink != dropping.SINCE:  # compared when all writers show the same epoch
             keys = {row[self._key_of[writer.sink]] for batch in batches for row in batch.to_pylist() if row[OP] == 0}
             self._upserted[writer.sink].look(writer, tag, cut, keys, self._tables[writer.sink].rows())
+
+    def uploads_swept(self, names: Sequence[str]) -> None:
+        """A sweep deletes these uploads: none of an epoch that is, or may still be, completed."""
+        for epoch in {int(name.split("/")[3]) for name in names} & self.history.cuts.keys():
+            self.fail("P16 uploads", f"an upload of epoch {epoch} was deleted, which is completed")
 
     def holds(self, worker: str, committed: Epoch, epochs: Collection[Epoch]) -> None:
         """A worker keeps something for these epochs; it needs nothing for committed ones."""

@@ -35,11 +35,11 @@ class Added:
         """Take the rows that this writer's delivery added; all of its rows must then match the epoch."""
         for row in rows[self._rows :]:
             partition = int(row["id"]) // PARTITION_STRIDE
-            if not self._scenario.rescales and self._writers.setdefault(partition, writer) != writer:
+            if not self._scenario.moves_rows and self._writers.setdefault(partition, writer) != writer:
                 self._fail("I5 visible", f"two writers wrote rows of partition {partition}")
             self._ids.setdefault(partition, []).append(int(row["id"]))
         self._rows = len(rows)
-        if self._scenario.rescales:
+        if self._scenario.moves_rows:
             return
         expected = oracle.passing(self._scenario.partitions, cut, self._scenario.above)
         counts: dict[int, int] = {}

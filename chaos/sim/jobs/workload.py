@@ -35,6 +35,7 @@ from holdfast.checkpoint.bases import Thresholds
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.runtime.api.stream import Stream
 from holdfast.runtime.plan.model import Plan
+from holdfast.runtime.worker.uploads import UPLOAD_FROM_BYTES
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.memory_immediate import ImmediateTable
 
@@ -62,6 +63,7 @@ BATCHES_SHARE = 0.25
 FINISHED_IN_BATCHES_SHARE, REWOUND_IN_BATCHES_SHARE = 0.3, 0.5
 """Of the seeds with drivers in microbatch mode that have no such request yet."""
 STANDBYS_SHARE = 0.2
+COMMITTER_SHARE = 0.15
 COPIES_SHARE, COPIED_PER_TURN = 0.2, (1, 2, 5)
 """Frozen records that a worker copies, or committed ones that it writes, in a turn: rows are processed between them."""
 BACKLOG_SHARE, BACKLOG_RECORDS, BACKLOG_RATES = 0.35, (12, 25, 40), (6.0, 12.0)
@@ -197,6 +199,10 @@ class Scenario:
     """How many records per second a worker, or an epoch, reads at most; None: as many as there are."""
     standbys: int = 0
     """Workers that follow the state of others."""
+    committers: tuple[bool, ...] = (False,)
+    """Whether, with each driver in turn, one committer delivers the output of all writers of a sink."""
+    upload_from: int = UPLOAD_FROM_BYTES
+    """Bytes from which workers upload a part of it."""
     copied_per_turn: int | None = None
     """How many frozen records a worker copies per turn; None: all of them, in the turn after the barrier."""
 
@@ -204,6 +210,21 @@ class Scenario:
     def rescales(self) -> bool:
         """Return whether key groups, and with them a writer's rows, move between subtasks."""
         return len(set(self.parallelisms)) > 1
+
+    @property
+    def hands_over(self) -> bool:
+        """Return whether some drivers have one worker deliver the output of all."""
+        return any(self.committers)
+
+    @property
+    def switches(self) -> bool:
+        """Return whether only some drivers do so."""
+        return len(set(self.committers)) > 1
+
+    @property
+    def moves_rows(self) -> bool:
+        """Return whether a row may come from one writer now and from another later."""
+        return self.rescales or self.switches
 
     @property
     def sources(self) -> dict[str, tuple[int, ...]]:
@@ -341,12 +362,34 @@ def scenario(seed: int) -> Scenario:
     )
     drawn = _growing(_with_ends(_with_rest(_regrowing(_with_functions(_with_more(whole))))), keys)
     drawn = replace(drawn, texts=random.Random(f"{seed}/texts").random() < TEXTS_SHARE)
-    return _with_standbys(_in_batches(_with_backlog(_budgeted(_with_slow_copies(drawn)), keys)))
+    return _with_committer(_with_standbys(_in_batches(_with_backlog(_budgeted(_with_slow_copies(drawn)), keys))))
 
 
 def _with_slow_copies(whole: Scenario) -> Scenario:
     copies = random.Random(f"{whole.seed}/copies")
     return replace(whole, copied_per_turn=copies.choice(COPIED_PER_TURN)) if copies.random() < COPIES_SHARE else whole
+
+
+def _with_committer(whole: Scenario) -> Scenario:
+    """In some seeds give every sink one committer, in half of these only with some drivers: the job was begun without,
+    or its sinks have been replaced."""
+    chance = random.Random(f"{whole.seed}/handed-over")
+    if chance.random() >= COMMITTER_SHARE:
+        return whole
+    committers = chance.choice(((True,), (True,), (False, True), (True, False)))
+    more = {Fault.MESSAGE_LOST: 0.1}
+    if len(set(committers)) > 1:
+        more = {Fault.SINK_REFUSED: 0.5, Fault.DRIVER_CRASH: 0.5}
+    armed = whole.armed | {fault: max(rate, whole.armed.get(fault, 0.0)) for fault, rate in more.items()}
+    return replace(whole, committers=committers, upload_from=chance.choice((0, 1_000, UPLOAD_FROM_BYTES)), armed=armed)
+
+
+def with_committers(plan: Plan) -> Plan:
+    """Return the plan; one committer delivers the output of all writers of a sink."""
+    sinks = (
+        s if s.path is not None else replace(s, sink=MemorySink(s.sink.key, commits_once=True)) for s in plan.sinks
+    )
+    return replace(plan, sinks=tuple(sinks))
 
 
 def _with_standbys(whole: Scenario) -> Scenario:

@@ -26,6 +26,7 @@ from holdfast.chaos.sim.ports.stores import LATE_S
 from holdfast.chaos.sim.ports.surroundings import Surroundings
 from holdfast.errors import Fenced, Unavailable
 from holdfast.model import Generation, JobUuid, Tag, Writer
+from holdfast.runtime.plan.model import SinkSpec
 from holdfast.sinks.contract import (
     AlreadyDelivered,
     Delivered,
@@ -34,6 +35,8 @@ from holdfast.sinks.contract import (
     Outcome,
     Repair,
     Rewinding,
+    Upload,
+    UploadedOutput,
     already,
 )
 from holdfast.sinks.memory import MemorySink, MemoryTarget
@@ -82,18 +85,25 @@ class PlannedTable(Generic[Table]):
 class ProcessSink(PlannedTable[SharedTable]):
     """A sink in the plan of one worker."""
 
-    def __init__(self, world: Surroundings, process: Process, name: str) -> None:
-        super().__init__(world, process, world.tables[name])
-        self.name = name
+    def __init__(self, world: Surroundings, process: Process, spec: SinkSpec) -> None:
+        """Args: spec: With the stand-in of the driver's plan, whose traits say whether it has one committer."""
+        super().__init__(world, process, world.tables[spec.name])
+        self.name, self._commits_once = spec.name, spec.sink.traits.commits_once
 
     @property
     def traits(self) -> SinkTraits:
         """See Sink.traits."""
-        return replace(super().traits, repairs=True, merges=True)
+        return replace(
+            super().traits, repairs=True, merges=True, commits_once=self._commits_once, uploads=self._commits_once
+        )
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> ProcessTarget:
         """See Sink.open."""
         return ProcessTarget(self._world, self._process, self._table, JobUuid(job_uuid), writer, claim)
+
+    def uploader(self) -> ProcessUploader:
+        """See UploadingSink.uploader."""
+        return ProcessUploader(self._world, self._process, self._table)
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
         """See RepairableSink.plan_repair."""
@@ -135,6 +145,33 @@ class ProcessSink(PlannedTable[SharedTable]):
         return Unavailable(what, next_step="try again")
 
 
+class ProcessUploader:
+    """A worker's way to put rows beside a table; refused uploads are not repeated."""
+
+    def __init__(self, world: Surroundings, process: Process, table: SharedTable) -> None:
+        self._world, self._process, self._table = world, process, table
+
+    def upload(self, upload: Upload, batches: Iterable[pa.RecordBatch]) -> str:
+        """See Uploader.upload."""
+        read = list(batches)
+
+        def land() -> str:
+            if is_refused(self._world.faults, _staging):
+                raise Unavailable("upload: refused", next_step="none: the committer reads the part")
+            return self._table.upload(upload, read)
+
+        return self._process.call(land, _staging)
+
+    def sweep(self, job_uuid: str, sink: str, timeline: int, after: int, before: int) -> None:
+        """See Uploader.sweep."""
+
+        def land() -> None:
+            self._world.checks.uploads_swept(self._table.swept(job_uuid, sink, timeline, after, before))
+            self._table.sweep(job_uuid, sink, timeline, after, before)
+
+        self._process.call(land, _recovering)
+
+
 class ProcessTarget:
     """One writer's access to the table."""
 
@@ -158,6 +195,10 @@ class ProcessTarget:
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
         """See Target.deliver."""
         return self.deliver_together([EpochOutput(tag, batches)], known)
+
+    def deliver_uploaded(self, output: UploadedOutput, known: Tag | None = None) -> Outcome:
+        """See UploadedTarget.deliver_uploaded."""
+        return self.deliver(output.tag, self._table.whole(output), known)
 
     def deliver_together(self, epochs: Sequence[EpochOutput], known: Tag | None = None) -> Outcome:
         """See MergingTarget.deliver_together."""
@@ -250,6 +291,10 @@ def is_refused(faults: Faults, at: Callable[[], Iterable[Point]]) -> bool:
         faults.hit(Fault.SINK_DOWN, at())
         return True
     return faults.strikes(Fault.SINK_REFUSED, at)
+
+
+def _staging() -> tuple[Point, ...]:
+    return (Point.STAGE,)
 
 
 def _rewinding() -> tuple[Point, ...]:

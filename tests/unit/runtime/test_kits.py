@@ -19,7 +19,7 @@ from holdfast.runtime.testing import sink_kit, source_kit
 from holdfast.runtime.testing.sink_kit import KEY, SinkKit
 from holdfast.runtime.testing.source_kit import SourceKit
 from holdfast.runtime.wire.clock import SystemClock
-from holdfast.sinks.contract import Delivered, Outcome, Repair, Rewinding
+from holdfast.sinks.contract import Delivered, Outcome, Repair, Rewinding, UploadedOutput
 from holdfast.sinks.memory import MemorySink, MemoryTarget
 from holdfast.sinks.owners import Claim
 from holdfast.storage.log.log import LogWriter, create_log
@@ -147,6 +147,15 @@ class Silent(MemorySink):
         return replace(super().traits, keyed=False)
 
 
+class Trusting(MemorySink):
+    """Believes that every upload is still there."""
+
+    def whole(self, output: UploadedOutput) -> list[pa.RecordBatch]:
+        named = [each for each in output.uploads if each is not None]
+        left = output.read([place for place, each in enumerate(output.uploads) if each is None])
+        return [*(batch for each in named for batch in self._uploaded.get(each, ())), *left]
+
+
 def kit_of(sink: MemorySink) -> SinkKit:
     return SinkKit(lambda: sink, lambda: [tuple(row.values()) for row in sink.rows()], travels=False)
 
@@ -171,3 +180,7 @@ class TestSinkKit:
     def test_catches_an_undeclared_key(self) -> None:
         with pytest.raises((AssertionError, pytest.fail.Exception)):
             sink_kit.keeps_equal_rows_without_a_key(kit_of(Silent(KEY)))
+
+    def test_catches_a_commit_without_the_rows_of_a_lost_upload(self) -> None:
+        with pytest.raises((AssertionError, pytest.fail.Exception)):
+            sink_kit.names_what_was_uploaded(kit_of(Trusting(KEY, commits_once=True)))

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+import holdfast as hf
 from holdfast.checkpoint.repository import open_verified
 from holdfast.errors import Unavailable
-from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
+from holdfast.model import Epoch, Generation, JobUuid, Subtask, Timeline, Uploaded, WorkerId
 from holdfast.runtime.worker.seal import SealJob
+from holdfast.runtime.worker.uploads import Uploads
+from holdfast.sinks.contract import Upload
+from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.staging import Stage
 from holdfast.state.changelog import SegmentHeader, seal, unseal
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.delta import Delta
@@ -68,3 +74,53 @@ class TestSealing:
         store = MemoryObjects()
         sealed = SealJob(HEADER, [delta().empty()], {}).run(store)
         assert sealed.segment is None and store.list("") == []
+
+
+class Uploading:
+    """A sink whose uploads are kept here, or refused."""
+
+    def __init__(self) -> None:
+        self.kept, self.refuses = dict[Upload, int](), False
+
+    def upload(self, upload: Upload, batches: Iterable[pa.RecordBatch]) -> str:
+        if self.refuses:
+            raise Unavailable("the target is unreachable", next_step="try again")
+        self.kept[upload] = sum(batch.num_rows for batch in batches)
+        return "named"
+
+    def sweep(self, job_uuid: str, sink: str, timeline: int, after: int, before: int) -> None:
+        raise AssertionError("only a deployment sweeps")
+
+
+class TestUploads:
+    SCHEMA = pa.schema([("n", pa.int64())])
+
+    def job(self, uploading: Uploading, rows: int, least: int = 2_000) -> SealJob:
+        class Target(MemorySink):
+            def uploader(self) -> Uploading:  # type: ignore[override]
+                return uploading
+
+        app = hf.App("words")
+        app.source("in", hf.Generator(self.SCHEMA, lambda n: (n,))).sink("out", Target(commits_once=True))
+        stage = Stage(self.SCHEMA, None)
+        stage.add(pa.record_batch([np.random.default_rng(1).integers(0, 1 << 62, rows)], schema=self.SCHEMA))
+        return SealJob(HEADER, [], {"out": stage}, uploads=Uploads(app.plan(), least), subtask=Subtask(4))
+
+    def test_large_output_is_staged_and_uploaded_under_names_of_its_own(self) -> None:
+        uploading, store = Uploading(), MemoryObjects()
+        staged = self.job(uploading, 1_000).run(store).staged["out"]
+        (path,) = store.list("staged")
+        assert staged.uploads == (Uploaded(path, "named"),)
+        assert uploading.kept == {Upload("1" * 32, "out", 1, 3, 2, "w", 4): 1_000}
+
+    def test_small_output_is_not_uploaded(self) -> None:
+        uploading = Uploading()
+        assert self.job(uploading, 10).run(MemoryObjects()).staged["out"].uploads == ()
+        assert uploading.kept == {}
+
+    def test_an_unreachable_target_does_not_keep_the_epoch_waiting(self) -> None:
+        uploading, store = Uploading(), MemoryObjects()
+        uploading.refuses = True
+        staged = self.job(uploading, 1_000).run(store).staged["out"]
+        assert (staged.uploads, staged.rows) == ((), 1_000)
+        assert [part.path for part in staged.parts] == store.list("staged")

@@ -311,6 +311,7 @@ class TestNames:
                 "restart_backoff_max",
                 "standbys",
                 "audit",
+                "staged_bytes_max",
             },
             Limits: {"max_records_per_second", "staged_bytes_max"},
             WorkerTask: {

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as replace_fields
 
 from holdfast.checkpoint.audit import PartAudit, SinkStaged, SourceTaken
 from holdfast.checkpoint.bases import Thresholds, advanced
@@ -23,6 +24,7 @@ from holdfast.model import (
     Subtask,
     Tag,
     Timeline,
+    Uploaded,
     Writer,
 )
 from holdfast.runtime.wire.messages import Assigned
@@ -108,9 +110,9 @@ def staged(*names: str) -> Staged:
     return Staged(tuple(blob(name) for name in names), len(names))
 
 
-def play(*steps: Step) -> tuple[Worker, list[Effect]]:
+def play(*steps: Step, state: Worker | None = None) -> tuple[Worker, list[Effect]]:
     """Take the steps; return the worker and the effects of the last one."""
-    state, effects = fresh(), list[Effect]()
+    state, effects = state or fresh(), list[Effect]()
     for step in steps:
         state, effects = step(state)
     return state, effects
@@ -225,6 +227,30 @@ class TestEpochThatDoesNotComplete:
     def test_an_ack_does_not_wait_for_epochs_after_its_own(self) -> None:
         effects = play(*closed(7), *closed(8), seal(7, output="7"))[1]
         assert effects == [SendAck(FIRST, sealed(7).segment, {"out": staged("7")}, ())]
+
+
+class TestOutputOfASinkWithOneCommitter:
+    UPLOADED = replace_fields(staged("7"), uploads=(Uploaded("7", "named"),))
+
+    def once(self) -> Worker:
+        return replace(fresh(), committed_once=frozenset({"out"}))
+
+    def test_is_not_delivered_by_its_writer(self) -> None:
+        steps = (*closed(7), seal(7, output="7"), commit(7))
+        assert play(*steps, state=self.once())[1] == [Commit(FIRST)]
+
+    def test_is_acked_with_its_uploads(self) -> None:
+        effects = play(*closed(7), self.seal(7), state=self.once())[1]
+        assert effects == [SendAck(FIRST, sealed(7).segment, {"out": self.UPLOADED}, ())]
+
+    def test_loses_its_uploads_if_its_epoch_does_not_complete(self) -> None:
+        """P8: a committer reads the parts of both epochs, as rows of the later one may replace earlier ones."""
+        effects = play(*closed(7), self.seal(7), *closed(8), seal(8, output="8"), state=self.once())[1]
+        assert effects == [SendAck(Epoch(8), sealed(8).segment, {"out": staged("7", "8")}, ())]
+
+    def seal(self, epoch: int) -> Step:
+        whole = Sealed(sealed(epoch).segment, {"out": self.UPLOADED})
+        return lambda state: output_sealed(state, Epoch(epoch), whole)
 
 
 class TestCommit:

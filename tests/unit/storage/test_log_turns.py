@@ -2,64 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from counted import PAGE
+from slow_objects import REQUEST_S, SlowObjects
 from virtual_time import VirtualTime
 
 from holdfast.errors import Unavailable
 from holdfast.model import Epoch, Tag, Timeline
-from holdfast.storage.bulk import Page
 from holdfast.storage.log.format import Commit, WriterTag
 from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.log.turns import REQUESTS_PER_COMMIT, WAIT_MAX_S, wait_s
 from holdfast.storage.objects import MemoryObjects
 
-SCHEMA, REQUEST_S = pa.schema([("n", pa.int64())]), 0.015
-
-
-class SlowObjects(MemoryObjects):
-    """Objects whose requests take time: half of it before they take effect, half after."""
-
-    def __init__(self, virtual: VirtualTime) -> None:
-        super().__init__()
-        self.virtual, self.slow = virtual, False
-        self.requests = Counter[str]()
-
-    def asked(self, what: str, answer: Callable[[], Any]) -> Any:
-        self.requests[what] += 1
-        if not self.slow:
-            return answer()
-        self.virtual.pass_by(REQUEST_S / 2)
-        try:
-            return answer()
-        finally:
-            self.virtual.pass_by(REQUEST_S / 2)
-
-    def create(self, path: str, data: bytes) -> None:
-        self.asked("create", lambda: super(SlowObjects, self).create(path, data))
-
-    def put(self, path: str, data: bytes) -> None:
-        self.asked("put", lambda: super(SlowObjects, self).put(path, data))
-
-    def get(self, path: str) -> bytes:
-        return bytes(self.asked("get", lambda: super(SlowObjects, self).get(path)))
-
-    def list(self, prefix: str) -> list[str]:
-        return list(self.asked("list", lambda: super(SlowObjects, self).list(prefix)))
-
-    def list_after(self, folder: str, path: str) -> Page:
-        def page() -> Page:
-            found = [each for each in MemoryObjects.list(self, folder) if each > path]
-            return Page(found[:PAGE], len(found) > PAGE)
-
-        answer = self.asked("page", page)
-        assert isinstance(answer, Page)
-        return answer
+SCHEMA = pa.schema([("n", pa.int64())])
 
 
 def tag(epoch: int) -> Tag:

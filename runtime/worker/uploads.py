@@ -1,0 +1,50 @@
+"""Puts a worker's large output into targets before it is committed, so that one committer only has to name it.
+
+The staged part in the root stays what counts: redelivery, rewinds and audits read it. An upload saves the committer
+the work on the rows, which all writers then share. Small output is not uploaded: the committer makes one object of it.
+
+Invariants
+    - An upload that fails changes nothing: the committer reads the part.
+    - Only the lane that stages output calls `upload`.
+
+Source: docs/design/0056-one-committer.md; PROTOCOL P16, P23.
+"""
+
+from __future__ import annotations
+
+from holdfast.errors import HoldfastError
+from holdfast.runtime.plan.model import Plan
+from holdfast.sinks.contract import Upload, Uploader, UploadingSink, uploading
+from holdfast.sinks.staging import Part, decode
+
+UPLOAD_FROM_BYTES = 1 << 20
+"""A committer handles smaller parts itself: a request for each costs more than the work on their rows."""
+
+
+class Uploads:
+    """The uploads of one worker.
+
+    Args:
+        least: Smaller parts are not uploaded.
+    """
+
+    def __init__(self, plan: Plan, least: int = UPLOAD_FROM_BYTES) -> None:
+        once, self._least = plan.committed_once(), least
+        found = ((spec.name, uploading(spec.sink)) for spec in plan.sinks if spec.name in once)
+        self._sinks: dict[str, UploadingSink] = {name: sink for name, sink in found if sink is not None}
+        self._open: dict[str, Uploader] = {}
+
+    def upload(self, upload: Upload, part: Part) -> str | None:
+        """Return what names the rows of a part in its target; None if they are not there."""
+        if upload.sink not in self._sinks or len(part.data) < self._least:
+            return None
+        try:
+            return self._uploader(upload.sink).upload(upload, decode(part.data))
+        except HoldfastError:
+            self._open.pop(upload.sink, None)
+            return None
+
+    def _uploader(self, sink: str) -> Uploader:
+        if sink not in self._open:
+            self._open[sink] = self._sinks[sink].uploader()
+        return self._open[sink]
