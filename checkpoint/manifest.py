@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -49,7 +49,7 @@ the others; 4 if the changelog goes to a topic, since an earlier version would t
 of the state; 3 with state columns that are not plain, 2 with operators that evolved, 1 without."""
 _VERSION_WITH_COMMITTERS, _VERSION_WITH_TOPIC, _VERSION_WITH_TYPES, _VERSION_WITH_FIELDS, _FIRST_VERSION = 5, 4, 3, 2, 1
 COMPRESSED_FROM_BYTES = 1 << 16
-"""Of some ten workers with full histories; others are plain JSON, which earlier releases read."""
+"""Ten workers with full histories have as much. Smaller ones are plain JSON, which earlier releases read."""
 _PLAIN_TYPES = frozenset(
     (
         "bool",
@@ -147,7 +147,7 @@ class _Version(msgspec.Struct):
 class _Compressed(msgspec.Struct):
     """A manifest of an earlier version, as a frame of zstd; JSON, so that earlier releases see the version."""
 
-    size: int
+    size: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
     """Bytes of the manifest."""
     zstd: bytes
     """Base64 in JSON."""

@@ -1,4 +1,4 @@
-"""Tries whatever the root of a job needs, so that a start is refused instead of an epoch.
+"""Checks what a job needs of its root, before the job starts.
 
 A store that lets a second writer replace an object would lose the history of a job, silently. One that does not permit
 to delete would only show it hours later.
@@ -35,10 +35,12 @@ def prove(store: ObjectStore, name: str, not_done: str = "nothing was started") 
     """
     path = f"probe-{uuid.uuid4().hex}"
     tried = _Tried(name, not_done)
-    tried(f"create objects in {name}", lambda: store.create(path, _FIRST))
     try:
+        with suppress(AlreadyExists):  # the answer to an attempt was lost, and it was repeated
+            tried(f"create objects in {name}", lambda: store.create(path, _FIRST))
         tried(f"list {name}", lambda: store.list(path))
-        tried(f"read objects in {name}", lambda: store.get(path))
+        if tried(f"read objects in {name}", lambda: store.get(path)) != _FIRST:
+            raise tried.unfit(f"{name} returns other bytes than were written")
         with suppress(AlreadyExists):
             tried(f"create objects in {name}", lambda: store.create(path, _SECOND))
             raise tried.unfit(f"{name} lets a second writer replace an existing object")

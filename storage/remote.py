@@ -21,12 +21,13 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 from fsspec.asyn import sync
+from fsspec.config import conf as fsspec_settings
 from fsspec.core import url_to_fs
 
 from holdfast.errors import AlreadyExists, ConfigError, NotFound, Unavailable
 from holdfast.storage.bulk import Page
 from holdfast.storage.paths import checked_folder, checked_path
-from holdfast.storage.s3_errors import NO_BUCKET, Refusal, code_of, meaning
+from holdfast.storage.s3_errors import EXISTS, NO_BUCKET, Refusal, code_of, meaning
 from holdfast.storage.uploading import PART_BYTES, uploading
 
 _log = logging.getLogger(__name__)
@@ -39,9 +40,6 @@ _UNORDERED = re.compile(r"^[^/]+--x-s3/")
 """Directory buckets of S3 list objects in no order, and not from a name on."""
 TOGETHER_MAX = 32
 """How many objects are read or written at the same time."""
-_CLIENT: dict[str, Any] = {"config_kwargs": {"max_pool_connections": TOGETHER_MAX, "retries": {"max_attempts": 1}}}
-"""A connection for each of these; by default there are ten. Each of the five attempts of s3fs is repeated once by
-botocore; by default four times, which keeps a caller waiting for minutes when a store does not answer."""
 _IN_PARTS: dict[str, Any] = {"chunksize": PART_BYTES, "max_concurrency": 2}
 """How s3fs copies files to this machine; by default it has ten parts of 50 MiB in memory."""
 
@@ -51,7 +49,7 @@ class FsspecObjects:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        options = _CLIENT if urlsplit(url).scheme == "s3" else {}
+        options = _client() if urlsplit(url).scheme == "s3" else {}
         self._files, root = url_to_fs(self.url, use_listings_cache=False, skip_instance_cache=True, **options)
         self._root = root.rstrip("/")
         if options:
@@ -70,6 +68,8 @@ class FsspecObjects:
         except FileExistsError:
             raise AlreadyExists(path) from None
         except self._failures as error:
+            if code_of(error) == EXISTS:  # some stores do not say which condition failed
+                raise AlreadyExists(path) from None
             self._refused(error, f"writing {path}", "the object may or may not exist")
 
     def put(self, path: str, data: bytes) -> None:
@@ -210,7 +210,8 @@ class FsspecObjects:
                 )
                 _check_deleted(answer)
         except self._failures as error:
-            self._refused(error, f"deleting {len(paths)} objects ({error})", "some of them may still exist")
+            which = f" ({error})" if isinstance(error.__cause__, Refusal) else ""
+            self._refused(error, f"deleting {len(paths)} objects{which}", "some of them may still exist")
 
     def _place(self, path: str) -> str:
         return f"{self._root}/{checked_path(path)}"
@@ -221,7 +222,10 @@ class FsspecObjects:
             self._refused(error, doing, "nothing was changed")
 
     def _refused(self, error: BaseException, doing: str, not_done: str) -> NoReturn:
-        cause, next_step = meaning(error) or (
+        known = meaning(error)
+        if known is None and isinstance(error, RuntimeError):
+            raise error  # a fault of a program
+        cause, next_step = known or (
             f"{type(error).__name__}: {error}",
             f"check that {self.url} is reachable and the credentials are valid, then try again",
         )
@@ -286,9 +290,21 @@ def require_s3fs(url: str) -> None:
         )
 
 
+def _client() -> dict[str, Any]:
+    """Return the settings of the client, with those of the user (FSSPEC_S3_CONFIG_KWARGS) in place of ours.
+
+    A connection for each request at the same time; by default there are ten. Each of the five attempts of s3fs is
+    repeated once by botocore; by default four times, which keeps a caller waiting for minutes when a store does not
+    answer.
+    """
+    own = {"max_pool_connections": TOGETHER_MAX, "retries": {"max_attempts": 1}}
+    return {"config_kwargs": {**own, **fsspec_settings.get("s3", {}).get("config_kwargs", {})}}
+
+
 def _failures_of(scheme: str) -> tuple[type[BaseException], ...]:
     """Return the errors that a file system raises if it is unreachable; botocore's are not OSErrors."""
     if scheme != "s3":
         return (OSError,)
     raised = import_module("botocore.exceptions")
-    return (OSError, raised.BotoCoreError, raised.ClientError)
+    # botocore raises a plain RuntimeError if renewed credentials have expired too.
+    return (OSError, RuntimeError, raised.BotoCoreError, raised.ClientError)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-NO_BUCKET = "NoSuchBucket"
+NO_BUCKET, EXISTS = "NoSuchBucket", "PreconditionFailed"
 
 
 class Meaning(NamedTuple):
@@ -75,21 +75,23 @@ def code_of(error: BaseException | None) -> str | None:
 
 
 def meaning(error: BaseException) -> Meaning | None:
-    """Return what an error means, None if it says so itself."""
+    """Return what an error means, None if its own text is clear."""
     answer, code = _answer(error), code_of(error)
     if code in _FORBIDDEN:
         operation = str(getattr(answer, "operation_name", "") or "this operation")
-        return forbidden(_PERMISSIONS.get(operation, operation))
+        return _forbidden(_PERMISSIONS.get(operation, operation), answer.response.get("Error", {}).get("Message"))
     if type(error).__name__ == "NoCredentialsError":
         return Meaning("there are no credentials for the store", _CREDENTIALS)
+    if isinstance(error, RuntimeError) and "credentials" in str(error):  # as botocore says that they have expired
+        return Meaning(f"the credentials could not be renewed: {error}", _CREDENTIALS)
     return None if code is None else _MEANINGS.get(code)
 
 
-def forbidden(permission: str) -> Meaning:
-    """Return what it means that a permission is missing."""
+def _forbidden(permission: str, message: str | None) -> Meaning:
+    said = f' ("{message}")' if message and message.rstrip(".") != "Access Denied" else ""
     return Meaning(
-        f"the credentials do not permit it; {permission} is missing",
-        f"grant {permission} on the bucket and prefix to these credentials, then try again",
+        f"the store refused {permission} to these credentials{said}",
+        f"grant {permission} on the bucket and prefix to these credentials, or remove what denies it; then try again",
     )
 
 

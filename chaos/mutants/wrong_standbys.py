@@ -51,6 +51,6 @@ VERSIONS: tuple[tuple[str, str, str, tuple[Any, str, Callable[[Right], Right]], 
     ("standby-ahead-of-commit", "DESIGN 4.5", "a standby follows an epoch before its record is in the log",
      (standbys, "follow", runs_ahead), 48),
     ("standby-leaves-out-a-segment", "DESIGN 5", "a standby takes its copy for complete without the newest segment",
-     (following, "opened_beyond", leaves_out_the_newest), 1_090),
+     (following, "opened_beyond", leaves_out_the_newest), 405),
 )  # fmt: skip
 """Name, rules, what it does, what it replaces, first seed."""

@@ -288,8 +288,8 @@ class OpenLog:
     def _look(self) -> None:
         """Look for new commits, on behalf of all partitions, unless it was done just now. No row follows a seal."""
         if not self._reader.sealed and (now := self._clock()) >= self._next_look:
-            self._next_look = now + self._every_s
             self._reader.refresh()
+            self._next_look = now + self._every_s  # a look that failed is repeated by the next call
 
     def _take(self, partition: int, offset: int, found: Read) -> bool:
         assert isinstance(found.token, Fetched)

@@ -26,7 +26,7 @@ class Visit:
 
 folder = Path(os.environ["COUNTING_FOLDER"])
 store = os.environ.get("COUNTING_STORE", str(folder))
-"""Of root and logs."""
+"""Where root and logs are."""
 changelog = hf.Log(f"{store}/changelog") if "COUNTING_CHANGELOG" in os.environ else "root"
 app = hf.App("counting", root=f"{store}/root", checkpoint_every="500ms", changelog=changelog)
 visits = app.source("visits", hf.Log(f"{store}/input", Visit), partitioned_by=["part"])

@@ -37,6 +37,21 @@ def epochs_go_on(run: Run) -> None:
     run.wait_for(lambda p: p["epoch"] >= last + 3, f"epochs after {last}")
 
 
+def lasts(seconds: float) -> None:
+    """Let a fault last."""
+    ends_at = time.monotonic() + seconds
+    wait(lambda: time.monotonic() > ends_at, "the end of a fault", 2 * seconds + 10)
+
+
+def quiet(store: S3Store) -> Counter[str]:
+    """Wait until the server has logged no request for a second, and return how many there were."""
+    while True:
+        before = store.requests()
+        lasts(1.0)
+        if store.requests() == before:
+            return before
+
+
 def test_a_store_that_is_slow_breaks_connections_and_goes_away_costs_only_time(tmp_path: Path, store: S3Store) -> None:
     at = store.url("jobs")
     frame = make_input(at, ROWS)
@@ -54,10 +69,11 @@ def test_a_store_that_is_slow_breaks_connections_and_goes_away_costs_only_time(t
         epochs_go_on(run)
 
         store.reachable(False)
-        gone_at, asked, epoch = time.monotonic(), store.requests(), run.lines[-1]["epoch"]
-        wait(lambda: time.monotonic() > gone_at + AWAY_S, "the end of the outage", 2 * AWAY_S)
+        asked, epoch = quiet(store), run.lines[-1]["epoch"]
+        lasts(AWAY_S)
         assert not store.requests() - asked
-        assert run.lines[-1]["epoch"] <= epoch + 1 and run.lines[-1]["records_in"] < ROWS  # sources wait
+        assert run.lines[-1]["epoch"] <= epoch + 2 and run.lines[-1]["records_in"] < ROWS  # sources wait
+        assert [problem["code"] for problem in run.lines[-1]["problems"]] == ["root_refused"]
         store.reachable(True)
         epochs_go_on(run)
 
@@ -90,8 +106,7 @@ def strikes(run: Run, store: S3Store, rng: random.Random) -> dict[str, Callable[
 
     def away() -> None:
         store.reachable(False)
-        ends_at = time.monotonic() + rng.choice([1.0, 8.0, 30.0])
-        wait(lambda: time.monotonic() > ends_at, "the end of the outage", 60.0)
+        lasts(rng.choice([1.0, 8.0, 30.0]))
         store.reachable(True)
 
     def restarted() -> None:
@@ -112,9 +127,11 @@ def test_many_faults_of_store_and_workers_lose_and_duplicate_nothing(tmp_path: P
     with running(tmp_path, *LOCAL, *RATE, COUNTING_STORE=at, HOLDFAST_RESTART_FAILURES_MAX="1000") as run:
         run.wait_until_running(1_000)
         began, asked, first = time.monotonic(), store.requests(), run.lines[-1]["epoch"]
-        while time.monotonic() < began + minutes * 60 and run.lines[-1]["records_in"] < rows * 0.9:
-            name, strike = rng.choice(list(strikes(run, store, rng).items()))
-            strike()
+        every = strikes(run, store, rng)
+        while len(fired) < len(every) or time.monotonic() < began + minutes * 60:
+            assert run.lines[-1]["records_in"] < rows * 0.95, "the input was too short"
+            name = rng.choice([each for each in every if not fired[each]] or list(every))
+            every[name]()
             fired[name] += 1
             epochs_go_on(run)
         requests, epochs = store.requests() - asked, run.lines[-1]["epoch"] - first
@@ -123,8 +140,7 @@ def test_many_faults_of_store_and_workers_lose_and_duplicate_nothing(tmp_path: P
         assert run.finish() == 0, run.errors()
         assert run.lines[-1]["state"] == "stopped"
     with running(tmp_path, *LOCAL, COUNTING_STORE=at) as run:  # reads the rest at full speed
-        assert run.finish(600) == 0, run.errors()
+        assert run.finish(1_800) == 0, run.errors()
     per_epoch = ", ".join(f"{kind} {count / epochs:.1f}" for kind, count in requests.most_common())
     print(f"\nfaults: {dict(fired)}; epochs: {epochs}; requests per epoch: {per_epoch}")
-    assert len(fired) == 5
     assert differences(tmp_path, frame, store=at) == []

@@ -34,7 +34,7 @@ class TestFormatSixOfTheManifest:
     def test_small_manifests_are_plain(self) -> None:
         assert encode(manifest_of(60, workers=2)).startswith(b'{"job_uuid"')
 
-    @pytest.mark.parametrize("change", [{"size": 9}, {"zstd": "AAAA"}, {"zstd": 5}])
+    @pytest.mark.parametrize("change", [{"size": 9}, {"size": -1}, {"size": 1 << 60}, {"zstd": "AAAA"}, {"zstd": 5}])
     def test_a_frame_that_cannot_be_read_is_damaged(self, change: dict[str, object]) -> None:
         data = msgspec.json.encode(msgspec.json.decode(GOLDEN.read_bytes()) | change)
         with pytest.raises(Damaged, match="cannot be read"):

@@ -43,8 +43,8 @@ class S3Store:
 
     Args:
         folder: Holds the server's files.
-        address: Of the server, without the proxy.
-        proxied: Of the proxy.
+        address: Where the server listens.
+        proxied: Where the proxy listens.
     """
 
     folder: Path

@@ -164,7 +164,7 @@ class TestRefusals:
         self.permit(server, *(each for each in self.EVERYTHING if each != missing))
         use(server, monkeypatch, USER, f"{USER}-secret")
         error = self.refused(server.url("denied"))
-        assert error.what.endswith(f"the credentials do not permit it; {missing} is missing")
+        assert error.what.endswith(f"the store refused {missing} to these credentials")
         assert f"grant {missing} on the bucket" in error.next_step
 
     def test_permits_a_job_with_these_four(self, server: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ class TestRefusals:
 
 
 def test_credentials_that_expire_are_renewed(server: S3Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By the usual chain: here a program named in a profile, whose keys are valid for a second."""
+    """By the usual chain: here a program named in a profile, whose keys are renewed ten minutes before they expire, so with each request."""
     use(server, monkeypatch)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -211,7 +211,7 @@ def test_credentials_that_expire_are_renewed(server: S3Store, monkeypatch: pytes
     program = tmp_path / "credentials.sh"
     keys = json.dumps({"Version": 1, "AccessKeyId": OWNER, "SecretAccessKey": SECRET, "Expiration": "@@"})
     program.write_text(
-        f"#!/bin/sh\necho >> {asked}\necho '{keys}' | sed s/@@/$(date -u -d '+1 second' +%Y-%m-%dT%H:%M:%SZ)/\n"
+        f"#!/bin/sh\necho >> {asked}\necho '{keys}' | sed s/@@/$(date -u -d '+1 minute' +%Y-%m-%dT%H:%M:%SZ)/\n"
     )
     program.chmod(0o700)
     (tmp_path / "config").write_text(f"[default]\ncredential_process = {program}\n")

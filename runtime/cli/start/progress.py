@@ -169,10 +169,10 @@ class Progress:
             return  # the end of the run reports its error
         present = {problem["code"]: problem for problem in shown["problems"]}
         for code in [code for code in self._problems if code not in present]:
-            self.note(f"this is over: {self._problems.pop(code)}")
+            self.note(f"resolved: {self._problems.pop(code)}")
         for code in [code for code in present if code not in self._problems]:
             self._problems[code] = present[code]["what"]
-            self.note(f"problem: {present[code]['what']}. Next: {present[code]['next'] or 'none, it is retried'}")
+            self.note(f"problem: {present[code]['what']}. Next: {present[code]['next'] or 'nothing, Holdfast retries'}")
 
     def _show(self, shown: Mapping[str, Any]) -> None:
         if self._style == "json":

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from counted import BulkObjects
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, Unavailable
 from holdfast.runtime.plan.source import OpenSource, Source
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.sources.log import Log, OpenLog
@@ -143,6 +143,20 @@ class TestLooks:
         writer.append({0: rows(1), 1: rows(2)})
         now[0] += 0.1
         assert log.read(1, 0, ANY_BYTES)[1] == 1
+        assert log.read(0, 0, ANY_BYTES)[1] == 1
+
+    def test_a_look_that_failed_is_not_an_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        store, writer, log, _ = self.opened(every_s=0.1)
+        writer.append({0: rows(1)})
+
+        def away(path: str) -> bytes:
+            raise Unavailable(f"{path} cannot be read", next_step="wait")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(store, "get", away)
+            for _ in range(2):
+                with pytest.raises(Unavailable):
+                    log.end_offsets()
         assert log.read(0, 0, ANY_BYTES)[1] == 1
 
     def test_a_sealed_log_is_not_asked_again(self) -> None:

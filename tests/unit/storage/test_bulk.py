@@ -8,13 +8,15 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 from counted import PAGE
 from fsspec.asyn import sync_wrapper
 from s3fs import core
+from s3fs.errors import translate_boto_error
 
-from holdfast.errors import Unavailable
+from holdfast.errors import AlreadyExists, Unavailable
 from holdfast.storage import remote
-from holdfast.storage.bulk import DELETED_MAX, BulkStore, Page, delete_each, get_each, list_behind
+from holdfast.storage.bulk import DELETED_MAX, BulkStore, Page, delete_each, get_each, list_behind, put_each
 from holdfast.storage.objects import FsspecObjects, LocalObjects, MemoryObjects
 
 
@@ -34,7 +36,8 @@ class Bucket:
         self.stuck = dict[str, str]()
         """Keys that cannot be deleted, with S3's code for the reason."""
         self.unreadable: set[str] = set()
-        self.reading = self.reading_most = 0
+        self.unwritable: set[str] = set()
+        self.reading = self.reading_most = self.writing = self.writing_most = 0
 
     async def call(self, method: str, *more: dict[str, Any], **asked: Any) -> dict[str, Any]:
         """Stand for S3FileSystem._call_s3."""
@@ -58,6 +61,15 @@ class Bucket:
                         self.objects.pop(key, None)
                 failed = [{"Key": key, "Code": self.stuck[key]} for key in keys if key in self.stuck]
                 return {"Errors": failed} if failed else {}
+            case "put_object":
+                self.writing += 1
+                self.writing_most = max(self.writing_most, self.writing)
+                await asyncio.sleep(0.001)
+                self.writing -= 1
+                if asked["Key"] in self.unwritable:
+                    raise OSError("refused")
+                self.objects[asked["Key"]] = bytes(asked["Body"])
+                return {}
             case "list_objects_v2":
                 found = sorted(key for key in self.objects if key.startswith(asked["Prefix"]))
                 found = [key for key in found if key > asked["StartAfter"]]
@@ -107,6 +119,57 @@ class TestReads:
             get_each(store, ["a"])
 
 
+class TestWrites:
+    def test_are_side_by_side(self, store: FsspecObjects, bucket: Bucket) -> None:
+        objects = {f"staged/{n}": b"%d" % n for n in range(100)}
+        put_each(store, objects)
+        assert bucket.objects == {f"root/{path}": data for path, data in objects.items()}
+        assert 1 < bucket.writing_most <= remote.TOGETHER_MAX
+
+    def test_one_that_fails_is_named_and_keeps_no_other_from_being_written(
+        self, store: FsspecObjects, bucket: Bucket
+    ) -> None:
+        bucket.unwritable = {"root/b"}
+        with pytest.raises(Unavailable, match="writing b in s3://bucket/root failed"):
+            put_each(store, {"a": b"1", "b": b"2", "c": b"3"})
+        assert bucket.objects == {"root/a": b"1", "root/c": b"3"}
+
+    def test_nothing_to_write_is_no_request(self, store: FsspecObjects, bucket: Bucket) -> None:
+        put_each(store, {})
+        assert not bucket.requests
+
+
+class TestRaces:
+    @pytest.mark.parametrize("condition", [{}, {"Condition": "If-None-Match"}])
+    def test_a_create_that_came_second_is_told_so_by_any_store(
+        self, store: FsspecObjects, monkeypatch: pytest.MonkeyPatch, condition: dict[str, str]
+    ) -> None:
+        """Some stores do not name the condition that failed."""
+
+        async def refuse(*_asked: Any, **_more: Any) -> None:
+            answer = {"Error": {"Code": "PreconditionFailed", "Message": "no", **condition}}
+            raise translate_boto_error(ClientError(answer, "PutObject"))
+
+        monkeypatch.setattr(core.S3FileSystem, "_call_s3", refuse)
+        with pytest.raises(AlreadyExists):
+            store.create("log/1", b"mine")
+
+
+class TestCredentials:
+    def test_that_could_not_be_renewed_make_the_store_unavailable(
+        self, store: FsspecObjects, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """botocore raises a plain RuntimeError then."""
+
+        async def refuse(*_asked: Any, **_more: Any) -> None:
+            raise RuntimeError("Credentials were refreshed, but the refreshed credentials are still expired.")
+
+        monkeypatch.setattr(core.S3FileSystem, "_call_s3", refuse)
+        with pytest.raises(Unavailable, match="could not be renewed") as caught:
+            store.put("a", b"x")
+        assert "AWS_ACCESS_KEY_ID" in caught.value.next_step
+
+
 class TestDeletions:
     def test_a_thousand_per_request(self, store: FsspecObjects, bucket: Bucket) -> None:
         bucket.objects = {f"root/segments/{n}": b"1" for n in range(2_500)} | {"root/other": b"1", "segments/0": b"1"}
@@ -121,7 +184,7 @@ class TestDeletions:
     def test_an_object_that_s3_did_not_delete_is_an_error(self, store: FsspecObjects, bucket: Bucket) -> None:
         """The request succeeds, and its answer lists what failed."""
         bucket.objects, bucket.stuck = {"root/a": b"1", "root/b": b"1"}, {"root/b": "AccessDenied"}
-        with pytest.raises(Unavailable, match="root/b, AccessDenied.* s3:DeleteObject is missing"):
+        with pytest.raises(Unavailable, match="root/b, AccessDenied.* the store refused s3:DeleteObject"):
             delete_each(store, ["a", "b"])
         assert set(bucket.objects) == {"root/b"}
 

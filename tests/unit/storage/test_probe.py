@@ -61,7 +61,7 @@ def test_a_store_without_conditional_create_is_refused() -> None:
     ("operation", "permission"), [("ListObjectsV2", "s3:ListBucket"), ("DeleteObject", "s3:DeleteObject")]
 )
 def test_a_missing_permission_is_named(operation: str, permission: str) -> None:
-    with pytest.raises(ConfigError, match=f"{permission} is missing"):
+    with pytest.raises(ConfigError, match=f"the store refused {permission}"):
         prove(Refusing(operation, "AccessDenied"), "the root")
 
 

@@ -137,7 +137,7 @@ class TestProgress:
         assert [text for text in said if "root" in text] == ["problem: the root refuses it (1). Next: look"]
         progress.update(status(8))
         progress.update(status(9))
-        assert capsys.readouterr().err.splitlines().count("this is over: the root refuses it (1)") == 1
+        assert capsys.readouterr().err.splitlines().count("resolved: the root refuses it (1)") == 1
 
     def test_problems_are_part_of_json(self, capsys: pytest.CaptureFixture[str]) -> None:
         problem = {"code": "root_refused", "what": "the root refuses it", "next": "look"}
