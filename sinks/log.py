@@ -2,7 +2,8 @@
 
 A commit of a log names the new rows of all partitions and the tag of the writer they come from, and is
 made by conditional create. So an epoch appears in every partition at once or not at all, and only if the
-tag grows on (timeline, epoch); a late writer finds the newer tag in the newest commit.
+tag grows on (timeline, epoch); a late writer finds the newer tag in the newest commit. One writer commits
+the rows of all; what others uploaded it only names (sinks/log_uploads.py).
 
 If the log has a key, a row goes to the partition of its key. Otherwise the batches of a delivery go round the
 partitions, beginning with (subtask + epoch): one epoch of few rows costs one segment, and a repeated
@@ -21,7 +22,8 @@ once per delivery. Every row and record is kept, so there are no before-images: 
 takes back void (storage/log/voids.py). `hf.Log` (runtime/sources/log.py) is what users write; it hands over to
 `LogSink`.
 
-Source: PROTOCOL P1, P4, P17, P21; storage/log/log.py; docs/design/0052-changelogs-in-logs.md.
+Source: PROTOCOL P1, P4, P17, P21; storage/log/log.py; docs/design/0052-changelogs-in-logs.md,
+0056-one-committer.md.
 """
 
 from __future__ import annotations

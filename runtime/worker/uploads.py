@@ -12,6 +12,8 @@ Source: docs/design/0056-one-committer.md; PROTOCOL P16, P23.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from holdfast.errors import HoldfastError
 from holdfast.runtime.plan.model import Plan
 from holdfast.sinks.contract import Upload, Uploader, UploadingSink, uploading
@@ -19,6 +21,8 @@ from holdfast.sinks.staging import Part, decode
 
 UPLOAD_FROM_BYTES = 1 << 20
 """A committer handles smaller parts itself: a request for each costs more than the work on their rows."""
+REFUSED_PARTS = 8
+"""How many parts are not uploaded after one was refused: an ack waits for an upload, however slow the refusal is."""
 
 
 class Uploads:
@@ -33,15 +37,21 @@ class Uploads:
         found = ((spec.name, uploading(spec.sink)) for spec in plan.sinks if spec.name in once)
         self._sinks: dict[str, UploadingSink] = {name: sink for name, sink in found if sink is not None}
         self._open: dict[str, Uploader] = {}
+        self._paused = Counter[str]()
+        """How many parts of a sink are not to be uploaded."""
 
     def upload(self, upload: Upload, part: Part) -> str | None:
         """Return what names the rows of a part in its target; None if they are not there."""
         if upload.sink not in self._sinks or len(part.data) < self._least:
             return None
+        if self._paused[upload.sink]:
+            self._paused[upload.sink] -= 1
+            return None
         try:
             return self._uploader(upload.sink).upload(upload, decode(part.data))
         except HoldfastError:
             self._open.pop(upload.sink, None)
+            self._paused[upload.sink] = REFUSED_PARTS
             return None
 
     def _uploader(self, sink: str) -> Uploader:

@@ -203,7 +203,7 @@ class TestRefusals:
 
 
 def test_credentials_that_expire_are_renewed(server: S3Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By the usual chain: here a program named in a profile, whose keys are renewed ten minutes before they expire, so with each request."""
+    """By the usual chain: here a program named in a profile. Keys are renewed ten minutes before they expire."""
     use(server, monkeypatch)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")

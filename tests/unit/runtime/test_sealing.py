@@ -16,7 +16,7 @@ from holdfast.checkpoint.repository import open_verified
 from holdfast.errors import Unavailable
 from holdfast.model import Epoch, Generation, JobUuid, Subtask, Timeline, Uploaded, WorkerId
 from holdfast.runtime.worker.seal import SealJob
-from holdfast.runtime.worker.uploads import Uploads
+from holdfast.runtime.worker.uploads import REFUSED_PARTS, Uploads
 from holdfast.sinks.contract import Upload
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.staging import Stage
@@ -124,3 +124,13 @@ class TestUploads:
         staged = self.job(uploading, 1_000).run(store).staged["out"]
         assert (staged.uploads, staged.rows) == ((), 1_000)
         assert [part.path for part in staged.parts] == store.list("staged")
+
+    def test_a_target_that_refused_is_left_alone_for_some_parts(self) -> None:
+        """Its refusals may be slow, and acks would wait for each of them."""
+        uploading = Uploading()
+        uploading.refuses = True
+        job = self.job(uploading, 1_000)
+        job.run(MemoryObjects())
+        uploading.refuses = False
+        uploaded = [bool(job.run(MemoryObjects()).staged["out"].uploads) for _ in range(REFUSED_PARTS + 1)]
+        assert uploaded == [False] * REFUSED_PARTS + [True]
