@@ -56,7 +56,7 @@ def test_a_store_that_is_slow_breaks_connections_and_goes_away_costs_only_time(t
     at = store.url("jobs")
     frame = make_input(at, ROWS)
     store.toxic("latency", latency=100, jitter=20)
-    with running(tmp_path, *LOCAL, *RATE, COUNTING_STORE=at) as run:
+    with running(tmp_path, *LOCAL, *RATE, COUNTING_STORE=at, COUNTING_CHANGELOG="yes") as run:
         before = run.wait_until_running(1_000)
         os.kill(before["workers"][0]["pid"], signal.SIGKILL)
         run.wait_for(lambda p: p["state"] == "running" and p["generation"] > before["generation"], "a new generation")
@@ -73,7 +73,7 @@ def test_a_store_that_is_slow_breaks_connections_and_goes_away_costs_only_time(t
         lasts(AWAY_S)
         assert not store.requests() - asked
         assert run.lines[-1]["epoch"] <= epoch + 2 and run.lines[-1]["records_in"] < ROWS  # sources wait
-        assert [problem["code"] for problem in run.lines[-1]["problems"]] == ["root_refused"]
+        assert "root_refused" in [problem["code"] for problem in run.lines[-1]["problems"]]
         store.reachable(True)
         epochs_go_on(run)
 
@@ -126,7 +126,7 @@ def test_many_faults_of_store_and_workers_lose_and_duplicate_nothing(tmp_path: P
     store.toxic("latency", latency=100, jitter=20)
     with running(tmp_path, *LOCAL, *RATE, COUNTING_STORE=at, HOLDFAST_RESTART_FAILURES_MAX="1000") as run:
         run.wait_until_running(1_000)
-        began, asked, first = time.monotonic(), store.requests(), run.lines[-1]["epoch"]
+        began, asked, before = time.monotonic(), store.requests(), store.requests("/manifests/")
         every = strikes(run, store, rng)
         while len(fired) < len(every) or time.monotonic() < began + minutes * 60:
             assert run.lines[-1]["records_in"] < rows * 0.95, "the input was too short"
@@ -134,7 +134,7 @@ def test_many_faults_of_store_and_workers_lose_and_duplicate_nothing(tmp_path: P
             every[name]()
             fired[name] += 1
             epochs_go_on(run)
-        requests, epochs = store.requests() - asked, run.lines[-1]["epoch"] - first
+        requests, epochs = store.requests() - asked, (store.requests("/manifests/") - before)["PutObject"]
         store.untoxic("latency")
         run.process.send_signal(signal.SIGINT)
         assert run.finish() == 0, run.errors()

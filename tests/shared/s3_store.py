@@ -112,10 +112,11 @@ class S3Store:
         new = ("create-user", "--access", access, "--secret", secret, "--role", "user")
         subprocess.run([find_server(), "admin", *owner, *new], check=True, capture_output=True)
 
-    def requests(self) -> Counter[str]:
-        """Return how many requests of each kind the server has answered."""
-        text = (self.folder / "requests.log").read_bytes()
-        return Counter(found.decode() for found in _OPERATION.findall(text))
+    def requests(self, about: str = "") -> Counter[str]:
+        """Return how many requests of each kind the server has answered, about objects with this in their names."""
+        lines = (self.folder / "requests.log").read_bytes().splitlines()
+        found = [_OPERATION.search(line) for line in lines if about.encode() in line]
+        return Counter(each[1].decode() for each in found if each)
 
     def _ask(self, method: str, path: str, **body: Any) -> None:
         address = f"http://{self._proxies.address}{path}"
