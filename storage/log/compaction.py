@@ -276,7 +276,7 @@ def _chosen(commits: Commits, before: Compaction, now_us: int, wishes: Wishes) -
     gathered: list[Input] = []
     through = before.through
     while through < commits.tail.sequence and len(gathered) < wishes.segments_max:
-        if through == wishes.through_max:
+        if wishes.through_max is not None and through >= wishes.through_max:
             break
         commit = commits.at(through + 1)
         if wishes.older_than_us and commit.at_us > now_us - wishes.older_than_us:

@@ -22,6 +22,7 @@ from holdfast.checkpoint.manifest import (
 )
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import (
+    CHANGELOG,
     Epoch,
     Generation,
     JobUuid,
@@ -109,6 +110,28 @@ class TestState:
         assert made.state[0].segments[-1] == segment(0, 9, follows=6)
         with pytest.raises(AssertionError, match="between two completed epochs"):
             follow(HANDLES, (), (), {}, header(9, 6), (part(0, segment=segment(0, 9, follows=8)), part(1)))
+
+
+class TestSegmentsOfATopic:
+    """A segment stays in its handle until the topic is known to have it, whoever's handle that is."""
+
+    def test_leave_once_their_writer_has_confirmed_them(self) -> None:
+        def of(writer: int, epoch: int) -> SegmentRef:
+            return msgspec.structs.replace(segment(writer, epoch, epoch - 1), writer=Subtask(writer))
+
+        moved = msgspec.structs.replace(of(1, 4), key_groups=(0, 10))
+        handles = (handle(0, moved, of(0, 5), of(0, 6)), handle(1, of(1, 5), segment(1, 6, 5)))
+        done = tuple(Confirmed(Writer(CHANGELOG, Subtask(n)), tag(5)) for n in (0, 1))
+        parts = (part(0, segment=of(0, 7), delivered=done[:1]), part(1, segment=of(1, 7)))
+        made = follow(handles, (), (), {done[1].writer: tag(4)}, header(), parts)
+        assert [each.segments for each in made.state] == [(of(0, 6), of(0, 7)), (of(1, 5), segment(1, 6, 5), of(1, 7))]
+
+    def test_stay_while_other_sinks_alone_confirm(self) -> None:
+        mine = msgspec.structs.replace(segment(0, 5, 4), writer=Subtask(0))
+        made = follow(
+            (handle(0, mine), handle(1)), (), (), {Writer("out", Subtask(0)): tag(9)}, header(), (part(0), part(1))
+        )
+        assert made.state[0].segments == (mine,)
 
 
 class TestPositions:

@@ -10,6 +10,8 @@ from holdfast.checkpoint.audit import PartAudit, SinkStaged, SourceTaken
 from holdfast.checkpoint.bases import Thresholds, advanced
 from holdfast.checkpoint.manifest import SubtaskPart
 from holdfast.model import (
+    CHANGELOG,
+    NO_EPOCH,
     Barrier,
     ChannelId,
     Epoch,
@@ -47,6 +49,7 @@ from holdfast.runtime.worker.protocol import (
     compacted,
     durable_epochs,
     handle_at,
+    holds,
     output_sealed,
     part_of,
     positions_noted,
@@ -350,6 +353,62 @@ class TestMerge:
         state, _ = seal(9)(state)
         state, _ = committed(state, Epoch(8))
         assert state.merging and state.merged is not None
+
+
+class TestChangelogOfATopic:
+    """Segments that a topic takes are delivered as they are, and leave the worker's handle."""
+
+    def sealed(self, epoch: int) -> Sealed:
+        segment = SegmentRef(Epoch(epoch), BASE, blob(f"segments/{epoch}"), writer=Subtask(1))
+        return Sealed(segment, {"out": staged(f"part {epoch}")}, records=epoch)
+
+    def after(self, *epochs: int) -> tuple[Worker, list[Effect]]:
+        """These epochs are sealed, one after another; return the worker and the last effects."""
+        handle = SnapshotHandle(Subtask(1), (4, 8), (), NO_EPOCH, ())
+        state, effects = replace(fresh(), handle=handle), list[Effect]()
+        for epoch in epochs:
+            for step in closed(epoch):
+                state, _ = step(state)
+            state, effects = output_sealed(state, Epoch(epoch), self.sealed(epoch))
+        return state, effects
+
+    def test_is_staged_as_the_last_segment_alone_if_epochs_did_not_complete(self) -> None:
+        (ack,) = self.after(7, 8)[1]
+        assert isinstance(ack, SendAck)
+        assert ack.staged == {"out": staged("part 7", "part 8"), CHANGELOG: Staged((blob("segments/8"),), 8)}
+
+    def test_is_delivered_at_the_commit(self) -> None:
+        state, _ = self.after(7, 8)
+        _, effects = committed(state, Epoch(8))
+        assert [each for each in effects if isinstance(each, Deliver)] == [
+            Deliver(
+                Pending(Writer(CHANGELOG, Subtask(1)), Tag(Timeline(1), Epoch(8)), Staged((blob("segments/8"),), 8))
+            ),
+            Deliver(Pending(Writer("out", Subtask(1)), Tag(Timeline(1), Epoch(8)), staged("part 7", "part 8"))),
+        ]
+
+    def test_leaves_the_handle_and_is_never_merged(self) -> None:
+        state = replace(self.after(7)[0], limits=Thresholds(bytes_max=0, segments_max=2))
+        for epoch in (7, 8, 9):
+            if epoch > 7:
+                for step in closed(epoch, through=epoch - 1):
+                    state, _ = step(state)
+                state, _ = output_sealed(state, Epoch(epoch), self.sealed(epoch))
+            state, effects = committed(state, Epoch(epoch))
+            assert not any(isinstance(each, Compact) for each in effects)
+            assert state.handle is not None and [each.epoch for each in state.handle.segments] == [epoch]
+
+    def test_decides_whether_the_worker_holds_an_epoch_by_the_segment_of_it(self) -> None:
+        state, _ = self.after(7)
+        older = SegmentRef(Epoch(5), NO_EPOCH, blob("segments/5"), writer=Subtask(1))
+        handle = SnapshotHandle(Subtask(1), (4, 8), (), NO_EPOCH, (self.sealed(7).segment,))  # type: ignore[arg-type]
+        assert holds(state, Epoch(7), handle)
+        assert holds(state, Epoch(7), replace(handle, segments=(older, *handle.segments)))
+        other = SegmentRef(Epoch(7), BASE, blob("segments/another worker's"), writer=Subtask(1))
+        assert not holds(state, Epoch(7), replace(handle, segments=(other,)))
+        assert not holds(state, Epoch(8), handle)
+        state, _ = committed(state, Epoch(7))
+        assert holds(state, Epoch(7), handle) and not holds(state, Epoch(7), replace(handle, segments=(other,)))
 
 
 class TestDigests:

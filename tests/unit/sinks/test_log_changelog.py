@@ -196,6 +196,15 @@ class TestCompaction:
         with pytest.raises(ConfigError, match="compacted through epoch 2, and no longer holds the state as of epoch 1"):
             check_reaches("topic", found, Epoch(1))
 
+    def test_by_another_process_in_between_takes_it_no_further(self, topic: Topic) -> None:
+        for epoch in range(1, 6):
+            topic.deliver(0, epoch, {"0a": epoch})
+        compactor = Compactor(topic.objects, pause=lambda _: None)
+        compactor.compact(Wishes(0, 0, through_max=3))
+        assert topic.place.open(JOB).floor == 3
+        assert not compactor.compact(Wishes(0, 0, through_max=2)).committed
+        assert topic.place.open(JOB).floor == 3 and topic.state(5) == {"0a": 5}
+
     def test_interrupts_a_read_that_was_opened_before(self, topic: Topic) -> None:
         for epoch in range(1, 4):
             topic.deliver(0, epoch, {"0a": epoch})
