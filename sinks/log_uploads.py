@@ -63,7 +63,9 @@ class LogUploader:
         meta = self._log.meta
         rows = self._placed(meta, list(batches), upload.subtask + upload.epoch)
         within = f"{UPLOADED}/{upload.job_uuid}/{upload.sink}/{upload.timeline:08d}/{upload.epoch:012d}"
-        segments = self._log.stage(rows, f"{within}/{upload.generation:08d}-{upload.worker}")
+        # With another number of partitions, a repeated upload has other rows in its objects.
+        name = f"{upload.generation:08d}-{upload.worker}-{meta.partitions}"
+        segments = self._log.stage(rows, f"{within}/{name}")
         return msgspec.json.encode(Named(meta.uuid, segments)).decode()
 
     def sweep(self, job_uuid: str, sink: str, timeline: int, after: int, before: int) -> None:

@@ -18,7 +18,7 @@ from holdfast.sinks.log import LogTarget, placed, repair
 from holdfast.sinks.log_uploads import UPLOADED, LogUploader
 from holdfast.sinks.owners import Claim
 from holdfast.storage.log.commits import Commits
-from holdfast.storage.log.log import LogReader, create_log
+from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import MemoryObjects
 
 JOB, SINK = "6f9b0f6e-0000-4000-8000-000000000001", "out"
@@ -164,6 +164,20 @@ class TestACommit:
                 assert batch is not None
                 found += [tuple(row.values()) for row in batch.to_pylist()]
         assert sorted(found) == [(False, 1, 10), (False, 2, 20), (False, 7, 71), (True, 3, None)]
+
+
+class TestAnUpload:
+    def test_repeated_stores_the_same_objects(self, store: MemoryObjects) -> None:
+        """P16: a request that was given up may take effect later."""
+        named = [uploader(store).upload(upload_of(1), [rows(*range(9))]) for _ in range(2)]
+        assert named[0] == named[1] and len(store.list("data")) == 1
+
+    def test_repeated_after_the_log_was_widened_stores_others(self, store: MemoryObjects) -> None:
+        first = uploader(store).upload(upload_of(1), [rows(1), rows(2), rows(3)])
+        before = {path: store.get(path) for path in store.list("data")}
+        LogWriter(store).widen(3)
+        second = uploader(store).upload(upload_of(1), [rows(1), rows(2), rows(3)])
+        assert first != second and {path: store.get(path) for path in before} == before
 
 
 class TestASweep:
