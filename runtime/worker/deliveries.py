@@ -53,6 +53,8 @@ class Deliveries:
     ) -> None:
         self._plan, self._ports, self._staged_bytes_max, self._outputs = plan, ports, staged_bytes_max, outputs_of(plan)
         self._committed_once = plan.committed_once()
+        self._to_sweep = dict[str, Deploy]()
+        """Sinks whose committer this worker is, before the target has taken an epoch of the generation."""
         self.behind = False
         """The driver says that too much output waits for committers, here or in other workers."""
         self._after, self._on_confirmed, self._fail = after, confirmed, fail
@@ -84,10 +86,8 @@ class Deliveries:
             self._by_manifest[done.writer] = max(done.tag, self._by_manifest.get(done.writer, done.tag))
         for item in sorted(deploy.pending, key=lambda item: item.tag):
             self.queue(item)
-        if deploy.subtask == COMMITTER:
-            for spec in self._plan.sinks:
-                if spec.name in self._committed_once and (sink := uploading(spec.sink)) is not None:
-                    self._submit(Writer(spec.name, COMMITTER), partial(_sweep, sink, spec.name, deploy), self._forgot)
+        mine = self._committed_once if deploy.subtask == COMMITTER else frozenset[str]()
+        self._to_sweep = dict.fromkeys(mine, deploy)
 
     def queue(self, pending: Pending) -> None:
         """Deliver this output after everything already queued; repeating the call is harmless."""
@@ -148,11 +148,24 @@ class Deliveries:
                     self._confirmed[writer] = tag
                     self._errors.pop(writer.sink, None)
                     self._on_confirmed(writer, tag)
+                    self._sweep_behind(writer, tag)
                 case delivery.RetryAfter(_, delay_ms):
                     retry = self._of_now(lambda: self._step(writer, delivery.RetryDue()))
                     self._after(delay_ms / 1000, retry)
                 case delivery.Fail(_, error):
                     self._fail(error.as_error())
+
+    def _sweep_behind(self, writer: Writer, tag: Tag) -> None:
+        """Delete uploads of epochs that never completed, once the target has taken an epoch of this generation.
+
+        Not before: a copy of the job, whose log lacks epochs that the original has completed, is refused by the target.
+        """
+        deploy = self._to_sweep.get(writer.sink) if writer.subtask == COMMITTER else None
+        if deploy is None or tag.timeline != deploy.timeline or tag.epoch < deploy.first_epoch:
+            return
+        del self._to_sweep[writer.sink]
+        if (sink := uploading(self._sink(writer))) is not None:
+            self._submit(writer, partial(_sweep, sink, writer.sink, deploy), self._forgot)
 
     def _submit(self, writer: Writer, work: Callable[[], object], done: Callable[[Writer, object], None]) -> None:
         timeline = self._timeline

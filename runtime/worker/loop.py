@@ -21,7 +21,7 @@ from functools import partial
 
 from holdfast.checkpoint.bases import Thresholds, pieces
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, LocalDamaged, Unavailable
-from holdfast.model import Barrier, ChannelId, Cut, Epoch, Generation, SegmentRef, Subtask, WorkerId
+from holdfast.model import NO_EPOCH, Barrier, ChannelId, Cut, Epoch, Generation, SegmentRef, Subtask, WorkerId
 from holdfast.ports import ObjectStore
 from holdfast.runtime.operators.time_slice import Mark, unmarked
 from holdfast.runtime.plan.ahead import Ahead, inline
@@ -312,7 +312,8 @@ class WorkerLoop:
         self._close_state()
         how, base = "promoted", self._following.take(deploy)
         if base is None:
-            how, base = "restored" if pieces(deploy.handle) else "empty", self._open_restored(deploy)
+            stored = pieces(deploy.handle) or (deploy.topic is not None and deploy.base_epoch > NO_EPOCH)
+            how, base = "restored" if stored else "empty", self._open_restored(deploy)
         base.store.identity = identity
         self._state, self._held, self._release = base.store, (deploy.subtask, owned), base.close
         return how

@@ -200,7 +200,7 @@ class Compactor:
         for sequence in range(before.through, before.swept, -1):
             if segments := commits.at(sequence).segments:
                 last = segments[-1]
-                gone = last.path not in self._store.list(f"data/{last.partition}")
+                gone = last.path not in self._store.list(last.path.rpartition("/")[0])
                 return before.through if gone else before.swept
         return before.through
 

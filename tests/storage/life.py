@@ -86,7 +86,7 @@ class _Unhurried:
     def __init__(self, inner: LogSink) -> None:
         self.inner = inner
         self.key, self.check, self.prepare, self.accept = inner.key, inner.check, inner.prepare, inner.accept
-        self.check_owner, self.holding = inner.check_owner, inner.holding
+        self.check_owner, self.holding, self.uploader = inner.check_owner, inner.holding, inner.uploader
         self.where, self.traits = inner.where, replace(inner.traits, repairs=False, audits=False)
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> Target:
