@@ -54,8 +54,8 @@ def tag(epoch: int, timeline: int = 1) -> Tag:
 class Host:
     """The deliveries of one worker, whose lanes run when the test calls them."""
 
-    def __init__(self, folder: Path) -> None:
-        self.sink = MemorySink()
+    def __init__(self, folder: Path, *, commits_once: bool = False) -> None:
+        self.sink = MemorySink(commits_once=commits_once)
         app = hf.App("numbers", root=str(folder))
         app.source("n", hf.Generator(Numbered, Numbered, count=1)).sink("out", self.sink)
         plan = app.plan()
@@ -79,6 +79,7 @@ class Host:
         timeline: int = 1,
         writer: Writer = OUT,
         work: bool = True,
+        first: int = 1,
     ) -> None:
         handle = SnapshotHandle(Subtask(0), (0, 128), (), Epoch(0), ())
         pending = tuple(Pending(writer, tag(epoch, timeline), Staged((), 0)) for epoch in epochs)
@@ -89,7 +90,7 @@ class Host:
                 JobUuid("j"),
                 Generation(generation),
                 Timeline(timeline),
-                Epoch(1),
+                Epoch(first),
                 Epoch(base),
                 m.Active(Subtask(0)),
                 (),
@@ -146,6 +147,22 @@ class TestLaggingWriter:
         assert points.count("after_commit") == 1
         assert host.sink.delivered("j", OUT) == tag(7)
         assert host.deliveries.confirmed() == (Confirmed(OUT, tag(7)),)
+
+
+class TestUploadsOfEpochsThatNeverCompleted:
+    def test_are_deleted_once_the_target_has_taken_an_epoch_of_the_generation(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Earlier, this may be a copy of the job, and the original may have completed them."""
+        host, swept = Host(tmp_path, commits_once=True), list[tuple[object, ...]]()
+        monkeypatch.setattr(host.sink, "sweep", lambda *which: swept.append(which))
+        host.deploy(2, 5, first=106)
+        assert host.deliveries.confirmed() == (Confirmed(OUT, tag(5)),) and swept == []
+        for epoch in (106, 107):
+            host.deliveries.queue(Pending(OUT, tag(epoch), Staged((), 0)))
+            host.work()
+        assert host.deliveries.confirmed() == (Confirmed(OUT, tag(107)),)
+        assert swept == [("j", "out", 1, 5, 106)]
 
 
 class TestATargetBelowWhatTheManifestConfirmed:

@@ -446,6 +446,23 @@ class TestRaces:
         assert seen == [(10.0, 2)]
         assert hooked.store.list("data") == []
 
+    def test_an_interrupted_deletion_of_uploaded_objects_is_completed(self) -> None:
+        world = World()
+        log = LogWriter(world.store, pause=lambda _: None, wall_us=world.clock)
+        for number in range(3):
+            log.append_staged(log.stage({0: rows((number, number))}, f"uploaded/{number}"))
+
+        def die(_s: float) -> None:
+            raise Unavailable("dead", next_step="none")
+
+        with pytest.raises(Unavailable):
+            Compactor(world.store, pause=die, wall_us=world.clock).compact(Wishes(0, 10**15, grace_s=1.0))
+        assert len(world.store.list("data")) == 3
+        world.append((9, 9))
+        world.compact()
+        world.compact()
+        assert world.store.list("data") == []
+
 
 class Dying(MemoryObjects):
     """The objects of another store, until the process dies at the n-th operation; `after` it, or before it."""
