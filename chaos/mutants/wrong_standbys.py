@@ -42,7 +42,7 @@ def leaves_out_the_newest(right: Right) -> Right:
 
     def opened_beyond(*which: Any, **more: Any) -> Any:
         found = right(*which, **more)
-        return found[:-1] if found else found
+        return None if found is None else replace(found, stored=found.stored[:-1])
 
     return opened_beyond
 
