@@ -399,7 +399,7 @@ MUTANTS = (
     Mutant("reader-ignores-ranges", "P8", "a reader of stored state shows windows that a range erased",
            (Swap(merged, "_erased", wrong_reads.reads_without_ranges),), needs="windowing"),
     Mutant("start-in-a-pruned-hole", "P7", "a driver whose start fell into a hole of the log runs the job",
-           (Swap(Repository, "_refuse_hole", _starts_in_holes),), first=20_140),
+           (Swap(Repository, "_refuse_hole", _starts_in_holes),), first=20_620),
     Mutant("rewound-without-generation", "P6", "a rewind continues in the generation of the previous owner",
            (Swap(append, "_record", wrong.keeps_generation),
             Swap(joblog, "_fold_rewind", wrong.folds_into_generation)), needs="rewinds"),
