@@ -416,7 +416,7 @@ MUTANTS = (
     Mutant("folder-of-other-lineage", "P14", "a left-over folder is used although a rewind left its epochs behind",
            (Swap(marker, "_lies_on", wrong.ignores_lineage),), needs="rewinds", first=742),
     Mutant("folder-half-applied", "P14", "a left-over folder is used whichever epoch it was writing",
-           (Swap(marker, "_cuts_in", wrong_recoveries.ignores_applying),), needs="folders", first=720),
+           (Swap(marker, "_cuts_in", wrong_recoveries.ignores_applying),), needs="folders", first=2_660),
     Mutant("folder-of-other-key-groups", "P14", "a left-over folder is used whatever key groups it holds",
            (Swap(marker, "overlap", wrong_writes.takes_any_range),), first=20_150),
     Mutant("immediate-check-then-write", "P22", "a write checks the fence before its transaction, not in it",
