@@ -13,10 +13,9 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.checkpoint import joblog, repository
-from holdfast.errors import AlreadyExists, NotFound
-from holdfast.model import ObjectRef, Tag
-from holdfast.ports import ObjectStore
-from holdfast.runtime.worker import compaction, deliveries
+from holdfast.errors import AlreadyExists
+from holdfast.model import Tag
+from holdfast.runtime.worker import compaction
 from holdfast.sinks.contract import EpochOutput, Outcome
 from holdfast.sinks.sql.target import SqlTarget
 from holdfast.state import directory
@@ -67,14 +66,8 @@ def written_in_place() -> None:
 def hash_not_verified() -> None:
     """Objects that a manifest names are read without verifying size and hash."""
 
-    def read(store: ObjectStore, ref: ObjectRef) -> bytes:
-        try:
-            return store.get(ref.path)
-        except NotFound:
-            raise repository._damaged(ref, "is missing") from None
-
-    for module in (repository, deliveries):
-        _replace(module, "read_verified", read)
+    _replace(repository, "verified", lambda data, ref: data)
+    read = repository.read_verified
     _replace(compaction, "open_verified", lambda store, ref: pa.BufferReader(read(store, ref)))
 
 
