@@ -146,7 +146,7 @@ class Upload:
 
 
 class Uploader(Protocol):
-    """Puts rows into a target where nobody sees them; for use by one thread."""
+    """Puts rows into a target, invisible to readers; for use by one thread."""
 
     def upload(self, upload: Upload, batches: Iterable[pa.RecordBatch]) -> str:
         """Make the rows durable and return what names them. Repeated, it stores the same.

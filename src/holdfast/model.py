@@ -98,7 +98,7 @@ class Tag:
 
 
 class Uploaded(msgspec.Struct, frozen=True):
-    """The rows of one staged part that are in the target too, where nobody sees them until a commit names them."""
+    """The rows of one staged part that are in the target too, invisible to readers until a commit names them."""
 
     part: str
     """Path of the part."""
