@@ -44,7 +44,7 @@ def prove(store: ObjectStore, name: str, not_done: str = "nothing was started") 
         with suppress(AlreadyExists):
             tried(f"create objects in {name}", lambda: store.create(path, _SECOND))
             raise tried.unfit(f"{name} lets a second writer replace an existing object")
-    except BaseException:
+    except (ConfigError, Unavailable):
         with suppress(Unavailable):
             store.delete(path)
         raise

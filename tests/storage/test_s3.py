@@ -184,7 +184,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("access", "secret", "why"),
         [
-            ("nobody", "secret", "the store does not know the access key"),
+            ("unknown", "secret", "the store does not know the access key"),
             (OWNER, "wrong", "the secret key does not belong to the access key"),
         ],
     )

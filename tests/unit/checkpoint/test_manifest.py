@@ -113,7 +113,7 @@ class TestState:
 
 
 class TestSegmentsOfATopic:
-    """A segment stays in its handle until the topic is known to have it, whoever's handle that is."""
+    """A segment stays in every handle that names it until the topic is known to have it."""
 
     def test_leave_once_their_writer_has_confirmed_them(self) -> None:
         def of(writer: int, epoch: int) -> SegmentRef:
