@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import cluster_steps
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -22,7 +23,6 @@ from holdfast.runtime.inspect.reading import reading_of
 from holdfast.runtime.job.stored import Stored
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.testing.cluster import Cluster
-from holdfast.state.keys.keygroups import range_of
 from holdfast.storage.log.compaction import Compactor, Wishes
 from holdfast.storage.log.format import sequence_of
 from holdfast.storage.log.log import LogReader, LogWriter, create_log
@@ -92,19 +92,12 @@ class Job:
         """Kill the driver, and start with another parallelism."""
         for _ in range(self.random.randrange(60)):
             self.cluster.step()
-        ranges = tuple(range_of(i, parallelism, self.plan.key_groups) for i in range(parallelism))
-        self.cluster.change_rules(key_ranges=ranges)
+        cluster_steps.rescale(self.cluster, parallelism, self.plan.key_groups)
         self.cluster.replace_driver()
 
     def rewind(self, back: int) -> None:
         """Go back by so many checkpoints."""
-        before = self.cluster.driver.state.job
-        base = before.completed[-1 - min(back, len(before.completed) - 1)].body.epoch
-        wanted = {"epoch": base, "timeline": before.timeline}
-        answer = self.cluster.driver.asked("rewind", wanted, before.generation, before.generation)
-        assert answer is not None and answer["accepted"]
-        while self.cluster.driver.state.job.timeline == before.timeline:
-            self.cluster.pass_time(0.25)
+        cluster_steps.rewind(self.cluster, cluster_steps.epoch_before(self.cluster, back))
 
     def compact(self, log: str) -> None:
         wishes = Wishes(0, self.random.choice((0, 10**15)))
@@ -119,11 +112,7 @@ class Job:
 
     def finish(self) -> None:
         self._input.seal()
-        for _ in range(400):
-            if self.cluster.driver.outcome is not None:
-                break
-            self.cluster.pass_time(0.5)
-        assert self.cluster.driver.outcome is not None and self.cluster.driver.outcome[0] == "finished"
+        cluster_steps.finish(self.cluster)
 
     def table(self, log: str) -> set[tuple[Any, ...]]:
         rows = hf.log(self.folder / log, as_table=True).collect().rows()

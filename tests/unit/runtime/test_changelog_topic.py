@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import cluster_steps
 import msgspec
 import polars as pl
 import pyarrow as pa
@@ -233,18 +234,11 @@ class Job:
 
     def start_again(self, parallelism: int) -> None:
         self.some_steps()
-        ranges = tuple(range_of(i, parallelism, self.plan.key_groups) for i in range(parallelism))
-        self.cluster.change_rules(key_ranges=ranges)
+        cluster_steps.rescale(self.cluster, parallelism, self.plan.key_groups)
         self.cluster.replace_driver()
 
     def rewind(self, back: int) -> None:
-        before = self.cluster.driver.state.job
-        base = before.completed[-1 - min(back, len(before.completed) - 1)].body.epoch
-        wanted = {"epoch": base, "timeline": before.timeline}
-        answer = self.cluster.driver.asked("rewind", wanted, before.generation, before.generation)
-        assert answer is not None and answer["accepted"], answer
-        while self.cluster.driver.state.job.timeline == before.timeline:
-            self.cluster.pass_time(0.25)
+        cluster_steps.rewind(self.cluster, cluster_steps.epoch_before(self.cluster, back))
 
     def refuse(self, count: int) -> None:
         """Complete some epochs that the topic does not take yet, then lose all workers."""
@@ -258,13 +252,7 @@ class Job:
     def finish(self) -> None:
         self.topic.on = False
         self._input.seal()
-        for _ in range(400):
-            if self.cluster.driver.outcome is not None:
-                break
-            self.cluster.pass_time(0.5)
-        assert self.cluster.driver.outcome is not None and self.cluster.driver.outcome[0] == "finished", (
-            self.cluster.driver.outcome
-        )
+        cluster_steps.finish(self.cluster)
 
     def table(self, log: str) -> set[tuple[Any, ...]]:
         rows = hf.log(self.folder / log, as_table=True).collect().rows()

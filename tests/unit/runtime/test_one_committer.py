@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import cluster_steps
 import pyarrow as pa
 import pytest
 
@@ -25,7 +26,6 @@ from holdfast.runtime.worker.loop import Limits
 from holdfast.sinks.log import LogSink, LogTarget
 from holdfast.sinks.log_uploads import UPLOADED
 from holdfast.sinks.owners import Claim
-from holdfast.state.keys.keygroups import range_of
 from holdfast.storage.log.commits import Commits
 from holdfast.storage.log.format import Commit
 from holdfast.storage.log.log import LogReader, LogWriter, create_log, read_meta
@@ -119,25 +119,15 @@ class Job:
     def start_again(self, parallelism: int = 3, *, earlier: bool = False) -> None:
         """Kill the driver, and start this version or an earlier one."""
         self.some_steps()
-        ranges = tuple(range_of(i, parallelism, self.plan.key_groups) for i in range(parallelism))
-        self.cluster.change_rules(key_ranges=ranges)
+        cluster_steps.rescale(self.cluster, parallelism, self.plan.key_groups)
         self.cluster.replace_driver(with_logs(self.plan, EarlierLog) if earlier else self.plan)
 
     def rewind(self, base: int) -> None:
-        before = self.cluster.driver.state.job
-        wanted = {"epoch": base, "timeline": before.timeline}
-        answer = self.cluster.driver.asked("rewind", wanted, before.generation, before.generation)
-        assert answer is not None and answer["accepted"]
-        while self.cluster.driver.state.job.timeline == before.timeline:
-            self.cluster.pass_time(0.25)
+        cluster_steps.rewind(self.cluster, base)
 
     def finish(self) -> None:
         self._input.seal()
-        for _ in range(400):
-            if self.cluster.driver.outcome is not None:
-                break
-            self.cluster.pass_time(0.5)
-        assert self.cluster.driver.outcome is not None and self.cluster.driver.outcome[0] == "finished"
+        cluster_steps.finish(self.cluster)
 
     def read(self) -> int:
         """Return how many rows the sources have read."""
