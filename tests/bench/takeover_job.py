@@ -14,8 +14,9 @@ SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.
 
 
 def make(folder: Path) -> hf.App:
-    """Return the app that reads and writes below this folder."""
-    app = hf.App("takeover", root=str(folder / "root"), checkpoint_every="500ms")
+    """Return the app that reads and writes below this folder; its root is there, or at TAKEOVER_ROOT."""
+    root = os.environ.get("TAKEOVER_ROOT") or str(folder / "root")
+    app = hf.App("takeover", root=root, checkpoint_every="500ms")
     rows = app.source("rows", hf.Log(str(folder / "input"), SCHEMA))
     n, total, least, most = hf.count(), hf.sum("v"), hf.min("v"), hf.max("v")
     again = {"n_2": n, "total_2": total, "least_2": least, "most_2": most, "n_3": n, "total_3": total, "least_3": least}
