@@ -38,11 +38,13 @@ AWAITED_S = 900.0
 JOB = Path(__file__).with_name("takeover_job.py")
 GIB = 1 << 30
 SIZES = {"0.1 GiB": GIB // 10, "1 GiB": GIB, "4 GiB": 4 * GIB}
+EVERY_SIZE = ["0.1 GiB", *(pytest.param(size, marks=pytest.mark.slow) for size in ("1 GiB", "4 GiB"))]
+"""At smoke size they are all alike."""
 
 
 @pytest.mark.e2e
 @pytest.mark.timeout(7_200)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", EVERY_SIZE)
 @pytest.mark.parametrize("standbys", [0, 1], ids=["local folder", "standby"])
 def bench_takeover(bench: Bench, tmp_path: Path, size: str, standbys: int) -> None:
     """Budget: with a standby less than 0.3 s, whatever the size of the state."""
@@ -62,7 +64,7 @@ def bench_takeover(bench: Bench, tmp_path: Path, size: str, standbys: int) -> No
 @pytest.mark.s3
 @pytest.mark.toxiproxy
 @pytest.mark.timeout(7_200)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", EVERY_SIZE)
 def bench_download(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str) -> None:
     """The local folder goes with the worker: the new one downloads the state from S3. The store is on the same disk."""
     keys = sized(bench, size)
