@@ -158,6 +158,10 @@ class Folding:
             if read not in self._read:
                 self._read.append(read)
             steps += [(do, bound.state[role], self._read.index(read)) for role, do in operations.items()]
+        merging = [(Do.ADD_INT if do == Do.COUNT else do, name, i) for i, (do, name, _) in enumerate(steps)]
+        self._merged = [(name, np.dtype(np.float64 if do.floating else np.int64)) for do, name, _ in merging]
+        """Columns of state that are merged by the operation that folds values, counts by addition; their types then."""
+        self._merging = table.program(merging)
         steps += [(Do.SET, name, len(self._read) + i) for i, name in enumerate(also)]
         self._program = table.program(steps)
 
@@ -186,6 +190,27 @@ class Folding:
         for bound, function, state in self._singly:
             function.fold(state, inputs[bound.column])
         return found.found
+
+    def merge(self, keys: Keys, other: Table, rows: Slots) -> None:
+        """Merge rows of another table with these aggregates into this one, which is empty; one key per row.
+
+        Raises:
+            JobFailed: a sum does not fit, or a key or text is too large.
+        """
+        found = _Found(self._table, keys)
+        if self._singly:
+            found.slots()
+        states = {bound.value: _Rows(other, bound.state, rows) for bound, _, _ in self._parts}
+        for bound, function, state in self._parts:
+            if not function.check(state, _Merged(found, bound.kind, states[bound.value]), Known(0)):
+                raise self._too_large(bound)
+        kept = [Input(other.values(name, rows).astype(dtype, copy=False)) for name, dtype in self._merged]
+        if found.found is None:
+            self._table.fold(keys, self._merging, sources_of(kept))
+            return
+        self._table.fold_at(found.found, self._merging, sources_of(kept))
+        for bound, function, state in self._singly:
+            function.merge(state, found.found, states[bound.value])
 
     def results(self, slots: Slots) -> list[pa.Array]:
         """Return the result columns of these slots."""
@@ -259,6 +284,24 @@ class _State(Mapping[str, Any]):
         return len(self._names)
 
 
+class _Rows(Mapping[str, Any]):
+    """The state of rows of a table behind one aggregate, by role."""
+
+    def __init__(self, table: Table, names: Mapping[str, str], rows: Slots) -> None:
+        self._table, self._names, self._rows = table, names, rows
+
+    def __getitem__(self, role: str) -> Any:
+        name = self._names[role]
+        read = self._table.values if self._table.spec.column(name).plain else self._table.read
+        return read(name, self._rows)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 class _Found:
     """The slots of a batch, looked up only if a function asks for them before the fold."""
 
@@ -270,6 +313,28 @@ class _Found:
         if self.found is None:
             self.found = self._table.slots(self._keys)
         return self.found
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """State that is merged, as values to check."""
+
+    found: _Found
+    role: str
+    """Of the running value."""
+    rows: _Rows
+
+    @property
+    def slots(self) -> Slots:
+        return self.found.slots()
+
+    def values(self, dtype: np.dtype[Any]) -> NDArray[Any]:
+        values: NDArray[Any] = self.rows[self.role]
+        return values.astype(dtype, copy=False)
+
+    def texts(self) -> pa.Array:
+        """Return the values as they are."""
+        return self.rows[self.role]
 
 
 class _Input:

@@ -177,7 +177,7 @@ class DedupOperator(Operator):
     def _pass(self, batch: pa.RecordBatch, times: Times) -> None:
         """Decide rows that are not late; emit those that pass, and keep their times."""
         size, rows_in = len(self._table), batch.num_rows
-        ends = self._buckets.ends(times)
+        ends = self._buckets.slices(times)
         own = self._slots(batch, ends)
         free = self._table.values(PASSED.name, own) == NEVER_US
         if not free.all():  # two rows in one bucket are never `within` apart

@@ -1,26 +1,28 @@
 """Aggregates per window and key: input in whole batches, output of a window's rows when event time has passed it.
 
-Rows of state are keyed by (window end, keys); aggregate.py folds them. The clock of a key group (event_clock.py) is
-the watermark up to which its windows are closed. A closed window never opens again (P11).
+Rows of state are keyed by (end of the slice, keys); aggregate.py folds them. Windows that overlap share slices, and
+merging.py merges the slices of a window. The clock of a key group (event_clock.py) is the watermark up to which its
+windows are closed. A closed window never opens again (P11).
 
 Windows that are due are found by a scan over all rows, but only when event time passes the earliest due time.
 
 Invariants
-    - A record is late if and only if the end of its window plus the lateness is not after the clock.
-    - A row is deleted when the clock reaches the end of its window plus the lateness; `final` emits it then. One range
-      per key group deletes any number of rows (docs/design/0015-window-expiry.md).
-    - `close` emits a row when the clock reaches the end of its window, and again whenever a later batch changes it.
+    - A record is late if and only if the end of its last window plus the lateness is not after the clock.
+    - A row is deleted when the clock reaches the end of its last window plus the lateness; until then it counts for
+      all of its windows. One range per key group deletes any number of rows (docs/design/0015-window-expiry.md).
+    - `close` emits a window when the clock reaches its end, and again whenever a later batch changes it, up to the
+      lateness. `final` emits it once, when the clock reaches its end plus the lateness.
     - The clock of every owned key group is in the state before the barrier's freeze.
 
 Pure.
-Source: docs/design/0006-watermarks.md; PROTOCOL P11; DESIGN section 5 (keys of windows).
+Source: docs/design/0006-watermarks.md, 0062-slices.md; PROTOCOL P11; DESIGN section 5 (keys of windows).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +48,7 @@ from holdfast.runtime.operators.contract import (
 )
 from holdfast.runtime.operators.differences import Found, columns_text, compare_keys, typed
 from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, Times, drop_vacant, time_not_held
+from holdfast.runtime.operators.merging import Merging
 from holdfast.runtime.operators.side import LATE
 from holdfast.runtime.rows.aggregate_functions import Slots
 from holdfast.runtime.rows.aggregates import BoundAggregation
@@ -62,8 +65,23 @@ from holdfast.runtime.rows.windows import (
 )
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.sinks.contract import PUT
-from holdfast.state.keys.batch import KeyType
+from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables.placing import distinct
+
+Clock = Times | np.int64 | int
+"""The clock of every row, or one for all."""
+_FAR_US = 1 << 62
+"""Farther from 1970 than any window; differences of such times fit int64."""
+
+
+class Due(NamedTuple):
+    """Slices of which a window is due."""
+
+    slots: Slots
+    ends: Times
+    after: Clock
+    through: Clock
+    """Between which ends windows are due."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +165,11 @@ class WindowOperator(Operator):
         self._due = NEVER_US
         """Nothing is due before this time."""
         self._held = step.times_held()
+        self._spread_us = (step.window.overlap - 1) * step.window.every_us
+        """From the end of a slice to that of its last window."""
+        self._reach_us = self._spread_us + step.lateness_us
+        """From the end of a slice to the time from which it is over."""
+        self._merging = Merging(step.operator, step.aggregations, self._table, ctx.job)
 
     def on_batch(self, port: int, batch: pa.RecordBatch) -> None:
         """Take rows into their windows; emit late rows, and the rows of already closed windows that changed.
@@ -159,33 +182,20 @@ class WindowOperator(Operator):
         if (wrong := outside(times, self._held)) is not None:
             at_us, step = int(times[wrong.argmax()]), self._step
             raise time_not_held("windows of operator", step.operator, step.time, at_us, self._ctx.job)
-        rows, ends = self._step.window.assign(times)
-        given = batch
-        if rows is not None:
-            batch = batch.take(pa.array(rows))
+        ends = self._step.window.slices(times)
         clock = self._clock.of(lambda: self._keys.encode([batch.column(name) for name in self._step.keys]))
-        late = ends + self._step.lateness_us <= clock
+        late = ends + self._reach_us <= clock
         if late.any():
-            self._set_late_apart(given, rows, late)
+            self._set_late_apart(batch, late)
             batch, ends = batch.filter(pa.array(~late)), ends[~late]
             clock = clock[~late] if isinstance(clock, np.ndarray) else clock
             if batch.num_rows == 0:
                 return
         columns = [pa.array(ends).view(TIME), *(batch.column(name) for name in self._step.keys)]
         slots = self._folding.fold(self._table.spec.key.encode(columns), batch, (ends,))
-        self._note_due(slots, ends, clock)
-
-    def _note_due(self, slots: Slots, ends: Times, clock: Times | np.int64) -> None:
-        """Note when the windows of a batch are due; emit those that are already closed."""
-        if self._step.emit == "final":
-            self._due = min(self._due, int(ends.min()) + self._step.lateness_us)
-            return
-        closed = ends <= clock
-        if not closed.all():
-            self._due = min(self._due, int(ends[~closed].min()))
-        if closed.any():
-            self._due = min(self._due, int(ends[closed].min()) + self._step.lateness_us)
-            self._give_rows(distinct(slots[closed]))
+        self._due = min(self._due, int(self._next_due(ends, clock).min()))
+        if self._step.emit == "close":
+            self._correct(slots, ends, clock)
 
     def on_watermark(self, at_us: int) -> None:
         """Advance event time to this point; emit and delete the windows that are due."""
@@ -197,58 +207,151 @@ class WindowOperator(Operator):
         self._clock.note()
         drop_vacant(self._table)
 
-    def _set_late_apart(self, batch: pa.RecordBatch, rows: Times | None, late: NDArray[np.bool_]) -> None:
-        """Emit or count the late records. A record in several windows is late if it is late for all of them.
-
-        Args:
-            rows: The record number of every pair of record and window; None: each record is one pair.
-        """
-        if rows is not None:
-            taken = np.zeros(batch.num_rows, bool)
-            taken[rows[~late]] = True
-            late = ~taken
+    def _set_late_apart(self, batch: pa.RecordBatch, late: NDArray[np.bool_]) -> None:
+        """Emit or count the late records."""
         self.late += int(late.sum())
-        if self._ctx.wanted(LATE) and late.any():
+        if self._ctx.wanted(LATE):
             self._ctx.emit(batch.filter(pa.array(late)), LATE)
 
     def progress(self) -> OperatorProgress:
         return OperatorProgress(self._step.operator, self.rows_in, self.rows_out, 0, late=self.late)
 
     def _close(self, old: Times | int) -> None:
-        """Emit the rows that became due after the clock `old`, delete those that are over, find the next due time."""
-        due, due_ends, over, self._due = list[Slots](), list[Times](), list[Slots](), LAST_US
+        """Emit the windows that became due after the clock `old`, delete rows that are over, find the next due time."""
+        due, over, self._due = list[Due](), list[Slots](), LAST_US
         for slots in self._table.present_parts():
             ends = self._table.values(WINDOW_END, slots)
-            is_due, is_over = self._due_and_over(slots, ends, old)
-            due.append(slots[is_due])
-            due_ends.append(ends[is_due])
+            now, before = self._clock.of(lambda: self._table.keys_at(slots)), old  # noqa: B023 - called here
+            if isinstance(old, np.ndarray):
+                before = self._clock.at(old, self._table.keys_at(slots))
+            is_over = ends + self._reach_us <= now
+            self._due = min(self._due, int(self._next_due(ends[~is_over], at(now, ~is_over)).min(initial=LAST_US)))
+            after, through = self._became_due(before, now)
+            is_due = (ends + self._spread_us > after) & (ends <= through)
+            due.append(Due(slots[is_due], ends[is_due], at(after, is_due), at(through, is_due)))
             over.append(slots[is_over])
-        if sum(slots.size for slots in due):
-            self._give_rows(np.concatenate(due)[np.argsort(np.concatenate(due_ends), kind="stable")])
+        self._give_due(due)
         if sum(slots.size for slots in over):
-            self._table.expire(np.concatenate(over), self._clock.expired_through(self._step.lateness_us))
+            self._table.expire(np.concatenate(over), self._clock.expired_through(self._reach_us))
 
-    def _due_and_over(self, slots: Slots, ends: Times, old: Times | int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return which windows became due after the clock `old`, and which are over; note when the others are due."""
-        now = self._clock.of(lambda: self._table.keys_at(slots))
-        before: Times | int = old
-        if isinstance(old, np.ndarray):
-            before = self._clock.at(old, self._table.keys_at(slots))
-        over = ends + self._step.lateness_us <= now
-        due = over if self._step.emit == "final" else (ends > before) & (ends <= now)
-        left, closed = ends[~over], (ends <= now)[~over]
-        next_due = np.where(closed | (self._step.emit == "final"), left + self._step.lateness_us, left)
-        self._due = min(self._due, int(next_due.min(initial=LAST_US)))
-        return due, over
+    def _became_due(self, before: Clock, now: Clock) -> tuple[Clock, Clock]:
+        """Return between which ends windows became due: after the first, up to the second."""
+        shift = self._step.lateness_us if self._step.emit == "final" else 0
+        through = np.maximum(now, NEVER_US + shift) - shift
+        if self._step.emit == "final" and self._step.window.overlap == 1:
+            return np.int64(NEVER_US), through  # those that were due are not there any more
+        return np.maximum(before, NEVER_US + shift) - shift, through
+
+    def _next_due(self, ends: Times, now: Clock) -> Times:
+        """Return when each slice has to be looked at next: a window of it is due, or it is over."""
+        window = self._step.window
+        _, through = self._became_due(now, now)
+        shift = self._step.lateness_us if self._step.emit == "final" else 0
+        passed = windows_until(ends, through, window)
+        return np.where(passed < window.overlap, ends + passed * window.every_us + shift, ends + self._reach_us)
+
+    def _correct(self, slots: Slots, ends: Times, clock: Clock) -> None:
+        """Emit the windows of changed slices that are closed and not over yet."""
+        lateness, window = self._step.lateness_us, self._step.window
+        if not lateness or not (ends <= clock).any():
+            return
+        rows, closed = windows_between(ends, np.maximum(clock, NEVER_US + lateness) - lateness, clock, window)
+        if window.overlap == 1:
+            self._give_rows(distinct(slots[rows]))
+            return
+        for end in np.unique(closed).tolist():
+            changed = self._table.keys_at(distinct(slots[rows[closed == end]]))
+            self._give_window(end, self._members(changed, end))
+
+    def _members(self, changed: Keys, end: int) -> Slots:
+        """Return the slots of a window's slices with the keys that these have."""
+        window, columns = self._step.window, self._table.spec.key.decode(changed)[1:]
+        found = []
+        for slice_end in range(end - window.size_us + window.every_us, end + 1, window.every_us):
+            ends = pa.array(np.full(len(changed), slice_end)).view(TIME)
+            slots = self._table.slots(self._table.spec.key.encode([ends, *columns]))
+            found.append(slots[self._table.is_present(slots)])
+        return distinct(np.concatenate(found))  # several slices of a key may have changed
+
+    def _give_due(self, due: list[Due]) -> None:
+        """Emit windows in the order of their ends."""
+        slots, ends = (np.concatenate([each[i] for each in due] or [np.empty(0, np.int64)]) for i in (0, 1))
+        if not slots.size:
+            return
+        order = in_order(ends, self._step.window.every_us)
+        if self._step.window.overlap == 1:
+            self._give_rows(slots[order])
+            return
+        slots, ends = slots[order], ends[order]
+        after, through = (joined([each[i] for each in due], [each.ends.size for each in due], order) for i in (2, 3))
+        first, last = np.int64(np.min(after)), np.int64(np.max(through))
+        distinct_ends = ends[np.flatnonzero(np.diff(ends, prepend=NEVER_US))]
+        _, windows = windows_between(distinct_ends, first, last, self._step.window)
+        for end in np.unique(windows).tolist():
+            held = slice(*np.searchsorted(ends, [end - self._step.window.size_us, end], "right"))
+            is_due = (at(after, held) < end) & (end <= at(through, held))
+            self._give_window(end, slots[held][np.broadcast_to(is_due, held.stop - held.start)])
+
+    def _give_window(self, end: int, members: Slots) -> None:
+        """Emit a window that consists of several slices."""
+        if members.size:
+            keys, results = self._merging.merged(members)
+            self._give(np.full(len(keys[0]), end), keys, results)
 
     def _give_rows(self, slots: Slots) -> None:
-        ends, *keys = self._table.key_columns(slots)
-        starts = pa.array(self._table.values(WINDOW_END, slots) - self._step.window.size_us).view(TIME)
-        arrays = [*keys, starts, ends, *self._folding.results(slots)]
+        """Emit windows that are one slice each."""
+        if slots.size:
+            keys = self._table.key_columns(slots)[1:]
+            self._give(self._table.values(WINDOW_END, slots), keys, self._folding.results(slots))
+
+    def _give(self, ends: Times, keys: list[pa.Array], results: list[pa.Array]) -> None:
+        bounds = [pa.array(each).view(TIME) for each in (self._step.window.starts(ends), ends)]
+        arrays = [*keys, *bounds, *results]
         if self._upsert:
-            arrays.append(pa.array(np.full(slots.size, PUT, np.int8)))
-        self.rows_out += slots.size
+            arrays.append(pa.array(np.full(ends.size, PUT, np.int8)))
+        self.rows_out += ends.size
         self._ctx.emit(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+
+
+def at(clock: Clock, rows: Any) -> Clock:
+    """Return the clock of these rows; one that is the same for all stays as it is."""
+    return clock[rows] if isinstance(clock, np.ndarray) else clock
+
+
+def in_order(ends: Times, every_us: int) -> Times:
+    """Return the order of ends, which is stable; fast if they lie within 65,536 windows."""
+    number = (ends - ends.min()) // every_us
+    order: Times = np.argsort(number.astype(np.uint16) if number.max() < 1 << 16 else ends, kind="stable")
+    return order
+
+
+def joined(clocks: Sequence[Clock], sizes: Sequence[int], order: Times) -> Clock:
+    """Return the clocks of parts as one, in this order."""
+    if not any(isinstance(each, np.ndarray) for each in clocks):
+        return clocks[0]
+    return np.concatenate([np.broadcast_to(each, size) for each, size in zip(clocks, sizes, strict=True)])[order]
+
+
+def windows_until(ends: Times, through: Clock, window: Windows) -> Times:
+    """Return how many of each slice's windows have ended by this time."""
+    since = np.clip(through, -_FAR_US, _FAR_US) - ends
+    return np.clip(since // window.every_us + 1, 0, window.overlap)
+
+
+def windows_between(ends: Times, after: Clock, through: Clock, window: Windows) -> tuple[Times, Times]:
+    """Return every pair of a slice and a window of it that ends after the first time, and by the second.
+
+    Args:
+        ends: Of the slices.
+
+    Returns:
+        The numbers of the slices and the ends of the windows.
+    """
+    first = windows_until(ends, after, window)
+    count = np.maximum(windows_until(ends, through, window) - first, 0)
+    rows = np.repeat(np.arange(ends.size), count)
+    number = np.arange(rows.size) - np.repeat(np.cumsum(count) - count, count) + first[rows]
+    return rows, ends[rows] + number * window.every_us
 
 
 def _compare_windows(found: Found, before: Any, now: Any) -> None:
@@ -269,6 +372,11 @@ def _compare_windows(found: Found, before: Any, now: Any) -> None:
         found.refuse(
             f"had allowed_lateness {span(old)} and now has {span(new)}",
             "; windows that are already closed would reopen without their earlier rows",
+        )
+    elif new < old and before["emit"] == "final" and now["kind"] == "hopping":
+        found.refuse(
+            f"had allowed_lateness {span(old)} and now has {span(new)}",
+            "; windows that are over by the new lateness would never be emitted",
         )
     elif new < old:
         found.allow(

@@ -1,10 +1,14 @@
-"""Windows over event time: assign each record to a window.
+"""Windows over event time, and the slices that they consist of.
 
 A tumbling window is the interval [start, start + size). Starts are multiples of the size, counted from 1970 and shifted
-by the offset. Every record is in exactly one window.
+by the offset. Every record is in exactly one window. Hopping windows start at multiples of a shorter time and overlap.
+
+State is kept per slice: the time between two neighbouring bounds of windows. So a record is folded once, however many
+windows hold it, and the results of a window are merged from those of its slices. Without overlap, slices are windows.
 
 Invariants
     - start <= time < end, also for times before 1970.
+    - A slice is in `overlap` windows; their ends are its own end and the next ones, `every_us` apart.
     - Targets can hold the bounds of every window that a record is assigned to; other event times are refused first
       (intake.py by the source's policy, window.py for times that a function returned).
 
@@ -43,13 +47,15 @@ _UNITS_US = {"d": 86_400_000_000, "h": 3_600_000_000, "m": 60_000_000, "s": 1_00
 
 TIME_FIRST_US, TIME_LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
 """Years 1 to 9999, which every target can hold."""
+OVERLAP_MAX = 10_000
+"""Limit on the windows that hold one record: that many results follow from it."""
 LENGTH_MAX_US = 365_000 * 86_400_000_000
 """Limit on a window with its lateness: a thousand years, so that bounds are far from the ends of int64."""
 
 
 @runtime_checkable
 class Windows(Protocol):
-    """A way to divide event time into windows of one size. State identifies a window by its end."""
+    """A way to divide event time into windows. State identifies a slice by its end."""
 
     kind: ClassVar[str]
     """A part of the identity of state."""
@@ -58,18 +64,21 @@ class Windows(Protocol):
 
     @property
     def size_us(self) -> int:
-        """The size of every window in microseconds."""
+        """The size of the longest window in microseconds."""
 
-    def assign(self, times: NDArray[np.int64]) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
-        """Return every pair of a record and a window that it belongs to, in the order of the records.
+    @property
+    def overlap(self) -> int:
+        """How many windows hold a record."""
 
-        Args:
-            times: Event time of every record.
+    @property
+    def every_us(self) -> int:
+        """The time from the end of a window to that of the next that holds the same records."""
 
-        Returns:
-            The numbers of the records and the ends of the windows. None instead of numbers means that every record is
-            in exactly one window, so no row has to be copied.
-        """
+    def slices(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the end of the slice of each event time."""
+
+    def starts(self, ends: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the starts of the windows that have these ends."""
 
     def identity(self) -> dict[str, Any]:
         """Return the kind of the windows and its parameters as JSON-able values."""
@@ -87,15 +96,17 @@ class Tumbling:
 
     kind: ClassVar[str] = "tumbling"
     merging: ClassVar[bool] = False
+    overlap: ClassVar[int] = 1
 
-    def assign(self, times: NDArray[np.int64]) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
-        return None, self.ends(times)
+    @property
+    def every_us(self) -> int:
+        return self.size_us
 
-    def ends(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the end of the window of each time."""
-        since = np.mod(times - self.offset_us, self.size_us)  # never negative
-        ends: NDArray[np.int64] = times - since + self.size_us
-        return ends
+    def slices(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
+        return next_multiples(times, self.size_us, self.offset_us)
+
+    def starts(self, ends: NDArray[np.int64]) -> NDArray[np.int64]:
+        return ends - self.size_us
 
     def identity(self) -> dict[str, Any]:
         return {"kind": self.kind, "size_us": self.size_us, "offset_us": self.offset_us}
@@ -108,10 +119,46 @@ class Tumbling:
         return f"tumbling({self.size_us}us, offset={self.offset_us}us)"
 
 
+@dataclass(frozen=True)
+class Hopping:
+    """Windows of one size that overlap: one starts at every multiple of `every_us`, which divides the size."""
+
+    size_us: int
+    every_us: int
+
+    kind: ClassVar[str] = "hopping"
+    merging: ClassVar[bool] = False
+
+    @property
+    def overlap(self) -> int:
+        return self.size_us // self.every_us
+
+    def slices(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
+        return next_multiples(times, self.every_us)
+
+    def starts(self, ends: NDArray[np.int64]) -> NDArray[np.int64]:
+        return ends - self.size_us
+
+    def identity(self) -> dict[str, Any]:
+        return {"kind": self.kind, "size_us": self.size_us, "every_us": self.every_us}
+
+    def shown(self) -> str:
+        return window_text(self.identity())
+
+
+def next_multiples(times: NDArray[np.int64], step_us: int, offset_us: int = 0) -> NDArray[np.int64]:
+    """Return the first multiple of a step, shifted by the offset, after each time."""
+    since = np.mod(times - offset_us, step_us)  # never negative
+    ends: NDArray[np.int64] = times - since + step_us
+    return ends
+
+
 def window_text(window: Mapping[str, Any]) -> str:
     """Return the windows of an identity as text for messages."""
-    offset = f", offset={span(window['offset_us'])}" if window["offset_us"] else ""
-    return f"{window['kind']}({span(window['size_us'])}{offset})"
+    names = {"offset_us": "offset", "every_us": "every"}
+    lengths = [f"{names[part]}={span(window[part])}" for part in names if window.get(part)]
+    size = [span(window["size_us"])] if "size_us" in window else [window["unit"], window["tz"]]
+    return f"{window['kind']}({', '.join(size + lengths)})"
 
 
 def span(us: int) -> str:
@@ -173,9 +220,31 @@ def tumbling(size: str, offset: str = "0s") -> Tumbling:
     return Tumbling(size_us, offset_us)
 
 
-def hopping(*given: object, **named: object) -> NoReturn:
-    """Overlapping windows. Not supported yet: always raises ConfigError."""
-    _unsupported("hopping", given, named)
+@checked("hf.hopping", '("10s", every="2s")')
+def hopping(size: str, every: str) -> Hopping:
+    """Windows of this size that overlap, one starting at each multiple of `every`: `hopping("10s", every="2s")`.
+
+    State is kept per `every`, not per window, so a record costs the same in any number of windows.
+
+    Raises:
+        ConfigError: the size is not a multiple of `every`, or more than 10,000 windows would overlap.
+    """
+    where = f"of hf.hopping at {position()}"
+    size_us, every_us = 1_000 * duration_ms(size, f"size {where}"), 1_000 * duration_ms(every, f"every {where}")
+    given = f"hopping({size!r}, every={every!r})"
+    if every_us <= 0 or size_us <= 0 or size_us % every_us:
+        raise ConfigError(
+            f"{given}: the size must be a multiple of every, and both above 0",
+            not_done="the job was not planned",
+            next_step='use, for example, hopping("10s", every="2s"); for windows without overlap, hf.tumbling(size)',
+        )
+    if size_us // every_us > OVERLAP_MAX:
+        raise ConfigError(
+            f"{given}: {size_us // every_us:,} windows would overlap; at most {OVERLAP_MAX:,} may",
+            not_done="the job was not planned",
+            next_step="let windows start less often, or make them shorter",
+        )
+    return Hopping(size_us, every_us)
 
 
 def session(*given: object, **named: object) -> NoReturn:
@@ -183,15 +252,11 @@ def session(*given: object, **named: object) -> NoReturn:
     _unsupported("session", given, named)
 
 
-def calendar(*given: object, **named: object) -> NoReturn:
-    """Days, weeks or months of a time zone. Not supported yet: always raises ConfigError."""
-    _unsupported("calendar", given, named)
-
-
 def _unsupported(called: str, given: tuple[object, ...], named: Mapping[str, object]) -> NoReturn:
     arguments = [*map(repr, given), *(f"{name}={value!r}" for name, value in named.items())]
     raise ConfigError(
-        f"{called}({', '.join(arguments)}) is not supported in this version; only tumbling windows are",
+        f"{called}({', '.join(arguments)}) is not supported in this version; tumbling, hopping and "
+        "calendar windows are",
         not_done="the job was not planned",
         next_step='use hf.tumbling(size), for example hf.tumbling("10s")',
     )

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from holdfast.runtime.inspect.frame import state
     from holdfast.runtime.inspect.logframe import log
     from holdfast.runtime.rows.aggregates import count, max, mean, min, sum
+    from holdfast.runtime.rows.calendar import calendar
     from holdfast.runtime.rows.row_types import Row
-    from holdfast.runtime.rows.windows import calendar, hopping, session, tumbling
+    from holdfast.runtime.rows.windows import hopping, session, tumbling
     from holdfast.runtime.sources.generator import Generator
     from holdfast.runtime.sources.installed import connector
     from holdfast.runtime.sources.log import Log
@@ -54,7 +55,7 @@ _HOMES = {
     "tumbling": "holdfast.runtime.rows.windows",
     "hopping": "holdfast.runtime.rows.windows",
     "session": "holdfast.runtime.rows.windows",
-    "calendar": "holdfast.runtime.rows.windows",
+    "calendar": "holdfast.runtime.rows.calendar",
     "Log": "holdfast.runtime.sources.log",
     "log": "holdfast.runtime.inspect.logframe",
     "Generator": "holdfast.runtime.sources.generator",

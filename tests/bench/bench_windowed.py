@@ -74,6 +74,26 @@ def bench_windowed_parts(bench: Bench, tmp_path: Path) -> None:
     bench.note(f"segments: {len(sizes)}, {sum(sizes):,} bytes, median {middle:,}, largest {largest:,}")
 
 
+def bench_hopping_parts(bench: Bench, tmp_path: Path) -> None:
+    """Windows of 10 s that begin every 2 s beside those that do not overlap. Budget: 1.5 times the time of a row."""
+    rows = bench.size("rows", smoke=100_000, full=16_000_000)
+    keys = bench.size("keys", smoke=1_000, full=100_000)
+    rows, _ = write_input(tmp_path, rows, keys)
+    shapes = {"tumbling": None, "hopping": "2s"}
+    spent = dict[str, list[float]]()
+    with bench.timed():
+        for shape in (*shapes, *shapes) if bench.full else shapes:
+            parts = Parts(tmp_path, shapes[shape])
+            assert parts.run() == rows
+            assert parts.rows_out() == rows * (1 if shape == "tumbling" else 5)
+            spent.setdefault(shape, []).append(sum(parts.spent.values()) / rows * 1e9)
+            listed = ", ".join(f"{part} {s / rows * 1e9:.0f}" for part, s in parts.spent.items())
+            bench.note(f"{shape}: {parts.results:,} results; CPU ns per row: {listed}")
+    bench.report(per=rows, unit="row", check=parts.results)
+    ratios = [b / a for a, b in zip(spent["tumbling"], spent["hopping"], strict=True)]
+    bench.note(f"hopping to tumbling, everything: {', '.join(f'{ratio:.2f}' for ratio in ratios)}")
+
+
 def write_input(
     folder: Path, rows: int, keys: int, written_too: Callable[[dict[int, pa.Table]], object] = lambda parts: None
 ) -> tuple[int, int]:
@@ -142,8 +162,8 @@ def note_steady_state(bench: Bench, folder: Path) -> None:
 class Parts:
     """The steps of a row, one after another."""
 
-    def __init__(self, folder: Path) -> None:
-        plan = make(folder).plan()
+    def __init__(self, folder: Path, every: str | None = None) -> None:
+        plan = make(folder, every).plan()
         self.spent: dict[str, float] = {}
         self.segment_bytes: list[int] = []
         self.results = self._counted = self._late = 0

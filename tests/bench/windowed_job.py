@@ -19,11 +19,15 @@ SCHEMA = pa.schema(
 ROW_BYTES = 24
 
 
-def make(folder: Path) -> hf.App:
-    """Return the app that reads and writes below this folder."""
+def make(folder: Path, every: str | None = None) -> hf.App:
+    """Return the app that reads and writes below this folder.
+
+    Args:
+        every: How often a window starts; None: they do not overlap.
+    """
     app = hf.App("windowed", root=str(folder / "root"), checkpoint_every="1s")
     rows = app.source("rows", hf.Log(str(folder / "input"), SCHEMA), event_time="at", out_of_orderness="1s")
-    windows = rows.key_by("k").window(hf.tumbling("10s"))
+    windows = rows.key_by("k").window(hf.tumbling("10s") if every is None else hf.hopping("10s", every=every))
     counted = windows.agg("counts", emit="final", n=hf.count(), total=hf.sum("v"), top=hf.max("v"))
     counted.sink("out", hf.Log(str(folder / "out")))
     counted.late.sink("late", hf.Log(str(folder / "late")))

@@ -72,22 +72,27 @@ class TestSeam:
 
 
 @dataclass(frozen=True)
-class Hopping:
-    """Every record is in two windows of 10 s, which begin every 5 s: a kind of windows that users cannot name yet."""
+class Shifts:
+    """Every record is in two windows of 10 s, which begin 1 s after every 5 s: the library has none like them."""
 
-    kind: ClassVar[str] = "hopping"
+    kind: ClassVar[str] = "shifts"
     merging: ClassVar[bool] = False
     size_us: int = 10_000_000
+    every_us: int = 5_000_000
+    overlap: int = 2
 
-    def assign(self, times: NDArray[np.int64]) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
-        first = times - np.mod(times, 5_000_000) + 5_000_000
-        return np.repeat(np.arange(times.size), 2), np.stack([first, first + 5_000_000], axis=1).ravel()
+    def slices(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
+        ends: NDArray[np.int64] = times - np.mod(times - 1_000_000, 5_000_000) + 5_000_000
+        return ends
+
+    def starts(self, ends: NDArray[np.int64]) -> NDArray[np.int64]:
+        return ends - self.size_us
 
     def identity(self) -> dict[str, Any]:
         return {"kind": self.kind, "size_us": self.size_us}
 
     def shown(self) -> str:
-        return "hopping"
+        return "shifts"
 
 
 SCHEMA = pa.schema(
@@ -99,10 +104,10 @@ def at(second: int) -> datetime:
     return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=second)
 
 
-def hopping_app() -> hf.App:
-    app = hf.App("hops")
+def shifts_app() -> hf.App:
+    app = hf.App("shifts")
     rows = app.source("rows", hf.Generator(SCHEMA, lambda i: (i, at(i)), count=0), event_time="at")
-    counts = rows.key_by("k").window(Hopping()).agg("counts", n=hf.count())
+    counts = rows.key_by("k").window(Shifts()).agg("counts", n=hf.count())
     counts.sink("out", hf.SQLite("unused.db", table="out"))
     counts.late.sink("late", hf.SQLite("unused.db", table="late"))
     return app
@@ -110,22 +115,22 @@ def hopping_app() -> hf.App:
 
 class TestOverlappingWindows:
     def test_a_record_is_counted_in_each_of_its_windows(self) -> None:
-        with TestDriver(hopping_app()) as t:
-            t.push("rows", [{"k": 1, "at": at(6)}, {"k": 1, "at": at(11)}])
+        with TestDriver(shifts_app()) as t:
+            t.push("rows", [{"k": 1, "at": at(7)}, {"k": 1, "at": at(12)}])
             t.watermark("rows", at(100))
             t.checkpoint()
             found = sorted((row["window_end"], row["n"]) for row in t.rows("out"))
-        assert found == [(at(10), 1), (at(15), 2), (at(20), 1)]
+        assert found == [(at(11), 1), (at(16), 2), (at(21), 1)]
 
     @pytest.mark.continuous("a record may be late within an epoch only there")
     def test_a_record_is_late_only_when_all_of_its_windows_are_closed(self) -> None:
-        with TestDriver(hopping_app()) as t:
+        with TestDriver(shifts_app()) as t:
             t.push("rows", [{"k": 1, "at": at(30)}])
             t.watermark("rows", at(12))
-            t.push("rows", [{"k": 1, "at": at(6)}, {"k": 1, "at": at(1)}])
-            t.watermark("rows", at(16))
+            t.push("rows", [{"k": 1, "at": at(7)}, {"k": 1, "at": at(1)}])
+            t.watermark("rows", at(17))
             t.checkpoint()
-            assert [(row["window_end"], row["n"]) for row in t.rows("out")] == [(at(15), 1)]
+            assert [(row["window_end"], row["n"]) for row in t.rows("out")] == [(at(16), 1)]
             assert [row["at"] for row in t.rows("late")] == [at(1)]
 
 

@@ -147,7 +147,8 @@ class TestArgumentsThatDoNotFit:
             (lambda: stream().filter(), ".filter at test_unsupported.py:{} lacks 'predicate'", "pl.col("),
             (lambda: stream().map(), ".map at test_unsupported.py:{} lacks 'fn'", "to=Out"),
             (lambda: stream().key_by("v").window(size="1h"), "has no argument 'size'", "hf.tumbling("),
-            (lambda: hf.hopping(), "hopping() is not supported in this version", "hf.tumbling(size)"),
+            (lambda: hf.hopping("1h"), "hf.hopping at test_unsupported.py:{} lacks 'every'", "every="),  # type: ignore[call-arg]
+            (lambda: hf.session(), "session() is not supported in this version", "hf.tumbling(size)"),
         ],
     )
     def test_are_refused_in_one_sentence_with_the_place(

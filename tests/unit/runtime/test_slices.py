@@ -1,0 +1,335 @@
+"""Windows that share slices, and windows of calendar days: results and late records in complete jobs, by an oracle."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import holdfast as hf
+from holdfast.runtime.plan.identity import check_against, describe_operators
+from holdfast.runtime.rows.calendar import Calendar
+from holdfast.runtime.rows.windows import Hopping
+from holdfast.sinks.memory import MemorySink
+from holdfast.state.keys.keygroups import range_of
+from holdfast.testing import TestDriver
+
+IN_BOTH_MODES = True
+
+START = datetime(2026, 3, 28, 21, tzinfo=UTC)
+SCHEMA = pa.schema(
+    [
+        pa.field("k", pa.string(), nullable=False),
+        pa.field("v", pa.int64(), nullable=False),
+        pa.field("word", pa.string()),
+        pa.field("at", pa.timestamp("us", "UTC"), nullable=False),
+    ]
+)
+
+
+def at(second: float) -> datetime:
+    return START + timedelta(seconds=second)
+
+
+def app_of(size: int = 10, every: int = 2, emit: str = "close", lateness: int = 0) -> hf.App:
+    app = hf.App("slices", key_groups=8)
+    generator = hf.Generator(SCHEMA, lambda i: ("a", i, None, at(i)), count=0)
+    rows = app.source("rows", generator, event_time="at", idle_after="1h")
+    window = rows.key_by("k").window(hf.hopping(f"{size}s", every=f"{every}s"), allowed_lateness=f"{lateness}s")
+    counted = window.agg(
+        "hot",
+        emit=emit,
+        n=hf.count(),
+        total=hf.sum("v"),
+        top=hf.max("v"),
+        mean=hf.mean("v"),
+        words=hf.count("word"),
+        first=hf.min("word"),
+    )
+    counted.sink("out", MemorySink(key=counted.upsert_key))
+    counted.late.sink("late", MemorySink())
+    return app
+
+
+def row(k: str, second: float, v: int, word: str | None = None) -> dict[str, Any]:
+    return {"k": k, "v": v, "word": word, "at": at(second)}
+
+
+@dataclass
+class Oracle:
+    """Which windows hold which records, in plain Python; time is what the test last set it to."""
+
+    size: int
+    every: int
+    emit: str
+    lateness: int
+    clock: float = -1e9
+    held: dict[tuple[str, int], list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
+    late: list[int] = field(default_factory=list)
+
+    def take(self, rows: list[dict[str, Any]]) -> None:
+        for each in rows:
+            second = (each["at"] - START).total_seconds()
+            ends = [end for end in range(-400, 800) if end % self.every == 0 and end - self.size <= second < end]
+            still = [end for end in ends if end + self.lateness > self.clock]
+            if not still:
+                self.late.append(each["v"])
+            for end in still:
+                self.held[each["k"], end].append(each)
+
+    def rows(self, through: float | None = None) -> dict[tuple[str, datetime], tuple[Any, ...]]:
+        """Return what was emitted by now."""
+        wait = self.lateness if self.emit == "final" else 0
+        found = {}
+        for (k, end), rows in self.held.items():
+            if end + wait <= (self.clock if through is None else through):
+                values = [each["v"] for each in rows]
+                words = [each["word"] for each in rows if each["word"] is not None]
+                mean = sum(values) / len(values)
+                found[k, at(end)] = (
+                    at(end - self.size), len(rows), sum(values), max(values), mean, len(words), min(words, default=None)
+                )  # fmt: skip
+        return found
+
+
+def given_rows(t: TestDriver) -> dict[tuple[str, datetime], tuple[Any, ...]]:
+    found: dict[tuple[str, datetime], tuple[Any, ...]] = {}
+    for each in t.rows("out"):
+        key = each["k"], each["window_end"]
+        assert key not in found, "a window was given twice"
+        names = ("window_start", "n", "total", "top", "mean", "words", "first")
+        found[key] = tuple(each[name] for name in names)
+    return found
+
+
+STEPS = st.one_of(
+    st.tuples(
+        st.just("push"),
+        st.integers(0, 2),  # the fourth partition has no records, so only the test advances time
+        st.lists(
+            st.tuples(st.sampled_from("abc"), st.integers(-30, 70), st.sampled_from([None, "x", "y", "zz"])),
+            min_size=1,
+            max_size=6,
+        ),
+    ),
+    st.tuples(st.just("watermark"), st.integers(-20, 70)),
+    st.tuples(st.just("crash"), st.integers(0, 1)),
+    st.tuples(st.just("driver")),
+    st.tuples(st.just("parallelism"), st.integers(1, 3)),
+)
+
+
+def play(t: TestDriver, steps: list[Any], oracle: Oracle) -> None:
+    """Carry out steps, each in an epoch of its own, so that it is known which records time has overtaken."""
+    number = 0
+    for step in steps:
+        match step:
+            case ("push", partition, given):
+                rows = [row(k, second, number + i, word) for i, (k, second, word) in enumerate(given)]
+                number += len(rows)
+                t.push("rows", rows, partition)
+                oracle.take(rows)
+            case ("watermark", second):
+                t.watermark("rows", at(second))
+                oracle.clock = max(oracle.clock, second)
+            case ("crash", worker):
+                t.crash(worker % len(t.cluster.rules.key_ranges))
+                t.recover()
+            case ("driver",):
+                t.cluster.replace_driver()
+            case ("parallelism", count):
+                ranges = tuple(range_of(i, count, 8) for i in range(count))
+                t.cluster.rules = replace(t.cluster.rules, key_ranges=ranges)
+                t.cluster.replace_driver()
+        t.checkpoint()
+        assert given_rows(t) == oracle.rows()
+
+
+class TestHopping:
+    @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+    @given(
+        st.lists(STEPS, min_size=3, max_size=12),
+        st.sampled_from(["close", "final"]),
+        st.sampled_from([(10, 2, 0), (10, 5, 3), (6, 6, 0), (12, 3, 20), (10, 2, 25)]),
+        st.integers(0, 2**16),
+    )
+    def test_windows_hold_what_the_oracle_finds(
+        self, steps: list[Any], emit: str, shape: tuple[int, int, int], seed: int
+    ) -> None:
+        size, every, lateness = shape
+        oracle = Oracle(size, every, emit, lateness)
+        with TestDriver(app_of(size, every, emit, lateness), 2, seed) as t:
+            play(t, steps, oracle)
+            t.finish()
+            assert given_rows(t) == oracle.rows(through=1e9)
+            assert sorted(each["v"] for each in t.rows("late")) == sorted(oracle.late)
+            for second in range(-40, 80, every):
+                assert t.state("hot", (at(second), "a")) is None  # slices that are over leave nothing behind
+
+    def test_a_rewind_takes_windows_back_and_gives_them_again(self) -> None:
+        oracle, rows = Oracle(10, 2, "close", 1_000), [row("ab"[i % 2], i % 37, i) for i in range(60)]
+        with TestDriver(app_of(lateness=1_000), 2) as t:
+            t.push("rows", rows[:20])
+            t.watermark("rows", at(20))
+            base = t.checkpoint()
+            before = given_rows(t)
+            t.push("rows", rows[20:], partition=1)
+            t.watermark("rows", at(30))
+            t.checkpoint()
+            assert given_rows(t) != before
+            t.rewind(base)
+            assert given_rows(t) == before
+            t.checkpoint()
+            oracle.take(rows)
+            t.finish()
+            assert given_rows(t) == oracle.rows(through=1e9)
+
+    def test_a_record_that_is_late_for_some_windows_counts_for_the_others(self) -> None:
+        with TestDriver(app_of()) as t:
+            t.push("rows", [row("a", 1, 1)])
+            t.watermark("rows", at(6))
+            t.checkpoint()
+            t.push("rows", [row("a", 1.5, 2)])
+            t.checkpoint()
+            t.finish()
+            assert {end: found[1] for (_, end), found in given_rows(t).items()} == {
+                at(2): 1, at(4): 1, at(6): 1, at(8): 2, at(10): 2
+            }  # fmt: skip
+            assert t.rows("late") == []
+
+    def test_a_record_is_kept_once_in_however_many_windows(self) -> None:
+        with TestDriver(app_of(size=100, every=1)) as t:
+            t.push("rows", [row("a", 0.5, 1)])
+            t.checkpoint()
+            assert [t.state("hot", (at(second), "a")) is None for second in (1, 2, 50, 100)] == [
+                False,
+                True,
+                True,
+                True,
+            ]
+            t.finish()
+            assert len(t.rows("out")) == 100
+
+    def test_sums_that_fit_apart_and_not_together_fail_the_job(self) -> None:
+        with TestDriver(app_of(), 1) as t:
+            t.push("rows", [row("a", 1, (1 << 63) - 1), row("a", 3, 1)])
+            t.watermark("rows", at(2))
+            t.checkpoint()
+            with pytest.raises(hf.JobFailed, match="does not fit into 64 bits"):
+                t.watermark("rows", at(4))
+                t.checkpoint()
+
+    @pytest.mark.continuous("it runs no job")
+    @pytest.mark.parametrize(("size", "every"), [("10s", "3s"), ("1s", "2s"), ("0s", "0s"), ("10s", "0s")])
+    def test_a_size_that_is_no_multiple_is_refused(self, size: str, every: str) -> None:
+        with pytest.raises(hf.ConfigError, match="must be a multiple of every"):
+            hf.hopping(size, every)
+
+    @pytest.mark.continuous("it runs no job")
+    def test_too_many_windows_are_refused(self) -> None:
+        with pytest.raises(hf.ConfigError, match="86,400,000 windows would overlap"):
+            hf.hopping("1d", "1ms")
+
+    @pytest.mark.continuous("it runs no job")
+    def test_state_of_other_windows_is_refused(self) -> None:
+        before = describe_operators(app_of(10, 2).plan())
+        check_against(app_of(10, 2).plan(), before)
+        with pytest.raises(hf.ConfigError, match=r"had the windows hopping\(10s, every=2s\) and now has hopping\(10s"):
+            check_against(app_of(10, 5).plan(), before)
+        with pytest.raises(hf.ConfigError, match="would never be emitted"):
+            check_against(
+                app_of(emit="final", lateness=3).plan(), describe_operators(app_of(emit="final", lateness=5).plan())
+            )
+
+    @pytest.mark.continuous("it runs no job")
+    @given(st.integers(-(10**15), 10**15), st.integers(1, 10**6), st.integers(1, 50))
+    def test_a_slice_is_a_part_of_each_of_its_windows(self, time: int, every: int, overlap: int) -> None:
+        window = Hopping(every * overlap, every)
+        end = int(window.slices(np.array([time]))[0])
+        assert end % every == 0 and end - every <= time < end
+        last = end + (overlap - 1) * every
+        assert window.starts(np.array([last]))[0] <= time
+
+
+ZONES = [
+    "UTC", "Europe/Berlin", "America/Sao_Paulo", "America/St_Johns", "America/Havana", "Pacific/Apia", "Asia/Kathmandu"
+]  # fmt: skip
+
+
+def first_instant(day: date, zone: ZoneInfo) -> datetime:
+    """Return the first instant whose date by the clocks of the zone is this day or a later one, by trying minutes."""
+    at_ = datetime(day.year, day.month, day.day, tzinfo=UTC) - timedelta(hours=26)
+    while at_.astimezone(zone).date() < day:
+        at_ += timedelta(minutes=1)
+    return at_
+
+
+class TestCalendar:
+    @pytest.mark.continuous("it runs no job")
+    @pytest.mark.parametrize("tz", ZONES)
+    @pytest.mark.parametrize("unit", ["day", "week", "month"])
+    def test_windows_have_no_gaps_and_hold_their_times(self, tz: str, unit: str) -> None:
+        window, rng = Calendar(unit, tz), np.random.default_rng(1)
+        times = rng.integers(-(10**9), 2 * 10**9, 20_000) * 1_000_000 + rng.integers(0, 10**6, 20_000)
+        ends = window.slices(times)
+        starts = window.starts(ends)
+        assert ((starts <= times) & (times < ends)).all()
+        assert (window.slices(starts) == ends).all() and (window.slices(ends - 1) == ends).all()
+        assert (ends - starts <= window.size_us).all()
+
+    @pytest.mark.continuous("it runs no job")
+    @pytest.mark.parametrize(
+        ("tz", "day"),
+        [
+            ("Europe/Berlin", date(2026, 3, 29)),  # 23 hours
+            ("Europe/Berlin", date(2026, 10, 25)),  # 25 hours
+            ("America/Sao_Paulo", date(2018, 11, 4)),  # begins at 1 o'clock
+            ("America/Havana", date(2025, 11, 2)),  # midnight comes twice
+            ("Pacific/Apia", date(2011, 12, 31)),  # after a date that was left out
+            ("Asia/Kathmandu", date(2026, 1, 1)),
+        ],
+    )
+    def test_a_day_begins_with_its_first_instant(self, tz: str, day: date) -> None:
+        zone, window = ZoneInfo(tz), Calendar("day", tz)
+        begins, ends = first_instant(day, zone), first_instant(day + timedelta(days=1), zone)
+        inside = np.array([round((begins + part * (ends - begins)).timestamp() * 1e6) for part in (0.0, 0.3, 0.999)])
+        assert window.slices(inside).tolist() == [round(ends.timestamp() * 1e6)] * 3
+        assert window.starts(window.slices(inside)).tolist() == [round(begins.timestamp() * 1e6)] * 3
+
+    def test_a_job_counts_by_the_day_of_a_time_zone(self) -> None:
+        app = hf.App("days", key_groups=8)
+        rows = app.source("rows", hf.Generator(SCHEMA, lambda i: ("a", i, None, at(i)), count=0), event_time="at")
+        counted = rows.key_by("k").window(hf.calendar("day", tz="Europe/Berlin")).agg("days", n=hf.count())
+        counted.sink("out", MemorySink(key=counted.upsert_key))
+        zone, oracle = ZoneInfo("Europe/Berlin"), defaultdict[date, int](int)
+        with TestDriver(app, 2) as t:
+            given = [row("a", 3_600 * hour, hour) for hour in range(60)]
+            for each in given:
+                oracle[each["at"].astimezone(zone).date()] += 1
+            t.push("rows", given[:30])
+            t.checkpoint()
+            t.crash(0)
+            t.recover()
+            t.push("rows", given[30:], partition=2)
+            t.finish()
+            found = {each["window_start"].astimezone(zone).date(): each["n"] for each in t.rows("out")}
+            assert found == oracle
+            assert sorted(found.values()) == [2, 11, 23, 24]
+            lengths = {each["window_end"] - each["window_start"] for each in t.rows("out")}
+            assert lengths == {timedelta(hours=23), timedelta(hours=24)}
+
+    @pytest.mark.continuous("it runs no job")
+    def test_unknown_units_and_zones_are_refused(self) -> None:
+        with pytest.raises(hf.ConfigError, match="the unit is unknown"):
+            hf.calendar("year", tz="UTC")
+        with pytest.raises(hf.ConfigError, match="the time zone is unknown") as found:
+            hf.calendar("day", tz="Europe/Berln")
+        assert "Europe/Berlin" in found.value.next_step
