@@ -60,7 +60,7 @@ STREAM: Mapping[str, str] = {
     "lookup": "look values up in a function: .map(...)",
     "side": "the only side outputs are late rows, .late, and dead letters, hf.App(..., dlq=...)",
     "to_table": "write an aggregate to hf.SQLite with key=",
-    "sessionize": "use .key_by(...).window(hf.tumbling(...)).agg(...)",
+    "sessionize": "use .key_by(...).window(hf.session(gap)).agg(...)",
     "match": "compare rows in the tables of a sink",
     "search": "compare rows in the tables of a sink",
 }

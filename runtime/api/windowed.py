@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from holdfast.arguments import position
 from holdfast.runtime.config.settings import duration_ms
+from holdfast.runtime.operators.session import SessionAggregate
 from holdfast.runtime.operators.side import LATE, Side
 from holdfast.runtime.operators.window import WindowAggregate
 from holdfast.runtime.plan.graph import Graph, Node, check_name, refused
@@ -60,8 +61,15 @@ def aggregated(
     for aggregation in bounds:
         if aggregation.result.name in taken:
             raise refused(f"{where}: {aggregation.result.name!r} is already a column", "rename the aggregate")
+    if grouping.window.merging and grouping.lateness_us and emit == "close":
+        raise refused(
+            f"{where}: {grouping.window.shown()} with lateness and emit='close': a session that was emitted may "
+            "become part of another one, and no row takes it back",
+            'use emit="final", which emits each session once, after the lateness',
+        )
     checked = graph.claim(name, "operator")
-    kind = WindowAggregate(checked, grouping.keys, bounds, grouping.time, grouping.window, grouping.lateness_us, emit)
+    step = SessionAggregate if grouping.window.merging else WindowAggregate
+    kind = step(checked, grouping.keys, bounds, grouping.time, grouping.window, grouping.lateness_us, emit)
     fields = [
         *(schema.field(key) for key in grouping.keys),
         pa.field(WINDOW_START, TIME, nullable=False),

@@ -24,7 +24,15 @@ from holdfast.runtime.operators.contract import is_part
 from holdfast.runtime.plan.fields import kept_fields
 from holdfast.runtime.rows.aggregate_functions import FUNCTIONS
 from holdfast.runtime.rows.aggregates import Aggregation, BoundAggregation, bound, result_of, state_columns
-from holdfast.runtime.rows.windows import CLOCK_COLUMNS, CLOCK_KEY, TIME, TIME_FIRST_US, TIME_LAST_US, WINDOW_START
+from holdfast.runtime.rows.windows import (
+    CLOCK_COLUMNS,
+    CLOCK_KEY,
+    TIME,
+    TIME_FIRST_US,
+    TIME_LAST_US,
+    WINDOW_END,
+    WINDOW_START,
+)
 from holdfast.state.blocks import Rows
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.spec import TableSpec, column_of_type
@@ -83,14 +91,18 @@ def view_of(operator: OperatorState) -> View:
         return _view(operator, key, shown[:1], shown[1:])
     keys = [_key(key, at) for at in range(key.unrouted, len(key.names))]
     ends = [_key(key, at) for at in range(key.unrouted)]
+    over = [_time(WINDOW_END)] if key.suffix else []
     aggregates = identity.get("aggregates", [])
     if not aggregates or any(each["function"] not in FUNCTIONS for each in aggregates):
         times = identity.get("times", [])
         raw = [(name, kind) for name, kind in described["columns"] if name not in key.names]
         return _view(operator, key, ends + keys, [_time(n) if n in times else _raw(n, kind) for n, kind in raw])
-    if (size_us := identity.get("window", {}).get("size_us")) is not None:
+    window = identity.get("window", {})
+    if "every_us" in window:
+        ends = [_named(SLICE_START, _window_start(window["every_us"])), *(_named(SLICE_END, end) for end in ends)]
+    elif (size_us := window.get("size_us")) is not None:
         ends = [_window_start(size_us), *ends]
-    return _view(operator, key, keys + ends, [_result(each) for each in aggregates])
+    return _view(operator, key, keys + ends, [*over, *(_result(each) for each in aggregates)])
 
 
 def type_of(text: str) -> pa.DataType:
@@ -101,6 +113,8 @@ def type_of(text: str) -> pa.DataType:
 
 
 _Shown = tuple[pa.Field, Compute]
+SLICE_START, SLICE_END = "slice_start", "slice_end"
+"""Windows that overlap share the state of slices (docs/design/0062-slices.md)."""
 
 
 def _view(operator: OperatorState, key: KeyType, keys: list[_Shown], values: list[_Shown]) -> View:
@@ -126,10 +140,12 @@ def _key_of(described: Mapping[str, Any], identity: Mapping[str, Any]) -> KeyTyp
     names, types = zip(*((name, type_of(kind)) for name, kind in described["key"]), strict=True)
     routed = identity.get("key")
     # Versions without an identity recorded the windows as text.
-    unrouted = int("window" in described) if routed is None else len(names) - len(routed)
+    suffix = identity.get("suffix", 0)
+    unrouted = int("window" in described) if routed is None else len(names) - len(routed) - suffix
     known = {each["column"]: each["nullable"] for each in routed or ()}
-    nullable = tuple(at >= unrouted and known.get(name, True) for at, name in enumerate(names))
-    return KeyType(names, types, nullable, unrouted)
+    routed_part = range(unrouted, len(names) - suffix)
+    nullable = tuple(at in routed_part and known.get(name, True) for at, name in enumerate(names))
+    return KeyType(names, types, nullable, unrouted, suffix)
 
 
 def _is_clock(operator: OperatorState) -> bool:
@@ -145,6 +161,10 @@ def _group() -> _Shown:
     """Return the key group itself, whose row has an arbitrary key in it."""
     field = pa.field(CLOCK_KEY.names[0], pa.int64(), nullable=False)
     return field, lambda rows, keys: pa.array(rows.groups.astype(np.int64))
+
+
+def _named(name: str, shown: _Shown) -> _Shown:
+    return shown[0].with_name(name), shown[1]
 
 
 def _window_start(size_us: int) -> _Shown:

@@ -113,6 +113,8 @@ class TableDraft:
     """Empty for the table with the operator's name; else the name of an additional table."""
     window: str | None = None
     """The text by which checkpoints of older versions compare windows."""
+    orders: tuple[str, ...] = ()
+    """Ordered indexes to keep in memory (state/tables/spec.py)."""
 
 
 def entry(port: int) -> int:

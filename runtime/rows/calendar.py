@@ -115,11 +115,14 @@ def calendar(unit: str, tz: str) -> Calendar:
             not_done="the job was not planned",
             next_step=f"use one of: {', '.join(_STEPS)}",
         )
-    if tz not in (known := available_timezones()):
-        close = get_close_matches(str(tz), known, 3)
+    window = Calendar(unit, str(tz))
+    try:
+        window.slices(np.zeros(1, np.int64))
+    except pl.exceptions.ComputeError as error:
+        close = get_close_matches(str(tz), available_timezones(), 3)
         raise ConfigError(
             f"calendar({unit!r}, tz={tz!r}) at {position()}: the time zone is unknown",
             not_done="the job was not planned",
             next_step=f"use a name such as {', '.join(close or ['UTC', 'Europe/Berlin'])}",
-        )
-    return Calendar(unit, tz)
+        ) from error
+    return window

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +42,8 @@ END_COLUMN = ColumnSpec(WINDOW_END, np.dtype(np.int64))
 CLOCK_KEY = KeyType(("key_group",), (pa.int64(),))
 CLOCK_COLUMNS = (ColumnSpec("at", np.dtype(np.int64), NEVER_US),)
 """One row per key group: the watermark up to which its windows are closed."""
+_SHOWN = ("size_us", "gap_us", "unit", "tz")
+"""Parts of an identity that a job's code gives without a name."""
 _UNITS_US = {"d": 86_400_000_000, "h": 3_600_000_000, "m": 60_000_000, "s": 1_000_000, "ms": 1_000}
 
 
@@ -146,6 +148,39 @@ class Hopping:
         return window_text(self.identity())
 
 
+@dataclass(frozen=True)
+class Session:
+    """Windows of one key that end `gap_us` after their last record; records no farther apart are in one window."""
+
+    gap_us: int
+
+    kind: ClassVar[str] = "session"
+    merging: ClassVar[bool] = True
+    overlap: ClassVar[int] = 1
+
+    @property
+    def size_us(self) -> int:
+        """The size of a window of one record: a window may be longer by any time."""
+        return self.gap_us
+
+    @property
+    def every_us(self) -> int:
+        return self.gap_us
+
+    def slices(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the end that each record alone gives its window."""
+        return times + self.gap_us
+
+    def starts(self, ends: NDArray[np.int64]) -> NDArray[np.int64]:
+        return ends - self.gap_us
+
+    def identity(self) -> dict[str, Any]:
+        return {"kind": self.kind, "gap_us": self.gap_us}
+
+    def shown(self) -> str:
+        return window_text(self.identity())
+
+
 def next_multiples(times: NDArray[np.int64], step_us: int, offset_us: int = 0) -> NDArray[np.int64]:
     """Return the first multiple of a step, shifted by the offset, after each time."""
     since = np.mod(times - offset_us, step_us)  # never negative
@@ -157,8 +192,8 @@ def window_text(window: Mapping[str, Any]) -> str:
     """Return the windows of an identity as text for messages."""
     names = {"offset_us": "offset", "every_us": "every"}
     lengths = [f"{names[part]}={span(window[part])}" for part in names if window.get(part)]
-    size = [span(window["size_us"])] if "size_us" in window else [window["unit"], window["tz"]]
-    return f"{window['kind']}({', '.join(size + lengths)})"
+    shown = [str(value) if isinstance(value, str) else span(value) for part, value in window.items() if part in _SHOWN]
+    return f"{window['kind']}({', '.join(shown + lengths)})"
 
 
 def span(us: int) -> str:
@@ -247,16 +282,21 @@ def hopping(size: str, every: str) -> Hopping:
     return Hopping(size_us, every_us)
 
 
-def session(*given: object, **named: object) -> NoReturn:
-    """Windows that end after a gap without records. Not supported yet: always raises ConfigError."""
-    _unsupported("session", given, named)
+@checked("hf.session", '("30m")')
+def session(gap: str) -> Session:
+    """Windows per key that end when no record came for this long: `session("30m")`.
 
+    A window begins with its first record and ends `gap` after its last one. Records of a key that are at most `gap`
+    apart are in one window, also if a record that comes late closes the gap between two.
 
-def _unsupported(called: str, given: tuple[object, ...], named: Mapping[str, object]) -> NoReturn:
-    arguments = [*map(repr, given), *(f"{name}={value!r}" for name, value in named.items())]
-    raise ConfigError(
-        f"{called}({', '.join(arguments)}) is not supported in this version; tumbling, hopping and "
-        "calendar windows are",
-        not_done="the job was not planned",
-        next_step='use hf.tumbling(size), for example hf.tumbling("10s")',
-    )
+    Raises:
+        ConfigError: the gap is not above 0.
+    """
+    gap_us = 1_000 * duration_ms(gap, f"gap of hf.session at {position()}")
+    if gap_us <= 0:
+        raise ConfigError(
+            f"session({gap!r}): the gap must be above 0",
+            not_done="the job was not planned",
+            next_step='use, for example, session("30m")',
+        )
+    return Session(gap_us)

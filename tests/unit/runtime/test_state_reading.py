@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stored_state import START, app, bid, labels, store_of, stored, written_to
+from stored_state import START, Bid, app, bid, labels, store_of, stored, written_to
 
 import holdfast as hf
 from holdfast.checkpoint.catalogue import Retention
@@ -23,6 +23,8 @@ from holdfast.runtime.inspect.comparison import differences
 from holdfast.runtime.inspect.reading import Reading, at_checkpoint, objects_of, parts_of, reading_of
 from holdfast.runtime.inspect.sizes import size_of
 from holdfast.runtime.inspect.view import view_of
+from holdfast.runtime.rows.windows import Windows
+from holdfast.sinks.memory import MemorySink
 from holdfast.state.tables.spec import TableSpec
 from holdfast.storage.local import LocalObjects
 from holdfast.storage.objects import MemoryObjects
@@ -86,6 +88,14 @@ class TestText:
         ]
 
 
+def windowed(window: Windows) -> hf.App:
+    job = hf.App("hot")
+    bids = job.source("bids", hf.Generator(Bid, lambda i: bid(i, "a", 1.0), count=0), event_time="at")
+    counted = bids.key_by("auction").window(window).agg("hot", n=hf.count())
+    counted.sink("out", MemorySink())
+    return job
+
+
 class TestResults:
     def test_aggregates_have_their_names_and_values(self, driver: TestDriver) -> None:
         driver.push("bids", [bid(1, "a", 2.0, 3), bid(1, "a", 5.0, 1), bid(2, "b", None, 9)])
@@ -107,6 +117,26 @@ class TestResults:
             (START, START + timedelta(seconds=10), 2.0),
             (START + timedelta(seconds=10), START + timedelta(seconds=20), 4.0),
         ]
+
+    def test_a_session_has_its_start_and_end(self) -> None:
+        with TestDriver(windowed(hf.session("5s"))) as driver:
+            driver.push("bids", [bid(1, "a", 2.0, 3), bid(1, "a", 4.0, 12), bid(1, "a", 4.0, 15)])
+            driver.checkpoint()
+            read = reading_of(stored(store_of(driver)), "hot")
+            assert read.view.schema.names == ["auction", "window_start", "window_end", "n"]
+            assert [((row["window_start"] - START).seconds, (row["window_end"] - START).seconds, row["n"])
+                    for row in rows(read)] == [(3, 8, 1), (12, 20, 2)]  # fmt: skip
+            [found] = {row["auction"] for row in rows(reading_of(stored(store_of(driver)), "hot", key="1"))}
+            assert found == 1
+
+    def test_windows_that_overlap_are_shown_as_slices(self) -> None:
+        with TestDriver(windowed(hf.hopping("10s", every="5s"))) as driver:
+            driver.push("bids", [bid(1, "a", 2.0, 3), bid(1, "a", 4.0, 12)])
+            driver.checkpoint()
+            read = reading_of(stored(store_of(driver)), "hot")
+            assert read.view.schema.names == ["auction", "slice_start", "slice_end", "n"]
+            assert [((row["slice_start"] - START).seconds, (row["slice_end"] - START).seconds, row["n"])
+                    for row in rows(read)] == [(0, 5, 1), (10, 15, 1)]  # fmt: skip
 
     def test_closed_windows_are_not_read(self, driver: TestDriver) -> None:
         driver.push("bids", [bid(1, "a", 2.0, 3)])

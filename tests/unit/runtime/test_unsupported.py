@@ -148,7 +148,7 @@ class TestArgumentsThatDoNotFit:
             (lambda: stream().map(), ".map at test_unsupported.py:{} lacks 'fn'", "to=Out"),
             (lambda: stream().key_by("v").window(size="1h"), "has no argument 'size'", "hf.tumbling("),
             (lambda: hf.hopping("1h"), "hf.hopping at test_unsupported.py:{} lacks 'every'", "every="),  # type: ignore[call-arg]
-            (lambda: hf.session(), "session() is not supported in this version", "hf.tumbling(size)"),
+            (lambda: hf.session(), "hf.session at test_unsupported.py:{} lacks 'gap'", "hf.session("),  # type: ignore[call-arg]
         ],
     )
     def test_are_refused_in_one_sentence_with_the_place(

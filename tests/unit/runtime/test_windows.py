@@ -348,10 +348,6 @@ class TestRefusals:
         with pytest.raises(hf.ConfigError, match="replaces rows by auction"):
             counted.key_by("auction").window(hf.tumbling("1s"))
 
-    def test_unknown_windows_are_refused(self) -> None:
-        with pytest.raises(hf.ConfigError, match="is not supported in this version"):
-            hf.session("5s")
-
     @pytest.mark.parametrize(("size", "offset"), [("0s", "0s"), ("10s", "10s"), ("10s", "11s")])
     def test_invalid_sizes_and_offsets_are_refused(self, size: str, offset: str) -> None:
         with pytest.raises(hf.ConfigError, match="the size must be above 0"):
