@@ -8,7 +8,7 @@ Invariants
     - What a topic holds of an epoch is all of it, or nothing, per writer.
     - A read gives, for every key, its records in the order of their epochs.
 
-Pure: no clock, thread or I/O. Source: docs/design/0055-changelog-topic.md.
+Pure: no clock, thread or I/O. Source: docs/design/0055-changelog-topic.md, 0057-what-owners-completed.md.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from holdfast.errors import ConfigError, Damaged, Unavailable
+from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
 from holdfast.model import NO_EPOCH, Epoch, Stretch, Subtask
 from holdfast.sinks.contract import Sink
+from holdfast.sinks.owners import Claim, Holding
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,10 @@ class OpenChangelog(Protocol):
     @property
     def empty(self) -> bool:
         """Return whether it holds nothing."""
+
+    @property
+    def holding(self) -> Holding:
+        """Return its owner, and the newest tag of its writers."""
 
     @property
     def delivered(self) -> Mapping[Subtask, Epoch]:
@@ -97,10 +102,12 @@ class Changelog(Protocol):
     def in_memory(self, name: str) -> Changelog:
         """Return the same place in the memory of this process, for tests."""
 
-    def compact(self, job_uuid: str, history: Sequence[Stretch], horizon: Epoch) -> bool:
+    def compact(self, job_uuid: str, owner: str, history: Sequence[Stretch], horizon: Epoch) -> bool:
         """Remove what newer records replace, if that is worth it; return whether it was done.
 
         Args:
+            owner: The driver on whose behalf. While another one owns the topic, nothing is removed: it may be that of
+                another history of the job, whose horizon is older.
             horizon: The oldest epoch that may be restored. What it needs stays.
         """
 
@@ -110,6 +117,7 @@ class Nothing:
     """What a changelog holds that is kept in the root alone."""
 
     empty: bool = True
+    holding: Holding = Holding(None, None)
     delivered: Mapping[Subtask, Epoch] = field(default_factory=dict)
     floor: Epoch = NO_EPOCH
 
@@ -139,7 +147,7 @@ class Root:
         """See Changelog.in_memory."""
         return self
 
-    def compact(self, job_uuid: str, history: Sequence[Stretch], horizon: Epoch) -> bool:
+    def compact(self, job_uuid: str, owner: str, history: Sequence[Stretch], horizon: Epoch) -> bool:
         """See Changelog.compact."""
         return False
 
@@ -150,6 +158,20 @@ ROOT: Changelog = Root()
 def is_on(history: Sequence[Stretch], timeline: int, epoch: Epoch) -> bool:
     """Return whether a delivery's tag is on a lineage."""
     return any(s.timeline == timeline and s.first <= epoch <= s.last for s in history)
+
+
+def check_ours(where: str, found: OpenChangelog, claim: Claim) -> None:
+    """Refuse to read a topic to which another history of the job delivered: its records have the same numbers.
+
+    Raises:
+        Fenced: another history owns it.
+        Damaged: a driver that both histories have delivered what it did not complete in this one.
+    """
+    try:
+        claim.must_take_over(where, found.holding.held, lambda: found.holding.newest)
+    except HoldfastError as error:
+        error.not_done = "no state was restored"
+        raise
 
 
 def check_holds(where: str, found: OpenChangelog, delivered: Mapping[Subtask, Epoch]) -> None:

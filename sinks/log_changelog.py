@@ -29,7 +29,7 @@ from holdfast.model import CHANGELOG, NO_EPOCH, Epoch, Stretch, Subtask, Tag, Wr
 from holdfast.ports import ObjectStore
 from holdfast.sinks.changelogs import AsOf, Changelog, CompactedMeanwhile, is_on
 from holdfast.sinks.contract import Repair, Rewinding, Sink
-from holdfast.sinks.log import LogSink, LogTarget, is_writer_of
+from holdfast.sinks.log import LogSink, LogTarget, holding, is_writer_of
 from holdfast.sinks.owners import Claim, Holding
 from holdfast.storage.log.commits import Commits
 from holdfast.storage.log.compacted import NEVER, CompactedSegment
@@ -84,9 +84,11 @@ class LogChangelog:
         """See Changelog.in_memory."""
         return LogChangelog(f"memory://{name}", self.partitions, self.compacted_from, 0.0)
 
-    def compact(self, job_uuid: str, history: Sequence[Stretch], horizon: Epoch) -> bool:
+    def compact(self, job_uuid: str, owner: str, history: Sequence[Stretch], horizon: Epoch) -> bool:
         """See Changelog.compact: done once the rows to compact are as large as what the last compaction left."""
         found = self.open(job_uuid)
+        if found.holding.held is None or found.holding.held.owner != owner:
+            return False
         through, fresh, left = found.compactable(history, horizon)
         if fresh < max(self.compacted_from, left):
             return False
@@ -220,6 +222,11 @@ class OpenLogChangelog:
     def empty(self) -> bool:
         """See OpenChangelog.empty."""
         return not any(self._tail.ends)
+
+    @property
+    def holding(self) -> Holding:
+        """See OpenChangelog.holding."""
+        return holding(self._tail, self._job_uuid, CHANGELOG)
 
     @cached_property
     def delivered(self) -> Mapping[Subtask, Epoch]:

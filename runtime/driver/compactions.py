@@ -5,7 +5,7 @@ compaction up to the oldest checkpoint that is left is worth it.
 
 Invariants
     - What any retained checkpoint needs stays.
-    - Nothing is compacted between a rewind and the repair of the topic.
+    - Nothing is compacted between a rewind and the repair of the topic, or while another driver owns it.
 
 Source: docs/design/0055-changelog-topic.md; PROTOCOL P16.
 """
@@ -36,7 +36,7 @@ class Compactions:
             return
         self._busy = True
         horizon, history = job.retained[0].body.epoch, lineage_of(job.rewinds)
-        self._lane().submit(lambda: self._changelog.compact(job.uuid, history, horizon), self._ended)
+        self._lane().submit(lambda: self._changelog.compact(job.uuid, job.owner, history, horizon), self._ended)
 
     def _ended(self, result: object) -> None:
         self._busy = False

@@ -6,8 +6,10 @@ killed workers and drivers, rescaling, rewinds and compactions, output equals a 
 
 from __future__ import annotations
 
+import copy
 import json
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -24,7 +26,7 @@ import pytest
 import holdfast as hf
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.errors import ConfigError, Unavailable
+from holdfast.errors import ConfigError, Damaged, ErrorReport, Fenced, Unavailable
 from holdfast.model import CHANGELOG, Tag, WorkerId, Writer
 from holdfast.runtime.cli.operate.verify import verify_all
 from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
@@ -133,6 +135,25 @@ class Job:
         self.cluster.change_rules(retention=Retention(retained, 0), standbys=standbys)
         if local is not None:
             self.cluster.local = local
+        self.cluster.begin()
+
+    def copied(self, folder: Path) -> Job:
+        """Return a copy of the root and of the sinks' logs, not started; input and changelog stay where they are."""
+        twin = copy.copy(self)
+        twin.folder, twin.topic = folder, Switch()
+        for log in ("totals", "windows", "all"):
+            shutil.copytree(self.folder / log, folder / log)
+        for log in ("input", "changelog"):
+            (folder / log).symlink_to(self.folder / log)
+        assert isinstance(self.plan.changelog, RefusingChangelog)
+        twin.plan = replace(twin.app().plan(), changelog=replace(self.plan.changelog, switch=twin.topic))
+        twin.store = MemoryObjects()
+        for path in self.store.list(""):
+            twin.store.put(path, self.store.get(path))
+        return twin
+
+    def begin_copy(self, mode: str, seed: int) -> None:
+        self.cluster = Cluster(self.plan, 2, seed, self.store, 1.0, {"sales": (0, 1, 2, 3)}, mode)
         self.cluster.begin()
 
     def app(self) -> hf.App:
@@ -511,6 +532,60 @@ class TestStarts:
         assert job.cluster.driver.outcome is not None
         ended, error = job.cluster.driver.outcome
         assert ended == "failed" and error is not None and "restored from a backup, replaced or emptied" in error.what
+
+
+class TestACopyOfTheRoot:
+    """Both jobs write to one topic, and number other epochs alike."""
+
+    @pytest.mark.parametrize(("mode", "recoveries"), [(CONTINUOUS, 0), (CONTINUOUS, 2), (MICROBATCH, 0)])
+    def test_never_restores_what_the_original_delivered_since(self, tmp_path: Path, mode: str, recoveries: int) -> None:
+        """Not even once its own epochs are beyond, or if those of the original went beyond its first one."""
+        job = Job(tmp_path / "original", mode)
+        job.run(60, 60)
+        job.settle()
+        twin = job.copied(tmp_path / "copy")
+        twin.topic.on = True  # it has seen the topic, but cannot deliver to it
+        twin.begin_copy(mode, seed=77)
+        first = job.manifest().epoch
+        twin.run(30)
+        assert twin.cluster.driver.outcome is None and twin.manifest().epoch > first + 100
+        job.run(5)
+        for _ in range(recoveries):  # by the same driver, so that the copy knows the owner; epochs jump each time
+            job.cluster.crash(min(job.cluster.members))
+            job.run(5)
+            job.settle()
+        assert (job.manifest().epoch > twin.manifest().epoch) == (recoveries > 0)
+        for seed in (78, 79):
+            twin.begin_copy(mode, seed)
+            twin.cluster.pass_time(20.0)
+            assert twin.cluster.driver.outcome is not None
+            ended, error = twin.cluster.driver.outcome
+            assert ended == "failed" and isinstance(error, ErrorReport) and error.kind == Damaged.kind
+            assert error.not_done == "no state was restored" or mode == MICROBATCH  # it delivers meanwhile
+            assert f"ends at timeline 1, epoch {first} for the run" in error.what
+        with pytest.raises(Damaged, match="for the run that delivered this"):
+            twin.held("totals")
+        job.finish()
+        job.check()
+
+    def test_takes_the_topic_over_if_the_original_has_not_continued(self, tmp_path: Path, mode: str) -> None:
+        job = Job(tmp_path / "original", mode)
+        job.run(60, 60)
+        job.settle()
+        twin, first = job.copied(tmp_path / "copy"), job.manifest().epoch
+        twin.begin_copy(mode, seed=77)
+        twin.run(30)
+        twin.settle()
+        assert twin.plan.changelog.open(twin.manifest().job_uuid).delivered[0] > first + 100
+        job.run(5)
+        job.cluster.pass_time(20.0)
+        assert job.cluster.driver.outcome is not None
+        ended, error = job.cluster.driver.outcome
+        assert ended == "failed" and isinstance(error, ErrorReport) and error.kind == Fenced.kind
+        with pytest.raises(Fenced, match="no state was restored"):
+            job.held("totals")
+        twin.finish()
+        twin.check()
 
 
 class TestReports:

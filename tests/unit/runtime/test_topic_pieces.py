@@ -23,6 +23,7 @@ from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.wire.messages import Active, Deploy, TopicState
 from holdfast.runtime.worker.topic import Older, older
 from holdfast.sinks.changelogs import AsOf, Nothing, OpenChangelog
+from holdfast.sinks.owners import Holding
 
 OWNED = (0, 4)
 PLAN = Plan("job", 8, (), (), (), (), ())
@@ -33,6 +34,7 @@ class Held:
     """A topic that is compacted through epoch 5, and has everything of writer 0 through epoch 7."""
 
     empty: bool = False
+    holding: Holding = Holding(None, None)
     delivered: Mapping[Subtask, Epoch] = field(default_factory=lambda: {Subtask(0): Epoch(7)})
     floor: Epoch = Epoch(5)
 
