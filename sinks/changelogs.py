@@ -13,7 +13,7 @@ Pure: no clock, thread or I/O. Source: docs/design/0055-changelog-topic.md, 0057
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -50,6 +50,10 @@ class CompactedMeanwhile(Unavailable):
     """The topic was compacted while it was read: begin the read again."""
 
 
+def unseen(done_bytes: int, all_bytes: int) -> None:
+    """Take notice of an advance that is shown nowhere."""
+
+
 class OpenChangelog(Protocol):
     """What a topic holds, as of the moment in which it was opened."""
 
@@ -69,13 +73,30 @@ class OpenChangelog(Protocol):
     def floor(self) -> Epoch:
         """Return the epoch up to which it is compacted: it lacks what was replaced or deleted before."""
 
-    def records(self, which: AsOf) -> Iterator[pa.RecordBatch]:
+    def records(self, which: AsOf, advanced: Callable[[int, int], object] = unseen) -> Iterator[pa.RecordBatch]:
         """Yield records of a key in the order of their epochs, each key at most once in a batch.
+
+        Args:
+            advanced: Called again and again while the read is under way, also while it finds nothing, with the bytes
+                read so far and an estimate of all bytes.
 
         Raises:
             CompactedMeanwhile: a record is gone.
             Damaged: a record differs from what was written, or another writer's is among them.
             Unavailable: the topic cannot be read now.
+        """
+
+
+class Compaction(Protocol):
+    """The compactions of one job's changelog; for use by one thread at a time."""
+
+    def compact(self, owner: str, history: Sequence[Stretch], horizon: Epoch) -> bool:
+        """Remove what newer records replace, if that is worth it; return whether it was done.
+
+        Args:
+            owner: The driver on whose behalf. While another one owns the topic, nothing is removed: it may be that of
+                another history of the job, whose horizon is older.
+            horizon: The oldest epoch that may be restored. What it needs stays.
         """
 
 
@@ -102,14 +123,8 @@ class Changelog(Protocol):
     def in_memory(self, name: str) -> Changelog:
         """Return the same place in the memory of this process, for tests."""
 
-    def compact(self, job_uuid: str, owner: str, history: Sequence[Stretch], horizon: Epoch) -> bool:
-        """Remove what newer records replace, if that is worth it; return whether it was done.
-
-        Args:
-            owner: The driver on whose behalf. While another one owns the topic, nothing is removed: it may be that of
-                another history of the job, whose horizon is older.
-            horizon: The oldest epoch that may be restored. What it needs stays.
-        """
+    def compaction(self, job_uuid: str) -> Compaction:
+        """Return its compactions; no connection is made yet."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +136,18 @@ class Nothing:
     delivered: Mapping[Subtask, Epoch] = field(default_factory=dict)
     floor: Epoch = NO_EPOCH
 
-    def records(self, which: AsOf) -> Iterator[pa.RecordBatch]:
+    def records(self, which: AsOf, advanced: Callable[[int, int], object] = unseen) -> Iterator[pa.RecordBatch]:
         """See OpenChangelog.records."""
         return iter(())
+
+
+@dataclass(frozen=True)
+class NoCompaction:
+    """Segments in the root are merged by the workers."""
+
+    def compact(self, owner: str, history: Sequence[Stretch], horizon: Epoch) -> bool:
+        """See Compaction.compact."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -147,9 +171,9 @@ class Root:
         """See Changelog.in_memory."""
         return self
 
-    def compact(self, job_uuid: str, owner: str, history: Sequence[Stretch], horizon: Epoch) -> bool:
-        """See Changelog.compact."""
-        return False
+    def compaction(self, job_uuid: str) -> Compaction:
+        """See Changelog.compaction."""
+        return NoCompaction()
 
 
 ROOT: Changelog = Root()

@@ -14,7 +14,7 @@ Source: docs/design/0055-changelog-topic.md; PROTOCOL P10, P14, P24.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from holdfast.checkpoint.bases import pieces, undelivered
@@ -51,11 +51,14 @@ class Older:
             return True
         return applied >= self.found.floor and key_groups == self.target.handle.key_groups
 
-    def pieces(self, after: Epoch, before: tuple[SegmentRef, ...]) -> Iterator[Piece]:
+    def pieces(
+        self, after: Epoch, before: tuple[SegmentRef, ...], advanced: Callable[[int, int], object]
+    ) -> Iterator[Piece]:
         """Yield the records after an epoch.
 
         Args:
             before: The stored pieces that follow.
+            advanced: See OpenChangelog.records.
         """
         target, plan, topic = self.target, self.plan, self.target.topic
         if topic is None or after >= target.base_epoch:
@@ -65,7 +68,7 @@ class Older:
         header = SegmentHeader(target.job_uuid, target.generation, Timeline(target.timeline), epoch, NO_EPOCH, READER)
         specs = {operator.id: operator.table for operator in plan.operators}
         which = AsOf(target.job_uuid, topic.history, target.base_epoch, after, owned, count)
-        for records in self.found.records(which):
+        for records in self.found.records(which, advanced):
             for delta in deltas_in(records, specs, owned, count, epoch):
                 yield Piece(seal(header, [delta]), owned)
 

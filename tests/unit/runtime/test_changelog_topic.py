@@ -27,7 +27,7 @@ import holdfast as hf
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConfigError, Damaged, ErrorReport, Fenced, Unavailable
-from holdfast.model import CHANGELOG, Tag, WorkerId, Writer
+from holdfast.model import CHANGELOG, Generation, Subtask, Tag, WorkerId, Writer
 from holdfast.runtime.cli.operate.verify import verify_all
 from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
 from holdfast.runtime.execution.admission import check_changelog
@@ -40,6 +40,7 @@ from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.testing.cluster import HEARTBEAT_S, Cluster
 from holdfast.runtime.worker.local import Home, LocalFolders, LocalState, Opened, Target
+from holdfast.runtime.worker.loop import WorkerLoop
 from holdfast.sinks.changelogs import ROOT
 from holdfast.sinks.contract import Outcome, Sink
 from holdfast.sinks.log import LogTarget
@@ -151,6 +152,13 @@ class Job:
         for path in self.store.list(""):
             twin.store.put(path, self.store.get(path))
         return twin
+
+    def failure(self) -> ErrorReport:
+        """Return why the run ended."""
+        assert self.cluster.driver.outcome is not None
+        ended, error = self.cluster.driver.outcome
+        assert ended == "failed" and isinstance(error, ErrorReport)
+        return error
 
     def begin_copy(self, mode: str, seed: int) -> None:
         self.cluster = Cluster(self.plan, 2, seed, self.store, 1.0, {"sales": (0, 1, 2, 3)}, mode)
@@ -310,6 +318,24 @@ class TestTheTopicAlone:
         job.run(60)
         job.finish()
         job.check()
+
+    def test_shows_how_far_a_restore_is(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A long one is not taken for a hang."""
+        job, shown = Job(tmp_path, CONTINUOUS), list[tuple[int, int]]()
+        right = WorkerLoop._restored
+
+        def restored(loop: WorkerLoop, generation: Generation, done_bytes: int, all_bytes: int) -> None:
+            shown.append((done_bytes, all_bytes))
+            right(loop, generation, done_bytes, all_bytes)
+
+        monkeypatch.setattr(WorkerLoop, "_restored", restored)
+        job.run(60, 60)
+        job.settle()
+        assert job.forget_segments() == 0 and not shown
+        job.start_again(1)
+        job.run(10)
+        assert len(shown) > len(LogReader(LocalObjects(tmp_path / "changelog")).tags()) and shown[-1][0] > 0
+        assert all(done <= expected for done, expected in shown)
 
     def test_shows_the_state_as_of_every_checkpoint(self, tmp_path: Path, mode: str) -> None:
         job = Job(tmp_path, mode)
@@ -558,9 +584,8 @@ class TestACopyOfTheRoot:
         for seed in (78, 79):
             twin.begin_copy(mode, seed)
             twin.cluster.pass_time(20.0)
-            assert twin.cluster.driver.outcome is not None
-            ended, error = twin.cluster.driver.outcome
-            assert ended == "failed" and isinstance(error, ErrorReport) and error.kind == Damaged.kind
+            error = twin.failure()
+            assert error.kind == Damaged.kind
             assert error.not_done == "no state was restored" or mode == MICROBATCH  # it delivers meanwhile
             assert f"ends at timeline 1, epoch {first} for the run" in error.what
         with pytest.raises(Damaged, match="for the run that delivered this"):
@@ -576,12 +601,10 @@ class TestACopyOfTheRoot:
         twin.begin_copy(mode, seed=77)
         twin.run(30)
         twin.settle()
-        assert twin.plan.changelog.open(twin.manifest().job_uuid).delivered[0] > first + 100
+        assert twin.plan.changelog.open(twin.manifest().job_uuid).delivered[Subtask(0)] > first + 100
         job.run(5)
         job.cluster.pass_time(20.0)
-        assert job.cluster.driver.outcome is not None
-        ended, error = job.cluster.driver.outcome
-        assert ended == "failed" and isinstance(error, ErrorReport) and error.kind == Fenced.kind
+        assert job.failure().kind == Fenced.kind
         with pytest.raises(Fenced, match="no state was restored"):
             job.held("totals")
         twin.finish()

@@ -163,7 +163,7 @@ class TestCompaction:
             topic.deliver(0, epoch, {"0a": epoch, f"1{chr(96 + epoch)}": epoch})
             topic.deliver(1, epoch, {"7a": None if epoch % 2 else epoch})
         before = {epoch: topic.state(epoch) for epoch in range(4, 7)}
-        assert topic.place.compact(JOB, "first", FIRST, Epoch(4))
+        assert topic.place.compaction(JOB).compact("first", FIRST, Epoch(4))
         assert topic.place.open(JOB).floor == 4
         assert {epoch: topic.state(epoch) for epoch in range(4, 7)} == before
         assert topic.state(6, after=4) == {"0a": 6, "1e": 5, "1f": 6, "7a": 6}
@@ -172,26 +172,26 @@ class TestCompaction:
     def test_is_left_out_while_it_is_not_worth_it(self, topic: Topic) -> None:
         for epoch in range(1, 4):
             topic.deliver(0, epoch, {"0a": epoch})
-        assert not replace(topic.place, compacted_from=1 << 20).compact(JOB, "first", FIRST, Epoch(3))
-        assert topic.place.compact(JOB, "first", FIRST, Epoch(3))
-        assert not topic.place.compact(JOB, "first", FIRST, Epoch(3))
+        assert not replace(topic.place, compacted_from=1 << 20).compaction(JOB).compact("first", FIRST, Epoch(3))
+        assert topic.place.compaction(JOB).compact("first", FIRST, Epoch(3))
+        assert not topic.place.compaction(JOB).compact("first", FIRST, Epoch(3))
 
     def test_is_left_to_the_driver_that_owns_the_topic(self, topic: Topic) -> None:
         """The checkpoints of another history may need more."""
         for epoch in range(1, 4):
             topic.deliver(0, epoch, {"0a": epoch})
-        assert not topic.place.compact(JOB, "copy", FIRST, Epoch(3))
+        assert not topic.place.compaction(JOB).compact("copy", FIRST, Epoch(3))
         assert topic.place.open(JOB).floor == NO_EPOCH
 
     def test_waits_for_a_rewind_to_be_repaired(self, topic: Topic) -> None:
         topic.deliver(0, 3, {"0a": 3})
         topic.deliver(0, 6, {"0a": 6})
         rewound = (Stretch(Timeline(1), Epoch(1), Epoch(4)), Stretch(Timeline(2), Epoch(100), EPOCH_MAX))
-        assert topic.place.compact(JOB, "first", rewound, Epoch(100))
+        assert topic.place.compaction(JOB).compact("first", rewound, Epoch(100))
         assert topic.place.open(JOB).floor == 3
         topic.rewind(4, 2)
         topic.deliver(0, 100, {"0b": 100}, timeline=2)
-        assert topic.place.compact(JOB, "first", rewound, Epoch(100))
+        assert topic.place.compaction(JOB).compact("first", rewound, Epoch(100))
         assert topic.place.open(JOB).floor == 100
         assert topic.state(100, rewound) == {"0a": 3, "0b": 100}
 
@@ -218,7 +218,7 @@ class TestCompaction:
             topic.deliver(0, epoch, {"0a": epoch})
         read = topic.place.open(JOB).records(AsOf(JOB, FIRST, Epoch(3), NO_EPOCH, (0, GROUPS), GROUPS))
         next(read)
-        assert topic.place.compact(JOB, "first", FIRST, Epoch(3))
+        assert topic.place.compaction(JOB).compact("first", FIRST, Epoch(3))
         with pytest.raises(CompactedMeanwhile):
             list(read)
 
@@ -299,4 +299,4 @@ class TestRoot:
         assert found.empty and not found.delivered and found.floor == NO_EPOCH
         assert ROOT.sink(RECORDS, KEY, GROUPS) is None and ROOT.in_memory("x") is ROOT
         assert not list(found.records(AsOf(JOB, FIRST, Epoch(1), NO_EPOCH, (0, 1), GROUPS)))
-        assert not ROOT.compact(JOB, "first", FIRST, Epoch(1))
+        assert not ROOT.compaction(JOB).compact("first", FIRST, Epoch(1))
