@@ -20,7 +20,7 @@ from holdfast.checkpoint.joblog import Job
 from holdfast.storage.hashed import fits_hash, with_hash
 
 FOLDER = "folds"
-VERSION = 1
+VERSION = 2
 """Changes with every change of the fold or of `Job`: no version reads the stored folds of another."""
 EVERY = 500
 """How many records may follow the newest stored fold."""

@@ -14,9 +14,10 @@ Invariants
     - Records of format 3 form a chain: each carries the hash of its predecessor, so the log of another history,
       with the same UUID and numbers, never continues this one.
     - A savepoint's name belongs to one checkpoint permanently, and that checkpoint never expires (P16).
+    - The newest epoch that an owner completed is remembered as long as the owner: records of it may be pruned.
 
 Pure: no clock, thread or I/O. checkpoint/repository.py moves the bytes.
-Source: PROTOCOL P1, P2, P6, P7, P16; DESIGN section 13 for the record's form; docs/design/0010, 0020.
+Source: PROTOCOL P1, P2, P6, P7, P16; DESIGN section 13 for the record's form; docs/design/0010, 0020, 0057.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ import msgspec
 from holdfast.checkpoint.timeline import Rewind
 from holdfast.errors import ConfigError, Damaged, Where
 from holdfast.frozen import replace
-from holdfast.model import EPOCHS_GIVEN_UP_MAX, NO_EPOCH, Cut, Epoch, Generation, JobUuid, ObjectRef, Timeline
+from holdfast.model import EPOCHS_GIVEN_UP_MAX, NO_EPOCH, Cut, Epoch, Generation, JobUuid, ObjectRef, Tag, Timeline
 from holdfast.storage.hashed import fits_hash, own_hash, with_hash
 
-FORMAT_VERSION = 3
-"""Format 1 has no hash at the end of a record; format 2 has no hash of the previous record and no owners in a LogStart.
-Both can be read."""
+FORMAT_VERSION = 4
+"""Format 1 has no hash at the end of a record; format 2 has no hash of the previous record and no owners in a LogStart;
+format 3 does not say in a LogStart what the owners completed. All can be read."""
 SAVEPOINT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
 """Begins with a letter, so that a name is never mistaken for an epoch number."""
 
@@ -242,11 +243,29 @@ class Job:
     """Retained checkpoints that rewinds abandoned: listed and kept like others, but nothing builds on them."""
     owners: tuple[str, ...] = ()
     """Owner tokens of the newest starts, each once, oldest first; the job's own is the last."""
+    reached: tuple[Tag, ...] = ()
+    """What each owner but the last had completed when the next one started; the last is of the last but one owner. A
+    LogStart of format 3 does not say it, so those of the oldest owners may be missing."""
 
     @property
     def base_epoch(self) -> Epoch:
         """Return the last completed epoch, 0 if there is none."""
         return self.completed[-1].body.epoch if self.completed else NO_EPOCH
+
+    @property
+    def reaches(self) -> dict[str, Tag]:
+        """Return, by owner, the newest epoch that it has completed, or a later bound if that is not known.
+
+        What it delivered is never beyond that, in this history.
+        """
+        known = (*self.reached, Tag(self.timeline, self.base_epoch))[-len(self.owners) :]
+        missing = len(self.owners) - len(known)
+        return dict(zip(self.owners, (*[known[0]] * missing, *known), strict=False))
+
+    @property
+    def before(self) -> Tag:
+        """Return what the job had completed when its owner started."""
+        return self.reached[-1] if self.reached else Tag(Timeline(1), NO_EPOCH)
 
     @property
     def finished(self) -> bool:
@@ -331,7 +350,7 @@ def fold(job: Job | None, record: Record) -> Job:
     _check_place(job, record)
     job = replace(job, next_seq=record.seq + 1, head=record.hash)
     if isinstance(body, GenerationStarted):
-        return _fold_start(job, record, body)
+        return _fold_start(job, record, body, Tag(job.timeline, job.base_epoch))
     if isinstance(body, Rewound):
         return _fold_rewind(job, record, body)
     if isinstance(body, SavepointNamed):
@@ -363,6 +382,7 @@ def fold(job: Job | None, record: Record) -> Job:
             return replace(job, completed=kept, abandoned=left, expired_through=through)
         case LogStart(job=said):
             known = said if record.v >= 3 else replace(said, owners=job.owners, recent=job.recent)
+            known = known if record.v >= 4 else replace(known, reached=job.reached)
             if replace(known, next_seq=job.next_seq, head=job.head) != job:
                 raise _broken(f"job log record {record.path} contradicts the records before it")
             return replace(job, log_start=record.seq)
@@ -414,7 +434,7 @@ def _named(job: Job, record: Record, name: str, epoch: Epoch) -> Job:
 
 def _fold_rewind(job: Job, record: Record, body: Rewound) -> Job:
     """P6: a rewind is a start like any other, except for the checkpoint from which it continues."""
-    base = body.base_epoch
+    base, reached = body.base_epoch, Tag(job.timeline, job.base_epoch)
     if all(each.body.epoch != base for each in job.completed):
         raise _broken(f"job log record {record.path} goes back to epoch {base}, which is not in the lineage")
     job = replace(
@@ -427,10 +447,11 @@ def _fold_rewind(job: Job, record: Record, body: Rewound) -> Job:
         first_epoch=Epoch(max(job.first_epoch, job.base_epoch + 1)),
         rewinds=(*job.rewinds, Rewind(record.timeline, base, body.first_epoch, record.at, body.accepted)),
     )
-    return _fold_start(job, record, body)
+    return _fold_start(job, record, body, reached)
 
 
-def _fold_start(job: Job, record: Record, body: GenerationStarted | Rewound) -> Job:
+def _fold_start(job: Job, record: Record, body: GenerationStarted | Rewound, reached: Tag) -> Job:
+    """Args: reached: The newest epoch that was completed before this record, on whichever timeline."""
     if job.finished:
         raise _broken(f"job log record {record.path} starts a finished job")
     if record.generation != job.generation + 1 or body.base_epoch != job.base_epoch:
@@ -443,11 +464,20 @@ def _fold_start(job: Job, record: Record, body: GenerationStarted | Rewound) -> 
         generation=record.generation,
         owner=record.owner,
         owners=(*(each for each in job.owners if each != record.owner), record.owner)[-OWNERS_KEPT:],
+        reached=_reached(job, record.owner, reached),
         first_epoch=body.first_epoch,
         starts=(*job.starts, start)[-STARTS_KEPT:],
         ended=None,
         ended_at=None,
     )
+
+
+def _reached(job: Job, owner: str, reached: Tag) -> tuple[Tag, ...]:
+    """Return `Job.reached` after a start by this owner."""
+    if not job.owners or owner == job.owners[-1]:
+        return job.reached
+    newest_first = zip(reversed(job.owners), reversed((*job.reached, reached)), strict=False)
+    return tuple(reversed([tag for name, tag in newest_first if name != owner]))[-(OWNERS_KEPT - 1) :]
 
 
 def _broken(what: str) -> Damaged:

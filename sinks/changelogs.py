@@ -8,20 +8,21 @@ Invariants
     - What a topic holds of an epoch is all of it, or nothing, per writer.
     - A read gives, for every key, its records in the order of their epochs.
 
-Pure: no clock, thread or I/O. Source: docs/design/0055-changelog-topic.md.
+Pure: no clock, thread or I/O. Source: docs/design/0055-changelog-topic.md, 0057-what-owners-completed.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import pyarrow as pa
 
-from holdfast.errors import ConfigError, Damaged, Unavailable
+from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
 from holdfast.model import NO_EPOCH, Epoch, Stretch, Subtask
 from holdfast.sinks.contract import Sink
+from holdfast.sinks.owners import Claim, Holding
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,20 @@ class CompactedMeanwhile(Unavailable):
     """The topic was compacted while it was read: begin the read again."""
 
 
+def unseen(done_bytes: int, all_bytes: int) -> None:
+    """Take notice of an advance that is shown nowhere."""
+
+
 class OpenChangelog(Protocol):
     """What a topic holds, as of the moment in which it was opened."""
 
     @property
     def empty(self) -> bool:
         """Return whether it holds nothing."""
+
+    @property
+    def holding(self) -> Holding:
+        """Return its owner, and the newest tag of its writers."""
 
     @property
     def delivered(self) -> Mapping[Subtask, Epoch]:
@@ -64,13 +73,30 @@ class OpenChangelog(Protocol):
     def floor(self) -> Epoch:
         """Return the epoch up to which it is compacted: it lacks what was replaced or deleted before."""
 
-    def records(self, which: AsOf) -> Iterator[pa.RecordBatch]:
+    def records(self, which: AsOf, advanced: Callable[[int, int], object] = unseen) -> Iterator[pa.RecordBatch]:
         """Yield records of a key in the order of their epochs, each key at most once in a batch.
+
+        Args:
+            advanced: Called again and again while the read is under way, also while it finds nothing, with the bytes
+                read so far and an estimate of all bytes.
 
         Raises:
             CompactedMeanwhile: a record is gone.
             Damaged: a record differs from what was written, or another writer's is among them.
             Unavailable: the topic cannot be read now.
+        """
+
+
+class Compaction(Protocol):
+    """The compactions of one job's changelog; for use by one thread at a time."""
+
+    def compact(self, owner: str, history: Sequence[Stretch], horizon: Epoch) -> bool:
+        """Remove what newer records replace, if that is worth it; return whether it was done.
+
+        Args:
+            owner: The driver on whose behalf. While another one owns the topic, nothing is removed: it may be that of
+                another history of the job, whose horizon is older.
+            horizon: The oldest epoch that may be restored. What it needs stays.
         """
 
 
@@ -97,12 +123,8 @@ class Changelog(Protocol):
     def in_memory(self, name: str) -> Changelog:
         """Return the same place in the memory of this process, for tests."""
 
-    def compact(self, job_uuid: str, history: Sequence[Stretch], horizon: Epoch) -> bool:
-        """Remove what newer records replace, if that is worth it; return whether it was done.
-
-        Args:
-            horizon: The oldest epoch that may be restored. What it needs stays.
-        """
+    def compaction(self, job_uuid: str) -> Compaction:
+        """Return its compactions; no connection is made yet."""
 
 
 @dataclass(frozen=True)
@@ -110,12 +132,22 @@ class Nothing:
     """What a changelog holds that is kept in the root alone."""
 
     empty: bool = True
+    holding: Holding = Holding(None, None)
     delivered: Mapping[Subtask, Epoch] = field(default_factory=dict)
     floor: Epoch = NO_EPOCH
 
-    def records(self, which: AsOf) -> Iterator[pa.RecordBatch]:
+    def records(self, which: AsOf, advanced: Callable[[int, int], object] = unseen) -> Iterator[pa.RecordBatch]:
         """See OpenChangelog.records."""
         return iter(())
+
+
+@dataclass(frozen=True)
+class NoCompaction:
+    """Segments in the root are merged by the workers."""
+
+    def compact(self, owner: str, history: Sequence[Stretch], horizon: Epoch) -> bool:
+        """See Compaction.compact."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -139,9 +171,9 @@ class Root:
         """See Changelog.in_memory."""
         return self
 
-    def compact(self, job_uuid: str, history: Sequence[Stretch], horizon: Epoch) -> bool:
-        """See Changelog.compact."""
-        return False
+    def compaction(self, job_uuid: str) -> Compaction:
+        """See Changelog.compaction."""
+        return NoCompaction()
 
 
 ROOT: Changelog = Root()
@@ -150,6 +182,20 @@ ROOT: Changelog = Root()
 def is_on(history: Sequence[Stretch], timeline: int, epoch: Epoch) -> bool:
     """Return whether a delivery's tag is on a lineage."""
     return any(s.timeline == timeline and s.first <= epoch <= s.last for s in history)
+
+
+def check_ours(where: str, found: OpenChangelog, claim: Claim) -> None:
+    """Refuse to read a topic to which another history of the job delivered: its records have the same numbers.
+
+    Raises:
+        Fenced: another history owns it.
+        Damaged: a driver that both histories have delivered what it did not complete in this one.
+    """
+    try:
+        claim.must_take_over(where, found.holding.held, lambda: found.holding.newest)
+    except HoldfastError as error:
+        error.not_done = "no state was restored"
+        raise
 
 
 def check_holds(where: str, found: OpenChangelog, delivered: Mapping[Subtask, Epoch]) -> None:

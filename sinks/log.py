@@ -180,9 +180,7 @@ class LogSink:
 
     def holding(self, job_uuid: str, name: str) -> Holding:
         """See HeldSink.holding."""
-        tail = LogReader(open_objects(self.path, writable=False)).newest()
-        tags = [known.tag for known in tail.tags if is_writer_of(known.writer, job_uuid, name)]
-        return Holding(held(tail, job_uuid, name), max(tags, default=None))
+        return holding(LogReader(open_objects(self.path, writable=False)).newest(), job_uuid, name)
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> LogTarget:
         """See Sink.open."""
@@ -348,9 +346,8 @@ class LogTarget:
     def _admit(self, tail: Commit, known: Tag | None = None, tag: Tag | None = None) -> None:
         """Refuse to append after a commit that shows that another history owns the log, or that it was restored."""
         if self._claim is not None:
-            owner = held(tail, self._job, self._writer.sink)
-            self._claim.must_take_over(self._where, owner)
-            self._claim.check_stands(self._where, owner, tail.tag_of(self._name))
+            found = holding(tail, self._job, self._writer.sink)
+            self._claim.must_take_over(self._where, found.held, lambda: found.newest)
         standing = tail.tag_of(self._name)
         if known is not None and not (standing is not None and tag is not None and standing >= tag):
             check_continues(self._where, standing, known)
@@ -405,7 +402,8 @@ def _back(where: str, rewinding: Rewinding) -> TakeBack:
 
     def admit(tail: Commit) -> None:
         if claim is not None:
-            claim.must_take_over(where, held(tail, job, sink))
+            found = holding(tail, job, sink)
+            claim.must_take_over(where, found.held, lambda: found.newest)
 
     return TakeBack(
         rewinding.to,
@@ -443,10 +441,11 @@ def is_writer_of(name: str, job_uuid: str, sink: str) -> bool:
     return name.startswith(prefix) and name.removeprefix(prefix).isdecimal()
 
 
-def held(tail: Commit, job_uuid: str, sink: str) -> Held | None:
-    """Return who owns the log for a sink of a job."""
+def holding(tail: Commit, job_uuid: str, sink: str) -> Holding:
+    """Return who owns the log for a sink of a job, and the newest tag of its writers."""
     found = tail.owner_of(f"{job_uuid}/{sink}")
-    return None if found is None else Held(found.owner, Generation(found.generation))
+    tags = [known.tag for known in tail.tags if is_writer_of(known.writer, job_uuid, sink)]
+    return Holding(None if found is None else Held(found.owner, Generation(found.generation)), max(tags, default=None))
 
 
 def owned_by(job_uuid: str, sink: str, claim: Claim | None) -> LogOwner | None:

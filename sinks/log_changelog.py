@@ -16,7 +16,7 @@ Source: docs/design/0055-changelog-topic.md, 0052-changelogs-in-logs.md, 0014-lo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -24,27 +24,24 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from holdfast.errors import ConfigError, Damaged, NotFound
-from holdfast.model import CHANGELOG, NO_EPOCH, Epoch, Stretch, Subtask, Tag, Writer
+from holdfast.errors import ConfigError
+from holdfast.model import CHANGELOG, NO_EPOCH, Epoch, Subtask, Writer
 from holdfast.ports import ObjectStore
-from holdfast.sinks.changelogs import AsOf, Changelog, CompactedMeanwhile, is_on
+from holdfast.sinks.changelogs import AsOf, Changelog, unseen
 from holdfast.sinks.contract import Repair, Rewinding, Sink
-from holdfast.sinks.log import LogSink, LogTarget, is_writer_of
+from holdfast.sinks.log import LogSink, LogTarget, Place, holding, is_writer_of
+from holdfast.sinks.log_compacting import TopicCompaction, When
+from holdfast.sinks.log_records import RecordsReader, tags_of
 from holdfast.sinks.owners import Claim, Holding
 from holdfast.storage.log.commits import Commits
-from holdfast.storage.log.compacted import NEVER, CompactedSegment
-from holdfast.storage.log.compaction import Compactor, Wishes
-from holdfast.storage.log.format import Commit, LogMeta, LogSegment
+from holdfast.storage.log.format import LogMeta
 from holdfast.storage.log.log import LogReader, read_meta
 from holdfast.storage.log.reader import existing_meta
-from holdfast.storage.log.segment import verified_batches
-from holdfast.storage.log.voids import void_ranges
 from holdfast.storage.objects import open_objects
 from holdfast.traits import SinkTraits, local
 
 COMPACTED_FROM_BYTES = 64 << 20
 """Less is never compacted."""
-KEEP_TOMBSTONES_US = 24 * 3_600_000_000
 GRACE_S = 10.0
 _GROUP_AT = 2
 """Where the key group is in a key."""
@@ -84,14 +81,10 @@ class LogChangelog:
         """See Changelog.in_memory."""
         return LogChangelog(f"memory://{name}", self.partitions, self.compacted_from, 0.0)
 
-    def compact(self, job_uuid: str, history: Sequence[Stretch], horizon: Epoch) -> bool:
-        """See Changelog.compact: done once the rows to compact are as large as what the last compaction left."""
-        found = self.open(job_uuid)
-        through, fresh, left = found.compactable(history, horizon)
-        if fresh < max(self.compacted_from, left):
-            return False
-        wishes = Wishes(0, KEEP_TOMBSTONES_US, self.grace_s, through_max=through)
-        return Compactor(open_objects(self.path)).compact(wishes).committed
+    def compaction(self, job_uuid: str) -> TopicCompaction:
+        """See Changelog.compaction: done once the rows to compact are as large as what the last compaction left."""
+        when = When(self.compacted_from, self.grace_s)
+        return TopicCompaction(f"changelog {self.path}", lambda: open_objects(self.path), job_uuid, when)
 
 
 @dataclass(frozen=True)
@@ -158,7 +151,7 @@ class TopicSink:
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> LogTarget:
         """See Sink.open."""
         store = lambda: open_objects(self.log.path, writable=False)
-        return LogTarget(self.where, store, job_uuid, writer, claim=claim, place=self._by_key_group)
+        return LogTarget(self.where, store, job_uuid, writer, claim=claim, place=by_key_group(self.key_groups))
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
         """See RepairableSink.plan_repair. Records of an abandoned timeline are never left in the log."""
@@ -168,19 +161,25 @@ class TopicSink:
         """See RepairableSink.repair."""
         return self.log.repair(rewinding, schema, upsert_key)
 
-    def _by_key_group(self, meta: LogMeta, batches: list[pa.RecordBatch], _first: int) -> dict[int, pa.Table]:
-        if not batches:
-            return {}
-        records = pa.Table.from_batches(batches)
-        places = partitions_of(records.column("key").combine_chunks(), meta.partitions, self.key_groups)
-        return {int(p): records.take(pa.array(np.flatnonzero(places == p))) for p in np.unique(places)}
-
     def _refused(self, what: str) -> ConfigError:
         return ConfigError(
             f"{self.where}: {what}",
             not_done="the job was not started, the log was not changed",
             next_step="name another log as the changelog; a missing one is created to fit",
         )
+
+
+def by_key_group(key_groups: int) -> Place:
+    """Return how records are placed: by the key group of their key."""
+
+    def placed(meta: LogMeta, batches: list[pa.RecordBatch], _first: int) -> dict[int, pa.Table]:
+        if not batches:
+            return {}
+        records = pa.Table.from_batches(batches)
+        places = partitions_of(records.column("key").combine_chunks(), meta.partitions, key_groups)
+        return {int(p): records.take(pa.array(np.flatnonzero(places == p))) for p in np.unique(places)}
+
+    return placed
 
 
 def partitions_of(keys: pa.LargeBinaryArray, partitions: int, key_groups: int) -> NDArray[np.int64]:
@@ -212,110 +211,30 @@ class OpenLogChangelog:
     """What a log holds of a job's changelog, as of one commit; see OpenChangelog."""
 
     def __init__(self, path: str, job_uuid: str, store: ObjectStore, commits: Commits) -> None:
-        self._where, self._job_uuid, self._store, self._commits = f"changelog {path}", job_uuid, store, commits
-        self._tail = commits.tail
-        self._compaction = commits.at(self._tail.compact).compaction or NEVER
+        self._job_uuid, self._commits, self._tail = job_uuid, commits, commits.tail
+        self._reader = RecordsReader(f"changelog {path}", job_uuid, store, commits)
 
     @property
     def empty(self) -> bool:
         """See OpenChangelog.empty."""
         return not any(self._tail.ends)
 
+    @property
+    def holding(self) -> Holding:
+        """See OpenChangelog.holding."""
+        return holding(self._tail, self._job_uuid, CHANGELOG)
+
     @cached_property
     def delivered(self) -> Mapping[Subtask, Epoch]:
         """See OpenChangelog.delivered."""
-        return {writer: tag.epoch for writer, tag in self._tags(self._tail).items()}
+        return {writer: tag.epoch for writer, tag in tags_of(self._tail, self._job_uuid).items()}
 
     @cached_property
     def floor(self) -> Epoch:
         """See OpenChangelog.floor."""
-        return self._newest(self._compaction.through)
+        return self._reader.floor
 
-    def records(self, which: AsOf) -> Iterator[pa.RecordBatch]:
+    def records(self, which: AsOf, advanced: Callable[[int, int], object] = unseen) -> Iterator[pa.RecordBatch]:
         """See OpenChangelog.records."""
-        partitions = self._commits.meta.partitions
-        first, last = which.key_groups[0], max(which.key_groups[1] - 1, which.key_groups[0])
-        wanted = range(first * partitions // which.count, last * partitions // which.count + 1)
         assert which.after == NO_EPOCH or which.after >= self.floor, "deletes may be gone"
-        if which.after == NO_EPOCH:
-            yield from self._batches(self._compaction.segments, wanted)
-        for sequence in range(self._first(which.after), self._tail.sequence + 1):
-            commit = self._commits.at(sequence)
-            if not commit.segments:
-                continue
-            tag = self._tag(commit)
-            if which.after < tag.epoch <= which.through and is_on(which.history, tag.timeline, tag.epoch):
-                yield from self._batches(commit.segments, wanted)
-
-    def compactable(self, history: Sequence[Stretch], horizon: Epoch) -> tuple[int, int, int]:
-        """Return through which commit the log may be compacted, the bytes appended up to there, and those left before.
-
-        At that commit no writer is beyond the horizon, so no row of a later epoch is compacted, except void ones.
-        """
-        through = best = self._compaction.through
-        fresh = gathered = 0
-        voids = void_ranges(self._commits)
-        while through < self._tail.sequence:
-            commit = self._commits.at(through + 1)
-            if commit.segments:
-                tag = self._tag(commit)
-                void = all(
-                    any(v.partition == s.partition and v.first <= s.base < v.end for v in voids)
-                    for s in commit.segments
-                )
-                if not void and not (tag.epoch <= horizon and is_on(history, tag.timeline, tag.epoch)):
-                    break
-            through += 1
-            gathered += sum(segment.size for segment in commit.segments)
-            if self._newest(through) <= horizon:
-                best, fresh = through, gathered
-        return best, fresh, sum(segment.size for segment in self._compaction.segments)
-
-    def _first(self, after: Epoch) -> int:
-        """Return the commit behind which any record of a later epoch is."""
-        first = self._compaction.through + 1
-        if after == NO_EPOCH:
-            return first
-        sequence = self._tail.sequence
-        while sequence >= first and self._newest(sequence) > after:
-            sequence -= 1
-        return sequence + 1
-
-    def _newest(self, sequence: int) -> Epoch:
-        """Return the newest epoch that any writer had delivered as of a commit."""
-        return max((tag.epoch for tag in self._tags(self._commits.at(sequence)).values()), default=NO_EPOCH)
-
-    def _tags(self, commit: Commit) -> dict[Subtask, Tag]:
-        mine = (t for t in commit.tags if is_writer_of(t.writer, self._job_uuid, CHANGELOG))
-        return {Subtask(int(known.writer.rpartition("/")[2])): known.tag for known in mine}
-
-    def _tag(self, commit: Commit) -> Tag:
-        """Return the tag of a delivery."""
-        if commit.tag is None or not is_writer_of(commit.tag.writer, self._job_uuid, CHANGELOG):
-            raise Damaged(
-                f"{self._where}: commit {commit.sequence} holds records that this job did not write",
-                not_done="no state was restored",
-                next_step="restore the log from a backup from before that commit; nothing else may write to it",
-            )
-        return commit.tag.tag
-
-    def _batches(self, segments: Sequence[LogSegment | CompactedSegment], wanted: range) -> Iterator[pa.RecordBatch]:
-        schema = self._commits.meta.schema
-        for segment in segments:
-            if segment.partition not in wanted:
-                continue
-            try:
-                batches = verified_batches(self._store, schema, segment)
-            except Damaged as error:
-                if not isinstance(error.__cause__, NotFound) or not self._compacted_since():
-                    raise
-                raise CompactedMeanwhile(
-                    f"{self._where}: was compacted while it was read",
-                    not_done="no state was restored",
-                    next_step="nothing: the read begins again",
-                ) from error
-            for batch in batches:
-                yield pa.RecordBatch.from_arrays(batch.columns[: len(schema)], schema=schema)
-
-    def _compacted_since(self) -> bool:
-        return Commits(self._store, existing_meta(self._store)).tail.compact != self._tail.compact
+        return self._reader.read(which, advanced)

@@ -193,8 +193,7 @@ class MemorySink:
     def holding(self, job_uuid: str, name: str) -> Holding:
         """See HeldSink.holding."""
         with self._lock:
-            tags = [tag for (job, writer), tag in self._tags.items() if (job, writer.sink) == (job_uuid, name)]
-            return Holding(self._owners.get((job_uuid, name)), max(tags, default=None))
+            return Holding(self._owners.get((job_uuid, name)), self._newest(job_uuid, name))
 
     def rows(self) -> list[Row]:
         """Return the rows that are visible, in order of arrival of the row or of its key."""
@@ -214,16 +213,17 @@ class MemorySink:
     def check_claim(self, job_uuid: str, sink: str, claim: Claim | None) -> bool:
         """Return whether this claim has to be noted before anything is written. Raises Fenced."""
         held = self._owners.get((job_uuid, sink))
-        return claim is not None and claim.must_take_over(f"memory sink {sink!r}", held)
+        where, newest = f"memory sink {sink!r}", lambda: self._newest(job_uuid, sink)
+        return claim is not None and claim.must_take_over(where, held, newest)
+
+    def _newest(self, job_uuid: str, sink: str) -> Tag | None:
+        tags = (tag for (job, writer), tag in self._tags.items() if (job, writer.sink) == (job_uuid, sink))
+        return max(tags, default=None)
 
     def compared(self, job_uuid: str, writer: Writer, claim: Claim | None) -> Tag | None:
         """Return the writer's tag, if it is one of this history. Raises Fenced."""
         self.check_claim(job_uuid, writer.sink, claim)
-        standing = self._tags.get((job_uuid, writer))
-        if claim is not None:
-            held = self._owners.get((job_uuid, writer.sink))
-            claim.check_stands(f"memory sink {writer.sink!r}", held, standing)
-        return standing
+        return self._tags.get((job_uuid, writer))
 
     def take_over(self, job_uuid: str, sink: str, claim: Claim | None) -> None:
         """Note the owner, after `check_claim`."""

@@ -8,16 +8,19 @@ from a token that its own log knows, or from no token; any other token belongs t
 Invariants
     - A delivery, a write, a repair and a drop of before-images compare the token in their own transaction.
     - A token that the job's log does not know changes nothing in the target, and is reported as `Fenced`.
+    - A known token is taken over from only if no tag is beyond what its driver completed in the job's log: in another
+      history, a driver that both have may have completed more. Numbers of later epochs prove nothing.
     - A delivery continues exactly the tag that its writer knows: a copy of the job may deliver until it is fenced.
     - A target without a token was written by an earlier version: it is taken over if its tags fit.
 
 Pure: no clock, thread or I/O.
-Source: PROTOCOL P1, P17, P24; docs/design/0021-owned-targets.md.
+Source: PROTOCOL P1, P17, P24; docs/design/0021-owned-targets.md, 0057-what-owners-completed.md.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from holdfast.errors import Damaged, Fenced, Unavailable
 from holdfast.model import NO_EPOCH, Epoch, Generation, Tag, Timeline
@@ -41,31 +44,24 @@ class Claim:
     Args:
         owner: Its token.
         generation: The one it starts with; for people.
-        known: Tokens of earlier drivers of the same history, from which it may take over.
-        since: The first epoch of its generation: no earlier driver delivers it, or a later one. None: not compared.
+        known: Drivers of the same history from which it may take over; of each, the newest epoch that it completed.
+        undone_after: A rewind undoes whatever the target has of later epochs, before anything is delivered.
     """
 
     owner: str
     generation: Generation
-    known: frozenset[str] = frozenset()
-    since: Epoch | None = None
+    known: Mapping[str, Tag] = field(default_factory=dict)
+    undone_after: Epoch | None = None
 
-    def check_stands(self, where: str, held: Held | None, standing: Tag | None) -> None:
-        """Refuse a tag that only this driver can deliver, but that another one delivered.
-
-        Raises:
-            Fenced: a copy of the job numbers its epochs as this one does, and was first.
-        """
-        if held is None or standing is None or self.since is None or held.owner == self.owner:
-            return
-        if standing.epoch >= self.since:
-            raise not_ours(where, held)
-
-    def must_take_over(self, where: str, held: Held | None) -> bool:
+    def must_take_over(self, where: str, held: Held | None, newest: Callable[[], Tag | None]) -> bool:
         """Return whether the target has to note this claim before it is written to.
+
+        Args:
+            newest: Returns the newest tag of all writers of the sink, whose rows are in the target.
 
         Raises:
             Fenced: another history owns the target.
+            Damaged: its owner is known, but delivered what it did not complete in this history.
         """
         if held is None:
             return True
@@ -73,7 +69,13 @@ class Claim:
             return False
         if held.owner not in self.known:
             raise not_ours(where, held)
+        reached, stands = self.known[held.owner], newest()
+        if stands is not None and stands > reached and not self._undoes(reached):
+            raise went_on(where, held, stands, reached)
         return True
+
+    def _undoes(self, reached: Tag) -> bool:
+        return self.undone_after is not None and self.undone_after <= reached.epoch
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,10 @@ class Holding:
     held: Held | None
     newest: Tag | None
     """The newest tag of all its writers; None if none has delivered, or the target keeps no tags of epochs."""
+
+
+NO_CLAIM = Claim("", Generation(0))
+"""What owns nothing, and has no predecessor."""
 
 
 class NotOurs(Fenced):
@@ -97,6 +103,19 @@ def not_ours(where: str, held: Held) -> NotOurs:
         not_done="nothing was written to the target",
         next_step="run one of the two jobs, or give the other a target of its own; to move the target to this job: "
         "holdfast run JOB.py --adopt-targets SINK, or holdfast rewind JOB.py ... --adopt-targets SINK",
+    )
+
+
+def went_on(where: str, held: Held, standing: Tag, reached: Tag) -> Damaged:
+    """Return the error for a target to which a known driver delivered in another history of the job."""
+    return Damaged(
+        f"{where}: the target stands at timeline {standing.timeline}, epoch {standing.epoch}, but the job log ends at "
+        f"timeline {reached.timeline}, epoch {reached.epoch} for the run that delivered this (generation "
+        f"{held.generation}, owner {held.owner[:12]}): the log was cut short, or the job's folder was copied or "
+        "restored while that run continued",
+        not_done="nothing was written to the target",
+        next_step="bring the job folder of that run back, or give the sink another target, or take the target back: "
+        f"holdfast rewind JOB.py --to-epoch {reached.epoch} --adopt-targets SINK",
     )
 
 

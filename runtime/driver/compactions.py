@@ -5,7 +5,7 @@ compaction up to the oldest checkpoint that is left is worth it.
 
 Invariants
     - What any retained checkpoint needs stays.
-    - Nothing is compacted between a rewind and the repair of the topic.
+    - Nothing is compacted between a rewind and the repair of the topic, or while another driver owns it.
 
 Source: docs/design/0055-changelog-topic.md; PROTOCOL P16.
 """
@@ -18,7 +18,7 @@ from holdfast.checkpoint.joblog import Job
 from holdfast.checkpoint.timeline import lineage_of
 from holdfast.errors import HoldfastError
 from holdfast.ports import Lane
-from holdfast.sinks.changelogs import Changelog
+from holdfast.sinks.changelogs import Changelog, Compaction
 
 
 class Compactions:
@@ -26,6 +26,7 @@ class Compactions:
 
     def __init__(self, changelog: Changelog, lane: Callable[[], Lane]) -> None:
         self._changelog, self._lane = changelog, lane
+        self._compaction: Compaction | None = None
         self._busy = False
         self.problem: HoldfastError | None = None
         """Why the last compaction did not complete; the next one retries."""
@@ -36,7 +37,10 @@ class Compactions:
             return
         self._busy = True
         horizon, history = job.retained[0].body.epoch, lineage_of(job.rewinds)
-        self._lane().submit(lambda: self._changelog.compact(job.uuid, history, horizon), self._ended)
+        if self._compaction is None:
+            self._compaction = self._changelog.compaction(job.uuid)
+        compaction = self._compaction
+        self._lane().submit(lambda: compaction.compact(job.owner, history, horizon), self._ended)
 
     def _ended(self, result: object) -> None:
         self._busy = False

@@ -17,6 +17,7 @@ from holdfast.checkpoint.manifest import Confirmed, Manifest, follow
 from holdfast.checkpoint.timeline import lineage_of
 from holdfast.frozen import replace
 from holdfast.model import CHANGELOG, NO_EPOCH, Epoch, ObjectRef, SnapshotHandle, SourcePosition, Subtask, WorkerId
+from holdfast.runtime.driver.claims import claim_of
 from holdfast.runtime.driver.partitions import added, counts_of, deployed, unassigned
 from holdfast.runtime.driver.state import Hosted, Master, Running
 from holdfast.runtime.wire import messages as m
@@ -85,7 +86,7 @@ def deployments(state: Master, base: Manifest | None, workers: Iterable[WorkerId
     confirmed: dict[Subtask, list[Confirmed]] = {}
     for writer, tag in state.confirmed.items():
         confirmed.setdefault(Subtask(writer.subtask % rules.parallelism), []).append(Confirmed(writer, tag))
-    cuts, owners, topic = recent_cuts(job), (*job.owners, *rules.adopted), topic_state(state, base)
+    cuts, claim, topic = recent_cuts(job), claim_of(job, rules.adopted), topic_state(state, base)
     found = []
     for worker in workers:
         subtask = state.workers[worker].subtask
@@ -106,8 +107,7 @@ def deployments(state: Master, base: Manifest | None, workers: Iterable[WorkerId
             _until(state, mine),
             local_bases(cuts, handles[subtask]),
             rules.audit,
-            job.owner,
-            owners,
+            claim,
             topic,
         )
         found.append((worker, deploy))

@@ -23,6 +23,7 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.model import Generation, Subtask, Tag, Writer
 from holdfast.ports import Lane
+from holdfast.runtime.driver.claims import claim_of
 from holdfast.runtime.plan.compiler import SinkSpec
 from holdfast.sinks.contract import Repair, Rewinding, repairable
 from holdfast.sinks.owners import NEVER, Claim, went_back
@@ -42,7 +43,7 @@ class Order:
     @property
     def claim(self) -> Claim:
         """Return the claim under which targets are repaired."""
-        return Claim(self.job.owner, self.job.generation, frozenset((*self.job.owners, *self.adopted)))
+        return claim_of(self.job, self.adopted, self.base.epoch)
 
     def rewinding(self, sink: str) -> Rewinding:
         """Return what one sink has to do."""

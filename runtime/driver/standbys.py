@@ -21,6 +21,7 @@ from typing import Any
 from holdfast.checkpoint import recovery
 from holdfast.frozen import replace
 from holdfast.model import NO_EPOCH, Epoch, Subtask, WorkerId
+from holdfast.runtime.driver.claims import claim_of
 from holdfast.runtime.driver.deployment import local_bases, recent_cuts, topic_state
 from holdfast.runtime.driver.state import Effect, Hosted, Master, Running, Send
 from holdfast.runtime.wire import messages as m
@@ -140,8 +141,8 @@ def follow(state: Master) -> list[Effect]:
         bases, at = local_bases(cuts, handles[subtask]), copied(state.workers[worker], subtask)
         return {epoch: bases[epoch] for epoch in (at, job.base_epoch)} if at in bases else bases
 
-    topic = topic_state(state, phase.last)
-    return [Send(w, m.Follow(*place, standbys[w], handles[s], lineage(w, s), topic)) for w, s in behind]
+    topic, claim = topic_state(state, phase.last), claim_of(state.job, state.rules.adopted)
+    return [Send(w, m.Follow(*place, standbys[w], handles[s], lineage(w, s), claim, topic)) for w, s in behind]
 
 
 def newest_copy(state: Master, subtask: Subtask, among: Iterable[WorkerId]) -> WorkerId:

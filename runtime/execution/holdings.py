@@ -6,11 +6,11 @@ transaction (sinks/owners.py).
 
 Invariants
     - A target whose owner the job's log does not know is refused, unless the user names its sink.
-    - A target beyond every epoch that the log completed is refused; only a rewind undoes its output.
+    - A target beyond every epoch that its owner completed in the log is refused; only a rewind undoes its output.
     - A target below the newest delivery that the last manifest confirms is refused; nothing delivers that output again.
     - A target is not adopted at an epoch that its other owner may have delivered under the same number.
 
-Source: PROTOCOL P1, P17, P24; docs/design/0021-owned-targets.md.
+Source: PROTOCOL P1, P17, P24; docs/design/0021-owned-targets.md, 0057-what-owners-completed.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable, Wh
 from holdfast.model import Tag
 from holdfast.runtime.plan.model import SinkSpec
 from holdfast.sinks.contract import held
-from holdfast.sinks.owners import NEVER, Holding, not_ours, stands_beyond, went_back
+from holdfast.sinks.owners import NEVER, Claim, Holding, not_ours, stands_beyond, went_back
 
 NOT_STARTED = "the job was not started; state and output are untouched"
 
@@ -54,7 +54,7 @@ def check_targets(
         if holding.held is not None and holding.held.owner not in (*now.owners, *adopted):
             fenced = not_ours(where, holding.held)
             raise ConfigError(fenced.what, not_done=NOT_STARTED, next_step=fenced.next_step, where=Where(job=now.name))
-        if (error := beyond(now, where, holding.newest)) is not None:
+        if (error := beyond(now, where, holding)) is not None:
             error.not_done, error.where = NOT_STARTED, Where(job=now.name)
             raise error
         if name in confirmed and (holding.newest or NEVER) < confirmed[name]:
@@ -164,12 +164,21 @@ def _whose(job: Job, where: str, sink: str, doubtful: Tag) -> Damaged:
     )
 
 
-def beyond(job: Job, where: str, newest: Tag | None) -> HoldfastError | None:
-    """Return the error for a target beyond every epoch that the job completed; None if it is not.
+def beyond(job: Job, where: str, holding: Holding) -> HoldfastError | None:
+    """Return the error for a target beyond every epoch that its owner completed; None if it is not.
 
-    For past timelines only the end is known: the rewind that left a timeline began its epochs after that end (P2).
+    If the log does not know the owner, that is every epoch that the job completed. For past timelines only the end is
+    known then: the rewind that left a timeline began its epochs after that end (P2).
     """
+    newest = holding.newest
     if newest is None:
+        return None
+    if holding.held is not None and holding.held.owner in job.reaches:
+        repaired = job.base_epoch if job.repair_due else None
+        try:
+            Claim("", job.generation, job.reaches, repaired).must_take_over(where, holding.held, lambda: newest)
+        except Damaged as error:
+            return error
         return None
     completed = Tag(job.timeline, job.base_epoch)
     left = next((rewind for rewind in job.rewinds if rewind.timeline > newest.timeline), None)

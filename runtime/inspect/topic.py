@@ -31,7 +31,8 @@ from holdfast.runtime.inspect.view import view_of
 from holdfast.runtime.job.stored import Stored
 from holdfast.runtime.sources.connector import changelog_of
 from holdfast.runtime.sources.installed import connector
-from holdfast.sinks.changelogs import AsOf, OpenChangelog, check_holds, check_reaches, is_on
+from holdfast.sinks.changelogs import AsOf, OpenChangelog, check_holds, check_ours, check_reaches, is_on
+from holdfast.sinks.owners import Claim
 from holdfast.sinks.staging import last_per_key
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.compact import compact
@@ -77,7 +78,9 @@ def with_topic(stored: Stored, manifest: Manifest, span: tuple[int, int]) -> tup
 
     Raises:
         ConfigError: a rewind abandoned the checkpoint, or the topic is missing or compacted beyond it.
-        Damaged: the topic lacks what was delivered to it, or differs from what was written.
+        Damaged: the topic lacks what was delivered to it, differs from what was written, or has records of another
+            history of the job.
+        Fenced: another history owns it.
         Unavailable: it cannot be reached, or was compacted meanwhile.
     """
     if manifest.topic is None:
@@ -107,7 +110,9 @@ def check_topic(stored: Stored, manifests: Sequence[Manifest]) -> None:
 
     Raises:
         ConfigError: the topic is missing or compacted beyond a checkpoint.
-        Damaged: it lacks what was delivered to it, or differs from what was written.
+        Damaged: it lacks what was delivered to it, differs from what was written, or has records of another history of
+            the job.
+        Fenced: another history owns it.
         Unavailable: it cannot be reached, or was compacted meanwhile.
     """
     history = lineage_of(stored.job.rewinds)
@@ -136,6 +141,9 @@ def _opened(stored: Stored, manifest: Manifest, place: Mapping[str, str]) -> Ope
     given = {name: value for name, value in place.items() if name != "kind"}
     found = changelog_of(connector(place["kind"], **given)).open(manifest.job_uuid)
     where = f"changelog {' '.join(place.values())}"
+    # After the topic: a driver may have started, or delivered, meanwhile.
+    now = stored.repository.read_log() or stored.job
+    check_ours(where, found, Claim("", now.generation, now.reaches, now.base_epoch if now.repair_due else None))
     done = (each for each in manifest.confirmed if each.writer.sink == CHANGELOG)
     check_holds(where, found, {each.writer.subtask: each.tag.epoch for each in done})
     check_reaches(where, found, manifest.epoch)

@@ -344,7 +344,8 @@ def remembers_who_took_it_over(kit: SinkKit) -> None:
     holds = held(_needs(kit, "remembers_owner"))
     assert holds is not None
     first = Claim("first", Generation(1))
-    second = Claim("second", Generation(2), frozenset({"first"}))
+    second = Claim("second", Generation(2), {"first": tag(1)})
+    copy = Claim("copy", Generation(3), {"first": tag(1), "second": tag(1)})
     with kit.target(claim=first) as target:
         target.deliver(tag(1), [kit.batch(ANN)])
     with kit.target(claim=second) as target:
@@ -352,6 +353,8 @@ def remembers_who_took_it_over(kit: SinkKit) -> None:
     holding = holds.holding(JOB, "out")
     assert holding.held is not None and (holding.held.owner, holding.newest) == ("second", tag(2))
     with kit.target(claim=first) as target, pytest.raises(Fenced):
+        target.deliver(tag(3), [kit.batch(CAT)])
+    with kit.target(claim=copy) as target, pytest.raises(Damaged):  # its log has less of the second driver
         target.deliver(tag(3), [kit.batch(CAT)])
     assert kit.shows(ANN, BEA)
 

@@ -31,6 +31,7 @@ from holdfast.model import (
     Timeline,
     WorkerId,
 )
+from holdfast.sinks.owners import NO_CLAIM, Claim
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -256,10 +257,8 @@ class Deploy(Message, frozen=True):
     """Epochs at which local state may serve as a base, with the SHA-256 of their manifests (P14)."""
     audit: str = "rows"
     """What is digested: off, counts or rows (docs/design/0018)."""
-    owner: str = ""
-    """Token of the driver; targets record it."""
-    owners: tuple[str, ...] = ()
-    """Tokens of the owners whose targets may be taken over."""
+    claim: Claim = NO_CLAIM
+    """The driver's right to write to targets, and to read the topic."""
     topic: TopicState | None = None
     """None: the changelog is kept in the root alone."""
 
@@ -281,6 +280,8 @@ class Follow(Message, frozen=True):
     handle: SnapshotHandle
     """The state of the subtask as of the epoch."""
     lineage: dict[Epoch, str] = {}
+    """As in `Deploy`."""
+    claim: Claim = NO_CLAIM
     """As in `Deploy`."""
     topic: TopicState | None = None
     """As in `Deploy`."""

@@ -98,12 +98,18 @@ def _restore(opened: Opened, past: Older, store: ObjectStore, advanced: Callable
         applied = None
     if applied is not None and opened.key_groups == owned:
         found = tuple(piece for piece in found if piece.epoch > applied)
-    total = sum(piece.object.size for piece in found)
-    done = 0
+    stored = sum(piece.object.size for piece in found)
+    done, total = 0, stored
+
+    def of_topic(done_bytes: int, all_bytes: int) -> None:
+        nonlocal done, total
+        done, total = done_bytes, all_bytes + stored
+        advanced(done, total)
 
     def read() -> Iterator[Piece]:
-        nonlocal done
-        yield from past.pieces(applied or NO_EPOCH, found)
+        nonlocal done, total
+        yield from past.pieces(applied or NO_EPOCH, found, of_topic)
+        total = done + stored
         for piece in found:
             with open_verified(store, piece.object) as file:
                 yield Piece(file, piece.key_groups or owned)
@@ -127,7 +133,13 @@ class Beyond:
 
 
 def opened_beyond(
-    plan: Plan, target: Target, epoch: Epoch, store: ObjectStore, held: ExitStack, bytes_max: int | None = None
+    plan: Plan,
+    target: Target,
+    epoch: Epoch,
+    store: ObjectStore,
+    held: ExitStack,
+    bytes_max: int | None = None,
+    advanced: Callable[[int, int], object] = lambda *_: None,
 ) -> Beyond | None:
     """Open the pieces that bring state as of this epoch to the target, until `held` closes; None if no pieces do.
 
@@ -143,7 +155,7 @@ def opened_beyond(
         return None
     if not past.usable(epoch, target.handle.key_groups):
         return None
-    return Beyond(past.pieces(epoch, newer), _opened(target, newer, store, held))
+    return Beyond(past.pieces(epoch, newer, advanced), _opened(target, newer, store, held))
 
 
 def _joining(

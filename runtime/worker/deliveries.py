@@ -73,7 +73,7 @@ class Deliveries:
         """Begin a generation: deliver the output of earlier ones first. A new timeline starts with new machines."""
         self.immediate.deploy(deploy)
         self._job_uuid = deploy.job_uuid
-        self._claim = Claim(deploy.owner, deploy.generation, frozenset(deploy.owners), deploy.first_epoch)
+        self._claim = deploy.claim
         self._completed = Tag(deploy.timeline, deploy.base_epoch)
         if deploy.timeline != self._timeline:
             self._timeline = deploy.timeline

@@ -204,7 +204,7 @@ class Following:
             new = None
             if copy is not None:
                 at, store = copy.store.committed_through, self._ports.store
-                new = opened_beyond(self._plan, target, at, store, held, OPENED_BYTES_MAX)
+                new = opened_beyond(self._plan, target, at, store, held, OPENED_BYTES_MAX, self._advanced)
             if copy is None or new is None:
                 self._discard(subtask)
                 self._copies[subtask] = self._restored(target)

@@ -30,7 +30,7 @@ from holdfast.runtime.plan.immediate import immediate_sink, is_immediate
 from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.worker.ports import Ports
 from holdfast.sinks.immediate import ImmediateTarget, Origin, Owner
-from holdfast.sinks.owners import Claim, NotOurs
+from holdfast.sinks.owners import NotOurs
 
 QUEUE_BYTES_MAX = 32 << 20
 """Bytes of one sink that may wait; then sources stop."""
@@ -105,8 +105,7 @@ class ImmediateWrites:
             assert sink is not None and spec.path is not None
             mine = [at for at in deploy.positions if at.source == self._sources[spec.name]]
             starts = {Origin(at.source, at.partition): max(0, at.offset) for at in mine}
-            claim = Claim(deploy.owner, deploy.generation, frozenset(deploy.owners))
-            owner = Owner(deploy.job_uuid, spec.name, deploy.generation, deploy.timeline, spec.path, claim)
+            owner = Owner(deploy.job_uuid, spec.name, deploy.generation, deploy.timeline, spec.path, deploy.claim)
             self._writing[spec.name] = Writing(spec, owner, starts, sink.open_immediate(owner))
             if starts:
                 self._go_on(self._writing[spec.name])

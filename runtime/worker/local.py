@@ -29,6 +29,7 @@ from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.memory import Budget
 from holdfast.runtime.wire.messages import TopicState
 from holdfast.runtime.wire.presence import boot_id, machine_id
+from holdfast.sinks.owners import Claim
 from holdfast.state.directory import claim
 from holdfast.state.evolution import declaration
 from holdfast.state.marker import usable
@@ -71,6 +72,8 @@ class Target(Protocol):
     def handle(self) -> SnapshotHandle: ...
     @property
     def lineage(self) -> dict[Epoch, str]: ...
+    @property
+    def claim(self) -> Claim: ...
     @property
     def topic(self) -> TopicState | None: ...
 

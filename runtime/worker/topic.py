@@ -6,21 +6,22 @@ the order of their epochs, and that everything newer follows.
 
 Invariants
     - The records are those of the target's lineage, after one epoch and through the target's.
-    - A topic that lacks what was delivered to it, or what the target needs, is refused before a row is used.
+    - A topic that lacks what was delivered to it or what the target needs, or that another history of the job wrote
+      to, is refused before a row is used.
 
 Source: docs/design/0055-changelog-topic.md; PROTOCOL P10, P14, P24.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from holdfast.checkpoint.bases import pieces, undelivered
 from holdfast.model import NO_EPOCH, Epoch, SegmentRef, Timeline, WorkerId
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.worker.local import Target
-from holdfast.sinks.changelogs import ROOT, AsOf, OpenChangelog, check_holds, check_reaches
+from holdfast.sinks.changelogs import ROOT, AsOf, OpenChangelog, check_holds, check_ours, check_reaches
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.records import deltas_in
 from holdfast.state.store import Piece
@@ -50,11 +51,14 @@ class Older:
             return True
         return applied >= self.found.floor and key_groups == self.target.handle.key_groups
 
-    def pieces(self, after: Epoch, before: tuple[SegmentRef, ...]) -> Iterator[Piece]:
+    def pieces(
+        self, after: Epoch, before: tuple[SegmentRef, ...], advanced: Callable[[int, int], object]
+    ) -> Iterator[Piece]:
         """Yield the records after an epoch.
 
         Args:
             before: The stored pieces that follow.
+            advanced: See OpenChangelog.records.
         """
         target, plan, topic = self.target, self.plan, self.target.topic
         if topic is None or after >= target.base_epoch:
@@ -64,7 +68,7 @@ class Older:
         header = SegmentHeader(target.job_uuid, target.generation, Timeline(target.timeline), epoch, NO_EPOCH, READER)
         specs = {operator.id: operator.table for operator in plan.operators}
         which = AsOf(target.job_uuid, topic.history, target.base_epoch, after, owned, count)
-        for records in self.found.records(which):
+        for records in self.found.records(which, advanced):
             for delta in deltas_in(records, specs, owned, count, epoch):
                 yield Piece(seal(header, [delta]), owned)
 
@@ -73,7 +77,8 @@ def older(plan: Plan, target: Target) -> Older:
     """Look at what the topic holds for a target.
 
     Raises:
-        Damaged: it lacks what was delivered to it.
+        Damaged: it lacks what was delivered to it, or another history of the job delivered to it.
+        Fenced: another history owns it.
         ConfigError: it is missing, or compacted beyond the target.
         Unavailable: it cannot be reached now.
     """
@@ -81,6 +86,7 @@ def older(plan: Plan, target: Target) -> Older:
     found = changelog.open(target.job_uuid)
     if target.topic is not None and target.base_epoch != NO_EPOCH:
         where = f"changelog {changelog.place}"
+        check_ours(where, found, target.claim)
         check_holds(where, found, target.topic.delivered)
         check_reaches(where, found, target.base_epoch)
     return Older(plan, target, found)

@@ -8,7 +8,7 @@ Source: PROTOCOL P17; sinks/owners.py; docs/design/0021-owned-targets.md.
 
 from __future__ import annotations
 
-from holdfast.model import Generation
+from holdfast.model import Generation, Writer
 from holdfast.sinks.owners import Claim, Held, Holding
 from holdfast.sinks.sql import tags
 from holdfast.sinks.sql.dialect import Upsert
@@ -40,18 +40,26 @@ def check(s: Session, where: str, job_uuid: str, sink: str, claim: Claim | None,
 
     Raises:
         Fenced: another history owns the target.
+        Damaged: another history delivered to it.
     """
     if claim is not None:
-        claim.must_take_over(where, held(s, job_uuid, sink, hold))
+        claim.must_take_over(where, held(s, job_uuid, sink, hold), lambda: tags.newest(s, job_uuid, sink))
 
 
-def take_over(s: Session, where: str, job_uuid: str, sink: str, claim: Claim | None) -> None:
+def take_over(
+    s: Session, where: str, job_uuid: str, sink: str, claim: Claim | None, moved: Writer | None = None
+) -> None:
     """Inside a transaction: compare the owner, and note the claim if the owner is another driver.
+
+    Args:
+        moved: The writer whose tag this transaction has moved already, from where the writer knew it.
 
     Raises:
         Fenced: another history owns the target.
+        Damaged: another history delivered to it.
     """
-    if claim is not None and claim.must_take_over(where, held(s, job_uuid, sink, hold=True)):
+    newest = lambda: tags.newest(s, job_uuid, sink, but=moved)
+    if claim is not None and claim.must_take_over(where, held(s, job_uuid, sink, hold=True), newest):
         s.execute(tags.create_owner(s.dialect))
         given = s.given()
         source = f"VALUES ({given(job_uuid, sink, claim.owner, claim.generation)})"

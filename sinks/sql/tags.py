@@ -96,12 +96,16 @@ def standing(s: Session, writer: WriterRow) -> Tag | None:
     return _tag_of(row.fetchone())
 
 
-def newest(s: Session, job_uuid: str, sink: str) -> Tag | None:
-    """Return the newest tag of all writers of a sink."""
+def newest(s: Session, job_uuid: str, sink: str, but: Writer | None = None) -> Tag | None:
+    """Return the newest tag of all writers of a sink.
+
+    Args:
+        but: Leave this one out.
+    """
     given = s.given()
+    rows = of_sink(given, job_uuid, sink) + ("" if but is None else f" AND writer <> {given(but.subtask)}")
     row = s.execute(
-        f"SELECT timeline, epoch FROM {s.own(PROGRESS)} WHERE {of_sink(given, job_uuid, sink)} "
-        "ORDER BY timeline DESC, epoch DESC LIMIT 1",
+        f"SELECT timeline, epoch FROM {s.own(PROGRESS)} WHERE {rows} ORDER BY timeline DESC, epoch DESC LIMIT 1",
         given,
     )
     return _tag_of(row.fetchone())

@@ -82,7 +82,7 @@ class SqlTarget:
             if not self._moved(s, first, last, known):
                 s.rollback()
                 return self._refused(s, first, known)
-            owners.take_over(s, self._where, self._job, self._writer.sink, self._claim)
+            owners.take_over(s, self._where, self._job, self._writer.sink, self._claim, moved=self._writer)
             self._fault("after_tag")
             for n, epoch in enumerate(epochs):
                 if n:
@@ -115,16 +115,12 @@ class SqlTarget:
 
         def look() -> Tag | None:
             self._check_owner(s)
-            return self._compared(s)
+            return self._standing(s)
 
         return s.dialect.look(s.db, look)
 
-    def _compared(self, s: Session) -> Tag | None:
-        """Return the standing tag, if it is one of this history. Raises Fenced."""
-        standing = tags.standing(s, tags.writer_row(self._job, self._writer))
-        if self._claim is not None:
-            self._claim.check_stands(self._where, owners.held(s, self._job, self._writer.sink), standing)
-        return standing
+    def _standing(self, s: Session) -> Tag | None:
+        return tags.standing(s, tags.writer_row(self._job, self._writer))
 
     def _check_owner(self, s: Session, hold: bool = False) -> None:
         owners.check(s, self._where, self._job, self._writer.sink, self._claim, hold)
@@ -141,7 +137,7 @@ class SqlTarget:
 
     def _refused(self, s: Session, tag: Tag, known: Tag | None) -> AlreadyDelivered:
         self._check_owner(s)
-        standing = self._compared(s)
+        standing = self._standing(s)
         if standing is None or standing < tag:
             if known is not None:
                 check_continues(self._where, standing, known)

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from holdfast.errors import Damaged, NotFound
 from holdfast.ports import ObjectStore
-from holdfast.storage.bulk import OrderedStore
+from holdfast.storage.bulk import OrderedStore, get_each, read_together
 from holdfast.storage.log.compacted import CompactedSegment, Left
 from holdfast.storage.log.format import (
     COMMITS_FOLDER,
@@ -145,6 +145,15 @@ class Commits:
             return self._keep(*self._read(sequence))
         except NotFound as error:
             raise damaged(commit_path(sequence), "is missing, but a later commit exists") from error
+
+    def ahead(self, sequence: int) -> Commit:
+        """Return the commit with this sequence, and read those after it side by side, for a caller that needs all."""
+        if sequence not in self._cached and (together := read_together(self._store)) > 1:
+            end = min(sequence + together, self.tail.sequence)
+            paths = {commit_path(each): each for each in range(sequence, end) if each not in self._cached}
+            for path, data in get_each(self._store, list(paths)).items():
+                self._keep(decode_commit(self._meta, paths[path], data), hash_in(data))
+        return self.at(sequence)
 
     def find(self, partition: int, offset: int, after: int = 0) -> tuple[int, LogSegment | CompactedSegment]:
         """Return the segment that holds an offset below the end, and the sequence of its commit.

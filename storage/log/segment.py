@@ -123,11 +123,16 @@ def verified_batches(
     Args:
         schema: The columns that the log has now; those that the segment lacks are null.
     """
-    last = [OFFSET] if isinstance(segment, CompactedSegment) else []
     try:
         data = read_buffer(store, segment.path)
     except NotFound as error:
         raise _damaged(segment, "is missing") from error
+    return verified_bytes(data, schema, segment)
+
+
+def verified_bytes(data: pa.Buffer, schema: pa.Schema, segment: LogSegment | CompactedSegment) -> list[pa.RecordBatch]:
+    """As `verified_batches`, of a segment that was read."""
+    last = [OFFSET] if isinstance(segment, CompactedSegment) else []
     if data.size != segment.size:
         raise _damaged(segment, f"has {data.size} bytes instead of {segment.size}")
     if segment_hash(data) != segment.xxh3:

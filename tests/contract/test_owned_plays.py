@@ -94,18 +94,43 @@ def copied(folder: Path, seed: int) -> list[str]:
     return ["runs" if c.driver.outcome is None else getattr(c.driver.outcome[1], "kind", "None") for c in clusters]
 
 
+def copied_again(folder: Path, seed: int) -> list[str]:
+    """Play a root and a copy of it that is started again whenever its run ends, although the target refuses it."""
+    chance, site = random.Random(seed), MemorySite(folder)
+    original = site.start()
+    for step in range(STEPS):
+        if step == 1:
+            site.copy_root("staging")
+            copied = site.start_despite_targets("staging")
+        if step > 1 and copied.driver.outcome is not None:
+            copied = site.start_despite_targets("staging")
+        clusters = [original, *([copied] if step else [])]
+        chance.shuffle(clusters)
+        for cluster in clusters:
+            disturb(chance, cluster)
+            site.say(cluster, 2)
+            site.check()
+    return ["runs" if c.driver.outcome is None else getattr(c.driver.outcome[1], "kind", "None") for c in clusters]
+
+
 MUTANTS = [
     (
         Mutant(
             "owner-of-a-target-ignored",
             "P1, P17",
             "any owner of a target is taken over from",
-            (
-                Swap(Claim, "must_take_over", lambda _: _takes_any_over),
-                Swap(Claim, "check_stands", lambda _: lambda *_args: None),
-            ),
+            (Swap(Claim, "must_take_over", lambda _: _takes_any_over),),
         ),
         copied,
+    ),
+    (
+        Mutant(
+            "what-an-owner-completed-ignored",
+            "P1, P17",
+            "a known owner of a target is taken over from, however far its tags are",
+            (Swap(Claim, "must_take_over", lambda right: lambda claim, *at: right(claim, *at[:2], lambda: None)),),
+        ),
+        copied_again,
     ),
     (
         Mutant(
@@ -119,7 +144,7 @@ MUTANTS = [
 ]
 
 
-def _takes_any_over(claim: Claim, _where: str, held: Held | None) -> bool:
+def _takes_any_over(claim: Claim, _where: str, held: Held | None, _newest: object) -> bool:
     return held is None or held.owner != claim.owner
 
 
@@ -134,6 +159,12 @@ class TestTwoRootsOfOneJob:
         for seed in SEEDS:
             endings = copied(tmp_path / str(seed), seed)
             assert max(endings) == "runs" and set(endings) & {"fenced", "damaged"}, f"seed {seed}: {endings}"
+
+
+class TestACopyThatStartsAgain:
+    def test_no_record_is_lost_or_duplicated(self, tmp_path: Path) -> None:
+        endings = [copied_again(tmp_path / str(seed), seed) for seed in SEEDS]
+        assert {"runs", "damaged"} <= {ending for each in endings for ending in each}, endings
 
 
 class TestWrongVersions:

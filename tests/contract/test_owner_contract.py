@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,9 @@ JOB = "6f9b0f6e-0000-4000-8000-000000000001"
 LEFT, RIGHT = Writer("out", Subtask(0)), Writer("out", Subtask(1))
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
 FIRST = Claim("first", Generation(1))
-SECOND = Claim("second", Generation(2), frozenset({"first"}))
-COPY = Claim("copy", Generation(2), frozenset({"first"}))
-"""The owner of a root that was copied from FIRST's; SECOND continued with the original."""
+SECOND = Claim("second", Generation(2), {"first": Tag(Timeline(1), Epoch(2))})
+COPY = Claim("copy", Generation(2), {"first": Tag(Timeline(1), Epoch(1))})
+"""The owner of a root that was copied from FIRST's after epoch 1; SECOND continued with the original after epoch 2."""
 
 
 def tag(epoch: int, timeline: int = 1) -> Tag:
@@ -165,6 +166,30 @@ class TestOwner:
             world.sink.open(JOB, LEFT, COPY).deliver(tag(2), meanwhile())
         assert world.numbers() == [1, 2]
 
+    @pytest.mark.parametrize("writer", [LEFT, RIGHT])
+    def test_what_a_common_owner_delivered_in_another_history_is_refused(self, world: World, writer: Writer) -> None:
+        """The copy may have completed more epochs since, with other rows: numbers prove nothing."""
+        for epoch in (1, 2):
+            world.sink.open(JOB, LEFT, FIRST).deliver(tag(epoch), rows(epoch))
+        copy = world.sink.open(JOB, writer, COPY)
+        with pytest.raises(Damaged, match=r"epoch 2, but the job log ends at timeline 1, epoch 1 for the run"):
+            copy.delivered()
+        for known in (None, NEVER, tag(2)):
+            with pytest.raises(Damaged, match="was copied or restored"):
+                copy.deliver(tag(300), rows(300), known)
+        assert world.numbers() == [1, 2] and world.sink.holding(JOB, "out").held == Held("first", Generation(1))
+
+    def test_a_common_owner_that_delivers_before_the_transaction_is_noticed(self, world: World) -> None:
+        world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
+
+        def meanwhile() -> Iterator[pa.RecordBatch]:
+            world.sink.open(JOB, LEFT, FIRST).deliver(tag(2), rows(2))
+            yield from rows(300)
+
+        with pytest.raises(Damaged, match="was copied or restored"):
+            world.sink.open(JOB, RIGHT, COPY).deliver(tag(300), meanwhile(), NEVER)
+        assert world.numbers() == [1, 2]
+
     def test_each_sink_of_a_target_has_its_own_owner(self, world: World) -> None:
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
         other = Writer("other", Subtask(0))
@@ -197,6 +222,18 @@ class TestRepair:
         world.sink.repair(to, SCHEMA, None)
         assert world.numbers() == [1]
         assert world.sink.holding(JOB, "out").held == Held("second", Generation(2))
+
+    def test_a_repair_undoes_what_a_common_owner_delivered_in_another_history(self, world: World) -> None:
+        for epoch in (1, 2):
+            world.sink.open(JOB, LEFT, FIRST).deliver(tag(epoch), rows(epoch))
+        later = Rewinding(JOB, "out", tag(300, 2), (LEFT,), replace(COPY, undone_after=Epoch(300)))
+        for act in (world.sink.plan_repair, world.sink.repair):
+            with pytest.raises(Damaged, match="was copied or restored"):
+                act(later, SCHEMA, None)
+        assert world.numbers() == [1, 2]
+        world.sink.repair(Rewinding(JOB, "out", tag(1, 2), (LEFT,), replace(COPY, undone_after=Epoch(1))), SCHEMA, None)
+        assert world.numbers() == [1]
+        assert world.sink.open(JOB, LEFT, COPY).deliver(tag(300, 2), rows(300)) == Delivered(1)
 
     def test_a_repair_of_another_history_is_fenced_and_undoes_nothing(self, world: World) -> None:
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))

@@ -149,10 +149,21 @@ class TestFormatThreeOfTheJobLog:
                 joblog.decode(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], record_path(3))
 
 
+class TestFormatFourOfTheJobLog:
+    """A LogStart says what the owners completed."""
+
+    def test_a_record_is_read_and_rewritten_byte_for_byte(self) -> None:
+        body = joblog.CheckpointCompleted(Epoch(7), Epoch(0), MANIFEST_REF, 42, 300, 300)
+        each = msgspec.structs.replace(record(3, 1, body, v=4), prev="0123456789abcdef")
+        data = (GOLDEN.with_name("job_v4") / each.path).read_bytes()
+        assert joblog.decode(data, each.path) == each and joblog.encode(each) == data
+
+
 class TestStoredFold:
     """A change of these bytes needs another `folds.VERSION`: a fold that is read differently is worse than none."""
 
-    GOLDEN = GOLDEN.with_name("job_v3") / "fold.json"
+    OLDER = GOLDEN.with_name("job_v3") / "fold.json"
+    GOLDEN = GOLDEN.with_name("job_v4") / "fold.json"
 
     def job(self) -> joblog.Job:
         job = reduce(joblog.fold, records_of_three_formats(), None)
@@ -166,13 +177,16 @@ class TestStoredFold:
     def test_holds_every_member_of_the_fold(self) -> None:
         """A new member would be missing in the folds that are stored already."""
         stored = msgspec.json.decode(self.GOLDEN.read_bytes())
-        assert stored["v"] == folds.VERSION == 1
+        assert stored["v"] == folds.VERSION == 2
         assert set(stored["job"]) == {field.name for field in dataclasses.fields(joblog.Job)}
 
     def test_with_any_byte_changed_is_ignored(self) -> None:
         data = self.GOLDEN.read_bytes()
         for at in range(len(data)):
             assert folds.decode(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], 4) is None
+
+    def test_of_an_earlier_version_is_ignored(self) -> None:
+        assert folds.decode(self.OLDER.read_bytes(), 4) is None
 
     def test_of_another_record_is_ignored(self) -> None:
         assert folds.decode(self.GOLDEN.read_bytes(), 5) is None

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from holdfast.checkpoint import joblog
 from holdfast.model import Epoch, Generation, JobUuid, Tag, Timeline
+from holdfast.storage.hashed import own_hash
 from holdfast.storage.log.format import (
     Commit,
     Draft,
@@ -22,7 +23,8 @@ from holdfast.storage.log.format import (
 
 FOLDER = Path(__file__).parent
 META = LogMeta("0" * 32, pa.schema([("n", pa.int64())]), 2, ())
-COMMIT, LOG_START = FOLDER / "log_v5" / "owned_commit.json", FOLDER / "job_v3" / "log_start.json"
+COMMIT, LOG_START = FOLDER / "log_v5" / "owned_commit.json", FOLDER / "job_v4" / "log_start.json"
+OLDER_LOG_START = FOLDER / "job_v3" / "log_start.json"
 
 
 def commit() -> Commit:
@@ -43,6 +45,7 @@ def log_start() -> joblog.Record:
         owner="b" * 32,
         first_epoch=Epoch(102),
         owners=("a" * 32, "b" * 32),
+        reached=(Tag(Timeline(1), Epoch(1)),),
     )
     at = 1_767_312_000_000_009
     return joblog.Record(9, job.uuid, job.generation, job.timeline, job.owner, at, joblog.LogStart(job), prev="f" * 16)
@@ -69,3 +72,12 @@ class TestLogStartThatNamesOwners:
     def test_it_is_decoded_with_its_owners(self) -> None:
         found = joblog.decode(LOG_START.read_bytes(), "log/9.json")
         assert found == log_start() and joblog.fold(None, found).owners == ("a" * 32, "b" * 32)
+        assert joblog.fold(None, found).reached == (Tag(Timeline(1), Epoch(1)),)
+        assert LOG_START.read_bytes().startswith(b'{"seq":9,') and b'"v":4,' in LOG_START.read_bytes()
+
+    def test_of_format_three_is_decoded_with_its_owners_and_keeps_its_hash(self) -> None:
+        data = OLDER_LOG_START.read_bytes()
+        found = joblog.decode(data, "log/9.json")
+        job = joblog.fold(None, found)
+        assert (found.v, job.owners, job.reached) == (3, ("a" * 32, "b" * 32), ())
+        assert job.head == own_hash(data)

@@ -30,7 +30,7 @@ from holdfast.checkpoint.joblog import (
     next_first_epoch,
 )
 from holdfast.errors import ConfigError, Damaged
-from holdfast.model import EPOCHS_GIVEN_UP_MAX, Epoch, Generation, JobUuid, ObjectRef, Timeline
+from holdfast.model import EPOCHS_GIVEN_UP_MAX, Epoch, Generation, JobUuid, ObjectRef, Tag, Timeline
 from holdfast.storage.hashed import own_hash, with_hash
 
 UUID = JobUuid("6f1d2c9e000040008000000000000001")
@@ -142,7 +142,7 @@ class TestChain:
 
     def test_a_record_that_an_older_version_wrote_with_other_bytes_keeps_its_hash(self) -> None:
         begin = record(4, 1, LogStart(folded(*RUNNING)))
-        older = with_hash(msgspec.json.encode(begin).replace(b'"head":', b'"was":').replace(b'"v":3', b'"v":2'))
+        older = with_hash(msgspec.json.encode(begin).replace(b'"head":', b'"was":').replace(b'"v":4', b'"v":2'))
         stored = decode(older, begin.path)
         assert stored.hash == own_hash(older) != msgspec.structs.replace(stored, xxh3=msgspec.UNSET).hash
         after = msgspec.structs.replace(completed(5, 1, 2, 1), prev=own_hash(older))
@@ -345,11 +345,11 @@ class TestBytes:
             decode(data, "log/7.json")
 
     def test_a_record_of_a_later_format_is_not_damage(self) -> None:
-        later = msgspec.json.encode(created()).replace(b'"v":3', b'"v":4').replace(b"JobCreated", b"SomethingNew")
-        with pytest.raises(ConfigError, match="has format 4"):
+        later = msgspec.json.encode(created()).replace(b'"v":4', b'"v":5').replace(b"JobCreated", b"SomethingNew")
+        with pytest.raises(ConfigError, match="has format 5"):
             decode(with_hash(later), "log/7.json")
 
-    @pytest.mark.parametrize("version", [2, 3])
+    @pytest.mark.parametrize("version", [2, 3, 4])
     def test_a_record_without_its_hash_is_damaged(self, version: int) -> None:
         bare = msgspec.json.encode(msgspec.structs.replace(created(), v=version))
         with pytest.raises(Damaged, match="does not match the hash"):
@@ -486,3 +486,68 @@ class TestOwners:
         begins = msgspec.structs.replace(record(4, 1, LogStart(replace(job, owners=()))), v=2)
         assert fold(job, begins).owners == job.owners
         assert fold(None, begins).owners == (job.owner,)
+
+
+class TestWhatOwnersCompleted:
+    """A driver in the log of two histories may have completed more in the other one."""
+
+    def life(self) -> tuple[Record, ...]:
+        """a completes 1 and 2 and goes back to 1; b recovers once, completes 209 and 210; c has just started."""
+        to_1 = Rewound(Epoch(1), Epoch(103), "here", "why")
+        return (
+            created(),
+            started(2, 1, 1, owner="a"),
+            completed(3, 1, 1, 0, owner="a"),
+            completed(4, 1, 2, 1, owner="a"),
+            *(
+                msgspec.structs.replace(each, timeline=Timeline(2))
+                for each in (
+                    record(5, 2, to_1, owner="a"),
+                    started(6, 3, 204, base=1, owner="b"),
+                    completed(7, 3, 204, 1, owner="b"),
+                    started(8, 4, 305, base=204, owner="b"),
+                    completed(9, 4, 305, 204, owner="b"),
+                    started(10, 5, 406, base=305, owner="c"),
+                )
+            ),
+        )
+
+    def test_is_what_the_log_has_of_each_when_the_next_one_starts(self) -> None:
+        job = folded(*self.life())
+        assert job.reaches == {"a": Tag(Timeline(2), Epoch(1)), "b": Tag(Timeline(2), Epoch(305)), "c": job.before}
+        assert job.before == Tag(Timeline(2), Epoch(305))
+        assert folded(created()).reaches == {} and folded(created()).before == Tag(Timeline(1), Epoch(0))
+        assert folded(*RUNNING).reaches == {folded(*RUNNING).owner: Tag(Timeline(1), Epoch(1))}
+
+    def test_does_not_shrink_when_another_owner_goes_back(self) -> None:
+        rewound = msgspec.structs.replace(
+            record(11, 6, Rewound(Epoch(204), Epoch(506), "here", "why"), owner="d"), timeline=Timeline(3)
+        )
+        back = folded(*self.life(), rewound)
+        assert back.reaches["b"] == back.reaches["c"] == Tag(Timeline(2), Epoch(305))
+        assert back.reaches["d"] == Tag(Timeline(3), Epoch(204))
+
+    def test_is_in_a_log_start(self) -> None:
+        job = folded(*self.life())
+        begins = msgspec.structs.replace(record(11, 5, LogStart(job), owner="c"), timeline=Timeline(2))
+        stored = decode(encode(begins), begins.path)
+        assert folded(stored).reaches == folded(*self.life(), stored).reaches == job.reaches
+        other = msgspec.structs.replace(begins, body=LogStart(replace(job, reached=(job.before,) * 2)))
+        with pytest.raises(Damaged, match="contradicts the records before it"):
+            folded(*self.life(), other)
+
+    def test_is_bounded_for_owners_of_which_a_log_start_of_an_earlier_version_does_not_say_it(self) -> None:
+        job = folded(*self.life())
+        begins = msgspec.structs.replace(record(11, 5, LogStart(replace(job, reached=())), owner="c"), v=3)
+        begins = msgspec.structs.replace(begins, timeline=Timeline(2))
+        assert folded(*self.life(), begins).reaches == job.reaches
+        assert set(folded(begins).reaches.values()) == {job.before} and set(folded(begins).reaches) == {"a", "b", "c"}
+        later = msgspec.structs.replace(started(12, 6, 506, base=305, owner="d"), timeline=Timeline(2))
+        assert folded(begins, later).reaches == dict.fromkeys(("a", "b", "c", "d"), job.before)
+
+    def test_is_kept_as_long_as_the_owner(self) -> None:
+        job = folded(created())
+        for n in range(OWNERS_KEPT + 3):
+            first = 1 if n == 0 else 1 + 100 * n
+            job = fold(job, started(2 + n, n + 1, first, owner=str(n)))
+        assert len(job.owners) == len(job.reaches) == len(job.reached) + 1 == OWNERS_KEPT

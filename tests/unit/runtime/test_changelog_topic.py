@@ -6,8 +6,10 @@ killed workers and drivers, rescaling, rewinds and compactions, output equals a 
 
 from __future__ import annotations
 
+import copy
 import json
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -24,8 +26,8 @@ import pytest
 import holdfast as hf
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.errors import ConfigError, Unavailable
-from holdfast.model import CHANGELOG, Tag, WorkerId, Writer
+from holdfast.errors import ConfigError, Damaged, ErrorReport, Fenced, Unavailable
+from holdfast.model import CHANGELOG, Generation, Subtask, Tag, WorkerId, Writer
 from holdfast.runtime.cli.operate.verify import verify_all
 from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
 from holdfast.runtime.execution.admission import check_changelog
@@ -38,6 +40,7 @@ from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.testing.cluster import HEARTBEAT_S, Cluster
 from holdfast.runtime.worker.local import Home, LocalFolders, LocalState, Opened, Target
+from holdfast.runtime.worker.loop import WorkerLoop
 from holdfast.sinks.changelogs import ROOT
 from holdfast.sinks.contract import Outcome, Sink
 from holdfast.sinks.log import LogTarget
@@ -133,6 +136,32 @@ class Job:
         self.cluster.change_rules(retention=Retention(retained, 0), standbys=standbys)
         if local is not None:
             self.cluster.local = local
+        self.cluster.begin()
+
+    def copied(self, folder: Path) -> Job:
+        """Return a copy of the root and of the sinks' logs, not started; input and changelog stay where they are."""
+        twin = copy.copy(self)
+        twin.folder, twin.topic = folder, Switch()
+        for log in ("totals", "windows", "all"):
+            shutil.copytree(self.folder / log, folder / log)
+        for log in ("input", "changelog"):
+            (folder / log).symlink_to(self.folder / log)
+        assert isinstance(self.plan.changelog, RefusingChangelog)
+        twin.plan = replace(twin.app().plan(), changelog=replace(self.plan.changelog, switch=twin.topic))
+        twin.store = MemoryObjects()
+        for path in self.store.list(""):
+            twin.store.put(path, self.store.get(path))
+        return twin
+
+    def failure(self) -> ErrorReport:
+        """Return why the run ended."""
+        assert self.cluster.driver.outcome is not None
+        ended, error = self.cluster.driver.outcome
+        assert ended == "failed" and isinstance(error, ErrorReport)
+        return error
+
+    def begin_copy(self, mode: str, seed: int) -> None:
+        self.cluster = Cluster(self.plan, 2, seed, self.store, 1.0, {"sales": (0, 1, 2, 3)}, mode)
         self.cluster.begin()
 
     def app(self) -> hf.App:
@@ -289,6 +318,24 @@ class TestTheTopicAlone:
         job.run(60)
         job.finish()
         job.check()
+
+    def test_shows_how_far_a_restore_is(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A long one is not taken for a hang."""
+        job, shown = Job(tmp_path, CONTINUOUS), list[tuple[int, int]]()
+        right = WorkerLoop._restored
+
+        def restored(loop: WorkerLoop, generation: Generation, done_bytes: int, all_bytes: int) -> None:
+            shown.append((done_bytes, all_bytes))
+            right(loop, generation, done_bytes, all_bytes)
+
+        monkeypatch.setattr(WorkerLoop, "_restored", restored)
+        job.run(60, 60)
+        job.settle()
+        assert job.forget_segments() == 0 and not shown
+        job.start_again(1)
+        job.run(10)
+        assert len(shown) > len(LogReader(LocalObjects(tmp_path / "changelog")).tags()) and shown[-1][0] > 0
+        assert all(done <= expected for done, expected in shown)
 
     def test_shows_the_state_as_of_every_checkpoint(self, tmp_path: Path, mode: str) -> None:
         job = Job(tmp_path, mode)
@@ -511,6 +558,57 @@ class TestStarts:
         assert job.cluster.driver.outcome is not None
         ended, error = job.cluster.driver.outcome
         assert ended == "failed" and error is not None and "restored from a backup, replaced or emptied" in error.what
+
+
+class TestACopyOfTheRoot:
+    """Both jobs write to one topic, and number other epochs alike."""
+
+    @pytest.mark.parametrize(("mode", "recoveries"), [(CONTINUOUS, 0), (CONTINUOUS, 2), (MICROBATCH, 0)])
+    def test_never_restores_what_the_original_delivered_since(self, tmp_path: Path, mode: str, recoveries: int) -> None:
+        """Not even once its own epochs are beyond, or if those of the original went beyond its first one."""
+        job = Job(tmp_path / "original", mode)
+        job.run(60, 60)
+        job.settle()
+        twin = job.copied(tmp_path / "copy")
+        twin.topic.on = True  # it has seen the topic, but cannot deliver to it
+        twin.begin_copy(mode, seed=77)
+        first = job.manifest().epoch
+        twin.run(30)
+        assert twin.cluster.driver.outcome is None and twin.manifest().epoch > first + 100
+        job.run(5)
+        for _ in range(recoveries):  # by the same driver, so that the copy knows the owner; epochs jump each time
+            job.cluster.crash(min(job.cluster.members))
+            job.run(5)
+            job.settle()
+        assert (job.manifest().epoch > twin.manifest().epoch) == (recoveries > 0)
+        for seed in (78, 79):
+            twin.begin_copy(mode, seed)
+            twin.cluster.pass_time(20.0)
+            error = twin.failure()
+            assert error.kind == Damaged.kind
+            assert error.not_done == "no state was restored" or mode == MICROBATCH  # it delivers meanwhile
+            assert f"ends at timeline 1, epoch {first} for the run" in error.what
+        with pytest.raises(Damaged, match="for the run that delivered this"):
+            twin.held("totals")
+        job.finish()
+        job.check()
+
+    def test_takes_the_topic_over_if_the_original_has_not_continued(self, tmp_path: Path, mode: str) -> None:
+        job = Job(tmp_path / "original", mode)
+        job.run(60, 60)
+        job.settle()
+        twin, first = job.copied(tmp_path / "copy"), job.manifest().epoch
+        twin.begin_copy(mode, seed=77)
+        twin.run(30)
+        twin.settle()
+        assert twin.plan.changelog.open(twin.manifest().job_uuid).delivered[Subtask(0)] > first + 100
+        job.run(5)
+        job.cluster.pass_time(20.0)
+        assert job.failure().kind == Fenced.kind
+        with pytest.raises(Fenced, match="no state was restored"):
+            job.held("totals")
+        twin.finish()
+        twin.check()
 
 
 class TestReports:

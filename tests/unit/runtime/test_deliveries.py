@@ -37,6 +37,7 @@ from holdfast.runtime.worker.deliveries import Deliveries
 from holdfast.runtime.worker.local import MemoryState
 from holdfast.sinks.contract import Fault
 from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.owners import Claim
 from holdfast.storage.objects import MemoryObjects
 
 OUT = Writer("out", Subtask(0))
@@ -98,8 +99,7 @@ class Host:
                 (),
                 pending,
                 known,
-                owner="first",
-                owners=("first",),
+                claim=Claim("first", Generation(generation)),
             )
         )
         if work:

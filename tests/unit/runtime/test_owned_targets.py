@@ -80,6 +80,18 @@ class Site:
         cluster.settle()
         return cluster
 
+    def start_despite_targets(self, root: str) -> Cluster:
+        """Start as if no target were reachable when the start compares them."""
+        app = self.app(root)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("holdfast.runtime.execution.prepare.check_targets", lambda *_args: ())
+            started = prepare(app.plan(), resolve(app), takeover=True)
+        self._started += 1
+        cluster = Cluster(started.plan, 1, self._started, started.store, 1.0, started.partitions)
+        cluster.begin()
+        cluster.settle()
+        return cluster
+
     def say(self, cluster: Cluster, count: int = 3) -> None:
         """Append records, and let the job process and deliver them if it can."""
         rows = [{"n": self._said + i, "word": "a"} for i in range(count)]
@@ -168,6 +180,7 @@ JOB = replace(
     ),
     rewinds=(Rewind(Timeline(2), Epoch(57), Epoch(119), 0),),
     owners=("first", "second", "third"),
+    reached=(Tag(Timeline(1), Epoch(50)), Tag(Timeline(2), Epoch(57))),
 )
 SPECS: list[SinkSpec] = [SinkSpec("out", MemorySink(), 0, schema_of(Said), None)]
 
@@ -314,8 +327,27 @@ class TestHoldings:
     def test_a_target_beyond_the_epochs_completed_in_the_log_is_refused(
         self, newest: Tag | None, refused: bool
     ) -> None:
-        """Timeline 2 goes back to epoch 57, begins at 119, and has completed 120."""
-        assert (beyond(JOB, "the target", newest) is not None) == refused
+        """Timeline 2 goes back to epoch 57, begins at 119, and has completed 120. The target names no owner."""
+        assert (beyond(JOB, "the target", Holding(None, newest)) is not None) == refused
+
+    @pytest.mark.parametrize(
+        ("owner", "newest", "refused"),
+        [
+            ("first", tag(50, 1), False),
+            ("first", tag(51, 1), True),
+            ("second", tag(51, 1), False),
+            ("second", tag(57, 2), False),
+            ("second", tag(58, 2), True),
+            ("third", tag(120, 2), False),
+            ("third", tag(121, 2), True),
+            ("other", tag(118, 1), False),
+        ],
+    )
+    def test_a_target_beyond_the_epochs_that_its_owner_completed_is_refused(
+        self, owner: str, newest: Tag, refused: bool
+    ) -> None:
+        found = beyond(JOB, "the target", Holding(Held(owner, Generation(1)), newest))
+        assert (found is not None) == refused
 
 
 class TestLogAtAStart:
@@ -380,6 +412,25 @@ class TestCopyStartedWhileTheOriginalRuns:
         tagged.say(first)
         tagged.say(second)
         assert first.driver.state.job.base_epoch == second.driver.state.job.base_epoch == 102
-        assert outcome(second)[1] == "fenced" and tagged.numbers() == list(range(6))
+        assert outcome(second)[1] == "damaged" and tagged.numbers() == list(range(6))
         tagged.say(first)
         assert tagged.numbers() == list(range(12))
+
+    def test_a_copy_that_has_completed_more_since_is_refused_at_every_later_start(self, tagged: Site) -> None:
+        """Its own epochs are above those of the original by then; the original continues beyond them, too."""
+        first = tagged.start()
+        tagged.say(first)
+        tagged.copy_root("staging")
+        for count in (1, 4):
+            second = tagged.start_despite_targets("staging")
+            for _ in range(count):
+                tagged.say(first)
+            tagged.say(second)
+            assert outcome(second)[1] == "damaged" and "ends at timeline 1, epoch 1 for" in outcome(second)[2]
+            with pytest.raises(hf.Damaged, match="epoch 1 for the run that delivered this") as refused:
+                tagged.prepare("staging")
+            assert refused.value.not_done == "the job was not started; state and output are untouched"
+            assert "--to-epoch 1 --adopt-targets" in refused.value.next_step
+        assert second.driver.state.job.base_epoch > first.driver.state.job.base_epoch
+        tagged.say(first)
+        assert first.driver.outcome is None and tagged.numbers() == list(range(27))

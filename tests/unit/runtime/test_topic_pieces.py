@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -22,7 +22,8 @@ from holdfast.model import (
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.wire.messages import Active, Deploy, TopicState
 from holdfast.runtime.worker.topic import Older, older
-from holdfast.sinks.changelogs import AsOf, Nothing, OpenChangelog
+from holdfast.sinks.changelogs import AsOf, Nothing, OpenChangelog, unseen
+from holdfast.sinks.owners import Holding
 
 OWNED = (0, 4)
 PLAN = Plan("job", 8, (), (), (), (), ())
@@ -33,10 +34,11 @@ class Held:
     """A topic that is compacted through epoch 5, and has everything of writer 0 through epoch 7."""
 
     empty: bool = False
+    holding: Holding = Holding(None, None)
     delivered: Mapping[Subtask, Epoch] = field(default_factory=lambda: {Subtask(0): Epoch(7)})
     floor: Epoch = Epoch(5)
 
-    def records(self, which: AsOf) -> Iterator[pa.RecordBatch]:
+    def records(self, which: AsOf, advanced: Callable[[int, int], object] = unseen) -> Iterator[pa.RecordBatch]:
         raise AssertionError("nothing is read")
 
 
@@ -79,7 +81,7 @@ class TestNewerPieces:
         assert past(Held(), segment(6, writer=None)).newer == (segment(6, writer=None),)
 
     def test_are_all_there_is_to_a_target_at_or_below_what_is_held(self) -> None:
-        assert list(past(Held()).pieces(Epoch(9), ())) == []
+        assert list(past(Held()).pieces(Epoch(9), (), unseen)) == []
 
 
 class TestLookingAtATopic:

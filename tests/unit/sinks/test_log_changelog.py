@@ -11,12 +11,13 @@ import pytest
 
 import holdfast as hf
 from holdfast.errors import ConfigError, Damaged
-from holdfast.model import CHANGELOG, EPOCH_MAX, NO_EPOCH, Epoch, Stretch, Subtask, Tag, Timeline, Writer
+from holdfast.model import CHANGELOG, EPOCH_MAX, NO_EPOCH, Epoch, Generation, Stretch, Subtask, Tag, Timeline, Writer
 from holdfast.runtime.cli.main import main
 from holdfast.sinks.changelogs import ROOT, AsOf, CompactedMeanwhile, check_holds, check_reaches
 from holdfast.sinks.contract import OP, Rewinding
 from holdfast.sinks.log import LogSink
 from holdfast.sinks.log_changelog import LogChangelog, TopicSink, partitions_of
+from holdfast.sinks.owners import Claim
 from holdfast.state.records import KEY, RECORDS
 from holdfast.storage.log.changelog import DELETED
 from holdfast.storage.log.compaction import Compactor, Wishes
@@ -56,7 +57,7 @@ class Topic:
             },
             schema=RECORDS.append(pa.field(OP, pa.int8(), nullable=False)),
         )
-        target = self.sink.open(JOB, Writer(CHANGELOG, Subtask(writer)))
+        target = self.sink.open(JOB, Writer(CHANGELOG, Subtask(writer)), Claim("first", Generation(1)))
         target.deliver(Tag(Timeline(timeline), Epoch(epoch)), [batch])
         target.close()
 
@@ -162,7 +163,7 @@ class TestCompaction:
             topic.deliver(0, epoch, {"0a": epoch, f"1{chr(96 + epoch)}": epoch})
             topic.deliver(1, epoch, {"7a": None if epoch % 2 else epoch})
         before = {epoch: topic.state(epoch) for epoch in range(4, 7)}
-        assert topic.place.compact(JOB, FIRST, Epoch(4))
+        assert topic.place.compaction(JOB).compact("first", FIRST, Epoch(4))
         assert topic.place.open(JOB).floor == 4
         assert {epoch: topic.state(epoch) for epoch in range(4, 7)} == before
         assert topic.state(6, after=4) == {"0a": 6, "1e": 5, "1f": 6, "7a": 6}
@@ -171,19 +172,26 @@ class TestCompaction:
     def test_is_left_out_while_it_is_not_worth_it(self, topic: Topic) -> None:
         for epoch in range(1, 4):
             topic.deliver(0, epoch, {"0a": epoch})
-        assert not replace(topic.place, compacted_from=1 << 20).compact(JOB, FIRST, Epoch(3))
-        assert topic.place.compact(JOB, FIRST, Epoch(3))
-        assert not topic.place.compact(JOB, FIRST, Epoch(3))
+        assert not replace(topic.place, compacted_from=1 << 20).compaction(JOB).compact("first", FIRST, Epoch(3))
+        assert topic.place.compaction(JOB).compact("first", FIRST, Epoch(3))
+        assert not topic.place.compaction(JOB).compact("first", FIRST, Epoch(3))
+
+    def test_is_left_to_the_driver_that_owns_the_topic(self, topic: Topic) -> None:
+        """The checkpoints of another history may need more."""
+        for epoch in range(1, 4):
+            topic.deliver(0, epoch, {"0a": epoch})
+        assert not topic.place.compaction(JOB).compact("copy", FIRST, Epoch(3))
+        assert topic.place.open(JOB).floor == NO_EPOCH
 
     def test_waits_for_a_rewind_to_be_repaired(self, topic: Topic) -> None:
         topic.deliver(0, 3, {"0a": 3})
         topic.deliver(0, 6, {"0a": 6})
         rewound = (Stretch(Timeline(1), Epoch(1), Epoch(4)), Stretch(Timeline(2), Epoch(100), EPOCH_MAX))
-        assert topic.place.compact(JOB, rewound, Epoch(100))
+        assert topic.place.compaction(JOB).compact("first", rewound, Epoch(100))
         assert topic.place.open(JOB).floor == 3
         topic.rewind(4, 2)
         topic.deliver(0, 100, {"0b": 100}, timeline=2)
-        assert topic.place.compact(JOB, rewound, Epoch(100))
+        assert topic.place.compaction(JOB).compact("first", rewound, Epoch(100))
         assert topic.place.open(JOB).floor == 100
         assert topic.state(100, rewound) == {"0a": 3, "0b": 100}
 
@@ -210,7 +218,7 @@ class TestCompaction:
             topic.deliver(0, epoch, {"0a": epoch})
         read = topic.place.open(JOB).records(AsOf(JOB, FIRST, Epoch(3), NO_EPOCH, (0, GROUPS), GROUPS))
         next(read)
-        assert topic.place.compact(JOB, FIRST, Epoch(3))
+        assert topic.place.compaction(JOB).compact("first", FIRST, Epoch(3))
         with pytest.raises(CompactedMeanwhile):
             list(read)
 
@@ -291,4 +299,4 @@ class TestRoot:
         assert found.empty and not found.delivered and found.floor == NO_EPOCH
         assert ROOT.sink(RECORDS, KEY, GROUPS) is None and ROOT.in_memory("x") is ROOT
         assert not list(found.records(AsOf(JOB, FIRST, Epoch(1), NO_EPOCH, (0, 1), GROUPS)))
-        assert not ROOT.compact(JOB, FIRST, Epoch(1))
+        assert not ROOT.compaction(JOB).compact("first", FIRST, Epoch(1))

@@ -139,7 +139,7 @@ class TestACommit:
         assert visible(store) == [1]
 
     def test_by_a_driver_that_was_replaced_is_fenced(self, store: MemoryObjects) -> None:
-        older, newer = Claim("old", Generation(1)), Claim("new", Generation(2), frozenset({"old"}))
+        older, newer = Claim("old", Generation(1)), Claim("new", Generation(2), {"old": Tag(Timeline(1), Epoch(1))})
         named = uploader(store).upload(upload_of(1), [rows(1)])
         target_of(store, newer).deliver_uploaded(output(1, [rows(1)], [named]))
         with pytest.raises(Fenced):
