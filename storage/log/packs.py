@@ -26,7 +26,7 @@ from holdfast.errors import Damaged
 PACKS_FOLDER = "packs"
 BLOCK = 1_000
 """How many commits a pack holds."""
-_MAGIC = b"holdfast log pack 1\n"
+_MAGIC = b"hf.Log pack 1\n"
 _DIGITS = 16
 _CODEC = pa.Codec("zstd", compression_level=3)
 BYTES_MAX = 1 << 32

@@ -73,7 +73,10 @@ def _folder(bench: Bench, folder: Path, commits: int, block: int) -> None:
     create_log(store, pa.schema([("n", pa.int64())]), 1)
     (folder / "commits").mkdir()
     age(store, lambda path, data: (folder / path).write_bytes(data), commits, block)
-    open_it = lambda: Commits(store, existing_meta(store))
+
+    def open_it() -> Commits:
+        return Commits(store, existing_meta(store))
+
     before, opened = seconds(open_it), open_it()
     made = deleted = 0
     with bench.timed():
