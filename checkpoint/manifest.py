@@ -15,6 +15,7 @@ Source: PROTOCOL P8, P12, P18; DESIGN section 13.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -24,6 +25,7 @@ import pyarrow as pa
 
 from holdfast.checkpoint.audit import Audit, PartAudit, manifest_audit
 from holdfast.checkpoint.bases import advanced, undelivered
+from holdfast.checkpoint.deltas import difference, rebuilt
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import (
     CHANGELOG,
@@ -42,14 +44,18 @@ from holdfast.model import (
     Writer,
 )
 
-FORMAT_VERSION = 6
-"""Compressed manifests. Smaller ones are written as the oldest version that has what they hold: 5 with sinks that have
-one committer, since an earlier version would deliver output of several writers as that of one, beside newer output of
-the others; 4 if the changelog goes to a topic, since an earlier version would take the segments that they name for all
-of the state; 3 with state columns that are not plain, 2 with operators that evolved, 1 without."""
+FORMAT_VERSION = 7
+"""Manifests that name an earlier one and what changed since; 6 are compressed ones. Smaller ones are written as the
+oldest version that has what they hold: 5 with sinks that have one committer, since an earlier version would deliver
+output of several writers as that of one, beside newer output of the others; 4 if the changelog goes to a topic, since
+an earlier version would take the segments that they name for all of the state; 3 with state columns that are not plain,
+2 with operators that evolved, 1 without."""
+COMPRESSED_VERSION = 6
 _VERSION_WITH_COMMITTERS, _VERSION_WITH_TOPIC, _VERSION_WITH_TYPES, _VERSION_WITH_FIELDS, _FIRST_VERSION = 5, 4, 3, 2, 1
 COMPRESSED_FROM_BYTES = 1 << 16
 """Ten workers with full histories have as much. Smaller ones are plain JSON, which earlier releases read."""
+DELTA_SHARE = 3
+"""A difference is stored only if the whole manifest has at least so many times its size."""
 _PLAIN_TYPES = frozenset(
     (
         "bool",
@@ -151,6 +157,18 @@ class _Compressed(msgspec.Struct):
     """Bytes of the manifest."""
     zstd: bytes
     """Base64 in JSON."""
+    v: int = COMPRESSED_VERSION
+
+
+class _Delta(msgspec.Struct):
+    """A manifest as a difference from an earlier one of version 6 (deltas.py), compressed; JSON as well."""
+
+    base: ObjectRef
+    sha256: str
+    """Of the JSON of the manifest, uncompressed."""
+    size: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
+    """Bytes of the difference."""
+    zstd: bytes
     v: int = FORMAT_VERSION
 
 
@@ -185,9 +203,10 @@ class _Parts(msgspec.Struct):
 
 Read = TypeVar("Read")
 _ZSTD = pa.Codec("zstd", compression_level=1)
-_VERSION, _COMPRESSED, _MANIFEST, _PARTS = (
+_VERSION, _COMPRESSED, _DELTA, _MANIFEST, _PARTS = (
     msgspec.json.Decoder(_Version),
     msgspec.json.Decoder(_Compressed),
+    msgspec.json.Decoder(_Delta),
     msgspec.json.Decoder(Manifest),
     msgspec.json.Decoder(_Parts),
 )
@@ -212,14 +231,38 @@ class SubtaskPart(msgspec.Struct, frozen=True):
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Return the manifest as JSON."""
+    """Return the manifest as it is stored whole."""
+    return stored(plain(manifest))
+
+
+def plain(manifest: Manifest) -> bytes:
+    """Return the manifest as JSON of the oldest version that has what it holds."""
     version = max(map(_version_of, manifest.operators), default=_FIRST_VERSION)
     version = version if manifest.topic is None else _VERSION_WITH_TOPIC
     version = _VERSION_WITH_COMMITTERS if manifest.with_committer else version
-    data = msgspec.json.encode(msgspec.structs.replace(manifest, v=version))
+    return msgspec.json.encode(msgspec.structs.replace(manifest, v=version))
+
+
+def stored(data: bytes) -> bytes:
+    """Return a manifest's JSON as it is stored whole: compressed if it is large."""
     if len(data) < COMPRESSED_FROM_BYTES:
         return data
     return msgspec.json.encode(_Compressed(len(data), _ZSTD.compress(data, asbytes=True)))
+
+
+def stored_delta(data: bytes, base: ObjectRef, base_data: bytes) -> bytes | None:
+    """Return a manifest's JSON as what changed since the base; None if the base is small or too much has changed.
+
+    Args:
+        base: A manifest that is stored whole.
+        base_data: Its JSON.
+    """
+    if len(base_data) < COMPRESSED_FROM_BYTES:
+        return None
+    steps = difference(base_data, data)
+    digest = hashlib.sha256(data).hexdigest()
+    delta = msgspec.json.encode(_Delta(base, digest, len(steps), _ZSTD.compress(steps, asbytes=True)))
+    return delta if len(delta) * DELTA_SHARE <= base.size else None
 
 
 def _version_of(operator: OperatorState) -> int:
@@ -229,34 +272,41 @@ def _version_of(operator: OperatorState) -> int:
     return _VERSION_WITH_FIELDS if FIELDS in operator.schema else _FIRST_VERSION
 
 
-def decode(data: bytes, ref: ObjectRef) -> Manifest:
-    """Read a manifest back; the hash was verified by the reader of the bytes."""
-    return _decoded(_MANIFEST, data, ref)
+def base_of(data: bytes, ref: ObjectRef) -> ObjectRef | None:
+    """Return the manifest that this one is a difference from; None if it is stored whole. Raises Damaged."""
+    try:
+        return _DELTA.decode(data).base if _VERSION.decode(data).v == FORMAT_VERSION else None
+    except msgspec.DecodeError as error:
+        raise _unreadable(ref, error) from error
 
 
-def named_in(data: bytes, ref: ObjectRef) -> Named:
-    """Read what a manifest names, in a tenth of the time of all of it."""
-    found = _decoded(_PARTS, data, ref)
+def decode(data: bytes, ref: ObjectRef, base: bytes | None = None) -> Manifest:
+    """Read a manifest back; the reader of the bytes has verified their hashes.
+
+    Args:
+        base: The bytes of the manifest that `base_of` names.
+    """
+    return _decoded(_MANIFEST, data, ref, base)
+
+
+def named_in(data: bytes, ref: ObjectRef, base: bytes | None = None) -> Named:
+    """Read what a manifest names, in a tenth of the time of all of it; the manifest that it needs, too."""
+    found = _decoded(_PARTS, data, ref, base)
+    needed = base_of(data, ref)
     held = [each.path for handle in found.state for each in handle.base]
     held += [each.object.path for handle in found.state for each in handle.segments]
     held += [each.path for item in found.pending for each in item.staged.parts]
-    return Named(found.epoch, (ref.path, *held))
+    return Named(found.epoch, (ref.path, *(() if needed is None else (needed.path,)), *held))
 
 
-def _decoded(decoder: msgspec.json.Decoder[Read], data: bytes, ref: ObjectRef) -> Read:
+def _decoded(decoder: msgspec.json.Decoder[Read], data: bytes, ref: ObjectRef, base: bytes | None) -> Read:
     try:
-        version = _VERSION.decode(data).v
-        if version == FORMAT_VERSION:
-            data = _decompressed(_COMPRESSED.decode(data))
-            version = _VERSION.decode(data).v  # a later release may compress what this one cannot read
-        if _FIRST_VERSION <= version <= FORMAT_VERSION:
+        data = _plain(data, base)
+        version = _VERSION.decode(data).v  # a later release may compress what this one cannot read
+        if _FIRST_VERSION <= version < COMPRESSED_VERSION:
             return decoder.decode(data)
-    except (msgspec.DecodeError, pa.ArrowException, OSError) as error:
-        raise Damaged(
-            f"manifest {ref.path} cannot be read: {error}",
-            not_done="no state was restored from it",
-            next_step="check the storage; an older checkpoint may still be good: holdfast checkpoints verify JOB",
-        ) from error
+    except (msgspec.DecodeError, pa.ArrowException, OSError, ValueError) as error:
+        raise _unreadable(ref, error) from error
     raise ConfigError(
         f"manifest {ref.path} has format {version}; this version of Holdfast reads formats up to {FORMAT_VERSION}",
         not_done="no state was restored from it",
@@ -264,10 +314,32 @@ def _decoded(decoder: msgspec.json.Decoder[Read], data: bytes, ref: ObjectRef) -
     )
 
 
-def _decompressed(compressed: _Compressed) -> bytes:
-    """Return the manifest. Raises OSError if the frame is not one of this size."""
+def _plain(data: bytes, base: bytes | None) -> bytes:
+    """Return the JSON of a stored manifest. Raises ValueError if it is not what was stored, and as `_decompressed`."""
+    version = _VERSION.decode(data).v
+    if version == FORMAT_VERSION:
+        delta = _DELTA.decode(data)
+        if base is None or _VERSION.decode(base).v != COMPRESSED_VERSION:
+            raise ValueError(f"{delta.base.path} is no manifest that another one can be a difference from")
+        found = rebuilt(_plain(base, None), _decompressed(delta))
+        if hashlib.sha256(found).hexdigest() != delta.sha256:
+            raise ValueError(f"it does not fit {delta.base.path}")
+        return found
+    return _decompressed(_COMPRESSED.decode(data)) if version == COMPRESSED_VERSION else data
+
+
+def _decompressed(compressed: _Compressed | _Delta) -> bytes:
+    """Return what was compressed. Raises OSError if the frame is not one of this size."""
     data: bytes = _ZSTD.decompress(compressed.zstd, decompressed_size=compressed.size, asbytes=True)
     return data
+
+
+def _unreadable(ref: ObjectRef, error: Exception) -> Damaged:
+    return Damaged(
+        f"manifest {ref.path} cannot be read: {error}",
+        not_done="no state was restored from it",
+        next_step="check the storage; an older checkpoint may still be good: holdfast checkpoints verify JOB",
+    )
 
 
 def follow(

@@ -1,7 +1,7 @@
 """Reads and writes a job's log and manifests on an object store.
 
 The only module of this package that does I/O. Layout below the job's folder: `log/<20 digits>.json`,
-`folds/<20 digits>.json` and `manifests/<generation>/<epoch>-<owner>.json`.
+`folds/<20 digits>.json` and `manifests/<generation>/<epoch>-<owner>.json`, or `-delta.json` for a difference.
 
 Invariants
     - A log record is only ever created conditionally, never replaced.
@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from holdfast.checkpoint import folds, joblog
-from holdfast.checkpoint.manifest import Manifest, Named, decode, encode, named_in
+from holdfast.checkpoint.manifest import Manifest, Named, base_of, decode, named_in, plain, stored, stored_delta
 from holdfast.errors import AlreadyExists, Damaged, Fenced, NotFound, Unavailable
-from holdfast.model import ObjectRef
+from holdfast.model import Epoch, ObjectRef
 from holdfast.ports import ObjectStore, TidyStore
 from holdfast.storage.bulk import delete_each, get_each, list_behind, parts, read_together
 from holdfast.storage.hashing import Hashed, Sink, hash_file
@@ -44,6 +45,7 @@ class Repository:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
+        self._last: _StoredManifest | None = None
 
     def read_log(self, *, every_record: bool = False) -> joblog.Job | None:
         """Fold the log; None if there is no job.
@@ -199,24 +201,48 @@ class Repository:
                 )
 
     def store_manifest(self, manifest: Manifest, owner: str) -> ObjectRef:
-        """Store the manifest under a unique name; return the reference for the log."""
-        data = encode(manifest)
-        path = f"manifests/{manifest.generation:08d}/{manifest.epoch:012d}-{owner}.json"
+        """Store the manifest under a unique name; return the reference for the log.
+
+        If it follows the one stored last, it may be stored as what changed since the last one that was stored whole.
+        That one is completed then, or is named by a completed one, and so is not swept. A manifest that is stored
+        again is the same object.
+        """
+        path = f"manifests/{manifest.generation:08d}/{manifest.epoch:012d}-{owner}"
+        data, last = plain(manifest), self._last
+        digest = hashlib.sha256(data).hexdigest()
+        if last is not None and last.name == path and last.sha256 == digest:
+            return last.ref
+        base = last if last is not None and last.epoch == manifest.follows else None
+        delta = None if base is None else stored_delta(data, base.whole, base.whole_data)
+        if base is None or delta is None:
+            ref = self._put(f"{path}.json", stored(data))
+            self._last = _StoredManifest(path, manifest.epoch, ref, digest, ref, data)
+            return ref
+        ref = self._put(f"{path}-delta.json", delta)
+        self._last = replace(base, name=path, epoch=manifest.epoch, ref=ref, sha256=digest)
+        return ref
+
+    def _put(self, path: str, data: bytes) -> ObjectRef:
         self._store.put(path, data)
         return ObjectRef(path, len(data), hashlib.sha256(data).hexdigest())
 
     def load_manifest(self, ref: ObjectRef) -> Manifest:
-        """Read a manifest and verify it."""
-        return decode(read_verified(self._store, ref), ref)
+        """Read a manifest, and the one that it is a difference from, and verify them."""
+        data = read_verified(self._store, ref)
+        base = base_of(data, ref)
+        return decode(data, ref, None if base is None else read_verified(self._store, base))
 
     def named_in(self, refs: Sequence[ObjectRef]) -> Iterator[Named]:
         """Read and verify manifests, some together where the store can; yield what each of them names."""
+        base, base_data = None, None
         for part in parts(refs, min(MANIFESTS_READ, read_together(self._store))):
             found = get_each(self._store, [ref.path for ref in part])
             for ref in part:
                 if (data := found.pop(ref.path, None)) is None:
                     raise _damaged(ref, "is missing")
-                yield named_in(verified(data, ref), ref)
+                if (needed := base_of(verified(data, ref), ref)) is not None and needed != base:
+                    base, base_data = needed, read_verified(self._store, needed)
+                yield named_in(data, ref, base_data)
 
     def read(self, ref: ObjectRef) -> bytes:
         """Return the bytes of an object that a manifest names, verified."""
@@ -234,6 +260,22 @@ class Repository:
     def delete_all(self, paths: Sequence[str]) -> None:
         """Delete objects that nothing needs; the caller has checked that (P16)."""
         delete_each(self._store, paths)
+
+
+@dataclass(frozen=True)
+class _StoredManifest:
+    """The manifest that was stored last."""
+
+    name: str
+    """Its path, without what shows how it is stored."""
+    epoch: Epoch
+    ref: ObjectRef
+    sha256: str
+    """Of its JSON."""
+    whole: ObjectRef
+    """The manifest that it is a difference from, or itself."""
+    whole_data: bytes
+    """The JSON of that one."""
 
 
 def _decoded(data: bytes, path: str) -> joblog.Record:

@@ -5,15 +5,17 @@ next sequence follow it, and galloping and bisection over the `ends` of the comm
 
 Invariants
     - `tail` only moves forward, by commits that fit their predecessor.
-    - At most CACHED_COMMITS_MAX commits are kept in memory.
+    - At most CACHED_COMMITS_MAX commits and PACKS_CACHED packs are kept in memory.
+    - A commit that can be packed counts only if its pack does not exist after its object was read; if the pack exists,
+      the commit in it counts (packs.py). So a missing next sequence means the end of the log only if it is not packed.
 
-Commits are never deleted, so a missing next sequence means the end of the log; a release that prunes commits must
-list again instead (PROTOCOL P7). A compaction does delete their segments; `left` then locates the rows.
+A compaction deletes the segments of commits; `left` then locates the rows.
 Not safe to share between threads.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import replace
 
 from holdfast.errors import Damaged, NotFound
@@ -35,9 +37,13 @@ from holdfast.storage.log.format import (
     extends,
     hash_in,
 )
+from holdfast.storage.log.packs import Packing, decode_pack, pack_path
 from holdfast.storage.log.tail import newest_sequence
 
 CACHED_COMMITS_MAX = 4_096
+PACKS_CACHED = 4
+LISTINGS_MAX = 10
+"""How often the newest commit is looked for again because it was packed meanwhile."""
 
 
 def refuse_remains(store: ObjectStore) -> None:
@@ -66,10 +72,20 @@ class Commits:
         self._cached: dict[int, Commit] = {0: before_the_first(meta)}
         self._hashes: dict[int, str] = {0: ""}
         """By sequence; for the commits in `_cached`."""
-        self.tail = self.at(newest_sequence(store))
+        self._packs = OrderedDict[int, list[bytes]]()
+        """By the sequence of the last commit."""
+        self._packed_through = 0
+        """The last commit of the newest pack that was read; packs leave no gap."""
+        self.tail = self._cached[0]
+        self.tail = self._newest()
         self._left: tuple[int, Left] | None = None
         self._grown: tuple[int, LogMeta] | None = None
         self.refresh()
+
+    @property
+    def created(self) -> LogMeta:
+        """Return the log's description as of its creation, against which commits are checked."""
+        return self._meta
 
     def refresh(self) -> bool:
         """Read the commits that were added since; return whether there were any."""
@@ -83,7 +99,12 @@ class Commits:
         if not isinstance(self._store, OrderedStore):
             self.refresh()
         elif self.step():
-            self.tail = self.at(newest_sequence(self._store, self.tail.sequence))
+            self.tail = self._newest()
+
+    def packed(self, sequence: int) -> Commit | None:
+        """Return the commit with this sequence from its pack; None if that does not exist. Reads the store."""
+        data = self._in_pack(self.tail.packs, sequence)
+        return None if data is None else decode_commit(self._meta, sequence, data)
 
     def adopt(self, sequence: int, data: bytes) -> None:
         """Move to a commit that this process has just created with these bytes, behind the newest one known here."""
@@ -112,9 +133,13 @@ class Commits:
     def is_still(self, sequence: int, xxh3: str) -> bool:
         """Ask the store, not the cache, whether it holds the commit with this sequence and hash."""
         try:
-            return not sequence or hash_in(self._store.get(commit_path(sequence))) == xxh3
+            if not sequence or hash_in(self._store.get(commit_path(sequence))) == xxh3:
+                return True  # a ghost is no commit that any process has read
         except NotFound:
-            return False
+            pass
+        self._packs.clear()
+        data = self._in_pack(self.tail.packs, sequence)
+        return data is not None and hash_in(data) == xxh3
 
     @property
     def meta(self) -> LogMeta:
@@ -195,18 +220,58 @@ class Commits:
     def holds_tail(self) -> bool:
         """Return whether the log still has the newest commit known here; False if it was restored from a backup."""
         tail = self.tail
-        try:
-            return tail.sequence == 0 or self._read(tail.sequence)[0] == tail
-        except NotFound:
-            return False
+        return self.is_still(tail.sequence, self._hashes[tail.sequence])
+
+    def _newest(self) -> Commit:
+        """Return the newest commit. Raises Damaged if it is missing."""
+        for _ in range(LISTINGS_MAX):
+            sequence = newest_sequence(self._store, self.tail.sequence)
+            if sequence == self.tail.sequence:
+                return self.tail
+            try:
+                return self._keep(*self._read(sequence))
+            except NotFound:
+                continue  # packed since the listing, so there are later ones
+        raise damaged(commit_path(sequence), "is listed, but cannot be read")
 
     def _read(self, sequence: int) -> tuple[Commit, str]:
-        data = self._store.get(commit_path(sequence))
+        """Return a commit and its hash. Raises NotFound, Damaged."""
+        packing = self.tail.packs
+        if sequence <= self._packed_through and (data := self._in_pack(packing, sequence)) is not None:
+            return self._decoded(sequence, data)
+        try:
+            found, xxh3 = self._decoded(sequence, self._store.get(commit_path(sequence)))
+        except NotFound:
+            return self._decoded(sequence, self._in_pack(packing, sequence))
+        if (data := self._in_pack(found.packs, sequence)) is not None:
+            return self._decoded(sequence, data)  # the object may be a ghost
+        return found, xxh3
+
+    def _decoded(self, sequence: int, data: bytes | None) -> tuple[Commit, str]:
+        if data is None:
+            raise NotFound(commit_path(sequence))
         return decode_commit(self._meta, sequence, data), hash_in(data)
+
+    def _in_pack(self, packing: Packing | None, sequence: int) -> bytes | None:
+        """Return a commit from its pack; None if that does not exist now. Raises Damaged."""
+        if packing is None or not packing.covers(sequence):
+            return None
+        last = packing.last_of(sequence)
+        if last not in self._packs:
+            try:
+                data = self._store.get(pack_path(last))
+            except NotFound:
+                return None
+            self._packs[last] = decode_pack(pack_path(last), data, packing.block)
+            self._packed_through = max(last, self._packed_through)
+        self._packs.move_to_end(last)
+        while len(self._packs) > PACKS_CACHED:
+            self._packs.popitem(last=False)
+        return self._packs[last][sequence - last - 1]
 
     def _keep(self, commit: Commit, xxh3: str) -> Commit:
         if len(self._cached) >= CACHED_COMMITS_MAX:
-            oldest = next(sequence for sequence in self._cached if sequence)
+            oldest = next(sequence for sequence in self._cached if sequence not in (0, self.tail.sequence))
             del self._cached[oldest], self._hashes[oldest]
         self._cached[commit.sequence], self._hashes[commit.sequence] = commit, xxh3
         return commit

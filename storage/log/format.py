@@ -20,6 +20,8 @@ Invariants
       without rows. A log with a key has none: equal keys would be in two partitions.
     - A commit of kind `grow` and all after it have format 4: segments after it may have the columns that it adds,
       which may be null and come last. `grown` names the newest such commit.
+    - The first commit with a sequence of at least BLOCK and all after it have format 7 and `packs`: later commits may
+      be in packs instead of their own objects (packs.py), where an older release would not look for them.
     - `meta.json` of a changelog has format 2, which an older release refuses: it would take deletes for rows.
 
 Pure: no clock, random or I/O.
@@ -40,6 +42,7 @@ from holdfast.errors import ConfigError, Damaged
 from holdfast.model import Tag
 from holdfast.storage.log import changelog
 from holdfast.storage.log.compacted import Compaction, problem_of
+from holdfast.storage.log.packs import BLOCK, Packing
 from holdfast.storage.paths import is_object_in
 
 FORMAT_VERSION = 1
@@ -55,6 +58,8 @@ OWNER_VERSION = 5
 """Format of the first commit that names an owner, and of all after it."""
 WIDEN_VERSION = 6
 """Format of the first commit that adds partitions, and of all after it."""
+PACK_VERSION = 7
+"""Format of the first commit after which commits may be packed, and of all after it."""
 PARTITIONS_MAX = 4_096
 OFFSETS_MAX = 1 << 62
 META_PATH = "meta.json"
@@ -168,6 +173,8 @@ class Commit:
     schema: str = ""
     """In a commit that adds columns: all columns of the log, as in `meta.json`."""
     owners: tuple[LogOwner, ...] = ()
+    packs: Packing | None = None
+    """Which commits may be packed; None: none yet."""
 
     def end_of(self, partition: int) -> int:
         """Return the end of a partition; 0 if it was added later."""
@@ -242,8 +249,8 @@ def before_the_first(meta: LogMeta) -> Commit:
     return Commit(FORMAT_VERSION, meta.uuid, 0, "append", "", 0, (0,) * meta.partitions)
 
 
-def placed(draft: Draft, tail: Commit) -> Commit:
-    """Give a draft its place right after the newest commit."""
+def placed(draft: Draft, tail: Commit, block: int = BLOCK) -> Commit:
+    """Give a draft its place right after the newest commit; `block`: how many commits the log's packs will hold."""
     assert draft.kind == "compact" or not tail.sealed, "only a compaction follows a seal"
     ends = [*tail.ends, *[0] * max(0, draft.partitions - len(tail.ends))]
     segments = []
@@ -258,6 +265,8 @@ def placed(draft: Draft, tail: Commit) -> Commit:
     version = GROW_VERSION if grows else COMPACT_VERSION if compacts else VOID_VERSION if voids else FORMAT_VERSION
     version = version if draft.owned is None else OWNER_VERSION
     version = WIDEN_VERSION if draft.partitions else version
+    packs = Packing(sequence, block) if tail.packs is None and sequence >= block else tail.packs
+    version = version if packs is None else PACK_VERSION
     return Commit(
         max(tail.v, version),
         tail.log,
@@ -277,6 +286,7 @@ def placed(draft: Draft, tail: Commit) -> Commit:
         sequence if grows else tail.grown,
         "" if draft.schema is None else encode_schema(draft.schema),
         _owners_after(tail, draft.owned),
+        packs,
     )
 
 
@@ -365,7 +375,7 @@ def encode_commit(commit: Commit) -> bytes:
 def decode_commit(meta: LogMeta, sequence: int, data: bytes) -> Commit:
     """Return the commit, checked against itself, its name and its log."""
     path = commit_path(sequence)
-    commit = _unhashed(path, data, _COMMIT, WIDEN_VERSION)
+    commit = _unhashed(path, data, _COMMIT, PACK_VERSION)
     if commit.log != meta.uuid:
         raise damaged(path, f"belongs to log {commit.log}, not to {meta.uuid}")
     if commit.sequence != sequence:
@@ -385,6 +395,8 @@ def decode_commit(meta: LogMeta, sequence: int, data: bytes) -> Commit:
         raise damaged(path, "has columns but is not of kind grow, or vice versa")
     if not (commit.compact == sequence) == (commit.kind == "compact") == (commit.compaction is not None):
         raise damaged(path, "has a compaction but is not of kind compact, or vice versa")
+    if (commit.v >= PACK_VERSION) != (commit.packs is not None) or not _may_pack(commit):
+        raise damaged(path, "has packs but not format 7, or vice versa, or packs that cannot exist")
     if commit.compaction is not None and (problem := problem_of(commit.compaction, sequence, commit.ends)):
         raise damaged(path, problem)
     return commit
@@ -405,6 +417,8 @@ def check_follows(commit: Commit, before: Commit) -> None:
         raise damaged(path, f"says that commit {commit.compact} compacted last, but it was {before.compact}")
     if commit.kind != "grow" and commit.grown != before.grown:
         raise damaged(path, f"says that commit {commit.grown} added columns last, but it was {before.grown}")
+    if commit.packs != before.packs and (before.packs or commit.packs is None or commit.packs.since != commit.sequence):
+        raise damaged(path, "contradicts its predecessor on which commits are packed")
     for segment in commit.segments:
         if segment.base != ends[segment.partition]:
             raise damaged(path, f"leaves a gap at offset {ends[segment.partition]} of partition {segment.partition}")
@@ -441,6 +455,10 @@ def _has_so_many(meta: LogMeta, commit: Commit) -> bool:
     return meta.partitions <= len(commit.ends) <= PARTITIONS_MAX and (commit.kind != "widen" or not commit.segments)
 
 
+def _may_pack(commit: Commit) -> bool:
+    return commit.packs is None or (commit.packs.block >= 1 and commit.packs.since <= commit.sequence)
+
+
 def _fits(segment: LogSegment, commit: Commit) -> bool:
     return segment.rows >= 1 and 0 <= segment.base <= commit.ends[segment.partition] - segment.rows
 
@@ -469,6 +487,7 @@ _FIELDS_SINCE = {
     COMPACT_VERSION: ("compact", "seal", "compaction"),
     GROW_VERSION: ("grown", "schema"),
     OWNER_VERSION: ("owners",),
+    PACK_VERSION: ("packs",),
 }
 _VERSIONED = msgspec.json.Decoder(_Versioned)
 _META, _COMMIT = msgspec.json.Decoder(_StoredMeta), msgspec.json.Decoder(Commit)

@@ -26,7 +26,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from holdfast.errors import AlreadyExists, ConfigError, Unavailable
+from holdfast.errors import AlreadyExists, ConfigError, Damaged, Unavailable
 from holdfast.model import NO_EPOCH, Tag, Timeline
 from holdfast.ports import ObjectStore
 from holdfast.storage.log.changelog import misplaced_value, record_schema
@@ -50,6 +50,8 @@ from holdfast.storage.log.format import (
     encode_meta,
     placed,
 )
+from holdfast.storage.log.packer import pack
+from holdfast.storage.log.packs import BLOCK
 from holdfast.storage.log.reader import LogReader, existing_meta, read_meta, stored_meta
 from holdfast.storage.log.segment import SEGMENT_BYTES_MAX, encode_segment, segment_hash
 from holdfast.storage.log.turns import wait_s
@@ -109,18 +111,23 @@ def create_log(
 
 
 class LogWriter:
-    """Appends to a log. For use by one thread; any number of writers may share a log."""
+    """Appends to a log. For use by one thread; any number of writers may share a log.
+
+    Args:
+        block: How many commits a pack holds if none of the log may be packed yet.
+    """
 
     def __init__(
         self,
         store: ObjectStore,
         *,
+        block: int = BLOCK,
         pause: Callable[[float], None] = time.sleep,
         wall_us: Callable[[], int] = wall_us,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._pause, self._wall_us, self._clock = store, pause, wall_us, clock
-        self._commits = Commits(store, existing_meta(store))
+        self._block, self._commits = block, Commits(store, existing_meta(store))
         self._doubt: tuple[Draft, Commit] | None = None
 
     @property
@@ -322,9 +329,10 @@ class LogWriter:
             if sent is None:
                 if not _admitted(self._store, self._commits.tail, draft):
                     return None
-                sent = placed(draft, self._commits.tail)
+                sent = placed(draft, self._commits.tail, self._block)
             began = self._clock()
             if self._is_ours(draft, sent):
+                self._pack(sent)
                 return sent
             sent, request_s = None, (self._clock() - began) / REQUESTS_OF_A_LOSS
             self._pause(wait_s(self._commits.tail, draft.tag, draft.owner, lost, request_s))
@@ -334,14 +342,24 @@ class LogWriter:
     def _is_ours(self, draft: Draft, commit: Commit) -> bool:
         """Send the commit until its place is taken; return whether this commit took it."""
         self._doubt, data = (draft, commit), encode_commit(commit)
-        if _created(self._store, commit_path(commit.sequence), data, self._pause):
+        created = _created(self._store, commit_path(commit.sequence), data, self._pause)
+        if created and self._commits.packed(commit.sequence) is None:
             self._commits.adopt(commit.sequence, data)
             taken_by_us = True
-        else:
+        else:  # taken, perhaps before the commit with this sequence was packed and its object deleted
             taken_by_us = self._commits.at(commit.sequence).owner == draft.owner
             self._commits.step()
         self._doubt = None  # last: if the read fails, `settle` still finds the outcome of the commit
         return taken_by_us
+
+    def _pack(self, commit: Commit) -> None:
+        """Pack old commits, now and then. An error changes nothing for the append: a later commit packs them."""
+        if commit.packs is None or commit.sequence % commit.packs.block:
+            return
+        try:
+            pack(self._store, self._commits)
+        except (Damaged, Unavailable):
+            return
 
 
 def _created(store: ObjectStore, path: str, data: bytes, pause: Callable[[float], None]) -> bool:

@@ -15,9 +15,10 @@ import pyarrow as pa
 from control_plane import KEY_GROUPS, LongLog, completed, manifest_of, master_of, peak_bytes
 from counted import BulkObjects, CountingObjects
 from harness import Bench
+from scale import WORKERS, aged, cost
 
 from holdfast.checkpoint import folds, joblog
-from holdfast.checkpoint.catalogue import FOLDERS
+from holdfast.checkpoint.catalogue import FOLDERS, Retention
 from holdfast.checkpoint.manifest import encode, named_in
 from holdfast.checkpoint.recovery import handles_for
 from holdfast.checkpoint.repository import Repository
@@ -163,3 +164,39 @@ def stored_checkpoints(store: ObjectStore, workers: int, count: int) -> joblog.J
         body = msgspec.structs.replace(completed(epoch).body, manifest=ref)
         done.append(replace(completed(epoch), body=body))
     return replace(fold, completed=tuple(done))
+
+
+def bench_scale(bench: Bench) -> None:
+    """Epochs, heartbeats and a recovery of masters with more and more workers: docs/operate/scale.md and its plot."""
+    most = bench.size("workers", smoke=10, full=WORKERS[-1])
+    epochs = bench.size("epochs", smoke=3, full=40)
+    taken = 0
+    with bench.timed():
+        for workers in WORKERS:
+            if workers <= most:
+                found = cost(workers, epochs)
+                bench.note(
+                    f"{workers} workers: {1 / found.ack_s:,.0f} acks/s, {found.epoch_s * 1e3:.1f} ms an epoch besides, "
+                    f"{1 / found.heartbeat_s:,.0f} heartbeats/s, recovery {found.recovery_s * 1e3:.1f} ms, "
+                    f"{found.manifest_bytes / 1e6:.3f} MB and {found.requests:.2f} requests an epoch"
+                )
+                taken += workers * epochs
+    bench.report(per=taken, unit="ack", check=taken)
+
+
+def bench_old_job(bench: Bench) -> None:
+    """A driver starts a job with very many epochs behind it, and the default retention."""
+    epochs = bench.size("epochs", smoke=3_000, full=1_000_000)
+    rule = Retention() if bench.full else Retention(age_us=600_000_000, log_records=200)
+    store, job = aged(epochs, rule)
+    objects = len(store.list("log"))
+    store.requests.clear()
+    with bench.timed():
+        found = Repository(store).read_log()
+    assert found == job and found.base_epoch == epochs and found.expired_through > 0
+    gets, lists = store.requests["get"], store.requests["list"] + store.requests["list after"]
+    rounds = -(-gets // 32) + lists
+    bench.note(f"{objects:,} records are left, {len(job.completed):,} checkpoints retained")
+    bench.note(f"{gets} reads and {lists} listings, {rounds * REQUEST_S:.2f} s at 15 ms a request and 32 side by side")
+    bench.note(f"peak {peak_bytes(lambda: Repository(store).read_log()) / 1e6:.0f} MB")
+    bench.report(per=1, unit="start", check=found.next_seq)

@@ -131,12 +131,12 @@ class LongLog:
         self.append(joblog.JobCreated("job", KEY_GROUPS))
         self.append(joblog.GenerationStarted(Epoch(1), NO_EPOCH, "here", "started"))
 
-    def append(self, body: joblog.Body) -> joblog.Job:
+    def append(self, body: joblog.Body, at_us: int = 0) -> joblog.Job:
         """Append a record; return the fold."""
         job = self.job
         seq, head = (1, "") if job is None else (job.next_seq, job.head)
         generation = Generation(0 if seq == 1 else 1)
-        record = joblog.Record(seq, UUID, generation, Timeline(1), "a" * 32, 0, body, prev=head)
+        record = joblog.Record(seq, UUID, generation, Timeline(1), "a" * 32, at_us, body, prev=head)
         self.store.create(record.path, joblog.encode(record))
         self.job = joblog.fold(job, record)
         return self.job

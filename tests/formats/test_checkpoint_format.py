@@ -158,8 +158,8 @@ class TestACheckpointWithFieldIds:
         (path,) = (HERE / "checkpoint_v2" / "manifests").rglob(f"*{manifest.epoch:012d}-*.json")
         data = path.read_bytes()
         assert manifest.v == 2 and encode(manifest) == data
-        with pytest.raises(hf.ConfigError, match="has format 7; this version of Holdfast reads formats up to 6"):
-            decode(data.replace(b'"v":2', b'"v":7', 1), ObjectRef("m", len(data), ""))
+        with pytest.raises(hf.ConfigError, match="has format 8; this version of Holdfast reads formats up to 7"):
+            decode(data.replace(b'"v":2', b'"v":8', 1), ObjectRef("m", len(data), ""))
 
 
 class TestACheckpointWithText:

@@ -1,0 +1,97 @@
+"""Packs the old commits of a log, then deletes their objects.
+
+Invariants
+    - A commit's object is deleted only after its pack was read back and every commit in it was verified.
+    - Packs are made in ascending order, and no pack is replaced: of two creates, the first one counts.
+    - The newest commits, and those up to `since`, keep their objects.
+    - Whatever is left behind after a crash or by a suspended writer is deleted by the next call.
+
+Any number of processes may do this at the same time.
+Source: PROTOCOL P7; docs/design/0058-packed-commits.md.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from holdfast.errors import AlreadyExists, Damaged, NotFound
+from holdfast.ports import ObjectStore
+from holdfast.storage.bulk import delete_each, get_each, list_behind
+from holdfast.storage.log.commits import Commits
+from holdfast.storage.log.format import COMMITS_FOLDER, check_follows, commit_path, damaged, decode_commit, sequence_of
+from holdfast.storage.log.packs import PACKS_FOLDER, Packing, decode_pack, encode_pack, last_in, pack_path
+
+PACKS_MAX = 16
+"""How many packs one call makes at most; there are more only after errors."""
+
+
+class Packed(NamedTuple):
+    """What a call has done."""
+
+    packs: int
+    deleted: int
+
+
+def pack(store: ObjectStore, commits: Commits) -> Packed:
+    """Pack what is due as of the newest commit known here, and delete the objects of packed commits.
+
+    Raises:
+        Damaged: a commit or a pack cannot be read; its commits were not deleted.
+        Unavailable: the store failed; some packs may have been made, and some objects deleted.
+    """
+    packing, made = commits.tail.packs, 0
+    if packing is None or not (due := packing.due(commits.tail.sequence)):
+        return Packed(0, 0)
+    through = _packed_through(store, packing)
+    while through < due and made < PACKS_MAX:
+        through += packing.block
+        read = _make(store, packing, through)
+        _verify(store, commits, packing, through, read)
+        made += 1
+    leftovers = [
+        path
+        for path in list_behind(store, COMMITS_FOLDER, commit_path(packing.first - 1))
+        if sequence_of(path) <= through
+    ]
+    delete_each(store, leftovers)
+    return Packed(made, len(leftovers))
+
+
+def _packed_through(store: ObjectStore, packing: Packing) -> int:
+    """Return the sequence of the last commit that is packed, `first` - 1 if there is none."""
+    packs = list_behind(store, PACKS_FOLDER, pack_path(0))
+    return last_in(packs[-1]) if packs else packing.first - 1
+
+
+def _make(store: ObjectStore, packing: Packing, last: int) -> list[bytes] | None:
+    """Create a pack and return its commits; None if another process was first."""
+    paths = [commit_path(sequence) for sequence in range(last - packing.block + 1, last + 1)]
+    found = get_each(store, paths)
+    try:
+        if len(found) == packing.block:
+            lines = [found[path] for path in paths]
+            store.create(pack_path(last), encode_pack(lines))
+            return lines
+        store.get(pack_path(last))  # raises unless another process has packed them meanwhile
+    except AlreadyExists:
+        return None
+    except NotFound as error:
+        missing = next(path for path in paths if path not in found)
+        raise Damaged(
+            f"{missing} of the log is missing, but later commits exist",
+            not_done="the commits around it were not packed",
+            next_step="restore this object from a backup; nothing else in the log needs to change",
+        ) from error
+    return None
+
+
+def _verify(store: ObjectStore, commits: Commits, packing: Packing, last: int, read: list[bytes] | None) -> None:
+    """Read a pack back and check each of its commits. Raises Damaged."""
+    before, path = commits.at(last - packing.block), pack_path(last)
+    lines = decode_pack(path, store.get(path), packing.block)
+    if read is not None and lines != read:
+        raise damaged(path, "does not hold the commits that were written to it")
+    for sequence, line in enumerate(lines, before.sequence + 1):
+        commit = decode_commit(commits.created, sequence, line)
+        check_follows(commit, before)
+        before = commit
