@@ -41,6 +41,9 @@ from holdfast.sinks.contract import Sink
 from holdfast.state.keys.batch import KeyType
 from holdfast.traits import not_a
 
+EVERYTHING = pa.field("_all", pa.int64(), nullable=False)
+"""The key of windows that take the rows of all keys; no column of a user can have its name."""
+
 
 class Stream(Generic[T]):
     """A stream of rows. Use it as often as you like: every use sees all rows.
@@ -174,6 +177,20 @@ class Stream(Generic[T]):
                 event_time=event_time,
             ),
         )
+
+    @checked(".window", '(hf.tumbling("10s"), allowed_lateness="1m")')
+    def window(self, window: object = None, *, allowed_lateness: str = "0s") -> Windowed:
+        """Group all rows by windows of event time, whatever their keys: `.window(hf.tumbling("10s")).agg(...)`.
+
+        One subtask takes all the rows; `.key_by(...).window(...)` spreads them by key. See `Keyed.window`.
+        """
+        marked = self
+        if self.upsert_key is None:
+            mark = Column(EVERYTHING.name, pl.lit(0, pl.Int64), EVERYTHING, None)
+            columns = [Column(field.name, pl.col(field.name), field, field.name) for field in self.schema]
+            marked = self._project((*columns, mark), self._use("window"))
+        node = marked._node
+        return Windowed(self._graph, node, grouping_of(node, (EVERYTHING.name,), window, allowed_lateness))
 
     @checked(".as_", "(Out)")
     def as_(self, to: type[R] | ArrowSchema) -> Stream[R]:
@@ -416,8 +433,9 @@ class Windowed:
         Raises:
             ConfigError: a name is taken, a column is unknown, or the aggregate does not take its type.
         """
-        return TimedStream(
-            self.graph, aggregated(self.graph, self.node, self.grouping, name, unnamed, emit, aggregates)
+        node = aggregated(self.graph, self.node, self.grouping, name, unnamed, emit, aggregates)
+        return (
+            UnkeyedStream(self.graph, node) if EVERYTHING.name in node.schema.names else TimedStream(self.graph, node)
         )
 
 
@@ -428,3 +446,31 @@ class TimedStream(Stream[Row]):
     def late(self) -> Stream:
         """The records that arrived too late for the operator; if unused, they are only counted."""
         return Stream(self._graph, late(self._graph, self._node))
+
+
+class UnkeyedStream(TimedStream):
+    """The results of windows of all rows, without the key that they have in common.
+
+    Args:
+        result: The results with it.
+    """
+
+    def __init__(self, graph: Graph, result: Node) -> None:
+        key = (
+            None if result.upsert_key is None else tuple(name for name in result.upsert_key if name != EVERYTHING.name)
+        )
+        super().__init__(graph, _without_mark(graph, result, key))
+        self._result = result
+
+    @property
+    def late(self) -> Stream:
+        """The records that arrived too late for the operator; if unused, they are only counted."""
+        return Stream(self._graph, _without_mark(self._graph, late(self._graph, self._result), None))
+
+
+def _without_mark(graph: Graph, node: Node, upsert_key: tuple[str, ...] | None) -> Node:
+    """Remove the column by which all rows have one key."""
+    fields = [field for field in node.schema if field.name != EVERYTHING.name]
+    columns = tuple(Column(field.name, pl.col(field.name), field, field.name) for field in fields)
+    step = Project(columns, Use("window", position(), node.stream))
+    return graph.add(step, node, node.stream, pa.schema(fields), upsert_key)

@@ -95,7 +95,7 @@ ELSEWHERE: Mapping[str, str] = {
 """Names from other libraries, with their equivalents."""
 OF_A_RESULT = ("filter", "late", "map", "select", "sink", "union", "with_columns")
 """Names of a stream that a stream grouped by key or window lacks before it is aggregated."""
-OF_A_GROUP = ("agg", "dedup", "window")
+OF_A_GROUP = ("agg", "dedup")
 """Names that a stream has only after it is grouped by key."""
 
 

@@ -333,3 +333,35 @@ class TestCalendar:
         with pytest.raises(hf.ConfigError, match="the time zone is unknown") as found:
             hf.calendar("day", tz="Europe/Berln")
         assert "Europe/Berlin" in found.value.next_step
+
+
+class TestWindowsWithoutKey:
+    @pytest.mark.parametrize("lateness", [0, 5])
+    def test_rows_of_all_keys_are_in_one_window(self, lateness: int) -> None:
+        app = hf.App("all", key_groups=8)
+        generator = hf.Generator(SCHEMA, lambda i: ("a", i, None, at(i)), count=0)
+        rows = app.source("rows", generator, event_time="at", idle_after="1h")
+        window = rows.window(hf.hopping("10s", every="5s"), allowed_lateness=f"{lateness}s")
+        counted = window.agg("all", n=hf.count(), total=hf.sum("v"))
+        assert counted.schema.names == ["window_start", "window_end", "n", "total"]
+        assert counted.upsert_key == (("window_end",) if lateness else None)
+        counted.sink("out", MemorySink(key=counted.upsert_key))
+        counted.late.sink("late", MemorySink())
+        with TestDriver(app, 2) as t:
+            t.push("rows", [row("abc"[i % 3], i, i) for i in range(12)])
+            t.push("rows", [row("d", 3, 100)], partition=2)
+            t.watermark("rows", at(9))
+            t.checkpoint()
+            t.crash(0)
+            t.recover()
+            t.push("rows", [row("a", -7, 1_000), row("b", 4, 7)], partition=1)
+            t.finish()
+            found = {each["window_end"]: (each["n"], each["total"]) for each in t.rows("out")}
+            more = 1 if lateness else 0
+            assert found == {
+                at(5): (6 + more, 110 + 7 * more),
+                at(10): (12, 152),
+                at(15): (7, 56),
+                at(20): (2, 21),
+            }
+            assert t.rows("late") == [row("a", -7, 1_000)]
