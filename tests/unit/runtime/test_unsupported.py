@@ -81,10 +81,6 @@ class TestUnknownNames:
             (lambda: stream().fliter, "Stream has no attribute 'fliter'; did you mean 'filter'?"),
             (lambda: stream().print, "Stream has no attribute 'print'; to see rows, use .sink("),
             (lambda: stream().group_by, "Stream has no attribute 'group_by'; use .key_by(...)"),
-            (
-                lambda: stream().window,
-                "'window'; group the rows first: .key_by(\"column\").window",
-            ),
             (lambda: stream().agg, "'agg'; group the rows first: .key_by(\"column\").agg"),
             (
                 lambda: stream().dedup,
