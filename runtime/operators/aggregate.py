@@ -1,13 +1,14 @@
 """Aggregates over a table: input in whole batches, output of the keys changed in an epoch.
 
-No work is done per record. Rows are mapped to slots once per batch; the functions (runtime/rows/aggregate_functions.py)
-then fold whole columns. Columns without nulls are never masked.
+No work is done per record. Rows are mapped to slots once per batch; the functions (runtime/rows/aggregates) then fold
+whole columns. Columns without nulls are never masked. The states of functions without compiled operations are computed
+before any state of the batch changes, and written afterwards.
 
 Values loaded into the table make a bound on its sums unknown. A rollback keeps the bound valid, because it restores
 sums for which the bound held.
 
 Invariants
-    - A sum that does not fit int64 fails the job before any state changes; it never wraps.
+    - A value that does not fit its state fails the job before any state changes; no sum wraps.
     - A key's aggregates depend only on its rows (float sums: up to rounding), not on how they were batched.
     - Every slot touched since the last barrier is emitted once at the next.
 
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
@@ -36,17 +38,21 @@ from holdfast.runtime.operators.contract import (
     TableDraft,
 )
 from holdfast.runtime.operators.differences import Found, compare_keys
-from holdfast.runtime.rows.aggregate_functions import AggregateFunction, Known, Slots, State
-from holdfast.runtime.rows.aggregates import BoundAggregation, result_of, state_columns
+from holdfast.runtime.rows.aggregates.adding import TOO_LARGE, USE_FLOATS
+from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation, state_columns
+from holdfast.runtime.rows.aggregates.conditions import Condition, computed, masked
+from holdfast.runtime.rows.aggregates.contract import CannotFold, Known, Slots, State, stacked
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.sinks.contract import PUT
 from holdfast.state.compiled.sources import Input, sources_of
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables.kernels.layout import Do
+from holdfast.state.tables.placing import distinct
 from holdfast.state.tables.records import Step
 from holdfast.state.tables.slab import UNLIMITED
-from holdfast.state.tables.spec import ColumnSpec
+from holdfast.state.tables.spec import Columns, ColumnSpec
 from holdfast.state.tables.table import Table
+from holdfast.state.tables.values import differ, taken
 
 
 @dataclass(frozen=True)
@@ -137,24 +143,18 @@ class Folding:
         also: Sequence[str] = (),
     ) -> None:
         self._operator, self._table, self._job = operator, table, job
-        self._parts: list[tuple[BoundAggregation, AggregateFunction, State]] = [
-            (bound, bound.function, _State(table, bound.state)) for bound in aggregations
-        ]
-        self._columns = dict.fromkeys(bound.column for bound in aggregations)
+        self._aggregations = tuple(aggregations)
+        self._conditions = tuple(dict.fromkeys(each.condition for each in aggregations if each.condition is not None))
         self._known: dict[str, Known] = {}
         """Per aggregate: the findings of its checks since the table's last load."""
         self._loads = -1
+        self._compiled = [each for each in aggregations if each.function.operations is not None]
+        self._singly = [each for each in aggregations if each.function.operations is None]
         self._read: list[_Read] = []
         steps: list[Step] = []
-        self._singly: list[tuple[BoundAggregation, AggregateFunction, State]] = []
-        """Functions without operations."""
-        for part in self._parts:
-            bound, function = part[:2]
-            operations = function.operations({r: table.spec.column(name).dtype for r, name in bound.state.items()})
-            if operations is None:
-                self._singly.append(part)
-                continue
-            read = (bound.column, next((do.floating for do in operations.values() if do != Do.COUNT), None))
+        for bound in self._compiled:
+            operations = bound.function.operations or {}
+            read = (_column_of(bound), next((do.floating for do in operations.values() if do != Do.COUNT), None))
             if read not in self._read:
                 self._read.append(read)
             steps += [(do, bound.state[role], self._read.index(read)) for role, do in operations.items()]
@@ -168,58 +168,124 @@ class Folding:
             also: The values of the columns that every row sets.
 
         Raises:
-            JobFailed: a sum does not fit, or a key or text is too large; nothing was changed.
+            JobFailed: a value does not fit, a key or text is too large, or a condition cannot be computed; nothing was
+                changed.
         """
         found = _Found(self._table, keys)
-        inputs = {name: _Input(None if name is None else batch.column(name), found) for name in self._columns}
+        inputs = _Inputs(batch, self._true(batch), found)
         if self._singly or not self._table.complete:
             found.slots()  # rows loaded for new keys belong to what is checked
         if self._loads != self._table.loads:
-            self._known, self._loads = {bound.value: Known() for bound, _, _ in self._parts}, self._table.loads
-        for bound, function, state in self._parts:
-            if not function.check(state, inputs[bound.column], self._known[bound.value]):
-                raise self._too_large(bound)
-        kept = [*(inputs[name].read(floating) for name, floating in self._read), *map(Input, also)]
+            self._known, self._loads = {bound.name: Known() for bound in self._compiled}, self._table.loads
+        for bound in self._compiled:
+            given, state = inputs.of(_column_of(bound)), _State(self._table, bound.state)
+            if not bound.function.check(state, given, self._known[bound.name]):
+                raise self._failed(bound, TOO_LARGE, USE_FLOATS)
+        written = [self._changes(bound, inputs) for bound in self._singly]
+        kept = [*(inputs.of(column).read(floating) for column, floating in self._read), *map(Input, also)]
         if found.found is None:
             return self._table.fold(keys, self._program, sources_of(kept))
         self._table.fold_at(found.found, self._program, sources_of(kept))
-        for bound, function, state in self._singly:
-            function.fold(state, inputs[bound.column])
+        for slots, columns in written:
+            self._table.write(slots, columns)
         return found.found
+
+    def merge(self, slots: Slots, into: Slots) -> None:
+        """Merge the states of slots into others, both of which exist and are dirty; row i into `into[i]`.
+
+        A slot of `into` may occur several times. The states of `slots` stay as they are.
+
+        Raises:
+            JobFailed: a merged state does not fit; nothing was changed.
+        """
+        targets = distinct(into)
+        groups = np.concatenate([np.arange(targets.size), np.searchsorted(targets, into)])
+        merged = []
+        for bound in self._aggregations:
+            states = stacked(self._held(bound, targets), self._held(bound, slots))
+            try:
+                states = bound.function.combine(states, groups, targets.size)
+            except CannotFold as error:
+                raise self._failed(bound, error.what, error.next_step, targets[error.group]) from error
+            merged.append(self._named(bound, states))
+            self._table.check_sizes(targets, merged[-1])
+        for columns in merged:
+            self._table.write(targets, columns)
 
     def results(self, slots: Slots) -> list[pa.Array]:
         """Return the result columns of these slots."""
-        return [result_of(bound, state, slots) for bound, _, state in self._parts]
+        return [bound.function.results(self._held(bound, slots)) for bound in self._aggregations]
 
-    def _too_large(self, bound: BoundAggregation) -> JobFailed:
+    def _true(self, batch: pa.RecordBatch) -> Mapping[Condition, pa.Array]:
+        if not self._conditions:
+            return {}
+        try:
+            return computed(self._conditions, batch)
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+            raise JobFailed(
+                f"a filter= of the aggregates of operator {self._operator!r} cannot be computed: {error}",
+                not_done=NOT_DONE,
+                next_step="make the expression take every value, for example with cast(..., strict=False); then run "
+                "the job again, which resumes from the last checkpoint",
+                where=Where(job=self._job, operator=self._operator),
+            ) from error
+
+    def _changes(self, bound: BoundAggregation, inputs: _Inputs) -> tuple[Slots, Columns]:
+        """Return the slots whose state changes, and their new state; nothing is written yet.
+
+        What an overwritten value held stays in the arena of values, so unchanged values are not written.
+        """
+        rows, columns = inputs.complete(bound)
+        slots = inputs.slots() if rows is None else inputs.slots()[rows]
+        own = distinct(slots)
+        held = self._held(bound, own)
+        try:
+            states = bound.function.fold(held, columns, np.searchsorted(own, slots)) if own.size else held
+        except CannotFold as error:
+            raise self._failed(bound, error.what, error.next_step, own[error.group]) from error
+        changed = np.flatnonzero(np.logical_or.reduce([differ(held[role], states[role]) for role in held]))
+        new = self._named(bound, {role: taken(values, changed) for role, values in states.items()})
+        self._table.check_sizes(own[changed], new)
+        return own[changed], new
+
+    def _held(self, bound: BoundAggregation, slots: Slots) -> State:
+        """Return the states of slots, a copy."""
+        return {role: _values_at(self._table, name, slots) for role, name in bound.state.items()}
+
+    def _named(self, bound: BoundAggregation, states: State) -> Columns:
+        return {bound.state[role]: values for role, values in states.items()}
+
+    def _failed(self, bound: BoundAggregation, what: str, next_step: str, slot: int | None = None) -> JobFailed:
+        key = "" if slot is None else f" for the key {self._key_text(slot)}"
         return JobFailed(
-            f"aggregate {bound.result.name} = {bound.kind}({bound.column!r}) of operator {self._operator!r} "
-            "does not fit into 64 bits",
-            not_done="the epoch was not completed; state and output stay as of the last checkpoint",
-            next_step=f'sum floats instead, with .with_columns({bound.column}=pl.col("{bound.column}")'
-            ".cast(pl.Float64)) and a new operator name, or use a larger unit",
+            f"aggregate {bound.name} = {bound} of operator {self._operator!r} {what}{key}",
+            not_done=NOT_DONE,
+            next_step=next_step,
             where=Where(job=self._job, operator=self._operator),
         )
 
+    def _key_text(self, slot: int) -> str:
+        key = ", ".join(str(column[0].as_py()) for column in self._table.key_columns(np.array([slot])))
+        return repr(key if len(key) <= KEY_SHOWN else f"{key[:KEY_SHOWN]}...")
 
-_Read = tuple[str | None, bool | None]
+
+NOT_DONE = "the epoch was not completed; state and output stay as of the last checkpoint"
+KEY_SHOWN = 60
+"""Characters of a key in messages."""
+_Column = tuple[str | None, Condition | None]
+"""A column of a batch, or none, where a condition is true."""
+_Read = tuple[_Column, bool | None]
 """A column that a program reads, and whether as floats; None: only which values are null."""
 
 
-class _Text:
-    """A column of text or bytes of a table."""
+def _column_of(bound: BoundAggregation) -> _Column:
+    """Return the column that a function with operations reads."""
+    return (bound.columns[0] if bound.columns else None), bound.condition
 
-    def __init__(self, table: Table, name: str) -> None:
-        self._table, self._name = table, name
 
-    def take(self, slots: pa.Array) -> pa.Array:
-        return self._table.read(self._name, slots.to_numpy())
-
-    def write(self, slots: Slots, values: pa.Array) -> None:
-        self._table.write(slots, {self._name: values})
-
-    def check(self, slots: Slots, values: pa.Array) -> None:
-        self._table.check_sizes(slots, {self._name: values})
+def _values_at(table: Table, name: str, slots: Slots) -> Any:
+    """Return the values of a column at slots, a copy."""
+    return table.values(name, slots) if table.spec.column(name).plain else table.read(name, slots)
 
 
 class _Swapped:
@@ -228,28 +294,20 @@ class _Swapped:
     size = UNLIMITED
 
     def __init__(self, table: Table, name: str) -> None:
-        self._table, self._name, self.dtype = table, name, np.dtype(table.spec.column(name).dtype)
+        self._table, self._name = table, name
 
     def __getitem__(self, slots: Slots) -> NDArray[Any]:
         return self._table.values(self._name, slots)
 
-    def take(self, slots: pa.Array) -> NDArray[Any]:
-        return self[slots.to_numpy()]
-
-    def check(self, slots: Slots, values: pa.Array) -> None:
-        """Refuse nothing: values of fixed width always fit."""
-
 
 class _State(Mapping[str, Any]):
-    """The columns of state behind one aggregate, by role; each access takes a new view."""
+    """The plain columns of state behind one aggregate, by role; each access takes a new view."""
 
     def __init__(self, table: Table, names: Mapping[str, str]) -> None:
         self._table, self._names = table, names
 
     def __getitem__(self, role: str) -> Any:
         name, table = self._names[role], self._table
-        if not table.spec.column(name).plain:
-            return _Text(table, name)
         return _Swapped(table, name) if table.limited else table.column(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -272,6 +330,39 @@ class _Found:
         return self.found
 
 
+class _Inputs:
+    """The columns of a batch as aggregates read them."""
+
+    def __init__(self, batch: pa.RecordBatch, true: Mapping[Condition, pa.Array], found: _Found) -> None:
+        self._batch, self._true, self._found = batch, true, found
+        self._inputs: dict[_Column, _Input] = {}
+
+    def of(self, column: _Column) -> _Input:
+        """Return one column where its condition is true."""
+        if column not in self._inputs:
+            self._inputs[column] = _Input(self._array(column), self._found)
+        return self._inputs[column]
+
+    def complete(self, bound: BoundAggregation) -> tuple[NDArray[np.int64] | None, list[pa.Array]]:
+        """Return the rows in which an aggregate has all of its inputs, None for all rows; and its inputs there."""
+        arrays = [self._array((bound.columns[0], bound.condition)), *map(self._batch.column, bound.columns[1:])]
+        assert arrays[0] is not None
+        if not any(array.null_count for array in arrays):
+            return None, arrays
+        valid = np.logical_and.reduce([array.is_valid().to_numpy(zero_copy_only=False) for array in arrays])
+        rows = np.flatnonzero(valid)
+        return rows, [array.take(pa.array(rows)) for array in arrays]
+
+    def slots(self) -> Slots:
+        """Return the slot of every row."""
+        return self._found.slots()
+
+    def _array(self, column: _Column) -> pa.Array | None:
+        name, condition = column
+        array = None if name is None else self._batch.column(name)
+        return array if condition is None else masked(array, self._true[condition])
+
+
 class _Input:
     """One column of a batch without its nulls, and the slots of the rows that are left; without a column, all rows."""
 
@@ -290,11 +381,6 @@ class _Input:
     def values(self, dtype: np.dtype[Any]) -> NDArray[Any]:
         values = self._values(dtype)
         return values if self._rows is None else values[self._rows]
-
-    def texts(self) -> pa.Array:
-        """Return the values as they are."""
-        assert self._column is not None
-        return self._column if self._rows is None else self._column.take(pa.array(self._rows))
 
     def read(self, floating: bool | None) -> Input:
         """Return the column as kernels read it."""
@@ -325,8 +411,7 @@ def _numbers(column: pa.Array) -> NDArray[Any]:
 
 def columns_read(keys: Sequence[str], aggregations: Sequence[BoundAggregation], *more: str) -> tuple[str, ...]:
     """Return the columns that aggregates read, each once: keys, others, inputs."""
-    inputs = (bound.column for bound in aggregations if bound.column is not None)
-    return tuple(dict.fromkeys((*keys, *more, *inputs)))
+    return tuple(dict.fromkeys((*keys, *more, *(name for bound in aggregations for name in bound.reads))))
 
 
 def value_columns(aggregations: Sequence[BoundAggregation]) -> tuple[ColumnSpec, ...]:
@@ -336,16 +421,14 @@ def value_columns(aggregations: Sequence[BoundAggregation]) -> tuple[ColumnSpec,
 
 def aggregates_text(aggregations: Sequence[BoundAggregation]) -> str:
     """Return aggregates as text for plans."""
-    return ", ".join(f"{bound.result.name} = {bound.kind}({bound.column or ''})" for bound in aggregations)
+    return ", ".join(f"{bound.name} = {bound}" for bound in aggregations)
 
 
 def aggregates_identity(
     keys: Sequence[str], aggregations: Sequence[BoundAggregation], column: Description
 ) -> dict[str, Any]:
     """Return the identity of aggregates per key."""
-
-    def aggregate(bound: BoundAggregation) -> dict[str, Any]:
-        shown = {"name": bound.result.name, "function": bound.kind, "result": str(bound.result.type)}
-        return shown | {"input": None if bound.column is None else column(bound.column)}
-
-    return {"key": [column(name) for name in keys], "aggregates": [aggregate(bound) for bound in aggregations]}
+    return {
+        "key": [column(name) for name in keys],
+        "aggregates": [aggregate_changes.described(bound, column) for bound in aggregations],
+    }

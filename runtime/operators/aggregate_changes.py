@@ -9,20 +9,47 @@ Source: docs/design/0038-schema-evolution.md, docs/design/0024-identity-of-state
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from holdfast.runtime.operators.contract import Description
 from holdfast.runtime.operators.differences import READ_UNCHANGED, Found, columns_text, part_to_drop, type_named
-from holdfast.runtime.rows.aggregates import BoundAggregation
+from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation, call_text
+from holdfast.runtime.rows.forms import in_terms_of
 from holdfast.state.evolution import widens
 
 FROM_NOW = "it starts from now: it covers only the records after the checkpoint"
 FROM_NOW_IN_WINDOWS = f"{FROM_NOW}, also in windows that are open"
 
+WHERE = " where"
+"""Behind the function of an aggregate with a filter, so that versions without filters take it for another one."""
+
 Kept = Mapping[str, Any]
 """The identity of an operator with aggregates."""
+
+
+def described(bound: BoundAggregation, column: Description) -> dict[str, Any]:
+    """Return the identity of an aggregate: name, function, type of the result, inputs, parameters, condition."""
+    inputs = [column(name) for name in bound.columns]
+    shown: dict[str, Any] = {"name": bound.name, "function": bound.kind.name, "result": str(bound.result.type)}
+    shown["input"] = inputs[0] if inputs else None
+    if inputs[1:]:
+        shown["by"] = inputs[1]
+    if parameters := bound.kind.parameters():
+        shown["parameters"] = parameters
+    if (condition := bound.condition) is not None:
+        shown["function"] += WHERE
+        made = in_terms_of(json.loads(condition.form), condition.columns, lambda name: column(name)["from"])
+        shown["filter"] = {"text": str(condition), "from": made}
+    return shown
+
+
+def function_of(aggregate: Mapping[str, Any]) -> str:
+    """Return the name of a kept aggregate's function."""
+    return str(aggregate["function"]).removesuffix(WHERE)
 
 
 def names(before: Kept) -> tuple[str, ...]:
@@ -39,7 +66,7 @@ def former_names(aggregations: Sequence[BoundAggregation], before: Kept) -> dict
     """Return the kept name of every aggregate that continues kept state."""
     kept, former = names(before), {}
     for bound in aggregations:
-        name = bound.result.name
+        name = bound.name
         if name in kept:
             former[name] = name
         elif bound.former is not None and bound.former in kept:
@@ -76,7 +103,7 @@ def compare_aggregates(
             continue
         if former[name] != name:
             found.allow(f"has the aggregate {former[name]!r} under the name {name!r} now", "its state is kept")
-        _compare(found.of(former[name]), kept[former[name]], new)
+        _compare(found.of(former[name]), bound, kept[former[name]], new)
     lost = [each for each in kept.values() if each["name"] not in former.values()]
     for old in lost:
         _lost(found, old)
@@ -91,10 +118,10 @@ def _added(found: Found, bound: BoundAggregation, new: Mapping[str, Any], in_win
     what = f"has the new aggregate {new['name']!r} = {call(new)}"
     if not in_windows:
         found.allow(what, FROM_NOW)
-    elif bound.kind == "count" or bound.result.nullable:
+    elif bound.result.nullable or not bound.kind.nullable(True):
         found.allow(what, FROM_NOW_IN_WINDOWS)
     else:
-        column = bound.column
+        column = bound.columns[0]
         found.refuse(
             what,
             ", which would have no value in open windows without later records, and cannot be null",
@@ -113,10 +140,9 @@ def _lost(found: Found, old: Mapping[str, Any]) -> None:
     )
 
 
-def _compare(found: Found, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+def _compare(found: Found, bound: BoundAggregation, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     called = f"aggregate {new['name']!r}"
-    was, given = old["input"], new["input"]
-    if old["function"] != new["function"] or (was is None) != (given is None):
+    if _function(old) != _function(new):
         found.refuse(f"had {called} as {call(old)} and now has it as {call(new)}")
         return
     if old["result"] != new["result"]:
@@ -125,8 +151,19 @@ def _compare(found: Found, old: Mapping[str, Any], new: Mapping[str, Any]) -> No
             found.refuse(what)
             return
         found.allow(what, READ_UNCHANGED)
-    if was is not None and given is not None:
-        _compare_inputs(found, new, was, given)
+    for part, word in (("input", "over"), ("by", "by")):
+        if new.get(part) is not None:
+            found.compare_provenance(f"{part} of {called}", old[part], new[part])
+            _compare_types(found, f"{called} {word}", bound.kind.null_free_state, old[part], new[part])
+    if "filter" in new:
+        was, given = ({"column": each["filter"]["text"], "from": each["filter"]["from"]} for each in (old, new))
+        found.compare_provenance(f"filter= of {called}", was, given)
+
+
+def _function(aggregate: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the function of a kept aggregate, and which inputs it has."""
+    inputs = (aggregate["input"] is None, "by" in aggregate)
+    return (aggregate["function"], aggregate.get("parameters", {}), *inputs)
 
 
 def _widens(old: str, new: str) -> bool:
@@ -134,19 +171,23 @@ def _widens(old: str, new: str) -> bool:
     return widens(*types)
 
 
-def _compare_inputs(found: Found, aggregate: Any, was: Any, given: Any) -> None:
-    called, function = f"aggregate {aggregate['name']!r}", aggregate["function"]
-    found.compare_provenance(f"input of {called}", was, given)
-    if was["nullable"] != given["nullable"] and function != "count":
-        found.refuse(f"had {called} over {columns_text([was])} and now has it over {columns_text([given])}")
+def _compare_types(found: Found, called: str, any_nulls: bool, was: Any, given: Any) -> None:
+    """Compare the type of an input column, and whether it may be null.
+
+    Args:
+        any_nulls: The state is the same whether or not the input may be null.
+    """
+    what = f"had {called} {columns_text([was])} and now has it {called.rpartition(' ')[2]} {columns_text([given])}"
+    if was["nullable"] != given["nullable"] and not any_nulls:
+        found.refuse(what)
     elif (was["type"], was["nullable"]) != (given["type"], given["nullable"]):
-        found.allow(
-            f"had {called} over {columns_text([was])} and now has it over {columns_text([given])}",
-            "the kept state is read unchanged, and later values are added to it",
-        )
+        found.allow(what, "the kept state is read unchanged, and later values are added to it")
 
 
 def call(aggregate: Mapping[str, Any]) -> str:
     """Return a kept aggregate as it is written in code."""
-    given = aggregate["input"]
-    return f"{aggregate['function']}({'' if given is None else repr(given['column'])})"
+    inputs = [each["column"] for part in ("input", "by") if (each := aggregate.get(part)) is not None]
+    condition = aggregate.get("filter")
+    parameters = aggregate.get("parameters", {})
+    function = function_of(aggregate)
+    return call_text(function, inputs, parameters, None if condition is None else condition["text"])

@@ -47,8 +47,8 @@ from holdfast.runtime.operators.contract import (
 from holdfast.runtime.operators.differences import Found, columns_text, compare_keys, typed
 from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, Times, drop_vacant, time_not_held
 from holdfast.runtime.operators.side import LATE
-from holdfast.runtime.rows.aggregate_functions import Slots
-from holdfast.runtime.rows.aggregates import BoundAggregation
+from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation
+from holdfast.runtime.rows.aggregates.contract import Slots
 from holdfast.runtime.rows.windows import (
     END_COLUMN,
     TIME,

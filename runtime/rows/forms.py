@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import CodeType
 from typing import Any
@@ -52,6 +52,30 @@ def columns_replaced(form: Form, replaced: Callable[[str], Form]) -> Form:
         case list():
             return [columns_replaced(value, replaced) for value in form]
     return form
+
+
+def in_terms_of(form: Form, names: Iterable[str], origin: Callable[[str], Form]) -> Form:
+    """Return the provenance of what an expression computes, from that of the columns that it reads.
+
+    Args:
+        form: The normal form of the expression.
+        names: The columns that it reads.
+        origin: Returns the provenance of a column: {"column": name} or {"expr": ...}.
+    """
+
+    def replaced(name: str) -> Form:
+        match origin(name):
+            case {"column": column}:
+                return {"Column": column}
+            case {"expr": inner}:
+                return inner
+            case hashed:
+                return hashed
+
+    if isinstance(form, dict) and set(form) == {"sha256"}:  # a hash hides the columns that it reads
+        inputs = {name: replaced(name) for name in sorted(set(names))}
+        return bounded({"expr": form | {"inputs": inputs}})
+    return bounded({"expr": columns_replaced(form, replaced)})
 
 
 def bounded(form: Form) -> Form:
