@@ -37,7 +37,6 @@ MODULE: Mapping[str, str] = {
     "sliding": "use hf.tumbling(size)",
     "all_time": "aggregate without a window: .key_by(...).agg(...)",
     "member": BEFORE,
-    "Aggregate": BEFORE,
     "between": "joins are not in this version; look values up in a function: .map(...)",
     "pattern": KEYED,
     "KeyedProcess": KEYED,

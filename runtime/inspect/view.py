@@ -86,13 +86,13 @@ def view_of(operator: OperatorState) -> View:
     keys = [_key(key, at) for at in range(key.unrouted, len(key.names))]
     ends = [_key(key, at) for at in range(key.unrouted)]
     aggregates = identity.get("aggregates", [])
-    if not aggregates or any(function_of(each) not in KINDS for each in aggregates):
-        times = identity.get("times", [])
-        raw = [(name, kind) for name, kind in described["columns"] if name not in key.names]
-        return _view(operator, key, ends + keys, [_time(n) if n in times else _raw(n, kind) for n, kind in raw])
+    times = identity.get("times", [])
+    raw = {name: kind for name, kind in described["columns"] if name not in key.names}
+    if not aggregates:
+        return _view(operator, key, ends + keys, [_time(n) if n in times else _raw(n, kind) for n, kind in raw.items()])
     if (size_us := identity.get("window", {}).get("size_us")) is not None:
         ends = [_window_start(size_us), *ends]
-    return _view(operator, key, keys + ends, [_result(each) for each in aggregates])
+    return _view(operator, key, keys + ends, [shown for each in aggregates for shown in _aggregate(each, raw)])
 
 
 def type_of(text: str) -> pa.DataType:
@@ -169,6 +169,13 @@ def _time(name: str) -> _Shown:
         return pa.array(np.clip(values, TIME_FIRST_US, TIME_LAST_US), mask=values == NEVER_US).view(TIME)
 
     return pa.field(name, TIME), times
+
+
+def _aggregate(described: Mapping[str, Any], raw: Mapping[str, str]) -> list[_Shown]:
+    """Return an aggregate's value; the state itself, if its function is the user's or of another version."""
+    if function_of(described) in KINDS:
+        return [_result(described)]
+    return [_raw(name, kind) for name, kind in raw.items() if name.startswith(f"{described['name']}.")]
 
 
 def _result(described: Mapping[str, Any]) -> _Shown:

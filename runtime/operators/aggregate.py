@@ -17,7 +17,7 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -38,11 +38,13 @@ from holdfast.runtime.operators.contract import (
     TableDraft,
 )
 from holdfast.runtime.operators.differences import Found, compare_keys
+from holdfast.runtime.operators.time_slice import Pace, TimeSlice
 from holdfast.runtime.rows.aggregates.adding import TOO_LARGE, USE_FLOATS
 from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation, state_columns
 from holdfast.runtime.rows.aggregates.conditions import Condition, computed, masked
 from holdfast.runtime.rows.aggregates.contract import CannotFold, Known, Slots, State, stacked
 from holdfast.runtime.wire.messages import OperatorProgress
+from holdfast.runtime.wire.vitals import FUNCTION
 from holdfast.sinks.contract import PUT
 from holdfast.state.compiled.sources import Input, sources_of
 from holdfast.state.keys.batch import Keys, KeyType
@@ -91,6 +93,9 @@ class Aggregate(KeyedStep):
     def continued(self, before: Mapping[str, Any], columns: Sequence[str]) -> Mapping[str, str]:
         return aggregate_changes.continued(self.aggregations, before, columns)
 
+    def busy_with(self) -> tuple[str, ...]:
+        return (self.operator,) if any(bound.kind.calls for bound in self.aggregations) else ()
+
     def text(self) -> str:
         return f"aggregate {self.operator} by {', '.join(self.keys)}: {aggregates_text(self.aggregations)}"
 
@@ -106,9 +111,13 @@ class AggregateOperator(Operator):
         self._schema = pa.schema([*ctx.placed[0].schema, OP_FIELD])
         self._table = ctx.table(step.operator)
         self._folding = Folding(step.operator, step.aggregations, self._table, ctx.job)
+        self._taken = in_pieces(ctx, step.operator, step.aggregations, self._take)
         self.rows_in = self.rows_out = 0
 
     def on_batch(self, port: int, batch: pa.RecordBatch) -> None:
+        self._taken(batch)
+
+    def _take(self, batch: pa.RecordBatch) -> None:
         self._folding.fold(self._table.spec.key.encode([batch.column(name) for name in self._keys]), batch)
         self.rows_in += batch.num_rows
 
@@ -124,6 +133,31 @@ class AggregateOperator(Operator):
 
     def progress(self) -> OperatorProgress:
         return OperatorProgress(self._name, self.rows_in, self.rows_out, 0)
+
+
+@dataclass
+class _Pieces:
+    """Work on the batches of an operator whose aggregates call functions of the user, which may be slow."""
+
+    name: str
+    mark: str
+    take: Take
+    time_slice: TimeSlice
+    pace: Pace
+
+    def some(self, batch: pa.RecordBatch, at: int, base: int) -> tuple[int, list[pa.RecordBatch]]:
+        piece, began = batch.slice(at, self.pace.rows), self.time_slice.now()
+        self.take(piece)
+        self.pace.took(piece.num_rows, self.time_slice.now() - began)
+        return piece.num_rows, []
+
+
+def in_pieces(ctx: OperatorContext, operator: str, aggregations: Sequence[BoundAggregation], take: Take) -> Take:
+    """Return what takes the batches of an operator: in pieces, over several turns, if it calls the user's functions."""
+    if not any(bound.kind.calls for bound in aggregations):
+        return take
+    work = _Pieces(operator, FUNCTION + operator, take, ctx.time_slice, ctx.time_slice.pace())
+    return lambda batch: ctx.defer(work, batch)
 
 
 class Folding:
@@ -213,8 +247,18 @@ class Folding:
             self._table.write(targets, columns)
 
     def results(self, slots: Slots) -> list[pa.Array]:
-        """Return the result columns of these slots."""
-        return [bound.function.results(self._held(bound, slots)) for bound in self._aggregations]
+        """Return the result columns of these slots.
+
+        Raises:
+            JobFailed: a function of the user failed.
+        """
+        return [self._result(bound, slots) for bound in self._aggregations]
+
+    def _result(self, bound: BoundAggregation, slots: Slots) -> pa.Array:
+        try:
+            return bound.function.results(self._held(bound, slots))
+        except CannotFold as error:
+            raise self._failed(bound, error.what, error.next_step, slots[error.group]) from error
 
     def _true(self, batch: pa.RecordBatch) -> Mapping[Condition, pa.Array]:
         if not self._conditions:
@@ -269,6 +313,7 @@ class Folding:
         return repr(key if len(key) <= KEY_SHOWN else f"{key[:KEY_SHOWN]}...")
 
 
+Take = Callable[[pa.RecordBatch], None]
 NOT_DONE = "the epoch was not completed; state and output stay as of the last checkpoint"
 KEY_SHOWN = 60
 """Characters of a key in messages."""
@@ -345,12 +390,20 @@ class _Inputs:
 
     def complete(self, bound: BoundAggregation) -> tuple[NDArray[np.int64] | None, list[pa.Array]]:
         """Return the rows in which an aggregate has all of its inputs, None for all rows; and its inputs there."""
+        if bound.function.takes_nulls:
+            return self._true_rows(bound)
         arrays = [self._array((bound.columns[0], bound.condition)), *map(self._batch.column, bound.columns[1:])]
-        assert arrays[0] is not None
         if not any(array.null_count for array in arrays):
             return None, arrays
         valid = np.logical_and.reduce([array.is_valid().to_numpy(zero_copy_only=False) for array in arrays])
         rows = np.flatnonzero(valid)
+        return rows, [array.take(pa.array(rows)) for array in arrays]
+
+    def _true_rows(self, bound: BoundAggregation) -> tuple[NDArray[np.int64] | None, list[pa.Array]]:
+        arrays = [self._batch.column(name) for name in bound.columns]
+        if bound.condition is None:
+            return None, arrays
+        rows = np.flatnonzero(self._true[bound.condition].to_numpy(zero_copy_only=False))
         return rows, [array.take(pa.array(rows)) for array in arrays]
 
     def slots(self) -> Slots:

@@ -36,7 +36,9 @@ def described(bound: BoundAggregation, column: Description) -> dict[str, Any]:
     inputs = [column(name) for name in bound.columns]
     shown: dict[str, Any] = {"name": bound.name, "function": bound.kind.name, "result": str(bound.result.type)}
     shown["input"] = inputs[0] if inputs else None
-    if inputs[1:]:
+    if bound.kind.calls:
+        shown |= {"columns": inputs, "input": None, "code": bound.kind.code(), "state": list(bound.state)}
+    elif inputs[1:]:
         shown["by"] = inputs[1]
     if parameters := bound.kind.parameters():
         shown["parameters"] = parameters
@@ -78,12 +80,15 @@ def continued(aggregations: Sequence[BoundAggregation], before: Kept, columns: S
     """Return the former name of every state column that continues one; columns of no aggregate are their own."""
     own = {column: bound for bound in aggregations for column in bound.state.values()}
     former = former_names(aggregations, before)
+    fields = {each["name"]: each["state"] for each in before["aggregates"] if "state" in each}
     found = {}
     for column in columns:
         if column not in own:
             found[column] = column
-        elif (name := own[column].result.name) in former:
-            found[column] = former[name] + column.removeprefix(name)
+        elif (name := own[column].name) in former:
+            role = column.removeprefix(f"{name}.")
+            if role in fields.get(former[name], (role,)):
+                found[column] = f"{former[name]}.{role}"
     return found
 
 
@@ -155,6 +160,12 @@ def _compare(found: Found, bound: BoundAggregation, old: Mapping[str, Any], new:
         if new.get(part) is not None:
             found.compare_provenance(f"{part} of {called}", old[part], new[part])
             _compare_types(found, f"{called} {word}", bound.kind.null_free_state, old[part], new[part])
+    for was, given in zip(old.get("columns", ()), new.get("columns", ()), strict=False):
+        found.compare_provenance(f"column of {called}", was, given)
+    if "state" in new:
+        _compare_fields(found, called, set(old["state"]), set(new["state"]))
+    if old.get("code") != new.get("code"):
+        found.allow(f"runs other code for {called}", "the kept state is read unchanged, and later rows are added to it")
     if "filter" in new:
         was, given = ({"column": each["filter"]["text"], "from": each["filter"]["from"]} for each in (old, new))
         found.compare_provenance(f"filter= of {called}", was, given)
@@ -182,6 +193,14 @@ def _compare_types(found: Found, called: str, any_nulls: bool, was: Any, given: 
         found.refuse(what)
     elif (was["type"], was["nullable"]) != (given["type"], given["nullable"]):
         found.allow(what, "the kept state is read unchanged, and later values are added to it")
+
+
+def _compare_fields(found: Found, called: str, was: set[str], given: set[str]) -> None:
+    """Report the fields of a state of the user's own that were added or removed."""
+    if added := sorted(given - was):
+        found.allow(f"has new fields in the state of {called}: {', '.join(added)}", "they begin as init() has them")
+    if lost := sorted(was - given):
+        found.allow(f"no longer has the fields {', '.join(lost)} in the state of {called}", "their values are not read")
 
 
 def call(aggregate: Mapping[str, Any]) -> str:

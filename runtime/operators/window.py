@@ -33,6 +33,7 @@ from holdfast.runtime.operators.aggregate import (
     aggregates_identity,
     aggregates_text,
     columns_read,
+    in_pieces,
     value_columns,
 )
 from holdfast.runtime.operators.contract import (
@@ -124,6 +125,9 @@ class WindowAggregate(KeyedStep):
     def continued(self, before: Mapping[str, Any], columns: Sequence[str]) -> Mapping[str, str]:
         return aggregate_changes.continued(self.aggregations, before, columns)
 
+    def busy_with(self) -> tuple[str, ...]:
+        return (self.operator,) if any(bound.kind.calls for bound in self.aggregations) else ()
+
     def text(self) -> str:
         window = f"{self.window.shown()} of {self.time}, lateness {span(self.lateness_us)}, emit {self.emit}"
         keys = ", ".join(self.keys)
@@ -142,6 +146,7 @@ class WindowOperator(Operator):
         self._schema = pa.schema([*placed.schema, OP_FIELD] if self._upsert else placed.schema)
         self._table, self._clock = ctx.table(step.operator), EventClock(step.operator, ctx)
         self._folding = Folding(step.operator, step.aggregations, self._table, ctx.job, also=(WINDOW_END,))
+        self._taken = in_pieces(ctx, step.operator, step.aggregations, self._take)
         self._keys = KeyType.of(placed.schema.field(name) for name in step.keys)
         self.rows_in = self.rows_out = self.late = 0
         self._due = NEVER_US
@@ -149,10 +154,13 @@ class WindowOperator(Operator):
         self._held = step.times_held()
 
     def on_batch(self, port: int, batch: pa.RecordBatch) -> None:
+        self._taken(batch)
+
+    def _take(self, batch: pa.RecordBatch) -> None:
         """Take rows into their windows; emit late rows, and the rows of already closed windows that changed.
 
         Raises:
-            JobFailed: a sum does not fit, or no window can hold an event time (which then comes from a function).
+            JobFailed: a value does not fit, or no window can hold an event time (which then comes from a function).
         """
         self.rows_in += batch.num_rows
         times = micros_of(batch.column(self._step.time))

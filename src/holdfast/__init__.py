@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.api.app import App
     from holdfast.runtime.inspect.frame import state
     from holdfast.runtime.inspect.logframe import log
+    from holdfast.runtime.rows.aggregates.custom import Aggregate
     from holdfast.runtime.rows.aggregates.named import (
         approx_distinct,
         collect,
@@ -59,6 +60,7 @@ _MODULES = {
 }
 _HOMES = {
     "App": "holdfast.runtime.api.app",
+    "Aggregate": "holdfast.runtime.rows.aggregates.custom",
     "count": "holdfast.runtime.rows.aggregates.named",
     "sum": "holdfast.runtime.rows.aggregates.named",
     "min": "holdfast.runtime.rows.aggregates.named",
@@ -94,6 +96,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Aggregate",
     "App",
     "Collect",
     "ConfigError",

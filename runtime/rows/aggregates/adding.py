@@ -71,7 +71,7 @@ class Count(Kind):
     def nullable(self, given: bool) -> bool:
         return False
 
-    def over(self, given: Sequence[pa.DataType], nullable: bool) -> AggregateFunction:
+    def over(self, given: Sequence[pa.Field], nullable: bool) -> AggregateFunction:
         return Adding("count", pa.int64(), Do.COUNT, counted=False)
 
 
@@ -82,8 +82,8 @@ class Sum(Kind):
     name: ClassVar[str] = "sum"
     null_free_state: ClassVar[bool] = False
 
-    def over(self, given: Sequence[pa.DataType], nullable: bool) -> AggregateFunction | None:
-        [kind] = given
+    def over(self, given: Sequence[pa.Field], nullable: bool) -> AggregateFunction | None:
+        kind = given[0].type
         if is_decimal(kind):
             return DecimalSum(kind)
         if not is_number(kind) or kind == pa.uint64():
@@ -100,8 +100,8 @@ class Mean(Kind):
     name: ClassVar[str] = "mean"
     null_free_state: ClassVar[bool] = False
 
-    def over(self, given: Sequence[pa.DataType], nullable: bool) -> AggregateFunction | None:
-        [kind] = given
+    def over(self, given: Sequence[pa.Field], nullable: bool) -> AggregateFunction | None:
+        kind = given[0].type
         if is_decimal(kind):
             return DecimalMean(kind)
         return Adding("mean", pa.float64(), Do.ADD_FLOAT, counted=True) if is_number(kind) else None

@@ -33,13 +33,13 @@ class Aggregation:
     """One aggregate, not yet bound to a stream.
 
     Args:
-        columns: The columns that it reads; none for a count of rows.
+        columns: The columns that it reads; none for a count of rows, None for all columns of the stream.
         filter: The expression that the user gave.
         former: The name whose state it continues if there is none under its own.
     """
 
     kind: Kind
-    columns: tuple[str, ...] = ()
+    columns: Sequence[str] | None = ()
     filter: Any = None
     former: str | None = None
 
@@ -52,7 +52,9 @@ class Aggregation:
 
     def __str__(self) -> str:
         condition = None if self.filter is None else str(self.filter)
-        return call_text(self.kind.name, self.columns, self.kind.parameters(), condition)
+        return call_text(
+            self.kind.name, () if self.kind.calls else self.columns or (), self.kind.parameters(), condition
+        )
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ class BoundAggregation:
 
     def __str__(self) -> str:
         condition = None if self.condition is None else str(self.condition)
-        return call_text(self.kind.name, self.columns, self.kind.parameters(), condition)
+        columns = () if self.kind.calls else self.columns
+        return call_text(self.kind.name, columns, self.kind.parameters(), condition)
 
 
 def call_text(name: str, columns: Sequence[str], parameters: Mapping[str, Any], condition: str | None) -> str:
@@ -113,7 +116,8 @@ def bound(
             not_done="the job was not planned",
             next_step=f'give an aggregate such as {name}=hf.sum("price"); compute columns first, with with_columns',
         )
-    columns = tuple(_known(column, aggregation, schema, where, event_time) for column in aggregation.columns)
+    named = schema.names if aggregation.columns is None else aggregation.columns
+    columns = tuple(_known(column, aggregation, schema, where, event_time) for column in named)
     condition = condition_of(aggregation.filter, schema, f"{where}: filter= of {name}")
     return _over(name, aggregation, columns, [schema.field(column) for column in columns], condition, where)
 
@@ -140,7 +144,7 @@ def _over(
 ) -> BoundAggregation:
     kind = aggregation.kind
     nullable = filtered or condition is not None or any(field.nullable for field in given)
-    function = kind.over([field.type for field in given], nullable)
+    function = kind.over(given, nullable)
     if function is None:
         types = " and ".join(f"{field.name}: {field.type}" for field in given)
         what = f"is over a column of type {given[0].type}" if len(given) == 1 else f"is over columns {types}"
@@ -173,7 +177,7 @@ def _known(column: str, aggregation: Aggregation, schema: pa.Schema, where: str,
                 f"{where}: {aggregation} has no by=, and the stream has no event time",
                 not_done="the job was not planned",
                 next_step="name the column that orders the rows: "
-                + call_text(aggregation.kind.name, (aggregation.columns[0], "version"), {}, None),
+                + call_text(aggregation.kind.name, ((aggregation.columns or ["x"])[0], "version"), {}, None),
             )
         return event_time
     if column not in schema.names:

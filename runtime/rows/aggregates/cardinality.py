@@ -52,8 +52,8 @@ class ApproxDistinct(Kind):
     def nullable(self, given: bool) -> bool:
         return False
 
-    def over(self, given: Sequence[pa.DataType], nullable: bool) -> AggregateFunction | None:
-        [kind] = given
+    def over(self, given: Sequence[pa.Field], nullable: bool) -> AggregateFunction | None:
+        kind = given[0].type
         return Sketch() if is_kept(kind) else None
 
 

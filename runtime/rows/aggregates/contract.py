@@ -85,6 +85,8 @@ class AggregateFunction(ABC):
 
     result: pa.DataType
     """The type of the result."""
+    takes_nulls: ClassVar[bool] = False
+    """Whether rows in which an input is null count."""
 
     @property
     @abstractmethod
@@ -144,12 +146,18 @@ class Kind(ABC):
 
     name: ClassVar[str]
     """Its name in `.agg(...)` and in the identity of state."""
+    calls: ClassVar[bool] = False
+    """Whether it calls the user's functions, which may be slow."""
     null_free_state: ClassVar[bool] = True
     """Whether its state is the same for inputs that may be null and for those that may not."""
 
     def parameters(self) -> dict[str, Any]:
         """Return its parameters as JSON-able values, a part of the identity of state."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+
+    def code(self) -> list[str]:
+        """Return hashes that differ if the code of its functions does; [] if it calls none."""
+        return []
 
     def nullable(self, given: bool) -> bool:
         """Return whether its result may be null.
@@ -165,7 +173,7 @@ class Kind(ABC):
         return cls(**parameters)
 
     @abstractmethod
-    def over(self, given: Sequence[pa.DataType], nullable: bool) -> AggregateFunction | None:
+    def over(self, given: Sequence[pa.Field], nullable: bool) -> AggregateFunction | None:
         """Bind it to inputs of these types; None if it does not take them.
 
         Args:

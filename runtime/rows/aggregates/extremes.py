@@ -41,8 +41,8 @@ from holdfast.state.tables.kernels.layout import Do
 class _Extreme(Kind):
     null_free_state: ClassVar[bool] = False
 
-    def over(self, given: Sequence[pa.DataType], nullable: bool) -> AggregateFunction | None:
-        [kind] = given
+    def over(self, given: Sequence[pa.Field], nullable: bool) -> AggregateFunction | None:
+        kind = given[0].type
         if is_textual(kind) or is_decimal(kind):
             return Compared(self.name, kind)
         return Extreme(self.name, kind, nullable) if is_number(kind) or is_time(kind) else None

@@ -44,8 +44,8 @@ class Var(Kind):
     def nullable(self, given: bool) -> bool:
         return given or self.ddof > 0
 
-    def over(self, given: Sequence[pa.DataType], nullable: bool) -> AggregateFunction | None:
-        [kind] = given
+    def over(self, given: Sequence[pa.Field], nullable: bool) -> AggregateFunction | None:
+        kind = given[0].type
         return Variance(self.ddof) if is_number(kind) else None
 
 

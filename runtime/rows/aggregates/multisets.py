@@ -34,8 +34,8 @@ class Distinct(Kind):
     def nullable(self, given: bool) -> bool:
         return False
 
-    def over(self, given: Sequence[pa.DataType], nullable: bool) -> AggregateFunction | None:
-        [kind] = given
+    def over(self, given: Sequence[pa.Field], nullable: bool) -> AggregateFunction | None:
+        kind = given[0].type
         return DistinctValues(kind) if is_kept(kind) else None
 
 
@@ -55,8 +55,8 @@ class Collect(Kind):
                 next_step="give the number of values that a list may have at most, for example max=1_000",
             )
 
-    def over(self, given: Sequence[pa.DataType], nullable: bool) -> AggregateFunction | None:
-        [kind] = given
+    def over(self, given: Sequence[pa.Field], nullable: bool) -> AggregateFunction | None:
+        kind = given[0].type
         return CollectedValues(kind, self.max) if is_kept(kind) else None
 
 

@@ -27,8 +27,8 @@ BY = "by"
 class _Pick(Kind):
     last: ClassVar[bool]
 
-    def over(self, given: Sequence[pa.DataType], nullable: bool) -> AggregateFunction | None:
-        value, by = given
+    def over(self, given: Sequence[pa.Field], nullable: bool) -> AggregateFunction | None:
+        value, by = (field.type for field in given)
         return Picked(self.name, value, by, self.last) if is_kept(value) and is_kept(by) else None
 
 

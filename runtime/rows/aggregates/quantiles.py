@@ -48,8 +48,8 @@ class Quantile(Kind):
             )
         object.__setattr__(self, "q", float(self.q))
 
-    def over(self, given: Sequence[pa.DataType], nullable: bool) -> AggregateFunction | None:
-        [kind] = given
+    def over(self, given: Sequence[pa.Field], nullable: bool) -> AggregateFunction | None:
+        kind = given[0].type
         return Histogram(self.q) if is_number(kind) else None
 
 

@@ -41,8 +41,8 @@ class Top(Kind):
                 next_step='give the number of values to keep, for example top("name", 10, by="score")',
             )
 
-    def over(self, given: Sequence[pa.DataType], nullable: bool) -> AggregateFunction | None:
-        value, by = given
+    def over(self, given: Sequence[pa.Field], nullable: bool) -> AggregateFunction | None:
+        value, by = (field.type for field in given)
         return TopValues(value, by, self.k) if is_kept(value) and is_kept(by) else None
 
 
