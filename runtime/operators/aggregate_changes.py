@@ -159,7 +159,7 @@ def _compare(found: Found, bound: BoundAggregation, old: Mapping[str, Any], new:
     for part, word in (("input", "over"), ("by", "by")):
         if new.get(part) is not None:
             found.compare_provenance(f"{part} of {called}", old[part], new[part])
-            _compare_types(found, f"{called} {word}", bound.kind.null_free_state, old[part], new[part])
+            _compare_types(found, f"{called} {word}", bound, old[part], new[part])
     for was, given in zip(old.get("columns", ()), new.get("columns", ()), strict=False):
         found.compare_provenance(f"column of {called}", was, given)
     if "state" in new:
@@ -182,14 +182,15 @@ def _widens(old: str, new: str) -> bool:
     return widens(*types)
 
 
-def _compare_types(found: Found, called: str, any_nulls: bool, was: Any, given: Any) -> None:
+def _compare_types(found: Found, called: str, bound: BoundAggregation, was: Any, given: Any) -> None:
     """Compare the type of an input column, and whether it may be null.
 
-    Args:
-        any_nulls: The state is the same whether or not the input may be null.
+    Values are kept as they are by functions that have no operations, so these read no state of another type.
     """
     what = f"had {called} {columns_text([was])} and now has it {called.rpartition(' ')[2]} {columns_text([given])}"
-    if was["nullable"] != given["nullable"] and not any_nulls:
+    retyped = was["type"] != given["type"] and bound.function.operations is None
+    renulled = was["nullable"] != given["nullable"] and not bound.kind.null_free_state
+    if retyped or renulled:
         found.refuse(what)
     elif (was["type"], was["nullable"]) != (given["type"], given["nullable"]):
         found.allow(what, "the kept state is read unchanged, and later values are added to it")

@@ -120,9 +120,9 @@ class TestEveryAggregate:
         assert said(hf.first("v"), hf.first("v", by="by"))[0][1] is None
 
 
-def plan_of(aggregate: Any, column: str = "v") -> Any:
+def plan_of(aggregate: Any, column: str = "v", schema: pa.Schema = SCHEMA) -> Any:
     app = hf.App("changed")
-    rows = app.source("rows", PlannedSource(SCHEMA), event_time="at")
+    rows = app.source("rows", PlannedSource(schema), event_time="at")
     if column != "v":
         rows = rows.with_columns(pl.col("v").alias(column))
     rows.key_by("k").agg("totals", x=aggregate).sink("out", MemorySink(key=["k"]))
@@ -132,6 +132,26 @@ def plan_of(aggregate: Any, column: str = "v") -> Any:
 def said(before: Any, now: Any, column: str = "v") -> list[tuple[str, str | None]]:
     found = differences(plan_of(now, column), describe_operators(plan_of(before)))
     return [(each.what.removeprefix("operator 'totals' "), each.effect) for each in found]
+
+
+class TestTypes:
+    @pytest.mark.parametrize("name", sorted(KINDS))
+    def test_values_kept_as_they_are_are_not_read_as_another_type(self, name: str) -> None:
+        """Seconds and milliseconds have equal words, and so do their sets, sketches and lists."""
+        plans = [
+            plan_of(oracles.CALLS[name](), schema=SCHEMA.set(1, pa.field("v", pa.int64())).set(2, pa.field("by", kind)))
+            for kind in (pa.timestamp("s"), pa.timestamp("ms"))
+        ]
+        effects = [each.effect for each in differences(plans[1], describe_operators(plans[0]))]
+        assert effects == ([None] if name in ("first", "last", "top") else [])
+        if name in ("sum", "mean", "var", "quantile"):
+            return
+        plans = [
+            plan_of(oracles.CALLS[name](), schema=SCHEMA.set(1, pa.field("v", kind)))
+            for kind in (pa.timestamp("s"), pa.timestamp("ms"))
+        ]
+        effects = [each.effect for each in differences(plans[1], describe_operators(plans[0]))]
+        assert (None in effects) == (name != "count")
 
 
 class TestFilters:
