@@ -32,7 +32,7 @@ from holdfast.runtime.operators.sink import SinkStep
 from holdfast.runtime.operators.union import Union
 from holdfast.runtime.plan.graph import NOT_GIVEN, Graph, Node, check_name, refused
 from holdfast.runtime.plan.report import schema_text
-from holdfast.runtime.rows.aggregates import Aggregation, bound, check_former, refuse_unnamed
+from holdfast.runtime.rows.aggregates.aggregation import Aggregation, bound, check_former, refuse_unnamed
 from holdfast.runtime.rows.expressions import Column, Use, columns_of, predicate_of, unknown_column
 from holdfast.runtime.rows.row_types import ArrowSchema, R, Row, T
 from holdfast.runtime.rows.windows import LENGTH_MAX_US, WINDOW_END
@@ -338,7 +338,9 @@ class Keyed:
             raise refused(f"{where}: no aggregate is given", "give at least one, for example rows=hf.count()")
         schema = self._node.schema
         check_former(aggregates, where)
-        bounds = tuple(bound(column, given, schema, where) for column, given in aggregates.items())
+        bounds = tuple(
+            bound(column, given, schema, where, self._node.event_time) for column, given in aggregates.items()
+        )
         for aggregation in bounds:
             if aggregation.result.name in self._keys:
                 raise refused(f"{where}: {aggregation.result.name!r} is also a key column", "rename the aggregate")

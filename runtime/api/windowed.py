@@ -17,7 +17,7 @@ from holdfast.runtime.operators.session import SessionAggregate
 from holdfast.runtime.operators.side import LATE, Side
 from holdfast.runtime.operators.window import WindowAggregate
 from holdfast.runtime.plan.graph import Graph, Node, check_name, refused
-from holdfast.runtime.rows.aggregates import Aggregation, bound, check_former, refuse_unnamed
+from holdfast.runtime.rows.aggregates.aggregation import Aggregation, bound, check_former, refuse_unnamed
 from holdfast.runtime.rows.windows import LENGTH_MAX_US, TIME, WINDOW_END, WINDOW_START, Windows
 
 EMITS = ("close", "final")
@@ -56,7 +56,7 @@ def aggregated(
         raise refused(f"{where} has no aggregate", "give at least one, for example rows=hf.count()")
     schema = node.schema
     check_former(aggregates, where)
-    bounds = tuple(bound(column, given, schema, where) for column, given in aggregates.items())
+    bounds = tuple(bound(column, given, schema, where, grouping.time) for column, given in aggregates.items())
     taken = {*grouping.keys, WINDOW_START, WINDOW_END}
     for aggregation in bounds:
         if aggregation.result.name in taken:

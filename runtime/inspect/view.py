@@ -20,10 +20,11 @@ import pyarrow as pa
 
 from holdfast.checkpoint.manifest import OperatorState
 from holdfast.model import NEVER_US
+from holdfast.runtime.operators.aggregate_changes import function_of
 from holdfast.runtime.operators.contract import is_part
 from holdfast.runtime.plan.fields import kept_fields
-from holdfast.runtime.rows.aggregate_functions import FUNCTIONS
-from holdfast.runtime.rows.aggregates import Aggregation, BoundAggregation, bound, result_of, state_columns
+from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation, rebound, state_columns
+from holdfast.runtime.rows.aggregates.registry import KINDS
 from holdfast.runtime.rows.windows import (
     CLOCK_COLUMNS,
     CLOCK_KEY,
@@ -39,6 +40,7 @@ from holdfast.state.tables.spec import TableSpec, column_of_type
 from holdfast.state.tables.values import arrow
 
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=(.+))?\]")
+_DECIMAL = re.compile(r"decimal128\((\d+), (-?\d+)\)")
 _ALIASES = {"date32[day]": pa.date32(), "date64[ms]": pa.date64()}
 
 Compute = Callable[[Rows, Sequence[pa.Array]], pa.Array]
@@ -93,22 +95,25 @@ def view_of(operator: OperatorState) -> View:
     ends = [_key(key, at) for at in range(key.unrouted)]
     over = [_time(WINDOW_END)] if key.suffix else []
     aggregates = identity.get("aggregates", [])
-    if not aggregates or any(each["function"] not in FUNCTIONS for each in aggregates):
-        times = identity.get("times", [])
-        raw = [(name, kind) for name, kind in described["columns"] if name not in key.names]
-        return _view(operator, key, ends + keys, [_time(n) if n in times else _raw(n, kind) for n, kind in raw])
+    times = identity.get("times", [])
+    raw = {name: kind for name, kind in described["columns"] if name not in key.names}
+    if not aggregates:
+        return _view(operator, key, ends + keys, [_time(n) if n in times else _raw(n, kind) for n, kind in raw.items()])
     window = identity.get("window", {})
     if "every_us" in window:
         ends = [_named(SLICE_START, _window_start(window["every_us"])), *(_named(SLICE_END, end) for end in ends)]
     elif (size_us := window.get("size_us")) is not None:
         ends = [_window_start(size_us), *ends]
-    return _view(operator, key, keys + ends, [*over, *(_result(each) for each in aggregates)])
+    values = [shown for each in aggregates for shown in _aggregate(each, raw)]
+    return _view(operator, key, keys + ends, [*over, *values])
 
 
 def type_of(text: str) -> pa.DataType:
     """Return the Arrow type that `str` shows as this text."""
     if (match := _TIMESTAMP.fullmatch(text)) is not None:
         return pa.timestamp(match[1], match[2])
+    if (match := _DECIMAL.fullmatch(text)) is not None:
+        return pa.decimal128(int(match[1]), int(match[2]))
     return _ALIASES[text] if text in _ALIASES else pa.type_for_alias(text)
 
 
@@ -127,7 +132,7 @@ def _view(operator: OperatorState, key: KeyType, keys: list[_Shown], values: lis
 def _spec_of(operator: OperatorState, key: KeyType) -> TableSpec:
     """Return the declaration of an operator's state as of its checkpoint."""
     fields, described = kept_fields(operator.schema), operator.schema
-    aggregates = [each for each in described.get("identity", {}).get("aggregates", ()) if each["function"] in FUNCTIONS]
+    aggregates = [each for each in described.get("identity", {}).get("aggregates", ()) if function_of(each) in KINDS]
     known = {column.name: column for each in aggregates for column in state_columns(_bound(each))}
     columns = [known.get(name, column_of_type(name, kind)) for name, kind in described["columns"]]
     declared = tuple(
@@ -187,20 +192,26 @@ def _time(name: str) -> _Shown:
     return pa.field(name, TIME), times
 
 
+def _aggregate(described: Mapping[str, Any], raw: Mapping[str, str]) -> list[_Shown]:
+    """Return an aggregate's value; the state itself, if its function is the user's or of another version."""
+    if function_of(described) in KINDS:
+        return [_result(described)]
+    return [_raw(name, kind) for name, kind in raw.items() if name.startswith(f"{described['name']}.")]
+
+
 def _result(described: Mapping[str, Any]) -> _Shown:
     """Return an aggregate's value, computed as the operator computes it."""
     aggregate = _bound(described)
 
     def results(rows: Rows, keys: Sequence[pa.Array]) -> pa.Array:
-        state = {role: rows.columns[stored] for role, stored in aggregate.state.items()}
-        return result_of(aggregate, state, np.arange(len(rows)))
+        return aggregate.function.results({role: rows.columns[stored] for role, stored in aggregate.state.items()})
 
     return aggregate.result, results
 
 
 def _bound(described: Mapping[str, Any]) -> BoundAggregation:
-    """Return an aggregate, bound to the input that it had."""
-    given, name = described["input"], described["name"]
-    fields = [] if given is None else [pa.field(given["column"], type_of(given["type"]), given["nullable"])]
-    column = None if given is None else given["column"]
-    return bound(name, Aggregation(described["function"], column), pa.schema(fields), "stored state")
+    """Return an aggregate, bound to the inputs that it had."""
+    given = [each for part in ("input", "by") if (each := described.get(part)) is not None]
+    fields = [pa.field(each["column"], type_of(each["type"]), each["nullable"]) for each in given]
+    kind = KINDS[function_of(described)].of(described.get("parameters", {}))
+    return rebound(described["name"], kind, fields, "filter" in described)

@@ -1,13 +1,14 @@
 """Aggregates over a table: input in whole batches, output of the keys changed in an epoch.
 
-No work is done per record. Rows are mapped to slots once per batch; the functions (runtime/rows/aggregate_functions.py)
-then fold whole columns. Columns without nulls are never masked.
+No work is done per record. Rows are mapped to slots once per batch; the functions (runtime/rows/aggregates) then fold
+whole columns. Columns without nulls are never masked. The states of functions without compiled operations are computed
+before any state of the batch changes, and written afterwards.
 
 Values loaded into the table make a bound on its sums unknown. A rollback keeps the bound valid, because it restores
 sums for which the bound held.
 
 Invariants
-    - A sum that does not fit int64 fails the job before any state changes; it never wraps.
+    - A value that does not fit its state fails the job before any state changes; no sum wraps.
     - A key's aggregates depend only on its rows (float sums: up to rounding), not on how they were batched.
     - Every slot touched since the last barrier is emitted once at the next.
 
@@ -16,11 +17,12 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
@@ -36,17 +38,23 @@ from holdfast.runtime.operators.contract import (
     TableDraft,
 )
 from holdfast.runtime.operators.differences import Found, compare_keys
-from holdfast.runtime.rows.aggregate_functions import AggregateFunction, Known, Slots, State
-from holdfast.runtime.rows.aggregates import BoundAggregation, result_of, state_columns
+from holdfast.runtime.operators.time_slice import Pace, TimeSlice
+from holdfast.runtime.rows.aggregates.adding import TOO_LARGE, USE_FLOATS
+from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation, state_columns
+from holdfast.runtime.rows.aggregates.conditions import Condition, computed, masked
+from holdfast.runtime.rows.aggregates.contract import CannotFold, Groups, Known, Slots, State
 from holdfast.runtime.wire.messages import OperatorProgress
+from holdfast.runtime.wire.vitals import FUNCTION
 from holdfast.sinks.contract import PUT
 from holdfast.state.compiled.sources import Input, sources_of
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables.kernels.layout import Do
+from holdfast.state.tables.placing import distinct
 from holdfast.state.tables.records import Step
 from holdfast.state.tables.slab import UNLIMITED
-from holdfast.state.tables.spec import ColumnSpec
+from holdfast.state.tables.spec import Columns, ColumnSpec
 from holdfast.state.tables.table import Table
+from holdfast.state.tables.values import differ, taken
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,9 @@ class Aggregate(KeyedStep):
     def continued(self, before: Mapping[str, Any], columns: Sequence[str]) -> Mapping[str, str]:
         return aggregate_changes.continued(self.aggregations, before, columns)
 
+    def busy_with(self) -> tuple[str, ...]:
+        return (self.operator,) if any(bound.kind.calls for bound in self.aggregations) else ()
+
     def text(self) -> str:
         return f"aggregate {self.operator} by {', '.join(self.keys)}: {aggregates_text(self.aggregations)}"
 
@@ -100,9 +111,13 @@ class AggregateOperator(Operator):
         self._schema = pa.schema([*ctx.placed[0].schema, OP_FIELD])
         self._table = ctx.table(step.operator)
         self._folding = Folding(step.operator, step.aggregations, self._table, ctx.job)
+        self._taken = in_pieces(ctx, step.operator, step.aggregations, self._take)
         self.rows_in = self.rows_out = 0
 
     def on_batch(self, port: int, batch: pa.RecordBatch) -> None:
+        self._taken(batch)
+
+    def _take(self, batch: pa.RecordBatch) -> None:
         self._folding.fold(self._table.spec.key.encode([batch.column(name) for name in self._keys]), batch)
         self.rows_in += batch.num_rows
 
@@ -118,6 +133,31 @@ class AggregateOperator(Operator):
 
     def progress(self) -> OperatorProgress:
         return OperatorProgress(self._name, self.rows_in, self.rows_out, 0)
+
+
+@dataclass
+class _Pieces:
+    """Work on the batches of an operator whose aggregates call functions of the user, which may be slow."""
+
+    name: str
+    mark: str
+    take: Take
+    time_slice: TimeSlice
+    pace: Pace
+
+    def some(self, batch: pa.RecordBatch, at: int, base: int) -> tuple[int, list[pa.RecordBatch]]:
+        piece, began = batch.slice(at, self.pace.rows), self.time_slice.now()
+        self.take(piece)
+        self.pace.took(piece.num_rows, self.time_slice.now() - began)
+        return piece.num_rows, []
+
+
+def in_pieces(ctx: OperatorContext, operator: str, aggregations: Sequence[BoundAggregation], take: Take) -> Take:
+    """Return what takes the batches of an operator: in pieces, over several turns, if it calls the user's functions."""
+    if not any(bound.kind.calls for bound in aggregations):
+        return take
+    work = _Pieces(operator, FUNCTION + operator, take, ctx.time_slice, ctx.time_slice.pace())
+    return lambda batch: ctx.defer(work, batch)
 
 
 class Folding:
@@ -137,31 +177,21 @@ class Folding:
         also: Sequence[str] = (),
     ) -> None:
         self._operator, self._table, self._job = operator, table, job
-        self._parts: list[tuple[BoundAggregation, AggregateFunction, State]] = [
-            (bound, bound.function, _State(table, bound.state)) for bound in aggregations
-        ]
-        self._columns = dict.fromkeys(bound.column for bound in aggregations)
+        self._aggregations = tuple(aggregations)
+        self._conditions = tuple(dict.fromkeys(each.condition for each in aggregations if each.condition is not None))
         self._known: dict[str, Known] = {}
         """Per aggregate: the findings of its checks since the table's last load."""
         self._loads = -1
+        self._compiled = [each for each in aggregations if each.function.operations is not None]
+        self._singly = [each for each in aggregations if each.function.operations is None]
         self._read: list[_Read] = []
         steps: list[Step] = []
-        self._singly: list[tuple[BoundAggregation, AggregateFunction, State]] = []
-        """Functions without operations."""
-        for part in self._parts:
-            bound, function = part[:2]
-            operations = function.operations({r: table.spec.column(name).dtype for r, name in bound.state.items()})
-            if operations is None:
-                self._singly.append(part)
-                continue
-            read = (bound.column, next((do.floating for do in operations.values() if do != Do.COUNT), None))
+        for bound in self._compiled:
+            operations = bound.function.operations or {}
+            read = (_column_of(bound), next((do.floating for do in operations.values() if do != Do.COUNT), None))
             if read not in self._read:
                 self._read.append(read)
             steps += [(do, bound.state[role], self._read.index(read)) for role, do in operations.items()]
-        merging = [(Do.ADD_INT if do == Do.COUNT else do, name, i) for i, (do, name, _) in enumerate(steps)]
-        self._merged = [(name, np.dtype(np.float64 if do.floating else np.int64)) for do, name, _ in merging]
-        """Columns of state that are merged by the operation that folds values, counts by addition; their types then."""
-        self._merging = table.program(merging)
         steps += [(Do.SET, name, len(self._read) + i) for i, name in enumerate(also)]
         self._program = table.program(steps)
 
@@ -172,79 +202,141 @@ class Folding:
             also: The values of the columns that every row sets.
 
         Raises:
-            JobFailed: a sum does not fit, or a key or text is too large; nothing was changed.
+            JobFailed: a value does not fit, a key or text is too large, or a condition cannot be computed; nothing was
+                changed.
         """
         found = _Found(self._table, keys)
-        inputs = {name: _Input(None if name is None else batch.column(name), found) for name in self._columns}
+        inputs = _Inputs(batch, self._true(batch), found)
         if self._singly or not self._table.complete:
             found.slots()  # rows loaded for new keys belong to what is checked
         if self._loads != self._table.loads:
-            self._known, self._loads = {bound.value: Known() for bound, _, _ in self._parts}, self._table.loads
-        for bound, function, state in self._parts:
-            if not function.check(state, inputs[bound.column], self._known[bound.value]):
-                raise self._too_large(bound)
-        kept = [*(inputs[name].read(floating) for name, floating in self._read), *map(Input, also)]
+            self._known, self._loads = {bound.name: Known() for bound in self._compiled}, self._table.loads
+        for bound in self._compiled:
+            given, state = inputs.of(_column_of(bound)), _State(self._table, bound.state)
+            if not bound.function.check(state, given, self._known[bound.name]):
+                raise self._failed(bound, TOO_LARGE, USE_FLOATS)
+        written = [self._changes(bound, inputs) for bound in self._singly]
+        kept = [*(inputs.of(column).read(floating) for column, floating in self._read), *map(Input, also)]
         if found.found is None:
             return self._table.fold(keys, self._program, sources_of(kept))
         self._table.fold_at(found.found, self._program, sources_of(kept))
-        for bound, function, state in self._singly:
-            function.fold(state, inputs[bound.column])
+        for slots, columns in written:
+            self._table.write(slots, columns)
         return found.found
 
-    def merge(self, keys: Keys, other: Table, rows: Slots) -> None:
-        """Merge rows of another table with these aggregates into this one, which is empty; one key per row.
+    def combined(self, slots: Slots, groups: Groups, count: int) -> list[State]:
+        """Return, per aggregate, the states of slots merged by group; the slots stay as they are.
+
+        Args:
+            groups: The group of every slot, 0 to count - 1.
 
         Raises:
-            JobFailed: a sum does not fit, or a key or text is too large.
+            JobFailed: a merged state does not fit.
         """
-        found = _Found(self._table, keys)
-        if self._singly:
-            found.slots()
-        states = {bound.value: _Rows(other, bound.state, rows) for bound, _, _ in self._parts}
-        for bound, function, state in self._parts:
-            if not function.check(state, _Merged(found, bound.kind, states[bound.value]), Known(0)):
-                raise self._too_large(bound)
-        kept = [Input(other.values(name, rows).astype(dtype, copy=False)) for name, dtype in self._merged]
-        if found.found is None:
-            self._table.fold(keys, self._merging, sources_of(kept))
-            return
-        self._table.fold_at(found.found, self._merging, sources_of(kept))
-        for bound, function, state in self._singly:
-            function.merge(state, found.found, states[bound.value])
+        states = []
+        for bound in self._aggregations:
+            try:
+                states.append(bound.function.combine(self._held(bound, slots), groups, count))
+            except CannotFold as error:
+                one = int(slots[np.argmax(groups == error.group)])
+                raise self._failed(bound, error.what, error.next_step, one) from error
+        return states
+
+    def stored(self, states: Sequence[State]) -> Columns:
+        """Return merged states as columns of a table."""
+        pairs = zip(self._aggregations, states, strict=True)
+        return {name: values for bound, each in pairs for name, values in self._named(bound, each).items()}
+
+    def results_of(self, states: Sequence[State]) -> list[pa.Array]:
+        """Return the result columns of merged states. Raises JobFailed: a function of the user failed."""
+        return [self._result(bound, each) for bound, each in zip(self._aggregations, states, strict=True)]
 
     def results(self, slots: Slots) -> list[pa.Array]:
-        """Return the result columns of these slots."""
-        return [result_of(bound, state, slots) for bound, _, state in self._parts]
+        """Return the result columns of these slots.
 
-    def _too_large(self, bound: BoundAggregation) -> JobFailed:
+        Raises:
+            JobFailed: a function of the user failed.
+        """
+        return [self._result(bound, self._held(bound, slots), slots) for bound in self._aggregations]
+
+    def _result(self, bound: BoundAggregation, states: State, slots: Slots | None = None) -> pa.Array:
+        try:
+            return bound.function.results(states)
+        except CannotFold as error:
+            slot = None if slots is None else slots[error.group]
+            raise self._failed(bound, error.what, error.next_step, slot) from error
+
+    def _true(self, batch: pa.RecordBatch) -> Mapping[Condition, pa.Array]:
+        if not self._conditions:
+            return {}
+        try:
+            return computed(self._conditions, batch)
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+            raise JobFailed(
+                f"a filter= of the aggregates of operator {self._operator!r} cannot be computed: {error}",
+                not_done=NOT_DONE,
+                next_step="make the expression take every value, for example with cast(..., strict=False); then run "
+                "the job again, which resumes from the last checkpoint",
+                where=Where(job=self._job, operator=self._operator),
+            ) from error
+
+    def _changes(self, bound: BoundAggregation, inputs: _Inputs) -> tuple[Slots, Columns]:
+        """Return the slots whose state changes, and their new state; nothing is written yet.
+
+        What an overwritten value held stays in the arena of values, so unchanged values are not written.
+        """
+        rows, columns = inputs.complete(bound)
+        slots = inputs.slots() if rows is None else inputs.slots()[rows]
+        own = distinct(slots)
+        held = self._held(bound, own)
+        try:
+            states = bound.function.fold(held, columns, np.searchsorted(own, slots)) if own.size else held
+        except CannotFold as error:
+            raise self._failed(bound, error.what, error.next_step, own[error.group]) from error
+        changed = np.flatnonzero(np.logical_or.reduce([differ(held[role], states[role]) for role in held]))
+        new = self._named(bound, {role: taken(values, changed) for role, values in states.items()})
+        self._table.check_sizes(own[changed], new)
+        return own[changed], new
+
+    def _held(self, bound: BoundAggregation, slots: Slots) -> State:
+        """Return the states of slots, a copy."""
+        return {role: _values_at(self._table, name, slots) for role, name in bound.state.items()}
+
+    def _named(self, bound: BoundAggregation, states: State) -> Columns:
+        return {bound.state[role]: values for role, values in states.items()}
+
+    def _failed(self, bound: BoundAggregation, what: str, next_step: str, slot: int | None = None) -> JobFailed:
+        key = "" if slot is None else f" for the key {self._key_text(slot)}"
         return JobFailed(
-            f"aggregate {bound.result.name} = {bound.kind}({bound.column!r}) of operator {self._operator!r} "
-            "does not fit into 64 bits",
-            not_done="the epoch was not completed; state and output stay as of the last checkpoint",
-            next_step=f'sum floats instead, with .with_columns({bound.column}=pl.col("{bound.column}")'
-            ".cast(pl.Float64)) and a new operator name, or use a larger unit",
+            f"aggregate {bound.name} = {bound} of operator {self._operator!r} {what}{key}",
+            not_done=NOT_DONE,
+            next_step=next_step,
             where=Where(job=self._job, operator=self._operator),
         )
 
+    def _key_text(self, slot: int) -> str:
+        key = ", ".join(str(column[0].as_py()) for column in self._table.key_columns(np.array([slot])))
+        return repr(key if len(key) <= KEY_SHOWN else f"{key[:KEY_SHOWN]}...")
 
-_Read = tuple[str | None, bool | None]
+
+Take = Callable[[pa.RecordBatch], None]
+NOT_DONE = "the epoch was not completed; state and output stay as of the last checkpoint"
+KEY_SHOWN = 60
+"""Characters of a key in messages."""
+_Column = tuple[str | None, Condition | None]
+"""A column of a batch, or none, where a condition is true."""
+_Read = tuple[_Column, bool | None]
 """A column that a program reads, and whether as floats; None: only which values are null."""
 
 
-class _Text:
-    """A column of text or bytes of a table."""
+def _column_of(bound: BoundAggregation) -> _Column:
+    """Return the column that a function with operations reads."""
+    return (bound.columns[0] if bound.columns else None), bound.condition
 
-    def __init__(self, table: Table, name: str) -> None:
-        self._table, self._name = table, name
 
-    def take(self, slots: pa.Array) -> pa.Array:
-        return self._table.read(self._name, slots.to_numpy())
-
-    def write(self, slots: Slots, values: pa.Array) -> None:
-        self._table.write(slots, {self._name: values})
-
-    def check(self, slots: Slots, values: pa.Array) -> None:
-        self._table.check_sizes(slots, {self._name: values})
+def _values_at(table: Table, name: str, slots: Slots) -> Any:
+    """Return the values of a column at slots, a copy."""
+    return table.values(name, slots) if table.spec.column(name).plain else table.read(name, slots)
 
 
 class _Swapped:
@@ -253,47 +345,21 @@ class _Swapped:
     size = UNLIMITED
 
     def __init__(self, table: Table, name: str) -> None:
-        self._table, self._name, self.dtype = table, name, np.dtype(table.spec.column(name).dtype)
+        self._table, self._name = table, name
 
     def __getitem__(self, slots: Slots) -> NDArray[Any]:
         return self._table.values(self._name, slots)
 
-    def take(self, slots: pa.Array) -> NDArray[Any]:
-        return self[slots.to_numpy()]
-
-    def check(self, slots: Slots, values: pa.Array) -> None:
-        """Refuse nothing: values of fixed width always fit."""
-
 
 class _State(Mapping[str, Any]):
-    """The columns of state behind one aggregate, by role; each access takes a new view."""
+    """The plain columns of state behind one aggregate, by role; each access takes a new view."""
 
     def __init__(self, table: Table, names: Mapping[str, str]) -> None:
         self._table, self._names = table, names
 
     def __getitem__(self, role: str) -> Any:
         name, table = self._names[role], self._table
-        if not table.spec.column(name).plain:
-            return _Text(table, name)
         return _Swapped(table, name) if table.limited else table.column(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
-class _Rows(Mapping[str, Any]):
-    """The state of rows of a table behind one aggregate, by role."""
-
-    def __init__(self, table: Table, names: Mapping[str, str], rows: Slots) -> None:
-        self._table, self._names, self._rows = table, names, rows
-
-    def __getitem__(self, role: str) -> Any:
-        name = self._names[role]
-        read = self._table.values if self._table.spec.column(name).plain else self._table.read
-        return read(name, self._rows)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -315,26 +381,45 @@ class _Found:
         return self.found
 
 
-@dataclass(frozen=True)
-class _Merged:
-    """State that is merged, as values to check."""
+class _Inputs:
+    """The columns of a batch as aggregates read them."""
 
-    found: _Found
-    role: str
-    """Of the running value."""
-    rows: _Rows
+    def __init__(self, batch: pa.RecordBatch, true: Mapping[Condition, pa.Array], found: _Found) -> None:
+        self._batch, self._true, self._found = batch, true, found
+        self._inputs: dict[_Column, _Input] = {}
 
-    @property
+    def of(self, column: _Column) -> _Input:
+        """Return one column where its condition is true."""
+        if column not in self._inputs:
+            self._inputs[column] = _Input(self._array(column), self._found)
+        return self._inputs[column]
+
+    def complete(self, bound: BoundAggregation) -> tuple[NDArray[np.int64] | None, list[pa.Array]]:
+        """Return the rows in which an aggregate has all of its inputs, None for all rows; and its inputs there."""
+        if bound.function.takes_nulls:
+            return self._true_rows(bound)
+        arrays = [self._array((bound.columns[0], bound.condition)), *map(self._batch.column, bound.columns[1:])]
+        if not any(array.null_count for array in arrays):
+            return None, arrays
+        valid = np.logical_and.reduce([array.is_valid().to_numpy(zero_copy_only=False) for array in arrays])
+        rows = np.flatnonzero(valid)
+        return rows, [array.take(pa.array(rows)) for array in arrays]
+
+    def _true_rows(self, bound: BoundAggregation) -> tuple[NDArray[np.int64] | None, list[pa.Array]]:
+        arrays = [self._batch.column(name) for name in bound.columns]
+        if bound.condition is None:
+            return None, arrays
+        rows = np.flatnonzero(self._true[bound.condition].to_numpy(zero_copy_only=False))
+        return rows, [array.take(pa.array(rows)) for array in arrays]
+
     def slots(self) -> Slots:
-        return self.found.slots()
+        """Return the slot of every row."""
+        return self._found.slots()
 
-    def values(self, dtype: np.dtype[Any]) -> NDArray[Any]:
-        values: NDArray[Any] = self.rows[self.role]
-        return values.astype(dtype, copy=False)
-
-    def texts(self) -> pa.Array:
-        """Return the values as they are."""
-        return self.rows[self.role]
+    def _array(self, column: _Column) -> pa.Array | None:
+        name, condition = column
+        array = None if name is None else self._batch.column(name)
+        return array if condition is None else masked(array, self._true[condition])
 
 
 class _Input:
@@ -355,11 +440,6 @@ class _Input:
     def values(self, dtype: np.dtype[Any]) -> NDArray[Any]:
         values = self._values(dtype)
         return values if self._rows is None else values[self._rows]
-
-    def texts(self) -> pa.Array:
-        """Return the values as they are."""
-        assert self._column is not None
-        return self._column if self._rows is None else self._column.take(pa.array(self._rows))
 
     def read(self, floating: bool | None) -> Input:
         """Return the column as kernels read it."""
@@ -390,8 +470,7 @@ def _numbers(column: pa.Array) -> NDArray[Any]:
 
 def columns_read(keys: Sequence[str], aggregations: Sequence[BoundAggregation], *more: str) -> tuple[str, ...]:
     """Return the columns that aggregates read, each once: keys, others, inputs."""
-    inputs = (bound.column for bound in aggregations if bound.column is not None)
-    return tuple(dict.fromkeys((*keys, *more, *inputs)))
+    return tuple(dict.fromkeys((*keys, *more, *(name for bound in aggregations for name in bound.reads))))
 
 
 def value_columns(aggregations: Sequence[BoundAggregation]) -> tuple[ColumnSpec, ...]:
@@ -401,16 +480,14 @@ def value_columns(aggregations: Sequence[BoundAggregation]) -> tuple[ColumnSpec,
 
 def aggregates_text(aggregations: Sequence[BoundAggregation]) -> str:
     """Return aggregates as text for plans."""
-    return ", ".join(f"{bound.result.name} = {bound.kind}({bound.column or ''})" for bound in aggregations)
+    return ", ".join(f"{bound.name} = {bound}" for bound in aggregations)
 
 
 def aggregates_identity(
     keys: Sequence[str], aggregations: Sequence[BoundAggregation], column: Description
 ) -> dict[str, Any]:
     """Return the identity of aggregates per key."""
-
-    def aggregate(bound: BoundAggregation) -> dict[str, Any]:
-        shown = {"name": bound.result.name, "function": bound.kind, "result": str(bound.result.type)}
-        return shown | {"input": None if bound.column is None else column(bound.column)}
-
-    return {"key": [column(name) for name in keys], "aggregates": [aggregate(bound) for bound in aggregations]}
+    return {
+        "key": [column(name) for name in keys],
+        "aggregates": [aggregate_changes.described(bound, column) for bound in aggregations],
+    }

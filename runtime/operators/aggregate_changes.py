@@ -9,20 +9,49 @@ Source: docs/design/0038-schema-evolution.md, docs/design/0024-identity-of-state
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from holdfast.runtime.operators.contract import Description
 from holdfast.runtime.operators.differences import READ_UNCHANGED, Found, columns_text, part_to_drop, type_named
-from holdfast.runtime.rows.aggregates import BoundAggregation
+from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation, call_text
+from holdfast.runtime.rows.forms import in_terms_of
 from holdfast.state.evolution import widens
 
 FROM_NOW = "it starts from now: it covers only the records after the checkpoint"
 FROM_NOW_IN_WINDOWS = f"{FROM_NOW}, also in windows that are open"
 
+WHERE = " where"
+"""Behind the function of an aggregate with a filter, so that versions without filters take it for another one."""
+
 Kept = Mapping[str, Any]
 """The identity of an operator with aggregates."""
+
+
+def described(bound: BoundAggregation, column: Description) -> dict[str, Any]:
+    """Return the identity of an aggregate: name, function, type of the result, inputs, parameters, condition."""
+    inputs = [column(name) for name in bound.columns]
+    shown: dict[str, Any] = {"name": bound.name, "function": bound.kind.name, "result": str(bound.result.type)}
+    shown["input"] = inputs[0] if inputs else None
+    if bound.kind.calls:
+        shown |= {"columns": inputs, "input": None, "code": bound.kind.code(), "state": list(bound.state)}
+    elif inputs[1:]:
+        shown["by"] = inputs[1]
+    if parameters := bound.kind.parameters():
+        shown["parameters"] = parameters
+    if (condition := bound.condition) is not None:
+        shown["function"] += WHERE
+        made = in_terms_of(json.loads(condition.form), condition.columns, lambda name: column(name)["from"])
+        shown["filter"] = {"text": str(condition), "from": made}
+    return shown
+
+
+def function_of(aggregate: Mapping[str, Any]) -> str:
+    """Return the name of a kept aggregate's function."""
+    return str(aggregate["function"]).removesuffix(WHERE)
 
 
 def names(before: Kept) -> tuple[str, ...]:
@@ -39,7 +68,7 @@ def former_names(aggregations: Sequence[BoundAggregation], before: Kept) -> dict
     """Return the kept name of every aggregate that continues kept state."""
     kept, former = names(before), {}
     for bound in aggregations:
-        name = bound.result.name
+        name = bound.name
         if name in kept:
             former[name] = name
         elif bound.former is not None and bound.former in kept:
@@ -51,12 +80,15 @@ def continued(aggregations: Sequence[BoundAggregation], before: Kept, columns: S
     """Return the former name of every state column that continues one; columns of no aggregate are their own."""
     own = {column: bound for bound in aggregations for column in bound.state.values()}
     former = former_names(aggregations, before)
+    fields = {each["name"]: each["state"] for each in before["aggregates"] if "state" in each}
     found = {}
     for column in columns:
         if column not in own:
             found[column] = column
-        elif (name := own[column].result.name) in former:
-            found[column] = former[name] + column.removeprefix(name)
+        elif (name := own[column].name) in former:
+            role = column.removeprefix(f"{name}.")
+            if role in fields.get(former[name], (role,)):
+                found[column] = f"{former[name]}.{role}"
     return found
 
 
@@ -76,7 +108,7 @@ def compare_aggregates(
             continue
         if former[name] != name:
             found.allow(f"has the aggregate {former[name]!r} under the name {name!r} now", "its state is kept")
-        _compare(found.of(former[name]), kept[former[name]], new)
+        _compare(found.of(former[name]), bound, kept[former[name]], new)
     lost = [each for each in kept.values() if each["name"] not in former.values()]
     for old in lost:
         _lost(found, old)
@@ -91,10 +123,10 @@ def _added(found: Found, bound: BoundAggregation, new: Mapping[str, Any], in_win
     what = f"has the new aggregate {new['name']!r} = {call(new)}"
     if not in_windows:
         found.allow(what, FROM_NOW)
-    elif bound.kind == "count" or bound.result.nullable:
+    elif bound.result.nullable or not bound.kind.nullable(True):
         found.allow(what, FROM_NOW_IN_WINDOWS)
     else:
-        column = bound.column
+        column = bound.columns[0]
         found.refuse(
             what,
             ", which would have no value in open windows without later records, and cannot be null",
@@ -113,10 +145,9 @@ def _lost(found: Found, old: Mapping[str, Any]) -> None:
     )
 
 
-def _compare(found: Found, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+def _compare(found: Found, bound: BoundAggregation, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     called = f"aggregate {new['name']!r}"
-    was, given = old["input"], new["input"]
-    if old["function"] != new["function"] or (was is None) != (given is None):
+    if _function(old) != _function(new):
         found.refuse(f"had {called} as {call(old)} and now has it as {call(new)}")
         return
     if old["result"] != new["result"]:
@@ -125,8 +156,25 @@ def _compare(found: Found, old: Mapping[str, Any], new: Mapping[str, Any]) -> No
             found.refuse(what)
             return
         found.allow(what, READ_UNCHANGED)
-    if was is not None and given is not None:
-        _compare_inputs(found, new, was, given)
+    for part, word in (("input", "over"), ("by", "by")):
+        if new.get(part) is not None:
+            found.compare_provenance(f"{part} of {called}", old[part], new[part])
+            _compare_types(found, f"{called} {word}", bound, old[part], new[part])
+    for was, given in zip(old.get("columns", ()), new.get("columns", ()), strict=False):
+        found.compare_provenance(f"column of {called}", was, given)
+    if "state" in new:
+        _compare_fields(found, called, set(old["state"]), set(new["state"]))
+    if old.get("code") != new.get("code"):
+        found.allow(f"runs other code for {called}", "the kept state is read unchanged, and later rows are added to it")
+    if "filter" in new:
+        was, given = ({"column": each["filter"]["text"], "from": each["filter"]["from"]} for each in (old, new))
+        found.compare_provenance(f"filter= of {called}", was, given)
+
+
+def _function(aggregate: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the function of a kept aggregate, and which inputs it has."""
+    inputs = (aggregate["input"] is None, "by" in aggregate)
+    return (aggregate["function"], aggregate.get("parameters", {}), *inputs)
 
 
 def _widens(old: str, new: str) -> bool:
@@ -134,19 +182,32 @@ def _widens(old: str, new: str) -> bool:
     return widens(*types)
 
 
-def _compare_inputs(found: Found, aggregate: Any, was: Any, given: Any) -> None:
-    called, function = f"aggregate {aggregate['name']!r}", aggregate["function"]
-    found.compare_provenance(f"input of {called}", was, given)
-    if was["nullable"] != given["nullable"] and function != "count":
-        found.refuse(f"had {called} over {columns_text([was])} and now has it over {columns_text([given])}")
+def _compare_types(found: Found, called: str, bound: BoundAggregation, was: Any, given: Any) -> None:
+    """Compare the type of an input column, and whether it may be null.
+
+    Values are kept as they are by functions that have no operations, so these read no state of another type.
+    """
+    what = f"had {called} {columns_text([was])} and now has it {called.rpartition(' ')[2]} {columns_text([given])}"
+    retyped = was["type"] != given["type"] and bound.function.operations is None
+    renulled = was["nullable"] != given["nullable"] and not bound.kind.null_free_state
+    if retyped or renulled:
+        found.refuse(what)
     elif (was["type"], was["nullable"]) != (given["type"], given["nullable"]):
-        found.allow(
-            f"had {called} over {columns_text([was])} and now has it over {columns_text([given])}",
-            "the kept state is read unchanged, and later values are added to it",
-        )
+        found.allow(what, "the kept state is read unchanged, and later values are added to it")
+
+
+def _compare_fields(found: Found, called: str, was: set[str], given: set[str]) -> None:
+    """Report the fields of a state of the user's own that were added or removed."""
+    if added := sorted(given - was):
+        found.allow(f"has new fields in the state of {called}: {', '.join(added)}", "they begin as init() has them")
+    if lost := sorted(was - given):
+        found.allow(f"no longer has the fields {', '.join(lost)} in the state of {called}", "their values are not read")
 
 
 def call(aggregate: Mapping[str, Any]) -> str:
     """Return a kept aggregate as it is written in code."""
-    given = aggregate["input"]
-    return f"{aggregate['function']}({'' if given is None else repr(given['column'])})"
+    inputs = [each["column"] for part in ("input", "by") if (each := aggregate.get(part)) is not None]
+    condition = aggregate.get("filter")
+    parameters = aggregate.get("parameters", {})
+    function = function_of(aggregate)
+    return call_text(function, inputs, parameters, None if condition is None else condition["text"])

@@ -19,7 +19,6 @@ Pure, as far as the user's function is.
 
 from __future__ import annotations
 
-import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
@@ -33,7 +32,7 @@ from holdfast.errors import HoldfastError, JobFailed, Where, is_failure
 from holdfast.runtime.operators.contract import Function, Operator, OperatorContext, Step
 from holdfast.runtime.rows.dead_letters import DeadLetter, Form, OnError, encode_row, reported
 from holdfast.runtime.rows.expressions import Use, narrowed
-from holdfast.runtime.rows.forms import code_hash, code_of, file_of, name_of
+from holdfast.runtime.rows.forms import code_hash, code_of, name_of, raised
 from holdfast.runtime.rows.row_types import RowMaker
 from holdfast.runtime.rows.rows import WrongRow, batch_of_columns, batch_of_rows
 from holdfast.runtime.rows.schema import columns_shown
@@ -196,7 +195,7 @@ class FunctionOperator(Operator):
                 except BaseException as error:
                     if not is_failure(error):
                         raise
-                    self._drop_or_fail(1, number, self._reported(error), error)
+                    self._drop_or_fail(1, number, raised(error, self._call.function, __file__), error)
                     left_out.add(number)
             over, look = self._time_slice.overdue(), min(2 * look, LOOK_AFTER_MAX)
         # If nothing more was made, the last rows are among those left out.
@@ -226,7 +225,9 @@ class FunctionOperator(Operator):
             except BaseException as error:
                 if not is_failure(error):
                     raise
-                self._drop_or_fail(1, number, f"was not called: making its row {self._reported(error)}", error)
+                self._drop_or_fail(
+                    1, number, f"was not called: making its row {raised(error, self._call.function, __file__)}", error
+                )
                 left_out.add(number)
             else:
                 yield number, row
@@ -280,7 +281,7 @@ class FunctionOperator(Operator):
         except BaseException as error:
             if not is_failure(error):
                 raise
-            did, cause = self._reported(error), error
+            did, cause = raised(error, self._call.function, __file__), error
         if batch.num_rows == 1 or self._call.on_error == "fail":
             self._drop_or_fail(batch.num_rows, first if batch.num_rows == 1 else None, did, cause)
             return []
@@ -333,16 +334,6 @@ class FunctionOperator(Operator):
             "the job again, which resumes from the last checkpoint",
             where=place,
         ) from cause
-
-    def _reported(self, error: BaseException) -> str:
-        """Describe the error, with the line of the user's code that raised it."""
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-        own = file_of(self._call.function)
-        frame = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1] if frames else None)
-        where = "" if frame is None else f" at {frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}"
-        where += f" `{frame.line}`" if frame is not None and frame.line else ""
-        shown = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return f"raised {shown:.300}{where}"
 
 
 def _short(value: object) -> str:

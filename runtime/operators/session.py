@@ -26,20 +26,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from holdfast.runtime.operators.aggregate import Folding, value_columns
+from holdfast.runtime.operators.aggregate import Folding, in_pieces, value_columns
 from holdfast.runtime.operators.contract import Description, Operator, OperatorContext, TableDraft
 from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, Times, time_not_held
-from holdfast.runtime.operators.merging import Merging
+from holdfast.runtime.operators.merging import grouped, merged_states
 from holdfast.runtime.operators.side import LATE
 from holdfast.runtime.operators.window import WindowAggregate
-from holdfast.runtime.rows.aggregate_functions import Slots
+from holdfast.runtime.rows.aggregates.contract import Slots
 from holdfast.runtime.rows.windows import END_COLUMN, TIME, WINDOW_END, WINDOW_START, micros_of, outside
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.state.collections.rows import OrderedRows, drop_absent
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables.ordered import BY_KEY
-from holdfast.state.tables.records import Records
-from holdfast.state.tables.spec import ColumnSpec, TableSpec
+from holdfast.state.tables.spec import ColumnSpec
 
 START_COLUMN = ColumnSpec("session_start", np.dtype(np.int64))
 """The start of the session, repeated beside the values so that it need not be decoded."""
@@ -83,12 +82,14 @@ class SessionOperator(Operator):
         self._rows = OrderedRows(self._table)
         also = (START_COLUMN.name, WINDOW_END)
         self._folding = Folding(step.operator, step.aggregations, self._table, ctx.job, also)
-        self._merging = Merging(step.operator, step.aggregations, self._table, ctx.job)
-        self._users = TableSpec(0, "user keys", self._table.spec.key.routed, ())
+        self._taken = in_pieces(ctx, step.operator, step.aggregations, self._take)
         self._held = step.times_held()
         self.rows_in = self.rows_out = self.late = 0
 
     def on_batch(self, port: int, batch: pa.RecordBatch) -> None:
+        self._taken(batch)
+
+    def _take(self, batch: pa.RecordBatch) -> None:
         """Take rows into the sessions of their keys; emit late rows.
 
         Raises:
@@ -99,9 +100,8 @@ class SessionOperator(Operator):
         if (wrong := outside(times, self._held)) is not None:
             at_us, step = int(times[wrong.argmax()]), self._step
             raise time_not_held("sessions of operator", step.operator, step.time, at_us, self._ctx.job)
-        keys = self._users.key.encode([batch.column(name) for name in self._step.keys])
-        owners = Records(self._users).add(keys)
-        users = keys.take(first_of(owners))
+        keys = self._table.spec.key.routed.encode([batch.column(name) for name in self._step.keys])
+        owners, users = grouped(keys)
         known = self._rows.find(users)
         sessions = self._merged(owners, times, known.slots, np.repeat(np.arange(len(users)), known.counts))
         late = self._late(users, sessions)
@@ -163,7 +163,7 @@ class SessionOperator(Operator):
             return
         old, into = known[moved], grown[moved]
         starts = pa.array(sessions.starts[into]).view(TIME)
-        keys, columns = self._merging.states(self._rows.keys(users.take(sessions.owners[into]), [starts]), old)
+        keys, columns = merged_states(self._folding, self._rows.keys(users.take(sessions.owners[into]), [starts]), old)
         self._table.delete(old)
         self._table.write(self._table.slots(keys), columns)  # a record of the batch is in each, which sets the bounds
 
@@ -179,13 +179,6 @@ class SessionOperator(Operator):
         self.rows_out += slots.size
         arrays = [*keys, starts, ends, *self._folding.results(slots)]
         self._ctx.emit(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
-
-
-def first_of(numbers: Slots) -> Slots:
-    """Return where each of the numbers 0 to n occurs first."""
-    first = np.empty(int(numbers.max()) + 1, np.int64)
-    first[numbers[::-1]] = np.arange(numbers.size)[::-1]  # of several, the last one assigned stays
-    return first
 
 
 def merged(owners: NDArray[np.int64], starts: Times, ends: Times) -> Sessions:

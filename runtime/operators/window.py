@@ -35,6 +35,7 @@ from holdfast.runtime.operators.aggregate import (
     aggregates_identity,
     aggregates_text,
     columns_read,
+    in_pieces,
     value_columns,
 )
 from holdfast.runtime.operators.contract import (
@@ -48,10 +49,10 @@ from holdfast.runtime.operators.contract import (
 )
 from holdfast.runtime.operators.differences import Found, columns_text, compare_keys, typed
 from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, Times, drop_vacant, time_not_held
-from holdfast.runtime.operators.merging import Merging
+from holdfast.runtime.operators.merging import merged
 from holdfast.runtime.operators.side import LATE
-from holdfast.runtime.rows.aggregate_functions import Slots
-from holdfast.runtime.rows.aggregates import BoundAggregation
+from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation
+from holdfast.runtime.rows.aggregates.contract import Slots
 from holdfast.runtime.rows.windows import (
     END_COLUMN,
     TIME,
@@ -142,6 +143,9 @@ class WindowAggregate(KeyedStep):
     def continued(self, before: Mapping[str, Any], columns: Sequence[str]) -> Mapping[str, str]:
         return aggregate_changes.continued(self.aggregations, before, columns)
 
+    def busy_with(self) -> tuple[str, ...]:
+        return (self.operator,) if any(bound.kind.calls for bound in self.aggregations) else ()
+
     def text(self) -> str:
         window = f"{self.window.shown()} of {self.time}, lateness {span(self.lateness_us)}, emit {self.emit}"
         keys = ", ".join(self.keys)
@@ -160,6 +164,7 @@ class WindowOperator(Operator):
         self._schema = pa.schema([*placed.schema, OP_FIELD] if self._upsert else placed.schema)
         self._table, self._clock = ctx.table(step.operator), EventClock(step.operator, ctx)
         self._folding = Folding(step.operator, step.aggregations, self._table, ctx.job, also=(WINDOW_END,))
+        self._taken = in_pieces(ctx, step.operator, step.aggregations, self._take)
         self._keys = KeyType.of(placed.schema.field(name) for name in step.keys)
         self.rows_in = self.rows_out = self.late = 0
         self._due = NEVER_US
@@ -169,13 +174,15 @@ class WindowOperator(Operator):
         """From the end of a slice to that of its last window."""
         self._reach_us = self._spread_us + step.lateness_us
         """From the end of a slice to the time from which it is over."""
-        self._merging = Merging(step.operator, step.aggregations, self._table, ctx.job)
 
     def on_batch(self, port: int, batch: pa.RecordBatch) -> None:
+        self._taken(batch)
+
+    def _take(self, batch: pa.RecordBatch) -> None:
         """Take rows into their windows; emit late rows, and the rows of already closed windows that changed.
 
         Raises:
-            JobFailed: a sum does not fit, or no window can hold an event time (which then comes from a function).
+            JobFailed: a value does not fit, or no window can hold an event time (which then comes from a function).
         """
         self.rows_in += batch.num_rows
         times = micros_of(batch.column(self._step.time))
@@ -295,7 +302,7 @@ class WindowOperator(Operator):
     def _give_window(self, end: int, members: Slots) -> None:
         """Emit a window that consists of several slices."""
         if members.size:
-            keys, results = self._merging.merged(members)
+            keys, results = merged(self._table, self._folding, members)
             self._give(np.full(len(keys[0]), end), keys, results)
 
     def _give_rows(self, slots: Slots) -> None:

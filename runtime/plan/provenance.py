@@ -15,7 +15,7 @@ import polars as pl
 
 from holdfast.runtime.operators.contract import INPUT, Placed, entry
 from holdfast.runtime.plan.model import Plan
-from holdfast.runtime.rows.forms import Form, bounded, columns_replaced, form_of
+from holdfast.runtime.rows.forms import Form, form_of, in_terms_of
 
 
 def senders(plan: Plan, fragment: int, point: int = INPUT) -> list[tuple[int, int]]:
@@ -60,17 +60,7 @@ def provenance_of(plan: Plan, fragment: int, step: int, name: str) -> Form:
 
 
 def _computed(plan: Plan, fragment: int, placed: Placed, expr: pl.Expr) -> Form:
-    def replaced(name: str) -> Form:
-        match provenance_of(plan, fragment, placed.input, name):
-            case {"column": column}:
-                return {"Column": column}
-            case {"expr": inner}:
-                return inner
-            case hashed:
-                return hashed
+    def origin(name: str) -> Form:
+        return provenance_of(plan, fragment, placed.input, name)
 
-    form = form_of(expr)
-    if isinstance(form, dict) and set(form) == {"sha256"}:  # a hash hides the columns that it reads
-        inputs = {name: replaced(name) for name in sorted(set(expr.meta.root_names()))}
-        return bounded({"expr": form | {"inputs": inputs}})
-    return bounded({"expr": columns_replaced(form, replaced)})
+    return in_terms_of(form_of(expr), expr.meta.root_names(), origin)

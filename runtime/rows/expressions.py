@@ -90,7 +90,9 @@ def narrowed(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def columns_of(positional: Sequence[Any], named: Mapping[str, Any], schema: pa.Schema, use: Use) -> tuple[Column, ...]:
+def columns_of(
+    positional: Sequence[Any], named: Mapping[str, Any], schema: pa.Schema, use: Use | str
+) -> tuple[Column, ...]:
     """Return the columns of `.select(*positional, **named)`, in order, each of them checked.
 
     A string names a column; other plain values are constants.
@@ -111,7 +113,7 @@ def columns_of(positional: Sequence[Any], named: Mapping[str, Any], schema: pa.S
     return columns
 
 
-def predicate_of(expr: Any, schema: pa.Schema, use: Use) -> pl.Expr:
+def predicate_of(expr: Any, schema: pa.Schema, use: Use | str) -> pl.Expr:
     """Return the expression of a filter, checked. A null counts as "does not pass", as in SQL.
 
     Raises:
@@ -158,7 +160,7 @@ def unknown_column(name: str, names: Sequence[str], where: str) -> ConfigError:
     )
 
 
-def _expanded(item: Any, schema: pa.Schema, use: Use) -> Iterator[pl.Expr]:
+def _expanded(item: Any, schema: pa.Schema, use: Use | str) -> Iterator[pl.Expr]:
     """Split lists and selections such as pl.col("a", "b") or pl.all() into one expression per column."""
     if isinstance(item, list | tuple):
         for part in item:
@@ -174,7 +176,7 @@ def _expanded(item: Any, schema: pa.Schema, use: Use) -> Iterator[pl.Expr]:
         raise _refused(use, f"{item!r} has no name", "give the constant a name: select(name=value)")
 
 
-def _selected(selection: pl.Expr, schema: pa.Schema, use: Use) -> tuple[str, ...]:
+def _selected(selection: pl.Expr, schema: pa.Schema, use: Use | str) -> tuple[str, ...]:
     try:
         names = selectors.expand_selector(polars_schema(schema), selection.meta.as_selector())
     except pl.exceptions.PolarsError as error:
@@ -185,7 +187,7 @@ def _selected(selection: pl.Expr, schema: pa.Schema, use: Use) -> tuple[str, ...
 _COLUMNS_NEXT = "name the columns one by one"
 
 
-def _expr(item: Any, use: Use) -> pl.Expr:
+def _expr(item: Any, use: Use | str) -> pl.Expr:
     if isinstance(item, pl.Expr):
         if item.meta.has_multiple_outputs():
             raise _refused(use, f"`{_text(item)}` returns several columns where one is named", _COLUMNS_NEXT)
@@ -197,7 +199,7 @@ def _expr(item: Any, use: Use) -> pl.Expr:
     return pl.lit(item)
 
 
-def _column(expr: pl.Expr, schema: pa.Schema, use: Use) -> Column:
+def _column(expr: pl.Expr, schema: pa.Schema, use: Use | str) -> Column:
     """Check one expression with one output and find its field."""
     if expr.meta.has_multiple_outputs():
         raise _refused(use, f"`{_text(expr)}` returns several columns where one is expected", _COLUMNS_NEXT)
@@ -224,7 +226,7 @@ def _never_null(expr: pl.Expr) -> bool:
     return bool(re.search(r"\.is_(not_)?null\(\)$", str(expr)))
 
 
-def check_row_wise(expr: pl.Expr, types: pl.Schema, use: Use) -> None:
+def check_row_wise(expr: pl.Expr, types: pl.Schema, use: Use | str) -> None:
     """Refuse an expression whose result could depend on batch boundaries or on the process.
 
     Raises:
@@ -242,7 +244,7 @@ _WRITE_NATIVE = "write it with Polars' own functions"
 _PER_ROW = "use only functions of the same row; to combine rows, use key_by(...).agg(...)"
 
 
-def _nodes(expr: pl.Expr, types: pl.Schema, use: Use) -> Iterator[pl.Expr]:
+def _nodes(expr: pl.Expr, types: pl.Schema, use: Use | str) -> Iterator[pl.Expr]:
     waiting = [expr]
     for _ in range(_NODES_MAX):
         if not waiting:
@@ -256,7 +258,7 @@ def _nodes(expr: pl.Expr, types: pl.Schema, use: Use) -> Iterator[pl.Expr]:
     raise _refused(use, f"the expression has more than {_NODES_MAX} parts", "split it over several with_columns")
 
 
-def _check_node(node: pl.Expr, types: pl.Schema, use: Use) -> None:
+def _check_node(node: pl.Expr, types: pl.Schema, use: Use | str) -> None:
     if node.meta.has_multiple_outputs():
         raise _refused(use, f"`{_text(node)}` computes several columns at once", "write one expression per column")
     try:
@@ -291,7 +293,7 @@ def _check_node(node: pl.Expr, types: pl.Schema, use: Use) -> None:
             )
 
 
-def _computed_type(expr: pl.Expr, types: pl.Schema, use: Use) -> pl.DataType:
+def _computed_type(expr: pl.Expr, types: pl.Schema, use: Use | str) -> pl.DataType:
     """Compute the expression on an empty table, which finds type errors that resolving the schema misses."""
     try:
         return _computed(expr, pl.DataFrame(schema=types)).schema["_result"]
@@ -299,7 +301,7 @@ def _computed_type(expr: pl.Expr, types: pl.Schema, use: Use) -> pl.DataType:
         raise _misfit(expr, types, error, use) from error
 
 
-def _types(expr: pl.Expr, types: pl.Schema, use: Use) -> list[pl.DataType]:
+def _types(expr: pl.Expr, types: pl.Schema, use: Use | str) -> list[pl.DataType]:
     try:
         return list(pl.LazyFrame(schema=types).select(expr).collect_schema().values())
     except pl.exceptions.PolarsError as error:
@@ -364,7 +366,7 @@ def _value(dtype: pl.DataType, seed: int) -> Any:
     return None
 
 
-def _unchecked(node: pl.Expr, error: Exception, use: Use) -> ConfigError:
+def _unchecked(node: pl.Expr, error: Exception, use: Use | str) -> ConfigError:
     return _refused(
         use,
         f"Polars cannot tell whether `{_text(node)}` looks at one row only ({_first_line(error)})",
@@ -372,7 +374,7 @@ def _unchecked(node: pl.Expr, error: Exception, use: Use) -> ConfigError:
     )
 
 
-def _misfit(expr: pl.Expr, types: pl.Schema, error: Exception, use: Use) -> ConfigError:
+def _misfit(expr: pl.Expr, types: pl.Schema, error: Exception, use: Use | str) -> ConfigError:
     columns = ", ".join(f"{name}: {dtype}" for name, dtype in types.items())
     return _refused(
         use,
@@ -381,7 +383,7 @@ def _misfit(expr: pl.Expr, types: pl.Schema, error: Exception, use: Use) -> Conf
     )
 
 
-def _refused(use: Use, what: str, next_step: str) -> ConfigError:
+def _refused(use: Use | str, what: str, next_step: str) -> ConfigError:
     return ConfigError(f"{use}: {what}", not_done="the job was not planned", next_step=next_step)
 
 

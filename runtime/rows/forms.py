@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import CodeType
 from typing import Any
@@ -54,6 +55,30 @@ def columns_replaced(form: Form, replaced: Callable[[str], Form]) -> Form:
     return form
 
 
+def in_terms_of(form: Form, names: Iterable[str], origin: Callable[[str], Form]) -> Form:
+    """Return the provenance of what an expression computes, from that of the columns that it reads.
+
+    Args:
+        form: The normal form of the expression.
+        names: The columns that it reads.
+        origin: Returns the provenance of a column: {"column": name} or {"expr": ...}.
+    """
+
+    def replaced(name: str) -> Form:
+        match origin(name):
+            case {"column": column}:
+                return {"Column": column}
+            case {"expr": inner}:
+                return inner
+            case hashed:
+                return hashed
+
+    if isinstance(form, dict) and set(form) == {"sha256"}:  # a hash hides the columns that it reads
+        inputs = {name: replaced(name) for name in sorted(set(names))}
+        return bounded({"expr": form | {"inputs": inputs}})
+    return bounded({"expr": columns_replaced(form, replaced)})
+
+
 def bounded(form: Form) -> Form:
     """Return the form, or its hash if it is long."""
     text = json.dumps(form, sort_keys=True)
@@ -84,6 +109,21 @@ def file_of(function: Any) -> str | None:
     inside = vars(type(inner)).get("__call__")  # for a callable object
     code = getattr(inner, "__code__", None) or getattr(inside, "__code__", None)
     return None if code is None else str(code.co_filename)
+
+
+def raised(error: BaseException, function: Any, caller: str) -> str:
+    """Describe an error of a function, with the line of the user's code that raised it.
+
+    Args:
+        caller: The file of the code that called the function.
+    """
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != caller]
+    own = file_of(function)
+    frame = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1] if frames else None)
+    where = "" if frame is None else f" at {frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}"
+    where += f" `{frame.line}`" if frame is not None and frame.line else ""
+    shown = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"raised {shown:.300}{where}"
 
 
 def _inner(function: Any) -> Any:

@@ -55,6 +55,15 @@ def schema_of(described: type | pa.Schema) -> pa.Schema:
     return pa.schema([_column(described, name, annotations[name]) for name in names])
 
 
+def field_of(name: str, annotation: Any) -> pa.Field | None:
+    """Return the column for values of an annotation such as `float | None`, or of an Arrow type, which may be null."""
+    if isinstance(annotation, pa.DataType):
+        return pa.field(name, annotation)
+    inner, nullable = _without_none(annotation)
+    kind = _column_type(inner)
+    return None if kind is None else pa.field(name, kind, nullable)
+
+
 def describe_difference(expected: pa.Schema, found: pa.Schema) -> str | None:
     """Describe column by column how two schemas differ; None if names, order, types and nullability agree."""
     differences = []

@@ -25,7 +25,22 @@ if TYPE_CHECKING:
     from holdfast.runtime.api.app import App
     from holdfast.runtime.inspect.frame import state
     from holdfast.runtime.inspect.logframe import log
-    from holdfast.runtime.rows.aggregates import count, max, mean, min, sum
+    from holdfast.runtime.rows.aggregates.custom import Aggregate
+    from holdfast.runtime.rows.aggregates.named import (
+        approx_distinct,
+        collect,
+        count,
+        distinct,
+        first,
+        last,
+        max,
+        mean,
+        min,
+        quantile,
+        sum,
+        top,
+        var,
+    )
     from holdfast.runtime.rows.calendar import calendar
     from holdfast.runtime.rows.row_types import Row
     from holdfast.runtime.rows.windows import hopping, session, tumbling
@@ -46,11 +61,20 @@ _MODULES = {
 }
 _HOMES = {
     "App": "holdfast.runtime.api.app",
-    "count": "holdfast.runtime.rows.aggregates",
-    "sum": "holdfast.runtime.rows.aggregates",
-    "min": "holdfast.runtime.rows.aggregates",
-    "max": "holdfast.runtime.rows.aggregates",
-    "mean": "holdfast.runtime.rows.aggregates",
+    "Aggregate": "holdfast.runtime.rows.aggregates.custom",
+    "count": "holdfast.runtime.rows.aggregates.named",
+    "sum": "holdfast.runtime.rows.aggregates.named",
+    "min": "holdfast.runtime.rows.aggregates.named",
+    "max": "holdfast.runtime.rows.aggregates.named",
+    "mean": "holdfast.runtime.rows.aggregates.named",
+    "approx_distinct": "holdfast.runtime.rows.aggregates.named",
+    "collect": "holdfast.runtime.rows.aggregates.named",
+    "distinct": "holdfast.runtime.rows.aggregates.named",
+    "first": "holdfast.runtime.rows.aggregates.named",
+    "last": "holdfast.runtime.rows.aggregates.named",
+    "quantile": "holdfast.runtime.rows.aggregates.named",
+    "top": "holdfast.runtime.rows.aggregates.named",
+    "var": "holdfast.runtime.rows.aggregates.named",
     "Row": "holdfast.runtime.rows.row_types",
     "tumbling": "holdfast.runtime.rows.windows",
     "hopping": "holdfast.runtime.rows.windows",
@@ -73,6 +97,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Aggregate",
     "App",
     "Collect",
     "ConfigError",
@@ -87,20 +112,28 @@ __all__ = [
     "SQLite",
     "SparkFrame",
     "Unavailable",
+    "approx_distinct",
     "calendar",
+    "collect",
     "connector",
     "count",
+    "distinct",
     "errors",
+    "first",
     "hopping",
+    "last",
     "log",
     "max",
     "mean",
     "min",
+    "quantile",
     "session",
     "state",
     "sum",
     "testing",
+    "top",
     "tumbling",
+    "var",
 ]
 
 

@@ -210,7 +210,7 @@ class TestDescriptions:
             "  exchange to edge 0 -> (auction: int64, price: double?)\n"
             "\n"
             "fragment 1: edge 0 from fragment 0, by auction (auction: int64, price: double?)\n"
-            "  aggregate counts by auction: n = count(), total = sum(price) "
+            "  aggregate counts by auction: n = count(), total = sum('price') "
             "-> (auction: int64, n: int64, total: double?) upsert by auction\n"
             "    sink out -> (auction: int64, n: int64, total: double?) upsert by auction"
         )

@@ -15,6 +15,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from aggregate_oracles import expected
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planned_source import PlannedSource
@@ -76,6 +77,13 @@ def app_of(emit: str, lateness_s: int, sources: int = 1) -> hf.App:
         "coldest": hf.min("heat"),
         "hottest": hf.max("heat"),
         "warmth": hf.sum("heat"),
+        "warm": hf.sum("bit", filter=pl.col("heat") > 0),
+        "newest": hf.last("bit"),
+        "lowest": hf.first("bit", by="level"),
+        "highest": hf.top("bit", 2, by="level"),
+        "kept": hf.collect("bit"),
+        "different": hf.distinct("level"),
+        "about": hf.approx_distinct("level"),
     }
     totals = readings.key_by("city", "floor").agg("per_floor", **aggregates)
     # A key of a target is never null; keys of the state may be, and are looked up there.
@@ -106,6 +114,7 @@ def row_of(readings: list[Reading]) -> dict[str, Any]:
     """Return the aggregates as SQL has them: nulls are left out, and without any value the answer is null."""
     levels = [r.level for r in readings if r.level is not None]
     heats = [r.heat for r in readings if r.heat is not None]
+    by_level = [(r.bit, r.level) for r in readings if r.level is not None]
     return {
         "n": len(readings),
         "bits": sum(r.bit for r in readings),
@@ -117,6 +126,13 @@ def row_of(readings: list[Reading]) -> dict[str, Any]:
         "coldest": least(heats),
         "hottest": most(heats),
         "warmth": sum(heats) if heats else None,
+        "warm": sum(warm) if (warm := [r.bit for r in readings if r.heat is not None and not r.heat <= 0]) else None,
+        "newest": expected("last", [(r.bit, r.at) for r in readings]),
+        "lowest": expected("first", by_level),
+        "highest": expected("top", by_level, k=2),
+        "kept": expected("collect", [(r.bit, None) for r in readings]),
+        "different": len(set(levels)),
+        "about": len(set(levels)),
     }
 
 
@@ -325,5 +341,12 @@ class TestTheOracle:
             "coldest": "nan",
             "hottest": "nan",
             "warmth": "nan",
+            "warm": None,
+            "newest": 2,
+            "lowest": 2,
+            "highest": [2],
+            "kept": [1, 2],
+            "different": 1,
+            "about": 1,
         }
         assert asdict(two[0])["level"] is None

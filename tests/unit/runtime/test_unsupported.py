@@ -118,7 +118,7 @@ class TestForgottenArguments:
             (lambda: stream().key_by("v").window(hf.tumbling("1s")).agg("n", hf.sum("v")), "sum('v') has no name"),
             (lambda: stream().map(lambda row: row), "to= is missing: it describes the rows that the function returns"),
             (lambda: hf.sum(), "sum(): an aggregate takes the name of a column"),
-            (lambda: hf.count(filter=1), "count(..., filter=) is not in this version"),  # type: ignore[arg-type]
+            (lambda: stream().key_by("v").agg("n", n=hf.count(filter=1)), "filter= of n: the condition is 1"),  # type: ignore[arg-type]
             (lambda: planned(mode="batch"), "app 'hot': mode is 'batch'"),
             (lambda: planned(changelog=1), "changelog=1 cannot hold the changelog of a job"),
         ],

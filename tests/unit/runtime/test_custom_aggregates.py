@@ -1,0 +1,248 @@
+"""Aggregates of the user's own: state by field, errors with key and row, evolution, sessions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+from merged_states import merge_states
+from planned_source import PlannedSource
+from stored_state import store_of, stored
+
+import holdfast as hf
+from holdfast.checkpoint.manifest import OperatorState
+from holdfast.runtime.inspect.reading import reading_of
+from holdfast.runtime.operators.aggregate import Folding, value_columns
+from holdfast.runtime.plan.identity import describe_operators, differences
+from holdfast.runtime.plan.kept_state import with_identities
+from holdfast.runtime.rows.aggregates.aggregation import bound
+from holdfast.sinks.memory import MemorySink
+from holdfast.state.keys.batch import KeyType
+from holdfast.state.tables.table import Table, TableSpec
+from holdfast.testing import TestDriver
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+SCHEMA = pa.schema(
+    [
+        pa.field("k", pa.int64(), nullable=False),
+        pa.field("v", pa.int64()),
+        pa.field("at", pa.timestamp("us", "UTC"), nullable=False),
+    ]
+)
+
+
+@dataclass
+class Spread:
+    low: int | None = None
+    high: int | None = None
+    names: str = ""
+
+
+def add(state: Spread, row: Any) -> Spread:
+    if row.v is None:
+        return state
+    if row.v == 13:
+        raise ValueError("thirteen")
+    state.low = row.v if state.low is None else min(state.low, row.v)
+    state.high = row.v if state.high is None else max(state.high, row.v)
+    state.names = "".join(sorted(state.names + "abc"[row.v % 3]))
+    return state
+
+
+def merge(one: Spread, other: Spread) -> Spread:
+    lows = [each.low for each in (one, other) if each.low is not None]
+    highs = [each.high for each in (one, other) if each.high is not None]
+    return Spread(min(lows, default=None), max(highs, default=None), "".join(sorted(one.names + other.names)))
+
+
+def spread(state: Spread) -> str | None:
+    return None if state.low is None else f"{state.low}..{state.high} {state.names}"
+
+
+SPREAD = hf.Aggregate(Spread, add, merge, spread)
+
+
+def wanted(values: list[int | None]) -> str | None:
+    some = [value for value in values if value is not None]
+    return f"{min(some)}..{max(some)} {''.join(sorted('abc'[v % 3] for v in some))}" if some else None
+
+
+def job(mode: str = "continuous", **aggregates: Any) -> hf.App:
+    app = hf.App("own", key_groups=8, mode=mode)
+    rows = app.source("rows", PlannedSource(SCHEMA), event_time="at", idle_after="1h").key_by("k")
+    aggregates = aggregates or {
+        "own": SPREAD,
+        "n": hf.count(),
+        "positive": hf.Aggregate(Spread, add, merge, spread, filter=pl.col("v") > 0, columns=["v"]),
+    }
+    rows.agg("totals", **aggregates).sink("totals_out", MemorySink(key=["k"]))
+    rows.window(hf.tumbling("10s")).agg("windows", **aggregates).sink("windows_out", MemorySink())
+    return app
+
+
+def row(number: int) -> dict[str, Any]:
+    return {"k": number % 3, "v": None if number % 5 == 0 else number % 12 - 3, "at": START + timedelta(seconds=number)}
+
+
+ROWS = [row(number) for number in range(40)]
+
+
+def check(rows: list[dict[str, Any]], pushed: list[dict[str, Any]]) -> None:
+    for found in rows:
+        own = [
+            r["v"]
+            for r in pushed
+            if r["k"] == found["k"]
+            and found.get("window_start", r["at"]) <= r["at"] < found.get("window_end", r["at"] + timedelta(1))
+        ]
+        assert (found["own"], found["n"]) == (wanted(own), len(own))
+        assert found["positive"] == wanted([v for v in own if v is not None and v > 0])
+
+
+class TestState:
+    @pytest.mark.parametrize("mode", ["continuous", "microbatch"])
+    def test_survives_crashes_and_rewinds(self, mode: str) -> None:
+        with TestDriver(job(mode), parallelism=2) as t:
+            t.push("rows", ROWS[:20])
+            kept = t.checkpoint()
+            t.push("rows", ROWS[20:])
+            t.checkpoint()
+            t.rewind(kept)
+            t.crash()
+            t.recover()
+            t.finish()
+            assert len(t.rows("totals_out")) == 3 and len(t.rows("windows_out")) == 12
+            check(t.rows("totals_out"), ROWS)
+            check(t.rows("windows_out"), ROWS)
+
+    def test_is_shown_field_by_field_beside_the_results_of_others(self) -> None:
+        with TestDriver(job()) as t:
+            t.push("rows", ROWS)
+            t.checkpoint()
+            read = reading_of(stored(store_of(t)), "totals")
+            own = ["own.(rows)", "own.low", "own.high", "own.names"]
+            assert read.view.schema.names[:6] == ["k", *own, "n"]
+            shown = {r["k"]: (r["own.(rows)"], r["n"]) for batch in read.batches() for r in batch.to_pylist()}
+            assert shown == {0: (14, 14), 1: (13, 13), 2: (13, 13)}
+
+    def test_states_of_sessions_are_merged_by_the_function(self) -> None:
+        of = bound("x", SPREAD, SCHEMA, "a test")
+        key = KeyType(("k",), (pa.int64(),))
+        table = Table(TableSpec(1, "kept", key, value_columns([of])), 1)
+        folding = Folding("kept", [of], table, "job")
+        folding.fold(key.encode([pa.array([0, 1, 2, 1])]), pa.RecordBatch.from_pylist(ROWS[1:5], schema=SCHEMA))
+        slots = table.slots(key.encode([pa.array([0, 1, 2])]))
+        merge_states(table, folding, slots[1:], np.array([slots[0], slots[0]]))
+        [found] = folding.results(slots[:1])
+        assert found.to_pylist() == [wanted([r["v"] for r in ROWS[1:5]])]
+
+
+def plan_of(own: Any) -> Any:
+    app = hf.App("evolving")
+    rows = app.source("rows", PlannedSource(SCHEMA), event_time="at")
+    rows.key_by("k").agg("totals", own=own).sink("out", MemorySink(key=["k"]))
+    return app.plan()
+
+
+def said(before: Any, now: Any) -> list[tuple[str, str | None]]:
+    found = differences(plan_of(now), describe_operators(plan_of(before)))
+    return [(each.what.removeprefix("operator 'totals' "), each.effect) for each in found]
+
+
+@dataclass
+class Wider:
+    low: int | None = None
+    high: int | None = None
+    names: str = ""
+    rows: int = 7
+
+
+@dataclass
+class Other:
+    low: str | None = None
+    high: int | None = None
+    names: str = ""
+
+
+class TestEvolution:
+    def test_other_code_is_reported_and_continues(self) -> None:
+        assert said(SPREAD, SPREAD) == []
+        [(what, effect)] = said(SPREAD, hf.Aggregate(Spread, lambda state, row: state, merge, spread))
+        assert what == "runs other code for aggregate 'own'" and effect is not None
+
+    def test_a_field_may_be_added_and_begins_as_init_has_it(self) -> None:
+        before, now = plan_of(SPREAD), plan_of(hf.Aggregate(Wider, add, merge, spread))
+        described = json.loads(json.dumps(describe_operators(before)))
+        known = [OperatorState(o.name, o.id, described[o.name]) for o in before.operators]
+        plan, _ = with_identities(now, known, ())
+        late = {column.name: column.late for column in plan.operator("totals").table.columns}
+        assert late["own.rows"] and not late["own.low"]
+        of = bound("own", hf.Aggregate(Wider, add, merge, spread), SCHEMA, "a test")
+        kept = {
+            "(rows)": np.array([3, 0]),
+            "low": pa.array([1, None], pa.int64()),
+            "high": pa.array([2, None], pa.int64()),
+        }
+        kept |= {"names": pa.array(["ab", None], pa.large_utf8()), "rows": pa.array([None, None], pa.int64())}
+        assert of.function._instances(kept) == [Wider(1, 2, "ab", 7), Wider()]  # type: ignore[attr-defined]
+
+    def test_fields_that_come_and_go_are_reported(self) -> None:
+        wider = hf.Aggregate(Wider, add, merge, spread)
+        assert said(SPREAD, wider) == [
+            ("has new fields in the state of aggregate 'own': rows", "they begin as init() has them")
+        ]
+        assert said(wider, SPREAD) == [
+            ("no longer has the fields rows in the state of aggregate 'own'", "their values are not read")
+        ]
+
+    def test_a_field_of_another_type_is_refused(self) -> None:
+        [(what, effect)] = said(SPREAD, hf.Aggregate(Other, add, merge, spread))
+        assert "own.low" in what and effect is None
+
+
+class TestErrors:
+    def failing(self, **aggregates: Any) -> str:
+        with TestDriver(job(**aggregates)) as t, pytest.raises(hf.JobFailed) as failed:
+            t.push("rows", [ROWS[1], {"k": 2, "v": 13, "at": START}])
+            t.checkpoint()
+        return failed.value.what
+
+    def test_of_the_function_name_operator_key_row_and_line(self) -> None:
+        what = self.failing(own=SPREAD)
+        assert "aggregate own = Aggregate() of operator 'totals' failed: add raised ValueError: thirteen at" in what
+        assert "test_custom_aggregates.py:" in what and "for the row Row(k=2, v=13" in what
+        assert what.endswith("for the key '2'")
+
+    def test_a_forgotten_return_is_named(self) -> None:
+        assert "returned None, not a state" in self.failing(own=hf.Aggregate(Spread, lambda s, r: None, merge, spread))
+
+    def test_a_state_that_does_not_fit_is_named(self) -> None:
+        wrong = hf.Aggregate(Spread, lambda s, r: Spread("low"), merge, spread)  # type: ignore[arg-type]
+        assert "cannot be kept: column 'low' takes int64, not str 'low'" in self.failing(own=wrong)
+
+    def test_a_result_that_does_not_fit_is_named(self) -> None:
+        wrong = hf.Aggregate(Spread, lambda s, r: s, merge, lambda s: 1.5, to=str)
+        assert "cannot be given: column 'result' takes string, not float 1.5" in self.failing(own=wrong)
+
+    @pytest.mark.parametrize(
+        ("call", "message"),
+        [
+            (lambda: hf.Aggregate(Spread, add, merge), "result is missing"),
+            (lambda: hf.Aggregate(Spread, add, merge, 5), "result is 5, which is not a function"),  # type: ignore[arg-type]
+            (
+                lambda: hf.Aggregate(int, add, merge, spread),
+                r"init\(\) returns 0, which is not an instance of a dataclass",
+            ),
+            (lambda: hf.Aggregate(Spread, add, merge, lambda s: 1), "the type of what lambda returns is not known"),
+            (lambda: plan_of(hf.Aggregate(Spread, add, merge, spread, columns=["w"])), "there is no column 'w'"),
+        ],
+    )
+    def test_wrong_arguments_are_refused(self, call: Any, message: str) -> None:
+        with pytest.raises(hf.ConfigError, match=message):
+            call()
