@@ -85,7 +85,7 @@ def view_of(operator: OperatorState) -> View:
     ends = [_key(key, at) for at in range(key.unrouted)]
     aggregates = identity.get("aggregates", [])
     if not aggregates or any(each["function"] not in FUNCTIONS for each in aggregates):
-        times = identity.get("times", [])
+        times = identity.get("times", described.get("times", []))
         raw = [(name, kind) for name, kind in described["columns"] if name not in key.names]
         return _view(operator, key, ends + keys, [_time(n) if n in times else _raw(n, kind) for n, kind in raw])
     if (size_us := identity.get("window", {}).get("size_us")) is not None:
@@ -126,7 +126,8 @@ def _key_of(described: Mapping[str, Any], identity: Mapping[str, Any]) -> KeyTyp
     names, types = zip(*((name, type_of(kind)) for name, kind in described["key"]), strict=True)
     routed = identity.get("key")
     # Versions without an identity recorded the windows as text.
-    unrouted = int("window" in described) if routed is None else len(names) - len(routed)
+    before = described.get("unrouted", int("window" in described))
+    unrouted = before if routed is None else len(names) - len(routed)
     known = {each["column"]: each["nullable"] for each in routed or ()}
     nullable = tuple(at >= unrouted and known.get(name, True) for at, name in enumerate(names))
     return KeyType(names, types, nullable, unrouted)

@@ -113,6 +113,8 @@ class TableDraft:
     """Empty for the table with the operator's name; else the name of an additional table."""
     window: str | None = None
     """The text by which checkpoints of older versions compare windows."""
+    times: tuple[str, ...] = ()
+    """The columns that hold event times, for readers of the state of an additional table."""
 
 
 def entry(port: int) -> int:
@@ -235,6 +237,10 @@ class Step(ABC):
         """Return the first and the last event time that it can hold."""
         return TIME_FIRST_US, TIME_LAST_US
 
+    def delay_us(self) -> int:
+        """Return how far the event times that it emits may lie behind the watermark of its input."""
+        return 0
+
     # State
 
     def tables(self, given: Sequence[pa.Schema]) -> tuple[TableDraft, ...]:
@@ -353,7 +359,7 @@ class Operator(ABC):
 
 
 class Work(Protocol):
-    """An operator that works on rows in pieces, because a Python function may be slow."""
+    """An operator that works on rows in pieces, because a Python function may be slow, or a row have much output."""
 
     name: str
     mark: str

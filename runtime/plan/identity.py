@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.errors import ConfigError, Where
-from holdfast.runtime.operators.contract import Placed
+from holdfast.runtime.operators.contract import Placed, operator_of
 from holdfast.runtime.operators.differences import READ_UNCHANGED, Difference, Found, kept_by, way_out
 from holdfast.runtime.plan.fields import described as described_fields
 from holdfast.runtime.plan.fields import kept_fields, with_fields
@@ -172,6 +172,8 @@ def _described(plan: Plan, operator: OperatorSpec, placed: Placed | None) -> dic
         described["window"] = operator.window
     if (fields := described_fields(table)) is not None:
         described["fields"] = fields
+    if placed is None and table.key.unrouted:  # readers of an additional table have no identity of its own
+        described |= {"unrouted": table.key.unrouted, "times": list(operator.times)}
     if placed is not None:
         fragment = plan.fragments[operator.fragment]
 
@@ -244,7 +246,7 @@ def _tables(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> lis
                 f"operator {name!r} had the {called} {_listed(before[part])} and now has {_listed(now[part])}, "
                 "so it cannot read its state"
             )
-            found.append(Difference(name, what, None, way_out(name)))
+            found.append(Difference(name, what, None, way_out(operator_of(name))))
     return found
 
 

@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from holdfast.frozen import replace
+from holdfast.model import LAST_US, NEVER_US, Watermark
 from holdfast.runtime.operators.backlog import Backlog
 from holdfast.runtime.operators.contract import (
     MAIN,
@@ -78,6 +80,7 @@ class FragmentRuntime:
         self._begins: list[list[Consumer]] = [[], *([] for _ in fragment.further)]
         """By port."""
         self._operators: list[Operator] = []
+        self._delay_us = max((placed.step.delay_us() for placed in fragment.steps), default=0)
         self._open(fragment)
 
     def on_batch(self, batch: pa.RecordBatch, arrival: Arrival | None = None, port: int = 0) -> None:
@@ -118,6 +121,12 @@ class FragmentRuntime:
         for operator in self._operators:
             operator.on_watermark(at_us)
         self.backlog.go_on()
+
+    def leaving(self, at: Watermark) -> Watermark:
+        """Return the watermark of the fragment's output for one of its input."""
+        if not self._delay_us or at.at_us in (NEVER_US, LAST_US):
+            return at
+        return replace(at, at_us=max(at.at_us - self._delay_us, NEVER_US + 1))
 
     def progress(self) -> list[OperatorProgress]:
         """Return what every operator has taken, emitted and left out since it was deployed."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.inspect.frame import state
     from holdfast.runtime.inspect.logframe import log
     from holdfast.runtime.rows.aggregates import count, max, mean, min, sum
+    from holdfast.runtime.rows.join_bounds import between
     from holdfast.runtime.rows.row_types import Row
     from holdfast.runtime.rows.windows import calendar, hopping, session, tumbling
     from holdfast.runtime.sources.generator import Generator
@@ -51,6 +52,7 @@ _HOMES = {
     "max": "holdfast.runtime.rows.aggregates",
     "mean": "holdfast.runtime.rows.aggregates",
     "Row": "holdfast.runtime.rows.row_types",
+    "between": "holdfast.runtime.rows.join_bounds",
     "tumbling": "holdfast.runtime.rows.windows",
     "hopping": "holdfast.runtime.rows.windows",
     "session": "holdfast.runtime.rows.windows",
@@ -86,6 +88,7 @@ __all__ = [
     "SQLite",
     "SparkFrame",
     "Unavailable",
+    "between",
     "calendar",
     "connector",
     "count",
