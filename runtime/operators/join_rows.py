@@ -191,7 +191,8 @@ class KeptRows:
             return _NO_SLOTS
         slots = slots[~self.table.values(MATCHED.name, slots)]
         slots = slots[self.table.keys_at(slots).order(np.zeros(slots.size, np.uint16))]
-        return slots[np.argsort(self.times(slots), kind="stable")]
+        ordered: Slots = slots[np.argsort(self.times(slots), kind="stable")]
+        return ordered
 
     def expire(self, clock: EventClock, at_us: int) -> None:
         """Let the buckets leave the state whose rows are all over; event time has reached `at_us`."""
