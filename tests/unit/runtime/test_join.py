@@ -1,4 +1,4 @@
-"""Joins of two streams: which rows join, what is emitted when, and that failures, rescales and rewinds change nothing."""
+"""Joins of two streams: which rows join, what is emitted when; failures, rescales and rewinds change no result."""
 
 from __future__ import annotations
 
@@ -65,15 +65,23 @@ def app_of(
     return app
 
 
-def pairs(rows: Iterable[dict[str, Any]]) -> list[tuple[float | None, float | None]]:
-    """Return the seconds of both rows of every pair."""
-    times = [[row["at"], row["at_right"]] for row in rows]
-    seconds = [tuple(None if each is None else (each - at(0)).total_seconds() for each in pair) for pair in times]
-    return sorted(seconds, key=lambda pair: tuple(-1.0 if each is None else each for each in pair))  # type: ignore[return-value]
+Pair = tuple[float | None, float | None]
+"""The seconds of both rows of a pair, None for a missing one."""
+
+
+def pairs(rows: Iterable[dict[str, Any]]) -> list[Pair]:
+    def seconds(time: datetime | None) -> float | None:
+        return None if time is None else (time - at(0)).total_seconds()
+
+    return ordered((seconds(row["at"]), seconds(row["at_right"])) for row in rows)
+
+
+def ordered(found: Iterable[Pair]) -> list[Pair]:
+    return sorted(found, key=lambda pair: [-1.0 if each is None else each for each in pair])
 
 
 class TestPairs:
-    def joined(self, left: list[float], right: list[float], **named: Any) -> list[tuple[float | None, float | None]]:
+    def joined(self, left: list[float], right: list[float], **named: Any) -> list[Pair]:
         with TestDriver(app_of(**named)) as t:
             t.push("shown", [shown(each) for each in left])
             t.push("clicked", [clicked(each) for each in right])
@@ -219,15 +227,15 @@ class TestFailures:
             assert t.rows("late") == []
             assert pairs(t.rows("out")) == self.expected(how, bound, left, right)
 
-    def expected(
-        self, how: str, bound: dict[str, Any], left: Any, right: Any
-    ) -> list[tuple[float | None, float | None]]:
-        fits = (lambda a, b: -4 <= b - a <= 6) if "within" in bound else (lambda a, b: a // 10 == b // 10)
+    def expected(self, how: str, bound: dict[str, Any], left: Any, right: Any) -> list[Pair]:
+        def fits(a: float, b: float) -> bool:
+            return -4 <= b - a <= 6 if "within" in bound else a // 10 == b // 10
+
         found = [(i, j) for i, a in enumerate(left) for j, b in enumerate(right) if a[1] == b[1] and fits(a[0], b[0])]
         alone = [(left[i][0], None) for i in {*range(len(left))} - {i for i, _ in found} if how in ("left", "full")]
         others = [(None, right[j][0]) for j in {*range(len(right))} - {j for _, j in found} if how in ("right", "full")]
         every = [*[(left[i][0], right[j][0]) for i, j in found], *alone, *others]
-        return sorted(every, key=lambda pair: tuple(-1.0 if each is None else each for each in pair))
+        return ordered(every)
 
 
 class Join:
