@@ -98,8 +98,12 @@ class Join(KeyedStep):
 
     def tables(self, given: Sequence[pa.Schema]) -> tuple[TableDraft, ...]:
         types = [given[LEFT].field(key).type for key in self.keys]
-        sides = zip(given, OUTER[self.how], _PARTS, strict=True)
-        return (*(draft(schema, self.keys, types, outer, part) for schema, outer, part in sides), CLOCK_TABLE)
+        outer, (left, right) = OUTER[self.how], given
+        return (
+            draft(left, self.keys, types, self.times[LEFT], outer[LEFT], _PARTS[LEFT]),
+            draft(right, self.keys, types, self.times[RIGHT], outer[RIGHT], _PARTS[RIGHT]),
+            CLOCK_TABLE,
+        )
 
     def identity(self, column: Description) -> dict[str, Any]:
         left, right = ([column(name, port) for name in self.keys] for port in (LEFT, RIGHT))

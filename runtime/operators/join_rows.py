@@ -46,19 +46,23 @@ Slots = NDArray[np.int64]
 _NO_SLOTS: Slots = np.empty(0, np.int64)
 
 
-def draft(given: pa.Schema, keys: Sequence[str], types: Sequence[pa.DataType], outer: bool, part: str) -> TableDraft:
+def draft(
+    given: pa.Schema, keys: Sequence[str], types: Sequence[pa.DataType], time: str, outer: bool, part: str
+) -> TableDraft:
     """Return the table for the rows of an input with these columns.
 
     Args:
         types: Those of the keys, which are never null in the state.
+        time: The column with the event time, which may be a key.
         outer: Whether unmatched rows are emitted.
     """
     fields = [pa.field(WINDOW_END, TIME, nullable=False), pa.field(ROW_NUMBER, pa.int32(), nullable=False)]
     fields += [pa.field(key, kind, nullable=False) for key, kind in zip(keys, types, strict=True)]
-    kept = [kept_column(field, KEPT + field.name) for field in given if field.name not in keys]
+    rest = [field for field in given if field.name not in keys or field.name == time]
+    kept = [kept_column(field, KEPT + field.name) for field in rest]
     columns = [ROWS, *([MATCHED] if outer else []), *(column for column in kept if column is not None)]
     assert len(kept) == sum(column.name.startswith(KEPT) for column in columns), "the join was not checked"
-    times = tuple(KEPT + field.name for field in given if field.type == TIME and field.name not in keys)
+    times = tuple(KEPT + field.name for field in rest if field.type == TIME)
     return TableDraft(KeyType.of(fields, unrouted=UNROUTED), tuple(columns), part, times=times)
 
 

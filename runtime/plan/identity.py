@@ -222,7 +222,8 @@ def _compare_columns(
         old = former.get(column.name)
         if old is None or types.get(old) == column.type_name:
             continue
-        what = f"had the state column {old!r}: {types.get(old)} and now has {column.name!r}: {column.type_name}"
+        had = f"the state column {old!r}: {types[old]}" if old in types else f"no state column {old!r}"
+        what = f"had {had} and now has {column.name!r}: {column.type_name}"
         before_column = column_of_type(old, types[old]) if old in types else None
         if before_column is None or not column_widens(before_column, column):
             found.refuse(what)
