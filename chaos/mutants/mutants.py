@@ -22,6 +22,7 @@ from holdfast.chaos.mutants import (
     wrong_endings,
     wrong_evolutions,
     wrong_expiry,
+    wrong_joins,
     wrong_memory,
     wrong_partitions,
     wrong_reads,
@@ -380,6 +381,8 @@ MUTANTS = (
       for name, rules, does, swap, first in wrong_expiry.VERSIONS),
     *(Mutant(name, rules, does, (Swap(*swap),), needs=needs, first=first)
       for name, rules, does, swap, needs, first in wrong_times.VERSIONS),
+    *(Mutant(name, rules, does, (Swap(*swap),), first, "joins")
+      for name, rules, does, swap, first in wrong_joins.VERSIONS),
     *(Mutant(name, rules, does, tuple(Swap(*swap) for swap in swaps), needs="grows", first=first)
       for name, rules, does, swaps, first in wrong_partitions.VERSIONS),
     *(Mutant(name, rules, does, tuple(Swap(*swap) for swap in swaps), first, "aligns")

@@ -144,6 +144,7 @@ def _counts(world: World) -> dict[str, int]:
         "partitions_discovered": world.checks.assigned.discovered,
         "ended_damaged": int(world.damage.ended),
         "texts": int(world.scenario.texts),
+        "joins": int(world.scenario.joins),
         "tasks": world.tasks_made,
         "tasks_accepted": world.checks.attempts.accepted,
         "finishes_in_batches": world.checks.requests[MICROBATCH, "finish"],

@@ -10,7 +10,7 @@ an upsert stream keeps its key columns as they are; `filter` turns rows that no 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Never, NoReturn
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 from holdfast.arguments import checked, position
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.runtime.api.functions import call_of, checked_as, row_schema, united
+from holdfast.runtime.api.joined import joined, late_of
 from holdfast.runtime.api.unsupported import KEYED_STREAM, STREAM, no_attribute
 from holdfast.runtime.api.windowed import Grouping, aggregated, grouping_of, late
 from holdfast.runtime.config.settings import duration_ms
@@ -34,8 +35,9 @@ from holdfast.runtime.plan.graph import NOT_GIVEN, Graph, Node, check_name, refu
 from holdfast.runtime.plan.report import schema_text
 from holdfast.runtime.rows.aggregates.aggregation import Aggregation, bound, check_former, refuse_unnamed
 from holdfast.runtime.rows.expressions import Column, Use, columns_of, predicate_of, unknown_column
+from holdfast.runtime.rows.join_bounds import Between
 from holdfast.runtime.rows.row_types import ArrowSchema, R, Row, T
-from holdfast.runtime.rows.windows import LENGTH_MAX_US, WINDOW_END
+from holdfast.runtime.rows.windows import LENGTH_MAX_US, WINDOW_END, Windows
 from holdfast.runtime.sources.connector import Connector, sink_of
 from holdfast.sinks.contract import Sink
 from holdfast.state.keys.batch import KeyType
@@ -191,6 +193,44 @@ class Stream(Generic[T]):
             marked = self._project((*columns, mark), self._use("window"))
         node = marked._node
         return Windowed(self._graph, node, grouping_of(node, (EVERYTHING.name,), window, allowed_lateness))
+
+    @checked(".join", '("name", other, on="user", within=hf.between("0s", "1h"))')
+    def join(
+        self,
+        name: str = NOT_GIVEN,
+        other: Stream = NOT_GIVEN,
+        *,
+        on: str | Sequence[str],
+        within: Between | None = None,
+        window: Windows | None = None,
+        how: str = "inner",
+        suffix: str = "_right",
+    ) -> JoinedStream:
+        """Join rows with rows of another stream that have the same key and fit in event time.
+
+        Columns: those of this stream, then those of the other except `on`; window_start and window_end if a window is
+        given. A pair is emitted when its second row arrives; an unmatched row when no partner can come any more. Rows
+        that arrive after that go to `.late`, or are only counted. A null in a key column joins nothing.
+
+        Args:
+            name: Identity of the state. Renaming the operator starts it empty.
+            other: The right stream; may be this one.
+            on: The columns whose values must be equal, of the same names and types in both streams.
+            within: `hf.between("0s", "1h")`: a right row joins a left row if it is at most an hour younger.
+            window: Rows join that are in the same window, such as `hf.tumbling("1h")`; instead of `within`.
+            how: Whose unmatched rows are emitted, with nulls for the other's columns: "inner" (none), "left", "right",
+                "full". The result's event time is the left stream's, with "right" the right one's, with "full" none.
+            suffix: Is appended to the names of the other's columns that this stream has too.
+
+        Raises:
+            ConfigError: neither `within` nor `window` is given, which bound the state; or a stream has no event time
+                or replaces rows.
+        """
+        where = f"join {name!r} on stream {self._node.stream!r} at {position()}"
+        if not isinstance(other, Stream) or other._graph is not self._graph:
+            raise refused(f"{where}: {other!r} is not a stream of this app", "give a stream of the same app")
+        nodes = self._node, other._node
+        return JoinedStream(self._graph, joined(self._graph, nodes, name, on, within, window, how, suffix))
 
     @checked(".as_", "(Out)")
     def as_(self, to: type[R] | ArrowSchema) -> Stream[R]:
@@ -475,4 +515,13 @@ def _without_mark(graph: Graph, node: Node, upsert_key: tuple[str, ...] | None) 
     fields = [field for field in node.schema if field.name != EVERYTHING.name]
     columns = tuple(Column(field.name, pl.col(field.name), field, field.name) for field in fields)
     step = Project(columns, Use("window", position(), node.stream))
-    return graph.add(step, node, node.stream, pa.schema(fields), upsert_key)
+    return graph.add(step, node, node.stream, pa.schema(fields), upsert_key, event_time=node.event_time)
+
+
+class JoinedStream(Stream[Row]):
+    """The pairs of a join; its late rows are a stream of their own."""
+
+    @property
+    def late(self) -> Stream:
+        """The rows of both streams that arrived too late for the join, with nulls for the other's columns."""
+        return Stream(self._graph, late_of(self._graph, self._node))

@@ -37,7 +37,6 @@ MODULE: Mapping[str, str] = {
     "sliding": "use hf.tumbling(size)",
     "all_time": "aggregate without a window: .key_by(...).agg(...)",
     "member": BEFORE,
-    "between": "joins are not in this version; look values up in a function: .map(...)",
     "pattern": KEYED,
     "KeyedProcess": KEYED,
     "Value": KEYED,
@@ -47,7 +46,6 @@ MODULE: Mapping[str, str] = {
     "secret": "no source or sink of this version takes a secret; credentials of a root come from its environment",
 }
 STREAM: Mapping[str, str] = {
-    "join": "look values up in a function: .map(...), or join the sinks' tables with SQL",
     "lookup": "look values up in a function: .map(...)",
     "side": "the only side outputs are late rows, .late, and dead letters, hf.App(..., dlq=...)",
     "to_table": "write an aggregate to hf.SQLite with key=",

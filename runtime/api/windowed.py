@@ -1,6 +1,7 @@
 """Aggregates per window and key: checks the arguments of `.window(...).agg(...)` and adds them to the graph.
 
-Results of windows have no event time, so a window over them is refused.
+The event time of results is the start of their window, so that a window over them holds whole windows; that of sessions
+is their end. Results that may be corrected have none, so a window over them is refused.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ def aggregated(
     ]
     corrected = emit == "close" and grouping.lateness_us > 0
     upsert_key = (*grouping.keys, WINDOW_END) if corrected else None
-    return graph.add(kind, node, checked, pa.schema(fields), upsert_key)
+    event_time = None if corrected else grouping.window.time_of_results
+    return graph.add(kind, node, checked, pa.schema(fields), upsert_key, event_time=event_time)
 
 
 def late(graph: Graph, node: Node) -> Node:

@@ -95,7 +95,7 @@ def view_of(operator: OperatorState) -> View:
     ends = [_key(key, at) for at in range(key.unrouted)]
     over = [_time(WINDOW_END)] if key.suffix else []
     aggregates = identity.get("aggregates", [])
-    times = identity.get("times", [])
+    times = identity.get("times", described.get("times", []))
     raw = {name: kind for name, kind in described["columns"] if name not in key.names}
     if not aggregates:
         return _view(operator, key, ends + keys, [_time(n) if n in times else _raw(n, kind) for n, kind in raw.items()])
@@ -146,7 +146,8 @@ def _key_of(described: Mapping[str, Any], identity: Mapping[str, Any]) -> KeyTyp
     routed = identity.get("key")
     # Versions without an identity recorded the windows as text.
     suffix = identity.get("suffix", 0)
-    unrouted = int("window" in described) if routed is None else len(names) - len(routed) - suffix
+    before = described.get("unrouted", int("window" in described))
+    unrouted = before if routed is None else len(names) - len(routed) - suffix
     known = {each["column"]: each["nullable"] for each in routed or ()}
     routed_part = range(unrouted, len(names) - suffix)
     nullable = tuple(at in routed_part and known.get(name, True) for at, name in enumerate(names))

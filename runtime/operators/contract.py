@@ -115,6 +115,8 @@ class TableDraft:
     """The text by which checkpoints of older versions compare windows."""
     orders: tuple[str, ...] = ()
     """Ordered indexes to keep in memory (state/tables/spec.py)."""
+    times: tuple[str, ...] = ()
+    """The columns that hold event times, for readers of the state of an additional table."""
 
 
 def entry(port: int) -> int:
@@ -237,6 +239,10 @@ class Step(ABC):
         """Return the first and the last event time that it can hold."""
         return TIME_FIRST_US, TIME_LAST_US
 
+    def delay_us(self) -> int:
+        """Return how far the event times that it emits may lie behind the watermark of its input."""
+        return 0
+
     # State
 
     def tables(self, given: Sequence[pa.Schema]) -> tuple[TableDraft, ...]:
@@ -355,7 +361,7 @@ class Operator(ABC):
 
 
 class Work(Protocol):
-    """An operator that works on rows in pieces, because a Python function may be slow."""
+    """An operator that works on rows in pieces, because a Python function may be slow, or a row have much output."""
 
     name: str
     mark: str

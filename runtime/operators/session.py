@@ -50,6 +50,10 @@ class SessionAggregate(WindowAggregate):
 
     kind: ClassVar[str] = "sessionaggregate"
 
+    def delay_us(self) -> int:
+        """A session may have started at any time; its end is the result's event time."""
+        return self.lateness_us
+
     def tables(self, given: Sequence[pa.Schema]) -> tuple[TableDraft, ...]:
         fields = [*(given[0].field(key) for key in self.keys), pa.field(WINDOW_START, TIME, nullable=False)]
         columns = (START_COLUMN, END_COLUMN, *value_columns(self.aggregations))

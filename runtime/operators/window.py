@@ -112,6 +112,10 @@ class WindowAggregate(KeyedStep):
     def times_held(self) -> tuple[int, int]:
         return event_times_held([(self.window, self.lateness_us)])
 
+    def delay_us(self) -> int:
+        """A window that is still open may have started so long before the clock; its start is the result's time."""
+        return self.window.size_us + self.lateness_us
+
     def tables(self, given: Sequence[pa.Schema]) -> tuple[TableDraft, ...]:
         fields = [pa.field(WINDOW_END, TIME, nullable=False), *(given[0].field(key) for key in self.keys)]
         text = f"{self.window}, allowed_lateness={self.lateness_us}us, emit={self.emit}"

@@ -262,7 +262,7 @@ def _take_keyed(work: _Compilation, node: Node, step: Step, columns: dict[_EdgeK
         for draft in step.tables([edge.schema for edge in edges]):
             name = part_name(step.name, draft.part)
             table = TableSpec(0, name, draft.key, draft.columns, orders=draft.orders)
-            work.operators.append(OperatorSpec(name, 0, at, table, draft.window))
+            work.operators.append(OperatorSpec(name, 0, at, table, draft.window, draft.times))
     return at
 
 

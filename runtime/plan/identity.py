@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.errors import ConfigError, Where
-from holdfast.runtime.operators.contract import Placed
+from holdfast.runtime.operators.contract import Placed, operator_of
 from holdfast.runtime.operators.differences import READ_UNCHANGED, Difference, Found, kept_by, way_out
 from holdfast.runtime.plan.fields import described as described_fields
 from holdfast.runtime.plan.fields import kept_fields, with_fields
@@ -172,6 +172,8 @@ def _described(plan: Plan, operator: OperatorSpec, placed: Placed | None) -> dic
         described["window"] = operator.window
     if (fields := described_fields(table)) is not None:
         described["fields"] = fields
+    if placed is None and table.key.unrouted:  # readers of an additional table have no identity of its own
+        described |= {"unrouted": table.key.unrouted, "times": list(operator.times)}
     if placed is not None:
         fragment = plan.fragments[operator.fragment]
 
@@ -220,7 +222,8 @@ def _compare_columns(
         old = former.get(column.name)
         if old is None or types.get(old) == column.type_name:
             continue
-        what = f"had the state column {old!r}: {types.get(old)} and now has {column.name!r}: {column.type_name}"
+        had = f"the state column {old!r}: {types[old]}" if old in types else f"no state column {old!r}"
+        what = f"had {had} and now has {column.name!r}: {column.type_name}"
         before_column = column_of_type(old, types[old]) if old in types else None
         if before_column is None or not column_widens(before_column, column):
             found.refuse(what)
@@ -244,7 +247,7 @@ def _tables(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> lis
                 f"operator {name!r} had the {called} {_listed(before[part])} and now has {_listed(now[part])}, "
                 "so it cannot read its state"
             )
-            found.append(Difference(name, what, None, way_out(name)))
+            found.append(Difference(name, what, None, way_out(operator_of(name))))
     return found
 
 

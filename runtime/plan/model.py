@@ -119,6 +119,8 @@ class OperatorSpec:
     table: TableSpec
     window: str | None = None
     """Description of its windows; state of other windows cannot be read."""
+    times: tuple[str, ...] = ()
+    """See TableDraft."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,13 +153,13 @@ class Plan:
     def read_together(self) -> dict[int, int]:
         """Return, for every fragment that reads a source, the first of the fragments united with it, or itself.
 
-        A union waits for the input that is behind in event time, so that input is read first.
+        A union and a join wait for the input that is behind in event time, so that input is read first.
         """
         first = {fragment.index: fragment.index for fragment in self.fragments if fragment.source is not None}
         begins = {index: {index} for index in first}
         for fragment in self.fragments:
-            edges = [self.edges[index] for index in fragment.input_edges if not self.edges[index].key]
-            for edge in edges:
+            edges = [self.edges[index] for index in fragment.input_edges]
+            for edge in edges if fragment.further else [edge for edge in edges if not edge.key]:
                 begins.setdefault(fragment.index, set()).update(begins.get(edge.from_fragment, ()))
             joined = {first[index] for index in begins.get(fragment.index, ())}
             first |= {index: min(joined) for index, group in first.items() if group in joined}

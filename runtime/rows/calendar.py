@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from holdfast.arguments import checked, position
 from holdfast.errors import ConfigError
-from holdfast.runtime.rows.windows import window_text
+from holdfast.runtime.rows.windows import WINDOW_START, window_text
 
 _STEPS = {"day": "1d", "week": "1w", "month": "1mo"}
 """In the words of Polars; weeks begin on Monday."""
@@ -42,6 +42,7 @@ class Calendar:
 
     kind: ClassVar[str] = "calendar"
     merging: ClassVar[bool] = False
+    time_of_results: ClassVar[str] = WINDOW_START
     overlap: ClassVar[int] = 1
 
     @property

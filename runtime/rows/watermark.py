@@ -2,7 +2,8 @@
 
 A source subtask takes the minimum over its partitions, a fragment over its input channels. A part that is over holds
 nothing back. An idle part holds nothing back either while another part is active. If no part is active, the minimum is
-taken over all parts that are not over, and is itself quiet or idle.
+taken over all parts that are not over, and is itself quiet or idle. A part that has reported the last watermark is over:
+its siblings may be idle and still hold rows, which they emit at the last watermark.
 
 A part reports that it is quiet long before it reports that it is idle. So when the first of several silent parts
 becomes idle, the others no longer count as active, and the output of windows does not depend on which part was first.
@@ -60,7 +61,7 @@ def reported(state: Minimum[P], part: P, watermark: Watermark) -> tuple[Minimum[
     """Take the watermark of a part; return the next state and whether the minimum changed."""
     at_us = max(state.parts[part].at_us, watermark.at_us)
     parts = {**state.parts, part: replace(watermark, at_us=at_us)}
-    left = [each for each in parts.values() if not each.over]
+    left = [each for each in parts.values() if not each.over and each.at_us != LAST_US]
     active = [each for each in left if not each.idle]
     alive = any(not each.quiet for each in active)
     holding = [each.at_us for each in (active if alive else left)]

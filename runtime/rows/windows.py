@@ -65,6 +65,10 @@ class Windows(Protocol):
     """Whether windows of one key that touch become one, with merged aggregates."""
 
     @property
+    def time_of_results(self) -> str:
+        """The result column that is the event time of the results."""
+
+    @property
     def size_us(self) -> int:
         """The size of the longest window in microseconds."""
 
@@ -98,6 +102,7 @@ class Tumbling:
 
     kind: ClassVar[str] = "tumbling"
     merging: ClassVar[bool] = False
+    time_of_results: ClassVar[str] = WINDOW_START
     overlap: ClassVar[int] = 1
 
     @property
@@ -130,6 +135,7 @@ class Hopping:
 
     kind: ClassVar[str] = "hopping"
     merging: ClassVar[bool] = False
+    time_of_results: ClassVar[str] = WINDOW_START
 
     @property
     def overlap(self) -> int:
@@ -156,6 +162,7 @@ class Session:
 
     kind: ClassVar[str] = "session"
     merging: ClassVar[bool] = True
+    time_of_results: ClassVar[str] = WINDOW_END
     overlap: ClassVar[int] = 1
 
     @property
@@ -186,6 +193,19 @@ def next_multiples(times: NDArray[np.int64], step_us: int, offset_us: int = 0) -
     since = np.mod(times - offset_us, step_us)  # never negative
     ends: NDArray[np.int64] = times - since + step_us
     return ends
+
+
+def assigned(windows: Windows, times: NDArray[np.int64]) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
+    """Return every pair of a record and a window that holds it, in the order of the records.
+
+    Returns:
+        The numbers of the records and the ends of the windows; None instead of numbers if windows do not overlap.
+    """
+    ends = windows.slices(times)
+    if windows.overlap == 1:
+        return None, ends
+    further = np.arange(windows.overlap) * windows.every_us
+    return np.repeat(np.arange(times.size), windows.overlap), (ends[:, None] + further).ravel()
 
 
 def window_text(window: Mapping[str, Any]) -> str:

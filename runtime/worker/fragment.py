@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from holdfast.frozen import replace
+from holdfast.model import LAST_US, NEVER_US, Watermark
 from holdfast.runtime.operators.backlog import Backlog
 from holdfast.runtime.operators.contract import (
     MAIN,
@@ -78,6 +80,8 @@ class FragmentRuntime:
         self._begins: list[list[Consumer]] = [[], *([] for _ in fragment.further)]
         """By port."""
         self._operators: list[Operator] = []
+        self._delay_us = max((placed.step.delay_us() for placed in fragment.steps), default=0)
+        self._keeps_rows = any(placed.step.stateful for placed in fragment.steps)
         self._open(fragment)
 
     def on_batch(self, batch: pa.RecordBatch, arrival: Arrival | None = None, port: int = 0) -> None:
@@ -118,6 +122,17 @@ class FragmentRuntime:
         for operator in self._operators:
             operator.on_watermark(at_us)
         self.backlog.go_on()
+
+    def leaving(self, at: Watermark) -> Watermark:
+        """Return the watermark of the fragment's output for one of its input.
+
+        An input that is over does not end the output of a fragment that keeps rows: the last watermark lets go of them.
+        """
+        if at.at_us in (NEVER_US, LAST_US):
+            return at
+        if at.over and self._keeps_rows:
+            at = replace(at, idle=True, over=False)
+        return replace(at, at_us=max(at.at_us - self._delay_us, NEVER_US + 1)) if self._delay_us else at
 
     def progress(self) -> list[OperatorProgress]:
         """Return what every operator has taken, emitted and left out since it was deployed."""

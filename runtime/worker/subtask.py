@@ -315,7 +315,8 @@ class SubtaskRun:
         state, changed = watermark.reported(self._watermarks[index], channel, at)
         if changed:
             self._fragments[index].on_watermark(state.now.at_us)
-            self._once_through(index, lambda: self._forward(index, state.now))
+            leaving = self._fragments[index].leaving(state.now)
+            self._once_through(index, lambda: self._forward(index, leaving))
         self._watermarks[index] = state
 
     def _position(self, reading: Reading, identity: str | None = None) -> SourcePosition:

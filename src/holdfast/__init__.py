@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         var,
     )
     from holdfast.runtime.rows.calendar import calendar
+    from holdfast.runtime.rows.join_bounds import between
     from holdfast.runtime.rows.row_types import Row
     from holdfast.runtime.rows.windows import hopping, session, tumbling
     from holdfast.runtime.sources.generator import Generator
@@ -76,6 +77,7 @@ _HOMES = {
     "top": "holdfast.runtime.rows.aggregates.named",
     "var": "holdfast.runtime.rows.aggregates.named",
     "Row": "holdfast.runtime.rows.row_types",
+    "between": "holdfast.runtime.rows.join_bounds",
     "tumbling": "holdfast.runtime.rows.windows",
     "hopping": "holdfast.runtime.rows.windows",
     "session": "holdfast.runtime.rows.windows",
@@ -113,6 +115,7 @@ __all__ = [
     "SparkFrame",
     "Unavailable",
     "approx_distinct",
+    "between",
     "calendar",
     "collect",
     "connector",

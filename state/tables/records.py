@@ -116,6 +116,11 @@ class Records(IndexedRecords):
         values: pa.Array = self._values.unpack_column(column, words, self._bytes)
         return values
 
+    def read_columns(self, names: Iterable[str], slots: Rows) -> Columns:
+        """Return the working values of slots in several columns, copies: NumPy arrays of plain columns, else Arrow."""
+        words = self._gather(np.array(slots, np.int64), self._key + 1, self._values.count)
+        return {name: self._values.unpack_column(self.spec.column(name), words, self._bytes) for name in names}
+
     def write(self, slots: Rows, columns: Mapping[str, Values]) -> None:
         """Give slots working values, of one or more columns; of a slot that occurs twice, the later row counts.
 

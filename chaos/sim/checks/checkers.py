@@ -40,12 +40,14 @@ from holdfast.chaos.sim.checks.clocks import NEVER, Channel
 from holdfast.chaos.sim.checks.finishing import Finishing
 from holdfast.chaos.sim.checks.history import History
 from holdfast.chaos.sim.checks.inspected import Inspected
+from holdfast.chaos.sim.checks.joined import Joined
 from holdfast.chaos.sim.checks.lasts import Lasts
 from holdfast.chaos.sim.checks.visible import Added, Upserted
 from holdfast.chaos.sim.checks.windowed import Windowed
 from holdfast.chaos.sim.faults.schedule import Journal
 from holdfast.chaos.sim.jobs import dropping, evolving, oracle
 from holdfast.chaos.sim.jobs.arriving import batches_of
+from holdfast.chaos.sim.jobs.joined import JOINED, JOINED_LATE
 from holdfast.chaos.sim.jobs.ledger import (
     ACCOUNTS,
     BALANCE,
@@ -119,6 +121,9 @@ class Checks:
         self._key_of = {name: by for name, by, _ in _expected_upserts(scenario)}
         windowing = scenario.windowing
         self._windowed = None if windowing is None else Windowed(scenario, windowing, self.fail)
+        self._joined = None
+        if scenario.joins and self._windowed is not None:
+            self._joined = Joined(scenario, self._windowed.clocks, self.fail)
         self._ledger = Ledger(scenario.partitions, scenario.moves_rows, self.fail) if scenario.ledger else None
         self._regrouped = Regrouped(scenario.partitions, self.fail) if scenario.regroups else None
         self._since = dropping.Since(scenario.partitions, self.history.cuts, self.fail) if scenario.drops else None
@@ -204,7 +209,7 @@ class Checks:
             cut = self.history.cuts.get(tag.epoch)
             if cut is None:
                 self.fail("I5 visible", f"output of {writer} became visible, but epoch {tag.epoch} is not completed")
-            elif writer.sink in (ADDED, WINDOWS):
+            elif writer.sink in (ADDED, WINDOWS, JOINED):
                 # These tables show what each epoch added, as if it had been delivered alone.
                 later = sum(batch.num_rows for _, more in epochs[n + 1 :] for batch in more)
                 rows = self._tables[writer.sink].rows()
@@ -215,6 +220,8 @@ class Checks:
     def _look_at_added(self, writer: Writer, tag: Tag, cut: Cut, rows: Sequence[Mapping[str, Any]]) -> None:
         if writer.sink == ADDED:
             self._added.look(writer, tag, cut, rows)
+        elif self._joined is not None and writer.sink == JOINED:
+            self._joined.look(writer, tag, cut, rows)
         elif self._windowed is not None:
             self._windowed.look(writer, tag, cut, rows)
 
@@ -231,7 +238,7 @@ class Checks:
         elif self._ledger is not None and writer.sink == ACCOUNTS:
             accounts = {row["account"] for batch in batches for row in batch.to_pylist() if row[OP] == 0}
             self._ledger.look(writer, tag, cut, accounts, self._tables[ACCOUNTS].rows())
-        elif writer.sink != dropping.SINCE:  # compared when all writers show the same epoch
+        elif writer.sink not in (dropping.SINCE, JOINED_LATE):  # compared when all writers show the same epoch
             keys = {row[self._key_of[writer.sink]] for batch in batches for row in batch.to_pylist() if row[OP] == 0}
             self._upserted[writer.sink].look(writer, tag, cut, keys, self._tables[writer.sink].rows())
 
@@ -291,10 +298,14 @@ class Checks:
         rows = self._tables[rewinding.sink].rows()
         if rewinding.sink == ADDED:
             self._added.taken_back(cut, rows)
+        elif rewinding.sink == JOINED and self._joined is not None:
+            self._joined.taken_back(rewinding.to, cut, rows)
         elif rewinding.sink == WINDOWS and self._windowed is not None:
             self._windowed.taken_back(rewinding.to, cut, rows)
         elif rewinding.sink == LATE and self._windowed is not None:
             self._windowed.look_late(rows)
+        elif rewinding.sink == JOINED_LATE:
+            return  # compared at the end
         elif rewinding.sink == REGROUPED and self._regrouped is not None:
             self._regrouped.look(f"after going back to {rewinding.to}", cut, rows)
         elif rewinding.sink in LETTERED:
@@ -414,6 +425,8 @@ class Checks:
             self._windowed.at_end(self._everything(), self._tables[WINDOWS].rows(), self._tables[LATE].rows())
         if self._regrouped is not None:
             self._regrouped.at_end(self._tables[REGROUPED].rows(), self._tables[WINDOWS].rows())
+        if self._joined is not None:
+            self._joined.at_end(self._everything(), self._tables[JOINED].rows(), self._tables[JOINED_LATE].rows())
 
     def _restore(self, completed: joblog.Completed) -> None:
         """I9: rebuild the state of every subtask from the objects that the manifest names."""

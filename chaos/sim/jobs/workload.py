@@ -27,7 +27,7 @@ from holdfast.chaos.sim.faults import aims, faults
 from holdfast.chaos.sim.faults.aims import Aim
 from holdfast.chaos.sim.faults.faults import Fault
 from holdfast.chaos.sim.faults.points import Point
-from holdfast.chaos.sim.jobs import dropping, evolving, ledger, lettered, spelled
+from holdfast.chaos.sim.jobs import dropping, evolving, joined, ledger, lettered, spelled
 from holdfast.chaos.sim.jobs.arriving import ArrivingSource
 from holdfast.chaos.sim.jobs.functions import calling
 from holdfast.chaos.sim.jobs.oracle import PARTITION_STRIDE, Input
@@ -191,6 +191,8 @@ class Scenario:
     """Time between two listings of the sources; 0: they are listed only where a run may end."""
     texts: bool = False
     """Whether there is a branch with text in its keys and its state."""
+    joins: bool = False
+    """Whether there is a branch that joins the records with themselves, by event time."""
     state_memory: int | None = None
     """The budget of every worker's state in bytes; None: there is none."""
     batches: tuple[bool, ...] = (False,)
@@ -362,6 +364,8 @@ def scenario(seed: int) -> Scenario:
     )
     drawn = _growing(_with_ends(_with_rest(_regrowing(_with_functions(_with_more(whole))))), keys)
     drawn = replace(drawn, texts=random.Random(f"{seed}/texts").random() < TEXTS_SHARE)
+    joins = windowing is not None and random.Random(f"{seed}/joins").random() < joined.JOINS_SHARE
+    drawn = replace(drawn, joins=joins)
     return _with_committer(_with_standbys(_in_batches(_with_backlog(_budgeted(_with_slow_copies(drawn)), keys))))
 
 
@@ -673,6 +677,7 @@ def plan_of(
     letters: bool = False,
     texts: bool = False,
     drops: bool = False,
+    joins: bool = False,
     version: int | None = None,
 ) -> Plan:
     """Return the job's plan; every worker replaces its source and sinks, which are stand-ins, by its own.
@@ -713,6 +718,8 @@ def plan_of(
         spelled.spell(records)
     if drops:
         dropping.count_since(records)
+    if joins:
+        joined.join_near(records)
     return app.plan()
 
 

@@ -36,10 +36,13 @@ from holdfast.testing import TestDriver
 IN_BOTH_MODES = True
 
 FOLDER = Path(operators.__file__).parent
-FOR_ALL = {"contract", "differences", "event_clock", "backlog", "time_slice"}
+FOR_ALL = {
+    "aggregate_changes", "backlog", "contract", "differences", "event_clock", "join_rows", "merging", "time_slice"
+}  # fmt: skip
 """Modules of the folder that are no operator."""
 MAKERS = {
     "holdfast.runtime.api.stream",
+    "holdfast.runtime.api.joined",
     "holdfast.runtime.api.windowed",
     "holdfast.runtime.api.functions",  # arguments of stream methods are checked there, before a step is made of them
 }
@@ -77,6 +80,7 @@ class Shifts:
 
     kind: ClassVar[str] = "shifts"
     merging: ClassVar[bool] = False
+    time_of_results: ClassVar[str] = "window_start"
     size_us: int = 10_000_000
     every_us: int = 5_000_000
     overlap: int = 2

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import holdfast as hf
 from holdfast.runtime.plan.identity import check_against, describe_operators
 from holdfast.runtime.rows.calendar import Calendar
-from holdfast.runtime.rows.windows import Hopping
+from holdfast.runtime.rows.windows import Hopping, Session
 from holdfast.sinks.memory import MemorySink
 from holdfast.state.keys.keygroups import range_of
 from holdfast.testing import TestDriver
@@ -365,3 +365,40 @@ class TestWindowsWithoutKey:
                 at(20): (2, 21),
             }
             assert t.rows("late") == [row("a", -7, 1_000)]
+
+
+class TestWindowsOfWindows:
+    @pytest.mark.parametrize("emit", ["close", "final"])
+    @pytest.mark.parametrize("first", [hf.tumbling("10s"), hf.hopping("10s", every="5s"), hf.session("5s")], ids=str)
+    def test_a_window_over_results_holds_whole_windows_and_nothing_is_late(self, first: Any, emit: str) -> None:
+        app = hf.App("twice", key_groups=8)
+        generator = hf.Generator(SCHEMA, lambda i: ("a", i, None, at(i)), count=0)
+        rows = app.source("rows", generator, event_time="at", idle_after="1h")
+        lateness = "3s" if emit == "final" else "0s"
+        window = rows.key_by("k").window(first, allowed_lateness=lateness)
+        counted = window.agg("first", emit=emit, n=hf.count(), total=hf.sum("v"))
+        counted.sink("first-out", MemorySink())
+        again = counted.window(hf.tumbling("30s")).agg(
+            "second", windows=hf.count(), n=hf.sum("n"), most=hf.max("total")
+        )
+        again.sink("out", MemorySink())
+        again.late.sink("late", MemorySink())
+        with TestDriver(app, 2) as t:
+            for number in range(12):
+                t.push("rows", [row("abc"[i % 3], 7 * number + i % 11, i) for i in range(9)], partition=number % 3)
+                t.watermark("rows", at(7 * number))
+                t.checkpoint()
+                if number == 6:
+                    t.crash(1)
+                    t.recover()
+            t.finish()
+            oracle: dict[datetime, list[tuple[int, int]]] = defaultdict(list)
+            for each in t.rows("first-out"):
+                time = each["window_end"] if isinstance(first, Session) else each["window_start"]
+                end = int((time - START).total_seconds() // 30 + 1) * 30
+                oracle[at(end)].append((each["n"], each["total"]))
+            assert t.rows("late") == []
+            assert {each["window_end"]: (each["windows"], each["n"], each["most"]) for each in t.rows("out")} == {
+                end: (len(found), sum(n for n, _ in found), max(total for _, total in found))
+                for end, found in oracle.items()
+            }

@@ -94,6 +94,11 @@ class TestMinimum:
     def test_the_last_watermark_ends_idleness(self) -> None:
         assert after(("a", 5, True), ("b", 3, True), ("a", LAST_US, False), ("b", LAST_US, False)).now.at_us == LAST_US
 
+    def test_an_idle_part_may_still_emit_rows_when_another_has_reported_the_last_watermark(self) -> None:
+        assert after(("a", 5, False), ("b", 3, True), ("a", LAST_US, False)).now.at_us == 5
+        assert after(("b", 3, True), ("a", LAST_US, False)).now.at_us == 3
+        assert after(("b", 3, True), ("a", LAST_US, False), ("b", LAST_US, False)).now.at_us == LAST_US
+
     def test_a_change_is_distinguished_from_no_change(self) -> None:
         state = after(("a", 5, False), ("b", 3, False))
         assert reported(state, "a", Watermark(7))[1] is False

@@ -1,0 +1,321 @@
+"""Random joins against a list of rows: disorder, late rows, time, barriers, rollbacks, restores and rescales.
+
+The oracle goes through all rows for every row and shares no code with the operator.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planned_source import PlannedSource
+
+import holdfast as hf
+from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
+from holdfast.runtime.operators.contract import KeyGroups
+from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.worker.fragment import FragmentRuntime
+from holdfast.runtime.worker.routing import Router
+from holdfast.sinks.memory import MemorySink
+from holdfast.state.changelog import SegmentHeader, seal
+from holdfast.state.keys.keygroups import range_of
+from holdfast.state.store import Identity, StateStore
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+BEGIN_US = int(BEGIN.timestamp()) * 1_000_000
+WINDOW_MS, WINDOW_US = 10, 10_000
+TIME = pa.timestamp("us", "UTC")
+LEFT = pa.schema([pa.field("at", TIME, False), pa.field("k", pa.string()), pa.field("n", pa.int64(), False)])
+RIGHT = pa.schema(
+    [
+        pa.field("k", pa.large_string()),
+        pa.field("n", pa.int64()),
+        pa.field("at", TIME, False),
+        pa.field("s", pa.string()),
+    ]
+)
+SCHEMAS = (LEFT, RIGHT)
+JOB = JobUuid("job")
+Numbers = tuple[int | None, int | None]
+"""The numbers of the rows of a pair, None for a missing one."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What to join; times are milliseconds."""
+
+    how: str
+    bounds: tuple[int, int] | None
+    """None: windows of WINDOW_MS."""
+
+    def plan(self) -> Plan:
+        app = hf.App("joined")
+        left = app.source("left", PlannedSource(LEFT), event_time="at", out_of_orderness="0s")
+        right = app.source("right", PlannedSource(RIGHT), event_time="at", out_of_orderness="0s")
+        window = hf.tumbling(f"{WINDOW_MS}ms") if self.bounds is None else None
+        within = None if self.bounds is None else hf.between(*(f"{each}ms" for each in self.bounds))
+        joined = left.join("both", right, on="k", how=self.how, within=within, window=window)
+        joined.sink("out", MemorySink())
+        joined.late.sink("late", MemorySink())
+        return app.plan()
+
+
+@dataclass
+class OracleRow:
+    key: str | None
+    at: int
+    n: int
+    matched: bool = False
+    gone: bool = False
+
+
+@dataclass
+class Oracle:
+    """All rows that were taken, one after another."""
+
+    case: Case
+    clock: int = -1_000_000_000
+    """In microseconds, as all times here."""
+    rows: tuple[list[OracleRow], list[OracleRow]] = field(default_factory=lambda: ([], []))
+    out: list[Numbers] = field(default_factory=list)
+    late: list[tuple[int, int]] = field(default_factory=list)
+    dropped: int = 0
+
+    def is_over(self, port: int, row: OracleRow) -> bool:
+        if self.case.bounds is None:
+            return row.at - row.at % WINDOW_US + WINDOW_US <= self.clock
+        lower, upper = self.case.bounds
+        return row.at + max(0, 1_000 * upper if port == 0 else -1_000 * lower) < self.clock
+
+    def fits(self, left: OracleRow, right: OracleRow) -> bool:
+        if left.key is None or left.key != right.key:
+            return False
+        if self.case.bounds is None:
+            return left.at // WINDOW_US == right.at // WINDOW_US
+        return 1_000 * self.case.bounds[0] <= right.at - left.at <= 1_000 * self.case.bounds[1]
+
+    def outer(self, port: int) -> bool:
+        return self.case.how in ("full", ("left", "right")[port])
+
+    def take(self, port: int, row: OracleRow) -> None:
+        if self.is_over(port, row):
+            self.late.append((port, row.n))
+            return
+        if row.key is None and not self.outer(port):
+            self.dropped += 1
+            return
+        if row.key is None:
+            self.alone(port, row)
+            return
+        for other in self.rows[1 - port]:
+            left, right = (row, other) if port == 0 else (other, row)
+            if not self.is_over(1 - port, other) and self.fits(left, right):
+                self.out.append((left.n, right.n))
+                row.matched = other.matched = True
+        self.rows[port].append(row)
+
+    def advance(self, at: int) -> None:
+        self.clock = max(self.clock, at)
+        for port in (0, 1):
+            for row in self.rows[port]:
+                if self.outer(port) and self.is_over(port, row) and not row.matched and not row.gone:
+                    self.alone(port, row)
+
+    def alone(self, port: int, row: OracleRow) -> None:
+        row.gone = True
+        self.out.append((row.n, None) if port == 0 else (None, row.n))
+
+
+class Subtask:
+    """The join on the key groups of one subtask, with real state."""
+
+    def __init__(self, plan: Plan, number: int, parallelism: int, base: int, segments: list[bytes]) -> None:
+        self.plan = plan
+        self.owned = range_of(number, parallelism, plan.key_groups)
+        self.identity = Identity(JOB, Generation(1), Timeline(1), WorkerId(f"w{number}"))
+        tables = [operator.table for operator in plan.operators]
+        self.state = StateStore(self.identity, tables, plan.key_groups, self.owned)
+        if base:
+            self.state.restore(Epoch(base), segments, None)
+        self.out, self.late = list[dict[str, Any]](), list[dict[str, Any]]()
+        self.open()
+
+    def open(self) -> None:
+        named = {operator.name: self.state.table(operator.id) for operator in self.plan.operators}
+        groups = KeyGroups(self.plan.key_groups, *self.owned)
+        fragment = self.plan.fragments[2]
+        self.fragment = FragmentRuntime(fragment, named, self._send, self._write, key_groups=groups)
+
+    def _send(self, edge: int, batch: pa.RecordBatch) -> None:
+        raise AssertionError("nothing leaves by an edge")
+
+    def _write(self, sink: str, batch: pa.RecordBatch) -> None:
+        batch.validate(full=True)
+        {"out": self.out, "late": self.late}[sink].extend(batch.to_pylist())
+
+
+class Job:
+    """Subtasks of one history, with what they emitted as of the last commit."""
+
+    def __init__(self, case: Case, parallelism: int) -> None:
+        self.case, self.plan, self.parallelism = case, case.plan(), parallelism
+        self.segments, self.epoch, self.base = list[bytes](), 0, 0
+        self.out, self.late = list[dict[str, Any]](), list[dict[str, Any]]()
+        self.begin()
+
+    def begin(self) -> None:
+        given = self.plan, self.parallelism, self.base, self.segments
+        self.subtasks = [Subtask(given[0], number, *given[1:]) for number in range(self.parallelism)]
+
+    def take(self, port: int, rows: list[dict[str, Any]]) -> None:
+        edge = self.plan.edges[port]
+        batch = pa.RecordBatch.from_pylist(rows, SCHEMAS[port]).select(edge.schema.names)
+        for receiver, share in Router(edge, self.parallelism, self.plan.key_groups).split(batch):
+            self.subtasks[receiver].fragment.on_batch(share, port=port)
+
+    def advance(self, at_us: int) -> None:
+        for each in self.subtasks:
+            each.fragment.on_watermark(at_us)
+
+    def barrier(self, commits: bool) -> None:
+        self.epoch += 1
+        for each in self.subtasks:
+            each.fragment.on_barrier()
+            for operator in self.plan.operators:
+                each.state.freeze(operator.id, Epoch(self.epoch), Epoch(self.base))
+            if commits:
+                header = SegmentHeader(
+                    JOB, Generation(1), Timeline(1), Epoch(self.epoch), Epoch(self.base), each.identity.worker
+                )
+                self.segments.append(seal(header, each.state.deltas(Epoch(self.epoch))))
+                each.state.commit(Epoch(self.epoch))
+                self.out, self.late = self.out + each.out, self.late + each.late
+                each.out, each.late = [], []
+        self.base = self.epoch if commits else self.base
+
+    def crash(self, parallelism: int) -> None:
+        """Lose what was not committed; roll back in place if the parallelism is 0, else restore with another one."""
+        if parallelism:
+            self.parallelism = parallelism
+            self.begin()
+            return
+        for each in self.subtasks:
+            each.out, each.late = [], []
+            if not each.state.roll_back(Epoch(self.base)):
+                self.begin()
+                return
+            each.open()
+
+    def progress(self) -> Mapping[str, int]:
+        found = [each for subtask in self.subtasks for each in subtask.fragment.progress()]
+        return {name: sum(getattr(each, name) for each in found) for name in ("rows_in", "rows_out", "late", "dropped")}
+
+
+KEYS = st.sampled_from(["a", "a", "a\x00", None])
+TIMES = st.builds(lambda ms, after: 1_000 * ms + after, st.integers(0, 25), st.sampled_from([0, 0, 0, 1]))
+ROWS = st.lists(st.tuples(KEYS, TIMES), min_size=1, max_size=12)
+TAKES = st.tuples(st.just("rows"), st.integers(0, 1), ROWS)
+OPERATIONS = st.one_of(
+    TAKES,
+    TAKES,
+    st.tuples(st.just("time"), TIMES, st.none()),
+    st.tuples(st.just("time"), TIMES, st.none()),
+    st.tuples(st.just("barrier"), st.booleans(), st.none()),
+    st.tuples(st.just("crash"), st.integers(0, 3), st.none()),
+)
+BOUNDS = st.one_of(
+    st.none(), st.tuples(st.integers(-12, 12), st.integers(-12, 12)).map(lambda each: (min(each), max(each)))
+)
+CASES = st.builds(Case, st.sampled_from(["inner", "left", "right", "full"]), BOUNDS)
+
+
+def row_of(port: int, key: str | None, at: int, n: int) -> dict[str, Any]:
+    row = {"at": BEGIN + timedelta(microseconds=at), "k": key, "n": n}
+    return row if port == 0 else row | {"s": None if n % 3 == 0 else f"text {n}"}
+
+
+def played(
+    case: Case, operations: list[tuple[str, Any, Any]], parallelism: int
+) -> tuple[Job, Oracle, dict[tuple[int, int], dict[str, Any]]]:
+    """Run operations on both; return them and all rows by port and number."""
+    job, oracle, given, number = Job(case, parallelism), Oracle(case), dict[tuple[int, int], dict[str, Any]](), 0
+    kept = copy.deepcopy(oracle)
+    for what, which, rows in [
+        *operations,
+        ("barrier", True, None),
+        ("time", 10_000_000, None),
+        ("barrier", True, None),
+    ]:
+        if what == "rows":
+            batch = []
+            for key, at in rows:
+                number += 1
+                given[which, number] = row_of(which, key, at, number)
+                batch.append(given[which, number])
+                oracle.take(which, OracleRow(key, at, number))
+            job.take(which, batch)
+        elif what == "time":
+            job.advance(BEGIN_US + which)
+            oracle.advance(which)
+        elif what == "barrier":
+            job.barrier(which)
+            kept = copy.deepcopy(oracle) if which else kept
+        else:
+            job.crash(which)
+            oracle = copy.deepcopy(kept)
+    return job, oracle, given
+
+
+def expected(
+    case: Case, given: Mapping[tuple[int, int], Mapping[str, Any]], pair: Numbers, late: bool
+) -> dict[str, Any]:
+    """Return the row of the result for a left and a right row, of which one may be missing."""
+    left = given[0, pair[0]] if pair[0] is not None else {}
+    right = given[1, pair[1]] if pair[1] is not None else {}
+    either = left or right
+    columns = {"at": left.get("at"), "k": either["k"], "n": left.get("n")}
+    columns |= {"n_right": right.get("n"), "at_right": right.get("at"), "s": right.get("s")}
+    if case.bounds is not None:
+        return columns
+    start = BEGIN + (either["at"] - BEGIN) // timedelta(milliseconds=WINDOW_MS) * timedelta(milliseconds=WINDOW_MS)
+    end = start + timedelta(milliseconds=WINDOW_MS)
+    return columns | {"window_start": None if late else start, "window_end": None if late else end}
+
+
+def by_numbers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: (row["n"] or 0, row["n_right"] or 0))
+
+
+class TestModel:
+    @pytest.mark.parametrize("parallelism", [0, 1, 2])
+    def test_a_row_emitted_at_the_clock_of_a_checkpoint_is_not_emitted_again(self, parallelism: int) -> None:
+        operations = [("rows", 0, [("a", 0)]), ("time", WINDOW_US, None), ("barrier", True, None)]
+        job, _, _ = played(Case("left", None), [*operations, ("crash", parallelism, None)], 1)
+        assert [row["n"] for row in job.out] == [1]
+
+    @given(CASES, st.lists(OPERATIONS, max_size=25), st.integers(1, 2))
+    @settings(max_examples=120, deadline=None)
+    def test_results_are_those_of_a_list_of_rows(
+        self, case: Case, operations: list[tuple[str, Any, Any]], parallelism: int
+    ) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("holdfast.runtime.operators.join.CANDIDATES_MAX", 2)
+            patch.setattr("holdfast.runtime.operators.join.PIECE_ROWS", 3)
+            patch.setattr("holdfast.state.tables.table.VACANT_SLOTS_MIN", 4)
+            job, oracle, given = played(case, operations, parallelism)
+        assert by_numbers(job.out) == by_numbers([expected(case, given, pair, False) for pair in oracle.out])
+        late = [expected(case, given, (n, None) if port == 0 else (None, n), True) for port, n in oracle.late]
+        assert by_numbers(job.late) == by_numbers(late)
+        if not any(what == "crash" for what, _, _ in operations):
+            counted = job.progress()
+            assert counted["rows_in"] == len(given) and counted["rows_out"] == len(oracle.out)
+            assert (counted["late"], counted["dropped"]) == (len(oracle.late), oracle.dropped)
+        tables = [each.state.table(operator.id) for each in job.subtasks for operator in job.plan.operators]
+        assert not any(table.present().size for table in tables if not table.spec.name.endswith(".clock"))
