@@ -362,8 +362,8 @@ class LogTarget:
     def _admit(self, tail: Commit, known: Tag | None = None, tag: Tag | None = None) -> None:
         """Refuse to append after a commit that shows that another history owns the log, or that it was restored."""
         if self._claim is not None:
-            found = holding(tail, self._job, self._writer.sink)
-            self._claim.must_take_over(self._where, found.held, lambda: found.newest)
+            job, sink = self._job, self._writer.sink
+            self._claim.must_take_over(self._where, held(tail, job, sink), lambda: newest_of(tail, job, sink))
         standing = tail.tag_of(self._name)
         if known is not None and not (standing is not None and tag is not None and standing >= tag):
             check_continues(self._where, standing, known)
@@ -418,8 +418,7 @@ def _back(where: str, rewinding: Rewinding) -> TakeBack:
 
     def admit(tail: Commit) -> None:
         if claim is not None:
-            found = holding(tail, job, sink)
-            claim.must_take_over(where, found.held, lambda: found.newest)
+            claim.must_take_over(where, held(tail, job, sink), lambda: newest_of(tail, job, sink))
 
     return TakeBack(
         rewinding.to,
@@ -459,9 +458,18 @@ def is_writer_of(name: str, job_uuid: str, sink: str) -> bool:
 
 def holding(tail: Commit, job_uuid: str, sink: str) -> Holding:
     """Return who owns the log for a sink of a job, and the newest tag of its writers."""
+    return Holding(held(tail, job_uuid, sink), newest_of(tail, job_uuid, sink))
+
+
+def held(tail: Commit, job_uuid: str, sink: str) -> Held | None:
+    """Return who owns the log for a sink of a job."""
     found = tail.owner_of(f"{job_uuid}/{sink}")
-    tags = [known.tag for known in tail.tags if is_writer_of(known.writer, job_uuid, sink)]
-    return Holding(None if found is None else Held(found.owner, Generation(found.generation)), max(tags, default=None))
+    return None if found is None else Held(found.owner, Generation(found.generation))
+
+
+def newest_of(tail: Commit, job_uuid: str, sink: str) -> Tag | None:
+    """Return the newest tag of a sink's writers."""
+    return max((known.tag for known in tail.tags if is_writer_of(known.writer, job_uuid, sink)), default=None)
 
 
 def owned_by(job_uuid: str, sink: str, claim: Claim | None) -> LogOwner | None:
