@@ -28,6 +28,7 @@ Source: PROTOCOL P1, P4, P17, P21; storage/log/log.py; docs/design/0052-changelo
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -54,10 +55,12 @@ from holdfast.sinks.contract import (
     check_key,
     check_null_keys,
 )
-from holdfast.sinks.log_uploads import LogUploader, found
+from holdfast.sinks.log_uploads import Leftovers, LogUploader, found
+from holdfast.sinks.log_uploads import Place as UploadPlace
 from holdfast.sinks.owners import Claim, Held, Holding, check_continues
 from holdfast.sinks.staging import last_per_key
 from holdfast.sinks.undo import SAMPLE_MAX, impossible, overtaken, refused, untouched
+from holdfast.storage.bulk import delete_each
 from holdfast.storage.log.changelog import puts_and_deletes, record_schema
 from holdfast.storage.log.commits import Commits
 from holdfast.storage.log.format import Commit, LogMeta, LogOwner, LogSegment, VoidRange, check_meta, describe_column
@@ -67,6 +70,7 @@ from holdfast.storage.log.voids import TakeBack, gathered, lost_to_compaction, m
 from holdfast.storage.objects import open_objects
 from holdfast.traits import SinkTraits, local
 
+_log = logging.getLogger(__name__)
 Place: TypeAlias = Callable[[LogMeta, list[pa.RecordBatch], int], dict[int, pa.Table]]
 """Returns rows per partition; see `spread`."""
 
@@ -272,6 +276,7 @@ class LogTarget:
         self._job, self._claim = job_uuid, claim
         self._name = writer_name(job_uuid, writer)
         self._opened: tuple[ObjectStore, LogWriter] | None = None
+        self._leftovers = Leftovers()
 
     def delivered(self) -> Tag | None:
         """See Target.delivered."""
@@ -297,11 +302,22 @@ class LogTarget:
         standing = tail.tag_of(self._name)
         if standing is not None and standing >= tag:
             return already(self._where, tag, standing)
-        where = log.meta.uuid, self._job, self._writer.sink, tag.timeline, tag.epoch
-        uploads = found(self._store(), *where, output.uploads)
+        store, place = self._store(), UploadPlace(self._job, self._writer.sink, tag.timeline)
+        stored = place.stored(store, self._leftovers.first(standing, tag, tail, self._name), tag.epoch)
+        uploads = found(stored, log.meta.uuid, output.uploads)
         staged = [segment for each in uploads for segment in each or ()]
         left = output.read([place for place, each in enumerate(uploads) if each is None])
-        return self._append(log, tag, list(left), staged, known)
+        outcome = self._append(log, tag, list(left), staged, known)
+        if isinstance(outcome, Delivered):
+            self._sweep(store, self._leftovers.committed(tag, [segment.path for segment in staged], stored))
+        return outcome
+
+    def _sweep(self, store: ObjectStore, paths: Sequence[str]) -> None:
+        try:
+            delete_each(store, paths)
+        except Unavailable as error:
+            # They take space and are never read; what is left of the epochs here stays.
+            _log.warning("%s: %d uploads that no commit names may be left: %s", self._where, len(paths), error.what)
 
     def _append(
         self,
@@ -346,8 +362,8 @@ class LogTarget:
     def _admit(self, tail: Commit, known: Tag | None = None, tag: Tag | None = None) -> None:
         """Refuse to append after a commit that shows that another history owns the log, or that it was restored."""
         if self._claim is not None:
-            found = holding(tail, self._job, self._writer.sink)
-            self._claim.must_take_over(self._where, found.held, lambda: found.newest)
+            job, sink = self._job, self._writer.sink
+            self._claim.must_take_over(self._where, held(tail, job, sink), lambda: newest_of(tail, job, sink))
         standing = tail.tag_of(self._name)
         if known is not None and not (standing is not None and tag is not None and standing >= tag):
             check_continues(self._where, standing, known)
@@ -402,8 +418,7 @@ def _back(where: str, rewinding: Rewinding) -> TakeBack:
 
     def admit(tail: Commit) -> None:
         if claim is not None:
-            found = holding(tail, job, sink)
-            claim.must_take_over(where, found.held, lambda: found.newest)
+            claim.must_take_over(where, held(tail, job, sink), lambda: newest_of(tail, job, sink))
 
     return TakeBack(
         rewinding.to,
@@ -443,9 +458,18 @@ def is_writer_of(name: str, job_uuid: str, sink: str) -> bool:
 
 def holding(tail: Commit, job_uuid: str, sink: str) -> Holding:
     """Return who owns the log for a sink of a job, and the newest tag of its writers."""
+    return Holding(held(tail, job_uuid, sink), newest_of(tail, job_uuid, sink))
+
+
+def held(tail: Commit, job_uuid: str, sink: str) -> Held | None:
+    """Return who owns the log for a sink of a job."""
     found = tail.owner_of(f"{job_uuid}/{sink}")
-    tags = [known.tag for known in tail.tags if is_writer_of(known.writer, job_uuid, sink)]
-    return Holding(None if found is None else Held(found.owner, Generation(found.generation)), max(tags, default=None))
+    return None if found is None else Held(found.owner, Generation(found.generation))
+
+
+def newest_of(tail: Commit, job_uuid: str, sink: str) -> Tag | None:
+    """Return the newest tag of a sink's writers."""
+    return max((known.tag for known in tail.tags if is_writer_of(known.writer, job_uuid, sink)), default=None)
 
 
 def owned_by(job_uuid: str, sink: str, claim: Claim | None) -> LogOwner | None:

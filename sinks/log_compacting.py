@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from holdfast.model import CHANGELOG, Epoch, Stretch
 from holdfast.ports import ObjectStore
 from holdfast.sinks.changelogs import is_on
-from holdfast.sinks.log import holding
+from holdfast.sinks.log import held
 from holdfast.sinks.log_records import newest_epoch, tag_of
 from holdfast.storage.log.commits import Commits
 from holdfast.storage.log.compacted import NEVER
@@ -75,8 +75,8 @@ class TopicCompaction:
     def compact(self, owner: str, history: Sequence[Stretch], horizon: Epoch) -> bool:
         """See changelogs.Compaction.compact."""
         commits = self._newest()
-        held = holding(commits.tail, self._job_uuid, CHANGELOG).held
-        if held is None or held.owner != owner:
+        by = held(commits.tail, self._job_uuid, CHANGELOG)
+        if by is None or by.owner != owner:
             return False
         scan = self._looked(commits, tuple(history), horizon)
         left = sum(segment.size for segment in (commits.at(commits.tail.compact).compaction or NEVER).segments)

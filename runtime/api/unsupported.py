@@ -34,7 +34,7 @@ MODULE: Mapping[str, str] = {
     "Delta": WRITE,
     "Iceberg": WRITE,
     "Http": WRITE,
-    "sliding": "use hf.tumbling(size)",
+    "sliding": "use hf.hopping(size, every=...)",
     "all_time": "aggregate without a window: .key_by(...).agg(...)",
     "member": BEFORE,
     "pattern": KEYED,

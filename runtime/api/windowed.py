@@ -97,7 +97,10 @@ def grouping_of(node: Node, keys: tuple[str, ...], window: object, allowed_laten
     """
     where = f"window on stream {node.stream!r} at {position()}"
     if not isinstance(window, Windows):
-        raise refused(f"{where}: {window!r} is not a window", 'use hf.tumbling(size), for example hf.tumbling("10s")')
+        raise refused(
+            f"{where}: {window!r} is not a window",
+            'use for example hf.tumbling("10s") or hf.session("30m")',
+        )
     if node.upsert_key is not None:
         raise refused(
             f"{where}: the stream replaces rows by {', '.join(node.upsert_key)}, "

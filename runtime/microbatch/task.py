@@ -15,7 +15,7 @@ Source: PROTOCOL P26; docs/design/0047-microbatch.md.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -80,6 +80,7 @@ class Ports:
         pause: Waits for so many seconds.
         mark: Records which Python function is called.
         budget: What the state may use; None: there is no limit.
+        paused: Uploads that the process leaves out after one was refused; kept over its tasks.
     """
 
     network: Network  # tasks have no channels of their own
@@ -92,9 +93,10 @@ class Ports:
         pause: Callable[[float], None],
         mark: Mark = unmarked,
         budget: Budget | None = None,
+        paused: Counter[str] | None = None,
     ) -> None:
         self.clock, self.store, self.local, self.pause, self.mark = clock, store, local, pause, mark
-        self.budget = budget
+        self.budget, self.paused = budget, paused
 
     def send(self, message: m.FromWorker) -> None:
         """A task says nothing to the driver but its result."""
@@ -164,7 +166,7 @@ class _Task:
         plan, subtask, count = batch.plan, attempt.subtask, len(batch.deploys)
         self._deploy = deploy = batch.deploys[subtask]
         self._worker = WorkerId(f"{attempt.layer}-{subtask}-{attempt.id}")
-        self._uploads = Uploads(batch.plan)
+        self._uploads = Uploads(batch.plan, paused=ports.paused)
         self._inbox = Inbox(attempt.layer, subtask, {edge.index: edge.schema for edge in plan.edges})
         self._links = _Links(batch, attempt)
         self._times: dict[ChannelId, Watermark] = {}

@@ -242,6 +242,10 @@ class Folding:
                 raise self._failed(bound, error.what, error.next_step, one) from error
         return states
 
+    def forget(self) -> None:
+        """Forget what checks found about the sums in the table: others than a fold wrote some."""
+        self._loads = -1
+
     def stored(self, states: Sequence[State]) -> Columns:
         """Return merged states as columns of a table."""
         pairs = zip(self._aggregations, states, strict=True)

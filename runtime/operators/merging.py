@@ -5,6 +5,8 @@ Pure.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pyarrow as pa
 
@@ -37,9 +39,16 @@ def merged_states(folding: Folding, keys: Keys, rows: Slots) -> tuple[Keys, Colu
     return found, folding.stored(folding.combined(rows, groups, len(found)))
 
 
-def grouped(keys: Keys) -> tuple[Slots, Keys]:
-    """Return the number of every key among the distinct keys, and those."""
+class Grouped(NamedTuple):
+    """The distinct keys of a batch, and the number of every key among them."""
+
+    numbers: Slots
+    keys: Keys
+
+
+def grouped(keys: Keys) -> Grouped:
+    """Number the distinct keys of a batch that is not empty."""
     numbers = Records(TableSpec(0, "keys of a batch", keys.type, ())).add(keys)
     first = np.empty(int(numbers.max()) + 1, np.int64)
     first[numbers[::-1]] = np.arange(numbers.size)[::-1]  # of several, the last one assigned stays
-    return numbers, keys.take(first)
+    return Grouped(numbers, keys.take(first))

@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from holdfast.model import LAST_US, NEVER_US
 from holdfast.runtime.operators.aggregate import Folding, in_pieces, value_columns
 from holdfast.runtime.operators.contract import Description, Operator, OperatorContext, TableDraft
 from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, Times, time_not_held
@@ -106,8 +107,8 @@ class SessionOperator(Operator):
             raise time_not_held("sessions of operator", step.operator, step.time, at_us, self._ctx.job)
         keys = self._table.spec.key.routed.encode([batch.column(name) for name in self._step.keys])
         owners, users = grouped(keys)
-        known = self._rows.find(users)
-        sessions = self._merged(owners, times, known.slots, np.repeat(np.arange(len(users)), known.counts))
+        known, known_owners = self._known(users, owners, times)
+        sessions = self._merged(owners, times, known, known_owners)
         late = self._late(users, sessions)
         rows = sessions.of[: times.size]
         if late.any():
@@ -117,7 +118,7 @@ class SessionOperator(Operator):
             if not rows.size:
                 return
         grown = sessions.of[times.size :]
-        self._move(users, sessions, grown[~late[grown]], known.slots[~late[grown]])
+        self._move(users, sessions, grown[~late[grown]], known[~late[grown]])
         starts, ends = sessions.starts[rows], sessions.ends[rows]
         self._folding.fold(self._rows.keys(keys, [pa.array(starts).view(TIME)]), batch, (starts, ends))
 
@@ -141,6 +142,22 @@ class SessionOperator(Operator):
 
     def progress(self) -> OperatorProgress:
         return OperatorProgress(self._step.operator, self.rows_in, self.rows_out, 0, late=self.late)
+
+    def _known(self, users: Keys, owners: Slots, times: Times) -> tuple[Slots, Slots]:
+        """Return the sessions that records of each user key may touch, and whose they are.
+
+        They begin in the time of these records, or are the last one before: sessions of a key do not overlap.
+        """
+        first, last = np.full(len(users), LAST_US), np.full(len(users), NEVER_US)
+        np.minimum.at(first, owners, times)
+        np.maximum.at(last, owners, times)
+        first_at, end_at = (pa.array(each).view(TIME) for each in (first, last + self._step.window.size_us + 1))
+        before = self._rows.find(users, (), [first_at], limit=1, descending=True)
+        within = self._rows.find(users, [first_at], [end_at])
+        numbers = np.arange(len(users))
+        found = [(each.slots, np.repeat(numbers, each.counts)) for each in (before, within)]
+        slots, whose = (np.concatenate(each) for each in zip(*found, strict=True))
+        return slots, whose
 
     def _merged(self, owners: Slots, times: Times, known: Slots, known_owners: Slots) -> Sessions:
         """Merge the records of a batch, and then the known sessions, where they touch."""
@@ -169,6 +186,7 @@ class SessionOperator(Operator):
         starts = pa.array(sessions.starts[into]).view(TIME)
         keys, columns = merged_states(self._folding, self._rows.keys(users.take(sessions.owners[into]), [starts]), old)
         self._table.delete(old)
+        self._folding.forget()
         self._table.write(self._table.slots(keys), columns)  # a record of the batch is in each, which sets the bounds
 
     def _set_late_apart(self, batch: pa.RecordBatch, late: NDArray[np.bool_]) -> None:

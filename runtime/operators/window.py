@@ -49,7 +49,7 @@ from holdfast.runtime.operators.contract import (
 )
 from holdfast.runtime.operators.differences import Found, columns_text, compare_keys, typed
 from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, Times, drop_vacant, time_not_held
-from holdfast.runtime.operators.merging import merged
+from holdfast.runtime.operators.merging import grouped, merged
 from holdfast.runtime.operators.side import LATE
 from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation
 from holdfast.runtime.rows.aggregates.contract import Slots
@@ -66,11 +66,14 @@ from holdfast.runtime.rows.windows import (
 )
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.sinks.contract import PUT
+from holdfast.state.collections.rows import existing
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables.placing import distinct
 
 Clock = Times | np.int64 | int
 """The clock of every row, or one for all."""
+MERGED_AT_ONCE = 1 << 20
+"""Rows of state that are looked up or merged at once where late records correct windows."""
 _FAR_US = 1 << 62
 """Farther from 1970 than any window; differences of such times fit int64."""
 
@@ -173,6 +176,8 @@ class WindowOperator(Operator):
         self.rows_in = self.rows_out = self.late = 0
         self._due = NEVER_US
         """Nothing is due before this time."""
+        self._looked_up = 0
+        """Slots added for slices without state since vacant slots were last dropped."""
         self._held = step.times_held()
         self._spread_us = (step.window.overlap - 1) * step.window.every_us
         """From the end of a slice to that of its last window."""
@@ -216,7 +221,8 @@ class WindowOperator(Operator):
 
     def on_barrier(self) -> None:
         self._clock.note()
-        drop_vacant(self._table)
+        if drop_vacant(self._table, self._looked_up):
+            self._looked_up = 0
 
     def _set_late_apart(self, batch: pa.RecordBatch, late: NDArray[np.bool_]) -> None:
         """Emit or count the late records."""
@@ -270,29 +276,50 @@ class WindowOperator(Operator):
         if window.overlap == 1:
             self._give_rows(distinct(slots[rows]))
             return
-        for end in np.unique(closed).tolist():
-            changed = self._table.keys_at(distinct(slots[rows[closed == end]]))
-            self._give_window(end, self._members(changed, end))
+        if rows.size:
+            self._give_corrected(self._table.keys_at(slots[rows]).routed(), closed)
 
-    def _members(self, changed: Keys, end: int) -> Slots:
-        """Return the slots of a window's slices with the keys that these have."""
-        window, columns = self._step.window, self._table.spec.key.decode(changed)[1:]
-        found = []
-        for slice_end in range(end - window.size_us + window.every_us, end + 1, window.every_us):
-            ends = pa.array(np.full(len(changed), slice_end)).view(TIME)
-            slots = self._table.slots(self._table.spec.key.encode([ends, *columns]))
-            found.append(slots[self._table.is_present(slots)])
-        return distinct(np.concatenate(found))  # several slices of a key may have changed
+    def _give_corrected(self, keys: Keys, closed: Times) -> None:
+        """Emit, for each of these keys, the closed window beside it, each pair once."""
+        window, owners = self._step.window, grouped(keys)
+        first, last = int(closed.min()) - window.size_us + window.every_us, int(closed.max())
+        width = (last - first) // window.every_us + 1
+        pairs = np.unique((closed - first) // window.every_us * len(owners.keys) + owners.numbers)
+        of, at_end = pairs % len(owners.keys), pairs // len(owners.keys)
+        known, places = self._known_slices(owners.keys, first, width)
+        begins = np.searchsorted(places, of * width + at_end - window.overlap + 1)
+        sizes = np.searchsorted(places, of * width + at_end, "right") - begins
+        for part in np.array_split(np.arange(pairs.size), -(-int(sizes.sum()) // MERGED_AT_ONCE)):
+            members, groups = spread(begins[part], sizes[part])
+            states = self._folding.combined(known[members], groups, part.size)
+            keys_given = keys.type.decode(owners.keys.take(of[part]))
+            self._give(first + at_end[part] * window.every_us, keys_given, self._folding.results_of(states))
+
+    def _known_slices(self, users: Keys, first: int, width: int) -> tuple[Slots, Times]:
+        """Return the slots of slices that have state, and their places: `width` for each user key, from `first` on."""
+        ends, size = first + np.arange(width) * self._step.window.every_us, len(self._table)
+        columns, found = users.type.decode(users), list[tuple[Slots, Times]]()
+        for part in np.array_split(np.arange(len(users)), -(-len(users) * width // MERGED_AT_ONCE)):
+            owners = np.repeat(part, width)
+            bounds = pa.array(np.tile(ends, part.size)).view(TIME)
+            slots = existing(
+                self._table, self._table.spec.key.encode([bounds, *(each.take(pa.array(owners)) for each in columns)])
+            )
+            known = np.flatnonzero(slots >= 0)
+            found.append((slots[known], part[0] * width + known))
+        self._looked_up += len(self._table) - size
+        slots, places = (np.concatenate(each) for each in zip(*found, strict=True))
+        return slots, places
 
     def _give_due(self, due: list[Due]) -> None:
         """Emit windows in the order of their ends."""
         slots, ends = (np.concatenate([each[i] for each in due] or [np.empty(0, np.int64)]) for i in (0, 1))
         if not slots.size:
             return
-        order = in_order(ends, self._step.window.every_us)
         if self._step.window.overlap == 1:
-            self._give_rows(slots[order])
+            self._give_rows(slots[np.argsort(ends, kind="stable")])
             return
+        order = in_order(ends, self._step.window.every_us)
         slots, ends = slots[order], ends[order]
         after, through = (joined([each[i] for each in due], [each.ends.size for each in due], order) for i in (2, 3))
         first, last = np.int64(np.min(after)), np.int64(np.max(through))
@@ -334,6 +361,12 @@ def in_order(ends: Times, every_us: int) -> Times:
     number = (ends - ends.min()) // every_us
     order: Times = np.argsort(number.astype(np.uint16) if number.max() < 1 << 16 else ends, kind="stable")
     return order
+
+
+def spread(begins: Slots, sizes: Slots) -> tuple[Slots, Slots]:
+    """Return the numbers of several ranges, one range after another, and the range of each."""
+    ranges = np.repeat(np.arange(sizes.size), sizes)
+    return np.arange(ranges.size) - np.repeat(np.cumsum(sizes) - sizes, sizes) + begins[ranges], ranges
 
 
 def joined(clocks: Sequence[Clock], sizes: Sequence[int], order: Times) -> Clock:

@@ -12,6 +12,7 @@ Source: API.md (windows); docs/guide/event-time.md.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, ClassVar
@@ -29,6 +30,7 @@ _STEPS = {"day": "1d", "week": "1w", "month": "1mo"}
 """In the words of Polars; weeks begin on Monday."""
 _LONGEST_DAYS = {"day": 2, "week": 8, "month": 32}
 """With the days on which clocks are set back."""
+_ZONE = re.compile(r"[A-Za-z]\w*([/+-][\w+-]+)*")
 _DAY_US = 86_400_000_000
 Times = NDArray[np.int64]
 
@@ -110,7 +112,7 @@ def calendar(unit: str, tz: str) -> Calendar:
     Raises:
         ConfigError: the unit or the time zone is unknown.
     """
-    if unit not in _STEPS:
+    if not isinstance(unit, str) or unit not in _STEPS:
         raise ConfigError(
             f"calendar({unit!r}, tz={tz!r}) at {position()}: the unit is unknown",
             not_done="the job was not planned",
@@ -118,9 +120,11 @@ def calendar(unit: str, tz: str) -> Calendar:
         )
     window = Calendar(unit, str(tz))
     try:
+        if not _ZONE.fullmatch(window.tz):  # Polars takes offsets too, which have no days of 23 hours
+            raise pl.exceptions.ComputeError("not a name")
         window.slices(np.zeros(1, np.int64))
     except pl.exceptions.ComputeError as error:
-        close = get_close_matches(str(tz), available_timezones(), 3)
+        close = get_close_matches(window.tz, available_timezones() - {"localtime"}, 3)
         raise ConfigError(
             f"calendar({unit!r}, tz={tz!r}) at {position()}: the time zone is unknown",
             not_done="the job was not planned",

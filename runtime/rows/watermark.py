@@ -2,8 +2,8 @@
 
 A source subtask takes the minimum over its partitions, a fragment over its input channels. A part that is over holds
 nothing back. An idle part holds nothing back either while another part is active. If no part is active, the minimum is
-taken over all parts that are not over, and is itself quiet or idle. A part that has reported the last watermark is over:
-its siblings may be idle and still hold rows, which they emit at the last watermark.
+taken over all parts that are not over, and is itself quiet or idle. A part that has reported the last watermark is
+over: its siblings may be idle and still hold rows, which they emit at the last watermark.
 
 A part reports that it is quiet long before it reports that it is idle. So when the first of several silent parts
 becomes idle, the others no longer count as active, and the output of windows does not depend on which part was first.

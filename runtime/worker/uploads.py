@@ -30,15 +30,15 @@ class Uploads:
 
     Args:
         least: Smaller parts are not uploaded.
+        paused: How many parts of a sink are not to be uploaded; kept by a caller that outlives these uploads.
     """
 
-    def __init__(self, plan: Plan, least: int = UPLOAD_FROM_BYTES) -> None:
+    def __init__(self, plan: Plan, least: int = UPLOAD_FROM_BYTES, paused: Counter[str] | None = None) -> None:
         once, self._least = plan.committed_once(), least
         found = ((spec.name, uploading(spec.sink)) for spec in plan.sinks if spec.name in once)
         self._sinks: dict[str, UploadingSink] = {name: sink for name, sink in found if sink is not None}
         self._open: dict[str, Uploader] = {}
-        self._paused = Counter[str]()
-        """How many parts of a sink are not to be uploaded."""
+        self._paused = Counter[str]() if paused is None else paused
 
     def upload(self, upload: Upload, part: Part) -> str | None:
         """Return what names the rows of a part in its target; None if they are not there."""

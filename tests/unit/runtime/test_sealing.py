@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -95,7 +96,7 @@ class Uploading:
 class TestUploads:
     SCHEMA = pa.schema([("n", pa.int64())])
 
-    def job(self, uploading: Uploading, rows: int, least: int = 2_000) -> SealJob:
+    def job(self, uploading: Uploading, rows: int, least: int = 2_000, paused: Counter[str] | None = None) -> SealJob:
         class Target(MemorySink):
             def uploader(self) -> Uploading:  # type: ignore[override]
                 return uploading
@@ -104,7 +105,7 @@ class TestUploads:
         app.source("in", hf.Generator(self.SCHEMA, lambda n: (n,))).sink("out", Target(commits_once=True))
         stage = Stage(self.SCHEMA, None)
         stage.add(pa.record_batch([np.random.default_rng(1).integers(0, 1 << 62, rows)], schema=self.SCHEMA))
-        return SealJob(HEADER, [], {"out": stage}, uploads=Uploads(app.plan(), least), subtask=Subtask(4))
+        return SealJob(HEADER, [], {"out": stage}, uploads=Uploads(app.plan(), least, paused), subtask=Subtask(4))
 
     def test_large_output_is_staged_and_uploaded_under_names_of_its_own(self) -> None:
         uploading, store = Uploading(), MemoryObjects()
@@ -112,6 +113,15 @@ class TestUploads:
         (path,) = store.list("staged")
         assert staged.uploads == (Uploaded(path, "named"),)
         assert uploading.kept == {Upload("1" * 32, "out", 1, 3, 2, "w", 4): 1_000}
+
+    def test_a_refusal_is_remembered_by_the_process_over_the_tasks_of_a_microbatch(self) -> None:
+        paused, refusing, later = Counter[str](), Uploading(), Uploading()
+        refusing.refuses = True
+        self.job(refusing, 1_000, paused=paused).run(MemoryObjects())
+        for _ in range(REFUSED_PARTS):
+            self.job(later, 1_000, paused=paused).run(MemoryObjects())
+        assert later.kept == {}
+        assert self.job(later, 1_000, paused=paused).run(MemoryObjects()).staged["out"].uploads
 
     def test_small_output_is_not_uploaded(self) -> None:
         uploading = Uploading()

@@ -190,16 +190,33 @@ class TestSessions:
             t.finish()
             assert {each: found[0] for each, found in given_rows(t).items()} == {("a", at(3), at(12)): 2}
 
+    def test_sums_of_sessions_that_became_one_never_wrap(self) -> None:
+        large = 2 * 10**18
+        with TestDriver(app_of(lateness=1_000), 1) as t:
+            t.push("rows", [row("a", 8 * number, large) for number in range(4)])
+            t.checkpoint()
+            t.push("rows", [row("a", 8 * number + 4, 1) for number in range(3)])
+            t.checkpoint()
+            with pytest.raises(hf.JobFailed, match="does not fit into 64 bits"):
+                t.push("rows", [row("a", 5, large)])
+                t.checkpoint()
+
     def test_a_rewind_takes_sessions_back_and_gives_them_again(self) -> None:
         oracle, rows = Oracle(5, 1_000), [row("ab"[i % 2], (i * 7) % 97, i) for i in range(40)]
         with TestDriver(app_of(lateness=1_000), 2) as t:
-            t.push("rows", rows[:20])
+            t.push("rows", [row("c", -2_000, 0), *rows[:20]])
+            t.watermark("rows", at(-900))
             base = t.checkpoint()
-            t.push("rows", rows[20:], partition=1)
+            before = given_rows(t)
+            assert list(before) == [("c", at(-2_000), at(-1_995))]
+            t.push("rows", [row("c", -1_850, 1), *rows[20:]], partition=1)
+            t.watermark("rows", at(-800))
             t.checkpoint()
+            assert len(given_rows(t)) == 2
             t.rewind(base)
+            assert given_rows(t) == before
             t.checkpoint()
-            for each in rows:
+            for each in [row("c", -2_000, 0), row("c", -1_850, 1), *rows]:
                 oracle.take(each)
             t.finish()
             oracle.advance(1e9)

@@ -171,8 +171,8 @@ class TestHopping:
             t.finish()
             assert given_rows(t) == oracle.rows(through=1e9)
             assert sorted(each["v"] for each in t.rows("late")) == sorted(oracle.late)
-            for second in range(-40, 80, every):
-                assert t.state("hot", (at(second), "a")) is None  # slices that are over leave nothing behind
+            for second in range(-20 * every, 60 * every, every):  # slices that are over leave nothing behind
+                assert [t.state("hot", (at(second), key)) for key in "abc"] == [None] * 3
 
     def test_a_rewind_takes_windows_back_and_gives_them_again(self) -> None:
         oracle, rows = Oracle(10, 2, "close", 1_000), [row("ab"[i % 2], i % 37, i) for i in range(60)]
@@ -217,6 +217,17 @@ class TestHopping:
             ]
             t.finish()
             assert len(t.rows("out")) == 100
+
+    def test_corrections_of_many_windows_count_every_record_once(self) -> None:
+        with TestDriver(app_of(size=100, every=1, lateness=100), 1) as t:
+            t.push("rows", [row("a", 0, 1)])
+            t.watermark("rows", at(99))
+            t.checkpoint()
+            t.push("rows", [row("a", 50, 2), row("b", 3, 3)])
+            t.checkpoint()
+            t.finish()
+            found = {end: rows[1] for (k, end), rows in given_rows(t).items() if k == "a"}
+            assert [found[at(second)] for second in (1, 50, 51, 100, 101, 150)] == [1, 1, 2, 2, 1, 1]
 
     def test_sums_that_fit_apart_and_not_together_fail_the_job(self) -> None:
         with TestDriver(app_of(), 1) as t:

@@ -17,6 +17,7 @@ from holdfast.sinks.contract import OP, AlreadyDelivered, Delivered, Rewinding, 
 from holdfast.sinks.log import LogTarget, placed, repair
 from holdfast.sinks.log_uploads import UPLOADED, LogUploader
 from holdfast.sinks.owners import Claim
+from holdfast.storage.bulk import Page
 from holdfast.storage.log.commits import Commits
 from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import MemoryObjects
@@ -192,6 +193,83 @@ class TestASweep:
     def test_of_a_log_without_uploads_does_nothing(self, store: MemoryObjects) -> None:
         uploader(store).sweep(JOB, SINK, 1, 0, 101)
         assert store.list("data") == []
+
+
+class Ordered(MemoryObjects):
+    """A store that lists from a name on."""
+
+    def list_after(self, folder: str, path: str) -> Page:
+        found = [each for each in MemoryObjects.list(self, folder) if each > path]
+        return Page(found[:2], len(found) > 2)
+
+
+def uploaded(store: MemoryObjects) -> list[tuple[int, str]]:
+    """Return epoch and worker of each upload that is stored."""
+    paths = [path.split("/") for path in store.list(f"data/{UPLOADED}")]
+    return sorted({(int(path[5]), path[6].split("-")[1]) for path in paths})
+
+
+@pytest.mark.parametrize("made", [MemoryObjects, Ordered])
+class TestLeftovers:
+    """Uploads that no commit of a decided epoch names."""
+
+    @pytest.fixture(autouse=True)
+    def log(self, made: type[MemoryObjects]) -> None:
+        self.store = made()
+        create_log(self.store, SCHEMA, 2)
+
+    def upload(self, epoch: int, worker: str = "w") -> str:
+        return uploader(self.store).upload(upload_of(epoch, worker), [rows(epoch)])
+
+    def commit(self, target: LogTarget, epoch: int, named: str | None) -> None:
+        target.deliver_uploaded(output(epoch, [rows(epoch)], [named]))
+
+    def test_of_attempts_that_lost_are_deleted_with_the_commit_of_their_epoch(self) -> None:
+        target, named = target_of(self.store), self.upload(1)
+        self.upload(1, "loser")
+        self.commit(target, 1, named)
+        assert uploaded(self.store) == [(1, "w")] and sorted(visible(self.store)) == [1]
+
+    def test_that_come_late_are_deleted_with_the_next_commit(self) -> None:
+        target = target_of(self.store)
+        self.commit(target, 1, self.upload(1))
+        self.upload(1, "loser")
+        self.commit(target, 2, self.upload(2))
+        assert uploaded(self.store) == [(1, "w"), (2, "w")] and sorted(visible(self.store)) == [1, 2]
+
+    def test_of_epochs_that_were_given_up_are_deleted(self) -> None:
+        target = target_of(self.store)
+        self.commit(target, 1, self.upload(1))
+        for epoch in (2, 3, 5, 6):
+            self.upload(epoch)
+        self.commit(target, 4, None)
+        assert uploaded(self.store) == [(1, "w"), (5, "w"), (6, "w")], "epoch 5 may be completed"
+        self.commit(target, 40, self.upload(40))
+        assert uploaded(self.store) == [(1, "w"), (40, "w")] and sorted(visible(self.store)) == [1, 4, 40]
+
+    def test_are_found_by_another_committer_that_sees_what_the_last_one_named(self) -> None:
+        self.commit(target_of(self.store), 1, self.upload(1))
+        self.upload(1, "loser")
+        self.upload(2)
+        self.commit(target_of(self.store), 3, self.upload(3))
+        assert uploaded(self.store) == [(1, "w"), (3, "w")] and sorted(visible(self.store)) == [1, 3]
+
+    def test_are_left_where_what_was_named_is_not_known(self) -> None:
+        self.commit(target_of(self.store), 1, self.upload(1))
+        self.upload(1, "loser")
+        LogWriter(self.store).append({0: pa.table({"n": [0]})})
+        self.commit(target_of(self.store), 3, self.upload(3))
+        assert uploaded(self.store) == [(1, "loser"), (1, "w"), (3, "w")] and sorted(visible(self.store)) == [0, 1, 3]
+
+    def test_that_cannot_be_deleted_keep_no_delivery_waiting(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refused(path: str) -> None:
+            raise Unavailable("refused", next_step="wait")
+
+        target, named = target_of(self.store), self.upload(1)
+        self.upload(1, "loser")
+        monkeypatch.setattr(self.store, "delete", refused)
+        self.commit(target, 1, named)
+        assert uploaded(self.store) == [(1, "loser"), (1, "w")] and sorted(visible(self.store)) == [1]
 
 
 @dataclass
