@@ -421,6 +421,19 @@ class TestPlans:
         joined.select(*columns).sink("out", MemorySink())
         return app.plan()
 
+    def test_checkpoints_describe_the_state_as_documented(self) -> None:
+        described = describe_operators(app_of("left").plan())
+        key = [["window_end", "timestamp[us, tz=UTC]"], ["row_number", "int32"], ["ad", "int64"]]
+        left = [["rows", "int64"], ["matched", "bool"], ["row.at", "int64"], ["row.site", "large_string?"]]
+        assert described["clicks"]["key"] == key and described["clicks"]["columns"] == left
+        identity = described["clicks"]["identity"]
+        bound = {"kind": "between", "lower_us": 0, "upper_us": 10_000_000, "bucket_us": 10_000_000}
+        assert (identity["keeps"], identity["bound"]) == ("the rows of two streams that may still join", bound)
+        right = [["rows", "int64"], ["row.at", "int64"], ["row.user", "int64"]]
+        number = described["clicks.right"]["id"]
+        kept = {"id": number, "key": key, "columns": right, "unrouted": 2, "times": ["row.at"]}
+        assert described["clicks.right"] == kept
+
     def test_readers_of_the_state_show_the_rows_of_both_streams(self) -> None:
         described = describe_operators(app_of("full").plan())
         left, right = (
