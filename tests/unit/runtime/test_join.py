@@ -153,19 +153,20 @@ class TestPairs:
             app = hf.App("ads")
             left = app.source("shown", PlannedSource(SHOWN), event_time="at", out_of_orderness="0s")
             right = app.source("clicked", PlannedSource(CLICKED), event_time="at", out_of_orderness="0s")
-            joined = left.join("clicks", right, on="ad", within=hf.between("-3s", "10s"), how=how)
+            joined = left.join("clicks", right, on="ad", within=hf.between("-6s", "10s"), how=how)
             counted = joined.key_by("ad").window(hf.tumbling("1s")).agg("counted", emit="final", n=hf.count())
             counted.sink("out", MemorySink())
             counted.late.select(column).sink("late", MemorySink())
             with TestDriver(app) as t:
-                for second in range(0, 40, 7):
+                for second in range(0, 24, 3):
                     t.push("shown", [shown(second)])
-                    t.push("clicked", [clicked(second + 5), clicked(second + 50, 2)])
+                    t.push("clicked", [clicked(second), clicked(second, 2)])
                     t.watermark("shown", at(second))
                     t.watermark("clicked", at(second))
                 t.finish()
                 assert t.rows("late") == []
-                assert sum(row["n"] for row in t.rows("out")) >= 6
+                joined_pairs = [(a, b) for a in range(0, 24, 3) for b in range(0, 24, 3) if -6 <= b - a <= 10]
+                assert sum(row["n"] for row in t.rows("out")) == len(joined_pairs) + (8 if how == "right" else 0)
 
 
 class TestTime:
