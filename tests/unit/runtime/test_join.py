@@ -153,19 +153,20 @@ class TestPairs:
             app = hf.App("ads")
             left = app.source("shown", PlannedSource(SHOWN), event_time="at", out_of_orderness="0s")
             right = app.source("clicked", PlannedSource(CLICKED), event_time="at", out_of_orderness="0s")
-            joined = left.join("clicks", right, on="ad", within=hf.between("-3s", "10s"), how=how)
+            joined = left.join("clicks", right, on="ad", within=hf.between("-6s", "10s"), how=how)
             counted = joined.key_by("ad").window(hf.tumbling("1s")).agg("counted", emit="final", n=hf.count())
             counted.sink("out", MemorySink())
             counted.late.select(column).sink("late", MemorySink())
             with TestDriver(app) as t:
-                for second in range(0, 40, 7):
+                for second in range(0, 24, 3):
                     t.push("shown", [shown(second)])
-                    t.push("clicked", [clicked(second + 5), clicked(second + 50, 2)])
+                    t.push("clicked", [clicked(second), clicked(second, 2)])
                     t.watermark("shown", at(second))
                     t.watermark("clicked", at(second))
                 t.finish()
                 assert t.rows("late") == []
-                assert sum(row["n"] for row in t.rows("out")) >= 6
+                joined_pairs = [(a, b) for a in range(0, 24, 3) for b in range(0, 24, 3) if -6 <= b - a <= 10]
+                assert sum(row["n"] for row in t.rows("out")) == len(joined_pairs) + (8 if how == "right" else 0)
 
 
 class TestTime:
@@ -420,6 +421,19 @@ class TestPlans:
         joined = left.join("clicks", right, on="ad", within=hf.between("0s", "10s"))
         joined.select(*columns).sink("out", MemorySink())
         return app.plan()
+
+    def test_checkpoints_describe_the_state_as_documented(self) -> None:
+        described = describe_operators(app_of("left").plan())
+        key = [["window_end", "timestamp[us, tz=UTC]"], ["row_number", "int32"], ["ad", "int64"]]
+        left = [["rows", "int64"], ["matched", "bool"], ["row.at", "int64"], ["row.site", "large_string?"]]
+        assert described["clicks"]["key"] == key and described["clicks"]["columns"] == left
+        identity = described["clicks"]["identity"]
+        bound = {"kind": "between", "lower_us": 0, "upper_us": 10_000_000, "bucket_us": 10_000_000}
+        assert (identity["keeps"], identity["bound"]) == ("the rows of two streams that may still join", bound)
+        right = [["rows", "int64"], ["row.at", "int64"], ["row.user", "int64"]]
+        number = described["clicks.right"]["id"]
+        kept = {"id": number, "key": key, "columns": right, "unrouted": 2, "times": ["row.at"]}
+        assert described["clicks.right"] == kept
 
     def test_readers_of_the_state_show_the_rows_of_both_streams(self) -> None:
         described = describe_operators(app_of("full").plan())

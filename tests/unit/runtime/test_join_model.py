@@ -296,8 +296,8 @@ def by_numbers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 class TestModel:
     @pytest.mark.parametrize("parallelism", [0, 1, 2])
     def test_a_row_emitted_at_the_clock_of_a_checkpoint_is_not_emitted_again(self, parallelism: int) -> None:
-        operations = [("rows", 0, [("a", 0)]), ("time", WINDOW_US, None), ("barrier", True, None)]
-        job, _, _ = played(Case("left", None), [*operations, ("crash", parallelism, None)], 1)
+        operations = [("rows", 0, [("a", 0)]), ("time", 4_001, None), ("barrier", True, None)]
+        job, _, _ = played(Case("left", (0, 4)), [*operations, ("crash", parallelism, None)], 1)
         assert [row["n"] for row in job.out] == [1]
 
     @given(CASES, st.lists(OPERATIONS, max_size=25), st.integers(1, 2))
