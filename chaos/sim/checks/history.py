@@ -25,8 +25,6 @@ BY_ANYBODY = ("JobCreated", "SavepointNamed")
 MERGES = ("base", "merged")
 SWEPT = ("manifests", "segments", "staged", *MERGES)
 EPOCH_DIGITS = 12
-COMPRESSED = 6
-"""The version of a compressed manifest; a difference from another one is newer."""
 
 
 class History:
@@ -247,11 +245,11 @@ def plain_manifest(objects: ObjectStore, path: str) -> bytes:
 def _plain(data: bytes, base: bytes | None) -> bytes:
     """Return a manifest's JSON; it may be compressed, or a difference from the base (docs/formats.md)."""
     stored = json.loads(data)
-    if stored["v"] < COMPRESSED:
+    if "zstd" not in stored:
         return data
     frame = base64.b64decode(stored["zstd"])
     content: bytes = pa.Codec("zstd").decompress(frame, decompressed_size=stored["size"], asbytes=True)
-    if stored["v"] == COMPRESSED:
+    if "base" not in stored:
         return content
     pieces, found = [] if base is None else _plain(base, None).split(b"},"), list[bytes]()
     for step in msgspec.msgpack.decode(content):
