@@ -5,7 +5,6 @@ Used by chaos/scenarios/flights.toml; FLIGHTS_DB and FLIGHTS_OUT in the job's en
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -39,8 +38,7 @@ def out_of_order(log: Path) -> int | None:
     """
     newest: dict[str, datetime] = {}
     wrong = 0
-    for path in sorted((log / "commits").glob("*.json")):
-        commit = json.loads(path.read_bytes())
+    for commit in flights_hours_oracle.commits_of(log):
         if commit["kind"] in ("void", "compact"):
             return None
         parts = [pl.read_ipc(log / each["path"], columns=["airport", "window_end"]) for each in commit["segments"]]

@@ -21,6 +21,7 @@ import sqlite3
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -157,7 +158,7 @@ def differences(name: str, want: pl.DataFrame, have: pl.DataFrame) -> list[str]:
 
 def read_log(path: Path) -> pl.DataFrame:
     """Return all rows of a log: those that its commits name and no rewind or compaction removed."""
-    commits = [json.loads(commit.read_bytes()) for commit in sorted((path / "commits").glob("*.json"))]
+    commits = commits_of(path)
     void = [each for commit in commits if commit["kind"] == "void" for each in commit["voids"]]
     schema = json.loads((path / "meta.json").read_bytes())["schema"]
     parts = [pl.DataFrame(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(schema))).empty_table())]
@@ -173,6 +174,18 @@ def read_log(path: Path) -> pl.DataFrame:
         )
         parts.append(pl.read_ipc(path / segment["path"]).filter(~taken_back))
     return pl.concat(parts)
+
+
+def commits_of(path: Path) -> list[Any]:
+    """Return all commits of a log in order; old ones are in packs."""
+    every = [json.loads(commit.read_bytes()) for commit in (path / "commits").glob("*.json")]
+    found = {commit["sequence"]: commit for commit in every}
+    for pack in (path / "packs").glob("*.pack"):
+        body = pack.read_bytes().partition(b"\n")[2][16:]
+        size = int.from_bytes(body[:8], "big")
+        lines = pa.Codec("zstd").decompress(body[8:], decompressed_size=size, asbytes=True).split(b"\n")
+        found |= {commit["sequence"]: commit for commit in map(json.loads, lines)}
+    return [found[sequence] for sequence in sorted(found)]
 
 
 def table(db: Path) -> pl.DataFrame:

@@ -12,6 +12,7 @@ from typing import Any
 
 import botocore.auth  # type: ignore[import-untyped]
 import fsspec.asyn
+import pyarrow as pa
 import pytest
 import s3fs
 from s3_store import BUCKET, OWNER, SECRET, S3Store, s3_store
@@ -19,6 +20,8 @@ from s3_store import BUCKET, OWNER, SECRET, S3Store, s3_store
 from holdfast.errors import AlreadyExists, ConfigError, NotFound, Unavailable
 from holdfast.ports import ObjectStore
 from holdfast.storage.bulk import delete_each, get_each, list_behind
+from holdfast.storage.log.log import LogReader, LogWriter, create_log
+from holdfast.storage.log.packs import pack_path
 from holdfast.storage.objects import open_objects, writing
 from holdfast.storage.probe import prove
 from holdfast.storage.uploading import PART_BYTES
@@ -99,6 +102,19 @@ class TestObjects:
         delete_each(store, paths)
         assert store.list("many") == []
         assert (server.requests() - before)["DeleteObjects"] == 2
+
+    def test_a_log_is_packed_and_a_suspended_writer_loses_nothing(self, store: ObjectStore) -> None:
+        create_log(store, pa.schema([("n", pa.int64())]), 1)
+        suspended, log = LogWriter(store, block=3), LogWriter(store, block=3)
+        for n in range(5):
+            suspended.append({0: pa.table({"n": [n]})})
+        for n in range(5, 12):
+            log.append({0: pa.table({"n": [n]})})
+        assert store.list("packs") == [pack_path(6), pack_path(9)]
+        assert suspended.append({0: pa.table({"n": [12]})}) == {0: 12}
+        rows, _ = LogReader(store).read(0, 5, 1 << 20)
+        assert rows is not None and rows.to_pylist() == [{"n": 5}]
+        assert LogReader(store).end_offsets() == {0: 13}
 
     def test_a_missing_object_is_not_found(self, store: ObjectStore) -> None:
         with pytest.raises(NotFound):

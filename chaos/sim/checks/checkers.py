@@ -38,7 +38,7 @@ from holdfast.chaos.sim.checks.attempts import Attempts
 from holdfast.chaos.sim.checks.audited import Audited
 from holdfast.chaos.sim.checks.clocks import NEVER, Channel
 from holdfast.chaos.sim.checks.finishing import Finishing
-from holdfast.chaos.sim.checks.history import History
+from holdfast.chaos.sim.checks.history import History, plain_manifest
 from holdfast.chaos.sim.checks.inspected import Inspected
 from holdfast.chaos.sim.checks.joined import Joined
 from holdfast.chaos.sim.checks.lasts import Lasts
@@ -377,16 +377,16 @@ class Checks:
         if isinstance(body, joblog.CheckpointCompleted) and not self.violations:
             history = self.history
             before = history.cuts[history.lineage[-2]] if len(history.lineage) > 1 else {}
-            self._audited.completed(self.objects.get(body.manifest.path), before, history.cuts[body.epoch])
+            self._audited.completed(plain_manifest(self.objects, body.manifest.path), before, history.cuts[body.epoch])
             self.assigned.completed(body.epoch, record.generation, body.follows)
             self.attempts.completed(body.epoch, history.named[body.epoch])
         if isinstance(body, joblog.CheckpointCompleted) and self._since is not None:
-            self._since.completed(decode(self.objects.get(body.manifest.path), body.manifest))
+            self._since.completed(decode(plain_manifest(self.objects, body.manifest.path), body.manifest))
         if isinstance(body, joblog.CheckpointCompleted) and self._windowed is not None:
             cut = self.history.cuts[body.epoch]
             self._windowed.clocks.completed(body.epoch, body.follows, cut, record.owner)
             if not self.violations:
-                self._windowed.completed(self.objects.get(body.manifest.path))
+                self._windowed.completed(plain_manifest(self.objects, body.manifest.path))
         if completed and self._scenario.immediate:
             self.lasts.completed(self.history.cuts[self._fold.completed[-1].body.epoch])
         if (
@@ -432,7 +432,7 @@ class Checks:
         """I9: rebuild the state of every subtask from the objects that the manifest names."""
         self.restored.append(completed.body.epoch)
         ref = completed.body.manifest
-        manifest = decode(self.objects.get(ref.path), ref)
+        manifest = decode(plain_manifest(self.objects, ref.path), ref)
         stores = [self._store(manifest, subtask) for subtask in range(manifest.parallelism)]
         inspected = Inspected(manifest, self.objects)
         for sink in self._scenario.upserts:

@@ -5,10 +5,14 @@ Source: PROTOCOL P1, P2, P5, P6, P7, P13, P16, P18; research I6 to I8.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import Callable, Collection
 from typing import Any
+
+import msgspec
+import pyarrow as pa
 
 from holdfast.chaos.sim.jobs.oracle import Cut
 from holdfast.errors import NotFound
@@ -185,8 +189,11 @@ class History:
             self.cuts[epoch] = {}
             self.lineage.append(epoch)
             return
-        manifest = json.loads(data)
+        needed = json.loads(data).get("base")
+        base = None if needed is None else self._verified(needed, objects)
+        manifest = json.loads(_plain(data, base))
         self.named[epoch] = {body["manifest"]["path"], *(ref["path"] for ref in _named(manifest))}
+        self.named[epoch] |= set() if needed is None else {needed["path"]}
         for path in self.named[epoch]:
             self._spans[path] = self._spans.get(path, (epoch, epoch))[0], epoch
         for ref in _named(manifest):
@@ -226,6 +233,28 @@ class History:
         if len(data) != ref["size"] or hashlib.sha256(data).hexdigest() != ref["sha256"]:
             self._fail("I8 objects", f"{ref['path']} is not what the checkpoint names")
         return data
+
+
+def plain_manifest(objects: ObjectStore, path: str) -> bytes:
+    """Return the JSON of a manifest that exists, however it is stored."""
+    data = objects.get(path)
+    base = json.loads(data).get("base")
+    return _plain(data, None if base is None else objects.get(base["path"]))
+
+
+def _plain(data: bytes, base: bytes | None) -> bytes:
+    """Return a manifest's JSON; it may be compressed, or a difference from the base (docs/formats.md)."""
+    stored = json.loads(data)
+    if "zstd" not in stored:
+        return data
+    frame = base64.b64decode(stored["zstd"])
+    content: bytes = pa.Codec("zstd").decompress(frame, decompressed_size=stored["size"], asbytes=True)
+    if "base" not in stored:
+        return content
+    pieces, found = [] if base is None else _plain(base, None).split(b"},"), list[bytes]()
+    for step in msgspec.msgpack.decode(content):
+        found += [step] if isinstance(step, bytes) else pieces[step[0] : step[0] + step[1]]
+    return b"},".join(found)
 
 
 def _named(manifest: dict[str, Any]) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import Damaged, Unavailable
+from holdfast.examples.flights_hours_oracle import read_log
 from holdfast.model import Epoch, Tag, Timeline
 from holdfast.storage.log import packer
 from holdfast.storage.log.commits import Commits
@@ -22,7 +24,7 @@ from holdfast.storage.log.packs import Packing, decode_pack, encode_pack, pack_p
 from holdfast.storage.log.reader import existing_meta
 from holdfast.storage.log.table import read_table
 from holdfast.storage.log.voids import TakeBack, void_ranges
-from holdfast.storage.objects import MemoryObjects
+from holdfast.storage.objects import LocalObjects, MemoryObjects
 
 pytestmark = pytest.mark.thorough
 
@@ -37,7 +39,7 @@ def create(store: MemoryObjects) -> MemoryObjects:
     return store
 
 
-def writer(store: MemoryObjects, block: int = BLOCK) -> LogWriter:
+def writer(store: MemoryObjects | LocalObjects, block: int = BLOCK) -> LogWriter:
     return LogWriter(store, block=block, pause=lambda _: None, wall_us=lambda: 1)
 
 
@@ -84,6 +86,13 @@ class TestPacks:
     def test_the_number_of_objects_does_not_follow_that_of_commits(self, store: MemoryObjects) -> None:
         append(writer(store, 20), range(200))
         assert len(store.list("commits")) <= 3 * 20 and len(store.list("packs")) == 8
+
+    def test_are_read_by_a_program_that_follows_the_description_of_the_format(self, tmp_path: Path) -> None:
+        log = LocalObjects(tmp_path)
+        create_log(log, SCHEMA, partitions=2, key=["k"])
+        append(writer(log), range(12))
+        assert log.list("packs") == [pack_path(6), pack_path(9)]
+        assert read_log(tmp_path).get_column("v").to_list() == list(range(12))
 
     def test_hold_the_commits_byte_for_byte(self, store: MemoryObjects) -> None:
         log, plain = writer(store), dict[int, bytes]()
