@@ -16,10 +16,14 @@ from stored_state import store_of, stored
 
 import holdfast as hf
 from holdfast.runtime.inspect.reading import reading_of
+from holdfast.runtime.operators.aggregate import Folding, value_columns
 from holdfast.runtime.plan.identity import describe_operators, differences
+from holdfast.runtime.rows.aggregates.aggregation import bound
 from holdfast.runtime.rows.aggregates.registry import KINDS
 from holdfast.sinks.memory import MemorySink
+from holdfast.state.keys.batch import KeyType
 from holdfast.state.keys.keygroups import range_of
+from holdfast.state.tables.table import Table, TableSpec
 from holdfast.testing import TestDriver
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -225,6 +229,21 @@ class TestErrors:
             ),
         ):
             t.push("rows", [ROWS[1], ROWS[4], ROWS[7]])
+
+    def test_a_batch_that_does_not_fit_one_aggregate_changes_none(self) -> None:
+        schema = SCHEMA.remove(3).remove(2)
+        several = [("n", hf.count()), ("low", hf.min("v")), ("set", hf.distinct("v")), ("all", hf.collect("v", max=2))]
+        bounds = [bound(name, each, schema, "a test") for name, each in several]
+        key = KeyType(("k",), (pa.int64(),))
+        table = Table(TableSpec(1, "kept", key, value_columns(bounds)), 1)
+        folding = Folding("kept", bounds, table, "job")
+        good = pa.RecordBatch.from_pydict({"k": [1, 2], "v": [5, 6]}, schema=schema)
+        unfit = pa.RecordBatch.from_pydict({"k": [2, 1, 1], "v": [1, 2, 3]}, schema=schema)
+        slots = folding.fold(key.encode([good.column("k")]), good)
+        with pytest.raises(hf.JobFailed, match=r"max=2 values for the key '1'"):
+            folding.fold(key.encode([unfit.column("k")]), unfit)
+        found = [array.to_pylist() for array in folding.results(slots)]
+        assert found == [[1, 1], [5, 6], [1, 1], [[5], [6]]]
 
     @pytest.mark.parametrize(
         ("call", "message"),
