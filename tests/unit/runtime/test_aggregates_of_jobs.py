@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import aggregate_oracles as oracles
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -19,6 +20,8 @@ from holdfast.runtime.inspect.reading import reading_of
 from holdfast.runtime.operators.aggregate import Folding, value_columns
 from holdfast.runtime.plan.identity import describe_operators, differences
 from holdfast.runtime.rows.aggregates.aggregation import bound
+from holdfast.runtime.rows.aggregates.contract import CannotFold
+from holdfast.runtime.rows.aggregates.decimals import DecimalSum
 from holdfast.runtime.rows.aggregates.registry import KINDS
 from holdfast.sinks.memory import MemorySink
 from holdfast.state.keys.batch import KeyType
@@ -217,6 +220,18 @@ class TestErrors:
                 hf.JobFailed, match=r"total = sum\('p'\) .* does not fit into 38 digits for the key '1'"
             ):
                 t.push("rows", [{"k": 2, "p": Decimal("0.01")}, {"k": 1, "p": Decimal("0.01")}])
+
+    @pytest.mark.parametrize("sign", ["", "-"])
+    def test_decimal_sums_of_exactly_38_digits_fit(self, sign: str) -> None:
+        kind = pa.decimal128(38, 0)
+        largest, one = Decimal(f"{sign}{'9' * 38}"), Decimal(f"{sign}1")
+        total = DecimalSum(kind)
+        held = total.partial([pa.array([largest], kind)], np.array([0]), 1)
+        assert total.results(held).to_pylist() == [largest]
+        with pytest.raises(CannotFold, match="38 digits"):
+            total.fold(held, [pa.array([one], kind)], np.array([0]))
+        less = total.fold(held, [pa.array([one.copy_negate()], kind)], np.array([0]))
+        assert total.results(less).to_pylist() == [Decimal(f"{sign}{'9' * 37}8")]
 
     def test_a_list_longer_than_its_limit_fails_and_names_the_key(self) -> None:
         app = hf.App("lists")
