@@ -16,7 +16,6 @@ from holdfast.errors import ConfigError
 
 CAPTURE = "append its records to a log with `holdfast log append` or your own program, then read hf.Log"
 WRITE = "write to hf.SQLite or hf.Log, and copy the rows from it"
-BEFORE = "compute the column first, with .with_columns(...), and aggregate it with count, sum, min, max or mean"
 KEYED = "keep aggregates with .key_by(...).agg(...), or call functions with .map(...) and .flat_map(...)"
 
 MODULE: Mapping[str, str] = {
@@ -36,7 +35,7 @@ MODULE: Mapping[str, str] = {
     "Http": WRITE,
     "sliding": "use hf.hopping(size, every=...)",
     "all_time": "aggregate without a window: .key_by(...).agg(...)",
-    "member": BEFORE,
+    "member": "count different values with hf.distinct or hf.approx_distinct; for a lookup, join the sinks' tables",
     "pattern": KEYED,
     "KeyedProcess": KEYED,
     "Value": KEYED,

@@ -182,11 +182,12 @@ class Folding:
         self._known: dict[str, Known] = {}
         """Per aggregate: the findings of its checks since the table's last load."""
         self._loads = -1
-        self._compiled = [each for each in aggregations if each.function.operations is not None]
+        compiled = [each for each in aggregations if each.function.operations is not None]
+        self._checked = [(each, _column_of(each), _State(table, each.state)) for each in compiled]
         self._singly = [each for each in aggregations if each.function.operations is None]
         self._read: list[_Read] = []
         steps: list[Step] = []
-        for bound in self._compiled:
+        for bound in compiled:
             operations = bound.function.operations or {}
             read = (_column_of(bound), next((do.floating for do in operations.values() if do != Do.COUNT), None))
             if read not in self._read:
@@ -210,10 +211,9 @@ class Folding:
         if self._singly or not self._table.complete:
             found.slots()  # rows loaded for new keys belong to what is checked
         if self._loads != self._table.loads:
-            self._known, self._loads = {bound.name: Known() for bound in self._compiled}, self._table.loads
-        for bound in self._compiled:
-            given, state = inputs.of(_column_of(bound)), _State(self._table, bound.state)
-            if not bound.function.check(state, given, self._known[bound.name]):
+            self._known, self._loads = {bound.name: Known() for bound, _, _ in self._checked}, self._table.loads
+        for bound, column, state in self._checked:
+            if not bound.function.check(state, inputs.of(column), self._known[bound.name]):
                 raise self._failed(bound, TOO_LARGE, USE_FLOATS)
         written = [self._changes(bound, inputs) for bound in self._singly]
         kept = [*(inputs.of(column).read(floating) for column, floating in self._read), *map(Input, also)]
@@ -238,8 +238,8 @@ class Folding:
             try:
                 states.append(bound.function.combine(self._held(bound, slots), groups, count))
             except CannotFold as error:
-                one = int(slots[np.argmax(groups == error.group)])
-                raise self._failed(bound, error.what, error.next_step, one) from error
+                first = {} if error.group is None else {error.group: int(slots[np.argmax(groups == error.group)])}
+                raise self._cannot(bound, error, first) from error
         return states
 
     def forget(self) -> None:
@@ -267,8 +267,7 @@ class Folding:
         try:
             return bound.function.results(states)
         except CannotFold as error:
-            slot = None if slots is None else slots[error.group]
-            raise self._failed(bound, error.what, error.next_step, slot) from error
+            raise self._cannot(bound, error, slots) from error
 
     def _true(self, batch: pa.RecordBatch) -> Mapping[Condition, pa.Array]:
         if not self._conditions:
@@ -296,7 +295,7 @@ class Folding:
         try:
             states = bound.function.fold(held, columns, np.searchsorted(own, slots)) if own.size else held
         except CannotFold as error:
-            raise self._failed(bound, error.what, error.next_step, own[error.group]) from error
+            raise self._cannot(bound, error, own) from error
         changed = np.flatnonzero(np.logical_or.reduce([differ(held[role], states[role]) for role in held]))
         new = self._named(bound, {role: taken(values, changed) for role, values in states.items()})
         self._table.check_sizes(own[changed], new)
@@ -308,6 +307,11 @@ class Folding:
 
     def _named(self, bound: BoundAggregation, states: State) -> Columns:
         return {bound.state[role]: values for role, values in states.items()}
+
+    def _cannot(self, bound: BoundAggregation, error: CannotFold, slots: Mapping[int, int] | Slots | None) -> JobFailed:
+        """Return the failure; `slots` gives a slot of each group, None if they are in no table."""
+        slot = None if error.group is None or slots is None else int(slots[error.group])
+        return self._failed(bound, error.what, error.next_step, slot)
 
     def _failed(self, bound: BoundAggregation, what: str, next_step: str, slot: int | None = None) -> JobFailed:
         key = "" if slot is None else f" for the key {self._key_text(slot)}"
@@ -340,7 +344,9 @@ def _column_of(bound: BoundAggregation) -> _Column:
 
 def _values_at(table: Table, name: str, slots: Slots) -> Any:
     """Return the values of a column at slots, a copy."""
-    return table.values(name, slots) if table.spec.column(name).plain else table.read(name, slots)
+    if not table.spec.column(name).plain:
+        return table.read(name, slots)
+    return table.values(name, slots) if table.limited else table.column(name)[slots]
 
 
 class _Swapped:

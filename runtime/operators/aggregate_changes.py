@@ -17,15 +17,12 @@ import numpy as np
 
 from holdfast.runtime.operators.contract import Description
 from holdfast.runtime.operators.differences import READ_UNCHANGED, Found, columns_text, part_to_drop, type_named
-from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation, call_text
+from holdfast.runtime.rows.aggregates.aggregation import WHERE, BoundAggregation, call_text, function_of
 from holdfast.runtime.rows.forms import in_terms_of
 from holdfast.state.evolution import widens
 
 FROM_NOW = "it starts from now: it covers only the records after the checkpoint"
 FROM_NOW_IN_WINDOWS = f"{FROM_NOW}, also in windows that are open"
-
-WHERE = " where"
-"""Behind the function of an aggregate with a filter, so that versions without filters take it for another one."""
 
 Kept = Mapping[str, Any]
 """The identity of an operator with aggregates."""
@@ -47,11 +44,6 @@ def described(bound: BoundAggregation, column: Description) -> dict[str, Any]:
         made = in_terms_of(json.loads(condition.form), condition.columns, lambda name: column(name)["from"])
         shown["filter"] = {"text": str(condition), "from": made}
     return shown
-
-
-def function_of(aggregate: Mapping[str, Any]) -> str:
-    """Return the name of a kept aggregate's function."""
-    return str(aggregate["function"]).removesuffix(WHERE)
 
 
 def names(before: Kept) -> tuple[str, ...]:

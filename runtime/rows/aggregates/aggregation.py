@@ -22,6 +22,8 @@ from holdfast.runtime.rows.expressions import check_column_name, unknown_column
 from holdfast.state.keys.canonical import is_textual
 from holdfast.state.tables.spec import ColumnSpec
 
+WHERE = " where"
+"""Behind the function of an aggregate with a filter, so that versions without filters take it for another one."""
 EVENT_TIME: Any = None
 """Stands for the column with the event time."""
 _ROLES = ("", "by")
@@ -96,6 +98,11 @@ def call_text(name: str, columns: Sequence[str], parameters: Mapping[str, Any], 
     given = [f"{role}={column!r}" if role else repr(column) for role, column in inputs if column is not EVENT_TIME]
     given += [f"{key}={value!r}" for key, value in parameters.items()]
     return f"{name}({', '.join(given if condition is None else [*given, f'filter={condition}'])})"
+
+
+def function_of(identity: Mapping[str, Any]) -> str:
+    """Return the name of the function in the identity of an aggregate."""
+    return str(identity["function"]).removesuffix(WHERE)
 
 
 def bound(

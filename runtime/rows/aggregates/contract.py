@@ -72,10 +72,10 @@ class CannotFold(Exception):
 
     Args:
         what: Completes "aggregate x = f('v') of operator 'o' ...".
-        group: The group of the row at fault.
+        group: The group of the row at fault; None if it is not known.
     """
 
-    def __init__(self, what: str, next_step: str, group: int) -> None:
+    def __init__(self, what: str, next_step: str, group: int | None) -> None:
         self.what, self.next_step, self.group = what, next_step, group
         super().__init__(what)
 

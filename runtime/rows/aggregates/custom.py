@@ -21,31 +21,30 @@ from typing import Any, ClassVar, get_type_hints
 import numpy as np
 import pyarrow as pa
 
-from holdfast.errors import ConfigError, HoldfastError, is_failure
+from holdfast.errors import ConfigError
 from holdfast.runtime.rows.aggregates.aggregation import Aggregation
 from holdfast.runtime.rows.aggregates.contract import AggregateFunction, CannotFold, Groups, Kind, State, StateColumn
-from holdfast.runtime.rows.aggregates.types import is_kept, loaded, stored, value_column
-from holdfast.runtime.rows.forms import code_hash, name_of, raised
+from holdfast.runtime.rows.aggregates.custom_batches import BatchFunction
+from holdfast.runtime.rows.aggregates.types import is_kept, loaded, stored
+from holdfast.runtime.rows.aggregates.user_code import CORRECT_IT, ROWS, UserCode, called, state_of
+from holdfast.runtime.rows.forms import code_hash, name_of
 from holdfast.runtime.rows.row_types import RowMaker
 from holdfast.runtime.rows.rows import WrongRow, batch_of_rows
 from holdfast.runtime.rows.schema import field_of, schema_of
 
-ROWS = "(rows)"
-"""The role of the number of rows; no field of a dataclass has this name."""
-_NOT_THE_ROWS_FAULT = (HoldfastError, MemoryError)
-CORRECT_IT = "correct the function; then run the job again, which resumes from the last checkpoint"
 _MISSING: Any = None
 """Lets a missing argument be refused with a message, in place of Python's TypeError."""
 
 
 def Aggregate(
     init: Callable[[], Any] = _MISSING,
-    add: Callable[[Any, Any], Any] = _MISSING,
+    add: Callable[..., Any] = _MISSING,
     merge: Callable[[Any, Any], Any] = _MISSING,
     result: Callable[[Any], Any] = _MISSING,
     *,
     to: Any = None,
     columns: Sequence[str] | None = None,
+    batches: bool = False,
     filter: Any = None,
 ) -> Aggregation:
     """An aggregate of your own: `hf.Aggregate(Spread, add, merge, result)`.
@@ -57,16 +56,19 @@ def Aggregate(
         result: Takes a state; returns the value of the result column.
         to: Type of the result, such as `float` or `float | None`; by default what `result` is annotated with.
         columns: The columns of the rows; by default all columns of the stream.
+        batches: The functions work on whole batches: `add(states, rows, groups)` takes a pyarrow.RecordBatch with one
+            state per key, one of rows, and the number of the state of each row; `merge` two batches of states, which
+            belong together row by row; both return a batch of states. `result` returns an array.
         filter: Only rows for which this expression is true are added.
 
     Raises:
         ConfigError: an argument is missing or no function, the state is no dataclass, or the result has no type.
     """
     functions = {"init": init, "add": add, "merge": merge, "result": result}
-    for called, function in functions.items():
+    for role, function in functions.items():
         if not callable(function):
             given = "is missing" if function is None else f"is {function!r}, which is not a function"
-            raise _refused(f"{called} {given}", "give four functions: hf.Aggregate(init, add, merge, result)")
+            raise _refused(f"{role} {given}", "give four functions: hf.Aggregate(init, add, merge, result)")
     start = init()
     if not dataclasses.is_dataclass(start) or isinstance(start, type):
         raise _refused(
@@ -78,19 +80,15 @@ def Aggregate(
         if not is_kept(field.type):
             raise _refused(f"the field {field.name!r} of the state is {field.type}", "use a type of numbers or text")
     gives = _result_of(result, to)
-    return Aggregation(Custom(init, add, merge, result, schema, gives), columns, filter)
+    return Aggregation(Custom(UserCode(init, add, merge, result, schema, gives), batches), columns, filter)
 
 
 @dataclass(frozen=True)
 class Custom(Kind):
-    """Four functions, the fields of the state, and the field of the result."""
+    """An aggregate of the user's own, per row or over batches."""
 
-    init: Callable[[], Any]
-    add: Callable[[Any, Any], Any]
-    merge: Callable[[Any, Any], Any]
-    result: Callable[[Any], Any]
-    schema: pa.Schema
-    gives: pa.Field
+    functions: UserCode
+    batches: bool
 
     name: ClassVar[str] = "Aggregate"
     calls: ClassVar[bool] = True
@@ -99,71 +97,67 @@ class Custom(Kind):
         return {}
 
     def code(self) -> list[str]:
-        return [code_hash(function) for function in (self.add, self.merge, self.result)]
+        return [code_hash(each) for each in (self.functions.add, self.functions.merge, self.functions.result)]
 
     def nullable(self, given: bool) -> bool:
-        return bool(self.gives.nullable)
+        return bool(self.functions.gives.nullable)
 
     def over(self, given: Sequence[pa.Field], nullable: bool) -> AggregateFunction:
-        return CustomFunction(self, pa.schema(given))
+        return (BatchFunction if self.batches else RowFunction)(self.functions, pa.schema(given))
 
 
 @dataclass(frozen=True)
-class CustomFunction(AggregateFunction):
+class RowFunction(AggregateFunction):
     """Calls the functions, row by row and state by state.
 
     Args:
         rows: The columns of a row.
     """
 
-    kind: Custom
+    functions: UserCode
     rows: pa.Schema
 
     takes_nulls: ClassVar[bool] = True
 
     @property
     def result(self) -> pa.DataType:
-        return self.kind.gives.type
+        return self.functions.gives.type
 
     @property
     def columns(self) -> Mapping[str, StateColumn]:
-        fields = {field.name: value_column(field.type) for field in self.kind.schema}
-        return {ROWS: StateColumn(np.dtype(np.int64))} | fields
+        return self.functions.columns
 
     def fold(self, held: State, inputs: Sequence[pa.Array], groups: Groups) -> State:
-        states, add = self._instances(held), self.kind.add
+        states, add = self._instances(held), self.functions.add
         batch = pa.RecordBatch.from_arrays(list(inputs), schema=self.rows)
         for group, row in zip(groups.tolist(), RowMaker(self.rows, None).rows(batch), strict=True):
-            states[group] = self._called(add, group, f" for the row {row!r:.200}", states[group], row)
+            states[group] = state_of(add, group, f" for the row {row!r:.200}", states[group], row)
         return self._stored(states, held[ROWS] + np.bincount(groups, minlength=len(states)))
 
     def combine(self, states: State, groups: Groups, count: int) -> State:
-        instances, merge = self._instances(states), self.kind.merge
+        instances, merge = self._instances(states), self.functions.merge
         merged: list[Any] = [None] * count
         for group, rows, instance in zip(groups.tolist(), states[ROWS].tolist(), instances, strict=True):
             if rows:
                 first = merged[group] is None
-                merged[group] = instance if first else self._called(merge, group, "", merged[group], instance)
+                merged[group] = instance if first else state_of(merge, group, "", merged[group], instance)
         total = np.zeros(count, np.int64)
         np.add.at(total, groups, states[ROWS])
-        return self._stored([self.kind.init() if each is None else each for each in merged], total)
+        return self._stored([self.functions.init() if each is None else each for each in merged], total)
 
     def results(self, states: State) -> pa.Array:
-        values = [
-            self._called(self.kind.result, at, "", each, returns_state=False)
-            for at, each in enumerate(self._instances(states))
-        ]
+        values = [called(self.functions.result, at, "", each) for at, each in enumerate(self._instances(states))]
         try:
-            [array] = batch_of_rows(pa.schema([self.kind.gives]), [(value,) for value in values]).columns
+            [array] = batch_of_rows(pa.schema([self.functions.gives]), [(value,) for value in values]).columns
         except WrongRow as wrong:
             raise CannotFold(f"cannot be given: {wrong.what}", CORRECT_IT, wrong.row or 0) from wrong
         return array
 
     def _instances(self, states: State) -> list[Any]:
         """Return states as the user's functions take them."""
-        instances = [self.kind.init() for _ in range(len(states[ROWS]))]
+        instances = [self.functions.init() for _ in range(len(states[ROWS]))]
         kept = np.flatnonzero(states[ROWS]).tolist()
-        for field in self.kind.schema:
+        for field in self.functions.schema:
             values = loaded(states[field.name], field.type).to_pylist()
             for at in kept:
                 if values[at] is not None or field.nullable:  # a field that was added later has no value yet
@@ -172,30 +166,15 @@ class CustomFunction(AggregateFunction):
 
     def _stored(self, states: list[Any], rows: Any) -> State:
         try:
-            batch = batch_of_rows(self.kind.schema, states)
+            batch = batch_of_rows(self.functions.schema, states)
         except WrongRow as wrong:
             raise CannotFold(f"cannot be kept: {wrong.what}", CORRECT_IT, wrong.row or 0) from wrong
         some = pa.array(rows > 0)
         columns = {
             field.name: stored(pa.compute.if_else(some, array, pa.scalar(None, array.type)))
-            for field, array in zip(self.kind.schema, batch.columns, strict=True)
+            for field, array in zip(self.functions.schema, batch.columns, strict=True)
         }
         return {ROWS: rows, **columns}
-
-    def _called(self, function: Any, group: int, given: str, *arguments: Any, returns_state: bool = True) -> Any:
-        try:
-            found = function(*arguments)
-        except _NOT_THE_ROWS_FAULT:
-            raise
-        except BaseException as error:
-            if not is_failure(error):
-                raise
-            what = f"failed: {name_of(function)} {raised(error, function, __file__)}{given}"
-            raise CannotFold(what, CORRECT_IT, group) from error
-        if returns_state and found is None:
-            what = f"failed: {name_of(function)} returned None, not a state{given}"
-            raise CannotFold(what, "let the function return the state, also if it changed it", group)
-        return found
 
 
 def _result_of(result: Callable[[Any], Any], to: Any) -> pa.Field:

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import aggregate_oracles as oracles
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -16,10 +17,16 @@ from stored_state import store_of, stored
 
 import holdfast as hf
 from holdfast.runtime.inspect.reading import reading_of
+from holdfast.runtime.operators.aggregate import Folding, value_columns
 from holdfast.runtime.plan.identity import describe_operators, differences
+from holdfast.runtime.rows.aggregates.aggregation import bound
+from holdfast.runtime.rows.aggregates.contract import CannotFold
+from holdfast.runtime.rows.aggregates.decimals import DecimalSum
 from holdfast.runtime.rows.aggregates.registry import KINDS
 from holdfast.sinks.memory import MemorySink
+from holdfast.state.keys.batch import KeyType
 from holdfast.state.keys.keygroups import range_of
+from holdfast.state.tables.table import Table, TableSpec
 from holdfast.testing import TestDriver
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -214,6 +221,18 @@ class TestErrors:
             ):
                 t.push("rows", [{"k": 2, "p": Decimal("0.01")}, {"k": 1, "p": Decimal("0.01")}])
 
+    @pytest.mark.parametrize("sign", ["", "-"])
+    def test_decimal_sums_of_exactly_38_digits_fit(self, sign: str) -> None:
+        kind = pa.decimal128(38, 0)
+        largest, one = Decimal(f"{sign}{'9' * 38}"), Decimal(f"{sign}1")
+        total = DecimalSum(kind)
+        held = total.partial([pa.array([largest], kind)], np.array([0]), 1)
+        assert total.results(held).to_pylist() == [largest]
+        with pytest.raises(CannotFold, match="38 digits"):
+            total.fold(held, [pa.array([one], kind)], np.array([0]))
+        less = total.fold(held, [pa.array([one.copy_negate()], kind)], np.array([0]))
+        assert total.results(less).to_pylist() == [Decimal(f"{sign}{'9' * 37}8")]
+
     def test_a_list_longer_than_its_limit_fails_and_names_the_key(self) -> None:
         app = hf.App("lists")
         rows = app.source("rows", PlannedSource(SCHEMA)).key_by("k")
@@ -225,6 +244,21 @@ class TestErrors:
             ),
         ):
             t.push("rows", [ROWS[1], ROWS[4], ROWS[7]])
+
+    def test_a_batch_that_does_not_fit_one_aggregate_changes_none(self) -> None:
+        schema = SCHEMA.remove(3).remove(2)
+        several = [("n", hf.count()), ("low", hf.min("v")), ("set", hf.distinct("v")), ("all", hf.collect("v", max=2))]
+        bounds = [bound(name, each, schema, "a test") for name, each in several]
+        key = KeyType(("k",), (pa.int64(),))
+        table = Table(TableSpec(1, "kept", key, value_columns(bounds)), 1)
+        folding = Folding("kept", bounds, table, "job")
+        good = pa.RecordBatch.from_pydict({"k": [1, 2], "v": [5, 6]}, schema=schema)
+        unfit = pa.RecordBatch.from_pydict({"k": [2, 1, 1], "v": [1, 2, 3]}, schema=schema)
+        slots = folding.fold(key.encode([good.column("k")]), good)
+        with pytest.raises(hf.JobFailed, match=r"max=2 values for the key '1'"):
+            folding.fold(key.encode([unfit.column("k")]), unfit)
+        found = [array.to_pylist() for array in folding.results(slots)]
+        assert found == [[1, 1], [5, 6], [1, 1], [[5], [6]]]
 
     @pytest.mark.parametrize(
         ("call", "message"),

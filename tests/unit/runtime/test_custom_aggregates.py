@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from merged_states import merge_states
 from planned_source import PlannedSource
@@ -68,19 +69,48 @@ def spread(state: Spread) -> str | None:
 SPREAD = hf.Aggregate(Spread, add, merge, spread)
 
 
+def add_batch(states: pa.RecordBatch, rows: pa.RecordBatch, groups: Any) -> pa.RecordBatch:
+    """Do what `add` does, with Polars."""
+    values = pl.DataFrame(
+        {"group": groups, "v": rows.column("v").to_pylist()}, schema={"group": pl.Int64, "v": pl.Int64}
+    )
+    new = values.drop_nulls("v").group_by("group").agg(low=pl.col("v").min(), high=pl.col("v").max(), all=pl.col("v"))
+    found = pl.DataFrame({"group": range(states.num_rows)}, schema={"group": pl.Int64}).join(
+        new, "group", "left", maintain_order="left"
+    )
+    names = ["".join("abc"[v % 3] for v in each or ()) for each in found["all"].to_list()]
+    columns = {"low": found["low"].to_arrow(), "high": found["high"].to_arrow(), "names": names}
+    return merge_batches(states, pa.RecordBatch.from_pydict(columns, schema=states.schema))
+
+
+def merge_batches(one: pa.RecordBatch, other: pa.RecordBatch) -> pa.RecordBatch:
+    pairs = zip(one.column("names").to_pylist(), other.column("names").to_pylist(), strict=True)
+    columns = {
+        "low": pc.min_element_wise(one.column("low"), other.column("low")),
+        "high": pc.max_element_wise(one.column("high"), other.column("high")),
+        "names": ["".join(sorted(a + b)) for a, b in pairs],
+    }
+    return pa.RecordBatch.from_pydict(columns, schema=one.schema)
+
+
+def spread_batch(states: pa.RecordBatch) -> pa.Array:
+    return pa.array([spread(Spread(**row)) for row in states.to_pylist()], pa.string())
+
+
+IN_BATCHES = hf.Aggregate(Spread, add_batch, merge_batches, spread_batch, to=pa.string(), batches=True)
+FORMS = pytest.mark.parametrize("own", [SPREAD, IN_BATCHES], ids=["rows", "batches"])
+
+
 def wanted(values: list[int | None]) -> str | None:
     some = [value for value in values if value is not None]
     return f"{min(some)}..{max(some)} {''.join(sorted('abc'[v % 3] for v in some))}" if some else None
 
 
-def job(mode: str = "continuous", **aggregates: Any) -> hf.App:
+def job(mode: str = "continuous", own: Any = SPREAD, alone: bool = False) -> hf.App:
     app = hf.App("own", key_groups=8, mode=mode)
     rows = app.source("rows", PlannedSource(SCHEMA), event_time="at", idle_after="1h").key_by("k")
-    aggregates = aggregates or {
-        "own": SPREAD,
-        "n": hf.count(),
-        "positive": hf.Aggregate(Spread, add, merge, spread, filter=pl.col("v") > 0, columns=["v"]),
-    }
+    positive = hf.Aggregate(Spread, add, merge, spread, filter=pl.col("v") > 0, columns=["v"])
+    aggregates = {"own": own} if alone else {"own": own, "n": hf.count(), "positive": positive}
     rows.agg("totals", **aggregates).sink("totals_out", MemorySink(key=["k"]))
     rows.window(hf.tumbling("10s")).agg("windows", **aggregates).sink("windows_out", MemorySink())
     return app
@@ -106,9 +136,9 @@ def check(rows: list[dict[str, Any]], pushed: list[dict[str, Any]]) -> None:
 
 
 class TestState:
-    @pytest.mark.parametrize("mode", ["continuous", "microbatch"])
-    def test_survives_crashes_and_rewinds(self, mode: str) -> None:
-        with TestDriver(job(mode), parallelism=2) as t:
+    @pytest.mark.parametrize(("mode", "own"), [("continuous", IN_BATCHES), ("microbatch", SPREAD)])
+    def test_survives_crashes_and_rewinds(self, mode: str, own: Any) -> None:
+        with TestDriver(job(mode, own), parallelism=2) as t:
             t.push("rows", ROWS[:20])
             kept = t.checkpoint()
             t.push("rows", ROWS[20:])
@@ -131,8 +161,9 @@ class TestState:
             shown = {r["k"]: (r["own.(rows)"], r["n"]) for batch in read.batches() for r in batch.to_pylist()}
             assert shown == {0: (14, 14), 1: (13, 13), 2: (13, 13)}
 
-    def test_states_of_sessions_are_merged_by_the_function(self) -> None:
-        of = bound("x", SPREAD, SCHEMA, "a test")
+    @FORMS
+    def test_states_of_sessions_are_merged_by_the_function(self, own: Any) -> None:
+        of = bound("x", own, SCHEMA, "a test")
         key = KeyType(("k",), (pa.int64(),))
         table = Table(TableSpec(1, "kept", key, value_columns([of])), 1)
         folding = Folding("kept", [of], table, "job")
@@ -191,6 +222,10 @@ class TestEvolution:
         }
         kept |= {"names": pa.array(["ab", None], pa.large_utf8()), "rows": pa.array([None, None], pa.int64())}
         assert of.function._instances(kept) == [Wider(1, 2, "ab", 7), Wider()]  # type: ignore[attr-defined]
+        in_batches = hf.Aggregate(Wider, add_batch, merge_batches, spread_batch, to=pa.string(), batches=True)
+        of = bound("own", in_batches, SCHEMA, "a test")
+        [first, second] = of.function._batch(kept).to_pylist()  # type: ignore[attr-defined]
+        assert (Wider(**first), Wider(**second)) == (Wider(1, 2, "ab", 7), Wider())
 
     def test_fields_that_come_and_go_are_reported(self) -> None:
         wider = hf.Aggregate(Wider, add, merge, spread)
@@ -207,28 +242,34 @@ class TestEvolution:
 
 
 class TestErrors:
-    def failing(self, **aggregates: Any) -> str:
-        with TestDriver(job(**aggregates)) as t, pytest.raises(hf.JobFailed) as failed:
+    def failing(self, own: Any) -> str:
+        with TestDriver(job(own=own, alone=True)) as t, pytest.raises(hf.JobFailed) as failed:
             t.push("rows", [ROWS[1], {"k": 2, "v": 13, "at": START}])
             t.checkpoint()
         return failed.value.what
 
     def test_of_the_function_name_operator_key_row_and_line(self) -> None:
-        what = self.failing(own=SPREAD)
+        what = self.failing(SPREAD)
         assert "aggregate own = Aggregate() of operator 'totals' failed: add raised ValueError: thirteen at" in what
         assert "test_custom_aggregates.py:" in what and "for the row Row(k=2, v=13" in what
         assert what.endswith("for the key '2'")
 
     def test_a_forgotten_return_is_named(self) -> None:
-        assert "returned None, not a state" in self.failing(own=hf.Aggregate(Spread, lambda s, r: None, merge, spread))
+        assert "returned None, not a state" in self.failing(hf.Aggregate(Spread, lambda s, r: None, merge, spread))
 
     def test_a_state_that_does_not_fit_is_named(self) -> None:
         wrong = hf.Aggregate(Spread, lambda s, r: Spread("low"), merge, spread)  # type: ignore[arg-type]
-        assert "cannot be kept: column 'low' takes int64, not str 'low'" in self.failing(own=wrong)
+        assert "cannot be kept: column 'low' takes int64, not str 'low'" in self.failing(wrong)
 
     def test_a_result_that_does_not_fit_is_named(self) -> None:
         wrong = hf.Aggregate(Spread, lambda s, r: s, merge, lambda s: 1.5, to=str)
-        assert "cannot be given: column 'result' takes string, not float 1.5" in self.failing(own=wrong)
+        assert "cannot be given: column 'result' takes string, not float 1.5" in self.failing(wrong)
+
+    def test_a_batch_that_does_not_fit_is_named(self) -> None:
+        wrong = hf.Aggregate(Spread, lambda s, r, g: s.slice(1), merge_batches, spread_batch, to=str, batches=True)
+        assert "cannot be kept: column 'low' has 1 values instead of 2" in self.failing(wrong)
+        wrong = hf.Aggregate(Spread, add_batch, merge_batches, lambda s: 5, to=str, batches=True)
+        assert "cannot be given: column 'result'" in self.failing(wrong)
 
     @pytest.mark.parametrize(
         ("call", "message"),

@@ -136,14 +136,14 @@ class TestAggregates:
         [
             hf.sum("note"),
             hf.sum("paid"),
-            hf.sum("exact"),
+            hf.var("exact"),
             hf.sum("big"),
             hf.sum("day"),
             hf.max("paid"),
             hf.mean("note"),
             hf.mean("day"),
-            hf.mean("exact"),
-            hf.min("exact"),
+            hf.quantile("exact", 0.5),
+            hf.var("day"),
         ],
         ids=str,
     )

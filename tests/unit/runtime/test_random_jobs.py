@@ -341,7 +341,7 @@ class TestTheOracle:
             "coldest": "nan",
             "hottest": "nan",
             "warmth": "nan",
-            "warm": None,
+            "warm": 1,
             "newest": 2,
             "lowest": 2,
             "highest": [2],
