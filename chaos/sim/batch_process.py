@@ -15,7 +15,7 @@ Source: PROTOCOL P26; docs/design/0047-microbatch.md.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
@@ -32,6 +32,7 @@ from holdfast.errors import Unavailable
 from holdfast.model import Generation, Subtask, WorkerId
 from holdfast.ports import Lane
 from holdfast.runtime.config.settings import MICROBATCH
+from holdfast.runtime.driver.state import Site
 from holdfast.runtime.microbatch.blocks import Attempt, Parcel, result_in
 from holdfast.runtime.microbatch.host import Host
 from holdfast.runtime.microbatch.machine import Running
@@ -288,7 +289,7 @@ class BatchDriver(DriverProcess):
             given = state.positions, outlook.readable(), state.phase.until, batch.silent
             self._world.checks.aligned.epoch(*given)
 
-    def launch(self, number: int) -> None:
+    def launch(self, number: int, avoid: Sequence[Site]) -> None:
         """See DriverPorts.launch."""
         self._host.launch(number)
 

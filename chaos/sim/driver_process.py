@@ -8,7 +8,7 @@ Source: DESIGN sections 3 and 4; PROTOCOL P4, P5, P6.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ from holdfast.runtime.driver.invariants import validate
 from holdfast.runtime.driver.loop import DriverLoop
 from holdfast.runtime.driver.master import RewindWanted, Rules
 from holdfast.runtime.driver.rewinding import no_way_back
+from holdfast.runtime.driver.state import Site
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.wire import messages as m
 
@@ -160,7 +161,7 @@ class DriverProcess(DriverEnd):
             reports = [hosted.progress for hosted in state.workers.values() if hosted.subtask is not None]
             self._world.checks.aligned.sent(message, reports, state.rules.until)
 
-    def launch(self, number: int) -> None:
+    def launch(self, number: int, avoid: Sequence[Site]) -> None:
         """See DriverPorts.launch."""
         if self._world.faults.strikes(Fault.LAUNCH_FAILED, lambda: (Point.RECOVER,)):
             self._world.schedule.after(0.2, self, "", lambda: self.launch_ended(number, "no slot"))

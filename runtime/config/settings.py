@@ -80,7 +80,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("master", "text", None, "Spark master URL; unset: Spark's own setting, else local"),
     Setting("max_records_per_second", "rate", None, "Limit on the reading of all sources together; unset: no limit", 1),
     Setting("heartbeat_ms", "duration", 500, "Time between two heartbeats, in both directions", 10, MINUTE_MS),
-    Setting("silent_after_ms", "duration", 5_000, "Silence after which a worker counts as lost", 50, HOUR_MS),
+    Setting(
+        "silent_after_ms", "duration", 5_000, "Silence after which a worker or channel counts as lost", 50, HOUR_MS
+    ),
     Setting("session_timeout_ms", "duration", 10_000, "Silence of the driver after which a worker exits", 50, HOUR_MS),
     Setting("hung_after_ms", "duration", 120_000, "Time in one call before a worker counts as hung", 1_000, DAY_MS),
     Setting("restart_failures_max", "count", 40, "Failures tolerated in a window; one more ends the job", 0, 1_000_000),

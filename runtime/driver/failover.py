@@ -14,6 +14,7 @@ import msgspec
 from holdfast.errors import ErrorReport
 from holdfast.frozen import replace
 from holdfast.model import WorkerId
+from holdfast.runtime.driver.avoiding import avoided, doubt
 from holdfast.runtime.driver.deployment import launch_allowed_at, standby_allowed_at
 from holdfast.runtime.driver.state import (
     Cancel,
@@ -52,7 +53,7 @@ def spoken_for(state: Master, message: m.Vitals, now: float) -> Step:
             hosted = replace(hosted, seen=now, progress=msgspec.structs.replace(hosted.progress, held_by=held_by))
         case "hung":
             state = replace(state, workers={**state.workers, message.worker: hosted})
-            cause = f"worker {message.worker} (pid {hosted.pid}) was ended: it held its interpreter"
+            cause = f"worker {message.worker} (pid {hosted.pid} on {hosted.host}) was ended: it held its interpreter"
             cause += f" for {message.for_ms / 1000:.0f} s"
             return lose(state, message.worker, cause, None, now)
         case _:
@@ -76,7 +77,7 @@ def launch_ended(state: Master, number: int, error: str | None, now: float) -> S
         return state, []
     for worker, hosted in state.workers.items():
         if hosted.launch == number:
-            return lost(state, worker, f"worker process ended ({error or 'no error'})", now)
+            return lost(state, worker, f"worker process on {hosted.host} ended ({error or 'no error'})", now)
     if number not in state.launching:
         return _explain(state, number, error), []
     return _not_started(state, number, f"a worker could not be started: {error}", now)
@@ -107,7 +108,7 @@ def lose(state: Master, worker: WorkerId, cause: str, error: ErrorReport | None,
     if error is None and words is not None and (words.mark is not None or words.state == "hung"):
         cause, error = _explained(cause, words)
     workers = {w: h for w, h in state.workers.items() if w != worker}
-    state = replace(state, workers=workers)
+    state = doubt(replace(state, workers=workers), hosted, now)
     effects: list[Effect] = [Dismiss(worker, hosted.launch)]
     if isinstance(hosted.role, m.Standby) or (hosted.role is None and state.rules.standbys and all_hosted(state)):
         return standby_failed(state, cause if error is None else error.what, now), effects
@@ -195,9 +196,9 @@ def launch_missing(state: Master, now: float) -> Step:
         if more:
             return state, effects + more
     for _ in range(_missing(state, now)):
-        number = state.launches + 1
+        number, standby = state.launches + 1, len(state.workers) + len(state.launching) >= state.rules.parallelism
         state = replace(state, launches=number, launching={**state.launching, number: now})
-        effects.append(Launch(number))
+        effects.append(Launch(number, avoided(state, standby, now)))
     return state, effects
 
 

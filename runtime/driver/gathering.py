@@ -39,7 +39,9 @@ def gather(state: Master, now: float) -> Step:
         restart = Restart(since, started.cause, state.job.generation, logged_after=now - since, rewind=rewind)
         state = replace(state, restarts=(*state.restarts, restart))
     workers = {
-        w: replace(hosted, ready=False, how=None, ended=False, caught_up=False, quiet=NO_EPOCH, partitions=0)
+        w: replace(
+            hosted, ready=False, how=None, ended=False, caught_up=False, quiet=NO_EPOCH, partitions=0, broken_to=()
+        )
         for w, hosted in state.workers.items()
     }
     state = replace(state, workers=workers)

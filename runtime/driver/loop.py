@@ -29,6 +29,7 @@ from holdfast.runtime.driver.compactions import Compactions
 from holdfast.runtime.driver.folds import Folds
 from holdfast.runtime.driver.listing import Listings
 from holdfast.runtime.driver.repair import Repairs
+from holdfast.runtime.driver.state import Site
 from holdfast.runtime.driver.sweep import Sweep
 from holdfast.runtime.plan.model import SinkSpec, SourceSpec
 from holdfast.runtime.wire import messages as m
@@ -56,8 +57,8 @@ class DriverPorts(Protocol):
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:
         """Send to a worker; may be lost."""
 
-    def launch(self, number: int) -> None:
-        """Start a process that will register as a worker."""
+    def launch(self, number: int, avoid: Sequence[Site]) -> None:
+        """Start a process that will register as a worker, and not in these places if there are others."""
 
     def dismiss(self, worker: WorkerId, launch: int) -> None:
         """Close the worker's stream."""
@@ -171,8 +172,8 @@ class DriverLoop:
                     self._store_manifest(manifest)
                 case master.Send(worker, message):
                     self._ports.send(worker, message)
-                case master.Launch(number):
-                    self._ports.launch(number)
+                case master.Launch(number, avoid):
+                    self._ports.launch(number, avoid)
                 case master.Dismiss(worker, launch):
                     self._ports.dismiss(worker, launch)
                 case master.Cancel(launch):

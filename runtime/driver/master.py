@@ -42,7 +42,8 @@ recovery in between does not undo them.
 The parts, all pure: state.py (the state and the effects), gathering.py (from a start to the deployment), deployment.py
 (values derived from the state), partitions.py (which partitions are read, and by which subtask), committers.py (output
 that one worker delivers for all), failover.py (losses, the restart limit, launches), rewinding.py, retention.py
-(expiry), requests.py (requests of users), abreast.py (subtasks that keep together in event time), invariants.py
+(expiry), requests.py (requests of users), severed.py (broken channels between live workers), avoiding.py (hosts where
+workers should rather not start), abreast.py (subtasks that keep together in event time), invariants.py
 (invariants between two events). Scripts of events with the effects that follow are in tests/transcripts/master.
 
 Invariants
@@ -65,8 +66,9 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ErrorReport, Fenced, HoldfastError, Where
 from holdfast.frozen import replace
 from holdfast.model import NO_EPOCH, Epoch, ObjectRef, SourcePosition, Tag, Timeline, WorkerId
-from holdfast.runtime.driver import partitions, placement, retention, rewinding, standbys
+from holdfast.runtime.driver import partitions, placement, retention, rewinding, severed, standbys
 from holdfast.runtime.driver.abreast import hold_back
+from holdfast.runtime.driver.avoiding import trust
 from holdfast.runtime.driver.committers import behind, hand_over
 from holdfast.runtime.driver.deployment import (
     all_ended,
@@ -75,7 +77,6 @@ from holdfast.runtime.driver.deployment import (
     completion,
     confirm,
     deployments,
-    launch_allowed_at,
     next_manifest,
     nothing_new,
     older_output_is_left,
@@ -86,7 +87,6 @@ from holdfast.runtime.driver.failover import (
     count_failure,
     end,
     forgive_own_pause,
-    is_held,
     launch_ended,
     launch_missing,
     lose,
@@ -185,9 +185,6 @@ __all__ = [
     "unlisted",
 ]
 
-BROKEN_GRACE_S = 1.0
-"""How long the loss of a worker may lag behind its peers' reports of broken channels."""
-
 
 def begin(rules: Rules, owner: str, job: joblog.Job | None, cause: str, at_us: int) -> Step:
     """Take over the job that the log describes, or create it."""
@@ -247,6 +244,7 @@ def registered(state: Master, message: m.Register, now: float) -> Step:
         return state, [Send(message.worker, m.Exit(refused.what))]
     hosted = Hosted(message.data_address, message.host, message.pid, message.launch, now)
     state = replace(state, launching=launching, workers={**state.workers, message.worker: hosted})
+    state = trust(state, message.host)
     if refused is not None:
         return end(state, "refused", refused)
     if isinstance(state.phase, Running):
@@ -293,7 +291,8 @@ def tick(state: Master, now: float, at_us: int) -> Step:
     effects: list[Effect] = []
     for worker, hosted in list(state.workers.items()):
         if not isinstance(state.phase, Over) and now - hosted.seen > state.rules.silent_after:
-            state, more = lose(state, worker, f"worker {worker} was silent for {now - hosted.seen:.1f} s", None, now)
+            cause = f"worker {worker} on {hosted.host} was silent for {now - hosted.seen:.1f} s"
+            state, more = lose(state, worker, cause, None, now)
             effects += more
     if isinstance(state.phase, Over):
         return state, effects
@@ -369,13 +368,8 @@ def _said_by_no_barrier(state: Master, phase: Running) -> Epoch | None:
 
 
 def _tick_running(state: Master, phase: Running, now: float, at_us: int) -> Step:
-    broken = phase.broken_since is not None and now - phase.broken_since > BROKEN_GRACE_S
-    # The cause may persist, so launches are paced: not one recovery per second. A recovery that has to wait for a held
-    # worker would break in the same way.
-    if broken and now >= launch_allowed_at(state) and not is_held(state):
-        cause = "a data channel broke between live workers"
-        state, ending = count_failure(replace(state, recovering_since=phase.broken_since), now, None, cause)
-        return (state, ending) if isinstance(state.phase, Over) else _start_generation(state, cause, at_us)
+    if severed.is_due(state, phase, now):
+        return _recover_channels(state, phase, now, at_us)
     if not all_ready(state):
         if now - phase.deployed_at > state.rules.redeploy_every:
             late = [w for w, hosted in state.workers.items() if hosted.subtask is not None and not hosted.ready]
@@ -407,6 +401,18 @@ def _tick_running(state: Master, phase: Running, now: float, at_us: int) -> Step
             return _coordinate(state, effects, now)
         case _:
             return state, []
+
+
+def _recover_channels(state: Master, phase: Running, now: float, at_us: int) -> Step:
+    """Start a generation because channels broke between live workers: in place, or with one of them replaced."""
+    found = severed.breaks(state)
+    cause, victim = severed.cause_of(state, found), severed.to_replace(state, found, now)
+    state = replace(severed.noted(state, found, now), recovering_since=phase.broken_since)
+    if victim is not None:
+        return lose(state, victim, f"{cause}; the worker on {state.workers[victim].host} was replaced", None, now)
+    state = replace(state, broken_in_a_row=state.broken_in_a_row + 1)
+    state, ending = count_failure(state, now, None, cause)
+    return (state, ending) if isinstance(state.phase, Over) else _start_generation(state, cause, at_us)
 
 
 def _coordinate(state: Master, effects: list[coordinator.Effect], now: float) -> Step:
@@ -512,7 +518,8 @@ def _completed(state: Master, now: float, at_us: int) -> Step:
     sweeps: list[Effect] = [Sweep(state.job)] if phase.last is phase.base and state.job.generation > 1 else []
     phase = replace(phase, epochs=epochs, last=phase.storing, storing=None, final=final)
     after = replace(state.phase, running=phase) if isinstance(state.phase, Interrupted) else phase
-    state = named(replace(state, phase=after, failures_in_a_row=0), phase)
+    state = replace(severed.proved(state), phase=after, failures_in_a_row=0, broken_in_a_row=0)
+    state = named(state, phase)
     state, out = _coordinate(state, effects, now)
     return state, [*out, *hand_over(state), *standbys.follow(state), *sweeps]
 
@@ -533,6 +540,7 @@ def _heartbeat(state: Master, message: m.Heartbeat, now: float) -> Step:
     hosted = state.workers[message.worker]
     hosted = replace(hosted, ended=message.ended, caught_up=message.caught_up, progress=message.progress)
     hosted = replace(hosted, last_words=None, quiet=message.quiet, partitions=message.partitions, copies=message.copies)
+    hosted = replace(hosted, broken_to=message.broken_to)
     # A barrier on its way takes the changes: what a worker reports until it is taken says nothing about the next one.
     idle = isinstance(state.phase, Running) and isinstance(state.phase.epochs, coordinator.Idle)
     hosted = replace(hosted, wants_barrier=message.wants_barrier and idle)

@@ -21,6 +21,7 @@ from typing import Any
 from holdfast.checkpoint import recovery
 from holdfast.frozen import replace
 from holdfast.model import NO_EPOCH, Epoch, Subtask, WorkerId
+from holdfast.runtime.driver.avoiding import conflicts
 from holdfast.runtime.driver.claims import claim_of
 from holdfast.runtime.driver.deployment import local_bases, recent_cuts, topic_state
 from holdfast.runtime.driver.state import Effect, Hosted, Master, Running, Send
@@ -148,11 +149,12 @@ def follow(state: Master) -> list[Effect]:
 def newest_copy(state: Master, subtask: Subtask, among: Iterable[WorkerId]) -> WorkerId:
     """Return the worker to run a subtask: that with the newest copy of it, else the one with the fewest copies.
 
-    A copy of an epoch after the base is one that a rewind has abandoned.
+    One on a host that is severed from those of other subtasks comes last. A copy of an epoch after the base is one that
+    a rewind has abandoned.
     """
 
-    def rank(worker: WorkerId) -> tuple[int, int]:
-        at = copied(state.workers[worker], subtask)
-        return -at if at <= state.job.base_epoch else 0, len(state.workers[worker].copies)
+    def rank(worker: WorkerId) -> tuple[int, int, int]:
+        at, hosted = copied(state.workers[worker], subtask), state.workers[worker]
+        return conflicts(state, hosted.site), -at if at <= state.job.base_epoch else 0, len(hosted.copies)
 
     return min(among, key=rank)

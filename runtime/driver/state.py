@@ -33,6 +33,8 @@ from holdfast.runtime.wire import messages as m
 from holdfast.sinks.delivery import BACKLOG_BYTES_MAX
 
 SAVEPOINTS_WAITING_MAX = 16
+Site = tuple[str, str]
+"""A host: its name, and its address in the network of the workers."""
 ALIGNED_WITHIN_S = 2.0
 """A subtask may be ahead of another in event time by the most that one of them has lately gained in this time."""
 
@@ -142,11 +144,18 @@ class Hosted:
     """As in `Heartbeat`."""
     last_words: m.Vitals | None = None
     """The last report of its companion, unless the worker has sent a message since."""
+    broken_to: tuple[m.BrokenLink, ...] = ()
+    """As in `Heartbeat`."""
 
     @property
     def subtask(self) -> Subtask | None:
         """Return the subtask that the worker runs; None if it runs none."""
         return self.role.subtask if isinstance(self.role, m.Active) else None
+
+    @property
+    def site(self) -> Site:
+        """Return where the worker is."""
+        return self.host, self.address[0]
 
 
 @dataclass(frozen=True)
@@ -309,6 +318,12 @@ class Master:
     standby_failed_at: float = 0.0
     standby_error: str = ""
     """Why the last one was lost or not started."""
+    broken_in_a_row: int = 0
+    """Recoveries in place after broken channels, since the last completed epoch."""
+    severed: Mapping[frozenset[Site], float] = field(default_factory=dict)
+    """Pairs of hosts whose workers exchanged no data although both reached the driver, and when that was reported."""
+    doubted: Mapping[str, tuple[Site, float]] = field(default_factory=dict)
+    """Hosts whose worker fell silent before it was lost, and when it was; see runtime/driver/avoiding.py."""
     struck: int = 0
     """The loss of workers up to this launch counts as part of the last failure until every subtask runs again."""
     confirmed: Mapping[Writer, Tag] = field(default_factory=dict)
@@ -422,6 +437,8 @@ class Launch:
     """Start a Spark job that hosts one worker."""
 
     number: int
+    avoid: tuple[Site, ...] = ()
+    """Where it should not run if there is a free slot elsewhere, the worst place first."""
 
 
 @dataclass(frozen=True)

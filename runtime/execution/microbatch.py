@@ -15,6 +15,7 @@ from holdfast.errors import HoldfastError
 from holdfast.model import WorkerId
 from holdfast.ports import Clock, Lane, ObjectStore
 from holdfast.runtime.driver.placement import local_paths
+from holdfast.runtime.driver.state import Site
 from holdfast.runtime.execution.executing import Outcome, Ports
 from holdfast.runtime.execution.prepare import Prepared
 from holdfast.runtime.execution.running import Run
@@ -96,7 +97,7 @@ class _Batches:
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:
         self._host.send(worker, message)
 
-    def launch(self, number: int) -> None:
+    def launch(self, number: int, avoid: Sequence[Site]) -> None:
         self._host.launch(number)
 
     def dismiss(self, worker: WorkerId, launch: int) -> None:

@@ -8,11 +8,13 @@ Source: DESIGN sections 2 to 4, 13; API.md (exit statuses).
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pyspark import SparkContext
 
 from holdfast.model import WorkerId
+from holdfast.runtime.driver.state import Site
 from holdfast.runtime.execution.executing import Outcome, Ports
 from holdfast.runtime.execution.prepare import Prepared
 from holdfast.runtime.execution.running import Run
@@ -74,6 +76,7 @@ class _Workers:
             settings.staged_bytes_max,
             settings.hung_after_ms / 1000,
             memory,
+            settings.silent_after_ms / 1000,
         )
         self._spark = SparkHost(context, task, self._launch_ended)
         self._zombies: list[tuple[float, int]] = []
@@ -82,9 +85,9 @@ class _Workers:
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:
         self._control.send(worker, message)
 
-    def launch(self, number: int) -> None:
+    def launch(self, number: int, avoid: Sequence[Site]) -> None:
         self._launched = number
-        self._spark.launch(number)
+        self._spark.launch(number, avoid)
 
     def dismiss(self, worker: WorkerId, launch: int) -> None:
         self._control.dismiss(worker)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from holdfast.runtime.driver import master
 from holdfast.runtime.driver.loop import DriverLoop
 from holdfast.runtime.driver.placement import local_paths
 from holdfast.runtime.driver.repair import unrepairable
+from holdfast.runtime.driver.state import Site
 from holdfast.runtime.execution.asking import Asking
 from holdfast.runtime.execution.executing import Outcome, Ports, Publisher
 from holdfast.runtime.execution.prepare import Prepared
@@ -47,7 +48,7 @@ class Hosting(Protocol):
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:
         """See DriverPorts.send."""
 
-    def launch(self, number: int) -> None:
+    def launch(self, number: int, avoid: Sequence[Site]) -> None:
         """See DriverPorts.launch."""
 
     def dismiss(self, worker: WorkerId, launch: int) -> None:
@@ -143,9 +144,9 @@ class Run:
         """See DriverPorts.send."""
         self._hosting.send(worker, message)
 
-    def launch(self, number: int) -> None:
+    def launch(self, number: int, avoid: Sequence[Site]) -> None:
         """See DriverPorts.launch."""
-        self._hosting.launch(number)
+        self._hosting.launch(number, avoid)
 
     def dismiss(self, worker: WorkerId, launch: int) -> None:
         """See DriverPorts.dismiss."""

@@ -17,6 +17,7 @@ from typing import Any
 from holdfast.runtime.config.settings import MICROBATCH
 from holdfast.runtime.job.live import Activity, Failures, Status, Waiting
 from holdfast.runtime.job.status import (
+    HOSTS_SEVERED,
     LOCAL_STATE_REFUSED,
     MERGE_REFUSED,
     REQUEST_UNREADABLE,
@@ -32,6 +33,15 @@ SLOW_EPOCHS = 3
 SLOW_MIN_MS = 2_000
 SILENT_MIN_MS = 2_000
 LAUNCH_SLOW_MS = LISTING_SLOW_MS = 10_000
+_REPORTED = (
+    HOSTS_SEVERED,
+    LOCAL_STATE_REFUSED,
+    MERGE_REFUSED,
+    REQUEST_UNREADABLE,
+    ROOT_REFUSED,
+    SOURCE_UNLISTED,
+)
+"""Codes of problems that are findings as they are."""
 GOOD = frozenset({"progress", "finished", "stopped", "caught_up", "dead_letters", "draining"})
 """Codes of findings that are not problems."""
 
@@ -143,7 +153,7 @@ def _workers(shown: Status, now: Activity) -> Iterator[Finding]:
 
 def _local(shown: Status) -> Iterator[Finding]:
     for problem in shown.problems:
-        if problem.code in (LOCAL_STATE_REFUSED, MERGE_REFUSED, REQUEST_UNREADABLE, ROOT_REFUSED, SOURCE_UNLISTED):
+        if problem.code in _REPORTED:
             yield Finding(problem.code, problem.what, problem.next)
 
 

@@ -19,7 +19,7 @@ from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import HoldfastError
 from holdfast.model import LAST_US, NEVER_US, DriverProcess
-from holdfast.runtime.driver import master
+from holdfast.runtime.driver import master, severed
 from holdfast.runtime.driver.rewinding import no_way_back
 from holdfast.runtime.job import standbys, waiting
 from holdfast.runtime.job.live import (
@@ -38,6 +38,8 @@ from holdfast.runtime.job.live import (
 from holdfast.runtime.wire.vitals import FUNCTION, SOURCE
 
 ENDED_NOW = "it was ended immediately, without a last checkpoint"
+HOSTS_SEVERED = "hosts_severed"
+"""Code of the problem that two hosts reach the driver but not each other."""
 LOCAL_STATE_REFUSED = "local_state_refused"
 """Code of the problem that a worker's disk refuses writes; the job continues all the same."""
 MERGE_REFUSED = "merge_refused"
@@ -121,7 +123,7 @@ def _ms(seconds: float | None) -> int | None:
 def _problems(state: master.Master) -> tuple[Problem, ...]:
     if not isinstance(state.phase, master.Over):
         refusals = (*_local_refusals(state), *_merge_refusals(state), *_sink_refusals(state), *_unlisted(state))
-        return (*refusals, *standbys.problems(state))
+        return (*refusals, *_severed(state), *standbys.problems(state))
     if state.phase.error is None:
         return ()
     return (Problem(code=state.phase.outcome, **asdict(state.phase.error)),)
@@ -197,6 +199,21 @@ def _phase(state: master.Master) -> tuple[State, str | None]:
             return "recovering", state.restarts[-1].cause if state.restarts else cause
         case _:
             return "starting", f"{len(state.workers)} of {state.rules.parallelism} workers have started"
+
+
+def _severed(state: master.Master) -> list[Problem]:
+    """Return a problem for every two hosts that keep the job from going on because they exchange no data."""
+    return [
+        Problem(
+            code=HOSTS_SEVERED,
+            what=f"workers on {one[0]} ({one[1]}) and {other[0]} ({other[1]}) exchange no data, although both reach "
+            "the driver; no epoch has been completed since",
+            not_done="state and output stay as of the last checkpoint; the job is restarted until data arrives",
+            next="let the two hosts reach each other on all ports, in both directions; or give Spark a free slot on "
+            "a third host, to which the job then moves",
+        )
+        for one, other in severed.in_the_way(state)
+    ]
 
 
 def _local_refusals(state: master.Master) -> list[Problem]:

@@ -27,6 +27,7 @@ from holdfast.ports import Lane
 from holdfast.runtime.driver import master
 from holdfast.runtime.driver.loop import DriverLoop
 from holdfast.runtime.driver.repair import unrepairable
+from holdfast.runtime.driver.state import Site
 from holdfast.runtime.job import status
 from holdfast.runtime.job.live import State, Status
 from holdfast.runtime.plan.model import SinkSpec
@@ -53,7 +54,7 @@ class _Ports:
         """Never called: there is no worker."""
         raise AssertionError(f"there is no worker to send {message} to")
 
-    def launch(self, number: int) -> None:
+    def launch(self, number: int, avoid: Sequence[Site]) -> None:
         """Never called: a worker would have nothing to do."""
         raise AssertionError("a rewind of a job that is not running needs no worker")
 

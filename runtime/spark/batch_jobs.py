@@ -56,6 +56,7 @@ WATCH_EVERY_S = 1.0
 CONF = {
     "spark.task.maxFailures": "4",
     "spark.locality.wait": "3s",
+    "spark.locality.wait.node": "3s",
 }
 """Spark's own defaults, which resident workers change: here Spark tries tasks again."""
 

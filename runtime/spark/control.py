@@ -120,7 +120,7 @@ class ControlServer:
             stream.close()
             self._wait_for_last_words(register.worker, began)
             if self._streams.get(register.worker) is stream:
-                who = f"worker {register.worker} (pid {register.pid})"
+                who = f"worker {register.worker} (pid {register.pid} on {register.host})"
                 self._closed(register.worker, f"{who} closed its stream: {error}")
 
     def _serve_companion(self, stream: Stream, worker: WorkerId) -> None:

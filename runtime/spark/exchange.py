@@ -8,6 +8,7 @@ Invariants
     - A connection serves one channel of one generation of one job; others are refused (P2).
     - All connections of a generation close together, before those of the next one are used.
     - A broken connection is reported once per channel, unless this end closed it.
+    - A connection whose packets are lost breaks too, at one end at least: see Stream.end_when_silent_for.
 
 Source: DESIGN section 3 (data plane).
 """
@@ -24,7 +25,15 @@ from holdfast.errors import Unavailable
 from holdfast.model import Barrier, ChannelId, Generation, JobUuid, Watermark
 from holdfast.runtime.spark.door import serve_each
 from holdfast.runtime.spark.tls import Credentials
-from holdfast.runtime.spark.wire import Stream, StreamClosed, close_listener, connect, listen
+from holdfast.runtime.spark.wire import (
+    SILENT_AFTER_S,
+    Stream,
+    StreamClosed,
+    close_listener,
+    connect,
+    is_silence,
+    listen,
+)
 from holdfast.runtime.wire.channels import CHANNEL_BYTES_MAX, Frame, Links, OpenLinks, Queue, parts_of
 from holdfast.runtime.wire.mailbox import Mailbox
 
@@ -48,9 +57,15 @@ class TcpNetwork:
     """Accepts this worker's data connections and opens those to its peers."""
 
     def __init__(
-        self, host: str, credentials: Credentials, mailbox: Mailbox, channel_bytes_max: int = CHANNEL_BYTES_MAX
+        self,
+        host: str,
+        credentials: Credentials,
+        mailbox: Mailbox,
+        channel_bytes_max: int = CHANNEL_BYTES_MAX,
+        silent_after_s: float = SILENT_AFTER_S,
     ) -> None:
-        self._credentials, self._mailbox, self._channel_bytes_max = credentials, mailbox, channel_bytes_max
+        self._credentials, self._mailbox = credentials, mailbox
+        self._channel_bytes_max, self._silent_after_s = channel_bytes_max, silent_after_s
         self._listener = listen(host)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._lock = threading.Lock()
@@ -60,7 +75,8 @@ class TcpNetwork:
 
     def open(self, request: OpenLinks) -> Links:
         """Open the channels of a generation; connections complete in the background."""
-        links = _TcpLinks(request, self._credentials, self._mailbox, self._channel_bytes_max)
+        limits = self._channel_bytes_max, self._silent_after_s
+        links = _TcpLinks(request, self._credentials, self._mailbox, *limits)
         with self._lock:
             self._links = links
             for hello, stream in list(self._waiting.items()):
@@ -100,8 +116,10 @@ class TcpNetwork:
 
 
 class _TcpLinks:
-    def __init__(self, request: OpenLinks, credentials: Credentials, mailbox: Mailbox, bytes_max: int) -> None:
-        self.request = request
+    def __init__(
+        self, request: OpenLinks, credentials: Credentials, mailbox: Mailbox, bytes_max: int, silent_after_s: float
+    ) -> None:
+        self.request, self._silent_after_s = request, silent_after_s
         self._credentials, self._mailbox, self._wake = credentials, mailbox, mailbox.wake
         self._closed = False
         own = request.subtask
@@ -154,6 +172,7 @@ class _TcpLinks:
     def _keep(self, stream: Stream) -> bool:
         with self._lock:
             if not self._closed:
+                stream.end_when_silent_for(self._silent_after_s)
                 self._streams.append(stream)
                 return True
         stream.close()
@@ -196,9 +215,13 @@ class _TcpLinks:
         """Report to the loop, on its own thread, because it owns the state involved."""
         if self._closed:
             return
-        why = str(error) if isinstance(error, StreamClosed | Unavailable) else f"{type(error).__name__}: {error}"
+        if isinstance(error, Unavailable):
+            why = error.what
+        else:
+            why = str(error) if isinstance(error, StreamClosed) else f"{type(error).__name__}: {error}"
         _log.info("channel %s broke: %s", channel, why)
-        self._mailbox.post(lambda: self.request.broken(self.request.generation, channel, why))
+        silent = is_silence(error)
+        self._mailbox.post(lambda: self.request.broken(self.request.generation, channel, why, silent))
 
 
 class _Bounded(Queue):

@@ -35,6 +35,7 @@ from holdfast.runtime.spark.detour import Address, around
 from holdfast.runtime.spark.exchange import TcpNetwork
 from holdfast.runtime.spark.memory import MemorySettings, budget_of
 from holdfast.runtime.spark.tls import Credentials
+from holdfast.runtime.spark.wire import SILENT_AFTER_S
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire import vitals
 from holdfast.runtime.wire.channels import CHANNEL_BYTES_MAX
@@ -73,6 +74,7 @@ class WorkerTask:
     staged_bytes_max: int = BACKLOG_BYTES_MAX
     hung_after_s: float = HUNG_AFTER_S
     memory: MemorySettings = MemorySettings()
+    silent_after_s: float = SILENT_AFTER_S
 
     def __repr__(self) -> str:
         return f"WorkerTask({self.plan.app!r}, driver={self.driver})"  # never the secret
@@ -101,7 +103,7 @@ def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
     _die_with_parent()
     mailbox = Mailbox()
     host = _own_host(task.driver)
-    network = TcpNetwork(host, task.credentials, mailbox, task.channel_bytes_max)
+    network = TcpNetwork(host, task.credentials, mailbox, task.channel_bytes_max, task.silent_after_s)
     worker = WorkerId(uuid.uuid4().hex[:12])
     announced, driver = around(network.address, "data", task.detour), around(task.driver, "control", task.detour)
     register = m.Register(worker, launch, socket.gethostname(), os.getpid(), boot_id(), announced)

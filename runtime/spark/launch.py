@@ -11,25 +11,30 @@ from __future__ import annotations
 import logging
 import os
 import re
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pyspark import SparkConf, SparkContext
+from pyspark import RDD, SparkConf, SparkContext
+from pyspark.serializers import BatchedSerializer, CPickleSerializer
 
 import holdfast
 from holdfast.errors import ConfigError, Unavailable
+from holdfast.runtime.driver.state import Site
 from holdfast.runtime.spark import reach
 from holdfast.runtime.spark.host import WorkerTask, host_worker
 from holdfast.runtime.spark.jvm import start_jvm, uninterrupted
 
 _log = logging.getLogger(__name__)
 
-SLOTS_WAIT_S = 20.0
+SLOTS_WAIT_S, STANDBY_SLOTS_WAIT_S = 20.0, 60.0
+"""How long to wait for executors with slots for the subtasks, and, once there are these, for the standbys too."""
 _CONF = {
     "spark.locality.wait": "0",
+    "spark.locality.wait.node": "2s",  # of use where a launch avoids hosts: a slot elsewhere may be free in a moment
     "spark.speculation": "false",
     "spark.task.maxFailures": "1",
     "spark.task.reaper.enabled": "true",
@@ -128,9 +133,11 @@ def check_slots(context: SparkContext, needed: int, standbys: int = 0) -> int:
         ConfigError: too few slots; gives needed, found and the setting to change.
         Unavailable: Spark has stopped in the meantime.
     """
-    deadline = time.monotonic() + (0 if is_one_process(context) else SLOTS_WAIT_S)
+    began, waits = time.monotonic(), not is_one_process(context)
     try:
-        while (found := context.defaultParallelism) < needed + standbys and time.monotonic() < deadline:
+        while (found := context.defaultParallelism) < needed + standbys and waits:
+            limit_s = SLOTS_WAIT_S if found < needed else STANDBY_SLOTS_WAIT_S
+            waits = time.monotonic() - began < limit_s
             time.sleep(0.1)
     except Exception as error:  # py4j raises several kinds; each means that Spark stopped: no master took the app
         raise _no_spark(error) from error
@@ -156,9 +163,9 @@ class SparkHost:
 
         self._run = run
 
-    def launch(self, number: int) -> None:
+    def launch(self, number: int, avoid: Sequence[Site]) -> None:
         """Start one worker; the end of its Spark job is reported, whatever the cause."""
-        threading.Thread(target=self._submit, args=(number,), name=f"launch-{number}", daemon=True).start()
+        threading.Thread(target=self._submit, args=(number, avoid), name=f"launch-{number}", daemon=True).start()
 
     def cancel(self, number: int) -> None:
         """End the worker's Spark job; Spark kills the process if it does not exit."""
@@ -186,11 +193,11 @@ class SparkHost:
         finally:
             self._warming.release()
 
-    def _submit(self, number: int) -> None:
+    def _submit(self, number: int, avoid: Sequence[Site]) -> None:
         context = self._context
         context.setJobGroup(self._group(number), f"holdfast worker {number}", interruptOnCancel=True)
         try:
-            context.parallelize([number], 1).mapPartitions(self._run).collect()
+            placed(context, number, avoid).mapPartitions(self._run).collect()
         except Exception as error:  # noqa: BLE001 - any end of the job means that the worker is gone
             self._ended(number, first_line(error))
         else:
@@ -198,6 +205,59 @@ class SparkHost:
 
     def _group(self, number: int) -> str:
         return f"{self._prefix}-{number}"
+
+
+def placed(context: SparkContext, number: int, avoid: Sequence[Site]) -> RDD[int]:
+    """Return the number as a dataset of one partition, whose task Spark prefers to run elsewhere than in these places.
+
+    Spark waits for a free slot there as long as `spark.locality.wait.node` says, then takes any.
+    """
+    preferred = elsewhere(executor_hosts(context), avoid) if avoid else []
+    if not preferred:
+        return context.parallelize([number], 1)
+    jvm, pickled = context._jvm, CPickleSerializer()
+    assert jvm is not None
+    scala = jvm.scala.jdk.javaapi.CollectionConverters
+    data: bytes = pickled.dumps([number])  # type: ignore[no-untyped-call]
+    element = jvm.scala.Tuple2(data, scala.asScala(preferred).toSeq())
+    tag = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName("[B"))
+    made = context._jsc.sc().makeRDD(scala.asScala([element]).toSeq(), tag).toJavaRDD()
+    return RDD(made, context, BatchedSerializer(pickled))  # type: ignore[no-untyped-call]
+
+
+def executor_hosts(context: SparkContext) -> list[str]:
+    """Return the hosts of the executors, as Spark names them."""
+    listed = context._jsc.sc().statusStore().executorList(True)  # those that are alive, and the driver
+    found = (listed.apply(number) for number in range(listed.size()))
+    return sorted({str(each.hostPort()).rpartition(":")[0] for each in found if each.id() != "driver"})
+
+
+def elsewhere(
+    hosts: Sequence[str], avoid: Sequence[Site], resolve: Callable[[str], str] = socket.gethostbyname
+) -> list[str]:
+    """Return the hosts that are none of these places; if none is left, those that are not the worst of them.
+
+    Args:
+        hosts: Names or addresses, as Spark has them.
+        resolve: Returns the address of a host. Raises OSError.
+
+    Returns:
+        Empty if there is no choice.
+    """
+    addresses = {host: _address_of(host, resolve) for host in hosts}
+    for count in range(len(avoid), 0, -1):
+        names, places = {name for name, _ in avoid[:count]}, {address for _, address in avoid[:count]}
+        left = [host for host in hosts if host not in names and addresses[host] not in places]
+        if left:
+            return left if len(left) < len(hosts) else []
+    return []
+
+
+def _address_of(host: str, resolve: Callable[[str], str]) -> str | None:
+    try:
+        return resolve(host)
+    except OSError:
+        return None
 
 
 def is_one_process(context: SparkContext) -> bool:
@@ -211,6 +271,7 @@ def _nothing(numbers: Iterable[int]) -> Iterator[int]:
 _CAUSE = re.compile(r"(?:[A-Za-z]\w*(?:Error|Exception)|exited)\b[^:]*: \S.*")
 
 
+_LOST = re.compile(r"ExecutorLostFailure .*?Reason: (\S.*)")
 _OWN = re.compile(r"\bholdfast\.errors\.([A-Z]\w*: \S.*)")
 _NEXT = "Next: "
 
@@ -224,6 +285,8 @@ def first_line(error: Exception) -> str:
             what = found.group(1).rstrip(".")[:300]
             return f"{what}; {advice.removeprefix(_NEXT)[:200]}" if advice else what
     causes = [m.group(0) for line in lines if "SparkException: Job aborted" not in line and (m := _CAUSE.search(line))]
+    if not causes and (lost := next((found for line in lines if (found := _LOST.search(line))), None)):
+        return f"its executor was lost: {lost.group(1)}"[:300]
     own = [cause for cause in causes if not cause.startswith("SparkException")]
     return (own or causes or lines or [type(error).__name__])[0][:300]
 

@@ -16,6 +16,7 @@ Source: DESIGN section 3 (control and data plane).
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import os
@@ -34,8 +35,13 @@ NONCE_BYTES = 32
 HELLO_BYTES_MAX = 4096
 FRAME_BYTES_MAX = 1 << 30
 """A sender refuses a longer frame, because its receiver would close the stream."""
+SILENT_AFTER_S = 11.0
+"""See Stream.end_when_silent_for; data channels have the limit of the settings instead."""
 HANDSHAKE_TIMEOUT_S = 5.0
 """From the connection to the end of the handshake, TLS included, however the peer divides its bytes."""
+PROBES = 3
+"""Unanswered probes after which the system closes a connection that carries nothing."""
+_SILENCE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN)
 CONNECTIONS_WAITING_MAX = 1024
 """Connections queued in the kernel until they are accepted: at a start every worker connects to every other."""
 
@@ -81,8 +87,7 @@ class Stream:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A peer whose packets are dropped never ends the stream: probe it.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3)):
-            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        self.end_when_silent_for(SILENT_AFTER_S)
 
     def fileno(self) -> int:
         """Return the descriptor for `select`."""
@@ -96,6 +101,21 @@ class Stream:
         """Remove the deadline: the handshake is complete."""
         self._link.until = None
         self._socket.settimeout(None)
+
+    def end_when_silent_for(self, seconds: float) -> None:
+        """Treat the stream as closed when the peer's system has answered nothing for so many seconds, at least four.
+
+        The system probes a connection on which nothing arrives; that of the peer answers even if the process is stopped
+        or does not read. Where this end waits for acknowledgements no probe is sent: then the other end notices.
+        """
+        every = max(1, round(seconds / (PROBES + 2)))
+        first = max(1, round(seconds) - PROBES * every)
+        for option, value in (
+            (socket.TCP_KEEPIDLE, first),
+            (socket.TCP_KEEPINTVL, every),
+            (socket.TCP_KEEPCNT, PROBES),
+        ):
+            self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def give_up_after(self, seconds: float) -> None:
         """Treat the stream as closed when the peer has not acknowledged sent data for this long."""
@@ -171,6 +191,17 @@ class Stream:
         return data
 
 
+def is_silence(error: BaseException) -> bool:
+    """Return whether a stream ended, or none came to be, because the other machine did not answer at all.
+
+    A process that is stopped, or too slow to complete a handshake, is not silent: its system answers.
+    """
+    at: BaseException | None = error
+    while at is not None and not isinstance(at, OSError):
+        at = at.__cause__
+    return at is not None and at.errno in _SILENCE
+
+
 def listen(host: str) -> socket.socket:
     """Listen on a free port of this address."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -200,6 +231,8 @@ def connect(address: Sequence[str | int], credentials: Credentials, hello: bytes
     try:
         # One address only: each of several would get the whole timeout.
         connection = socket.create_connection((socket.gethostbyname(host), port), HANDSHAKE_TIMEOUT_S)
+    except TimeoutError as error:
+        raise _refused(host, port, str(error)) from OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
     except OSError as error:
         raise _refused(host, port, str(error)) from error
     stream = Stream(connection)

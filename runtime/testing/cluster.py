@@ -28,6 +28,7 @@ from holdfast.ports import Lane, ObjectStore
 from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
 from holdfast.runtime.driver import master
 from holdfast.runtime.driver.loop import DriverLoop
+from holdfast.runtime.driver.state import Site
 from holdfast.runtime.plan.compiler import Plan, describe_operators
 from holdfast.runtime.plan.immediate import not_to_grow
 from holdfast.runtime.plan.kept_state import lost_since, with_identities
@@ -168,7 +169,7 @@ class Cluster:
             decoded = m.FROM_DRIVER.decode(msgspec.msgpack.encode(message))
             self.members[worker].inbox.append(decoded)
 
-    def launch(self, number: int) -> None:
+    def launch(self, number: int, avoid: Sequence[Site]) -> None:
         """Start a worker, now or when launches are no longer held."""
         if self.held_launches is not None:
             self.held_launches.append(number)
@@ -249,7 +250,7 @@ class Cluster:
         """Start the workers whose launches were held back."""
         held, self.held_launches = self.held_launches or [], None
         for number in held:
-            self.launch(number)
+            self.launch(number, ())
 
     def change_rules(self, **changed: Any) -> None:
         """Change the rules of the next driver; before `begin`, of this one."""

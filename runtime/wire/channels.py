@@ -58,7 +58,11 @@ class Network(Protocol):
 
 
 class OpenLinks:
-    """Which channels a subtask needs, and where its peers are."""
+    """Which channels a subtask needs, and where its peers are.
+
+    Args:
+        broken: Reports a broken channel, why, and whether the reason is silence: the peer's machine answers nothing.
+    """
 
     def __init__(
         self,
@@ -69,7 +73,7 @@ class OpenLinks:
         outputs: Iterable[ChannelId],
         addresses: Mapping[Subtask, tuple[str, int]],
         schemas: Mapping[int, pa.Schema],
-        broken: Callable[[Generation, ChannelId, str], None],
+        broken: Callable[[Generation, ChannelId, str, bool], None],
     ) -> None:
         self.job_uuid, self.generation, self.subtask = job_uuid, generation, subtask
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)

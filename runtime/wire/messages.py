@@ -137,6 +137,15 @@ class Copied(msgspec.Struct, frozen=True):
     """What is stored of the requested epoch and not in the copy."""
 
 
+class BrokenLink(msgspec.Struct, frozen=True):
+    """A data channel to or from this peer broke."""
+
+    peer: Subtask
+    why: str
+    silent: bool
+    """The peer's machine answered nothing; else its system, or something between, ended or refused the connection."""
+
+
 class Heartbeat(Message, frozen=True):
     """The worker is alive; with its progress and problems."""
 
@@ -159,6 +168,8 @@ class Heartbeat(Message, frozen=True):
     mode, records wait to be read."""
     copies: tuple[Copied, ...] = ()
     """Of a standby."""
+    broken_to: tuple[BrokenLink, ...] = ()
+    """With `broken`: the peers, if channels broke."""
 
 
 class Ready(Message, frozen=True):

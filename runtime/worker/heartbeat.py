@@ -83,6 +83,7 @@ def heartbeat_of(
         quiet_of(active),
         run.partitions(),
         memory.wants_barrier and not active.broken,
+        broken_to=tuple(active.broken_to.values()),
     )
 
 

@@ -164,10 +164,15 @@ class WorkerLoop:
         if isinstance(message, m.Deploy):
             self._following.hurry(message.subtask)
 
-    def channel_broken(self, generation: Generation, channel: ChannelId, why: str) -> None:
+    def channel_broken(self, generation: Generation, channel: ChannelId, why: str, silent: bool) -> None:
         """After a data channel broke, wait for the driver to start another generation."""
         if self._active is not None and self._active.deploy.generation == generation:
             self._active.broken = True
+            own = self._active.deploy.subtask
+            peer = channel.sender if channel.receiver == own else channel.receiver
+            before = self._active.broken_to.get(peer)
+            if before is None or (silent and not before.silent):
+                self._active.broken_to[peer] = m.BrokenLink(peer, why, silent)
             self.beat()
 
     def turn(self) -> bool:

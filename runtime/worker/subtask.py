@@ -490,6 +490,8 @@ class Active:
     ahead: Mapping[str, Ahead] = field(default_factory=dict)
     """How the readers of each source read in the background."""
     broken: bool = False
+    broken_to: dict[Subtask, m.BrokenLink] = field(default_factory=dict)
+    """The peers to or from which a channel broke."""
     triggers: deque[m.Trigger] = field(default_factory=deque)
     """Not begun yet, because a source is in the middle of a batch."""
     unsealed: deque[tuple[Epoch, dict[str, Stage]]] = field(default_factory=deque)

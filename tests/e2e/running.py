@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +40,15 @@ class Run:
         folder: Holds the input log, the job's root and the database.
         flags: Further command line flags.
         job: The file of the job.
+        on: The command that runs another one where the driver is to be; empty: here.
         environment: Further environment variables.
     """
 
-    def __init__(self, folder: Path, *flags: str, job: Path = JOB, **environment: str) -> None:
+    def __init__(self, folder: Path, *flags: str, job: Path = JOB, on: Sequence[str] = (), **environment: str) -> None:
         self.folder = folder
         self._errors = open(folder / f"stderr-{time.monotonic_ns()}.txt", "w+", encoding="utf-8")  # noqa: SIM115
-        command = [sys.executable, "-m", "holdfast.runtime.cli.main", "run", str(job), "--progress", "json", *flags]
+        cli = [sys.executable, "-m", "holdfast.runtime.cli.main"]
+        command = [*on, *cli, "run", str(job), "--progress", "json", *flags]
         environment = {**os.environ, "COUNTING_FOLDER": str(folder), "TMPDIR": str(folder), **environment}
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=self._errors, env=environment, text=True, start_new_session=True
@@ -107,9 +109,9 @@ class Run:
 
 
 @contextlib.contextmanager
-def running(folder: Path, *flags: str, job: Path = JOB, **environment: str) -> Iterator[Run]:
+def running(folder: Path, *flags: str, job: Path = JOB, on: Sequence[str] = (), **environment: str) -> Iterator[Run]:
     """Start a run; whatever is left of it ends with the block."""
-    run = Run(folder, *flags, job=job, **environment)
+    run = Run(folder, *flags, job=job, on=on, **environment)
     try:
         yield run
     finally:
@@ -235,7 +237,15 @@ def kill_task(run: Run, processes: Callable[[], list[psutil.Process]] | None = N
 def executors_of(run: Run) -> list[psutil.Process]:
     """Return the JVMs of the executors on this machine, but not that of a driver that runs tasks itself."""
     below = psutil.Process(run.process.pid).children(recursive=True)
-    return [each for each in below if each.name() == "java" and EXECUTOR in " ".join(each.cmdline())]
+    return [each for each in below if is_executor(each)]
+
+
+def is_executor(process: psutil.Process) -> bool:
+    """Return whether this is the JVM of an executor, and alive."""
+    try:
+        return process.name() == "java" and EXECUTOR in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # a zombie too
+        return False
 
 
 def spark_log(run: Run) -> str:

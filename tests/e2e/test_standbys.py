@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import wait
 from running import Run, differences, executors_of, make_input, pid_gone, running
 from test_kills import LOCAL, RATE, ROWS, worker_pids
 
 pytestmark = pytest.mark.e2e
 
 STANDBY = ("--standbys", "1")
+KINDS = ("worker", "standby", "executor")
 
 
 def status(folder: Path) -> dict[str, Any]:
@@ -35,6 +37,20 @@ def complete_standby(run: Run, folder: Path, after: int | None = None) -> int:
 
     run.wait_for(found, "a standby with complete copies")
     return complete[0]
+
+
+def killed(run: Run, folder: Path, rng: random.Random) -> tuple[dict[str, Any], str, int] | None:
+    """SIGKILL a random process; return the status before, its kind and id. None: it had already ended by itself."""
+    before = status(folder)
+    by_role = {role: [w["pid"] for w in before["workers"] if w["role"] == role] for role in KINDS}
+    kind = rng.choice([kind for kind in KINDS if by_role[kind] or kind == "executor"])
+    victims = [each.pid for each in executors_of(run)] if kind == "executor" else by_role[kind]
+    pid = rng.choice(victims)
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return None
+    return before, kind, pid
 
 
 class TestStandbys:
@@ -81,19 +97,15 @@ class TestStandbys:
         self, tmp_path: Path
     ) -> None:
         frame = make_input(tmp_path, 12 * ROWS)
-        rng, kills = random.Random(54), dict.fromkeys(("worker", "standby", "executor"), 0)
-        flags = ("--master", "local-cluster[3,2,1024]", *RATE, *STANDBY)
+        rng, kills = random.Random(54), dict.fromkeys(KINDS, 0)
+        # So slowly that input is left after the last kill, on a busy machine too; the rest is read without a limit.
+        flags = ("--master", "local-cluster[3,2,1024]", "--max-records-per-second", "6000", *STANDBY)
         with running(tmp_path, *flags, HOLDFAST_RESTART_FAILURES_MAX="100") as run:
             run.wait_until_running(ROWS // 10)
             for number in range(20):
                 if number % 2:
                     complete_standby(run, tmp_path)
-                before = status(tmp_path)
-                by_role = {role: [w["pid"] for w in before["workers"] if w["role"] == role] for role in kills}
-                kind = rng.choice([kind for kind in kills if by_role[kind] or kind == "executor"])
-                victims = [each.pid for each in executors_of(run)] if kind == "executor" else by_role[kind]
-                pid = rng.choice(victims)
-                os.kill(pid, signal.SIGKILL)
+                before, kind, pid = wait(lambda: killed(run, tmp_path, rng), "a process to kill")
                 kills[kind] += 1
                 epoch = before["checkpoint"]["epoch"]
                 run.wait_for(

@@ -206,7 +206,7 @@ class ProcessLinks:
     def report(self, hello: Hello) -> None:
         """Report a broken channel to the loop, unless this end closed it."""
         if not self.closed:
-            self.request.broken(self.request.generation, hello.channel, "the connection broke")
+            self.request.broken(self.request.generation, hello.channel, "the connection broke", False)
             self.process.wake(0.0)
 
     def _put(self, channel: ChannelId, frame: Frame) -> None:

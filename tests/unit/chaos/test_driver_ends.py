@@ -16,10 +16,10 @@ from holdfast.runtime.spark.host import unexpected
 
 SURVIVED = (
     "started",
-    "worker 1734190e1be3 (pid 6869) closed its stream: the peer closed the stream",
+    "worker 1734190e1be3 (pid 6869 on h1) closed its stream: the peer closed the stream",
     "a data channel broke between live workers",
-    "worker 9 was silent for 5.0 s",
-    "worker process ended (SparkException: Python worker exited unexpectedly (crashed):)",
+    "worker 9 on h1 was silent for 5.0 s",
+    "worker process on h1 ended (SparkException: Python worker exited unexpectedly (crashed):)",
     "OSError: [Errno 27] File too large at files.py:80",
 )
 
@@ -40,7 +40,7 @@ class TestRaised:
         assert type(error).__name__ in finding.detail
 
     def test_a_broken_rule_that_only_spark_reports_is_a_violation(self) -> None:
-        assert not driver_ends.raised(["worker process ended (AssertionError: a gap)"], []).passed
+        assert not driver_ends.raised(["worker process on h1 ended (AssertionError: a gap)"], []).passed
 
     @pytest.mark.parametrize("status", [1, -11, -6])
     def test_a_driver_that_broke_without_a_fault_is_a_violation(self, status: int) -> None:

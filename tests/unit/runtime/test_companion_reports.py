@@ -137,7 +137,7 @@ class TestAWorkerThatHangs:
     def test_is_dismissed_and_named(self) -> None:
         run = running()
         assert any(isinstance(each, Dismiss) for each in run.hear(vitals(A, "hung", for_ms=120_400)))
-        ended = "worker a (pid 1) was ended: it held its interpreter for 120 s"
+        ended = "worker a (pid 1 on here) was ended: it held its interpreter for 120 s"
         assert isinstance(run.state.phase, Interrupted)
         assert run.state.phase.cause == f"{ended}, while it ran {STEP}"
         assert "hung_after_ms" in run.state.failures[0].error.next

@@ -322,6 +322,7 @@ class TestNames:
                 "channel_bytes_max",
                 "staged_bytes_max",
                 "hung_after",
+                "silent_after",
             },
             MemorySettings: {"state_memory", "parallelism", "standbys"},
         }

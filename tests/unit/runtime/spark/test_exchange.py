@@ -13,9 +13,9 @@ import pytest
 
 from holdfast.errors import Unavailable
 from holdfast.model import Barrier, ChannelId, Epoch, Generation, JobUuid, Subtask, Watermark
-from holdfast.runtime.spark.exchange import Hello, TcpNetwork
+from holdfast.runtime.spark.exchange import Hello, TcpNetwork, _TcpLinks
 from holdfast.runtime.spark.tls import Credentials
-from holdfast.runtime.spark.wire import Stream, StreamClosed, close_listener, connect, listen
+from holdfast.runtime.spark.wire import SILENT_AFTER_S, Stream, StreamClosed, close_listener, connect, listen
 from holdfast.runtime.wire.channels import Frame, Links, OpenLinks
 from holdfast.runtime.wire.mailbox import Mailbox, ThreadLanes
 
@@ -35,9 +35,9 @@ def until(true: Callable[[], object], what: str, timeout_s: float = 10.0) -> Non
 class End:
     """One worker's end of the network, and the broken channels reported to it."""
 
-    def __init__(self, credentials: Credentials = SECRET) -> None:
+    def __init__(self, credentials: Credentials = SECRET, silent_after_s: float = SILENT_AFTER_S) -> None:
         self.mailbox = Mailbox()
-        self.network = TcpNetwork("127.0.0.1", credentials, self.mailbox)
+        self.network = TcpNetwork("127.0.0.1", credentials, self.mailbox, silent_after_s=silent_after_s)
         self.broken: list[tuple[int, str, str]] = []
         self.links: Links | None = None
 
@@ -57,7 +57,8 @@ class End:
         )
         return self.links
 
-    def hear(self, generation: Generation, channel: ChannelId, why: str) -> None:
+    def hear(self, generation: Generation, channel: ChannelId, why: str, silent: bool) -> None:
+        assert not silent, "all ends are on this machine"
         self.broken.append((generation, threading.current_thread().name, why))
 
     def close(self) -> None:
@@ -228,6 +229,20 @@ class TestClosedChannels:
         assert [peer._socket.getsockopt(*option) for option in options] == [1, 5, 2, 3]
         peer.close()
 
+    @pytest.mark.parametrize(
+        ("silent_after_s", "first", "every"), [(0.05, 1, 1), (3.0, 1, 1), (5.0, 2, 1), (11.0, 5, 2), (60.0, 24, 12)]
+    )
+    def test_are_probed_so_that_they_end_after_the_silence_of_the_settings(
+        self, silent_after_s: float, first: int, every: int
+    ) -> None:
+        ends = End(silent_after_s=silent_after_s), End(silent_after_s=silent_after_s)
+        for links, end in zip(opened(ends), ends, strict=True):
+            assert isinstance(links, _TcpLinks)
+            until(lambda links=links: links._streams, "a connection")  # type: ignore[misc]
+            connection, options = links._streams[0]._socket, (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL)
+            assert [connection.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [first, every]
+            end.close()
+
 
 class TestBrokenChannels:
     def test_are_reported_only_on_the_loops_thread(self, ends: tuple[End, End]) -> None:
@@ -243,6 +258,13 @@ class TestBrokenChannels:
 
         until(reported, "a report")
         assert ends[0].broken[0][:2] == (1, threading.current_thread().name)
+
+    def test_say_why_in_one_line_if_the_peer_cannot_be_reached(self, ends: tuple[End, End]) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as gone:
+            address = gone.getsockname()[:2]
+        ends[0].open(0, 1, {Subtask(1): address})
+        until(ends[0].mailbox.drain, "a report")
+        assert ends[0].broken[0][2] == f"no stream to 127.0.0.1:{address[1]}: [Errno 111] Connection refused"
 
     def test_include_those_that_deliver_unreadable_bytes(self, ends: tuple[End, End]) -> None:
         opened(ends)[0].close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,7 +14,7 @@ from pyspark import SparkConf, SparkContext
 from holdfast.errors import Unavailable
 from holdfast.runtime.spark import launch
 from holdfast.runtime.spark.host import WorkerTask
-from holdfast.runtime.spark.launch import SparkHost, executor_path
+from holdfast.runtime.spark.launch import SparkHost, elsewhere, executor_path
 
 
 class TestExecutorSearchPath:
@@ -28,6 +29,35 @@ class TestExecutorSearchPath:
     def test_leaves_out_wheels(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PYTHONPATH", "/srv/code")
         assert executor_path("/home/me/holdfast.whl") == "/srv/code"
+
+
+class TestHostsElsewhere:
+    """Where a worker should start if it should not start in some places, the worst of them first."""
+
+    HOSTS = ("h1", "h2.net", "10.0.0.3")
+
+    def resolve(self, host: str) -> str:
+        known = {"h1": "10.0.0.1", "h2.net": "10.0.0.2", "10.0.0.3": "10.0.0.3"}
+        if host not in known:
+            raise socket.gaierror(f"{host} is unknown")
+        return known[host]
+
+    def left(self, *avoid: tuple[str, str]) -> list[str]:
+        return elsewhere(self.HOSTS, avoid, self.resolve)
+
+    def test_are_those_with_neither_the_name_nor_the_address_of_such_a_place(self) -> None:
+        assert self.left(("h1", "192.168.0.1")) == ["h2.net", "10.0.0.3"]
+        assert self.left(("h2", "10.0.0.2"), ("a pod", "10.0.0.3")) == ["h1"]
+
+    def test_are_the_lesser_evil_where_all_are_such_places(self) -> None:
+        assert self.left(("h1", "10.0.0.1"), ("h2", "10.0.0.2"), ("h3", "10.0.0.3")) == ["10.0.0.3"]
+
+    def test_are_none_without_a_choice(self) -> None:
+        assert self.left(("h9", "10.0.0.9")) == []
+        assert elsewhere(["h1"], [("h1", "10.0.0.1")], self.resolve) == []
+
+    def test_include_a_host_whose_name_is_unknown_here(self) -> None:
+        assert elsewhere(["h7", "h1"], [("h1", "10.0.0.1")], self.resolve) == ["h7"]
 
 
 class Cluster:
@@ -124,3 +154,15 @@ class TestContext:
         with pytest.raises(Unavailable, match="Spark did not start") as refused:
             launch.start_context("hot", "local[2]", 2)
         assert refused.value.next_step.startswith(advice)
+
+
+class TestCauses:
+    def test_of_a_lost_executor_is_the_reason_that_spark_gives(self) -> None:
+        report = (
+            "An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.\n"
+            ": org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 4.0 failed 1 times, "
+            "most recent failure: Lost task 0.0 in stage 4.0 (TID 6) (h3 executor 1): ExecutorLostFailure (executor 1 "
+            "exited caused by one of the running tasks) Reason: Remote RPC client disassociated.\nDriver stacktrace:"
+        )
+        found = launch.first_line(RuntimeError(report))
+        assert found == "its executor was lost: Remote RPC client disassociated."

@@ -7,10 +7,13 @@ import queue
 import socket
 import threading
 
+import pytest
+
+from holdfast.errors import Unavailable
 from holdfast.runtime.spark import wire
 from holdfast.runtime.spark.door import serve_each
 from holdfast.runtime.spark.tls import Credentials
-from holdfast.runtime.spark.wire import Stream
+from holdfast.runtime.spark.wire import Stream, StreamClosed
 
 SECRET = Credentials(b"s" * 32)
 PATIENCE_S = 30.0
@@ -28,6 +31,37 @@ class Short(socket.socket):
             self.refusals += 1
             raise OSError(errno.EMFILE, "Too many open files")
         return super().accept()
+
+
+class TestSilence:
+    """Whether the other machine answered nothing, which a slow or stopped process there does not cause."""
+
+    @pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH])
+    def test_is_a_stream_that_the_system_ended_because_nothing_was_answered(self, number: int) -> None:
+        error = StreamClosed("it ended")
+        error.__cause__ = OSError(number, "nothing")
+        assert wire.is_silence(error)
+
+    def test_is_a_connection_that_takes_too_long(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def attempt(*_: object) -> None:
+            raise TimeoutError("timed out")
+
+        monkeypatch.setattr(socket, "create_connection", attempt)
+        with pytest.raises(Unavailable, match="timed out") as raised:
+            wire.connect(("127.0.0.1", 1), SECRET, b"hello")
+        assert wire.is_silence(raised.value)
+
+    def test_is_no_handshake_that_takes_too_long(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as stopped, pytest.MonkeyPatch.context() as patched:
+            patched.setattr(wire, "HANDSHAKE_TIMEOUT_S", 0.1)
+            with pytest.raises(Unavailable, match="did not complete|timed out") as raised:
+                wire.connect(stopped.getsockname()[:2], SECRET, b"hello")
+        assert not wire.is_silence(raised.value)
+
+    @pytest.mark.parametrize("number", [errno.ECONNRESET, errno.ECONNREFUSED, errno.EPIPE])
+    def test_is_no_answer_of_the_peers_system(self, number: int) -> None:
+        assert not wire.is_silence(OSError(number, "an answer"))
+        assert not wire.is_silence(StreamClosed("the peer closed the stream"))
 
 
 class TestAListener:
