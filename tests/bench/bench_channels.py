@@ -39,7 +39,7 @@ def bench_channels(bench: Bench) -> None:
             ins = tuple(c for c in channels if c.receiver == own)
             outs = tuple(c for c in channels if c.sender == own)
             peers = {subtask: each.address for subtask, each in zip(subtasks, networks, strict=True)}
-            report = lambda _generation, channel, why: broken.append(f"{channel}: {why}")
+            report = lambda _generation, channel, why, _silent: broken.append(f"{channel}: {why}")
             links.append(
                 network.open(OpenLinks(JobUuid("job"), Generation(1), own, ins, outs, peers, {0: SCHEMA}, report))
             )
