@@ -17,7 +17,7 @@ from holdfast.errors import ConfigError
 CAPTURE = "append its records to a log with `holdfast log append` or your own program, then read hf.Log"
 WRITE = "write to hf.SQLite or hf.Log, and copy the rows from it"
 BEFORE = "compute the column first, with .with_columns(...), and aggregate it with count, sum, min, max or mean"
-KEYED = "keep aggregates with .key_by(...).agg(...), or call functions with .map(...) and .flat_map(...)"
+KEYED = "keep the rows that matter in a keyed function: .key_by(...).process(...)"
 
 MODULE: Mapping[str, str] = {
     "Kafka": f"{CAPTURE}; to write, use hf.Log or hf.SQLite",
@@ -48,26 +48,18 @@ MODULE: Mapping[str, str] = {
     "Aggregate": BEFORE,
     "between": "joins are not in this version; look values up in a function: .map(...)",
     "pattern": KEYED,
-    "KeyedProcess": KEYED,
-    "Value": KEYED,
-    "List": KEYED,
-    "Map": KEYED,
-    "Timer": KEYED,
     "secret": "no source or sink of this version takes a secret; credentials of a root come from its environment",
 }
 STREAM: Mapping[str, str] = {
     "join": "look values up in a function: .map(...), or join the sinks' tables with SQL",
     "lookup": "look values up in a function: .map(...)",
-    "side": "the only side outputs are late rows, .late, and dead letters, hf.App(..., dlq=...)",
+    "side": "only the result of .process(..., sides=...) has sides; use it there, before any other step",
     "to_table": "write an aggregate to hf.SQLite with key=",
     "sessionize": "use .key_by(...).window(hf.tumbling(...)).agg(...)",
     "match": "compare rows in the tables of a sink",
     "search": "compare rows in the tables of a sink",
 }
-KEYED_STREAM: Mapping[str, str] = {
-    "process": "use .agg(...) or functions before key_by: .map(...), .flat_map(...)",
-    "process_batches": "use .agg(...) or a function before key_by: .map_batches(...)",
-}
+KEYED_STREAM: Mapping[str, str] = {}
 APP: Mapping[str, str] = {
     "table": "read the rows as a stream: app.source(...)",
 }
@@ -95,7 +87,7 @@ ELSEWHERE: Mapping[str, str] = {
 """Names from other libraries, with their equivalents."""
 OF_A_RESULT = ("filter", "late", "map", "select", "sink", "union", "with_columns")
 """Names of a stream that a stream grouped by key or window lacks before it is aggregated."""
-OF_A_GROUP = ("agg", "dedup", "window")
+OF_A_GROUP = ("agg", "dedup", "process", "process_batches", "window")
 """Names that a stream has only after it is grouped by key."""
 
 

@@ -19,7 +19,6 @@ Pure, as far as the user's function is.
 
 from __future__ import annotations
 
-import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
@@ -29,8 +28,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
-from holdfast.errors import HoldfastError, JobFailed, Where, is_failure
+from holdfast.errors import JobFailed, Where, is_failure
 from holdfast.runtime.operators.contract import Function, Operator, OperatorContext, Step
+from holdfast.runtime.operators.failing import NOT_THE_ROWS_FAULT, raised
 from holdfast.runtime.rows.dead_letters import DeadLetter, Form, OnError, encode_row, reported
 from holdfast.runtime.rows.expressions import Use, narrowed
 from holdfast.runtime.rows.forms import code_hash, code_of, file_of, name_of
@@ -44,9 +44,6 @@ PIECE_ROWS = 4_096
 LOOK_AFTER_MAX = 64
 """The end of the turn is checked after 1, 2, 4, ... rows, up to this many: a check after every row would cost a fast
 function a tenth of its time."""
-_NOT_THE_ROWS_FAULT = (HoldfastError, MemoryError)
-"""All other errors for which `is_failure` holds are the row's fault, even those that are no Exception: sys.exit, and
-panics of native code (Polars, RocksDB)."""
 
 
 How = Literal["map", "flat_map", "filter", "map_batches"]
@@ -188,7 +185,7 @@ class FunctionOperator(Operator):
             for number, row in islice(made, look):
                 try:
                     results.append(function(row))
-                except _NOT_THE_ROWS_FAULT:
+                except NOT_THE_ROWS_FAULT:
                     raise
                 except WrongRow as wrong:
                     self._drop_or_fail(1, number, f"returned {wrong.what}", wrong)
@@ -208,7 +205,7 @@ class FunctionOperator(Operator):
         assert self._rows is not None
         try:
             return enumerate(list(self._rows.rows(piece)))
-        except _NOT_THE_ROWS_FAULT:
+        except NOT_THE_ROWS_FAULT:
             raise
         except BaseException as error:  # one by one, to find the row at fault
             if not is_failure(error):
@@ -221,7 +218,7 @@ class FunctionOperator(Operator):
         for number in range(piece.num_rows):
             try:
                 row = next(made)
-            except _NOT_THE_ROWS_FAULT:
+            except NOT_THE_ROWS_FAULT:
                 raise
             except BaseException as error:
                 if not is_failure(error):
@@ -273,7 +270,7 @@ class FunctionOperator(Operator):
         cause: BaseException
         try:
             return [self._as_planned(self._call.function(batch))]
-        except _NOT_THE_ROWS_FAULT:
+        except NOT_THE_ROWS_FAULT:
             raise
         except WrongRow as wrong:
             did, cause = f"returned a wrong batch: {wrong.what}", wrong
@@ -336,13 +333,7 @@ class FunctionOperator(Operator):
 
     def _reported(self, error: BaseException) -> str:
         """Describe the error, with the line of the user's code that raised it."""
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-        own = file_of(self._call.function)
-        frame = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1] if frames else None)
-        where = "" if frame is None else f" at {frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}"
-        where += f" `{frame.line}`" if frame is not None and frame.line else ""
-        shown = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return f"raised {shown:.300}{where}"
+        return raised(error, file_of(self._call.function), __file__)
 
 
 def _short(value: object) -> str:

@@ -34,7 +34,7 @@ from holdfast.runtime.rows.windows import TIME_FIRST_US, TIME_LAST_US
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.sinks.contract import OP
 from holdfast.state.keys.batch import KeyType
-from holdfast.state.tables.spec import ColumnSpec
+from holdfast.state.tables.spec import ColumnSpec, TableSpec
 from holdfast.state.tables.table import Table
 
 if TYPE_CHECKING:
@@ -113,6 +113,13 @@ class TableDraft:
     """Empty for the table with the operator's name; else the name of an additional table."""
     window: str | None = None
     """The text by which checkpoints of older versions compare windows."""
+    orders: tuple[str, ...] = ()
+    """Its ordered indexes, as in `TableSpec`."""
+
+    @classmethod
+    def of(cls, spec: TableSpec, part: str) -> TableDraft:
+        """Return the draft of an additional table that another room describes: a list, a map, a timer."""
+        return cls(spec.key, spec.columns, part, orders=spec.orders)
 
 
 def entry(port: int) -> int:

@@ -261,7 +261,7 @@ def _take_keyed(work: _Compilation, node: Node, step: Step, columns: dict[_EdgeK
     if step.name is not None:
         for draft in step.tables([edge.schema for edge in edges]):
             name = part_name(step.name, draft.part)
-            table = TableSpec(0, name, draft.key, draft.columns)
+            table = TableSpec(0, name, draft.key, draft.columns, orders=draft.orders)
             work.operators.append(OperatorSpec(name, 0, at, table, draft.window))
     return at
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.inspect.frame import state
     from holdfast.runtime.inspect.logframe import log
     from holdfast.runtime.rows.aggregates import count, max, mean, min, sum
+    from holdfast.runtime.rows.keyed_process import Context, KeyedProcess, List, Map, Timer, Value
     from holdfast.runtime.rows.row_types import Row
     from holdfast.runtime.rows.windows import calendar, hopping, session, tumbling
     from holdfast.runtime.sources.generator import Generator
@@ -50,6 +51,12 @@ _HOMES = {
     "min": "holdfast.runtime.rows.aggregates",
     "max": "holdfast.runtime.rows.aggregates",
     "mean": "holdfast.runtime.rows.aggregates",
+    "Context": "holdfast.runtime.rows.keyed_process",
+    "KeyedProcess": "holdfast.runtime.rows.keyed_process",
+    "List": "holdfast.runtime.rows.keyed_process",
+    "Map": "holdfast.runtime.rows.keyed_process",
+    "Timer": "holdfast.runtime.rows.keyed_process",
+    "Value": "holdfast.runtime.rows.keyed_process",
     "Row": "holdfast.runtime.rows.row_types",
     "tumbling": "holdfast.runtime.rows.windows",
     "hopping": "holdfast.runtime.rows.windows",
@@ -76,16 +83,22 @@ __all__ = [
     "Collect",
     "ConfigError",
     "Console",
+    "Context",
     "Damaged",
     "Fenced",
     "Generator",
     "HoldfastError",
     "JobFailed",
+    "KeyedProcess",
+    "List",
     "Log",
+    "Map",
     "Row",
     "SQLite",
     "SparkFrame",
+    "Timer",
     "Unavailable",
+    "Value",
     "calendar",
     "connector",
     "count",
