@@ -287,11 +287,11 @@ class KeyedProcess(Generic[In, Out], metaclass=_Kind):
 
     def on_record(self, ctx: Context, r: In) -> None:
         """Handle a record of the key `ctx.key`."""
-        raise NotImplementedError
+        _outside()
 
     def on_batch(self, ctx: Any, batch: Any) -> None:
         """Handle a pyarrow.RecordBatch of records of many keys, for `.process_batches(...)`."""
-        raise NotImplementedError
+        _outside()
 
 
 @dataclass(frozen=True)

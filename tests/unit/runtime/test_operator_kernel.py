@@ -36,11 +36,12 @@ from holdfast.testing import TestDriver
 IN_BOTH_MODES = True
 
 FOLDER = Path(operators.__file__).parent
-FOR_ALL = {"contract", "differences", "event_clock", "backlog", "time_slice"}
+FOR_ALL = {"contract", "differences", "event_clock", "backlog", "time_slice", "failing"}
 """Modules of the folder that are no operator."""
 MAKERS = {
     "holdfast.runtime.api.stream",
     "holdfast.runtime.api.windowed",
+    "holdfast.runtime.api.process",
     "holdfast.runtime.api.functions",  # arguments of stream methods are checked there, before a step is made of them
 }
 BY_THE_COMPILER = {"exchange"}
