@@ -10,7 +10,7 @@ an upsert stream keeps its key columns as they are; `filter` turns rows that no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Never, NoReturn
 
@@ -21,6 +21,7 @@ from holdfast.arguments import checked, position
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.runtime.api.functions import call_of, checked_as, row_schema, united
 from holdfast.runtime.api.joined import joined, late_of
+from holdfast.runtime.api.process import batches_of, process_of, processed, side_of
 from holdfast.runtime.api.unsupported import KEYED_STREAM, STREAM, no_attribute
 from holdfast.runtime.api.windowed import Grouping, aggregated, grouping_of, late
 from holdfast.runtime.config.settings import duration_ms
@@ -36,6 +37,7 @@ from holdfast.runtime.plan.report import schema_text
 from holdfast.runtime.rows.aggregates.aggregation import Aggregation, bound, check_former, refuse_unnamed
 from holdfast.runtime.rows.expressions import Column, Use, columns_of, predicate_of, unknown_column
 from holdfast.runtime.rows.join_bounds import Between
+from holdfast.runtime.rows.keyed_process import KeyedProcess
 from holdfast.runtime.rows.row_types import ArrowSchema, R, Row, T
 from holdfast.runtime.rows.windows import LENGTH_MAX_US, WINDOW_END, Windows
 from holdfast.runtime.sources.connector import Connector, sink_of
@@ -431,6 +433,56 @@ class Keyed:
         )
         return TimedStream(self._graph, added)
 
+    @checked(".process", '("fraud", Fraud(), to=Alert)')
+    def process(
+        self,
+        name: str = NOT_GIVEN,
+        process: KeyedProcess[Any, R] = NOT_GIVEN,
+        *,
+        to: type[R] | ArrowSchema = NOT_GIVEN,
+        sides: Mapping[str, type | ArrowSchema] | None = None,
+        on_error: str = "fail",
+    ) -> ProcessedStream[R]:
+        """Call a keyed function with every record, and when its timers fire; it emits rows of `to`.
+
+        Args:
+            name: Identity of the state. Renaming the operator starts it empty.
+            process: An instance of a class that derives from `hf.KeyedProcess`.
+            to: Rows that `ctx.emit` takes: a dataclass or a pyarrow.Schema.
+            sides: Rows that `ctx.side(name, row)` takes, by name; `.side(name)` of the result reads them.
+            on_error: "fail" ends the job at a record that cannot be handled; "drop" leaves the record out and counts
+                it; "dlq" makes it a dead letter, see `hf.App(dlq=)`. Nothing that a failed call did is kept.
+
+        Raises:
+            ConfigError: the stream replaces rows, the function declares what cannot be kept, or a name is taken.
+        """
+        check_name(name, "operator")
+        kind, row_type = process_of(self._graph, self._node, self._keys, name, process, to, sides, on_error)
+        return ProcessedStream(self._graph, processed(self._graph, self._node, kind, row_type))
+
+    @checked(".process_batches", '("totals", Totals(), to=Out)')
+    def process_batches(
+        self,
+        name: str = NOT_GIVEN,
+        process: KeyedProcess[Any, R] = NOT_GIVEN,
+        *,
+        to: type[R] | ArrowSchema = NOT_GIVEN,
+        on_error: str = "fail",
+    ) -> Stream[R]:
+        """Call a keyed function with whole batches: `on_batch(self, ctx, batch)`, with state as NumPy arrays.
+
+        `ctx.numbers[i]` is the number of the key of row i. A `hf.Value(int | float | bool)` named `total` is
+        `self.total.values[number]`, with `self.total.present[number]` False for a key without a value; both arrays are
+        changed in place. Batch boundaries mean nothing: a function handles the rows of a key in order, as if they came
+        one by one. With "drop" and "dlq" it is called again with halves of a failed batch.
+
+        Raises:
+            ConfigError: as for `process`; or it declares other state than numbers without ttl.
+        """
+        check_name(name, "operator")
+        kind, row_type = batches_of(self._graph, self._node, self._keys, name, process, to, on_error)
+        return Stream(self._graph, processed(self._graph, self._node, kind, row_type))
+
     @checked(".window", '(hf.tumbling("10s"), allowed_lateness="1m")')
     def window(self, window: object = None, *, allowed_lateness: str = "0s") -> Windowed:
         """Also group rows by windows of event time: `.window(hf.tumbling("10s")).agg(...)`.
@@ -479,6 +531,14 @@ class Windowed:
         return (
             UnkeyedStream(self.graph, node) if EVERYTHING.name in node.schema.names else TimedStream(self.graph, node)
         )
+
+
+class ProcessedStream(Stream[T]):
+    """The rows that a keyed function emits; those on its sides are streams of their own."""
+
+    def side(self, name: str) -> Stream:
+        """Return the rows that the function emits by `ctx.side(name, row)`; if unused, they are discarded."""
+        return Stream(self._graph, side_of(self._graph, self._node, name))
 
 
 class TimedStream(Stream[Row]):

@@ -16,7 +16,7 @@ from holdfast.errors import ConfigError
 
 CAPTURE = "append its records to a log with `holdfast log append` or your own program, then read hf.Log"
 WRITE = "write to hf.SQLite or hf.Log, and copy the rows from it"
-KEYED = "keep aggregates with .key_by(...).agg(...), or call functions with .map(...) and .flat_map(...)"
+KEYED = "keep the rows that matter in a keyed function: .key_by(...).process(...)"
 
 MODULE: Mapping[str, str] = {
     "Kafka": f"{CAPTURE}; to write, use hf.Log or hf.SQLite",
@@ -37,25 +37,17 @@ MODULE: Mapping[str, str] = {
     "all_time": "aggregate without a window: .key_by(...).agg(...)",
     "member": "count different values with hf.distinct or hf.approx_distinct; for a lookup, join the sinks' tables",
     "pattern": KEYED,
-    "KeyedProcess": KEYED,
-    "Value": KEYED,
-    "List": KEYED,
-    "Map": KEYED,
-    "Timer": KEYED,
     "secret": "no source or sink of this version takes a secret; credentials of a root come from its environment",
 }
 STREAM: Mapping[str, str] = {
     "lookup": "look values up in a function: .map(...)",
-    "side": "the only side outputs are late rows, .late, and dead letters, hf.App(..., dlq=...)",
+    "side": "only the result of .process(..., sides=...) has sides; use it there, before any other step",
     "to_table": "write an aggregate to hf.SQLite with key=",
     "sessionize": "use .key_by(...).window(hf.session(gap)).agg(...)",
     "match": "compare rows in the tables of a sink",
     "search": "compare rows in the tables of a sink",
 }
-KEYED_STREAM: Mapping[str, str] = {
-    "process": "use .agg(...) or functions before key_by: .map(...), .flat_map(...)",
-    "process_batches": "use .agg(...) or a function before key_by: .map_batches(...)",
-}
+KEYED_STREAM: Mapping[str, str] = {}
 APP: Mapping[str, str] = {
     "table": "read the rows as a stream: app.source(...)",
 }
@@ -83,7 +75,7 @@ ELSEWHERE: Mapping[str, str] = {
 """Names from other libraries, with their equivalents."""
 OF_A_RESULT = ("filter", "late", "map", "select", "sink", "union", "with_columns")
 """Names of a stream that a stream grouped by key or window lacks before it is aggregated."""
-OF_A_GROUP = ("agg", "dedup")
+OF_A_GROUP = ("agg", "dedup", "process", "process_batches")
 """Names that a stream has only after it is grouped by key."""
 
 

@@ -28,11 +28,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
-from holdfast.errors import HoldfastError, JobFailed, Where, is_failure
+from holdfast.errors import JobFailed, Where, is_failure
 from holdfast.runtime.operators.contract import Function, Operator, OperatorContext, Step
 from holdfast.runtime.rows.dead_letters import DeadLetter, Form, OnError, encode_row, reported
 from holdfast.runtime.rows.expressions import Use, narrowed
-from holdfast.runtime.rows.forms import code_hash, code_of, name_of, raised
+from holdfast.runtime.rows.failing import NOT_THE_ROWS_FAULT, raised
+from holdfast.runtime.rows.forms import code_hash, code_of, name_of
 from holdfast.runtime.rows.row_types import RowMaker
 from holdfast.runtime.rows.rows import WrongRow, batch_of_columns, batch_of_rows
 from holdfast.runtime.rows.schema import columns_shown
@@ -43,9 +44,6 @@ PIECE_ROWS = 4_096
 LOOK_AFTER_MAX = 64
 """The end of the turn is checked after 1, 2, 4, ... rows, up to this many: a check after every row would cost a fast
 function a tenth of its time."""
-_NOT_THE_ROWS_FAULT = (HoldfastError, MemoryError)
-"""All other errors for which `is_failure` holds are the row's fault, even those that are no Exception: sys.exit, and
-panics of native code (Polars, RocksDB)."""
 
 
 How = Literal["map", "flat_map", "filter", "map_batches"]
@@ -187,7 +185,7 @@ class FunctionOperator(Operator):
             for number, row in islice(made, look):
                 try:
                     results.append(function(row))
-                except _NOT_THE_ROWS_FAULT:
+                except NOT_THE_ROWS_FAULT:
                     raise
                 except WrongRow as wrong:
                     self._drop_or_fail(1, number, f"returned {wrong.what}", wrong)
@@ -207,7 +205,7 @@ class FunctionOperator(Operator):
         assert self._rows is not None
         try:
             return enumerate(list(self._rows.rows(piece)))
-        except _NOT_THE_ROWS_FAULT:
+        except NOT_THE_ROWS_FAULT:
             raise
         except BaseException as error:  # one by one, to find the row at fault
             if not is_failure(error):
@@ -220,7 +218,7 @@ class FunctionOperator(Operator):
         for number in range(piece.num_rows):
             try:
                 row = next(made)
-            except _NOT_THE_ROWS_FAULT:
+            except NOT_THE_ROWS_FAULT:
                 raise
             except BaseException as error:
                 if not is_failure(error):
@@ -274,7 +272,7 @@ class FunctionOperator(Operator):
         cause: BaseException
         try:
             return [self._as_planned(self._call.function(batch))]
-        except _NOT_THE_ROWS_FAULT:
+        except NOT_THE_ROWS_FAULT:
             raise
         except WrongRow as wrong:
             did, cause = f"returned a wrong batch: {wrong.what}", wrong

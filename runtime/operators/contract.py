@@ -34,7 +34,7 @@ from holdfast.runtime.rows.windows import TIME_FIRST_US, TIME_LAST_US
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.sinks.contract import OP
 from holdfast.state.keys.batch import KeyType
-from holdfast.state.tables.spec import ColumnSpec
+from holdfast.state.tables.spec import ColumnSpec, TableSpec
 from holdfast.state.tables.table import Table
 
 if TYPE_CHECKING:
@@ -117,6 +117,11 @@ class TableDraft:
     """Ordered indexes to keep in memory (state/tables/spec.py)."""
     times: tuple[str, ...] = ()
     """The columns that hold event times, for readers of the state of an additional table."""
+
+    @classmethod
+    def of(cls, spec: TableSpec, part: str) -> TableDraft:
+        """Return the draft of an additional table that another room describes: a list, a map, a timer."""
+        return cls(spec.key, spec.columns, part, orders=spec.orders)
 
 
 def entry(port: int) -> int:

@@ -66,6 +66,10 @@ class TimeSlice:
         """Return the time, in seconds since some start."""
         return 0.0 if self._clock is None else self._clock.monotonic()
 
+    def wall_us(self) -> int:
+        """Return the wall clock, in microseconds since 1970; 0 without a clock."""
+        return 0 if self._clock is None else self._clock.wall_us()
+
     def pace(self) -> Pace:
         """Return a pace that learns from this clock; without one there is no limit."""
         return Pace(ROWS_MAX if self._clock is None else ROWS_FIRST)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import traceback
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import CodeType
@@ -109,21 +108,6 @@ def file_of(function: Any) -> str | None:
     inside = vars(type(inner)).get("__call__")  # for a callable object
     code = getattr(inner, "__code__", None) or getattr(inside, "__code__", None)
     return None if code is None else str(code.co_filename)
-
-
-def raised(error: BaseException, function: Any, caller: str) -> str:
-    """Describe an error of a function, with the line of the user's code that raised it.
-
-    Args:
-        caller: The file of the code that called the function.
-    """
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != caller]
-    own = file_of(function)
-    frame = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1] if frames else None)
-    where = "" if frame is None else f" at {frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}"
-    where += f" `{frame.line}`" if frame is not None and frame.line else ""
-    shown = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return f"raised {shown:.300}{where}"
 
 
 def _inner(function: Any) -> Any:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     )
     from holdfast.runtime.rows.calendar import calendar
     from holdfast.runtime.rows.join_bounds import between
+    from holdfast.runtime.rows.keyed_process import Context, KeyedProcess, List, Map, Timer, Value
     from holdfast.runtime.rows.row_types import Row
     from holdfast.runtime.rows.windows import hopping, session, tumbling
     from holdfast.runtime.sources.generator import Generator
@@ -76,6 +77,12 @@ _HOMES = {
     "quantile": "holdfast.runtime.rows.aggregates.named",
     "top": "holdfast.runtime.rows.aggregates.named",
     "var": "holdfast.runtime.rows.aggregates.named",
+    "Context": "holdfast.runtime.rows.keyed_process",
+    "KeyedProcess": "holdfast.runtime.rows.keyed_process",
+    "List": "holdfast.runtime.rows.keyed_process",
+    "Map": "holdfast.runtime.rows.keyed_process",
+    "Timer": "holdfast.runtime.rows.keyed_process",
+    "Value": "holdfast.runtime.rows.keyed_process",
     "Row": "holdfast.runtime.rows.row_types",
     "between": "holdfast.runtime.rows.join_bounds",
     "tumbling": "holdfast.runtime.rows.windows",
@@ -104,16 +111,22 @@ __all__ = [
     "Collect",
     "ConfigError",
     "Console",
+    "Context",
     "Damaged",
     "Fenced",
     "Generator",
     "HoldfastError",
     "JobFailed",
+    "KeyedProcess",
+    "List",
     "Log",
+    "Map",
     "Row",
     "SQLite",
     "SparkFrame",
+    "Timer",
     "Unavailable",
+    "Value",
     "approx_distinct",
     "between",
     "calendar",

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from holdfast.errors import HoldfastError, is_failure
+from holdfast.errors import is_failure
 from holdfast.runtime.rows.aggregates.contract import CannotFold, StateColumn
 from holdfast.runtime.rows.aggregates.types import value_column
-from holdfast.runtime.rows.forms import name_of, raised
+from holdfast.runtime.rows.failing import NOT_THE_ROWS_FAULT, raised
+from holdfast.runtime.rows.forms import name_of
 
 ROWS = "(rows)"
 """The role of the number of rows; no field of a dataclass has this name."""
-_NOT_THE_ROWS_FAULT = (HoldfastError, MemoryError)
 CORRECT_IT = "correct the function; then run the job again, which resumes from the last checkpoint"
 
 
@@ -53,7 +53,7 @@ def called(function: Any, group: int | None, given: str, *arguments: Any) -> Any
     """
     try:
         found = function(*arguments)
-    except _NOT_THE_ROWS_FAULT:
+    except NOT_THE_ROWS_FAULT:
         raise
     except BaseException as error:
         if not is_failure(error):

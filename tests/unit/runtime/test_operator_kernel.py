@@ -44,6 +44,7 @@ MAKERS = {
     "holdfast.runtime.api.stream",
     "holdfast.runtime.api.joined",
     "holdfast.runtime.api.windowed",
+    "holdfast.runtime.api.process",
     "holdfast.runtime.api.functions",  # arguments of stream methods are checked there, before a step is made of them
 }
 BY_THE_COMPILER = {"exchange"}

@@ -1,0 +1,460 @@
+"""Keyed functions: a user's Python object with state and timers per key, called record by record.
+
+A batch is handled in pieces, as those of other functions are (backlog.py). A piece becomes a frame: its keys are
+numbered, their state is read once, the function is called in the order of the records, and what changed is written
+once (process_cells.py). Timers fire in rounds of at most `ROUND_TIMERS`, in the order of (time, key, timer).
+
+With on_error="drop" or "dlq" every change and row of a failed call is undone. A returned row that does not fit its
+columns shows only when the whole frame is converted; the frame is then handled again, with the rows of each call
+checked before the next call.
+
+Invariants
+    - What a key's function sees depends on its records and timers and on the watermark, never on how records were
+      batched.
+    - Nothing of a failed call is kept: no state, timer, row or number.
+    - A handler sets timers only for later times, and those set after the end of event time do not fire, so firing ends.
+
+Pure, as far as the user's functions are.
+Source: docs/design/0065-keyed-functions.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.errors import JobFailed, Where, is_failure
+from holdfast.model import LAST_US
+from holdfast.runtime.operators.contract import (
+    MAIN,
+    Description,
+    KeyedStep,
+    Needed,
+    Operator,
+    OperatorContext,
+    TableDraft,
+    part_name,
+)
+from holdfast.runtime.operators.differences import Found, compare_keys
+from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, Times
+from holdfast.runtime.operators.process_cells import (
+    VALUE,
+    Frame,
+    ListCell,
+    MapCell,
+    Own,
+    TimerCell,
+    ValueRows,
+    time_of,
+)
+from holdfast.runtime.operators.process_changes import compare_states, parts_of, states_without
+from holdfast.runtime.operators.process_events import Events, Firings, Records
+from holdfast.runtime.rows.dead_letters import DeadLetter, OnError, encode_row, reported
+from holdfast.runtime.rows.expressions import Use
+from holdfast.runtime.rows.failing import NOT_THE_ROWS_FAULT, raised
+from holdfast.runtime.rows.forms import code_of
+from holdfast.runtime.rows.keyed_process import EVENT, Declaration, KeyedProcess, bound_to, declared_by
+from holdfast.runtime.rows.row_types import RowMaker, row_class, values_of
+from holdfast.runtime.rows.rows import WrongRow, batch_of_rows
+from holdfast.runtime.rows.state_types import MAP_KEYS, WrongValue, shape_of, state_type
+from holdfast.runtime.rows.windows import micros_of
+from holdfast.runtime.wire.messages import OperatorProgress
+from holdfast.runtime.wire.vitals import FUNCTION
+from holdfast.state.collections.lists import Lists
+from holdfast.state.collections.maps import Maps
+from holdfast.state.collections.rows import EXPIRES, EXPIRY_COLUMN
+from holdfast.state.collections.timers import Timers
+from holdfast.state.keys.batch import KeyType
+from holdfast.state.keys.keygroups import splitmix64
+from holdfast.state.tables.table import Table
+
+PIECE_ROWS = 16_384
+ROUND_TIMERS = 16_384
+DRAWS = "_draws"
+"""Column of the operator's own table: how many random numbers the key's function has drawn."""
+_ODD = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True, eq=False)
+class Process(KeyedStep):
+    """Call a keyed function with every record, and when its timers fire."""
+
+    operator: str
+    keys: tuple[str, ...]
+    columns: tuple[str, ...]
+    """Of the rows that the function takes, in order."""
+    process: KeyedProcess[Any, Any]
+    row_type: type | None
+    time: str | None
+    """Column with the event time."""
+    sides: Mapping[str, pa.Schema]
+    on_error: OnError
+    use: Use
+
+    kind: ClassVar[str] = "process"
+    keeps: ClassVar[str] = "the state of a keyed function"
+
+    def keyed_by(self, port: int) -> tuple[str, ...]:
+        return self.keys
+
+    def reads(self, port: int, given: pa.Schema, needed: Needed) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.keys, *self.columns)))
+
+    def tables(self, given: Sequence[pa.Schema]) -> tuple[TableDraft, ...]:
+        users = KeyType.of(given[0].field(key) for key in self.keys)
+        declared, own = declared_by(self.process), []
+        drafts = [CLOCK_TABLE]
+        for name, value in declared.values.items():
+            if not value.ttl:
+                own.append(state_type(name, value.type).column)
+                continue
+            columns = (state_type(VALUE, value.type).column, EXPIRY_COLUMN)
+            drafts.append(TableDraft(users, columns, name, orders=(EXPIRES,)))
+        for name, listed in declared.lists.items():
+            element = [state_type(VALUE, listed.type).column]
+            drafts.append(TableDraft.of(Lists.spec(0, name, users, element, expiring=bool(listed.ttl)), name))
+        for name, mapped in declared.maps.items():
+            key, entry = KeyType(("map_key",), (MAP_KEYS[mapped.key],)), [state_type(VALUE, mapped.type).column]
+            drafts.append(TableDraft.of(Maps.spec(0, name, users, key, entry, expiring=bool(mapped.ttl)), name))
+        drafts += [TableDraft.of(Timers.spec(0, name, users), name) for name in declared.timers]
+        return TableDraft(users, (*own, state_type(DRAWS, int).column)), *drafts
+
+    def identity(self, column: Description) -> dict[str, Any]:
+        states = {
+            name: {
+                "kind": each.what,
+                "types": [shape_of(kind) for kind in each.types()],
+                "ttl_us": each.ttl_us,
+                "clock": each.clock,
+            }
+            for name, each in declared_by(self.process).all().items()
+        }
+        time = None if self.time is None else column(self.time)
+        return {"keeps": self.keeps, "key": [column(name) for name in self.keys], "time": time, "states": states}
+
+    def compare(self, found: Found, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        compare_keys(found, before["key"], now["key"])
+        compare_states(found, before, now)
+
+    def parts(self, before: Mapping[str, Any]) -> tuple[str, ...]:
+        return parts_of(before)
+
+    def without(self, before: Mapping[str, Any], parts: Collection[str]) -> Mapping[str, Any]:
+        return states_without(before, parts)
+
+    def continued(self, before: Mapping[str, Any], columns: Sequence[str]) -> Mapping[str, str]:
+        return {name: name for name in columns if name == DRAWS or name in before["states"]}
+
+    def text(self) -> str:
+        called = f"process {self.operator} by {', '.join(self.keys)}: {type(self.process).__name__}"
+        return called if self.on_error == "fail" else f"{called}, on error: {self.on_error}"
+
+    def code(self) -> list[str]:
+        methods = [each for owner in type(self.process).__mro__ for each in vars(owner).values() if callable(each)]
+        return [self.on_error, *map(code_of, methods)]
+
+    def busy_with(self) -> tuple[str, ...]:
+        return (self.operator,)
+
+    def open(self, ctx: OperatorContext) -> Operator:
+        return ProcessOperator(self, ctx)
+
+
+class _Context:
+    """The `ctx` of a function; one per operator, for one record or timer after the other."""
+
+    def __init__(self, operator: ProcessOperator, emit: Callable[[Any], None]) -> None:
+        self._operator, self.emit = operator, emit
+
+    @property
+    def key(self) -> Any:
+        return self._operator.key()
+
+    @property
+    def event_time(self) -> datetime | None:
+        return time_of(self._operator.frame.at_us)
+
+    @property
+    def watermark(self) -> datetime | None:
+        return time_of(self._operator.frame.clock_us)
+
+    def now(self) -> datetime:
+        return cast(datetime, time_of(self._operator.frame.now_us))
+
+    def random(self) -> float:
+        return self._operator.random()
+
+    def side(self, name: str, row: Any) -> None:
+        sides = self._operator.sides
+        if name not in sides:
+            raise WrongValue(f"there is no side {name!r}; name it in .process(..., sides={{{name!r}: Out}})")
+        sides[name].append(row)
+
+
+class ProcessOperator(Operator):
+    """One operator on one subtask."""
+
+    def __init__(self, step: Process, ctx: OperatorContext) -> None:
+        self._step, self._ctx, self._gives = step, ctx, ctx.placed[0].schema
+        self.name, self.mark = step.operator, FUNCTION + step.operator
+        self._table, self._clock = ctx.table(step.operator), EventClock(step.operator, ctx)
+        self._rows = RowMaker(pa.schema([ctx.given.field(name) for name in step.columns]), step.row_type)
+        self._keys = KeyType.of(ctx.given.field(name) for name in step.keys)
+        self._out: list[Any] = []
+        self.sides: dict[str, list[Any]] = {name: [] for name in step.sides}
+        self._letters: list[DeadLetter] = []
+        declared = declared_by(step.process)
+        self._own, self._cells, self._timers, attributes = _opened(step, ctx, declared)
+        self._draws = self._own.cells[DRAWS]
+        self._function = bound_to(step.process, attributes)
+        self._handlers = [getattr(self._function, timer.handler) for timer in self._timers]
+        self._context = _Context(self, self._out.append)
+        self._user_keys: list[Any] | None = None
+        self._now_us, self._pace = 0, ctx.time_slice.pace()
+        self.frame = Frame(self._keys.empty(), np.empty(0, np.int64))
+        self.rows_in = self.rows_out = self.dropped = self.dlq = self._failed = 0
+
+    def on_batch(self, port: int, batch: pa.RecordBatch) -> None:
+        self._ctx.defer(self, batch)
+
+    def some(self, batch: pa.RecordBatch, at: int, base: int) -> tuple[int, list[pa.RecordBatch]]:
+        """Handle records from row `at` on; return their number and the rows emitted for them."""
+        piece = batch.slice(at, min(self._pace.rows, PIECE_ROWS))
+        began = self._ctx.time_slice.now()
+        numbers = self._number(piece)
+        given = self._handled(lambda: self._records(piece, numbers))
+        self._pace.took(piece.num_rows, self._ctx.time_slice.now() - began)
+        self.rows_in += piece.num_rows
+        return piece.num_rows, given
+
+    def on_watermark(self, at_us: int) -> None:
+        """Advance event time to this point; fire the timers that are due, and delete what has expired."""
+        old = self._clock.advance(at_us)
+        if old is None:
+            return
+        while self._fire_round(at_us, old):
+            pass
+        for timer in self._timers:
+            timer.store_after_last(self._table)
+        for cell in self._cells:
+            cell.expire(EVENT, at_us)
+
+    def on_barrier(self) -> None:
+        self._clock.note()
+        for cell in self._cells:
+            cell.expire("processing", self._tick())
+            cell.tidy()
+
+    def progress(self) -> OperatorProgress:
+        dlq = self.dlq if self._step.on_error == "dlq" else None
+        return OperatorProgress(self.name, self.rows_in, self.rows_out, 0, dropped=self.dropped, dlq=dlq)
+
+    # For the context
+
+    def key(self) -> Any:
+        """Return the key at hand."""
+        if self._user_keys is None:
+            columns = [values_of(column) for column in self._keys.decode(self.frame.users)]
+            self._user_keys = columns[0]
+            if len(columns) > 1:
+                self._user_keys = list(map(row_class(self._step.keys), zip(*columns, strict=True)))
+        return self._user_keys[self.frame.k]
+
+    def random(self) -> float:
+        """Return the next random number of the key at hand."""
+        draws = self._draws.get(0)
+        self._draws.set(draws + 1)
+        seed = np.uint64((int(self.frame.users.hashes[self.frame.k]) + draws * _ODD) % (1 << 64))
+        return (int(splitmix64(np.array([seed]).view(np.int64))[0]) >> 11) / (1 << 53)
+
+    # Frames
+
+    def _number(self, piece: pa.RecordBatch) -> list[int]:
+        """Begin the frame of a piece; return the number of the key of every row."""
+        keys = self._keys.encode([piece.column(name) for name in self._step.keys])
+        size = len(self._table)
+        slots = self._table.slots(keys)
+        self._own.looked_up += len(self._table) - size
+        known, first, numbers = np.unique(slots, return_index=True, return_inverse=True)
+        self._begin(Frame(keys.take(first), known))
+        return cast(list[int], numbers.tolist())
+
+    def _begin(self, frame: Frame) -> None:
+        frame.now_us = self._tick()
+        frame.journal = None if self._step.on_error == "fail" else []
+        self.frame, self._user_keys = frame, None
+
+    def _tick(self) -> int:
+        self._now_us = max(self._now_us, self._ctx.time_slice.wall_us())
+        return self._now_us
+
+    def _records(self, piece: pa.RecordBatch, numbers: list[int]) -> Records:
+        made = self._rows.rows(piece.select(self._step.columns))
+        times = None if self._step.time is None else micros_of(piece.column(self._step.time)).tolist()
+        clocks = self._clock.of(lambda: self.frame.users)
+        call = partial(self._function.on_record, self._context)
+        return Records(self.frame, piece.select(self._step.columns), numbers, made, times, clocks, call)
+
+    def _handled(self, events_of: Callable[[], Events]) -> list[pa.RecordBatch]:
+        """Handle the events of a frame, write the state, and return the rows emitted; others go to their sides."""
+        for strict in (False, True):
+            self._restart()
+            try:
+                self._handle(events_of(), strict)
+                batches = {MAIN: batch_of_rows(self._gives, self._out)}
+                batches |= {name: batch_of_rows(self._step.sides[name], rows) for name, rows in self.sides.items()}
+                break
+            except WrongRow as wrong:
+                if strict or self.frame.journal is None:
+                    raise self._job_failed(f"emitted a wrong row: {wrong.what}") from wrong
+        for cell in self._cells:
+            cell.store()
+        return self._emitted(batches)
+
+    def _restart(self) -> None:
+        """Begin with the state as it is stored, and with nothing emitted."""
+        for rows in (self._out, *self.sides.values()):
+            rows.clear()
+        self._letters, self._failed = [], 0
+        for cell in self._cells:
+            cell.begin(self.frame)
+
+    def _emitted(self, batches: Mapping[str, pa.RecordBatch]) -> list[pa.RecordBatch]:
+        for letter in self._letters:
+            self._ctx.dead_letter(letter)
+        self.dlq += len(self._letters)
+        self.dropped += self._failed - len(self._letters)
+        self.rows_out += batches[MAIN].num_rows
+        for name in self.sides:
+            if batches[name].num_rows and self._ctx.wanted(name):
+                self._ctx.emit(batches[name], name)
+        return [batches[MAIN]] if batches[MAIN].num_rows else []
+
+    def _handle(self, events: Events, strict: bool) -> None:
+        try:
+            if (journal := self.frame.journal) is None:
+                for event in events:
+                    events.call(event)
+                return
+            while self._handle_next(events, strict):
+                journal.clear()
+        except NOT_THE_ROWS_FAULT:
+            raise
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            raise self._job_failed(self._reported(error)) from error
+
+    def _handle_next(self, events: Events, strict: bool) -> bool:
+        """Handle an event; undo what it did if that fails. Return False if there is none."""
+        marks = [(rows, len(rows)) for rows in (self._out, *self.sides.values())]
+        try:
+            event = next(events)
+            events.call(event)
+            if strict:
+                for schema, (rows, first) in zip((self._gives, *self._step.sides.values()), marks, strict=True):
+                    batch_of_rows(schema, rows[first:])
+        except StopIteration:
+            return False
+        except NOT_THE_ROWS_FAULT:
+            raise
+        except WrongRow as wrong:
+            self._leave_out(f"emitted a wrong row: {wrong.what}", events, marks)
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            self._leave_out(self._reported(error), events, marks)
+        return True
+
+    # Timers
+
+    def _fire_round(self, through_us: int, before: Times | int) -> bool:
+        """Fire the first timers that are due, at most about ROUND_TIMERS; return whether there were any."""
+        bound, limited = through_us, len(self._timers)
+        for number, timer in enumerate(self._timers):
+            times = timer.first_due(bound, ROUND_TIMERS)
+            if times.size == ROUND_TIMERS and times[-1] < bound:
+                bound, limited = int(times[-1]), number
+        fired = []
+        for number, timer in enumerate(self._timers):
+            limit = ROUND_TIMERS if number == limited else None
+            found = timer.timers.fire(bound - (number > limited), limit)
+            fired.append((self._table.slots(found.users), found.at_us))
+        slots = np.unique(np.concatenate([np.empty(0, np.int64), *(slots for slots, _ in fired)]))
+        if not slots.size:
+            return False
+        users = self._table.keys_at(slots)
+        order = users.order(np.zeros(slots.size, np.uint16))
+        places = np.empty_like(order)
+        places[order] = np.arange(order.size)
+        self._begin(Frame(users.take(order), slots[order]))
+        due = [(places[np.searchsorted(slots, mine)].tolist(), at.tolist()) for mine, at in fired]
+        firing = through_us == LAST_US, through_us if limited == len(self._timers) else bound - 1
+        old = before if isinstance(before, int) else self._clock.at(before, self.frame.users)
+        given = self._handled(lambda: Firings(self.frame, self._timers, due, *firing, old, self._call_handler))
+        for batch in given:
+            self._ctx.emit(batch)
+        return True
+
+    def _call_handler(self, number: int) -> None:
+        self._handlers[number](self._context)
+
+    # Failures
+
+    def _leave_out(self, did: str, events: Events, marks: list[tuple[list[Any], int]]) -> None:
+        self.frame.undo()
+        for rows, first in marks:
+            del rows[first:]
+        self._failed += 1
+        if self._step.on_error == "dlq":
+            error = reported(f"{self._step.use}: {type(self._step.process).__name__} {did}")
+            raw = encode_row(*events.raw(self._keys))
+            self._letters.append(DeadLetter(self.name, self._ctx.origin.source, None, None, error, "row", raw))
+
+    def _job_failed(self, did: str) -> JobFailed:
+        return JobFailed(
+            f"{self._step.use}: {type(self._step.process).__name__} {did}",
+            not_done="the epoch was not completed; state and output stay as of the last checkpoint",
+            next_step='correct the function, or leave such records out with on_error="dlq" or on_error="drop"; then '
+            "run the job again, which resumes from the last checkpoint",
+            where=Where(job=self._ctx.job, operator=self.name),
+        )
+
+    def _reported(self, error: BaseException) -> str:
+        return raised(error, type(self._step.process).on_record, __file__)
+
+
+def _opened(
+    step: Process, ctx: OperatorContext, declared: Declaration
+) -> tuple[ValueRows, list[Own], list[TimerCell], dict[str, Any]]:
+    """Return the operator's own values, all cells, those of timers, and the attributes of the function."""
+
+    def table(name: str) -> Table:
+        return ctx.table(part_name(step.operator, name))
+
+    plain = {name: state_type(name, value.type) for name, value in declared.values.items() if not value.ttl}
+    own = ValueRows(ctx.table(step.operator), plain | {DRAWS: state_type(DRAWS, int)})
+    attributes: dict[str, Any] = {name: own.cells[name] for name in plain}
+    cells: list[Own] = [own]
+    for name, value in declared.values.items():
+        if value.ttl:
+            rows = ValueRows(table(name), {VALUE: state_type(VALUE, value.type)}, value.clock, value.ttl_us)
+            attributes[name] = rows.cells[VALUE]
+            cells.append(rows)
+    for name, each in declared.lists.items():
+        attributes[name] = ListCell(table(name), state_type(VALUE, each.type), each.clock, each.ttl_us)
+    for name, entry in declared.maps.items():
+        key, kind = state_type("map_key", entry.key), state_type(VALUE, entry.type)
+        attributes[name] = MapCell(table(name), kind, entry.clock, entry.ttl_us, MAP_KEYS[entry.key], key.encode)
+    timers = [
+        TimerCell(table(name), number, name, timer.handlers[0])
+        for number, (name, timer) in enumerate(declared.timers.items())
+    ]
+    cells += [attributes[name] for name in (*declared.lists, *declared.maps)] + timers
+    return own, cells, timers, attributes | {timer.name: timer for timer in timers}

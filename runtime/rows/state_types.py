@@ -1,0 +1,179 @@
+"""Types of values in the state of keyed functions: which are taken, how they are stored, which may follow which.
+
+Numbers, text, bytes and booleans have columns of their own. Any other value is bytes in MessagePack, which names the
+fields of dataclasses: a field may be added with a default, or removed, and the kept values are still read.
+
+Invariants
+    - A value that is read is of the declared type; a value of another type is refused when it is set, never guessed.
+    - Stored values do not change when an object that was got or set changes.
+
+Pure.
+Source: docs/design/0065-keyed-functions.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import msgspec
+import msgspec.inspect as inspected
+import numpy as np
+import pyarrow as pa
+
+from holdfast.state.tables.spec import VALUE_BYTES_MAX, ColumnSpec
+
+_PLAIN: Mapping[type, tuple[Any, pa.DataType]] = {
+    bool: (np.dtype(np.bool_), pa.bool_()),
+    int: (np.dtype(np.int64), pa.int64()),
+    float: (np.dtype(np.float64), pa.float64()),
+    str: (pa.large_utf8(), pa.large_utf8()),
+    bytes: (pa.large_binary(), pa.large_binary()),
+}
+MAP_KEYS: Mapping[type, pa.DataType] = {int: pa.int64(), str: pa.utf8(), bytes: pa.binary(), bool: pa.bool_()}
+"""Types that keys of a Map may have."""
+INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
+
+Shape = dict[str, Any]
+"""A type as JSON-able values: {"type": ...}, and its parts."""
+
+
+class WrongValue(TypeError):
+    """A value that state of a declared type does not take."""
+
+
+@dataclass(frozen=True)
+class StateType:
+    """How values of one declared type are stored."""
+
+    column: ColumnSpec
+    arrow: pa.DataType
+    encode: Callable[[Any], Any]
+    """Returns what is stored of a value. Raises WrongValue."""
+    decode: Callable[[Any], Any] | None
+    """Returns a new value of what is stored; None: stored values are immutable and are the values themselves."""
+
+
+def state_type(name: str, declared: Any) -> StateType:
+    """Return how the values of a declared type are stored in a column of this name."""
+    if _is_plain(declared):
+        dtype, arrow = _PLAIN[declared]
+        return StateType(ColumnSpec(name, dtype, nullable=True), arrow, _taker(declared), None)
+    decode = msgspec.msgpack.Decoder(declared).decode
+    return StateType(
+        ColumnSpec(name, pa.large_binary(), nullable=True), pa.large_binary(), _packer(declared, decode), decode
+    )
+
+
+def misfit(declared: Any) -> str | None:
+    """Return why values of a type cannot be kept; None if they can."""
+    if _is_plain(declared):
+        return None
+    if declared is None or type(None) in get_args(declared):
+        return "None means that there is no value, so the type cannot include it"
+    try:
+        found = inspected.type_info(declared)
+        msgspec.msgpack.Decoder(declared)
+    except (TypeError, NameError) as error:
+        return str(error)
+    return _unknown(found, ())
+
+
+def shape_of(declared: Any) -> Shape:
+    """Return a type that `misfit` accepts in the form that checkpoints keep."""
+    return _shape(inspected.type_info(declared), ())
+
+
+def change(before: Shape, now: Shape) -> str | None:
+    """Return why values stored as one type cannot be read as another; None if they can."""
+    if before == now:
+        return None
+    if before["type"] != now["type"] or before["type"] != "object":
+        return f"{shown(before)} became {shown(now)}"
+    for name, field in now["fields"].items():
+        was = before["fields"].get(name)
+        if was is None:
+            if field["required"]:
+                return f"field {name!r} was added without a default"
+        elif (why := change(was["is"], field["is"])) is not None:
+            return f"field {name!r}: {why}"
+    return None
+
+
+def shown(shape: Shape) -> str:
+    """Return a type as text for messages."""
+    inner = [shown(part) for part in shape.get("of", ())]
+    return str(shape.get("name", shape["type"])) + (f"[{', '.join(inner)}]" if inner else "")
+
+
+def _is_plain(declared: Any) -> bool:
+    return any(declared is kind for kind in _PLAIN)
+
+
+def _taker(kind: Any) -> Callable[[Any], Any]:
+    def take(value: Any) -> Any:
+        if type(value) is kind or (kind is float and type(value) is int):
+            if kind is int and not INT_MIN <= value <= INT_MAX:
+                raise WrongValue(f"{value} does not fit into 64 bits")
+            return kind(value)
+        raise WrongValue(f"the state takes {kind.__name__}, not {type(value).__name__} {value!r:.80}")
+
+    return take
+
+
+def _packer(declared: Any, decode: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    encode = msgspec.msgpack.Encoder().encode
+
+    def pack(value: Any) -> bytes:
+        try:
+            packed = encode(value)
+            decode(packed)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise WrongValue(
+                f"the state takes {declared!r}, not {type(value).__name__} {value!r:.80}: {error}"
+            ) from error
+        if len(packed) > VALUE_BYTES_MAX:
+            raise WrongValue(f"the value has {len(packed):,} bytes; a value has at most {VALUE_BYTES_MAX:,}")
+        return packed
+
+    return pack
+
+
+def _parts(info: Any) -> list[Any]:
+    """Return the types inside a type, without those of fields."""
+    found: list[Any] = []
+    for name in ("item_type", "key_type", "value_type"):
+        found += [getattr(info, name)] if hasattr(info, name) else []
+    for name in ("item_types", "types"):
+        found += getattr(info, name, ())
+    return found
+
+
+def _unknown(info: Any, seen: tuple[Any, ...]) -> str | None:
+    if info.__class__ in (inspected.CustomType, inspected.AnyType, inspected.RawType, inspected.ExtType):
+        kind = getattr(info, "cls", None)
+        return f"{'Any' if kind is None else kind.__qualname__} is not a type whose values can be stored and checked"
+    kind = getattr(info, "cls", None)
+    if kind in seen:
+        return None
+    inner = [*_parts(info), *(field.type for field in getattr(info, "fields", ()))]
+    return next((why for each in inner if (why := _unknown(each, (*seen, kind))) is not None), None)
+
+
+def _shape(info: Any, seen: tuple[Any, ...]) -> Shape:
+    kind: Any = getattr(info, "cls", None)
+    if hasattr(info, "fields"):
+        if kind in seen:
+            return {"type": "object", "name": kind.__name__, "fields": {}, "again": True}
+        fields = {
+            field.name: {"is": _shape(field.type, (*seen, kind)), "required": field.required} for field in info.fields
+        }
+        return {"type": "object", "name": kind.__name__, "fields": fields}
+    name = type(info).__name__.removesuffix("Type").lower()
+    found: Shape = {"type": name}
+    if parts := _parts(info):
+        found["of"] = [_shape(part, seen) for part in parts]
+    if name in ("enum", "literal"):
+        found["values"] = sorted(map(str, getattr(info, "values", None) or [member.value for member in kind]))
+    return found
