@@ -1,0 +1,167 @@
+"""Keyed functions against an oracle: any input, any split, any failure, rescaling and rewind give the same answer.
+
+A record carries one bit, so a sum of bits names the very records that a result holds.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planned_source import PlannedSource
+
+import holdfast as hf
+from holdfast.sinks.memory import MemorySink
+from holdfast.state.keys.keygroups import range_of
+from holdfast.testing import TestDriver
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+SIZE_S, OUT_OF_ORDERNESS_S, KEY_GROUPS = 10, 2, 8
+
+
+@dataclass
+class Reading:
+    bit: int
+    city: str
+    at: datetime
+
+
+@dataclass
+class Sum:
+    city: str
+    end: int
+    bits: int
+
+
+def seconds(at: datetime) -> float:
+    return (at - START).total_seconds()
+
+
+class Buckets(hf.KeyedProcess[Reading, Sum]):
+    """Sums of bits per bucket of ten seconds; a bucket is emitted once, and fails for records at a full minute."""
+
+    sums = hf.Map(int, int)
+    taken = hf.Value(int)
+    order = hf.List(int)
+    due = hf.Timer("event")
+
+    def on_record(self, ctx: hf.Context, r: Reading) -> None:
+        end = int(seconds(r.at) // SIZE_S + 1) * SIZE_S
+        self.taken.set(self.taken.get(0) + r.bit)
+        self.order.append(r.bit)
+        if ctx.watermark is not None and START + timedelta(seconds=end) <= ctx.watermark:
+            ctx.side("late", Sum(r.city, end, r.bit))
+        else:
+            self.sums.set(end, self.sums.get(end, 0) + r.bit)
+            self.due.set(START + timedelta(seconds=self.sums.items()[0][0]))
+        if refused(r):
+            raise ValueError("a full minute")
+
+    @due.fires
+    def emit(self, ctx: hf.Context) -> None:
+        end, bits = self.sums.items()[0]
+        ctx.emit(Sum(ctx.key, end, bits))
+        self.sums.remove(end)
+        if sum(self.order) != self.taken.get():
+            raise ValueError("the list differs from the value")
+        if following := self.sums.items():
+            self.due.set(START + timedelta(seconds=following[0][0]))
+
+
+def refused(reading: Reading) -> bool:
+    return seconds(reading.at) % 60 == 0
+
+
+def app_of() -> hf.App:
+    app = hf.App("random", key_groups=KEY_GROUPS)
+    columns = PlannedSource(hf.Generator(Reading, lambda i: Reading(i, "", START)).schema, Reading)
+    late_by = f"{OUT_OF_ORDERNESS_S}s"
+    source = app.source("readings", columns, event_time="at", out_of_orderness=late_by, idle_after="1h")
+    out = source.key_by("city").process("sums", Buckets(), to=Sum, sides={"late": Sum}, on_error="drop")
+    out.sink("out", MemorySink())
+    out.side("late").sink("late", MemorySink())
+    return app
+
+
+@dataclass
+class Pushed:
+    all: list[Reading] = field(default_factory=list)
+    epochs: list[int] = field(default_factory=list)
+
+    def sums(self, late: int) -> dict[tuple[str, int], int]:
+        found: dict[tuple[str, int], int] = defaultdict(int)
+        for each in self.all:
+            if not refused(each) and not each.bit & late:
+                end = START + SIZE_S * timedelta(seconds=seconds(each.at) // SIZE_S + 1)
+                found[each.city, round(seconds(end))] += each.bit
+        return dict(found)
+
+
+RECORDS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 70)), min_size=1, max_size=8)
+PUSHES = st.tuples(st.just("push"), st.integers(0, 2), RECORDS)
+STEPS = st.one_of(
+    PUSHES,
+    PUSHES,
+    st.tuples(st.just("checkpoint"), st.just(0), st.just(0)),
+    st.tuples(st.just("crash"), st.integers(0, 2), st.integers(0, 60)),
+    st.tuples(st.just("driver"), st.integers(1, 3), st.integers(0, 60)),
+    st.tuples(st.just("rewind"), st.integers(0, 2), st.just(0)),
+)
+
+
+def play(t: TestDriver, step: tuple[str, int, Any], pushed: Pushed) -> None:
+    match step:
+        case ("push", partition, records):
+            first = len(pushed.all)
+            made = [Reading(1 << first + n, c, START + timedelta(seconds=s)) for n, (c, s) in enumerate(records)]
+            made = made[: max(0, 60 - first)]
+            pushed.all += made
+            t.push("readings", made, partition)
+        case ("checkpoint", _, _):
+            pushed.epochs.append(t.checkpoint())
+        case ("crash", worker, steps):
+            interrupt(t, steps)
+            t.crash(worker % len(t.cluster.members))
+            t.recover()
+        case ("driver", parallelism, steps):
+            interrupt(t, steps)
+            ranges = tuple(range_of(i, parallelism, KEY_GROUPS) for i in range(parallelism))
+            t.cluster.rules = replace(t.cluster.rules, key_ranges=ranges)
+            t.cluster.replace_driver()
+            t.advance("1s")
+        case ("rewind", back, _) if pushed.epochs:
+            t.rewind(pushed.epochs[-1 - back % len(pushed.epochs)])
+            pushed.epochs.clear()
+
+
+def interrupt(t: TestDriver, steps: int) -> None:
+    """Let an epoch be due, and stop somewhere on the way to its end."""
+    t.cluster.clock.now += 1.1
+    for _ in range(steps):
+        t.cluster.step()
+
+
+class TestRandomJobs:
+    @settings(max_examples=6, deadline=None)
+    @given(st.lists(STEPS, min_size=4, max_size=10), st.integers(1, 3), st.integers(0, 2**16))
+    def test_every_record_is_in_one_result_or_late_or_dropped(
+        self, steps: list[Any], parallelism: int, seed: int
+    ) -> None:
+        pushed = Pushed()
+        with TestDriver(app_of(), parallelism, seed) as t:
+            for step in steps:
+                play(t, step, pushed)
+            t.watermark("readings", START + timedelta(minutes=3))  # timers that are set after the last one do not fire
+            t.finish()
+            late = [row["bits"] for row in t.rows("late")]
+            assert len(late) == len(set(late))
+            out = [((row["city"], row["end"]), row["bits"]) for row in t.rows("out")]
+            assert len(out) == len(dict(out)) and dict(out) == pushed.sums(sum(late))
+            for city in "abc":
+                mine = [each.bit for each in pushed.all if each.city == city and not refused(each)]
+                kept = t.state("sums", (city,))
+                assert (0 if kept is None else kept["taken"]) == sum(mine)
