@@ -9,12 +9,17 @@ import pytest
 
 from holdfast.chaos.mutants.mutants import MUTANTS
 from holdfast.chaos.mutants.mutation import applied
+from holdfast.chaos.mutants.operator_mutants import OPERATOR_MUTANTS
 from holdfast.chaos.mutants.state_mutants import STATE_MUTANTS
 from holdfast.chaos.sim import driver_process
 from holdfast.runtime.driver.invariants import validate
 
 PAGE = Path(__file__).parents[3] / "docs" / "guarantees.md"
-HEADING, HEADING_OF_STATE = "Wrong versions that are caught", "Wrong versions of the state that are caught"
+HEADING = "Wrong versions that are caught"
+OTHERS = {
+    "Wrong versions of the state that are caught": STATE_MUTANTS,
+    "Wrong versions of windows that are caught": OPERATOR_MUTANTS,
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +40,12 @@ class TestTableOfWrongVersions:
         assert f"Each of these {len(MUTANTS)} versions" in reported
 
 
-class TestTableOfWrongVersionsOfTheState:
-    def test_lists_each_once_with_its_rules_and_effect_and_counts_them(self) -> None:
-        reported = below(HEADING_OF_STATE)
-        assert [row[:3] for row in rows(reported)] == [[m.name, m.rules, m.does] for m in STATE_MUTANTS]
-        assert f"these {len(STATE_MUTANTS)} versions" in reported
+class TestOtherTables:
+    @pytest.mark.parametrize("heading", OTHERS)
+    def test_list_each_once_with_its_rules_and_effect_and_count_them(self, heading: str) -> None:
+        reported, mutants = below(heading), OTHERS[heading]
+        assert [row[:3] for row in rows(reported)] == [[m.name, m.rules, m.does] for m in mutants]
+        assert f"these {len(mutants)} versions" in reported
 
 
 def below(heading: str) -> str:

@@ -1,0 +1,144 @@
+"""Jobs with hopping windows, steps for them, and what the windows hold, in plain Python."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import strategies as st
+
+import holdfast as hf
+from holdfast.sinks.memory import MemorySink
+from holdfast.state.keys.keygroups import range_of
+from holdfast.testing import TestDriver
+
+START = datetime(2026, 3, 28, 21, tzinfo=UTC)
+SCHEMA = pa.schema(
+    [
+        pa.field("k", pa.string(), nullable=False),
+        pa.field("v", pa.int64(), nullable=False),
+        pa.field("word", pa.string()),
+        pa.field("at", pa.timestamp("us", "UTC"), nullable=False),
+    ]
+)
+
+
+def at(second: float) -> datetime:
+    return START + timedelta(seconds=second)
+
+
+def app_of(size: int = 10, every: int = 2, emit: str = "close", lateness: int = 0) -> hf.App:
+    app = hf.App("slices", key_groups=8)
+    generator = hf.Generator(SCHEMA, lambda i: ("a", i, None, at(i)), count=0)
+    rows = app.source("rows", generator, event_time="at", idle_after="1h")
+    window = rows.key_by("k").window(hf.hopping(f"{size}s", every=f"{every}s"), allowed_lateness=f"{lateness}s")
+    counted = window.agg(
+        "hot",
+        emit=emit,
+        n=hf.count(),
+        total=hf.sum("v"),
+        top=hf.max("v"),
+        mean=hf.mean("v"),
+        words=hf.count("word"),
+        first=hf.min("word"),
+    )
+    counted.sink("out", MemorySink(key=counted.upsert_key))
+    counted.late.sink("late", MemorySink())
+    return app
+
+
+def row(k: str, second: float, v: int, word: str | None = None) -> dict[str, Any]:
+    return {"k": k, "v": v, "word": word, "at": at(second)}
+
+
+@dataclass
+class Oracle:
+    """Which windows hold which records, in plain Python; time is what the test last set it to."""
+
+    size: int
+    every: int
+    emit: str
+    lateness: int
+    clock: float = -1e9
+    held: dict[tuple[str, int], list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
+    late: list[int] = field(default_factory=list)
+
+    def take(self, rows: list[dict[str, Any]]) -> None:
+        for each in rows:
+            second = (each["at"] - START).total_seconds()
+            ends = [end for end in range(-400, 800) if end % self.every == 0 and end - self.size <= second < end]
+            still = [end for end in ends if end + self.lateness > self.clock]
+            if not still:
+                self.late.append(each["v"])
+            for end in still:
+                self.held[each["k"], end].append(each)
+
+    def rows(self, through: float | None = None) -> dict[tuple[str, datetime], tuple[Any, ...]]:
+        """Return what was emitted by now."""
+        wait = self.lateness if self.emit == "final" else 0
+        found = {}
+        for (k, end), rows in self.held.items():
+            if end + wait <= (self.clock if through is None else through):
+                values = [each["v"] for each in rows]
+                words = [each["word"] for each in rows if each["word"] is not None]
+                mean = sum(values) / len(values)
+                found[k, at(end)] = (
+                    at(end - self.size), len(rows), sum(values), max(values), mean, len(words), min(words, default=None)
+                )  # fmt: skip
+        return found
+
+
+def given_rows(t: TestDriver) -> dict[tuple[str, datetime], tuple[Any, ...]]:
+    found: dict[tuple[str, datetime], tuple[Any, ...]] = {}
+    for each in t.rows("out"):
+        key = each["k"], each["window_end"]
+        assert key not in found, "a window was given twice"
+        names = ("window_start", "n", "total", "top", "mean", "words", "first")
+        found[key] = tuple(each[name] for name in names)
+    return found
+
+
+STEPS = st.one_of(
+    st.tuples(
+        st.just("push"),
+        st.integers(0, 2),  # the fourth partition has no records, so only the test advances time
+        st.lists(
+            st.tuples(st.sampled_from("abc"), st.integers(-30, 70), st.sampled_from([None, "x", "y", "zz"])),
+            min_size=1,
+            max_size=6,
+        ),
+    ),
+    st.tuples(st.just("watermark"), st.integers(-20, 70)),
+    st.tuples(st.just("crash"), st.integers(0, 1)),
+    st.tuples(st.just("driver")),
+    st.tuples(st.just("parallelism"), st.integers(1, 3)),
+)
+
+
+def play(t: TestDriver, steps: list[Any], oracle: Oracle) -> None:
+    """Carry out steps, each in an epoch of its own, so that it is known which records time has overtaken."""
+    number = 0
+    for step in steps:
+        match step:
+            case ("push", partition, given):
+                rows = [row(k, second, number + i, word) for i, (k, second, word) in enumerate(given)]
+                number += len(rows)
+                t.push("rows", rows, partition)
+                oracle.take(rows)
+            case ("watermark", second):
+                t.watermark("rows", at(second))
+                oracle.clock = max(oracle.clock, second)
+            case ("crash", worker):
+                t.crash(worker % len(t.cluster.rules.key_ranges))
+                t.recover()
+            case ("driver",):
+                t.cluster.replace_driver()
+            case ("parallelism", count):
+                ranges = tuple(range_of(i, count, 8) for i in range(count))
+                t.cluster.rules = replace(t.cluster.rules, key_ranges=ranges)
+                t.cluster.replace_driver()
+        t.checkpoint()
+        assert given_rows(t) == oracle.rows()

@@ -1,0 +1,105 @@
+"""Each wrong version of windows is caught by a test of whole jobs; the right ones pass it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import hopping_jobs
+import pytest
+import session_jobs
+from session_jobs import at, row
+
+from holdfast.chaos.mutants.mutation import Mutant, applied
+from holdfast.chaos.mutants.operator_mutants import OPERATOR_MUTANTS
+from holdfast.errors import JobFailed
+from holdfast.testing import TestDriver
+
+SEEDS_MAX = 12
+
+
+def steps_of(seed: int) -> list[Any]:
+    """Return pushes and watermarks."""
+    rng = random.Random(seed)
+    steps: list[Any] = []
+    for number in range(8):
+        given = [(rng.choice("abc"), rng.randrange(-10, 40), rng.choice([None, "x", "y"])) for _ in range(6)]
+        steps += [("push", number % 3, given), ("watermark", 6 * number)]
+    return steps
+
+
+def hopping(seed: int) -> None:
+    oracle = hopping_jobs.Oracle(10, 2, "close", 9)
+    with TestDriver(hopping_jobs.app_of(10, 2, "close", 9), 2, seed) as t:
+        hopping_jobs.play(t, steps_of(seed), oracle)
+
+
+def sessions(seed: int) -> None:
+    oracle = session_jobs.Oracle(5, 20)
+    with TestDriver(session_jobs.app_of(5, 20), 2, seed) as t:
+        session_jobs.play(t, steps_of(seed), oracle)
+
+
+def large_sums(seed: int) -> None:
+    """Bridges, one after another, make four sessions one, whose sum is near the limit; one more value is beyond it."""
+    large = 2 * 10**18
+    with TestDriver(session_jobs.app_of(lateness=1_000), 1, seed) as t:
+        t.push("rows", [row("a", 8 * number, large) for number in range(5)])
+        t.checkpoint()
+        for number in range(3):
+            t.push("rows", [row("a", 8 * number + 4, 1)])
+            t.checkpoint()
+        try:
+            t.push("rows", [row("a", 5, large)])
+            t.checkpoint()
+        except JobFailed:
+            return
+        raise AssertionError("a sum wrapped")
+
+
+def windows_of_windows(seed: int) -> None:
+    with TestDriver(session_jobs.again(), 2, seed) as t:
+        for number in range(8):
+            t.push("rows", [row("abc"[i % 3], 7 * number + i, i) for i in range(7)], partition=number % 3)
+            t.watermark("rows", at(7 * number))
+            t.checkpoint()
+        t.finish()
+        assert t.rows("late") == []
+
+
+PLAYS: dict[str, Callable[[int], None]] = {
+    "slice-counted-twice": hopping,
+    "last-window-of-a-slice-missing": hopping,
+    "late-with-the-first-window": hopping,
+    "session-merged-once-too-few": sessions,
+    "session-forgets-what-it-held": sessions,
+    "merged-sum-not-checked": large_sums,
+    "results-overtaken-by-time": windows_of_windows,
+}
+
+
+def caught(play: Callable[[int], None]) -> int | None:
+    """Play seeds until one fails; return how many, None if none did."""
+    for seed in range(SEEDS_MAX):
+        try:
+            play(seed)
+        except (
+            AssertionError
+        ):  # an error of another kind is one of the mutant itself, which has outlived what it changes
+            return seed + 1
+    return None
+
+
+class TestOperatorMutants:
+    @pytest.mark.parametrize("play", [hopping, sessions])
+    def test_what_is_not_mutated_passes(self, play: Callable[[int], None]) -> None:
+        for seed in range(3):
+            play(seed)
+
+    @pytest.mark.parametrize("mutant", OPERATOR_MUTANTS, ids=lambda mutant: mutant.name)
+    def test_a_wrong_version_is_caught(self, mutant: Mutant, record_property: Callable[[str, object], None]) -> None:
+        with applied(mutant):
+            seeds = caught(PLAYS[mutant.name])
+        assert seeds is not None, f"{mutant.name} ({mutant.rules}) survived"
+        record_property("wrong version", f"{mutant.name} {seeds}")
