@@ -70,12 +70,17 @@ class Claim:
         if held.owner not in self.known:
             raise not_ours(where, held)
         reached, stands = self.known[held.owner], newest()
-        if stands is not None and stands > reached and not self._undoes(reached):
+        if stands is not None and stands > reached and not self._undoes(reached, stands):
             raise went_on(where, held, stands, reached)
         return True
 
-    def _undoes(self, reached: Tag) -> bool:
-        return self.undone_after is not None and self.undone_after <= reached.epoch
+    def _undoes(self, reached: Tag, stands: Tag) -> bool:
+        """Return whether a rewind of this driver undoes all that the owner delivered elsewhere.
+
+        A rewind undoes older timelines. If the owner rewound elsewhere, too, its new timeline has this one's number.
+        """
+        undone = self.undone_after
+        return undone is not None and undone <= reached.epoch and stands.timeline <= reached.timeline
 
 
 @dataclass(frozen=True)

@@ -176,9 +176,25 @@ class Commits:
         if sequence not in self._cached and (together := read_together(self._store)) > 1:
             end = min(sequence + together, self.tail.sequence)
             paths = {commit_path(each): each for each in range(sequence, end) if each not in self._cached}
+            unpacked = set[int]()
             for path, data in get_each(self._store, list(paths)).items():
-                self._keep(decode_commit(self._meta, paths[path], data), hash_in(data))
+                self._keep(*self._counted(paths[path], data, unpacked))
         return self.at(sequence)
+
+    def _counted(self, sequence: int, data: bytes, unpacked: set[int]) -> tuple[Commit, str]:
+        """Return a commit whose object was read, or the one in its pack: the object may be a ghost.
+
+        Args:
+            unpacked: Names of packs that did not exist after the object was read; is added to.
+        """
+        found, xxh3 = self._decoded(sequence, data)
+        last = 0 if found.packs is None or not found.packs.covers(sequence) else found.packs.last_of(sequence)
+        if not last or last in unpacked:
+            return found, xxh3
+        if (packed := self._in_pack(found.packs, sequence)) is None:
+            unpacked.add(last)
+            return found, xxh3
+        return self._decoded(sequence, packed)
 
     def find(self, partition: int, offset: int, after: int = 0) -> tuple[int, LogSegment | CompactedSegment]:
         """Return the segment that holds an offset below the end, and the sequence of its commit.

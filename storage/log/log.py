@@ -17,6 +17,7 @@ Layout: `meta.json`, `commits/<20 digits>.json`, `data/<partition>/<unique>.arro
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections import Counter
@@ -69,6 +70,8 @@ REQUESTS_OF_A_LOSS = 2
 _FIRST_PAUSE_S = 0.1
 BEFORE_FIRST = Tag(Timeline(-1), NO_EPOCH)
 """The tag of a writer that never wrote: before every other tag."""
+
+_log = logging.getLogger("holdfast.storage")
 
 
 def wall_us() -> int:
@@ -353,13 +356,15 @@ class LogWriter:
         return taken_by_us
 
     def _pack(self, commit: Commit) -> None:
-        """Pack old commits, now and then. An error changes nothing for the append: a later commit packs them."""
+        """Pack old commits, now and then. An error changes nothing for the append: a later commit tries again."""
         if commit.packs is None or commit.sequence % commit.packs.block:
             return
         try:
             pack(self._store, self._commits)
-        except (Damaged, Unavailable):
+        except Unavailable:
             return
+        except Damaged as error:
+            _log.error("old commits of a log were not packed, and none was deleted: %s", error)
 
 
 def _created(store: ObjectStore, path: str, data: bytes, pause: Callable[[float], None]) -> bool:

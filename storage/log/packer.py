@@ -39,7 +39,7 @@ def pack(store: ObjectStore, commits: Commits) -> Packed:
         Damaged: a commit or a pack cannot be read; its commits were not deleted.
         Unavailable: the store failed; some packs may have been made, and some objects deleted.
     """
-    packing, made = commits.tail.packs, 0
+    packing, made, verified = commits.tail.packs, 0, set[int]()
     if packing is None or not (due := packing.due(commits.tail.sequence)):
         return Packed(0, 0)
     through = _packed_through(store, packing)
@@ -47,12 +47,15 @@ def pack(store: ObjectStore, commits: Commits) -> Packed:
         through += packing.block
         read = _make(store, packing, through)
         _verify(store, commits, packing, through, read)
+        verified.add(through)
         made += 1
     leftovers = [
         path
         for path in list_behind(store, COMMITS_FOLDER, commit_path(packing.first - 1))
         if sequence_of(path) <= through
     ]
+    for last in sorted({packing.last_of(sequence_of(path)) for path in leftovers} - verified):
+        _verify(store, commits, packing, last, None)  # who made it may have ended before looking
     delete_each(store, leftovers)
     return Packed(made, len(leftovers))
 

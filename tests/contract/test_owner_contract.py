@@ -235,6 +235,20 @@ class TestRepair:
         assert world.numbers() == [1]
         assert world.sink.open(JOB, LEFT, COPY).deliver(tag(300, 2), rows(300)) == Delivered(1)
 
+    def test_a_repair_is_refused_if_the_common_owner_rewound_in_its_own_history(self, world: World) -> None:
+        """Its new timeline has the number that the copy's has, so a repair would leave what it delivered there."""
+        for epoch in (1, 2):
+            world.sink.open(JOB, LEFT, FIRST).deliver(tag(epoch), rows(epoch))
+        world.sink.repair(
+            Rewinding(JOB, "out", tag(1, 2), (LEFT,), replace(FIRST, undone_after=Epoch(1))), SCHEMA, None
+        )
+        world.sink.open(JOB, LEFT, FIRST).deliver(tag(206, 2), rows(206))
+        to = Rewinding(JOB, "out", tag(1, 2), (LEFT,), replace(COPY, undone_after=Epoch(1)))
+        for act in (world.sink.plan_repair, world.sink.repair):
+            with pytest.raises(Damaged, match="was copied or restored"):
+                act(to, SCHEMA, None)
+        assert world.numbers() == [1, 206]
+
     def test_a_repair_of_another_history_is_fenced_and_undoes_nothing(self, world: World) -> None:
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
         world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2))

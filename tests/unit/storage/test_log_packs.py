@@ -255,6 +255,8 @@ class TestReader:
         store.create(commit_path(6), encode_commit(ghost))
         assert reader.refresh() and values(reader) == list(range(30))
         assert commits_of(store).at(6).owner != "ghost" and read(store) == list(range(30))
+        ahead = commits_of(store)
+        assert [ahead.ahead(sequence).owner == "ghost" for sequence in (4, 5, 6, 7)] == [False] * 4
 
     def test_recognizes_its_log_by_a_packed_commit(self, store: MemoryObjects) -> None:
         append(writer(store), range(5))
@@ -278,6 +280,30 @@ class TestReader:
         for sequence in range(1, 201):
             commits.at(sequence)
         assert store.requests.total() - opened <= 2 * 80 + 8
+
+
+class TestBadPacks:
+    @pytest.mark.parametrize("reply", ["arrives", "is lost"])
+    def test_no_commit_is_deleted_whose_pack_was_not_verified(
+        self, reply: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        class Damaging(MemoryObjects):
+            damaged = False
+
+            def create(self, path: str, data: bytes) -> None:
+                if self.damaged or not path.startswith("packs/"):
+                    return super().create(path, data)
+                self.damaged = True
+                super().create(path, data[:-5] + b"-----")
+                if reply == "is lost":
+                    raise Unavailable("the reply was lost", next_step="none")
+
+        store = Damaging()
+        create(store)
+        append(writer(store), range(12))
+        assert store.damaged and pack_path(6) in store.list("packs")
+        assert {commit_path(sequence) for sequence in range(4, 7)} <= set(store.list("commits"))
+        assert "none was deleted" in caplog.text
 
 
 class TestRaces:
