@@ -20,6 +20,8 @@ SILENT_S = 2.0
 """A worker not heard for so long before its loss was not just ended: its host may be gone or unreachable."""
 DOUBTED_FOR_S = 120.0
 """How long a host is avoided afterwards, unless a worker registers from it: until Spark itself has noticed."""
+SEVERED_FOR_S = 600.0
+"""How long two hosts count as severed after the last report."""
 
 
 def doubt(state: Master, lost: Hosted, now: float) -> Master:
@@ -34,13 +36,22 @@ def trust(state: Master, host: str) -> Master:
     return replace(state, doubted={name: each for name, each in state.doubted.items() if name != host})
 
 
-def avoided(state: Master, standby: bool, now: float) -> tuple[Site, ...]:
+def forget_old(state: Master, now: float) -> Master:
+    """Drop what was noted of hosts too long ago to count."""
+    doubted = {name: each for name, each in state.doubted.items() if now - each[1] < DOUBTED_FOR_S}
+    severed = {pair: at for pair, at in state.severed.items() if now - at < SEVERED_FOR_S}
+    if len(doubted) == len(state.doubted) and len(severed) == len(state.severed):
+        return state
+    return replace(state, doubted=doubted, severed=severed)
+
+
+def avoided(state: Master, standby: bool) -> tuple[Site, ...]:
     """Return where the next worker should rather not start, the worst first.
 
     Args:
         standby: It will be one: it is to survive the hosts of the workers that it follows.
     """
-    doubted = [site for site, at in state.doubted.values() if now - at < DOUBTED_FOR_S]
+    doubted = [site for site, _ in state.doubted.values()]
     active = [hosted.site for hosted in state.workers.values() if hosted.subtask is not None]
     severed = [site for pair in state.severed for site in sorted(pair) if pair - {site} & set(active)]
     return tuple(dict.fromkeys((*doubted, *(active if standby else ()), *severed)))

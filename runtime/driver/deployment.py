@@ -180,13 +180,21 @@ def nothing_new(state: Master, epochs: coordinator.Coordinator) -> bool:
     return len(quiet) == state.rules.parallelism and set(quiet) == {epochs.committed_through} != {NO_EPOCH}
 
 
+SEVERED_WAIT_S = 20.0
+"""Wait between failures while severed hosts keep epochs from completing: the default restart limit is not reached."""
+
+
 def launch_allowed_at(state: Master) -> float:
     """Return when launches may resume: immediately after the first failure since a completed epoch, then with growing
-    delays."""
+    delays, which are longer while hosts are severed."""
     if state.failures_in_a_row < 2:
         return 0.0
     delay = state.rules.restart_backoff_first * 2.0 ** min(state.failures_in_a_row - 2, 32)
-    return state.failures[-1].at + min(delay, state.rules.restart_backoff_max)
+    delay = min(delay, state.rules.restart_backoff_max)
+    first = state.failures[-min(state.failures_in_a_row, len(state.failures))]
+    if any(at >= first.at for at in state.severed.values()):
+        delay = max(delay, SEVERED_WAIT_S)
+    return state.failures[-1].at + delay
 
 
 def standby_allowed_at(state: Master) -> float:

@@ -198,7 +198,7 @@ def launch_missing(state: Master, now: float) -> Step:
     for _ in range(_missing(state, now)):
         number, standby = state.launches + 1, len(state.workers) + len(state.launching) >= state.rules.parallelism
         state = replace(state, launches=number, launching={**state.launching, number: now})
-        effects.append(Launch(number, avoided(state, standby, now)))
+        effects.append(Launch(number, avoided(state, standby)))
     return state, effects
 
 

@@ -68,7 +68,7 @@ from holdfast.frozen import replace
 from holdfast.model import NO_EPOCH, Epoch, ObjectRef, SourcePosition, Tag, Timeline, WorkerId
 from holdfast.runtime.driver import partitions, placement, retention, rewinding, severed, standbys
 from holdfast.runtime.driver.abreast import hold_back
-from holdfast.runtime.driver.avoiding import trust
+from holdfast.runtime.driver.avoiding import forget_old, trust
 from holdfast.runtime.driver.committers import behind, hand_over
 from holdfast.runtime.driver.deployment import (
     all_ended,
@@ -287,7 +287,7 @@ def tick(state: Master, now: float, at_us: int) -> Step:
     """Handle the passing of time: silent workers, missing workers, due and overdue epochs."""
     if isinstance(state.phase, Over):
         return state, []
-    state = forgive_own_pause(state, now)
+    state = forget_old(forgive_own_pause(state, now), now)
     effects: list[Effect] = []
     for worker, hosted in list(state.workers.items()):
         if not isinstance(state.phase, Over) and now - hosted.seen > state.rules.silent_after:

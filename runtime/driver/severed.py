@@ -28,8 +28,6 @@ from holdfast.runtime.driver.state import Hosted, Master, Running, Site
 
 BROKEN_GRACE_S = 1.0
 """How long the loss of a worker may lag behind its peers' reports of broken channels."""
-SEVERED_FOR_S = 600.0
-"""How long two hosts count as severed after the last report."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +74,14 @@ def cause_of(state: Master, found: list[Break]) -> str:
 def to_replace(state: Master, found: list[Break], now: float) -> WorkerId | None:
     """Return the worker to replace; None if all stay.
 
-    One that the driver has not heard for a while is probably lost. One with broken channels to several hosts is
-    severed from all of them. Otherwise it is one whose copy is on a third host, where that exists.
+    One that the driver has not heard for two heartbeats, and a second at least, is probably lost. One with broken
+    channels to several hosts is severed from all of them. Otherwise it is one whose copy is on a third host, where that
+    exists.
     """
     decisive = [each for each in found if (each.silent and _apart(state, each)) or state.broken_in_a_row > 0]
     if not decisive:
         return None
+    unheard_for = max(BROKEN_GRACE_S, 2 * state.rules.heartbeat_every)
     peers: dict[WorkerId, set[WorkerId]] = {}
     for each in decisive:
         for worker, other in (each.workers, each.workers[::-1]):
@@ -91,14 +91,14 @@ def to_replace(state: Master, found: list[Break], now: float) -> WorkerId | None
         hosted = state.workers[worker]
         others = {state.workers[other].host for other in peers[worker]}
         assert hosted.subtask is not None
-        return now - hosted.seen > BROKEN_GRACE_S, len(peers[worker]), _covered(state, hosted, others), hosted.subtask
+        return now - hosted.seen > unheard_for, len(peers[worker]), _covered(state, hosted, others), hosted.subtask
 
     return max(peers, key=likely)
 
 
 def noted(state: Master, found: list[Break], now: float) -> Master:
-    """Note the pairs of hosts, to avoid them; forget those that were noted long ago."""
-    pairs = {pair: at for pair, at in state.severed.items() if now - at < SEVERED_FOR_S}
+    """Note the pairs of hosts, to avoid them."""
+    pairs = {**state.severed}
     for each in found:
         if _apart(state, each) and (each.silent or state.broken_in_a_row > 0):
             pairs[frozenset(state.workers[worker].site for worker in each.workers)] = now

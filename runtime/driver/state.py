@@ -70,6 +70,8 @@ class Rules:
     restart_backoff_first: float
     """Wait before a worker is started after the second failure in a row; doubles up to `restart_backoff_max`."""
     restart_backoff_max: float
+    heartbeat_every: float = 0.5
+    """Time between two heartbeats of a worker."""
     until: Mapping[str, Mapping[int, int]] | None = None
     """With `run --once`: the end of each partition of each source when the run began; read no further."""
     retention: Retention = Retention()

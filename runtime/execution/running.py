@@ -190,6 +190,7 @@ def _rules(prepared: Prepared, host: str, epoch_deadline: float) -> master.Rules
         operators=prepared.operators,
         checkpoint_every=every,
         silent_after=settings.silent_after_ms / 1000,
+        heartbeat_every=settings.heartbeat_ms / 1000,
         epoch_deadline=epoch_deadline,
         redeploy_every=10.0,
         restart_failures_max=settings.restart_failures_max,

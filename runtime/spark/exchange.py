@@ -197,7 +197,7 @@ class _TcpLinks:
         request, queue = self.request, self._out[channel]
         hello = msgspec.msgpack.encode(Hello(request.job_uuid, request.generation, channel))
         try:
-            stream = connect(request.addresses[channel.receiver], self._credentials, hello)
+            stream = connect(request.addresses[channel.receiver], self._credentials, hello, self._silent_after_s)
             if not self._keep(stream):
                 return
             while (frame := queue.wait_and_take()) is not None:

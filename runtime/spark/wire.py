@@ -38,7 +38,7 @@ FRAME_BYTES_MAX = 1 << 30
 SILENT_AFTER_S = 11.0
 """See Stream.end_when_silent_for; data channels have the limit of the settings instead."""
 HANDSHAKE_TIMEOUT_S = 5.0
-"""From the connection to the end of the handshake, TLS included, however the peer divides its bytes."""
+"""For one attempt to connect, then for the handshake, TLS included, however the peer divides its bytes."""
 PROBES = 3
 """Unanswered probes after which the system closes a connection that carries nothing."""
 _SILENCE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN)
@@ -220,23 +220,20 @@ def close_listener(listener: socket.socket) -> None:
     listener.close()
 
 
-def connect(address: Sequence[str | int], credentials: Credentials, hello: bytes) -> Stream:
+def connect(
+    address: Sequence[str | int], credentials: Credentials, hello: bytes, silent_after_s: float = HANDSHAKE_TIMEOUT_S
+) -> Stream:
     """Connect and authenticate both ends; `hello` tells the peer the purpose of the stream.
+
+    Args:
+        silent_after_s: For how long to retry while the peer's system does not answer; one attempt is always complete.
 
     Raises:
         Unavailable: the peer does not answer, does not know the secret, or does not use TLS as this end does.
     """
     host, port = str(address[0]), int(address[1])
-    until = time.monotonic() + HANDSHAKE_TIMEOUT_S
-    try:
-        # One address only: each of several would get the whole timeout.
-        connection = socket.create_connection((socket.gethostbyname(host), port), HANDSHAKE_TIMEOUT_S)
-    except TimeoutError as error:
-        raise _refused(host, port, str(error)) from OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
-    except OSError as error:
-        raise _refused(host, port, str(error)) from error
-    stream = Stream(connection)
-    stream.hurry(until)
+    stream = Stream(_connected(host, port, silent_after_s))
+    stream.hurry(time.monotonic() + HANDSHAKE_TIMEOUT_S)
     ours, secret = os.urandom(NONCE_BYTES), credentials.secret
     try:
         stream.encrypt(credentials, accepting=False)
@@ -251,6 +248,20 @@ def connect(address: Sequence[str | int], credentials: Credentials, hello: bytes
         raise _refused(host, port, "it lacks the secret of this run")
     stream.settle()
     return stream
+
+
+def _connected(host: str, port: int, silent_after_s: float) -> socket.socket:
+    """Connect, with as many attempts as begin before the limit. Raises Unavailable."""
+    until = time.monotonic() + silent_after_s
+    while True:
+        try:
+            # One address only: each of several would get the whole timeout.
+            return socket.create_connection((socket.gethostbyname(host), port), HANDSHAKE_TIMEOUT_S)
+        except TimeoutError as error:
+            if time.monotonic() >= until:
+                raise _refused(host, port, str(error)) from OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+        except OSError as error:
+            raise _refused(host, port, str(error)) from error
 
 
 def accept(connection: socket.socket, credentials: Credentials) -> tuple[Stream, bytes]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 from holdfast.model import ChannelId, Epoch, Subtask, WorkerId
 from holdfast.runtime.driver import master
-from holdfast.runtime.driver.avoiding import DOUBTED_FOR_S, avoided
-from holdfast.runtime.driver.master import CreateRecord, Dismiss, Launch
-from holdfast.runtime.driver.severed import SEVERED_FOR_S
-from holdfast.runtime.driver.state import Site
+from holdfast.runtime.driver.avoiding import DOUBTED_FOR_S, SEVERED_FOR_S, avoided
+from holdfast.runtime.driver.deployment import SEVERED_WAIT_S
+from holdfast.runtime.driver.master import CreateRecord, Dismiss, Launch, tick
+from holdfast.runtime.driver.state import Opening, Over, Running, Site
 from holdfast.runtime.job import explain
 from holdfast.runtime.job.status import HOSTS_SEVERED, of_run
 from holdfast.runtime.wire import messages as m
@@ -96,6 +97,12 @@ class TestSilence:
         effects = run.pass_time(1.0, alive=(B,)) + run.pass_time(0.2, alive=(B,))
         assert dismissed(effects) == [A]
 
+    def test_takes_no_worker_for_lost_whose_next_heartbeat_is_not_due(self) -> None:
+        run = on({A: "h1", B: "h2"}, replace(TWO, heartbeat_every=2.0))
+        breaks(run, B, ZERO)
+        effects = run.pass_time(1.0, alive=(B,)) + run.pass_time(0.2, alive=(B,))
+        assert dismissed(effects) == [B]
+
     def test_replaces_the_worker_whose_standby_is_on_a_third_host(self) -> None:
         run = on({A: "h1", B: "h2"}, ONE_STANDBY)
         run.pass_time(0.0)
@@ -107,6 +114,32 @@ class TestSilence:
         assert run.state.workers[C].subtask is None
         recovered(run)
         assert run.state.workers[C].subtask == ZERO
+
+
+class TestALastingCut:
+    def test_stays_below_the_default_limit_of_failures(self) -> None:
+        """A standby on the severed host takes over immediately, and its channels break again."""
+        run = on({A: "h1", B: "h2"}, replace(ONE_STANDBY, restart_failures_max=40, restart_window=600.0))
+        times: list[float] = []
+        number = 0
+        while run.now < 1_000.0:
+            state = run.state
+            if isinstance(state.phase, Over):
+                break
+            if isinstance(state.phase, Opening):
+                run.append()
+            elif isinstance(state.phase, Running) and state.phase.broken_since is None:
+                active = {h.subtask: (w, h.host) for w, h in state.workers.items() if h.subtask is not None}
+                run.ready(*(worker for worker, _ in active.values()))
+                breaks(run, active[ZERO][0], ONE)
+            for _ in tuple(run.state.launching):
+                number += 1
+                taken = {hosted.host for hosted in run.state.workers.values() if hosted.subtask is not None}
+                register(run, WorkerId(f"w{number}"), "h2" if "h1" in taken else "h1")
+            run.pass_time(0.5, alive=tuple(run.state.workers))
+            times += [each.at for each in run.state.failures if each.at not in times]
+        assert not isinstance(run.state.phase, Over) and len(times) > 20
+        assert all(after - before >= SEVERED_WAIT_S for before, after in pairwise(times[1:]))
 
 
 class TestResets:
@@ -153,12 +186,14 @@ class TestPlaces:
         effects = run.pass_time(RULES.silent_after + 1.0, alive=(A,))
         assert launched(effects) == [(site("h2"),)]
         register(run, C, "h2")
-        assert avoided(run.state, standby=False, now=run.now) == ()
+        assert avoided(run.state, standby=False) == ()
 
     def test_silent_hosts_are_avoided_only_until_spark_knows_better(self) -> None:
         run = on({A: "h1", B: "h2"})
         run.pass_time(RULES.silent_after + 1.0, alive=(A,))
-        assert avoided(run.state, standby=False, now=run.now + DOUBTED_FOR_S) == ()
+        assert avoided(run.state, standby=False) == (site("h2"),)
+        state, _ = tick(run.state, run.now + DOUBTED_FOR_S, 0)
+        assert state.doubted == {}
 
     def test_a_killed_worker_leaves_its_host_as_good_as_any(self) -> None:
         run = on({A: "h1", B: "h2"})
@@ -204,9 +239,7 @@ class TestPlaces:
         run.ready(A, C, D)
         assert set(run.state.severed) == {frozenset((site("h1"), site("h2")))}
         run.pass_time(SEVERED_FOR_S, alive=(A, C, D))
-        breaks(run, C, ZERO)
-        run.pass_time(1.2, alive=(A, C, D))
-        assert set(run.state.severed) == {frozenset((site("h1"), site("h3")))}
+        assert run.state.severed == {} and avoided(run.state, standby=False) == ()
 
 
 class TestStatus:

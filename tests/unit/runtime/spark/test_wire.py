@@ -48,8 +48,25 @@ class TestSilence:
 
         monkeypatch.setattr(socket, "create_connection", attempt)
         with pytest.raises(Unavailable, match="timed out") as raised:
-            wire.connect(("127.0.0.1", 1), SECRET, b"hello")
+            wire.connect(("127.0.0.1", 1), SECRET, b"hello", silent_after_s=0.0)
         assert wire.is_silence(raised.value)
+
+    def test_is_a_connection_that_takes_longer_than_the_limit_of_the_stream(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now, attempts = [100.0], []
+
+        def attempt(_: object, timeout: float) -> None:
+            attempts.append(timeout)
+            now[0] += timeout
+            raise TimeoutError("timed out")
+
+        monkeypatch.setattr(wire.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(socket, "create_connection", attempt)
+        with pytest.raises(Unavailable, match="timed out") as raised:
+            wire.connect(("127.0.0.1", 1), SECRET, b"hello", silent_after_s=15.0)
+        assert wire.is_silence(raised.value)
+        assert attempts == [wire.HANDSHAKE_TIMEOUT_S] * 3
 
     def test_is_no_handshake_that_takes_too_long(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as stopped, pytest.MonkeyPatch.context() as patched:
