@@ -20,7 +20,7 @@ from holdfast.chaos.sim.faults.points import Point
 from holdfast.chaos.sim.simulator import simulate
 from holdfast.runtime.cli.main import main
 
-SEEDS_SMOKE, SEEDS_QUICK = 30, 300
+SEEDS_SMOKE, SEEDS_QUICK = 30, 400
 SEEDS_PER_MUTANT = 400
 
 

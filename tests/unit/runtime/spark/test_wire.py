@@ -61,7 +61,7 @@ class TestSilence:
             now[0] += timeout
             raise TimeoutError("timed out")
 
-        monkeypatch.setattr(wire.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr("holdfast.runtime.spark.wire.time.monotonic", lambda: now[0])
         monkeypatch.setattr(socket, "create_connection", attempt)
         with pytest.raises(Unavailable, match="timed out") as raised:
             wire.connect(("127.0.0.1", 1), SECRET, b"hello", silent_after_s=15.0)
