@@ -26,6 +26,9 @@ FROM_NOW_IN_WINDOWS = f"{FROM_NOW}, also in windows that are open"
 
 Kept = Mapping[str, Any]
 """The identity of an operator with aggregates."""
+_NULL = repr(None)
+_UNTOLD = "; for keys that have a state it would begin as null, because the state does not tell null from no value yet"
+_BEGIN_NULL = "let the field begin as None, or give it a type without None; or give the operator a new name"
 
 
 def described(bound: BoundAggregation, column: Description) -> dict[str, Any]:
@@ -34,7 +37,7 @@ def described(bound: BoundAggregation, column: Description) -> dict[str, Any]:
     shown: dict[str, Any] = {"name": bound.name, "function": bound.kind.name, "result": str(bound.result.type)}
     shown["input"] = inputs[0] if inputs else None
     if bound.kind.calls:
-        shown |= {"columns": inputs, "input": None, "code": bound.kind.code(), "state": list(bound.state)}
+        shown |= {"columns": inputs, "input": None, "code": bound.kind.code(), "state": bound.kind.state()}
     elif inputs[1:]:
         shown["by"] = inputs[1]
     if parameters := bound.kind.parameters():
@@ -155,7 +158,7 @@ def _compare(found: Found, bound: BoundAggregation, old: Mapping[str, Any], new:
     for was, given in zip(old.get("columns", ()), new.get("columns", ()), strict=False):
         found.compare_provenance(f"column of {called}", was, given)
     if "state" in new:
-        _compare_fields(found, called, set(old["state"]), set(new["state"]))
+        _compare_fields(found, called, old["state"], new["state"])
     if old.get("code") != new.get("code"):
         found.allow(f"runs other code for {called}", "the kept state is read unchanged, and later rows are added to it")
     if "filter" in new:
@@ -188,12 +191,47 @@ def _compare_types(found: Found, called: str, bound: BoundAggregation, was: Any,
         found.allow(what, "the kept state is read unchanged, and later values are added to it")
 
 
-def _compare_fields(found: Found, called: str, was: set[str], given: set[str]) -> None:
-    """Report the fields of a state of the user's own that were added or removed."""
-    if added := sorted(given - was):
+def _compare_fields(found: Found, called: str, was: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Compare the fields of a state of the user's own."""
+    for name in (each for each in given if each in was):
+        _compare_field(found, f"field {name!r} in the state of {called}", was[name], given[name])
+    added = [name for name in sorted(given.keys() - was.keys()) if _begins(found, called, name, given[name])]
+    if added:
         found.allow(f"has new fields in the state of {called}: {', '.join(added)}", "they begin as init() has them")
-    if lost := sorted(was - given):
+    if lost := sorted(was.keys() - given.keys()):
         found.allow(f"no longer has the fields {', '.join(lost)} in the state of {called}", "their values are not read")
+
+
+def _compare_field(found: Found, called: str, was: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Compare a field that continues a kept one."""
+    if was["type"] != given["type"]:
+        found.refuse(f"had the {called} of type {was['type']} and now has it as {given['type']}")
+        return
+    if was["nullable"] and not given["nullable"]:
+        found.refuse(f"had the {called}, which could be null and now cannot")
+    elif given["nullable"] and not was["nullable"]:
+        if given["init"] != _NULL:
+            found.refuse(
+                f"allows null in the {called} now, which init() sets to {_init_text(given)}", _UNTOLD, _BEGIN_NULL
+            )
+            return
+        found.allow(f"allows null in the {called} now", f"{READ_UNCHANGED}; where it has no value yet, it is null")
+    if was["init"] != given["init"]:
+        what = f"sets the {called} to {_init_text(given)} in init(), which set it to {_init_text(was)}"
+        found.allow(what, "a key that has a value keeps it; all others begin as init() has it now")
+
+
+def _begins(found: Found, called: str, name: str, given: Mapping[str, Any]) -> bool:
+    """Return whether a new field begins as init() has it for keys that have a state; refuse it otherwise."""
+    if not given["nullable"] or given["init"] == _NULL:
+        return True
+    what = f"has the new field {name!r} in the state of {called}, which may be null and which init() sets to "
+    found.refuse(what + _init_text(given), _UNTOLD, _BEGIN_NULL)
+    return False
+
+
+def _init_text(field: Mapping[str, Any]) -> str:
+    return field["init"] if isinstance(field["init"], str) else "a long value"
 
 
 def call(aggregate: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from holdfast.runtime.operators.differences import READ_UNCHANGED, Found
-from holdfast.runtime.rows.state_types import change, shown
+from holdfast.runtime.rows.state_types import change, shown, with_removed
 
 
 def compare_states(found: Found, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -50,7 +50,7 @@ def _compare_state(found: Found, name: str, old: Mapping[str, Any], new: Mapping
     for was, is_now in zip(old["types"], new["types"], strict=True):
         if (why := change(was, is_now)) is not None:
             part.refuse(f"had {name!r} of type {shown(was)}: {why}")
-        elif was != is_now:
+        elif was != with_removed(was, is_now):
             found.allow(f"has other fields in {shown(is_now)} of {name!r}", READ_UNCHANGED)
 
 

@@ -36,6 +36,7 @@ from holdfast.runtime.plan.fields import kept_fields, with_fields
 from holdfast.runtime.plan.model import OperatorSpec, Plan
 from holdfast.runtime.plan.provenance import provenance_of
 from holdfast.runtime.rows.forms import POLARS
+from holdfast.runtime.rows.state_types import with_removed
 from holdfast.state.evolution import column_widens
 from holdfast.state.tables.spec import OPERATORS_END, ColumnSpec, column_of_type
 
@@ -76,6 +77,22 @@ def describe_operators(plan: Plan) -> dict[str, dict[str, Any]]:
     """Return the identity of each operator's state, as JSON-able values to store with a checkpoint."""
     steps = _stateful(plan)
     return {operator.name: _described(plan, operator, steps.get(operator.name)) for operator in plan.operators}
+
+
+def describe_continued(
+    plan: Plan, previous: Mapping[str, Mapping[str, Any]], given_up: Mapping[str, frozenset[str]] = NOTHING
+) -> dict[str, dict[str, Any]]:
+    """Return the identity of each operator's state as `describe_operators` does, with the removed fields of kept values.
+
+    `check_against` has accepted these arguments.
+    """
+    steps, described = _stateful(plan), describe_operators(plan)
+    for name, placed in steps.items():
+        kept = previous.get(name, {}).get("identity")
+        if kept is not None:
+            before = placed.step.without(kept, given_up.get(name, frozenset()))
+            described[name]["identity"] = with_removed(before, described[name]["identity"])
+    return described
 
 
 def check_against(

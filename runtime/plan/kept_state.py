@@ -16,7 +16,7 @@ from holdfast.runtime.operators.contract import is_part
 from holdfast.runtime.plan.compiler import with_operator_ids
 from holdfast.runtime.plan.fields import kept_fields
 from holdfast.runtime.plan.given_up import GivenUp, given_up, unknown_state, with_carried_out
-from holdfast.runtime.plan.identity import check_against, describe_operators, with_field_ids
+from holdfast.runtime.plan.identity import check_against, describe_continued, with_field_ids
 from holdfast.runtime.plan.model import Plan
 
 
@@ -47,7 +47,7 @@ def with_identities(
     plan = numbered(plan, known, given)
     check_against(plan, schemas, given.parts, given.next_step)
     plan = with_field_ids(plan, schemas, given.parts)
-    described = describe_operators(plan)
+    described = describe_continued(plan, schemas, given.parts)
     present = (OperatorState(o.name, o.id, described[o.name]) for o in plan.operators)
     return plan, with_carried_out((*dropped, *present), given)
 

@@ -1,7 +1,8 @@
 """Types of values in the state of keyed functions: which are taken, how they are stored, which may follow which.
 
 Numbers, text, bytes and booleans have columns of their own. Any other value is bytes in MessagePack, which names the
-fields of dataclasses: a field may be added with a default, or removed, and the kept values are still read.
+fields of dataclasses: a field may be added with a default, or removed, and the kept values are still read. Values that
+are not set again keep a removed field, so its type is remembered: a later field of that name must have it.
 
 Invariants
     - A value that is read is of the declared type; a value of another type is refused when it is set, never guessed.
@@ -36,7 +37,7 @@ MAP_KEYS: Mapping[type, pa.DataType] = {int: pa.int64(), str: pa.utf8(), bytes: 
 INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
 
 Shape = dict[str, Any]
-"""A type as JSON-able values: {"type": ...}, and its parts."""
+"""A type as JSON-able values: {"type": ...}, and its parts; `removed` are fields that only kept values have."""
 
 
 class WrongValue(TypeError):
@@ -91,20 +92,45 @@ def change(before: Shape, now: Shape) -> str | None:
         return None
     if before["type"] != now["type"] or before["type"] != "object":
         return f"{shown(before)} became {shown(now)}"
+    known = _fields_ever(before)
     for name, field in now["fields"].items():
-        was = before["fields"].get(name)
-        if was is None:
-            if field["required"]:
-                return f"field {name!r} was added without a default"
-        elif (why := change(was["is"], field["is"])) is not None:
-            return f"field {name!r}: {why}"
+        if name not in before["fields"] and field["required"]:
+            return f"field {name!r} was added without a default"
+        if name in known and (why := change(known[name]["is"], field["is"])) is not None:
+            removed = "" if name in before["fields"] else ", removed earlier but still in kept values"
+            return f"field {name!r}{removed}: {why}"
     return None
+
+
+def with_removed(before: Any, now: Any) -> Any:
+    """Return a shape that remembers the fields that the kept values of an earlier shape may still have.
+
+    Args:
+        before: The earlier shape, which `change` allows, or JSON-able values with shapes inside.
+        now: The present shape, or values of the same form; what it lacks of the earlier ones, except fields, is left out.
+    """
+    match before, now:
+        case {"type": "object", "fields": _}, {"type": "object", "fields": fields}:
+            known = _fields_ever(before)
+            removed = {name: field for name, field in known.items() if name not in fields}
+            kept = {name: with_removed(known.get(name), field) for name, field in fields.items()}
+            return now | {"fields": kept} | ({"removed": removed} if removed else {})
+        case dict(), dict():
+            return {name: with_removed(before.get(name), value) for name, value in now.items()}
+        case list(), list() if len(before) == len(now):
+            return list(map(with_removed, before, now))
+    return now
 
 
 def shown(shape: Shape) -> str:
     """Return a type as text for messages."""
     inner = [shown(part) for part in shape.get("of", ())]
     return str(shape.get("name", shape["type"])) + (f"[{', '.join(inner)}]" if inner else "")
+
+
+def _fields_ever(shape: Shape) -> dict[str, Any]:
+    """Return the fields that kept values of an object may have."""
+    return {**shape.get("removed", {}), **shape["fields"]}
 
 
 def _is_plain(declared: Any) -> bool:

@@ -159,6 +159,13 @@ class Kind(ABC):
         """Return hashes that differ if the code of its functions does; [] if it calls none."""
         return []
 
+    def state(self) -> dict[str, Any]:
+        """Return the columns of a state that its functions define, each as JSON-able `{type, nullable, init}`.
+
+        `init` is the text of the value with which a state begins. {} if it calls no functions.
+        """
+        return {}
+
     def nullable(self, given: bool) -> bool:
         """Return whether its result may be null.
 

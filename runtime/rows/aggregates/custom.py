@@ -1,8 +1,9 @@
 """Aggregates of the user's own, in Python: `hf.Aggregate(init, add, merge, result)`.
 
 State is a dataclass; each of its fields is a column of state, so it is stored as other state is, shown under the names
-of its fields, and evolves by field: a field that was added later begins as `init()` has it. A key without rows is not
-stored as a state: it counts as `init()`.
+of its fields, and evolves by field: a field that was added later begins as `init()` has it; one that may be null has to
+begin as None, because its column does not tell null from no value yet. A key without rows is not stored as a state: it
+counts as `init()`.
 
 `add` takes the rows of a key one by one, in the order in which they arrive, which may differ after a failure for rows
 of different partitions; `merge` joins states of sessions. So both must not depend on order. The functions must return
@@ -27,7 +28,7 @@ from holdfast.runtime.rows.aggregates.contract import AggregateFunction, CannotF
 from holdfast.runtime.rows.aggregates.custom_batches import BatchFunction
 from holdfast.runtime.rows.aggregates.types import is_kept, loaded, stored
 from holdfast.runtime.rows.aggregates.user_code import CORRECT_IT, ROWS, UserCode, called, state_of
-from holdfast.runtime.rows.forms import code_hash, name_of
+from holdfast.runtime.rows.forms import bounded, code_hash, name_of
 from holdfast.runtime.rows.row_types import RowMaker
 from holdfast.runtime.rows.rows import WrongRow, batch_of_rows
 from holdfast.runtime.rows.schema import field_of, schema_of
@@ -99,6 +100,18 @@ class Custom(Kind):
     def code(self) -> list[str]:
         return [code_hash(each) for each in (self.functions.add, self.functions.merge, self.functions.result)]
 
+    def state(self) -> dict[str, Any]:
+        start, fields = self.functions.start(), self.functions.schema
+        rows = {ROWS: {"type": str(pa.int64()), "nullable": False, "init": "0"}}
+        return rows | {
+            each.name: {
+                "type": str(each.type),
+                "nullable": each.nullable,
+                "init": bounded(repr(getattr(start, each.name))),
+            }
+            for each in fields
+        }
+
     def nullable(self, given: bool) -> bool:
         return bool(self.functions.gives.nullable)
 
@@ -143,7 +156,7 @@ class RowFunction(AggregateFunction):
                 merged[group] = instance if first else state_of(merge, group, "", merged[group], instance)
         total = np.zeros(count, np.int64)
         np.add.at(total, groups, states[ROWS])
-        return self._stored([self.functions.init() if each is None else each for each in merged], total)
+        return self._stored([self.functions.start() if each is None else each for each in merged], total)
 
     def results(self, states: State) -> pa.Array:
         values = [called(self.functions.result, at, "", each) for at, each in enumerate(self._instances(states))]
@@ -155,7 +168,7 @@ class RowFunction(AggregateFunction):
 
     def _instances(self, states: State) -> list[Any]:
         """Return states as the user's functions take them."""
-        instances = [self.functions.init() for _ in range(len(states[ROWS]))]
+        instances = [self.functions.start() for _ in range(len(states[ROWS]))]
         kept = np.flatnonzero(states[ROWS]).tolist()
         for field in self.functions.schema:
             values = loaded(states[field.name], field.type).to_pylist()

@@ -87,7 +87,7 @@ class BatchFunction(AggregateFunction):
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _start(self) -> pa.RecordBatch:
-        return batch_of_rows(self.functions.schema, [self.functions.init()])
+        return batch_of_rows(self.functions.schema, [self.functions.start()])
 
     def _states(self, given: Any, count: int) -> pa.RecordBatch:
         return self._fitting(self.functions.schema, given, count, "kept")

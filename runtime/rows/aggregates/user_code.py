@@ -6,6 +6,7 @@ Pure, as far as the user's functions are.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,10 @@ class UserCode:
     result: Callable[[Any], Any]
     schema: pa.Schema
     gives: pa.Field
+
+    def start(self) -> Any:
+        """Return a state that shares nothing with another one, also if `init()` always returns the same object."""
+        return copy(self.init())
 
     @property
     def columns(self) -> Mapping[str, StateColumn]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field, make_dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from decimal import Decimal
+from typing import Annotated, Any
 
 import numpy as np
 import polars as pl
@@ -194,11 +195,45 @@ class Wider:
     rows: int = 7
 
 
-@dataclass
-class Other:
-    low: str | None = None
-    high: int | None = None
-    names: str = ""
+def stating(**fields: tuple[Any, Any]) -> Any:
+    """Return an aggregate whose state has a number and these fields, each as (type, default)."""
+    given = [("n", int, 0), *((name, kind, default) for name, (kind, default) in fields.items())]
+    state: Any = make_dataclass("Stating", [(name, kind, field(default=default)) for name, kind, default in given])
+    return hf.Aggregate(state, lambda state, row: state, lambda one, other: one, lambda state: state.n, to=int)
+
+
+@dataclass(frozen=True)
+class Sum:
+    rows: int = 0
+    total: int = 0
+
+
+NOTHING = Sum()
+
+
+def summed(one: Sum, other: Sum) -> Sum:
+    return Sum(one.rows + other.rows, one.total + other.total)
+
+
+class TestSharedInit:
+    def test_keys_keep_their_own_states(self) -> None:
+        def add_row(state: Sum, row: Any) -> Sum:
+            return replace(state, rows=state.rows + 1, total=state.total + row.v)
+
+        own = hf.Aggregate(lambda: NOTHING, add_row, summed, lambda state: f"{state.rows}: {state.total}", to=str)
+        with TestDriver(job(own=own, alone=True)) as t:
+            for batch in ([(1, 10), (2, 100)], [(1, 1), (2, 1)], [(3, 5)]):
+                t.push("rows", [{"k": k, "v": v, "at": START} for k, v in batch])
+                t.checkpoint()
+            assert {row["k"]: row["own"] for row in t.rows("totals_out")} == {1: "2: 11", 2: "2: 101", 3: "1: 5"}
+        assert NOTHING == Sum()
+
+    def test_merged_states_are_those_of_their_keys(self) -> None:
+        own = bound("own", hf.Aggregate(lambda: NOTHING, summed, summed, lambda s: s.total, to=int), SCHEMA, "a test")
+        states = {name: np.array([1, 1, 1, 0]) for name in ("(rows)", "rows")} | {"total": np.array([10, 100, 1, 0])}
+        merged = own.function.combine(states, np.array([0, 1, 0, 2]), 3)
+        assert own.function.results(merged).to_pylist() == [11, 100, 0]
+        assert NOTHING == Sum()
 
 
 class TestEvolution:
@@ -236,9 +271,51 @@ class TestEvolution:
             ("no longer has the fields rows in the state of aggregate 'own'", "their values are not read")
         ]
 
-    def test_a_field_of_another_type_is_refused(self) -> None:
-        [(what, effect)] = said(SPREAD, hf.Aggregate(Other, add, merge, spread))
-        assert "own.low" in what and effect is None
+    @pytest.mark.parametrize(
+        ("field", "what"),
+        [
+            (
+                (datetime, START),
+                "had the field 'x' in the state of aggregate 'own' of type int64 and now has it as time",
+            ),
+            ((str, ""), "of type int64 and now has it as string"),
+            (
+                (int | None, 5),
+                "allows null in the field 'x' in the state of aggregate 'own' now, which init() sets to 5",
+            ),
+        ],
+    )
+    def test_a_field_whose_kept_values_would_be_misread_is_refused(self, field: Any, what: str) -> None:
+        [(refused, effect)] = said(stating(x=(int, 0)), stating(x=field))
+        assert what in refused and effect is None
+
+    def test_a_decimal_of_another_scale_is_refused(self) -> None:
+        prices = [Annotated[Decimal, pa.decimal128(10, scale)] for scale in (2, 4)]
+        [(refused, effect)] = said(*(stating(x=(price, Decimal(0))) for price in prices))
+        assert "of type decimal128(10, 2) and now has it as decimal128(10, 4)" in refused and effect is None
+
+    def test_a_field_that_could_be_null_may_not_forbid_it(self) -> None:
+        [(refused, effect)] = said(stating(x=(int | None, 0)), stating(x=(int, 0)))
+        assert "which could be null and now cannot" in refused and effect is None
+
+    def test_a_field_may_allow_null_if_it_begins_as_null(self) -> None:
+        assert [effect for _, effect in said(stating(x=(int, 0)), stating(x=(int | None, None)))] == [
+            "the kept state is read unchanged; where it has no value yet, it is null",
+            "a key that has a value keeps it; all others begin as init() has it now",
+        ]
+
+    def test_a_new_field_that_may_be_null_has_to_begin_as_null(self) -> None:
+        [(refused, effect)] = said(stating(), stating(x=(int | None, 5)))
+        assert "has the new field 'x'" in refused and "init() sets to 5" in refused and effect is None
+        assert said(stating(), stating(x=(int | None, None)))[0][1] == "they begin as init() has them"
+
+    def test_another_value_in_init_is_reported(self) -> None:
+        assert said(stating(x=(int, 5)), stating(x=(int, 6))) == [
+            (
+                "sets the field 'x' in the state of aggregate 'own' to 6 in init(), which set it to 5",
+                "a key that has a value keeps it; all others begin as init() has it now",
+            )
+        ]
 
 
 class TestErrors:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from planned_source import PlannedSource
 
 import holdfast as hf
-from holdfast.runtime.plan.identity import check_against, describe_operators
+from holdfast.runtime.plan.identity import check_against, describe_operators, differences
+from holdfast.runtime.plan.kept_state import with_identities
+from holdfast.runtime.rows.state_types import shape_of
 from holdfast.sinks.memory import MemorySink
 from holdfast.testing import TestDriver
 
@@ -553,6 +558,27 @@ class SeenWithMore:
     more: int = 7
 
 
+@dataclass
+class SeenWithText:
+    count: int
+    notes: str = ""
+
+
+@dataclass
+class Nested:
+    of: Seen
+
+
+@dataclass
+class NestedWithoutNotes:
+    of: SeenWithMore
+
+
+@dataclass
+class NestedWithText:
+    of: SeenWithText
+
+
 class TestEvolution:
     def before(self, **given: Any) -> Any:
         return describe_operators(app_of(declaring(**given)).plan())
@@ -573,3 +599,26 @@ class TestEvolution:
     def test_what_would_lose_or_misread_state_is_refused(self, now: dict[str, Any], what: str) -> None:
         with pytest.raises(hf.ConfigError, match=what):
             check_against(app_of(declaring(**now)).plan(), self.before(seen=hf.Value(Seen)))
+
+    @pytest.mark.parametrize("state", [hf.Value, hf.List, partial(hf.Map, str), partial(hf.Value, ttl="1h")])
+    def test_a_removed_field_may_only_come_back_with_its_type(self, state: Any) -> None:
+        known = self.kept((), state(Nested))
+        for _ in range(2):  # also after a start that removes nothing
+            known = self.kept(known, state(NestedWithoutNotes))
+        plan = app_of(declaring(seen=state(NestedWithoutNotes))).plan()
+        assert differences(plan, {each.name: each.schema for each in known}) == []
+        assert self.kept(known, state(Nested)) == self.kept((), state(Nested))
+        refused = "field 'of': field 'notes', removed earlier but still in kept values: list.str. became str"
+        with pytest.raises(hf.ConfigError, match=refused):
+            self.kept(known, state(NestedWithText))
+
+    def test_a_value_that_was_given_up_leaves_no_fields(self) -> None:
+        known = self.kept(self.kept((), hf.Value(Seen)), hf.Value(SeenWithMore))
+        dropped = self.kept(known, hf.Value(SeenWithText), "keyed.seen")
+        [field_of_seen] = [each.schema["identity"]["states"]["seen"]["types"] for each in dropped if each.id == 1]
+        assert field_of_seen == [shape_of(SeenWithText)]
+
+    def kept(self, known: Any, seen: Any, *drop_state: str) -> Any:
+        """Return what the checkpoints of a run keep of its operators, as it is read back."""
+        operators = with_identities(app_of(declaring(seen=seen)).plan(), known, drop_state)[1]
+        return [msgspec.structs.replace(each, schema=json.loads(json.dumps(each.schema))) for each in operators]
