@@ -18,6 +18,8 @@ from holdfast.runtime.rows.windows import TIME, WINDOW_END, WINDOW_START, Window
 from holdfast.state.keys.batch import KeyType
 
 _NAMED = ("left", "right")
+OVERLAP_MAX = 100
+"""Limit on the windows that hold a row of a join, which keeps as many copies."""
 _BOUND = 'give within=hf.between("0s", "1h"): the right row is at most an hour younger; or window=hf.tumbling("1h")'
 
 
@@ -73,6 +75,12 @@ def _bound(within: object, window: object, where: str) -> Bound:
         raise refused(
             f"{where}: {window.shown()} may merge, and rows that are joined cannot be joined again",
             'use windows of a fixed size, such as hf.tumbling("1h")',
+        )
+    if window.overlap > OVERLAP_MAX:
+        raise refused(
+            f"{where}: {window.shown()} puts a row into {window.overlap:,} windows, and a join keeps it in each; "
+            f"at most {OVERLAP_MAX} may overlap",
+            'let windows start less often, or bound the join by time: within=hf.between("0s", "1h")',
         )
     return SameWindow(window)
 

@@ -58,6 +58,9 @@ class Description(Protocol):
     def __call__(self, name: str, port: int = 0) -> dict[str, Any]:
         """Return name, type, nullability and provenance of an input column."""
 
+    def names(self, port: int = 0) -> list[str]:
+        """Return the columns that an input has, of which unneeded ones were left out."""
+
 
 @dataclass(frozen=True)
 class KeyGroups:

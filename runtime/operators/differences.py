@@ -82,6 +82,31 @@ def compare_keys(found: Found, before: list[Any], now: list[Any]) -> None:
         found.compare_provenance("key column", old, new)
 
 
+def compare_kept(
+    found: Found, called: str, before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]
+) -> None:
+    """Compare the columns of rows that are kept whole, by name.
+
+    State keeps numbers and text as they are, so the comparison of the state columns decides about these; of a time or
+    a decimal it does not hold the type.
+    """
+    olds = {each["column"]: each for each in before}
+    for new in now:
+        if (old := olds.get(new["column"])) is None:
+            continue
+        was, given = old["type"], new["type"]
+        numbers = pa.null() not in (type_named(was), type_named(given))
+        if _plain(was) != _plain(given) and not numbers:
+            found.refuse(f"had the {called} {columns_text([old])} and now has {columns_text([new])}")
+        else:
+            found.compare_provenance(called, old, new)
+
+
+def _plain(kind: str) -> str:
+    """Return the name of a type without the layout of its text."""
+    return kind.removeprefix("large_").removesuffix("_view")
+
+
 def kept_by(identity: Mapping[str, Any]) -> str:
     """Return what the state of an identity holds. Identities of aggregates do not record it."""
     aggregates = "aggregates per window and key" if "window" in identity else "aggregates per key"

@@ -43,7 +43,7 @@ from holdfast.runtime.operators.contract import (
     TableDraft,
     part_name,
 )
-from holdfast.runtime.operators.differences import Found, columns_text, compare_keys, typed
+from holdfast.runtime.operators.differences import Found, columns_text, compare_kept, compare_keys, typed
 from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, Times, time_not_held
 from holdfast.runtime.operators.join_rows import Candidates, KeptRows, Slots, draft
 from holdfast.runtime.operators.side import LATE
@@ -109,7 +109,13 @@ class Join(KeyedStep):
         left, right = ([column(name, port) for name in self.keys] for port in (LEFT, RIGHT))
         times = [column(name, port) for port, name in enumerate(self.times)]
         kept = {"bound": self.bound.identity(), "how": self.how, "event_times": times}
+        kept["rows"] = [self._kept(column, port) for port in (LEFT, RIGHT)]
         return {"keeps": self.keeps, "key": left, "right_key": right} | kept | {"times": [f"row.{self.times[LEFT]}"]}
+
+    def _kept(self, column: Description, port: int) -> list[dict[str, Any]]:
+        """Describe the columns that rows of an input keep: state holds times and decimals without their types."""
+        named = {*self.keys, self.times[port]}
+        return [column(name, port) for name in column.names(port) if name not in named]
 
     def compare(self, found: Found, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         compare_keys(found, before["key"], now["key"])
@@ -120,6 +126,8 @@ class Join(KeyedStep):
                 found.refuse(f"had the {called} event time {was} and now has {given}")
             else:
                 found.compare_provenance(f"{called} event time", old, new)
+        for called, old, new in zip(_NAMED, before["rows"], now["rows"], strict=True):
+            compare_kept(found, f"{called} column", old, new)
         if (was := bound_text(before["bound"])) != (shown := bound_text(now["bound"])):
             found.refuse(
                 f"joined rows {was} and now joins rows {shown}", "; rows that it needs may have left its state"

@@ -41,7 +41,7 @@ from holdfast.runtime.operators.contract import (
     TableDraft,
     part_name,
 )
-from holdfast.runtime.operators.differences import Found, compare_keys
+from holdfast.runtime.operators.differences import Found, columns_text, compare_keys, typed
 from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, Times
 from holdfast.runtime.operators.process_cells import (
     VALUE,
@@ -140,6 +140,7 @@ class Process(KeyedStep):
 
     def compare(self, found: Found, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         compare_keys(found, before["key"], now["key"])
+        _compare_times(found, before["time"], now["time"])
         compare_states(found, before, now)
 
     def parts(self, before: Mapping[str, Any]) -> tuple[str, ...]:
@@ -164,6 +165,16 @@ class Process(KeyedStep):
 
     def open(self, ctx: OperatorContext) -> Operator:
         return ProcessOperator(self, ctx)
+
+
+def _compare_times(found: Found, before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> None:
+    """Compare the event time, in which timers, times to live and clocks are kept."""
+    if before is None or now is None:
+        return  # without an event time there are no timers, and no times to live in it
+    if typed(before)[1:] != typed(now)[1:]:
+        found.refuse(f"had the event time {columns_text([before])} and now has {columns_text([now])}")
+    else:
+        found.compare_provenance("event time", before, now)
 
 
 class _Context:

@@ -82,7 +82,7 @@ def describe_operators(plan: Plan) -> dict[str, dict[str, Any]]:
 def describe_continued(
     plan: Plan, previous: Mapping[str, Mapping[str, Any]], given_up: Mapping[str, frozenset[str]] = NOTHING
 ) -> dict[str, dict[str, Any]]:
-    """Return the identity of each operator's state as `describe_operators` does, with the removed fields of kept values.
+    """Return the identity of each operator's state as `describe_operators` does, with removed fields of kept values.
 
     `check_against` has accepted these arguments.
     """
@@ -192,14 +192,22 @@ def _described(plan: Plan, operator: OperatorSpec, placed: Placed | None) -> dic
     if placed is None and table.key.unrouted:  # readers of an additional table have no identity of its own
         described |= {"unrouted": table.key.unrouted, "times": list(operator.times)}
     if placed is not None:
-        fragment = plan.fragments[operator.fragment]
-
-        def column(name: str, port: int = 0) -> dict[str, Any]:
-            made = provenance_of(plan, fragment.index, placed.inputs[port], name)
-            return _column(fragment.entering(port).field(name)) | {"from": made}
-
-        described["identity"] = {"v": 1, "polars": POLARS} | placed.step.identity(column)
+        described["identity"] = {"v": 1, "polars": POLARS} | placed.step.identity(_Columns(plan, placed, operator))
     return described
+
+
+class _Columns:
+    """Describes the columns of the inputs of a step; a Description."""
+
+    def __init__(self, plan: Plan, placed: Placed, operator: OperatorSpec) -> None:
+        self._plan, self._inputs, self._fragment = plan, placed.inputs, plan.fragments[operator.fragment]
+
+    def __call__(self, name: str, port: int = 0) -> dict[str, Any]:
+        made = provenance_of(self._plan, self._fragment.index, self._inputs[port], name)
+        return _column(self._fragment.entering(port).field(name)) | {"from": made}
+
+    def names(self, port: int = 0) -> list[str]:
+        return list(self._fragment.entering(port).names)
 
 
 def _column(field: pa.Field) -> dict[str, Any]:

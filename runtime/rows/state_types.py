@@ -107,7 +107,7 @@ def with_removed(before: Any, now: Any) -> Any:
 
     Args:
         before: The earlier shape, which `change` allows, or JSON-able values with shapes inside.
-        now: The present shape, or values of the same form; what it lacks of the earlier ones, except fields, is left out.
+        now: The present shape, or values of the same form; what it lacks of the earlier ones is left out, but fields.
     """
     match before, now:
         case {"type": "object", "fields": _}, {"type": "object", "fields": fields}:

@@ -407,6 +407,58 @@ class TestPlans:
             with pytest.raises(hf.ConfigError, match=message):
                 check_against(app.plan(), before)
 
+    @pytest.mark.parametrize(
+        ("was", "now", "what"),
+        [
+            (
+                pa.decimal128(10, 2),
+                pa.decimal128(12, 4),
+                "column .x: decimal128.10, 2. or null. and now has .x: decimal128.12",
+            ),
+            (
+                pa.timestamp("us", "UTC"),
+                pa.timestamp("ms", "UTC"),
+                "column .x: timestamp.us, tz=UTC. or null. and now has",
+            ),
+            (pa.time64("us"), pa.timestamp("us"), "column .x: time64.us. or null. and now has .x: timestamp"),
+        ],
+    )
+    @pytest.mark.parametrize("side", ["left", "right"])
+    def test_a_kept_column_of_another_type_is_refused(self, was: Any, now: Any, what: str, side: str) -> None:
+        before = describe_operators(self.keeping(was, side))
+        check_against(self.keeping(was, side), before)
+        with pytest.raises(hf.ConfigError, match=f"had the {side} {what}"):
+            check_against(self.keeping(now, side), before)
+
+    def test_a_kept_column_from_another_column_is_refused(self) -> None:
+        before = describe_operators(self.keeping(pa.int64(), "left", "p"))
+        with pytest.raises(
+            hf.ConfigError, match="had as left column the column 'p', called 'x' and now has the column"
+        ):
+            check_against(self.keeping(pa.int64(), "left", "q"), before)
+
+    def test_windows_that_overlap_too_much_are_refused(self) -> None:
+        app_of(window=hf.hopping("100s", every="1s")).plan()
+        with pytest.raises(hf.ConfigError, match="puts a row into 101 windows, and a join keeps it in each"):
+            app_of(window=hf.hopping("101s", every="1s"))
+
+    def keeping(self, kind: pa.DataType, side: str, of: str = "p") -> Plan:
+        """Return the plan of a join that keeps a column `x` of this type, which is the column `of` of a source."""
+        app = hf.App("ads")
+        plain = pa.schema([pa.field("at", TIME, False), pa.field("ad", pa.int64())])
+        more = plain.append(pa.field("p", kind)).append(pa.field("q", kind))
+        schemas = (more, plain) if side == "left" else (plain, more)
+        left, right = (
+            app.source(name, PlannedSource(schema), event_time="at")
+            for name, schema in zip(("shown", "clicked"), schemas, strict=True)
+        )
+        if side == "left":
+            left = left.with_columns(x=pl.col(of)).select("at", "ad", "x")
+        else:
+            right = right.with_columns(x=pl.col(of)).select("at", "ad", "x")
+        left.join("clicks", right, on="ad", within=hf.between("0s", "10s")).sink("out", MemorySink())
+        return app.plan()
+
     def test_state_without_a_column_that_is_now_needed_is_refused(self) -> None:
         fewer, more = (self.selecting(*columns) for columns in (("ad", "at_right"), ("ad", "at_right", "user", "site")))
         for before, now in ((fewer, more), (more, fewer)):
