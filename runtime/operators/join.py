@@ -108,8 +108,8 @@ class Join(KeyedStep):
     def identity(self, column: Description) -> dict[str, Any]:
         left, right = ([column(name, port) for name in self.keys] for port in (LEFT, RIGHT))
         times = [column(name, port) for port, name in enumerate(self.times)]
-        kept = {"bound": self.bound.identity(), "how": self.how, "event_times": times}
-        kept["rows"] = [self._kept(column, port) for port in (LEFT, RIGHT)]
+        rows = [self._kept(column, port) for port in (LEFT, RIGHT)]
+        kept = {"bound": self.bound.identity(), "how": self.how, "event_times": times, "rows": rows}
         return {"keeps": self.keeps, "key": left, "right_key": right} | kept | {"times": [f"row.{self.times[LEFT]}"]}
 
     def _kept(self, column: Description, port: int) -> list[dict[str, Any]]:
