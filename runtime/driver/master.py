@@ -516,7 +516,9 @@ def _completed(state: Master, now: float, at_us: int) -> Step:
     final = phase.epochs.barrier.epoch if last_barrier else None
     # The first epoch of a generation decides which objects of older generations remain: sweep the others.
     sweeps: list[Effect] = [Sweep(state.job)] if phase.last is phase.base and state.job.generation > 1 else []
-    phase = replace(phase, epochs=epochs, last=phase.storing, storing=None, final=final)
+    assert phase.storing is not None
+    passed = standbys.passed(state, phase, phase.storing)
+    phase = replace(phase, epochs=epochs, last=phase.storing, storing=None, final=final, waypoints=passed)
     after = replace(state.phase, running=phase) if isinstance(state.phase, Interrupted) else phase
     state = replace(severed.proved(state), phase=after, failures_in_a_row=0, broken_in_a_row=0)
     state = named(state, phase)

@@ -19,8 +19,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from holdfast.checkpoint import recovery
+from holdfast.checkpoint.manifest import Manifest
 from holdfast.frozen import replace
-from holdfast.model import NO_EPOCH, Epoch, Subtask, WorkerId
+from holdfast.model import NO_EPOCH, Epoch, SnapshotHandle, Subtask, WorkerId
+from holdfast.runtime.driver import waypoints
 from holdfast.runtime.driver.avoiding import conflicts
 from holdfast.runtime.driver.claims import claim_of
 from holdfast.runtime.driver.deployment import local_bases, recent_cuts, topic_state
@@ -143,7 +145,33 @@ def follow(state: Master) -> list[Effect]:
         return {epoch: bases[epoch] for epoch in (at, job.base_epoch)} if at in bases else bases
 
     topic, claim = topic_state(state, phase.last), claim_of(state.job, state.rules.adopted)
-    return [Send(w, m.Follow(*place, standbys[w], handles[s], lineage(w, s), claim, topic)) for w, s in behind]
+
+    def target(worker: WorkerId, subtask: Subtask) -> m.Follow:
+        at = copied(state.workers[worker], subtask)
+        via = _waypoint(state, phase, handles[subtask], at)
+        if via is None:
+            return m.Follow(*place, standbys[worker], handles[subtask], lineage(worker, subtask), claim, topic)
+        where = job.uuid, job.generation, job.timeline, via.epoch
+        known = {epoch: cuts[epoch] for epoch in (at, via.epoch)}
+        return m.Follow(*where, standbys[worker], via.handle, known, claim, topic)
+
+    return [Send(w, target(w, s)) for w, s in behind]
+
+
+def _waypoint(state: Master, phase: Running, handle: SnapshotHandle, at: Epoch) -> waypoints.Waypoint | None:
+    if not phase.waypoints or at not in recent_cuts(state.job):
+        return None
+    kept = {done.body.epoch for done in state.job.completed}
+    return waypoints.next_for(phase.waypoints, handle, at, kept)
+
+
+def passed(state: Master, phase: Running, completed: Manifest) -> waypoints.Waypoints:
+    """Return the waypoints of copies that are behind, once this epoch is completed."""
+    copies: dict[Subtask, list[Epoch]] = {}
+    for hosted in state.workers.values():
+        for subtask in _followed(hosted):
+            copies.setdefault(subtask, []).append(copied(hosted, subtask))
+    return waypoints.passed(phase.waypoints, phase.last, completed, copies)
 
 
 def newest_copy(state: Master, subtask: Subtask, among: Iterable[WorkerId]) -> WorkerId:

@@ -28,6 +28,7 @@ from holdfast.model import (
     WorkerId,
     Writer,
 )
+from holdfast.runtime.driver.waypoints import Waypoint, Waypoints
 from holdfast.runtime.rows.time_alignment import Aligned, Group
 from holdfast.runtime.wire import messages as m
 from holdfast.sinks.delivery import BACKLOG_BYTES_MAX
@@ -227,6 +228,8 @@ class Running:
     last: Manifest | None
     """Manifest of the last completed epoch."""
     storing: Manifest | None = None
+    waypoints: Waypoints = field(default_factory=dict[Subtask, tuple[Waypoint, ...]])
+    """For copies of standbys that are older than a base."""
     finishing: bool = False
     """The last barrier was sent because all input is read, not because of a request to stop (P13)."""
     halted: bool = False

@@ -9,9 +9,10 @@ import pytest
 from msgspec import msgpack
 
 import holdfast as hf
+from holdfast.checkpoint.bases import pieces
 from holdfast.errors import Unavailable
-from holdfast.model import Epoch, SegmentRef, Subtask, WorkerId
-from holdfast.runtime.driver import master, standbys
+from holdfast.model import NO_EPOCH, Epoch, SegmentRef, Subtask, WorkerId
+from holdfast.runtime.driver import master, standbys, waypoints
 from holdfast.runtime.driver.failover import LAUNCH_DEADLINE_S
 from holdfast.runtime.driver.master import Launch, Master, Send
 from holdfast.runtime.job.standbys import LAG_SHOWN_EPOCHS, problems
@@ -39,6 +40,16 @@ def followed(effects: list[master.Effect]) -> list[tuple[WorkerId, Subtask, int]
     """Who is sent which subtask as of which epoch."""
     sent = [(effect.worker, effect.message) for effect in effects if isinstance(effect, Send)]
     return [(to, message.subtask, message.base_epoch) for to, message in sent if isinstance(message, m.Follow)]
+
+
+def segment(epoch: int) -> SegmentRef:
+    return SegmentRef(Epoch(epoch), Epoch(epoch - 1), blob(f"segments/{epoch}"))
+
+
+def sent(run: Run) -> list[m.Follow]:
+    """What the standbys are sent now."""
+    messages = [each.message for each in master.pulse(run.state) if isinstance(each, Send)]
+    return [each for each in messages if isinstance(each, m.Follow)]
 
 
 def copied(run: Run, worker: WorkerId, *copies: tuple[Subtask, int]) -> None:
@@ -209,6 +220,52 @@ class TestFollow:
         completed(run)
         run.pass_time(0.0)
         assert followed(run.register(C)) == [(C, ZERO, epoch(run.state)), (C, ONE, epoch(run.state))]
+
+    def test_leads_a_slow_copy_past_a_base(self) -> None:
+        """A base does not record deletions, so a copy older than it needs the segments that it replaced."""
+        run = with_standby()
+        for number in range(1, 5):
+            completed(run, number, segment=segment(number))
+        copied(run, C, (ZERO, 1), (ONE, 4))
+        completed(run, 5, segment=segment(5), compacted=SegmentRef(Epoch(3), NO_EPOCH, blob("base/3")))
+        first, _ = sent(run)
+        assert (first.subtask, first.base_epoch, sorted(first.lineage)) == (ZERO, 4, [1, 4])
+        assert [piece.object.path for piece in pieces(first.handle)] == [f"segments/{n}" for n in range(1, 5)]
+        copied(run, C, (ZERO, 4), (ONE, 5))
+        (second,) = sent(run)
+        assert (second.base_epoch, pieces(second.handle)[0].object) == (5, blob("base/3"))
+        completed(run, 6, segment=segment(6))
+        assert run.state.running is not None and run.state.running.waypoints == {}
+
+    def test_leads_a_copy_past_a_base_made_while_it_was_restored(self) -> None:
+        run = with_standby()
+        completed(run, 1, segment=segment(1))
+        run.hear(m.Heartbeat(C, run.generation, False, False, (), m.Progress(restored=(1, 2))))
+        for number in range(2, 4):
+            completed(run, number, segment=segment(number))
+        for base in (2, 4):
+            compacted = SegmentRef(Epoch(base), NO_EPOCH, blob(f"base/{base}"))
+            completed(run, base + 2, segment=segment(base + 2), compacted=compacted)
+            completed(run, base + 3, segment=segment(base + 3))
+        reached = []
+        for at in (1, 3, 5):
+            copied(run, C, (ZERO, at), (ONE, 7))
+            reached += [each.base_epoch for each in sent(run)]
+        assert reached == [3, 5, 7]
+
+    def test_names_no_expired_epoch(self) -> None:
+        run = with_standby()
+        for number in range(1, 5):
+            completed(run, number, segment=segment(number))
+        copied(run, C, (ZERO, 1), (ONE, 4))
+        completed(run, 5, segment=segment(5), compacted=SegmentRef(Epoch(3), NO_EPOCH, blob("base/3")))
+        phase = run.state.running
+        assert phase is not None
+        handle = phase.last.state[0] if phase.last else None
+        assert handle is not None
+        known = phase.waypoints
+        assert waypoints.next_for(known, handle, Epoch(1), {Epoch(4)}) == known[ZERO][0]
+        assert waypoints.next_for(known, handle, Epoch(1), {Epoch(5)}) is None
 
 
 class TestLosses:
