@@ -118,7 +118,7 @@ class Times:
         self.peer.append((first_record(self.folder, before + 1, 1 - subtask) - killed_at) / 1000)
         self.run.wait_for(lambda p: p["state"] == "running" and len(p["restarts"]) > before, "recovery")
         how = {worker["subtasks"][0]: worker["how"] for worker in status(self.folder)["workers"] if worker["subtasks"]}
-        assert how[1 - subtask] == "rolled back"
+        assert how[1 - subtask] == "rolled back", (how, status(self.folder)["restarts"])
         self.ways.add(how[subtask])
 
     def finish(self, folder: Path) -> None:

@@ -243,6 +243,21 @@ class TestClosedChannels:
             assert [connection.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [first, every]
             end.close()
 
+    def test_are_awaited_for_the_silence_of_the_settings(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A peer whose host does not answer must not hold up the report for the default of the handshake."""
+        waited = list[float]()
+
+        def unanswered(_address: object, _credentials: object, _hello: bytes, silent_after_s: float = 60.0) -> Stream:
+            waited.append(silent_after_s)
+            raise Unavailable("no answer", next_step="check the network")
+
+        monkeypatch.setattr("holdfast.runtime.spark.exchange.connect", unanswered)
+        end = End(silent_after_s=0.75)
+        end.open(0, 1, {Subtask(1): ("127.0.0.1", 1)})
+        until(lambda: end.mailbox.drain() or end.broken, "a report")
+        assert waited == [0.75]
+        end.close()
+
 
 class TestBrokenChannels:
     def test_are_reported_only_on_the_loops_thread(self, ends: tuple[End, End]) -> None:
