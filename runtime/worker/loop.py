@@ -117,8 +117,8 @@ class WorkerLoop:
                 self._following.hurry(None)
                 if active is None or message.generation > active.deploy.generation:
                     self._deploy(message)
-                elif message.generation == active.deploy.generation and not active.broken:
-                    self._ports.send(m.Ready(self.worker_id, message.generation, "already running", 0))
+                elif message.generation == active.deploy.generation and not active.broken and active.ready is not None:
+                    self._ports.send(active.ready)  # the first one may be lost
             case m.Follow():
                 if active is None:
                     self._following.ask(message)
@@ -303,7 +303,8 @@ class WorkerLoop:
             return
         self._deliveries.deploy(deploy)
         took_ms = round((clock.monotonic() - began) * 1000)
-        self._ports.send(m.Ready(self.worker_id, deploy.generation, how, took_ms))
+        self._active.ready = m.Ready(self.worker_id, deploy.generation, how, took_ms)
+        self._ports.send(self._active.ready)
         self.beat()
 
     def _bring_state(self, deploy: m.Deploy, machine: worker.Worker | None) -> str:

@@ -489,6 +489,8 @@ class Active:
     run: SubtaskRun
     ahead: Mapping[str, Ahead] = field(default_factory=dict)
     """How the readers of each source read in the background."""
+    ready: m.Ready | None = None
+    """What the driver was sent once it was deployed."""
     broken: bool = False
     broken_to: dict[Subtask, m.BrokenLink] = field(default_factory=dict)
     """The peers to or from which a channel broke."""

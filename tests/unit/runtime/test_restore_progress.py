@@ -10,6 +10,7 @@ import holdfast as hf
 from holdfast.model import Generation
 from holdfast.runtime.cli.operate.status import _came_by
 from holdfast.runtime.cli.text import size
+from holdfast.runtime.driver.deployment import deployments
 from holdfast.runtime.driver.state import Running
 from holdfast.runtime.job import status
 from holdfast.runtime.job.live import Worker
@@ -59,3 +60,20 @@ def test_a_restore_is_shown_until_the_worker_is_ready(monkeypatch: pytest.Monkey
     assert {row.restore_bytes for row in seen} == {written}
     assert _came_by(seen[0]) == f"0 B of {size(written)} restored"
     assert after.restore_bytes is None and _came_by(after) == "restored"
+
+
+def test_a_repeated_deployment_is_answered_as_the_first_one() -> None:
+    """A restore longer than the interval at which the driver repeats it must stay a restore in the status."""
+    with TestDriver(totals_app(), parallelism=1) as t:
+        t.push("pairs", [{"key": 1, "value": 1}])
+        t.checkpoint()
+        t.crash()
+        t.recover()
+        phase = t.cluster.driver.state.phase
+        assert isinstance(phase, Running)
+        (member,) = t.cluster.members.values()
+        ((_, deploy),) = deployments(t.cluster.driver.state, phase.base, [member.loop.worker_id])
+        member.loop.received(deploy)
+        t.cluster.settle()
+        (after,) = rows(t)
+    assert after.how == "restored"
