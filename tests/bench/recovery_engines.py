@@ -350,6 +350,10 @@ def living(folder: Path) -> list[psutil.Process]:
     return found
 
 
+FIRST_RECORD_S = 300.0
+"""Gigabytes of state may have to be downloaded first."""
+
+
 def first_record(folder: Path, restarts: int, subtask: int) -> int:
     """Return when the subtask took its first record after this many restarts, in microseconds.
 
@@ -364,4 +368,4 @@ def first_record(folder: Path, restarts: int, subtask: int) -> int:
         at = [w["first_record_at"] for w in status["workers"] if w["subtasks"] == [subtask] and w["how"]]
         return at[0] if at else None
 
-    return int(wait(found, "the first record"))
+    return int(wait(found, "the first record", FIRST_RECORD_S))
