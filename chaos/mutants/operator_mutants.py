@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from holdfast.chaos.mutants.mutation import Mutant, Right, Swap
-from holdfast.runtime.operators import session, window
 from holdfast.runtime.operators.aggregate import Folding
-from holdfast.runtime.operators.session import SessionOperator
-from holdfast.runtime.operators.window import WindowOperator
+from holdfast.runtime.operators.windows import session, window
+from holdfast.runtime.operators.windows.session import SessionOperator
+from holdfast.runtime.operators.windows.window import WindowOperator
 from holdfast.runtime.worker.fragment import FragmentRuntime
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
+import polars as pl
 import pyarrow as pa
 
 from holdfast.arguments import checked, position
@@ -24,7 +25,8 @@ from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.plan.source import Source
 from holdfast.runtime.plan.topic import with_changelog
 from holdfast.runtime.rows.dead_letters import DEAD_LETTERS, DLQ
-from holdfast.runtime.rows.expressions import check_column_name, unknown_column
+from holdfast.runtime.rows.event_times import computed_time, watermark_of
+from holdfast.runtime.rows.expressions import Column, check_column_name, unknown_column
 from holdfast.runtime.rows.row_types import RowsOf, T
 from holdfast.runtime.rows.windows import TIME
 from holdfast.runtime.sources.connector import ChangelogConnector, Connector, changelog_of, sink_of, source_of
@@ -113,7 +115,8 @@ class App:
         source: RowsOf[T],
         *,
         event_time: str | None = None,
-        out_of_orderness: str = "0s",
+        out_of_orderness: str | None = None,
+        watermark: str | pl.Expr | None = None,
         idle_after: str = "30s",
         on_error: str | None = None,
         partitioned_by: Sequence[str] | None = None,
@@ -124,8 +127,9 @@ class App:
         name: str = NOT_GIVEN,
         source: Source | Connector = NOT_GIVEN,
         *,
-        event_time: str | None = None,
-        out_of_orderness: str = "0s",
+        event_time: str | pl.Expr | None = None,
+        out_of_orderness: str | None = None,
+        watermark: str | pl.Expr | None = None,
         idle_after: str = "30s",
         on_error: str | None = None,
         partitioned_by: Sequence[str] | None = None,
@@ -136,8 +140,9 @@ class App:
         name: str = NOT_GIVEN,
         source: Any = NOT_GIVEN,
         *,
-        event_time: str | None = None,
-        out_of_orderness: str = "0s",
+        event_time: str | pl.Expr | None = None,
+        out_of_orderness: str | None = None,
+        watermark: str | pl.Expr | None = None,
         idle_after: str = "30s",
         on_error: str | None = None,
         partitioned_by: Sequence[str] | None = None,
@@ -147,8 +152,13 @@ class App:
         Args:
             name: Identity of the source: offsets are kept under it.
             source: For example `hf.Log("data/bids", Bid)`.
-            event_time: Column that says when a record happened: timestamp[us, UTC], without nulls.
-            out_of_orderness: How far a record's event time may lie behind that of records before it.
+            event_time: Column that says when a record happened: timestamp[us, UTC], without nulls. Or a row-wise
+                expression that computes it, such as `hf.device_clock(...)` or `pl.coalesce("a", "b").alias("at")`: it
+                becomes the last column of the stream, whose rows are then `hf.Row`. A record for which it is null is
+                undecodable.
+            out_of_orderness: How far a record's event time may lie behind that of records before it. Default: "0s".
+            watermark: Instead of out_of_orderness, a column or row-wise expression of type timestamp[us, UTC]: a time
+                before which no later record of the same partition happened. Null: the record does not tell.
             idle_after: Silence after which a partition no longer holds back time.
             on_error: What happens to a record that cannot be read as a row, for example because of a null in a column
                 without nulls: "fail" ends the job, "drop" skips the record and counts it, "dlq" makes it a dead letter.
@@ -165,22 +175,24 @@ class App:
         source = checked_source(source_of(source), where)
         schema = source.schema
         check_columns(schema, where)
-        if event_time is not None and event_time not in schema.names:
-            raise unknown_column(event_time, schema.names, where)
-        if event_time is not None:
-            check_event_time(schema.field(event_time), where)
+        time, computed = event_time_of(event_time, schema, where)
+        schema = schema if computed is None else schema.append(computed.field)
+        check_time_arguments(time, out_of_orderness, watermark, where)
         has_dlq = self.dlq is not None
         policy = checked_policy(on_error or ("dlq" if has_dlq else "fail"), where, has_dlq)
         kind = FromSource(
             self._graph.claim(name, "source"),
             source,
-            event_time,
-            duration_ms(out_of_orderness, f"{where}: out_of_orderness"),
+            time,
+            duration_ms(out_of_orderness or "0s", f"{where}: out_of_orderness"),
             duration_ms(idle_after, f"{where}: idle_after"),
             policy,
-            _partitioned_by(source, partitioned_by, schema, where),
+            _partitioned_by(source, partitioned_by, source.schema, where),
+            computed,
+            None if watermark is None else watermark_of(watermark, schema, where),
         )
-        node = self._graph.add(kind, None, name, schema, row_type=source.row_type, event_time=event_time)
+        row_type = source.row_type if computed is None else None
+        node = self._graph.add(kind, None, name, schema, row_type=row_type, event_time=time)
         return Stream(self._graph, node)
 
     def plan(self) -> Plan:
@@ -238,6 +250,45 @@ def _partitioned_by(source: Source, given: Sequence[str] | None, schema: pa.Sche
         if name not in schema.names:
             raise unknown_column(name, schema.names, where)
     return columns
+
+
+def event_time_of(given: str | pl.Expr | None, schema: pa.Schema, where: str) -> tuple[str | None, Column | None]:
+    """Return the name of the event time column, and the column if it is computed.
+
+    Raises:
+        ConfigError: there is no such column, or it is no point in time.
+    """
+    if given is None:
+        return None, None
+    if isinstance(given, pl.Expr):
+        if not given.meta.is_column():
+            computed = computed_time(given, schema, where)
+            return computed.name, computed
+        given = given.meta.output_name()
+    if given not in schema.names:
+        raise unknown_column(given, schema.names, where)
+    check_event_time(schema.field(given), where)
+    return given, None
+
+
+def check_time_arguments(
+    time: str | None, out_of_orderness: str | None, watermark: str | pl.Expr | None, where: str
+) -> None:
+    """Refuse a watermark that another argument contradicts.
+
+    Raises:
+        ConfigError: there is no event time, or an out-of-orderness too.
+    """
+    if watermark is None:
+        return
+    what, next_step = None, ""
+    if time is None:
+        what, next_step = "a watermark without an event time moves nothing", 'also give event_time="at"'
+    elif out_of_orderness is not None:
+        what = "watermark= and out_of_orderness= are two ways to say how far event time has come"
+        next_step = 'give one; to combine them, subtract: watermark=pl.col("mark") - pl.duration(seconds=5)'
+    if what is not None:
+        raise ConfigError(f"{where}: {what}", not_done="the job was not planned", next_step=next_step)
 
 
 def checked_source(source: Source, where: str) -> Source:

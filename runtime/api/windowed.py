@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from holdfast.arguments import position
 from holdfast.runtime.config.settings import duration_ms
-from holdfast.runtime.operators.session import SessionAggregate
 from holdfast.runtime.operators.side import LATE, Side
-from holdfast.runtime.operators.window import WindowAggregate
+from holdfast.runtime.operators.windows.session import SessionAggregate
+from holdfast.runtime.operators.windows.window import WindowAggregate
 from holdfast.runtime.plan.graph import Graph, Node, check_name, refused
 from holdfast.runtime.rows.aggregates.aggregation import Aggregation, bound, check_former, refuse_unnamed
 from holdfast.runtime.rows.windows import LENGTH_MAX_US, TIME, WINDOW_END, WINDOW_START, Windows

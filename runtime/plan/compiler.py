@@ -185,6 +185,8 @@ def _take_source(work: _Compilation, node: Node, source: FromSource) -> None:
             1_000 * source.out_of_orderness_ms,
             source.idle_after_ms / 1_000,
             source.on_error,
+            source.computed,
+            source.watermark,
         )
     )
     work.places[node.number] = (fragment.index, INPUT)

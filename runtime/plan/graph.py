@@ -18,6 +18,7 @@ from holdfast.errors import ConfigError
 from holdfast.runtime.operators.contract import Step
 from holdfast.runtime.plan.source import Source
 from holdfast.runtime.rows.dead_letters import DLQ, OnError
+from holdfast.runtime.rows.expressions import Column
 from holdfast.sinks.contract import Sink
 
 NAME_LENGTH_MAX = 100
@@ -43,6 +44,10 @@ class FromSource:
     on_error: OnError
     partitioned_by: tuple[str, ...] = ()
     """Columns whose equal values are in one partition; () if unknown."""
+    computed: Column | None = None
+    """The event time column, if it is computed from the records."""
+    watermark: Column | None = None
+    """The watermarks of records, from the columns of the stream; None: those that follow from event time."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,6 +24,8 @@ from typing import Any, cast
 from holdfast.runtime.operators.contract import INPUT, Placed
 from holdfast.runtime.plan.model import Fragment, Plan, SinkSpec
 from holdfast.runtime.plan.report import describe
+from holdfast.runtime.rows.expressions import Column
+from holdfast.runtime.rows.forms import form_of
 from holdfast.sinks.immediate import ImmediateSink, idempotent
 
 
@@ -72,7 +74,8 @@ def _decided(
     as_read = columns_as_read(fragment, path)
     if not set(by) <= {as_read[name] for name in sink.key if name in as_read}:
         return spec
-    return replace(spec, sink=sink.immediate(), path=_identity(described["fragments"][fragment.index], path))
+    computed = next(each.computed for each in plan.sources if each.fragment == fragment.index)
+    return replace(spec, sink=sink.immediate(), path=_identity(described["fragments"][fragment.index], path, computed))
 
 
 def is_immediate(spec: SinkSpec) -> bool:
@@ -94,10 +97,14 @@ def immediate_sink(spec: SinkSpec) -> ImmediateSink | None:
     return cast(ImmediateSink, spec.sink) if is_immediate(spec) else None
 
 
-def _identity(fragment: Mapping[str, Any], path: tuple[Placed, ...]) -> str:
-    """Return a hash of what the steps do, without their numbers, which change with other branches."""
+def _identity(fragment: Mapping[str, Any], path: tuple[Placed, ...], computed: Column | None) -> str:
+    """Return a hash of what the steps do, without their numbers, which change with other branches.
+
+    Args:
+        computed: The column that the source computes.
+    """
     shown = {step["id"]: step for step in fragment["steps"]}
-    parts: list[Any] = [fragment["source"]]
+    parts: list[Any] = [fragment["source"], *([] if computed is None else [form_of(computed.expr)])]
     for placed in path:
         parts.append([shown[placed.id]["text"], shown[placed.id]["columns"]])
         if (code := placed.step.code()) is not None:

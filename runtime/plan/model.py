@@ -26,6 +26,7 @@ from holdfast.model import ChannelId, Subtask
 from holdfast.runtime.operators.contract import Placed
 from holdfast.runtime.plan.source import Source
 from holdfast.runtime.rows.dead_letters import OnError
+from holdfast.runtime.rows.expressions import Column
 from holdfast.runtime.rows.time_alignment import Group
 from holdfast.sinks.changelogs import ROOT, Changelog
 from holdfast.sinks.contract import Sink
@@ -92,6 +93,10 @@ class SourceSpec:
     idle_after_s: float = 30.0
     on_error: OnError = "fail"
     """What happens to a record that cannot be decoded."""
+    computed: Column | None = None
+    """The event time column, if it is computed from the records; the fragment's input has it last."""
+    watermark: Column | None = None
+    """The watermarks of records, from the columns of the fragment's input; None: those that follow from event time."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,7 +46,7 @@ def provenance_of(plan: Plan, fragment: int, step: int, name: str) -> Form:
         if step <= INPUT:
             sent = senders(plan, fragment, step)
             if len(sent) != 1:
-                return {"column": name}
+                return _read(plan, fragment, name)
             fragment, step = sent[0]
             continue
         at = step_at(plan, fragment, step)
@@ -57,6 +57,15 @@ def provenance_of(plan: Plan, fragment: int, step: int, name: str) -> Form:
             return _computed(plan, fragment, at, origin)
         name = origin
         step = at.input
+
+
+def _read(plan: Plan, fragment: int, name: str) -> Form:
+    """Return the provenance of a column in the input of a fragment that one stream, or a source, does not enter."""
+    for spec in plan.sources:
+        if spec.fragment == fragment and spec.computed is not None and spec.computed.name == name:
+            names = spec.computed.expr.meta.root_names()
+            return in_terms_of(form_of(spec.computed.expr), names, lambda column: {"column": column})
+    return {"column": name}
 
 
 def _computed(plan: Plan, fragment: int, placed: Placed, expr: pl.Expr) -> Form:

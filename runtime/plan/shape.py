@@ -20,8 +20,12 @@ from typing import Any
 from holdfast.runtime.operators.contract import INPUT, MAIN
 from holdfast.runtime.plan.model import ANY_FRAGMENT, Plan, SinkSpec, SourceSpec
 from holdfast.runtime.plan.provenance import senders, step_at
-from holdfast.runtime.rows.forms import POLARS
+from holdfast.runtime.rows.expressions import Column
+from holdfast.runtime.rows.forms import POLARS, form_of
 from holdfast.runtime.rows.schema import columns_shown
+
+TEXT_LENGTH_MAX = 200
+"""Of the text of an expression of a source."""
 
 FORMAT_VERSION = 1
 Chain = list[dict[str, Any]]
@@ -75,6 +79,7 @@ class _Steps:
 
 
 def _source(plan: Plan, spec: SourceSpec) -> dict[str, Any]:
+    computed = {"event_time_from": spec.computed, "watermark": spec.watermark}
     return {
         "kind": spec.source.traits.kind,
         "place": dict(spec.source.traits.place),
@@ -83,7 +88,11 @@ def _source(plan: Plan, spec: SourceSpec) -> dict[str, Any]:
         "out_of_orderness_us": spec.out_of_orderness_us,
         "idle_after_us": round(spec.idle_after_s * 1_000_000),
         "on_error": spec.on_error,
-    }
+    } | {part: _expression(column) for part, column in computed.items() if column is not None}
+
+
+def _expression(column: Column) -> dict[str, Any]:
+    return {"form": form_of(column.expr), "text": str(column.expr.meta.undo_aliases())[:TEXT_LENGTH_MAX]}
 
 
 def _sink(spec: SinkSpec) -> dict[str, Any]:

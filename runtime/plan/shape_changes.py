@@ -74,6 +74,10 @@ def _source_changes(name: str, before: Mapping[str, Any], now: Mapping[str, Any]
     found += [change(what, FROM_HERE) for what in _column_changes(before["columns"], now["columns"])]
     if before["event_time"] != now["event_time"]:
         found.append(change(f"had event_time={before['event_time']!r} and now has {now['event_time']!r}", FROM_HERE))
+    for part, called in (("event_time_from", "event_time"), ("watermark", "watermark")):
+        was, given = (each.get(part, {"form": None, "text": "none"}) for each in (before, now))
+        if was["form"] != given["form"]:
+            found.append(change(f"had {called} = {was['text']} and now has {given['text']}", FROM_HERE))
     for part in ("out_of_orderness", "idle_after"):
         old, new = before[f"{part}_us"], now[f"{part}_us"]
         if old != new:

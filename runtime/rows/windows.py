@@ -10,7 +10,7 @@ Invariants
     - start <= time < end, also for times before 1970.
     - A slice is in `overlap` windows; their ends are its own end and the next ones, `every_us` apart.
     - Targets can hold the bounds of every window that a record is assigned to; other event times are refused first
-      (intake.py by the source's policy, window.py for times that a function returned).
+      (intake.py by the source's policy, the operators for times that a function returned).
 
 Pure.
 Source: API.md (windows); docs/design/0006-watermarks.md.

@@ -17,14 +17,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from holdfast.model import LAST_US, NEVER_US, SourcePosition, Watermark
 from holdfast.ports import Clock
 from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.plan.source import OpenSource, telling
 from holdfast.runtime.rows import watermark
+from holdfast.runtime.rows.event_times import times_of
+from holdfast.runtime.rows.windows import TIME_LAST_US, micros_of
 from holdfast.runtime.wire.messages import PartitionTime
 
 _ALIVE, _QUIET = Watermark(NEVER_US), Watermark(NEVER_US, quiet=True)
@@ -52,7 +54,7 @@ class EventTime:
         assert spec.event_time is not None
         self._spec, self._clock, self._send = spec, clock, send
         self._reported = telling(spec.source, opened)
-        self._column = spec.source.schema.get_field_index(spec.event_time)
+        self._column = spec.event_time
         self._at = {p.partition: NEVER_US if p.watermark is None else p.watermark for p in positions}
         self._silent_since: dict[int, float] = {}
         self._looked_at: dict[int, float] = {}
@@ -93,9 +95,7 @@ class EventTime:
     def emitted(self, partition: int, batch: pa.RecordBatch, following: int) -> None:
         """Raise the watermark by an emitted batch; the partition is read up to `following`."""
         if batch.num_rows:  # else none of the records could be decoded
-            times = batch.column(self._column)
-            micros = np.frombuffer(times.buffers()[1], np.int64, len(times), times.offset * 8)
-            self._raise_to(partition, int(micros.max()) - self._spec.out_of_orderness_us)
+            self._raise_to(partition, self._through(batch))
         self._ask(partition, following)
         self._tell(partition, _ALIVE)
 
@@ -145,6 +145,13 @@ class EventTime:
         if self._reported is not None and (at_us := self._reported.watermark(partition, offset)) is not None:
             self._raise_to(partition, at_us)
         return self._at[partition] > before
+
+    def _through(self, batch: pa.RecordBatch) -> int:
+        """Return the watermark that the records of a batch give; NEVER_US if they give none."""
+        if (column := self._spec.watermark) is None:
+            return int(micros_of(batch.column(self._column)).max()) - self._spec.out_of_orderness_us
+        at_us = pc.max(times_of(column, batch, self._spec.name, None)).value
+        return NEVER_US if at_us is None else min(at_us, TIME_LAST_US)  # only the end of the input is the last one
 
     def _raise_to(self, partition: int, at_us: int) -> None:
         self._at[partition] = max(self._at[partition], at_us)

@@ -22,6 +22,8 @@ from holdfast.errors import JobFailed, Where
 from holdfast.runtime.operators.contract import Arrival
 from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.rows.dead_letters import ERROR, FORM, RAW, DeadLetter, Form, Letters, encode_row, reported
+from holdfast.runtime.rows.event_times import times_of
+from holdfast.runtime.rows.expressions import Column
 from holdfast.runtime.rows.windows import micros_of, not_held, outside
 from holdfast.runtime.wire.messages import OperatorProgress
 
@@ -49,6 +51,8 @@ class Intake:
             JobFailed: a record cannot be decoded, and the source's policy is "fail".
         """
         self.rows_in += batch.num_rows
+        if (column := self._spec.computed) is not None:
+            batch = batch.append_column(column.field.with_nullable(True), self._times(column, batch))
         refused = self._refused(batch)
         if refused is not None:
             self._dispose(batch, np.flatnonzero(refused), arrival)
@@ -67,6 +71,9 @@ class Intake:
         dropped = self.dropped if policy == "drop" else None
         dlq = self.dlq if policy == "dlq" else None
         return OperatorProgress(self._spec.name, self.rows_in, self.rows_out, 0, dropped=dropped, dlq=dlq)
+
+    def _times(self, column: Column, batch: pa.RecordBatch) -> pa.Array:
+        return times_of(column, batch, self._spec.name, self._job)
 
     def _refused(self, batch: pa.RecordBatch) -> NDArray[np.bool_] | None:
         """Return which records are undecodable; None if none are, the common case, which is cheap to check."""
@@ -101,13 +108,17 @@ class Intake:
     def _why(self, batch: pa.RecordBatch, row: int) -> tuple[str, Form, bytes]:
         if ERROR in batch.schema.names and (error := batch.column(ERROR)[row].as_py()) is not None:
             return error, batch.column(FORM)[row].as_py(), batch.column(RAW)[row].as_py()
-        record = batch.select([name for name in batch.schema.names if name not in (ERROR, FORM, RAW)])
-        null = next((name for name in self._not_null if not record.column(name)[row].is_valid), None)
+        computed = None if self._spec.computed is None else self._spec.computed.name
+        record = batch.select([name for name in batch.schema.names if name not in (ERROR, FORM, RAW, computed)])
+        null = next((name for name in self._not_null if not batch.column(name)[row].is_valid), None)
+        if null is not None and null == computed:
+            error = f"the event time {null!r} is null: a column that it is computed from is"
+            return error, "record", encode_row(record, row)
         if null is not None:
             return f"column {null!r} is null, which the job's schema does not allow", "record", encode_row(record, row)
         time = self._spec.event_time
         assert time is not None
-        return f"column {time!r}: {not_held(record.column(time)[row].value)}", "record", encode_row(record, row)
+        return f"column {time!r}: {not_held(batch.column(time)[row].value)}", "record", encode_row(record, row)
 
     def _failed(self, error: str, arrival: Arrival, offset: int | None) -> JobFailed:
         name = self._spec.name

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         var,
     )
     from holdfast.runtime.rows.calendar import calendar
+    from holdfast.runtime.rows.event_times import device_clock
     from holdfast.runtime.rows.join_bounds import between
     from holdfast.runtime.rows.keyed_process import Context, KeyedProcess, List, Map, Timer, Value
     from holdfast.runtime.rows.row_types import Row
@@ -84,6 +85,7 @@ _HOMES = {
     "Timer": "holdfast.runtime.rows.keyed_process",
     "Value": "holdfast.runtime.rows.keyed_process",
     "Row": "holdfast.runtime.rows.row_types",
+    "device_clock": "holdfast.runtime.rows.event_times",
     "between": "holdfast.runtime.rows.join_bounds",
     "tumbling": "holdfast.runtime.rows.windows",
     "hopping": "holdfast.runtime.rows.windows",
@@ -133,6 +135,7 @@ __all__ = [
     "collect",
     "connector",
     "count",
+    "device_clock",
     "distinct",
     "errors",
     "first",

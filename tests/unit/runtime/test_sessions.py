@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from session_jobs import STEPS, Oracle, app_of, at, given_rows, play, row
 
 import holdfast as hf
-from holdfast.runtime.operators.session import merged
+from holdfast.runtime.operators.windows.session import merged
 from holdfast.runtime.plan.identity import check_against, describe_operators
 from holdfast.testing import TestDriver
 

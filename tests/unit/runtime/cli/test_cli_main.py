@@ -161,7 +161,9 @@ class TestLoading:
         said = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
         assert said.stdout.splitlines()[-1] == "0 []"
 
-    @pytest.mark.parametrize("module", ["plan.compiler", "operators.window", "execution.prepare", "worker.routing"])
+    @pytest.mark.parametrize(
+        "module", ["plan.compiler", "operators.windows.window", "execution.prepare", "worker.routing"]
+    )
     def test_planning_a_job_loads_no_compiler(self, module: str) -> None:
         code = (
             f"import sys, holdfast, holdfast.runtime.cli.main, holdfast.runtime.{module}; "

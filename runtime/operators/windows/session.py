@@ -30,9 +30,9 @@ from holdfast.model import LAST_US, NEVER_US
 from holdfast.runtime.operators.aggregate import Folding, in_pieces, value_columns
 from holdfast.runtime.operators.contract import Description, Operator, OperatorContext, TableDraft
 from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, Times, time_not_held
-from holdfast.runtime.operators.merging import grouped, merged_states
 from holdfast.runtime.operators.side import LATE
-from holdfast.runtime.operators.window import WindowAggregate
+from holdfast.runtime.operators.windows.merging import grouped, merged_states
+from holdfast.runtime.operators.windows.window import WindowAggregate
 from holdfast.runtime.rows.aggregates.contract import Slots
 from holdfast.runtime.rows.windows import END_COLUMN, TIME, WINDOW_END, WINDOW_START, micros_of, outside
 from holdfast.runtime.wire.messages import OperatorProgress

@@ -49,8 +49,8 @@ from holdfast.runtime.operators.contract import (
 )
 from holdfast.runtime.operators.differences import Found, columns_text, compare_keys, typed
 from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, Times, drop_vacant, time_not_held
-from holdfast.runtime.operators.merging import grouped, merged
 from holdfast.runtime.operators.side import LATE
+from holdfast.runtime.operators.windows.merging import grouped, merged
 from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation
 from holdfast.runtime.rows.aggregates.contract import Slots
 from holdfast.runtime.rows.windows import (
