@@ -281,7 +281,7 @@ class TestTimers:
             assert [(row["id"], row["n"]) for row in t.rows("out")] == [("a", 1), ("b", 1), ("a", 2), ("b", 2)]
 
     def test_rounds_of_few_timers_fire_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("holdfast.runtime.operators.process.ROUND_TIMERS", 2)
+        monkeypatch.setattr("holdfast.runtime.operators.process.operator.ROUND_TIMERS", 2)
         self.test_timers_fire_in_the_order_of_their_times_and_handlers_may_set_others()
 
     def test_what_handlers_set_after_the_end_of_event_time_stays(self) -> None:

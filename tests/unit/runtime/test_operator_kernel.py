@@ -37,8 +37,9 @@ IN_BOTH_MODES = True
 
 FOLDER = Path(operators.__file__).parent
 FOR_ALL = {
-    "aggregate_changes", "backlog", "contract", "differences", "event_clock", "join_rows", "merging", "time_slice"
-}  # fmt: skip
+    *("aggregate_changes", "backlog", "contract", "differences", "event_clock", "join_rows", "merging", "time_slice"),
+    *("process.cells", "process.changes", "process.events"),
+}
 """Modules of the folder that are no operator."""
 MAKERS = {
     "holdfast.runtime.api.stream",
@@ -64,12 +65,13 @@ def imported(path: Path) -> set[str]:
 
 class TestSeam:
     def test_only_methods_of_streams_make_operators(self) -> None:
-        concrete = {path.stem for path in FOLDER.glob("*.py")} - FOR_ALL - {"__init__"}
-        assert concrete >= {"aggregate", "call", "chain", "check", "exchange", "side", "sink", "union", "window"}
+        modules = [path.relative_to(FOLDER).with_suffix("") for path in FOLDER.rglob("*.py") if path.stem != "__init__"]
+        concrete = {".".join(each.parts) for each in modules} - FOR_ALL
+        assert concrete >= {"aggregate", "call", "chain", "check", "exchange", "process.operator", "union", "window"}
         named: dict[str, set[str]] = {}
         for path in FOLDER.parent.rglob("*.py"):
             module = ".".join(("holdfast.runtime", *path.relative_to(FOLDER.parent).with_suffix("").parts))
-            if path.parent != FOLDER and module not in MAKERS:
+            if FOLDER not in path.parents and module not in MAKERS:
                 uses = {each for each in concrete if f"{operators.__name__}.{each}" in imported(path)}
                 named |= {module: uses} if uses else {}
         assert set().union(*named.values()) == BY_THE_COMPILER and len(named) == 1

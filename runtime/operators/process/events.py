@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.runtime.operators.event_clock import Times
-from holdfast.runtime.operators.process_cells import Firing, Frame, TimerCell
+from holdfast.runtime.operators.process.cells import Firing, Frame, TimerCell
 from holdfast.runtime.rows.windows import TIME
 from holdfast.state.keys.batch import KeyType
 

@@ -2,7 +2,7 @@
 
 A batch is handled in pieces, as those of other functions are (backlog.py). A piece becomes a frame: its keys are
 numbered, their state is read once, the function is called in the order of the records, and what changed is written
-once (process_cells.py). Timers fire in rounds of at most `ROUND_TIMERS`, in the order of (time, key, timer).
+once (cells.py). Timers fire in rounds of at most `ROUND_TIMERS`, in the order of (time, key, timer).
 
 With on_error="drop" or "dlq" every change and row of a failed call is undone. A returned row that does not fit its
 columns shows only when the whole frame is converted; the frame is then handled again, with the rows of each call
@@ -43,7 +43,7 @@ from holdfast.runtime.operators.contract import (
 )
 from holdfast.runtime.operators.differences import Found, columns_text, compare_keys, typed
 from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, Times
-from holdfast.runtime.operators.process_cells import (
+from holdfast.runtime.operators.process.cells import (
     VALUE,
     Frame,
     ListCell,
@@ -53,8 +53,8 @@ from holdfast.runtime.operators.process_cells import (
     ValueRows,
     time_of,
 )
-from holdfast.runtime.operators.process_changes import compare_states, parts_of, states_without
-from holdfast.runtime.operators.process_events import Events, Firings, Records
+from holdfast.runtime.operators.process.changes import compare_states, parts_of, states_without
+from holdfast.runtime.operators.process.events import Events, Firings, Records
 from holdfast.runtime.rows.dead_letters import DeadLetter, OnError, encode_row, reported
 from holdfast.runtime.rows.expressions import Use
 from holdfast.runtime.rows.failing import NOT_THE_ROWS_FAULT, raised
