@@ -13,8 +13,8 @@ import pyarrow as pa
 from holdfast.arguments import position
 from holdfast.runtime.api.functions import checked_policy, refused, row_schema
 from holdfast.runtime.operators.contract import MAIN
-from holdfast.runtime.operators.process import Process
-from holdfast.runtime.operators.process_batches import ProcessBatches
+from holdfast.runtime.operators.process.batches import ProcessBatches
+from holdfast.runtime.operators.process.operator import Process
 from holdfast.runtime.operators.side import Side
 from holdfast.runtime.plan.graph import Graph, Node
 from holdfast.runtime.plan.graph import refused as refused_at

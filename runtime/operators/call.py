@@ -30,6 +30,7 @@ import pyarrow as pa
 
 from holdfast.errors import JobFailed, Where, is_failure
 from holdfast.runtime.operators.contract import Function, Operator, OperatorContext, Step
+from holdfast.runtime.operators.time_slice import LOOK_AFTER_MAX
 from holdfast.runtime.rows.dead_letters import DeadLetter, Form, OnError, encode_row, reported
 from holdfast.runtime.rows.expressions import Use, narrowed
 from holdfast.runtime.rows.failing import NOT_THE_ROWS_FAULT, raised
@@ -41,10 +42,6 @@ from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.runtime.wire.vitals import FUNCTION
 
 PIECE_ROWS = 4_096
-LOOK_AFTER_MAX = 64
-"""The end of the turn is checked after 1, 2, 4, ... rows, up to this many: a check after every row would cost a fast
-function a tenth of its time."""
-
 
 How = Literal["map", "flat_map", "filter", "map_batches"]
 

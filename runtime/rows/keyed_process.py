@@ -10,7 +10,7 @@
         def forget(self, ctx): ...
 
 What a class declares is a description: at run time the operator gives each copy of the object its own state, under the
-same attributes (runtime/operators/process.py). Outside a running function every access is refused.
+same attributes (runtime/operators/process/operator.py). Outside a running function every access is refused.
 
 Pure.
 Source: API.md; docs/design/0065-keyed-functions.md.

@@ -18,7 +18,7 @@ Source: DESIGN section 4 (steps 2 to 4).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -36,6 +36,7 @@ from holdfast.runtime.operators.contract import (
     Work,
     entry,
     needed_behind,
+    operator_of,
 )
 from holdfast.runtime.operators.time_slice import TimeSlice
 from holdfast.runtime.plan.model import Fragment
@@ -165,9 +166,10 @@ class FragmentRuntime:
             )
             operator = placed.step.open(ctx)
             self._operators.append(operator)
+            named = self._shared.tables.items() if placed.step.stateful else ()
+            tables = [table for name, table in named if operator_of(name) == placed.step.name]
             for port, point in enumerate(placed.inputs):
-                table = self._shared.tables.get(placed.step.name or "")
-                outputs[point].sides.setdefault(placed.step.reads_side, []).append(_into(operator, port, table))
+                outputs[point].sides.setdefault(placed.step.reads_side, []).append(_into(operator, port, tables))
 
 
 @dataclass(frozen=True)
@@ -257,14 +259,14 @@ def _behind(before: _Output, together: tuple[Placed, ...], job: str | None) -> _
     return _Output(origin, before.aligned and all(each.step.one_to_one for each in together), untouched=False)
 
 
-def _into(operator: Operator, port: int, table: Table | None) -> Consumer:
-    """Return what gives an operator its batches, in parts whose records fit memory if its table is larger than that."""
-    if table is None:
+def _into(operator: Operator, port: int, tables: Sequence[Table]) -> Consumer:
+    """Return what gives an operator its batches, in parts whose records fit memory if a table is larger than that."""
+    if not tables:
         return lambda batch: operator.on_batch(port, batch)
 
     def take(batch: pa.RecordBatch) -> None:
         first = 0
-        while batch.num_rows - first > (rows_max := table.batch_rows_max):
+        while batch.num_rows - first > (rows_max := min(table.batch_rows_max for table in tables)):
             operator.on_batch(port, batch.slice(first, rows_max))
             first += rows_max
         operator.on_batch(port, batch.slice(first) if first else batch)

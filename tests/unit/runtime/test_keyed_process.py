@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pytest
 from planned_source import PlannedSource
 
 import holdfast as hf
+from holdfast.runtime.operators.process.cells import VALUE, Frame, ListCell
 from holdfast.runtime.plan.identity import check_against, describe_operators, differences
 from holdfast.runtime.plan.kept_state import with_identities
-from holdfast.runtime.rows.state_types import shape_of
+from holdfast.runtime.rows.state_types import shape_of, state_type
 from holdfast.sinks.memory import MemorySink
+from holdfast.state.collections.lists import Lists
+from holdfast.state.keys.batch import KeyType
+from holdfast.state.tables.table import Table
 from holdfast.testing import TestDriver
 
 IN_BOTH_MODES = True
@@ -196,6 +203,50 @@ class TestCollections:
             t.checkpoint()
             assert out_of(t) == sorted(expected)
 
+    @pytest.mark.continuous("no job runs")
+    @pytest.mark.parametrize("change", [lambda cell: cell.append(7), lambda cell: cell.pop_first()])
+    def test_a_change_that_can_be_undone_copies_no_list(self, change: Callable[[ListCell], object]) -> None:
+        users = KeyType(("id",), (pa.utf8(),), (False,))
+        spec = Lists.spec(0, "long", users, [state_type(VALUE, int).column])
+        cell = ListCell(Table(spec, 8), state_type(VALUE, int), "event", 0)
+        cell.begin(Frame(users.encode([pa.array(["a"])]), np.zeros(1, np.int64), journal=[]))
+        for n in range(20_000):
+            cell.append(n)
+        peaks = []
+        for _ in range(5):  # the list itself grows once in a while
+            tracemalloc.start()
+            change(cell)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+        assert min(peaks) < 2_000
+        cell.current().undo()
+        assert len(cell) == 0
+
+    @pytest.mark.parametrize("stored", [False, True])
+    def test_what_is_undone_in_a_list_was_never_there(self, stored: bool) -> None:
+        class Undoing(hf.KeyedProcess[Event, Out]):
+            seen = hf.List(int)
+
+            def on_record(self, ctx: hf.Context, r: Event) -> None:
+                self.seen.append(r.n)
+                if r.n % 3 == 0:
+                    self.seen.pop_first()
+                if r.n == 8:
+                    self.seen.clear()
+                    self.seen.append(1)
+                if r.n in (4, 6, 8):
+                    raise ValueError
+                ctx.emit(Out(r.id, sum(self.seen) + 100 * len(self.seen)))
+
+        with TestDriver(app_of(Undoing(), on_error="drop"), parallelism=1) as t:
+            for n in range(1, 10):
+                t.push("rows", [event(n, "a", n)])
+                if stored:
+                    t.checkpoint()
+            t.checkpoint()
+            lists = [[1], [1, 2], [2, 3], [2, 3, 5], [2, 3, 5, 7], [3, 5, 7, 9]]
+            assert [n for _, n in out_of(t)] == [sum(each) + 100 * len(each) for each in lists]
+
 
 class Session(hf.KeyedProcess[Event, Out]):
     """Counts the records of a key until none came for five seconds."""
@@ -212,6 +263,58 @@ class Session(hf.KeyedProcess[Event, Out]):
         assert ctx.event_time is not None and ctx.watermark is not None and ctx.watermark >= ctx.event_time
         ctx.emit(Out(ctx.key, self.count.get(0)))
         self.count.clear()
+
+
+class Ticking(hf.KeyedProcess[Event, Out]):
+    """A timer that sets itself again, a second later, until a last time."""
+
+    tick = hf.Timer("event")
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+
+    def on_record(self, ctx: hf.Context, r: Event) -> None:
+        self.tick.set(at(100))
+
+    @tick.fires
+    def again(self, ctx: hf.Context) -> None:
+        assert ctx.event_time is not None
+        ctx.emit(Out(ctx.key, 0))
+        following = ctx.event_time + timedelta(seconds=1)
+        if following <= at(min(self.last, 100_000_000)):
+            self.tick.set(following)
+
+
+class Alternating(hf.KeyedProcess[Event, Out]):
+    """Two timers that set each other, twenty times in all; every call is numbered."""
+
+    count = hf.Value(int)
+    tick = hf.Timer("event")
+    tock = hf.Timer("event")
+
+    def on_record(self, ctx: hf.Context, r: Event) -> None:
+        self.tick.set(r.at + timedelta(seconds=1))
+
+    @tick.fires
+    def on_tick(self, ctx: hf.Context) -> None:
+        self.tock.set(next_second(ctx))
+        self.number(ctx)
+
+    @tock.fires
+    def on_tock(self, ctx: hf.Context) -> None:
+        if self.count.get(0) < 19:
+            self.tick.set(next_second(ctx))
+        self.number(ctx)
+
+    def number(self, ctx: hf.Context) -> None:
+        n = self.count.get(0)
+        ctx.emit(Out(ctx.key, n))
+        self.count.set(n + 1)
+
+
+def next_second(ctx: hf.Context) -> datetime:
+    assert ctx.event_time is not None
+    return ctx.event_time + timedelta(seconds=1)
 
 
 class TestTimers:
@@ -281,28 +384,61 @@ class TestTimers:
             assert [(row["id"], row["n"]) for row in t.rows("out")] == [("a", 1), ("b", 1), ("a", 2), ("b", 2)]
 
     def test_rounds_of_few_timers_fire_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("holdfast.runtime.operators.process.ROUND_TIMERS", 2)
+        monkeypatch.setattr("holdfast.runtime.operators.process.operator.ROUND_TIMERS", 2)
         self.test_timers_fire_in_the_order_of_their_times_and_handlers_may_set_others()
 
-    def test_what_handlers_set_after_the_end_of_event_time_stays(self) -> None:
-        class Forever(hf.KeyedProcess[Event, Out]):
-            tick = hf.Timer("event")
-
-            def on_record(self, ctx: hf.Context, r: Event) -> None:
-                self.tick.set(at(100))
-
-            @tick.fires
-            def again(self, ctx: hf.Context) -> None:
-                ctx.emit(Out(ctx.key, 0))
-                self.tick.set(max(filter(None, [ctx.event_time])) + timedelta(seconds=1))
-
-        with TestDriver(app_of(Forever()), parallelism=1) as t:
+    @pytest.mark.parametrize("last", [103, 50_000])
+    def test_at_the_end_of_the_input_timers_fire_that_handlers_set_too(self, last: int) -> None:
+        """Otherwise a function with one timer, set to the next of several times, would lose all but the first."""
+        with TestDriver(app_of(Ticking(last)), parallelism=1) as t:
             t.push("rows", [event(0)])
             t.watermark("rows", at(102))
             t.checkpoint()
             assert len(t.rows("out")) == 3
             t.finish()
-            assert len(t.rows("out")) == 4
+            assert len(t.rows("out")) == last - 99
+
+    def test_a_handler_sees_the_end_of_the_input(self) -> None:
+        class UntilTheEnd(Ticking):
+            def again(self, ctx: hf.Context) -> None:
+                if ctx.watermark != datetime.max.replace(tzinfo=UTC):
+                    super().again(ctx)
+
+        with TestDriver(app_of(UntilTheEnd(1 << 40)), parallelism=1) as t:
+            t.push("rows", [event(0)])
+            t.watermark("rows", at(102))
+            t.finish()
+            assert len(t.rows("out")) == 3
+
+    def test_a_key_that_fires_without_an_end_fails_the_job(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("holdfast.runtime.operators.process.operator.FIRED_LAST_MAX", 300)
+        with TestDriver(app_of(Ticking(1 << 40)), parallelism=1) as t:
+            t.push("rows", [event(0), event(0, "b")])
+            with pytest.raises(hf.JobFailed, match=r"fired 300 times for the key '[ab]' after the end of the input"):
+                t.finish()
+
+    @pytest.mark.parametrize("on_error", ["fail", "drop"])
+    @pytest.mark.parametrize("steps", [None, 1, 4, 9, 20, 40])
+    def test_a_crash_between_rounds_repeats_nothing_and_loses_nothing(
+        self, steps: int | None, on_error: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("holdfast.runtime.operators.process.operator.ROUND_TIMERS", 7)
+        monkeypatch.setattr("holdfast.runtime.operators.time_slice.TURN_S", 0.0)  # one round in a turn
+        with TestDriver(app_of(Alternating(), on_error=on_error), parallelism=2) as t:
+            t.push("rows", [event(n % 3, f"k{n}") for n in range(12)])
+            t.checkpoint()
+            if steps is not None:
+                t.push("rows", [event(60, "last")])
+                t.cluster.clock.now += 1.1
+                for _ in range(steps):
+                    t.cluster.step()
+                t.crash()
+                t.recover()
+            t.push("rows", [event(61, "last")])
+            t.watermark("rows", at(60))
+            t.checkpoint()
+            numbered = [(row["id"], row["n"]) for row in t.rows("out") if row["id"] != "last"]
+            assert sorted(numbered) == sorted((f"k{n}", i) for n in range(12) for i in range(20))
 
     def test_a_handler_may_not_set_a_timer_to_its_own_time(self) -> None:
         class Still(Session):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import numpy as np
 import polars as pl
@@ -174,11 +174,6 @@ class TestSlowFunctionAfterChannels:
             k: int
             n: int
 
-        @dataclass
-        class Timed:
-            k: int
-            at: datetime
-
         def rows(i: np.ndarray[tuple[int], np.dtype[np.int64]]) -> dict[str, object]:
             return {"k": i, "at": pa.array(i).cast(pa.timestamp("us", "UTC"))}
 
@@ -195,6 +190,76 @@ class TestSlowFunctionAfterChannels:
         assert (played.cluster.driver.outcome or ("",))[0] == "finished"
         assert played.longest < TURN_MAX_S
         assert sorted(played.keys()) == list(range(4_000))
+
+
+@dataclass
+class Timed:
+    k: int
+    at: datetime
+
+
+class Chains(hf.KeyedProcess[Timed, Row]):
+    """Per key, a timer that sets itself again so many times."""
+
+    count = hf.Value(int)
+    tick = hf.Timer("event")
+
+    def __init__(self, takes: Callable[[], None], times: int) -> None:
+        self.takes, self.times = takes, times
+
+    def on_record(self, ctx: hf.Context, r: Timed) -> None:
+        self.tick.set(r.at + timedelta(seconds=1))
+
+    @tick.fires
+    def again(self, ctx: hf.Context) -> None:
+        assert ctx.event_time is not None
+        self.takes()
+        n = self.count.get(0) + 1
+        self.count.set(n)
+        if n < self.times:
+            self.tick.set(ctx.event_time + timedelta(seconds=1))
+        else:
+            ctx.emit(Row(ctx.key, n))
+
+
+class TestTimersOfAKeyedFunction:
+    @pytest.mark.parametrize(
+        ("keys", "times", "seconds"), [(3_000, 1, 0.0025), (1, 100_000, 0.0001), (50, 20, 0.03), (3, 10, 1.0)]
+    )
+    def test_that_one_watermark_makes_due_keep_time_slices_short(self, keys: int, times: int, seconds: float) -> None:
+        def rows(i: np.ndarray[tuple[int], np.dtype[np.int64]]) -> dict[str, object]:
+            return {"k": i, "at": pa.array(i).cast(pa.timestamp("us", "UTC"))}
+
+        def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
+            source = hf.Generator(Timed, rows, count=keys, vectorised=True)
+            chains = Chains(lambda: takes(seconds), times)
+            return app.source("s", source, event_time="at").key_by("k").process("chains", chains, to=Row)
+
+        played = Played(build).run(keys * times * seconds + 20)
+        assert (played.cluster.driver.outcome or ("",))[0] == "finished"
+        assert played.longest < max(TURN_MAX_S, 2 * seconds)
+        assert not played.cluster.driver.state.restarts
+        assert sorted((row["k"], row["at"]) for row in played.sink.rows()) == [(k, times) for k in range(keys)]
+
+    def test_records_that_become_slow_within_a_piece_keep_time_slices_short(self) -> None:
+        class Slower(Chains):
+            def on_record(self, ctx: hf.Context, r: Timed) -> None:
+                if r.k >= 150_000:
+                    self.takes()
+                ctx.emit(Row(r.k))
+
+        def rows(i: np.ndarray[tuple[int], np.dtype[np.int64]]) -> dict[str, object]:
+            return {"k": i, "at": pa.array(i).cast(pa.timestamp("us", "UTC"))}
+
+        def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
+            source = hf.Generator(Timed, rows, count=152_000, vectorised=True)
+            slower = Slower(lambda: takes(0.01), 0)
+            return app.source("s", source, event_time="at").key_by("k").process("slower", slower, to=Row)
+
+        played = Played(build).run(200)
+        assert (played.cluster.driver.outcome or ("",))[0] == "finished"
+        assert played.longest < TURN_MAX_S
+        assert played.keys() == list(range(152_000))
 
 
 class TestFastFunction:

@@ -1,6 +1,7 @@
 import resource
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,8 @@ from holdfast.ports import ObjectStore
 from holdfast.runtime.cli.start import run
 from holdfast.runtime.cli.start.plan import default_memory
 from holdfast.runtime.operators.aggregate import AggregateOperator
+from holdfast.runtime.operators.contract import KeyGroups
+from holdfast.runtime.operators.process.operator import ProcessOperator
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.memory import MIB, Budget, channel_bytes, check_state_memory, container_share, least
 from holdfast.runtime.spark import memory
@@ -264,6 +267,39 @@ class TestOperators:
         assert table.batch_rows_max == UNLIMITED
         table.slots(spec.key.encode([pa.array(np.arange(20_000)), pa.array(["x"] * 20_000)]))
         assert memory.swapping and table.batch_rows_max < 100
+
+    def test_of_several_tables_the_one_with_the_least_room_bounds_the_batches(self, tmp_path: Path) -> None:
+        """A keyed function has a row per key in its own table, and the rows of a map by key in another."""
+
+        class Named(hf.KeyedProcess[Any, Bid]):
+            by = hf.Map(str, int)
+
+            def on_record(self, ctx: hf.Context, r: Any) -> None:
+                self.by.set("x", r.price)
+
+        app = hf.App("bids")
+        bids = app.source("bids", hf.Generator(Bid, lambda n: Bid(auction=n, price=n), count=1))
+        bids.key_by("auction").process("named", Named(), to=Bid).sink("out", hf.SQLite("unused.db", table="t"))
+        job, sizes = app.plan(), list[int]()
+        memory = Swap(tmp_path, resident_max=1, tables_max=MIB)
+        tables = {each.name: Table(each.table, job.key_groups, memory=memory) for each in job.operators}
+        groups = KeyGroups(job.key_groups, 0, job.key_groups)
+        runtime = FragmentRuntime(job.fragments[-1], tables, lambda *_: None, lambda *_: None, "bids", groups)
+        (operator,) = (each for each in runtime._operators if isinstance(each, ProcessOperator))
+        some = operator.some
+
+        def counted(batch: pa.RecordBatch, at: int, base: int) -> tuple[int, list[pa.RecordBatch]]:
+            sizes.append(batch.num_rows)
+            return some(batch, at, base)
+
+        operator.some = counted  # type: ignore[method-assign]
+        numbers = pa.array(np.arange(20_000))
+        given = pa.record_batch({"auction": numbers, "price": numbers}).select(job.fragments[-1].entering(0).names)
+        runtime.on_batch(given)
+        assert set(sizes) == {20_000} and tables["named"].batch_rows_max == UNLIMITED
+        sizes.clear()
+        runtime.on_batch(given.slice(0, 300))
+        assert max(sizes) == tables["named.by"].batch_rows_max < 100
 
 
 def counted_with(memory: Memory, numbers: NDArray[np.int64]) -> tuple[dict[int, tuple[int, int, int]], int]:

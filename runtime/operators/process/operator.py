@@ -2,7 +2,9 @@
 
 A batch is handled in pieces, as those of other functions are (backlog.py). A piece becomes a frame: its keys are
 numbered, their state is read once, the function is called in the order of the records, and what changed is written
-once (process_cells.py). Timers fire in rounds of at most `ROUND_TIMERS`, in the order of (time, key, timer).
+once (cells.py). Timers fire in the order of (time, key, timer), in rounds of at most `ROUND_TIMERS` that are spread
+over turns as the pieces of a batch are: neither a slow handler nor one that sets its timer again and again keeps the
+worker from its other work. The watermark leaves, and what it expires is deleted, after the last round.
 
 With on_error="drop" or "dlq" every change and row of a failed call is undone. A returned row that does not fit its
 columns shows only when the whole frame is converted; the frame is then handled again, with the rows of each call
@@ -12,7 +14,8 @@ Invariants
     - What a key's function sees depends on its records and timers and on the watermark, never on how records were
       batched.
     - Nothing of a failed call is kept: no state, timer, row or number.
-    - A handler sets timers only for later times, and those set after the end of event time do not fire, so firing ends.
+    - A handler sets timers only for later times, so firing ends; after the end of the input, a key that fires without
+      an end fails the job.
 
 Pure, as far as the user's functions are.
 Source: docs/design/0065-keyed-functions.md.
@@ -24,10 +27,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from holdfast.errors import JobFailed, Where, is_failure
 from holdfast.model import LAST_US
@@ -43,7 +47,7 @@ from holdfast.runtime.operators.contract import (
 )
 from holdfast.runtime.operators.differences import Found, columns_text, compare_keys, typed
 from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, Times
-from holdfast.runtime.operators.process_cells import (
+from holdfast.runtime.operators.process.cells import (
     VALUE,
     Frame,
     ListCell,
@@ -53,8 +57,8 @@ from holdfast.runtime.operators.process_cells import (
     ValueRows,
     time_of,
 )
-from holdfast.runtime.operators.process_changes import compare_states, parts_of, states_without
-from holdfast.runtime.operators.process_events import Events, Firings, Records
+from holdfast.runtime.operators.process.changes import compare_states, parts_of, states_without
+from holdfast.runtime.operators.process.events import Events, Firings, Records
 from holdfast.runtime.rows.dead_letters import DeadLetter, OnError, encode_row, reported
 from holdfast.runtime.rows.expressions import Use
 from holdfast.runtime.rows.failing import NOT_THE_ROWS_FAULT, raised
@@ -74,8 +78,13 @@ from holdfast.state.keys.batch import KeyType
 from holdfast.state.keys.keygroups import splitmix64
 from holdfast.state.tables.table import Table
 
+E = TypeVar("E", bound=Events)
 PIECE_ROWS = 16_384
 ROUND_TIMERS = 16_384
+FIRED_LAST_MAX = 1_000_000
+"""Timers of one key that may fire after the end of the input."""
+ROUNDS = pa.RecordBatch.from_arrays([pa.Array.from_buffers(pa.null(), 1 << 40, [None])], ["round"])
+"""The backlog counts the rounds of a watermark as rows; their number is known after the last. It takes no memory."""
 DRAWS = "_draws"
 """Column of the operator's own table: how many random numbers the key's function has drawn."""
 _ODD = 0x9E3779B97F4A7C15
@@ -193,7 +202,7 @@ class _Context:
 
     @property
     def watermark(self) -> datetime | None:
-        return time_of(self._operator.frame.clock_us)
+        return time_of(self._operator.frame.seen_us())
 
     def now(self) -> datetime:
         return cast(datetime, time_of(self._operator.frame.now_us))
@@ -227,7 +236,7 @@ class ProcessOperator(Operator):
         self._handlers = [getattr(self._function, timer.handler) for timer in self._timers]
         self._context = _Context(self, self._out.append)
         self._user_keys: list[Any] | None = None
-        self._now_us, self._pace = 0, ctx.time_slice.pace()
+        self._now_us, self._pace, self._timers_pace = 0, ctx.time_slice.pace(), ctx.time_slice.pace()
         self.frame = Frame(self._keys.empty(), np.empty(0, np.int64))
         self.rows_in = self.rows_out = self.dropped = self.dlq = self._failed = 0
 
@@ -239,20 +248,23 @@ class ProcessOperator(Operator):
         piece = batch.slice(at, min(self._pace.rows, PIECE_ROWS))
         began = self._ctx.time_slice.now()
         numbers = self._number(piece)
-        given = self._handled(lambda: self._records(piece, numbers))
-        self._pace.took(piece.num_rows, self._ctx.time_slice.now() - began)
-        self.rows_in += piece.num_rows
-        return piece.num_rows, given
+        events, given = self._handled(lambda: self._records(piece, numbers))
+        self._pace.took(events.taken, self._ctx.time_slice.now() - began)
+        self.rows_in += events.taken
+        return events.taken, given
 
     def on_watermark(self, at_us: int) -> None:
         """Advance event time to this point; fire the timers that are due, and delete what has expired."""
         old = self._clock.advance(at_us)
         if old is None:
             return
-        while self._fire_round(at_us, old):
-            pass
-        for timer in self._timers:
-            timer.store_after_last(self._table)
+        if any(timer.first_due(at_us, 1).size for timer in self._timers):
+            self._ctx.defer(_Due(self, at_us, old), ROUNDS)
+        else:
+            self.expire(at_us)
+
+    def expire(self, at_us: int) -> None:
+        """Delete what has expired at this point of event time."""
         for cell in self._cells:
             cell.expire(EVENT, at_us)
 
@@ -309,15 +321,16 @@ class ProcessOperator(Operator):
         made = self._rows.rows(piece.select(self._step.columns))
         times = None if self._step.time is None else micros_of(piece.column(self._step.time)).tolist()
         clocks = self._clock.of(lambda: self.frame.users)
-        call = partial(self._function.on_record, self._context)
-        return Records(self.frame, piece.select(self._step.columns), numbers, made, times, clocks, call)
+        call, overdue = partial(self._function.on_record, self._context), self._ctx.time_slice.overdue
+        return Records(self.frame, piece.select(self._step.columns), numbers, made, times, clocks, call, overdue)
 
-    def _handled(self, events_of: Callable[[], Events]) -> list[pa.RecordBatch]:
-        """Handle the events of a frame, write the state, and return the rows emitted; others go to their sides."""
+    def _handled(self, events_of: Callable[[], E]) -> tuple[E, list[pa.RecordBatch]]:
+        """Handle the events of a frame, and write the state; return them, and the rows emitted to no side."""
         for strict in (False, True):
             self._restart()
+            events = events_of()
             try:
-                self._handle(events_of(), strict)
+                self._handle(events, strict)
                 batches = {MAIN: batch_of_rows(self._gives, self._out)}
                 batches |= {name: batch_of_rows(self._step.sides[name], rows) for name, rows in self.sides.items()}
                 break
@@ -326,7 +339,7 @@ class ProcessOperator(Operator):
                     raise self._job_failed(f"emitted a wrong row: {wrong.what}") from wrong
         for cell in self._cells:
             cell.store()
-        return self._emitted(batches)
+        return events, self._emitted(batches)
 
     def _restart(self) -> None:
         """Begin with the state as it is stored, and with nothing emitted."""
@@ -385,33 +398,49 @@ class ProcessOperator(Operator):
 
     # Timers
 
-    def _fire_round(self, through_us: int, before: Times | int) -> bool:
-        """Fire the first timers that are due, at most about ROUND_TIMERS; return whether there were any."""
-        bound, limited = through_us, len(self._timers)
-        for number, timer in enumerate(self._timers):
-            times = timer.first_due(bound, ROUND_TIMERS)
-            if times.size == ROUND_TIMERS and times[-1] < bound:
-                bound, limited = int(times[-1]), number
-        fired = []
-        for number, timer in enumerate(self._timers):
-            limit = ROUND_TIMERS if number == limited else None
-            found = timer.timers.fire(bound - (number > limited), limit)
+    def fire(self, through_us: int, before: Times | int) -> tuple[NDArray[np.int64] | None, list[pa.RecordBatch]]:
+        """Fire the first timers that are due: one round. Return the slots of their keys, None if there were none left.
+
+        Args:
+            before: Event time before it advanced to this point: per key group, or the same for all.
+
+        Returns:
+            The slots in the operator's own table, one per timer that fired, and the rows emitted.
+        """
+        began, most = self._ctx.time_slice.now(), min(self._timers_pace.rows, ROUND_TIMERS)
+        most = min(most, *(cell.table.batch_rows_max for cell in self._cells))
+        times = np.sort(np.concatenate([timer.first_due(through_us, most) for timer in self._timers]))
+        if not times.size:
+            return None, []
+        bound, size, fired = int(times[:most][-1]), len(self._table), []
+        for timer in self._timers:
+            found = timer.timers.fire(bound, most)
             fired.append((self._table.slots(found.users), found.at_us))
-        slots = np.unique(np.concatenate([np.empty(0, np.int64), *(slots for slots, _ in fired)]))
-        if not slots.size:
-            return False
+        self._own.looked_up += len(self._table) - size
+        slots = np.unique(np.concatenate([slots for slots, _ in fired]))
         users = self._table.keys_at(slots)
         order = users.order(np.zeros(slots.size, np.uint16))
         places = np.empty_like(order)
         places[order] = np.arange(order.size)
         self._begin(Frame(users.take(order), slots[order]))
         due = [(places[np.searchsorted(slots, mine)].tolist(), at.tolist()) for mine, at in fired]
-        firing = through_us == LAST_US, through_us if limited == len(self._timers) else bound - 1
         old = before if isinstance(before, int) else self._clock.at(before, self.frame.users)
-        given = self._handled(lambda: Firings(self.frame, self._timers, due, *firing, old, self._call_handler))
-        for batch in given:
-            self._ctx.emit(batch)
-        return True
+        rest = through_us, old, self._call_handler, self._ctx.time_slice.overdue, most
+        events, given = self._handled(lambda: Firings(self.frame, self._timers, due, *rest))
+        self._timers_pace.took(events.taken, self._ctx.time_slice.now() - began)
+        return self.frame.slots[np.array(events.fired, np.int64)], given
+
+    def fires_without_end(self, slot: int) -> JobFailed:
+        """Return the failure for a key whose timers fire again and again after the end of the input."""
+        key = ", ".join(str(column[0].as_py()) for column in self._table.key_columns(np.array([slot])))
+        return JobFailed(
+            f"{self._step.use}: timers of {type(self._step.process).__name__} fired {FIRED_LAST_MAX:,} times for the "
+            f"key {key!r:.60} after the end of the input, and are set again",
+            not_done="the epoch was not completed; state and output stay as of the last checkpoint",
+            next_step="let the handler set no timer again once ctx.watermark is the last time of all, "
+            "datetime.max.replace(tzinfo=UTC); then run the job again, which resumes from the last checkpoint",
+            where=Where(job=self._ctx.job, operator=self.name),
+        )
 
     def _call_handler(self, number: int) -> None:
         self._handlers[number](self._context)
@@ -439,6 +468,33 @@ class ProcessOperator(Operator):
 
     def _reported(self, error: BaseException) -> str:
         return raised(error, type(self._step.process).on_record, __file__)
+
+
+class _Due:
+    """The timers that a watermark makes due, fired in rounds."""
+
+    def __init__(self, operator: ProcessOperator, at_us: int, before: Times | int) -> None:
+        self._operator, self._at_us, self._before = operator, at_us, before
+        self.name, self.mark = operator.name, operator.mark
+        self._fired = np.zeros(0, np.int64)
+        """By slot of a key: its timers that have fired since the end of the input."""
+
+    def some(self, batch: pa.RecordBatch, at: int, base: int) -> tuple[int, list[pa.RecordBatch]]:
+        """Fire the timers of one round; after the last, delete what has expired."""
+        slots, given = self._operator.fire(self._at_us, self._before)
+        if slots is None:
+            self._operator.expire(self._at_us)
+            return batch.num_rows - at, given
+        if self._at_us == LAST_US and slots.size:
+            self._count(slots)
+        return 1, given
+
+    def _count(self, slots: NDArray[np.int64]) -> None:
+        counts = np.bincount(slots, minlength=self._fired.size)
+        counts[: self._fired.size] += self._fired
+        self._fired = counts
+        if counts[slot := int(counts.argmax())] > FIRED_LAST_MAX:
+            raise self._operator.fires_without_end(slot)
 
 
 def _opened(

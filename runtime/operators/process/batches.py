@@ -25,7 +25,7 @@ from holdfast.errors import JobFailed, Where, is_failure
 from holdfast.runtime.operators.contract import Description, KeyedStep, Needed, Operator, OperatorContext, TableDraft
 from holdfast.runtime.operators.differences import Found, compare_keys
 from holdfast.runtime.operators.event_clock import drop_vacant
-from holdfast.runtime.operators.process_changes import compare_states, parts_of, states_without
+from holdfast.runtime.operators.process.changes import compare_states, parts_of, states_without
 from holdfast.runtime.rows.dead_letters import DeadLetter, OnError, encode_row, reported
 from holdfast.runtime.rows.expressions import Use
 from holdfast.runtime.rows.failing import NOT_THE_ROWS_FAULT, raised

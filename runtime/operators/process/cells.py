@@ -62,6 +62,10 @@ class Frame:
     """How to undo the changes so far; None if nothing is ever undone."""
     firing: Firing | None = None
 
+    def seen_us(self) -> int:
+        """Return event time as the function sees it: the last time of all once the input has ended."""
+        return LAST_US if self.firing is not None and self.firing.horizon_us == LAST_US else self.clock_us
+
     def undo(self) -> None:
         """Undo all changes in the journal."""
         assert self.journal is not None
@@ -75,9 +79,7 @@ class Firing:
     """The timers that one round fires, in order of (time, key, timer)."""
 
     horizon_us: int
-    """Timers set for a time up to this one fire in the same round."""
-    last: bool
-    """Event time has ended: timers that are set now do not fire."""
+    """The watermark: timers that are set for a time up to this one are due too."""
     heap: list[tuple[int, int, int]] = field(default_factory=list)
 
 
@@ -102,8 +104,9 @@ class Life:
 
 
 class Own:
-    """What all cells share: the frame at hand."""
+    """What all cells share: their table, and the frame at hand."""
 
+    table: Table
     frame: Frame
 
     def current(self) -> Frame:
@@ -289,9 +292,12 @@ class _Listed:
     """So many of the first items are rows of the table."""
     popped: int = 0
     """So many rows before them are to be deleted."""
+    gone: int = 0
+    """So many of the first items were removed; they stay until the frame ends, so removing one moves no others."""
 
-    def copy(self) -> _Listed:
-        return _Listed(list(self.items), self.stored, self.popped)
+    def rest(self) -> list[Kept]:
+        """Return the items that were not removed; the list itself if none was."""
+        return self.items[self.gone :] if self.gone else self.items
 
 
 class ListCell(_Collection):
@@ -304,7 +310,7 @@ class ListCell(_Collection):
         self._dirty: set[int] = set()
 
     def get(self) -> list[Any]:
-        return [self._value(kept) for kept in self._at().items if self._alive(kept)]
+        return [self._value(kept) for kept in self._at().rest() if self._alive(kept)]
 
     def append(self, value: Any) -> None:
         kept = self._kept(value)
@@ -312,8 +318,9 @@ class ListCell(_Collection):
 
     def pop_first(self) -> Any:
         listed = self._changing()
-        while listed.items:
-            first = listed.items.pop(0)
+        while listed.gone < len(listed.items):
+            first = listed.items[listed.gone]
+            listed.gone += 1
             if listed.stored:
                 listed.stored, listed.popped = listed.stored - 1, listed.popped + 1
             if self._alive(first):
@@ -322,11 +329,11 @@ class ListCell(_Collection):
 
     def clear(self) -> None:
         listed = self._changing()
-        listed.items.clear()
-        listed.popped, listed.stored = listed.popped + listed.stored, 0
+        listed.gone, listed.popped, listed.stored = len(listed.items), listed.popped + listed.stored, 0
 
     def __len__(self) -> int:
-        return sum(map(self._alive, self._at().items))
+        listed = self._at()
+        return sum(map(self._alive, listed.rest())) if self._expiring else len(listed.items) - listed.gone
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.get())
@@ -338,7 +345,7 @@ class ListCell(_Collection):
         if popped := [(k, listed.popped) for k, listed in dirty if listed.popped]:
             ks, limits = np.array(popped, np.int64).T
             self._lists.pop(self.frame.users.take(ks), limits)
-        if added := [(k, kept) for k, listed in dirty for kept in listed.items[listed.stored :]]:
+        if added := [(k, kept) for k, listed in dirty for kept in listed.items[listed.gone + listed.stored :]]:
             users = self.frame.users.take(np.array([k for k, _ in added], np.int64))
             self._lists.append(users, self._columns([kept for _, kept in added]))
 
@@ -353,12 +360,15 @@ class ListCell(_Collection):
     def _changing(self) -> _Listed:
         listed, frame = self._at(), self.frame
         if frame.journal is not None:
-            frame.journal.append((self._back, frame.k, listed.copy()))
+            old = len(listed.items), listed.gone, listed.stored, listed.popped
+            frame.journal.append((self._back, frame.k, old))
         self._dirty.add(frame.k)
         return listed
 
-    def _back(self, k: int, old: _Listed) -> None:
-        self._all[k] = old
+    def _back(self, k: int, old: tuple[int, int, int, int]) -> None:
+        listed = self._all[k]
+        size, listed.gone, listed.stored, listed.popped = old
+        del listed.items[size:]
 
 
 class MapCell(_Collection):
@@ -390,7 +400,8 @@ class MapCell(_Collection):
         return [(key, self._value(kept)) for key, kept in sorted(self._at().items()) if self._alive(kept)]
 
     def __len__(self) -> int:
-        return sum(map(self._alive, self._at().values()))
+        entries = self._at()
+        return sum(map(self._alive, entries.values())) if self._expiring else len(entries)
 
     def __contains__(self, key: Any) -> bool:
         kept = self._at().get(self._encode_key(key))
@@ -447,17 +458,10 @@ class TimerCell(Own):
         self.due: dict[int, int] = {}
         """By key: the time of the timer that fires in this round."""
         self._changes: dict[int, int | None] = {}
-        self._after_last: dict[int, int] = {}
-        """By slot of the key: timers set while those of the last watermark fire."""
-        self._after_before: dict[int, int] = {}
-        """The same, when the frame began."""
 
     def begin(self, frame: Frame) -> None:
-        again = getattr(self, "frame", None) is frame
         super().begin(frame)
         self.due, self._changes = {}, {}
-        self._after_last = dict(self._after_before if again else self._after_last)
-        self._after_before = dict(self._after_last)
 
     def set(self, at: datetime) -> None:
         if type(at) is not datetime and not hasattr(at, "utcoffset"):
@@ -468,7 +472,7 @@ class TimerCell(Own):
         if firing is not None and at_us <= self.frame.at_us:
             raise WrongValue(f"a timer that fires at {self.frame.at_us} us set timer {self.name!r} to {at}, not later")
         self._put(at_us)
-        if firing is not None and not firing.last and at_us <= firing.horizon_us:
+        if firing is not None and at_us <= firing.horizon_us:
             self.due[self.frame.k] = at_us
             heappush(firing.heap, (at_us, self.frame.k, self.number))
 
@@ -486,39 +490,27 @@ class TimerCell(Own):
 
     def _put(self, at_us: int | None) -> None:
         frame, k = self.frame, self.frame.k
-        slot = int(frame.slots[k])
         if frame.journal is not None:
-            old = self._changes.get(k, _NONE), self.due.get(k), self._after_last.get(slot)
-            frame.journal.append((self._back, k, old))
+            frame.journal.append((self._back, k, (self._changes.get(k, _NONE), self.due.get(k))))
         self.due.pop(k, None)
-        self._after_last.pop(slot, None)
-        if frame.firing is not None and frame.firing.last and at_us is not None:
-            self._after_last[slot], at_us = at_us, None
         self._changes[k] = at_us
 
-    def _back(self, k: int, old: tuple[Any, int | None, int | None]) -> None:
-        changes, due, after = old
+    def _back(self, k: int, old: tuple[Any, int | None]) -> None:
+        changes, due = old
         _restore(self._changes, k, None if changes is _NONE else changes, changes is not _NONE)
         _restore(self.due, k, due, due is not None)
-        _restore(self._after_last, int(self.frame.slots[k]), after, after is not None)
 
     def store(self) -> None:
+        """Write what changed; a timer that was due and did not fire returns to the table."""
+        changes = self._changes | self.due
         for gone in (True, False):
-            ks = [k for k, at in self._changes.items() if (at is None) is gone]
+            ks = [k for k, at in changes.items() if (at is None) is gone]
             if ks:
                 users, zeros = self.frame.users.take(np.array(ks, np.int64)), np.zeros(len(ks), np.int64)
                 if gone:
                     self.timers.clear(users, zeros)
                 else:
-                    self.timers.set(users, zeros, np.array([self._changes[k] for k in ks], np.int64))
-
-    def store_after_last(self, own: Table) -> None:
-        """Write the timers that were set while those of the last watermark fired; they stay in the state."""
-        if self._after_last:
-            slots = np.array(list(self._after_last), np.int64)
-            users, zeros = own.keys_at(slots), np.zeros(slots.size, np.int64)
-            self.timers.set(users, zeros, np.array(list(self._after_last.values()), np.int64))
-            self._after_last = {}
+                    self.timers.set(users, zeros, np.array([changes[k] for k in ks], np.int64))
 
     def first_due(self, through_us: int, limit: int) -> Rows:
         """Return the times of the first timers that are due, at most `limit`."""

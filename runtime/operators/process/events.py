@@ -3,6 +3,8 @@
 Taking the next event puts its key and times into the frame. An error of a dataclass, while a row is made, is raised
 there, and the events after it can still be taken.
 
+Events end early when the turn is overdue; at least one can always be taken.
+
 Pure.
 """
 
@@ -17,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.runtime.operators.event_clock import Times
-from holdfast.runtime.operators.process_cells import Firing, Frame, TimerCell
+from holdfast.runtime.operators.process.cells import Firing, Frame, TimerCell
+from holdfast.runtime.operators.time_slice import LOOK_AFTER_MAX
 from holdfast.runtime.rows.windows import TIME
 from holdfast.state.keys.batch import KeyType
 
@@ -27,6 +30,21 @@ class Events(ABC):
 
     call: Callable[[Any], None]
     """Handles an event that was taken."""
+
+    def __init__(self, overdue: Callable[[], bool], most: int) -> None:
+        self._overdue, self._most, self._look = overdue, most, min(1, most)
+
+    def over(self, taken: int) -> bool:
+        """Return whether no other event may be taken after so many; called when `taken` has reached `_look`."""
+        if taken == self._most or self._overdue():
+            return True
+        self._look = min(self._most, taken + min(taken, LOOK_AFTER_MAX))
+        return False
+
+    @property
+    @abstractmethod
+    def taken(self) -> int:
+        """How many events were taken, once they have ended."""
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -48,6 +66,7 @@ class Records(Events):
         made: The rows.
         times: Event time of every record; None if the stream has none.
         clocks: Per key, or the same for all.
+        overdue: Whether the turn has lasted too long.
     """
 
     def __init__(
@@ -59,18 +78,24 @@ class Records(Events):
         times: list[int] | None,
         clocks: Times | np.int64,
         call: Callable[[Any], None],
+        overdue: Callable[[], bool],
     ) -> None:
+        super().__init__(overdue, len(numbers))
         self._frame, self._piece, self._numbers, self._made, self._times = frame, piece, numbers, made, times
         self._clocks: list[int] | None = None
         if isinstance(clocks, np.integer):
             frame.clock_us = int(clocks)
         else:
             self._clocks = clocks.tolist()
-        self.call, self._at, self._end = call, -1, len(numbers)
+        self.call, self._at = call, -1
+
+    @property
+    def taken(self) -> int:
+        return self._at
 
     def __next__(self) -> Any:
         at = self._at = self._at + 1
-        if at == self._end:
+        if at == self._look and self.over(at):
             raise StopIteration
         frame = self._frame
         frame.k = k = self._numbers[at]
@@ -85,14 +110,16 @@ class Records(Events):
 
 
 class Firings(Events):
-    """The timers of one round.
+    """The timers of one round: those that are due, and those that handlers set for a time that is due too.
 
     Args:
-        due: Per timer: the numbers of the keys, and the times.
-        last: Event time has ended.
-        horizon_us: Timers set for a time up to this one fire in this round too.
+        due: Per timer: the numbers of the keys, and the times. Every timer that is due and not among them comes after
+            the first `most` of them.
+        through_us: The watermark.
         before: Event time before it advanced: per key, or the same for all.
         call: Takes the number of a timer.
+        overdue: Whether the turn has lasted too long.
+        most: Take at most so many; the others stay in `TimerCell.due`.
     """
 
     def __init__(
@@ -100,25 +127,37 @@ class Firings(Events):
         frame: Frame,
         timers: Sequence[TimerCell],
         due: Sequence[tuple[list[int], list[int]]],
-        last: bool,
-        horizon_us: int,
+        through_us: int,
         before: Times | int,
         call: Callable[[int], None],
+        overdue: Callable[[], bool],
+        most: int,
     ) -> None:
-        self._frame, self._timers, self.call = frame, timers, call
+        super().__init__(overdue, most)
+        self._frame, self._timers, self.call, self._taken = frame, timers, call, 0
+        self.fired: list[int] = []
+        """The number of the key of every timer that fired."""
         self._before = [before] * len(frame.users) if isinstance(before, int) else before.tolist()
-        self._firing = frame.firing = Firing(horizon_us, last)
+        self._firing = frame.firing = Firing(through_us)
         self._name = ""
         for timer, (ks, times) in zip(timers, due, strict=True):
             timer.due = dict(zip(ks, times, strict=True))
             self._firing.heap += [(at, k, timer.number) for k, at in timer.due.items()]
         heapify(self._firing.heap)
 
+    @property
+    def taken(self) -> int:
+        return self._taken
+
     def __next__(self) -> int:
         heap, frame = self._firing.heap, self._frame
         while heap:
+            if self._taken == self._look and self.over(self._taken):
+                break
             at, k, number = heappop(heap)
+            self._taken += 1  # also of a timer that was cleared: those that are not in the heap come later
             if self._timers[number].fired(k, at):
+                self.fired.append(k)
                 frame.k, frame.at_us, frame.clock_us = k, at, max(at, self._before[k])
                 self._name = self._timers[number].name
                 return number
