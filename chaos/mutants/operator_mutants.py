@@ -1,9 +1,10 @@
-"""Wrong versions of windows, which tests of whole jobs must catch.
+"""Wrong versions of windows and look-ups, which tests of whole jobs must catch.
 
-The simulator plays tumbling windows and joins; these are of windows that share slices, and of sessions. They are
-applied as those of mutants.py are; tests/unit/runtime/test_operator_mutants.py names the test that catches each.
+The simulator plays tumbling windows and joins; these are of windows that share slices, of sessions, and of rows that
+are looked up in the versions of a table. They are applied as those of mutants.py are;
+tests/unit/runtime/test_operator_mutants.py names the test that catches each.
 
-Source: docs/design/0062, 0063.
+Source: docs/design/0062, 0063, 0067.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from typing import Any
 import numpy as np
 
 from holdfast.chaos.mutants.mutation import Mutant, Right, Swap
+from holdfast.model import LAST_US
 from holdfast.runtime.operators.aggregate import Folding
+from holdfast.runtime.operators.join_rows import Due, KeptRows
+from holdfast.runtime.operators.tables import versioned
+from holdfast.runtime.operators.tables.versioned import LEAVES, Versions
 from holdfast.runtime.operators.windows import session, window
 from holdfast.runtime.operators.windows.session import SessionOperator
 from holdfast.runtime.operators.windows.window import WindowOperator
@@ -52,6 +57,31 @@ def _touching_stay_apart(right: Right) -> Right:
     return merged
 
 
+def _of_an_hour_later(right: Right) -> Right:
+    return lambda versions, rows, times: right(versions, rows, times + 3_600_000_000)
+
+
+def _leaves_with_the_clock(_: Right) -> Right:
+    def expire(versions: Versions) -> None:
+        slots = versions.table.ordered(LEAVES.name).through(LAST_US)
+        if slots.size:
+            clock = versions._clock.of(lambda: versions.table.keys_at(slots))
+            versions.table.delete(slots[versions._valid_from(slots) <= clock])
+
+    return expire
+
+
+def _deletes_nothing(_: Right) -> Right:
+    return lambda batch: np.zeros(batch.num_rows, bool)
+
+
+def _waits_for_new_rows(right: Right) -> Right:
+    def find_due(kept: KeptRows, clock: Any) -> None:
+        kept._due = Due() if kept._due is None else kept._due
+
+    return find_due
+
+
 OPERATOR_MUTANTS = (
     Mutant("slice-counted-twice", "design/0062", "a corrected window counts its slices twice",
            (Swap(WindowOperator, "_known_slices", _counts_twice),)),
@@ -67,5 +97,13 @@ OPERATOR_MUTANTS = (
            (Swap(Folding, "forget", lambda _: lambda folding: None),)),
     Mutant("results-overtaken-by-time", "P11, design/0060", "the watermark passes results that are still to come",
            (Swap(FragmentRuntime, "leaving", lambda _: lambda fragment, at: at),)),
+    Mutant("lookup-reads-the-future", "design/0067", "a row gets a version that begins after its time",
+           (Swap(Versions, "at", _of_an_hour_later),)),
+    Mutant("version-pruned-too-early", "design/0067", "a version leaves when the clock reaches it, not the next one",
+           (Swap(Versions, "expire", _leaves_with_the_clock),)),
+    Mutant("tombstone-ignored", "design/0067", "a version that deletes is one without values",
+           (Swap(versioned, "deletes", _deletes_nothing),)),
+    Mutant("waiting-rows-lost", "design/0067", "rows that wait at a restore are never due",
+           (Swap(KeptRows, "find_due", _waits_for_new_rows),)),
 )  # fmt: skip
 """The wrong versions that the tests must catch; each names the rule that it negates."""

@@ -7,6 +7,7 @@ and `holdfast run job.py` the same; `app.plan()` returns the plan without runnin
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 import polars as pl
@@ -16,11 +17,12 @@ from holdfast.arguments import checked, position
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.model import KEY_GROUPS_MAX
 from holdfast.runtime.api.functions import checked_policy
-from holdfast.runtime.api.stream import Stream
+from holdfast.runtime.api.stream import Stream, Table
+from holdfast.runtime.api.tables import table_of
 from holdfast.runtime.api.unsupported import APP, no_attribute
 from holdfast.runtime.config.settings import MODES, duration_ms, size_bytes
 from holdfast.runtime.plan.compiler import compile_plan
-from holdfast.runtime.plan.graph import NOT_GIVEN, FromSource, Graph, check_name
+from holdfast.runtime.plan.graph import NOT_GIVEN, FromSource, Graph, Node, check_name
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.plan.source import Source
 from holdfast.runtime.plan.topic import with_changelog
@@ -32,6 +34,16 @@ from holdfast.runtime.rows.windows import TIME
 from holdfast.runtime.sources.connector import ChangelogConnector, Connector, changelog_of, sink_of, source_of
 from holdfast.sinks.contract import Sink
 from holdfast.traits import not_a
+
+
+@dataclass(frozen=True)
+class _Times:
+    """What `app.source` is given about event time."""
+
+    event_time: str | pl.Expr | None
+    out_of_orderness: str | None
+    watermark: str | pl.Expr | None
+    idle_after: str
 
 
 class App:
@@ -172,28 +184,79 @@ class App:
         """
         check_name(name, "source")
         where = f"source {name!r} at {position()}"
+        times = _Times(event_time, out_of_orderness, watermark, idle_after)
+        return Stream(self._graph, self._read(name, source, times, on_error, partitioned_by, where))
+
+    @checked("app.table", '("customers", hf.Log("data/customers", Customer), key="customer")')
+    def table(
+        self,
+        name: str = NOT_GIVEN,
+        source: Source | Connector = NOT_GIVEN,
+        *,
+        key: str | Sequence[str],
+        event_time: str | None = None,
+        deleted: str | None = None,
+        out_of_orderness: str = "0s",
+        idle_after: str = "30s",
+        on_error: str | None = None,
+    ) -> Table:
+        """Start a table from a source: each record replaces the row with its key, or deletes it.
+
+        Of the records with one key, the one that arrives last counts. So records of one key belong into one partition,
+        as in `hf.Log(..., key=)`: between partitions there is no order.
+
+        Args:
+            name: Identity of the source: offsets are kept under it.
+            source: For example `hf.Log("data/customers", Customer)`, a log that a sink with `key=` wrote, a generator.
+            key: The columns that identify a row.
+            event_time: Column that says from when on a row is valid, for `.lookup(..., as_of="event_time")`. Rows that
+                delete have it too, which those of a changelog that a sink wrote do not.
+            deleted: A bool column that marks records which delete; default: `holdfast_deleted`, as in a changelog, if
+                the source has it. The table is without it.
+            out_of_orderness: As for `app.source`, like the next two.
+            idle_after: Silence after which a partition no longer holds back time.
+            on_error: What happens to a record that cannot be read as a row.
+
+        Raises:
+            ConfigError: the name is taken or malformed, or the source's columns cannot be used.
+        """
+        check_name(name, "source")
+        where = f"table {name!r} at {position()}"
+        times = _Times(event_time, out_of_orderness, None, idle_after)
+        node = self._read(name, source, times, on_error, None, where)
+        return Table(self._graph, table_of(self._graph, node, name, key, deleted, where))
+
+    def _read(
+        self,
+        name: str,
+        source: Any,
+        times: _Times,
+        on_error: str | None,
+        partitioned_by: Sequence[str] | None,
+        where: str,
+    ) -> Node:
+        """Add a source to the graph."""
         source = checked_source(source_of(source), where)
         schema = source.schema
         check_columns(schema, where)
-        time, computed = event_time_of(event_time, schema, where)
+        time, computed = event_time_of(times.event_time, schema, where)
         schema = schema if computed is None else schema.append(computed.field)
-        check_time_arguments(time, out_of_orderness, watermark, where)
+        check_time_arguments(time, times.out_of_orderness, times.watermark, where)
         has_dlq = self.dlq is not None
         policy = checked_policy(on_error or ("dlq" if has_dlq else "fail"), where, has_dlq)
         kind = FromSource(
             self._graph.claim(name, "source"),
             source,
             time,
-            duration_ms(out_of_orderness or "0s", f"{where}: out_of_orderness"),
-            duration_ms(idle_after, f"{where}: idle_after"),
+            duration_ms(times.out_of_orderness or "0s", f"{where}: out_of_orderness"),
+            duration_ms(times.idle_after, f"{where}: idle_after"),
             policy,
             _partitioned_by(source, partitioned_by, source.schema, where),
             computed,
-            None if watermark is None else watermark_of(watermark, schema, where),
+            None if times.watermark is None else watermark_of(times.watermark, schema, where),
         )
         row_type = source.row_type if computed is None else None
-        node = self._graph.add(kind, None, name, schema, row_type=row_type, event_time=time)
-        return Stream(self._graph, node)
+        return self._graph.add(kind, None, name, schema, row_type=row_type, event_time=time)
 
     def plan(self) -> Plan:
         """Compile what the code has built. Reads and writes nothing.

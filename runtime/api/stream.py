@@ -22,6 +22,7 @@ from holdfast.errors import ConfigError, HoldfastError
 from holdfast.runtime.api.functions import call_of, checked_as, row_schema, united
 from holdfast.runtime.api.joined import joined, late_of
 from holdfast.runtime.api.process import batches_of, process_of, processed, side_of
+from holdfast.runtime.api.tables import changes_of, converted, looked_up
 from holdfast.runtime.api.unsupported import KEYED_STREAM, STREAM, no_attribute
 from holdfast.runtime.api.windowed import Grouping, aggregated, grouping_of, late
 from holdfast.runtime.config.settings import duration_ms
@@ -99,8 +100,11 @@ class Stream(Generic[T]):
         schema = self.schema
         if self.upsert_key is not None:
             # Rows that no longer pass continue as deletes, with nothing but their key.
-            schema = pa.schema([f if f.name in self.upsert_key else f.with_nullable(True) for f in schema])
-        return self._then(Filter(checked, use), schema, self._node.row_type, self._node.event_time)
+            # The event time of a table's version stays, so that its delete has one.
+            kept = {*self.upsert_key, self._node.event_time}
+            schema = pa.schema([f if f.name in kept else f.with_nullable(True) for f in schema])
+        step = Filter(checked, use, None if self.upsert_key is None else self._node.event_time)
+        return self._then(step, schema, self._node.row_type, self._node.event_time)
 
     def select(self, *columns: Any, **named: Any) -> Stream[Row]:
         """Return exactly these columns. Strings name columns; expressions are row-wise Polars expressions."""
@@ -233,6 +237,62 @@ class Stream(Generic[T]):
             raise refused(f"{where}: {other!r} is not a stream of this app", "give a stream of the same app")
         nodes = self._node, other._node
         return JoinedStream(self._graph, joined(self._graph, nodes, name, on, within, window, how, suffix))
+
+    @checked(".lookup", '("with-customer", customers, on="customer")')
+    def lookup(
+        self,
+        name: str = NOT_GIVEN,
+        table: Table = NOT_GIVEN,
+        *,
+        on: str | Sequence[str | tuple[str, str]],
+        as_of: str = "event_time",
+        how: str = "inner",
+        suffix: str = "_right",
+    ) -> Stream[Row]:
+        """Add to every row the columns of the table's row with its key.
+
+        Columns: those of this stream, then those of the table except its key. A null in a key column finds nothing.
+
+        Args:
+            name: Identity of the state. Renaming the operator starts it empty.
+            table: Made by `app.table` or `.to_table`.
+            on: The table's key: names that both have, or pairs of a column of this stream and one of the table.
+            as_of: "event_time": the row that the table had at the event time of each row. A row waits until the
+                watermark of both has passed its time; the state keeps the rows that wait and the versions that they
+                may ask for. A row behind the watermark gets its version if it is still kept, else it goes to `.late`.
+                "latest": the row that the table has when a row arrives, which depends on what is read first; the state
+                keeps one row per key, and the table's event time holds nothing back.
+            how: "inner" drops rows that find nothing, and counts them; "left" keeps them, with nulls.
+            suffix: Is appended to the names of the table's columns that this stream has too.
+
+        Raises:
+            ConfigError: `on` is not the table's key, this stream replaces rows, or an event time is missing.
+        """
+        where = f"lookup {name!r} on stream {self._node.stream!r} at {position()}"
+        if not isinstance(table, Table) or table._graph is not self._graph:
+            raise refused(
+                f"{where}: {table!r} is not a table of this app",
+                'give one, for example app.table("customers", hf.Log("data/customers"), key="customer"), or make one '
+                'of a stream: .to_table("customers", key="customer")',
+            )
+        node = looked_up(self._graph, (self._node, table._node), name, on, as_of, how, suffix)
+        return Stream(self._graph, node) if as_of == "latest" else TimedStream(self._graph, node)
+
+    @checked(".to_table", '("customers", key="customer")')
+    def to_table(self, name: str = NOT_GIVEN, *, key: str | Sequence[str]) -> Table:
+        """Return the stream as a table: of the rows with one key, the one that arrived last counts.
+
+        A column `holdfast_deleted`, as in the records of a changelog, marks rows that delete. A stream whose rows
+        replace each other by this key, such as an aggregate, is a table as it is.
+
+        Args:
+            name: The table's name in messages and in the app.
+            key: The columns that identify a row.
+
+        Raises:
+            ConfigError: the name is taken, a column unknown, or rows replace each other by another key.
+        """
+        return Table(self._graph, converted(self._graph, self._node, name, key))
 
     @checked(".as_", "(Out)")
     def as_(self, to: type[R] | ArrowSchema) -> Stream[R]:
@@ -576,6 +636,33 @@ def _without_mark(graph: Graph, node: Node, upsert_key: tuple[str, ...] | None) 
     columns = tuple(Column(field.name, pl.col(field.name), field, field.name) for field in fields)
     step = Project(columns, Use("window", position(), node.stream))
     return graph.add(step, node, node.stream, pa.schema(fields), upsert_key, event_time=node.event_time)
+
+
+class Table(Stream[Row]):
+    """Rows by key: each replaces the row with its key, or deletes it. Made by `app.table` and `.to_table`.
+
+    A filter deletes the rows that no longer pass. A table keeps state only where it is looked up.
+    """
+
+    def filter(self, predicate: pl.Expr | Callable[[Row], Any], *, on_error: str = "fail") -> Table:
+        """Keep the rows for which a row-wise Polars expression is true; the others are deleted."""
+        return Table(self._graph, super().filter(predicate, on_error=on_error)._node)
+
+    def select(self, *columns: Any, **named: Any) -> Table:
+        """Return exactly these columns, among them the key as it is."""
+        return Table(self._graph, super().select(*columns, **named)._node)
+
+    def with_columns(self, *columns: Any, **named: Any) -> Table:
+        """Add columns, or replace those of the same name; the key stays as it is."""
+        return Table(self._graph, super().with_columns(*columns, **named)._node)
+
+    def to_changes(self) -> Stream[Row]:
+        """Return the changes as rows that are never replaced.
+
+        The first column, `holdfast_deleted`, is false for a row that was put and true for one that was deleted, which
+        has its key and event time alone. So these are the records of a changelog: a log of them is a table again.
+        """
+        return Stream(self._graph, changes_of(self._graph, self._node))
 
 
 class JoinedStream(Stream[Row]):

@@ -40,17 +40,13 @@ MODULE: Mapping[str, str] = {
     "secret": "no source or sink of this version takes a secret; credentials of a root come from its environment",
 }
 STREAM: Mapping[str, str] = {
-    "lookup": "look values up in a function: .map(...)",
     "side": "only the result of .process(..., sides=...) has sides; use it there, before any other step",
-    "to_table": "write an aggregate to hf.SQLite with key=",
     "sessionize": "use .key_by(...).window(hf.session(gap)).agg(...)",
     "match": "compare rows in the tables of a sink",
     "search": "compare rows in the tables of a sink",
 }
 KEYED_STREAM: Mapping[str, str] = {}
-APP: Mapping[str, str] = {
-    "table": "read the rows as a stream: app.source(...)",
-}
+APP: Mapping[str, str] = {}
 ELSEWHERE: Mapping[str, str] = {
     "print": "to see rows, use .sink(name, hf.Console()), or t.rows(sink) of hf.testing.TestDriver",
     "show": "to see rows, use .sink(name, hf.Console()), or t.rows(sink) of hf.testing.TestDriver",

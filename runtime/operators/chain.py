@@ -5,8 +5,8 @@ the types decided at plan time. Columns that are only passed on stay in Arrow. W
 columns; with one, those of variable width, from which the remaining rows are taken (for numbers Polars is faster). A
 chain that neither filters nor computes makes no Polars call at all.
 
-In an upsert stream a filter turns rows that do not pass into deletes, and every column of a delete that is not part of
-the key is null.
+In an upsert stream a filter turns rows that do not pass into deletes, and every column of a delete that is neither part
+of the key nor the event time is null.
 
 Invariants
     - The output rows depend on the input rows, never on how these were batched.
@@ -58,6 +58,8 @@ class Filter(Step):
 
     predicate: pl.Expr
     use: Use
+    time: str | None = None
+    """The event time of an upsert stream, which deletes keep."""
 
     kind: ClassVar[str] = "filter"
     row_wise: ClassVar[bool] = True
@@ -302,7 +304,7 @@ def _filter(
     if upsert_key is None:
         return lambda lazy: lazy.filter(step.predicate)
     op = pl.when(_IS_PUT & step.predicate.fill_null(False)).then(PUT).otherwise(DELETE).cast(pl.Int8).alias(OP)
-    cleared = [pl.when(_IS_PUT).then(pl.col(name)).alias(name) for name in sorted(live - set(upsert_key))]
+    cleared = [pl.when(_IS_PUT).then(pl.col(name)).alias(name) for name in sorted(live - {*upsert_key, step.time})]
     return lambda lazy: lazy.with_columns(op).with_columns(cleared)
 
 

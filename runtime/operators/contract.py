@@ -247,6 +247,10 @@ class Step(ABC):
         """Return the first and the last event time that it can hold."""
         return TIME_FIRST_US, TIME_LAST_US
 
+    def timed(self, port: int) -> bool:
+        """Return whether the event time of an input holds back that of the output; the first input's does."""
+        return True
+
     def delay_us(self) -> int:
         """Return how far the event times that it emits may lie behind the watermark of its input."""
         return 0

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.operators.contract import INPUT, MAIN, Placed, Step, entry, needed_behind, part_name
+from holdfast.runtime.operators.contract import INPUT, MAIN, OP_FIELD, Placed, Step, entry, needed_behind, part_name
 from holdfast.runtime.operators.exchange import Exchange
 from holdfast.runtime.plan.graph import FromSource, Graph, Node
 from holdfast.runtime.plan.identity import assign_operator_ids, check_against, describe_operators
@@ -287,9 +287,10 @@ def _new_edge(
     at, step = work.places[input.number]
     schema = pa.schema([input.schema.field(name) for name in columns])
     _refuse_dictionaries(schema)
-    edge = Edge(len(work.edges), at, to, keys, schema, port)
+    marks = (OP_FIELD,) if input.upsert_key is not None else ()
+    edge = Edge(len(work.edges), at, to, keys, pa.schema([*schema, *marks]), port)
     work.edges.append(edge)
-    work.growing[at].add(step, Exchange(edge.index, columns), schema, input.upsert_key)
+    work.growing[at].add(step, Exchange(edge.index, tuple(edge.schema.names)), schema, input.upsert_key)
     return edge
 
 

@@ -9,7 +9,7 @@ Invariants
     - Steps are in topological order: a step's input is `INPUT` or a step before it.
     - The input of a step with keys is always `INPUT` of a fragment that begins at an edge with these keys: all rows of
       one key meet in one subtask, even if there is only one subtask.
-    - Batches of an upsert stream carry the int8 column `_op` last; the schemas here omit it.
+    - Batches of an upsert stream carry the int8 column `_op` last; the schemas here omit it, but for those of edges.
 
 Pure.
 """
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from holdfast.model import ChannelId, Subtask
-from holdfast.runtime.operators.contract import Placed
+from holdfast.runtime.operators.contract import Placed, entry
 from holdfast.runtime.plan.source import Source
 from holdfast.runtime.rows.dead_letters import OnError
 from holdfast.runtime.rows.expressions import Column
@@ -54,6 +54,12 @@ class Fragment:
     def entering(self, port: int) -> pa.Schema:
         """Return the schema of a port."""
         return (self.schema, *self.further)[port]
+
+    def timed(self, port: int) -> bool:
+        """Return whether the watermarks of a port's edges hold back event time in the fragment."""
+        point = entry(port)
+        ports = [(placed.step, at) for placed in self.steps for at, each in enumerate(placed.inputs) if each == point]
+        return all(step.timed(at) for step, at in ports)
 
     def calls(self) -> list[str]:
         """Return the names of the Python functions among its steps."""
@@ -158,12 +164,14 @@ class Plan:
     def read_together(self) -> dict[int, int]:
         """Return, for every fragment that reads a source, the first of the fragments united with it, or itself.
 
-        A union and a join wait for the input that is behind in event time, so that input is read first.
+        A union and a join wait for the input that is behind in event time, so that input is read first. A look-up in a
+        table as it stands waits for none.
         """
         first = {fragment.index: fragment.index for fragment in self.fragments if fragment.source is not None}
         begins = {index: {index} for index in first}
         for fragment in self.fragments:
             edges = [self.edges[index] for index in fragment.input_edges]
+            edges = [edge for edge in edges if fragment.timed(edge.port)]
             for edge in edges if fragment.further else [edge for edge in edges if not edge.key]:
                 begins.setdefault(fragment.index, set()).update(begins.get(edge.from_fragment, ()))
             joined = {first[index] for index in begins.get(fragment.index, ())}

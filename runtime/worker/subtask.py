@@ -92,7 +92,7 @@ class SubtaskRun:
         self._intakes = {s.fragment: self._intake(s) for s in plan.sources if s.fragment in self._inputs}
         self._fragments = {f.index: self._fragment(f.index) for f in mine}
         self._later_first = sorted((i for i, channels in self._inputs.items() if channels), reverse=True)
-        self._watermarks = {i: watermark.begin(channels) for i, channels in self._inputs.items() if channels}
+        self._watermarks = {i: watermark.begin(self._timed(i, c)) for i, c in self._inputs.items() if c}
         self._times = self._event_times(opened)
         self._together, self._turn = plan.read_together(), 0
         self._waiting: list[Reading] = []
@@ -311,7 +311,14 @@ class SubtaskRun:
         for channel in self._outputs[index]:
             self.links.put(channel, at)
 
+    def _timed(self, index: int, channels: list[ChannelId]) -> list[ChannelId]:
+        """Return the channels whose watermarks hold back event time in a fragment."""
+        fragment, edges = self._plan.fragments[index], self._plan.edges
+        return [channel for channel in channels if fragment.timed(edges[channel.edge].port)]
+
     def _time_arrived(self, index: int, channel: ChannelId, at: Watermark) -> None:
+        if channel not in self._watermarks[index].parts:
+            return
         state, changed = watermark.reported(self._watermarks[index], channel, at)
         if changed:
             self._fragments[index].on_watermark(state.now.at_us)

@@ -13,20 +13,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from fragment_jobs import Job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planned_source import PlannedSource
 
 import holdfast as hf
-from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.runtime.operators.contract import KeyGroups
 from holdfast.runtime.plan.compiler import Plan
-from holdfast.runtime.worker.fragment import FragmentRuntime
-from holdfast.runtime.worker.routing import Router
 from holdfast.sinks.memory import MemorySink
-from holdfast.state.changelog import SegmentHeader, seal
-from holdfast.state.keys.keygroups import range_of
-from holdfast.state.store import Identity, StateStore
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 BEGIN_US = int(BEGIN.timestamp()) * 1_000_000
@@ -42,7 +36,6 @@ RIGHT = pa.schema(
     ]
 )
 SCHEMAS = (LEFT, RIGHT)
-JOB = JobUuid("job")
 Numbers = tuple[int | None, int | None]
 """The numbers of the rows of a pair, None for a missing one."""
 
@@ -133,91 +126,6 @@ class Oracle:
         self.out.append((row.n, None) if port == 0 else (None, row.n))
 
 
-class Subtask:
-    """The join on the key groups of one subtask, with real state."""
-
-    def __init__(self, plan: Plan, number: int, parallelism: int, base: int, segments: list[bytes]) -> None:
-        self.plan = plan
-        self.owned = range_of(number, parallelism, plan.key_groups)
-        self.identity = Identity(JOB, Generation(1), Timeline(1), WorkerId(f"w{number}"))
-        tables = [operator.table for operator in plan.operators]
-        self.state = StateStore(self.identity, tables, plan.key_groups, self.owned)
-        if base:
-            self.state.restore(Epoch(base), segments, None)
-        self.out, self.late = list[dict[str, Any]](), list[dict[str, Any]]()
-        self.open()
-
-    def open(self) -> None:
-        named = {operator.name: self.state.table(operator.id) for operator in self.plan.operators}
-        groups = KeyGroups(self.plan.key_groups, *self.owned)
-        fragment = self.plan.fragments[2]
-        self.fragment = FragmentRuntime(fragment, named, self._send, self._write, key_groups=groups)
-
-    def _send(self, edge: int, batch: pa.RecordBatch) -> None:
-        raise AssertionError("nothing leaves by an edge")
-
-    def _write(self, sink: str, batch: pa.RecordBatch) -> None:
-        batch.validate(full=True)
-        {"out": self.out, "late": self.late}[sink].extend(batch.to_pylist())
-
-
-class Job:
-    """Subtasks of one history, with what they emitted as of the last commit."""
-
-    def __init__(self, case: Case, parallelism: int) -> None:
-        self.case, self.plan, self.parallelism = case, case.plan(), parallelism
-        self.segments, self.epoch, self.base = list[bytes](), 0, 0
-        self.out, self.late = list[dict[str, Any]](), list[dict[str, Any]]()
-        self.begin()
-
-    def begin(self) -> None:
-        given = self.plan, self.parallelism, self.base, self.segments
-        self.subtasks = [Subtask(given[0], number, *given[1:]) for number in range(self.parallelism)]
-
-    def take(self, port: int, rows: list[dict[str, Any]]) -> None:
-        edge = self.plan.edges[port]
-        batch = pa.RecordBatch.from_pylist(rows, SCHEMAS[port]).select(edge.schema.names)
-        for receiver, share in Router(edge, self.parallelism, self.plan.key_groups).split(batch):
-            self.subtasks[receiver].fragment.on_batch(share, port=port)
-
-    def advance(self, at_us: int) -> None:
-        for each in self.subtasks:
-            each.fragment.on_watermark(at_us)
-
-    def barrier(self, commits: bool) -> None:
-        self.epoch += 1
-        for each in self.subtasks:
-            each.fragment.on_barrier()
-            for operator in self.plan.operators:
-                each.state.freeze(operator.id, Epoch(self.epoch), Epoch(self.base))
-            if commits:
-                header = SegmentHeader(
-                    JOB, Generation(1), Timeline(1), Epoch(self.epoch), Epoch(self.base), each.identity.worker
-                )
-                self.segments.append(seal(header, each.state.deltas(Epoch(self.epoch))))
-                each.state.commit(Epoch(self.epoch))
-                self.out, self.late = self.out + each.out, self.late + each.late
-                each.out, each.late = [], []
-        self.base = self.epoch if commits else self.base
-
-    def crash(self, parallelism: int) -> None:
-        """Lose what was not committed; roll back in place if the parallelism is 0, else restore with another one."""
-        if parallelism:
-            self.parallelism = parallelism
-            self.begin()
-            return
-        for each in self.subtasks:
-            each.out, each.late = [], []
-            if not each.state.roll_back(Epoch(self.base)):
-                self.begin()
-                return
-            each.open()
-
-    def progress(self) -> Mapping[str, int]:
-        found = [each for subtask in self.subtasks for each in subtask.fragment.progress()]
-        return {name: sum(getattr(each, name) for each in found) for name in ("rows_in", "rows_out", "late", "dropped")}
-
-
 KEYS = st.sampled_from(["a", "a", "a\x00", None])
 TIMES = st.builds(lambda ms, after: 1_000 * ms + after, st.integers(0, 25), st.sampled_from([0, 0, 0, 1]))
 ROWS = st.lists(st.tuples(KEYS, TIMES), min_size=1, max_size=12)
@@ -245,7 +153,12 @@ def played(
     case: Case, operations: list[tuple[str, Any, Any]], parallelism: int
 ) -> tuple[Job, Oracle, dict[tuple[int, int], dict[str, Any]]]:
     """Run operations on both; return them and all rows by port and number."""
-    job, oracle, given, number = Job(case, parallelism), Oracle(case), dict[tuple[int, int], dict[str, Any]](), 0
+    job, oracle, given, number = (
+        Job(case.plan(), 2, parallelism),
+        Oracle(case),
+        dict[tuple[int, int], dict[str, Any]](),
+        0,
+    )
     kept = copy.deepcopy(oracle)
     for what, which, rows in [
         *operations,
@@ -260,7 +173,7 @@ def played(
                 given[which, number] = row_of(which, key, at, number)
                 batch.append(given[which, number])
                 oracle.take(which, OracleRow(key, at, number))
-            job.take(which, batch)
+            job.take(which, pa.RecordBatch.from_pylist(batch, SCHEMAS[which]))
         elif what == "time":
             job.advance(BEGIN_US + which)
             oracle.advance(which)
@@ -298,7 +211,7 @@ class TestModel:
     def test_a_row_emitted_at_the_clock_of_a_checkpoint_is_not_emitted_again(self, parallelism: int) -> None:
         operations = [("rows", 0, [("a", 0)]), ("time", 4_001, None), ("barrier", True, None)]
         job, _, _ = played(Case("left", (0, 4)), [*operations, ("crash", parallelism, None)], 1)
-        assert [row["n"] for row in job.out] == [1]
+        assert [row["n"] for row in job.rows["out"]] == [1]
 
     @given(CASES, st.lists(OPERATIONS, max_size=25), st.integers(1, 2))
     @settings(max_examples=120, deadline=None)
@@ -310,9 +223,9 @@ class TestModel:
             patch.setattr("holdfast.runtime.operators.join.PIECE_ROWS", 3)
             patch.setattr("holdfast.state.tables.table.VACANT_SLOTS_MIN", 4)
             job, oracle, given = played(case, operations, parallelism)
-        assert by_numbers(job.out) == by_numbers([expected(case, given, pair, False) for pair in oracle.out])
+        assert by_numbers(job.rows["out"]) == by_numbers([expected(case, given, pair, False) for pair in oracle.out])
         late = [expected(case, given, (n, None) if port == 0 else (None, n), True) for port, n in oracle.late]
-        assert by_numbers(job.late) == by_numbers(late)
+        assert by_numbers(job.rows["late"]) == by_numbers(late)
         if not any(what == "crash" for what, _, _ in operations):
             counted = job.progress()
             assert counted["rows_in"] == len(given) and counted["rows_out"] == len(oracle.out)

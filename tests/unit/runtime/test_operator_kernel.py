@@ -38,7 +38,7 @@ IN_BOTH_MODES = True
 FOLDER = Path(operators.__file__).parent
 FOR_ALL = {
     *("aggregate_changes", "backlog", "contract", "differences", "event_clock", "join_rows", "time_slice"),
-    *("process.cells", "process.changes", "process.events", "windows.merging"),
+    *("process.cells", "process.changes", "process.events", "tables.lookup", "windows.merging"),
 }
 """Modules of the folder that are no operator."""
 MAKERS = {
@@ -46,6 +46,7 @@ MAKERS = {
     "holdfast.runtime.api.joined",
     "holdfast.runtime.api.windowed",
     "holdfast.runtime.api.process",
+    "holdfast.runtime.api.tables",
     "holdfast.runtime.api.functions",  # arguments of stream methods are checked there, before a step is made of them
 }
 BY_THE_COMPILER = {"exchange"}

@@ -1,4 +1,4 @@
-"""Each wrong version of windows is caught by a test of whole jobs; the right ones pass it."""
+"""Each wrong version of windows and look-ups is caught by a test of whole jobs; the right ones pass it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import hopping_jobs
+import lookup_jobs
 import pytest
 import session_jobs
 from session_jobs import at, row
@@ -68,6 +69,17 @@ def windows_of_windows(seed: int) -> None:
         assert t.rows("late") == []
 
 
+def lookups(seed: int) -> None:
+    rng, steps = random.Random(seed), list[Any]()
+    for number in range(5):
+        changes = [(rng.randrange(9), rng.choice([None, 10, 20, 30])) for _ in range(3)]
+        orders = [(rng.choice(lookup_jobs.CODES), rng.randrange(9)) for _ in range(5)]
+        steps += [("rates", number % 3, changes), ("orders", number % 3, orders), ("watermark", rng.randrange(1, 6))]
+        steps += [("parallelism", rng.randrange(1, 4))] if number % 2 else []
+    with TestDriver(lookup_jobs.app_of("event_time", "inner"), 2, seed) as t:
+        lookup_jobs.play(t, steps, lookup_jobs.Oracle("inner"))
+
+
 PLAYS: dict[str, Callable[[int], None]] = {
     "slice-counted-twice": hopping,
     "last-window-of-a-slice-missing": hopping,
@@ -76,6 +88,10 @@ PLAYS: dict[str, Callable[[int], None]] = {
     "session-forgets-what-it-held": sessions,
     "merged-sum-not-checked": large_sums,
     "results-overtaken-by-time": windows_of_windows,
+    "lookup-reads-the-future": lookups,
+    "version-pruned-too-early": lookups,
+    "tombstone-ignored": lookups,
+    "waiting-rows-lost": lookups,
 }
 
 
@@ -92,7 +108,7 @@ def caught(play: Callable[[int], None]) -> int | None:
 
 
 class TestOperatorMutants:
-    @pytest.mark.parametrize("play", [hopping, sessions])
+    @pytest.mark.parametrize("play", [hopping, sessions, lookups])
     def test_what_is_not_mutated_passes(self, play: Callable[[int], None]) -> None:
         for seed in range(3):
             play(seed)

@@ -1,0 +1,211 @@
+"""Tables and look-ups: checks the arguments of `.to_table`, `.to_changes` and `.lookup`, and adds them to the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from holdfast.arguments import position
+from holdfast.errors import ConfigError
+from holdfast.runtime.operators.tables.changes import Changes
+from holdfast.runtime.operators.tables.latest import LatestLookup
+from holdfast.runtime.operators.tables.lookup import ROWS, TABLE, Lookup
+from holdfast.runtime.operators.tables.upserts import Upserts
+from holdfast.runtime.operators.tables.versioned import VALID_FROM, VersionedLookup
+from holdfast.runtime.plan.graph import Graph, Node, check_name, refused
+from holdfast.runtime.rows.expressions import unknown_column
+from holdfast.runtime.rows.kept_columns import kept_column
+from holdfast.runtime.rows.windows import TIME, WINDOW_END
+from holdfast.state.keys.batch import KeyType
+from holdfast.storage.log.changelog import DELETED
+
+HOWS = ("inner", "left")
+AS_OF = ("event_time", "latest")
+RESERVED = (WINDOW_END, "row_number", VALID_FROM)
+"""Names of key columns that the state of a look-up has of its own."""
+ON = 'name the columns that the stream calls as the table does, on="customer", or pairs: on=[("buyer", "customer")]'
+
+
+def table_of(graph: Graph, node: Node, name: str, key: object, deleted: str | None, where: str) -> Node:
+    """Add the rows of an append stream as a table, of which the last one per key counts.
+
+    Args:
+        deleted: The column that marks rows which delete; None: `holdfast_deleted`, if the stream has it.
+
+    Raises:
+        ConfigError: a column is unknown or cannot be a key, or the mark is not boolean.
+    """
+    schema, keys = node.schema, _key_of(node.schema, key, where)
+    if deleted is None and DELETED.name in schema.names:
+        deleted = DELETED.name
+    if deleted is not None and deleted not in schema.names:
+        raise unknown_column(deleted, schema.names, where)
+    if deleted is not None and (schema.field(deleted).type != pa.bool_() or deleted in keys):
+        raise refused(
+            f"{where}: deleted={deleted!r} is {schema.field(deleted).type}" + (" and a key" if deleted in keys else ""),
+            "name a bool column that is true in rows that delete",
+        )
+    plain = {*keys, node.event_time}
+    fields = [
+        field if deleted is None or field.name in plain else field.with_nullable(True)
+        for field in schema
+        if field.name != deleted
+    ]
+    step = Upserts(keys, node.event_time, deleted)
+    return graph.add(step, node, name, pa.schema(fields), keys, event_time=node.event_time)
+
+
+def converted(graph: Graph, node: Node, name: str, key: object) -> Node:
+    """Add a stream as a table; see Stream.to_table. Raises ConfigError: its rows replace each other by another key."""
+    check_name(name, "table")
+    where = f"to_table {name!r} on stream {node.stream!r} at {position()}"
+    keys = _key_of(node.schema, key, where)
+    if node.upsert_key is None:
+        made = table_of(graph, node, name, keys, None, where)
+    elif set(node.upsert_key) != set(keys):
+        raise refused(
+            f"{where}: its rows replace each other by {', '.join(node.upsert_key)}, not by {', '.join(keys)}",
+            f"give key={list(node.upsert_key)}; to_changes() returns the changes as rows that are never replaced",
+        )
+    else:
+        made = node
+    graph.claim(name, "table")
+    return made
+
+
+def changes_of(graph: Graph, node: Node) -> Node:
+    """Add the changes of a table as rows; see Table.to_changes. Raises ConfigError: it has a column for the mark."""
+    if DELETED.name in node.schema.names:
+        raise refused(
+            f"to_changes on table {node.stream!r} at {position()}: the table has a column {DELETED.name!r} already",
+            "rename it with .select(...) before the table",
+        )
+    schema = pa.schema([DELETED, *node.schema])
+    return graph.add(Changes(DELETED.name), node, node.stream, schema, event_time=node.event_time)
+
+
+def looked_up(graph: Graph, nodes: tuple[Node, Node], name: str, on: object, as_of: str, how: str, suffix: str) -> Node:
+    """Add a look-up to the graph; see Stream.lookup.
+
+    Raises:
+        ConfigError: a name is taken, a column is unknown, `on` is not the table's key, or an event time is missing.
+    """
+    check_name(name, "operator")
+    where = f"lookup {name!r} on stream {nodes[ROWS].stream!r} at {position()}"
+    if how not in HOWS:
+        raise refused(f"{where}: how={how!r} is unknown", f"use one of {', '.join(map(repr, HOWS))}")
+    if as_of not in AS_OF:
+        raise refused(f"{where}: as_of={as_of!r} is unknown", f"use one of {', '.join(map(repr, AS_OF))}")
+    rows, table = nodes
+    if rows.upsert_key is not None:
+        raise refused(
+            f"{where}: the stream replaces rows by {', '.join(rows.upsert_key)}, and rows that were looked up are not "
+            "replaced",
+            "look rows up before their aggregate",
+        )
+    pairs = _pairs(nodes, on, where)
+    names, fields = _columns(nodes, pairs, how, suffix, where)
+    keys, table_keys = tuple(ours for ours, _ in pairs), tuple(theirs for _, theirs in pairs)
+    step: Lookup
+    if as_of == "latest":
+        step = LatestLookup(graph.claim(name, "operator"), keys, table_keys, how, names)
+    else:
+        times = _time_of(rows, "stream", where), _time_of(table, "table", where)
+        _check_waiting(rows.schema, keys, where)
+        step = VersionedLookup(graph.claim(name, "operator"), keys, table_keys, how, names, times)
+    return graph.add(step, rows, step.operator, pa.schema(fields), others=(table,), event_time=rows.event_time)
+
+
+def _key_of(schema: pa.Schema, key: object, where: str) -> tuple[str, ...]:
+    keys = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, Sequence) else ()
+    if not keys or not all(isinstance(each, str) for each in keys) or len(set(keys)) < len(keys):
+        raise refused(f"{where}: key={key!r} names no columns, each once", 'name the key of a row: key="customer"')
+    for each in keys:
+        if each not in schema.names:
+            raise unknown_column(each, schema.names, where)
+    try:
+        KeyType.of(schema.field(each) for each in keys)
+    except ConfigError as error:
+        raise refused(f"{where}: {error.what}", error.next_step) from error
+    return keys
+
+
+def _pairs(nodes: tuple[Node, Node], on: object, where: str) -> list[tuple[str, str]]:
+    """Return the columns of the stream and of the table that have to be equal, in the order of the table's key."""
+    given = [on] if isinstance(on, str) else list(on) if isinstance(on, Sequence) else []
+    pairs = [(each, each) if isinstance(each, str) else tuple(each) for each in given]
+    if not pairs or any(len(each) != 2 or not all(isinstance(name, str) for name in each) for each in pairs):
+        raise refused(f"{where}: on={on!r} names no columns", ON)
+    for pair in pairs:
+        for called, node, name in zip(("stream", "table"), nodes, pair, strict=True):
+            if name not in node.schema.names:
+                raise unknown_column(name, node.schema.names, f"{where}, {called} {node.stream!r}")
+    ours = {theirs: name for name, theirs in pairs}
+    key = nodes[TABLE].upsert_key or ()
+    if set(ours) != set(key) or len(pairs) != len(key):
+        raise refused(
+            f"{where}: on={on!r} is not the key of the table {nodes[TABLE].stream!r}, which is {', '.join(key)}; "
+            "by other columns a row would find many",
+            f"{ON}; or join streams: .join(name, other, on=..., within=...)",
+        )
+    for name, theirs in pairs:
+        left, right = nodes[ROWS].schema.field(name).type, nodes[TABLE].schema.field(theirs).type
+        if _large(left) != _large(right):
+            raise refused(
+                f"{where}: {name!r} is {left} in the stream, and {theirs!r} is {right} in the table",
+                f'cast one: .with_columns({name}=pl.col("{name}").cast(...))',
+            )
+        if reserved := [each for each in (name, theirs) if each in RESERVED]:
+            raise refused(f"{where}: {reserved[0]!r} is a key column, and the state has one of that name", "rename it")
+    return [(ours[theirs], theirs) for theirs in key]
+
+
+def _columns(
+    nodes: tuple[Node, Node], pairs: Sequence[tuple[str, str]], how: str, suffix: str, where: str
+) -> tuple[tuple[tuple[str, str], ...], list[pa.Field]]:
+    """Return the names of the table's columns in the result; and the result's columns."""
+    rows, table = (node.schema for node in nodes)
+    if not isinstance(suffix, str) or not suffix:
+        raise refused(f"{where}: suffix={suffix!r} is not a suffix", 'leave it out, or give for example "_right"')
+    keys, fields, names = {theirs for _, theirs in pairs}, list(rows), []
+    for field in table:
+        if field.name in keys:
+            continue
+        _check_kept(field, "table", where)
+        shown = field.name if field.name not in rows.names else f"{field.name}{suffix}"
+        names.append((field.name, shown))
+        fields.append(pa.field(shown, field.type, field.nullable or how == "left"))
+    taken = [field.name for field in fields]
+    if twice := [each for each in taken if taken.count(each) > 1]:
+        raise refused(f"{where}: the result would have two columns {twice[0]!r}", "rename one, or give another suffix")
+    return tuple(names), fields
+
+
+def _check_waiting(schema: pa.Schema, keys: Sequence[str], where: str) -> None:
+    for field in schema:
+        if field.name not in keys:
+            _check_kept(field, "stream", where)
+
+
+def _check_kept(field: pa.Field, called: str, where: str) -> None:
+    if kept_column(field, f"row.{field.name}") is None:
+        raise refused(
+            f"{where}: the look-up cannot keep {field.name!r} of the {called}, {field.type}",
+            "leave it out with .select(...), or make it text or columns of their own before the look-up",
+        )
+
+
+def _time_of(node: Node, called: str, where: str) -> str:
+    if node.event_time is not None and node.schema.field(node.event_time).type == TIME:
+        return node.event_time
+    source = "app.table" if called == "table" else "app.source"
+    raise refused(
+        f"{where}: as_of='event_time', and the {called} {node.stream!r} has no event time",
+        f'name it, {source}(..., event_time="at"), and keep that column up to here; or take the row that the table has '
+        'when a row arrives: as_of="latest"',
+    )
+
+
+def _large(kind: pa.DataType) -> pa.DataType:
+    return {pa.utf8(): pa.large_utf8(), pa.binary(): pa.large_binary()}.get(kind, kind)
