@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.rows.calendar import calendar
     from holdfast.runtime.rows.join_bounds import between
     from holdfast.runtime.rows.keyed_process import Context, KeyedProcess, List, Map, Timer, Value
+    from holdfast.runtime.rows.patterns import pattern
     from holdfast.runtime.rows.row_types import Row
     from holdfast.runtime.rows.windows import hopping, session, tumbling
     from holdfast.runtime.sources.generator import Generator
@@ -85,6 +86,7 @@ _HOMES = {
     "Value": "holdfast.runtime.rows.keyed_process",
     "Row": "holdfast.runtime.rows.row_types",
     "between": "holdfast.runtime.rows.join_bounds",
+    "pattern": "holdfast.runtime.rows.patterns",
     "tumbling": "holdfast.runtime.rows.windows",
     "hopping": "holdfast.runtime.rows.windows",
     "session": "holdfast.runtime.rows.windows",
@@ -142,6 +144,7 @@ __all__ = [
     "max",
     "mean",
     "min",
+    "pattern",
     "quantile",
     "session",
     "state",
