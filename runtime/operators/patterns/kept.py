@@ -212,7 +212,7 @@ class Partials:
         keys = self._found.keys(users.take(np.array(owners, np.int64)), [pa.array(numbers, pa.int64())])
         columns = {
             STAGE.name: np.array([each.stage for each in fresh], np.int64),
-            COUNT.name: np.array([each.count for each in fresh], np.int64),
+            COUNT.name: np.array([each.had for each in fresh], np.int64),
             ENDS.name: np.array([each.rows[0].at_us + self._within_us for each in fresh], np.int64),
             TAKEN.name: pa.array([_packed(each) for each in fresh], pa.large_binary()),
         }
