@@ -1,14 +1,15 @@
-"""Wrong versions of windows and look-ups, which tests of whole jobs must catch.
+"""Wrong versions of windows, look-ups and patterns, which tests of whole jobs must catch.
 
-The simulator plays tumbling windows and joins; these are of windows that share slices, of sessions, and of rows that
-are looked up in the versions of a table. They are applied as those of mutants.py are;
+The simulator plays tumbling windows and joins; these are of windows that share slices, of sessions, of patterns, and of
+rows that are looked up in the versions of a table. They are applied as those of mutants.py are;
 tests/unit/runtime/test_operator_mutants.py names the test that catches each.
 
-Source: docs/design/0062, 0063, 0067.
+Source: docs/design/0062, 0063, 0067, 0069.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ from holdfast.chaos.mutants.mutation import Mutant, Right, Swap
 from holdfast.model import LAST_US
 from holdfast.runtime.operators.aggregate import Folding
 from holdfast.runtime.operators.join_rows import Due, KeptRows
+from holdfast.runtime.operators.patterns.automaton import Automaton
+from holdfast.runtime.operators.patterns.kept import KeptRows as RowsOfPatterns
+from holdfast.runtime.operators.patterns.match import MatchOperator
 from holdfast.runtime.operators.tables import versioned
 from holdfast.runtime.operators.tables.versioned import LEAVES, Versions
 from holdfast.runtime.operators.windows import session, window
@@ -82,6 +86,37 @@ def _waits_for_new_rows(right: Right) -> Right:
     return find_due
 
 
+def _one_more_second(right: Right) -> Right:
+    return lambda operator, at_us: right(operator, at_us - 1_000_000)
+
+
+def _one_second_less(right: Right) -> Right:
+    return lambda automaton, partial: right(automaton, partial) - 1_000_000
+
+
+def _lenient(right: Right) -> Right:
+    def advance(automaton: Automaton, *given: Any) -> Any:
+        stages = tuple(replace(stage, strict=False, consecutive=False) for stage in automaton.stages)
+        return right(replace(automaton, stages=stages), *given)
+
+    return advance
+
+
+def _unguarded(right: Right) -> Right:
+    def advance(automaton: Automaton, *given: Any) -> Any:
+        stages = tuple(replace(stage, guards=()) for stage in automaton.stages)
+        return right(replace(automaton, stages=stages), *given)
+
+    return advance
+
+
+def _by_arrival(right: Right) -> Right:
+    def due(rows: RowsOfPatterns, before_us: int) -> Any:
+        return np.sort(right(rows, before_us))
+
+    return due
+
+
 OPERATOR_MUTANTS = (
     Mutant("slice-counted-twice", "design/0062", "a corrected window counts its slices twice",
            (Swap(WindowOperator, "_known_slices", _counts_twice),)),
@@ -95,6 +130,18 @@ OPERATOR_MUTANTS = (
            (Swap(SessionOperator, "_move", lambda _: lambda *given: None),)),
     Mutant("merged-sum-not-checked", "design/0063", "the sum of sessions that became one may wrap later",
            (Swap(Folding, "forget", lambda _: lambda folding: None),)),
+    Mutant("pattern-kept-beyond-within", "design/0069", "a partial match is kept a second longer than within",
+           (Swap(MatchOperator, "end", _one_more_second),)),
+    Mutant("pattern-dropped-within", "design/0069", "a partial match ends a second before within is over",
+           (Swap(Automaton, "ends", _one_second_less),)),
+    Mutant("neighbours-need-not-be", "design/0069", "a row between two that must be neighbours is ignored",
+           (Swap(Automaton, "advance", _lenient),)),
+    Mutant("forbidden-row-ignored", "design/0069", "a row of not_followed_by ends no partial match",
+           (Swap(Automaton, "advance", _unguarded),)),
+    Mutant("row-taken-again", "design/0069", "a row of a partial match still waits, and comes again with time",
+           (Swap(RowsOfPatterns, "taken", lambda _: lambda rows, slots: None),)),
+    Mutant("pattern-in-order-of-arrival", "design/0069", "rows are taken in the order in which they came",
+           (Swap(RowsOfPatterns, "due", _by_arrival),)),
     Mutant("results-overtaken-by-time", "P11, design/0060", "the watermark passes results that are still to come",
            (Swap(FragmentRuntime, "leaving", lambda _: lambda fragment, at: at),)),
     Mutant("lookup-reads-the-future", "design/0067", "a row gets a version that begins after its time",

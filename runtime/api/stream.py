@@ -21,6 +21,7 @@ from holdfast.arguments import checked, position
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.runtime.api.functions import call_of, checked_as, row_schema, united
 from holdfast.runtime.api.joined import joined, late_of
+from holdfast.runtime.api.matched import matched
 from holdfast.runtime.api.process import batches_of, process_of, processed, side_of
 from holdfast.runtime.api.tables import changes_of, converted, looked_up
 from holdfast.runtime.api.unsupported import KEYED_STREAM, STREAM, no_attribute
@@ -39,6 +40,7 @@ from holdfast.runtime.rows.aggregates.aggregation import Aggregation, bound, che
 from holdfast.runtime.rows.expressions import Column, Use, columns_of, predicate_of, unknown_column
 from holdfast.runtime.rows.join_bounds import Between
 from holdfast.runtime.rows.keyed_process import KeyedProcess
+from holdfast.runtime.rows.patterns import Pattern
 from holdfast.runtime.rows.row_types import ArrowSchema, R, Row, T
 from holdfast.runtime.rows.windows import LENGTH_MAX_US, WINDOW_END, Windows
 from holdfast.runtime.sources.connector import Connector, sink_of
@@ -293,6 +295,44 @@ class Stream(Generic[T]):
             ConfigError: the name is taken, a column unknown, or rows replace each other by another key.
         """
         return Table(self._graph, converted(self._graph, self._node, name, key))
+
+    @checked(".match", '("name", hf.pattern("a").followed_by("b").within("1h"), key="user", to=Out)')
+    def match(
+        self,
+        name: str = NOT_GIVEN,
+        pattern: Pattern = NOT_GIVEN,
+        *,
+        key: str | Sequence[str],
+        to: type[R] | ArrowSchema,
+        select: Callable[[Any], Any] | None = None,
+        skip: str = "past_last",
+        on_error: str = "fail",
+    ) -> MatchedStream[R]:
+        """Emit a row for every match of a pattern in the rows of a key, in the order of event time.
+
+        A match is emitted when the watermark has passed its last row; a pattern that ends in `not_followed_by`, when
+        it has passed the end of `within`. Rows that arrive behind the watermark go to `.late`, or are only counted.
+
+        Args:
+            name: Identity of the state. Renaming the operator starts it empty.
+            pattern: `hf.pattern(...)`, with `.within(...)`, which bounds what is kept.
+            key: The columns that rows of a match have in common. Nulls form a key of their own.
+            to: Rows of the result. Without `select`, a field is a key column, the event time column (the time of the
+                match), or `<step>_<column>`.
+            select: Takes the rows of the match, `m.a` for the step "a" (a tuple of rows for a step with `times`), and
+                returns a row of `to`. Event time then leaves the operator `within` later if `to` has its column.
+            skip: After a match, "past_last" forgets partial matches that began before its end, so matches never
+                overlap; "to_next" those that began with the same row; "none" forgets none.
+            on_error: "fail" ends the job at a row for which a function fails; "drop" leaves the row, or the match if
+                it is `select` that fails, out and counts it; "dlq" makes it a dead letter, see `hf.App(dlq=)`.
+
+        Raises:
+            ConfigError: the pattern has no `within`, the stream has no event time or replaces rows, or a condition or
+                a field does not fit its columns.
+        """
+        return MatchedStream(
+            self._graph, matched(self._graph, self._node, name, pattern, key, to, select, skip, on_error)
+        )
 
     @checked(".as_", "(Out)")
     def as_(self, to: type[R] | ArrowSchema) -> Stream[R]:
@@ -607,6 +647,15 @@ class TimedStream(Stream[Row]):
     @property
     def late(self) -> Stream:
         """The records that arrived too late for the operator; if unused, they are only counted."""
+        return Stream(self._graph, late(self._graph, self._node))
+
+
+class MatchedStream(Stream[T]):
+    """The matches of a pattern; its late records are a stream of their own."""
+
+    @property
+    def late(self) -> Stream:
+        """The records that arrived behind the watermark; if unused, they are only counted."""
         return Stream(self._graph, late(self._graph, self._node))
 
 

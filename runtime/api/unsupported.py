@@ -16,7 +16,6 @@ from holdfast.errors import ConfigError
 
 CAPTURE = "append its records to a log with `holdfast log append` or your own program, then read hf.Log"
 WRITE = "write to hf.SQLite or hf.Log, and copy the rows from it"
-KEYED = "keep the rows that matter in a keyed function: .key_by(...).process(...)"
 
 MODULE: Mapping[str, str] = {
     "Kafka": f"{CAPTURE}; to write, use hf.Log or hf.SQLite",
@@ -36,13 +35,11 @@ MODULE: Mapping[str, str] = {
     "sliding": "use hf.hopping(size, every=...)",
     "all_time": "aggregate without a window: .key_by(...).agg(...)",
     "member": "count different values with hf.distinct or hf.approx_distinct; for a lookup, join the sinks' tables",
-    "pattern": KEYED,
     "secret": "no source or sink of this version takes a secret; credentials of a root come from its environment",
 }
 STREAM: Mapping[str, str] = {
     "side": "only the result of .process(..., sides=...) has sides; use it there, before any other step",
     "sessionize": "use .key_by(...).window(hf.session(gap)).agg(...)",
-    "match": "compare rows in the tables of a sink",
     "search": "compare rows in the tables of a sink",
 }
 KEYED_STREAM: Mapping[str, str] = {}

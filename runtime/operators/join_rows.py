@@ -130,7 +130,7 @@ class KeptRows:
     def keep(self, batch: pa.RecordBatch, keys: Sequence[pa.Array], ends: Times, over: Times) -> Slots:
         """Keep rows that are not over; return their slots."""
         heads = self._slots(ends, np.zeros(ends.size, np.int32), keys)
-        numbers = self.table.values(ROWS.name, heads) + _ranks(heads)
+        numbers = self.table.values(ROWS.name, heads) + ranks(heads)
         slots, further = heads, np.flatnonzero(numbers)
         if further.size:
             slots = heads.copy()
@@ -230,7 +230,7 @@ class KeptRows:
         return slots, np.flatnonzero(slots >= 0)
 
 
-def _ranks(slots: Slots) -> Slots:
+def ranks(slots: Slots) -> Slots:
     """Return how many earlier rows have the same slot, per row."""
     ranks = np.zeros(slots.size, np.int64)
     order = np.argsort(slots, kind="stable")

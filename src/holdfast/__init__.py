@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.rows.event_times import device_clock
     from holdfast.runtime.rows.join_bounds import between
     from holdfast.runtime.rows.keyed_process import Context, KeyedProcess, List, Map, Timer, Value
+    from holdfast.runtime.rows.patterns import pattern
     from holdfast.runtime.rows.row_types import Row
     from holdfast.runtime.rows.windows import hopping, session, tumbling
     from holdfast.runtime.sources.generator import Generator
@@ -87,6 +88,7 @@ _HOMES = {
     "Row": "holdfast.runtime.rows.row_types",
     "device_clock": "holdfast.runtime.rows.event_times",
     "between": "holdfast.runtime.rows.join_bounds",
+    "pattern": "holdfast.runtime.rows.patterns",
     "tumbling": "holdfast.runtime.rows.windows",
     "hopping": "holdfast.runtime.rows.windows",
     "session": "holdfast.runtime.rows.windows",
@@ -145,6 +147,7 @@ __all__ = [
     "max",
     "mean",
     "min",
+    "pattern",
     "quantile",
     "session",
     "state",

@@ -39,11 +39,13 @@ FOLDER = Path(operators.__file__).parent
 FOR_ALL = {
     *("aggregate_changes", "backlog", "contract", "differences", "event_clock", "join_rows", "time_slice"),
     *("process.cells", "process.changes", "process.events", "tables.lookup", "windows.merging"),
+    *("patterns.automaton", "patterns.kept", "patterns.results"),
 }
 """Modules of the folder that are no operator."""
 MAKERS = {
     "holdfast.runtime.api.stream",
     "holdfast.runtime.api.joined",
+    "holdfast.runtime.api.matched",
     "holdfast.runtime.api.windowed",
     "holdfast.runtime.api.process",
     "holdfast.runtime.api.tables",
@@ -69,7 +71,7 @@ class TestSeam:
         files = [path for path in FOLDER.rglob("*.py") if path.stem != "__init__"]
         concrete = {".".join(path.relative_to(FOLDER).with_suffix("").parts) for path in files} - FOR_ALL
         assert concrete >= {"aggregate", "call", "chain", "check", "exchange", "side", "sink", "union"}
-        assert concrete >= {"process.operator", "windows.session", "windows.window"}
+        assert concrete >= {"patterns.match", "process.operator", "windows.session", "windows.window"}
         named: dict[str, set[str]] = {}
         for path in FOLDER.parent.rglob("*.py"):
             module = ".".join(("holdfast.runtime", *path.relative_to(FOLDER.parent).with_suffix("").parts))

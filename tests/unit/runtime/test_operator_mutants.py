@@ -1,4 +1,4 @@
-"""Each wrong version of windows and look-ups is caught by a test of whole jobs; the right ones pass it."""
+"""Each wrong version of windows, look-ups and patterns is caught by a test of whole jobs; the right ones pass it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import hopping_jobs
 import lookup_jobs
+import pattern_jobs
 import pytest
 import session_jobs
 from session_jobs import at, row
@@ -80,6 +81,40 @@ def lookups(seed: int) -> None:
         lookup_jobs.play(t, steps, lookup_jobs.Oracle("inner"))
 
 
+def patterns(name: str) -> Callable[[int], None]:
+    """Return a play of one pattern, whose matches and whose state are checked after every step."""
+
+    def play(seed: int) -> None:
+        rng = random.Random(seed)
+        steps: list[Any] = []
+        for number in range(6):
+            rows = [(rng.choice("xy"), rng.choice("abbcd"), rng.randrange(6), 4 * number + rng.randrange(8))
+                    for _ in range(8)]  # fmt: skip
+            steps += [("push", number % 3, rows), ("watermark", 4 * number + rng.randrange(5))]
+            steps += [("crash", 0)] if number % 2 else []
+        oracle = pattern_jobs.Oracle(pattern_jobs.PATTERNS[name], "none", 10)
+        with TestDriver(pattern_jobs.app_of(name, "none"), 2, seed) as t:
+            pattern_jobs.play(t, steps, oracle)
+            t.watermark("rows", at(60))  # the last watermark would end everything
+            t.checkpoint()
+            oracle.advance(60)
+            assert pattern_jobs.given_rows(t) == oracle.matches()
+
+    return play
+
+
+def kept_patterns(seed: int) -> None:
+    """A partial match is in the state until event time reaches its end, and not from then on."""
+    with TestDriver(pattern_jobs.app_of("relaxed"), 2, seed) as t:
+        t.push("rows", [pattern_jobs.Event(0, "x", "a", 0, at(0)), pattern_jobs.Event(1, "x", "b", 0, at(9.5))])
+        t.watermark("rows", at(9.9))
+        t.checkpoint()
+        assert t.state("found", ("x", 1)) is not None
+        t.watermark("rows", at(10))
+        t.checkpoint()
+        assert all(t.state("found", ("x", number)) is None for number in range(3))
+
+
 PLAYS: dict[str, Callable[[int], None]] = {
     "slice-counted-twice": hopping,
     "last-window-of-a-slice-missing": hopping,
@@ -92,6 +127,12 @@ PLAYS: dict[str, Callable[[int], None]] = {
     "version-pruned-too-early": lookups,
     "tombstone-ignored": lookups,
     "waiting-rows-lost": lookups,
+    "pattern-kept-beyond-within": kept_patterns,
+    "pattern-dropped-within": patterns("relaxed"),
+    "neighbours-need-not-be": patterns("row"),
+    "forbidden-row-ignored": patterns("guarded"),
+    "row-taken-again": patterns("relaxed"),
+    "pattern-in-order-of-arrival": patterns("relaxed"),
 }
 
 
@@ -100,15 +141,15 @@ def caught(play: Callable[[int], None]) -> int | None:
     for seed in range(SEEDS_MAX):
         try:
             play(seed)
-        except (
-            AssertionError
-        ):  # an error of another kind is one of the mutant itself, which has outlived what it changes
+        except AssertionError:  # an error of another kind is one of the mutant itself: it has outlived what it changes
             return seed + 1
     return None
 
 
 class TestOperatorMutants:
-    @pytest.mark.parametrize("play", [hopping, sessions, lookups])
+    @pytest.mark.parametrize(
+        "play", [hopping, sessions, lookups, kept_patterns, *(patterns(name) for name in ("relaxed", "row", "guarded"))]
+    )
     def test_what_is_not_mutated_passes(self, play: Callable[[int], None]) -> None:
         for seed in range(3):
             play(seed)

@@ -1,0 +1,412 @@
+"""Find patterns in the rows of each key, in the order of event time.
+
+When a row arrives, the expressions of all conditions are computed for its whole batch. The row is kept until the
+watermark has passed it; then no earlier row can come, and the automaton of its key takes it. A row that meets no
+condition is not kept at all, unless it could end a partial match by being in between.
+
+Python works on rows only of keys that have a partial match, or a row with which one may begin.
+
+Invariants
+    - A match depends on the rows of its key and their times; on the order of arrival only among rows of one time.
+    - Nothing is kept of a partial match once event time has reached its end, `within` after its first row.
+    - A row that fails changes nothing: with "drop" and "dlq" the automaton never sees it.
+
+Pure, as far as the user's functions are.
+Source: docs/design/0069-patterns.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from holdfast.errors import JobFailed, Where, is_failure
+from holdfast.runtime.operators.contract import (
+    Description,
+    KeyedStep,
+    Needed,
+    Operator,
+    OperatorContext,
+    TableDraft,
+    part_name,
+)
+from holdfast.runtime.operators.differences import Found, columns_text, compare_kept, compare_keys, typed
+from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, time_not_held
+from holdfast.runtime.operators.patterns.automaton import Automaton, Partial, Row
+from holdfast.runtime.operators.patterns.kept import ENDS, FITS, ROWS, KeptRows, Loaded, Partials, Slots, drafts
+from holdfast.runtime.operators.patterns.results import Complete, Result, SeenRows, batch_of_columns
+from holdfast.runtime.operators.side import LATE
+from holdfast.runtime.operators.windows.merging import grouped
+from holdfast.runtime.rows.dead_letters import DeadLetter, OnError, encode_row, reported
+from holdfast.runtime.rows.expressions import Use
+from holdfast.runtime.rows.failing import NOT_THE_ROWS_FAULT, raised
+from holdfast.runtime.rows.forms import code_of
+from holdfast.runtime.rows.rows import WrongRow, batch_of_rows
+from holdfast.runtime.rows.windows import TIME_FIRST_US, TIME_LAST_US, micros_of, outside, span
+from holdfast.runtime.wire.messages import OperatorProgress
+from holdfast.runtime.wire.vitals import FUNCTION
+from holdfast.state.keys.batch import Keys, KeyType
+
+PIECE_ROWS = 16_384
+"""Rows, or partial matches, that are worked on together."""
+
+
+@dataclass(frozen=True, eq=False)
+class Condition:
+    """What a row of one step must meet: all of these."""
+
+    step: str
+    expressions: tuple[pl.Expr, ...]
+    functions: tuple[tuple[Callable[..., Any], bool], ...]
+    """Each with whether it also takes the rows of earlier steps."""
+
+
+@dataclass(frozen=True, eq=False)
+class Match(KeyedStep):
+    """Emit a row for every match of a pattern."""
+
+    operator: str
+    keys: tuple[str, ...]
+    time: str
+    """Column with the event time."""
+    columns: tuple[str, ...]
+    """Of the rows that functions see or results are made of, in order."""
+    automaton: Automaton
+    conditions: tuple[Condition, ...]
+    row_type: type | None
+    result: Result
+    delayed: bool
+    """Whether the result's event time may be that of any row of the match."""
+    on_error: OnError
+    use: Use
+
+    kind: ClassVar[str] = "match"
+    keeps: ClassVar[str] = "the rows and partial matches of a pattern"
+
+    @property
+    def functions(self) -> list[Callable[..., Any]]:
+        """All functions that it calls."""
+        found = [function for condition in self.conditions for function, _ in condition.functions]
+        return found if self.result.select is None else [*found, self.result.select]
+
+    def keyed_by(self, port: int) -> tuple[str, ...]:
+        return self.keys
+
+    def reads(self, port: int, given: pa.Schema, needed: Needed) -> tuple[str, ...]:
+        used = {name for each in self.conditions for e in each.expressions for name in e.meta.root_names()}
+        used |= needed.get(LATE, frozenset())
+        return tuple(
+            dict.fromkeys((*self.keys, self.time, *self.columns, *(name for name in given.names if name in used)))
+        )
+
+    def times_held(self) -> tuple[int, int]:
+        return TIME_FIRST_US, TIME_LAST_US - self.automaton.within_us
+
+    def delay_us(self) -> int:
+        return self.automaton.within_us if self.delayed else 0
+
+    @property
+    def kept(self) -> list[str]:
+        """The columns of a row that are kept beside its key and its time."""
+        return [name for name in self.columns if name not in (*self.keys, self.time)]
+
+    def tables(self, given: Sequence[pa.Schema]) -> tuple[TableDraft, ...]:
+        return *drafts(given[0], self.keys, self.kept), CLOCK_TABLE
+
+    def identity(self, column: Description) -> dict[str, Any]:
+        key, rows = ([column(name) for name in names] for names in (self.keys, self.kept))
+        bound = {"within_us": self.automaton.within_us, "pattern": self.automaton.identity()}
+        of_rows = {"event_time": column(self.time), "rows": rows, "suffix": 1, "times": [ENDS.name]}
+        return {"keeps": self.keeps, "key": key} | bound | of_rows
+
+    def compare(self, found: Found, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        compare_keys(found, before["key"], now["key"])
+        old, new = before["event_time"], now["event_time"]
+        if typed(old) != typed(new):
+            found.refuse(f"had the event time {columns_text([old])} and now has {columns_text([new])}")
+        else:
+            found.compare_provenance("event time", old, new)
+        compare_kept(found, "column", before["rows"], now["rows"])
+        if (was := before["within_us"]) != (given := now["within_us"]):
+            found.refuse(f"had within={span(was)!r} and now has {span(given)!r}")
+        if before["pattern"] != now["pattern"]:
+            found.refuse("had a pattern of other steps", ", so it cannot continue its partial matches")
+
+    def text(self) -> str:
+        steps = ", ".join(condition.step for condition in self.conditions)
+        within = f"within {span(self.automaton.within_us)}"
+        text = f"match {self.operator} by {', '.join(self.keys)}: {steps} {within}, skip {self.automaton.skip}"
+        return text if self.on_error == "fail" else f"{text}, on error: {self.on_error}"
+
+    def code(self) -> list[str] | None:
+        functions = self.functions
+        return [self.on_error, *map(code_of, functions)] if functions else None
+
+    def busy_with(self) -> tuple[str, ...]:
+        return (self.operator,) if self.functions else ()
+
+    def open(self, ctx: OperatorContext) -> Operator:
+        return MatchOperator(self, ctx)
+
+
+class MatchOperator(Operator):
+    """One operator on one subtask."""
+
+    def __init__(self, step: Match, ctx: OperatorContext) -> None:
+        self._step, self._ctx, self._schema = step, ctx, ctx.placed[0].schema
+        self._automaton, self._held = step.automaton, step.times_held()
+        self.name = step.operator
+        self.mark = FUNCTION + step.operator if step.functions else f"operator: {step.operator}"
+        self._keys = KeyType.of(ctx.given.field(name) for name in step.keys)
+        self._clock = EventClock(step.operator, ctx)
+        self._rows = KeptRows(ctx.table(part_name(step.operator, ROWS)), step.keys, step.time, ctx.given)
+        self._partials = Partials(ctx.table(step.operator), self._rows, step.automaton.within_us)
+        self._seen = SeenRows(self._rows, step.columns, ctx.given, step.row_type, step.automaton.stages)
+        self._called: Callable[..., Any] | None = None
+        """The last function called."""
+        functions = [each for condition in step.conditions for each in condition.functions]
+        self._asks, self._asks_matches = bool(functions), any(matches for _, matches in functions)
+        self._pace = ctx.time_slice.pace()
+        self.rows_in = self.rows_out = self.late = self.dropped = self.dlq = 0
+
+    # Rows that arrive
+
+    def on_batch(self, port: int, batch: pa.RecordBatch) -> None:
+        """Keep the rows until the watermark has passed them; emit late rows.
+
+        Raises:
+            JobFailed: an expression cannot be computed, or no state can hold an event time, which then comes from a
+                function.
+        """
+        self.rows_in += batch.num_rows
+        step = self._step
+        times = micros_of(batch.column(step.time))
+        if (wrong := outside(times, self._held)) is not None:
+            raise time_not_held("operator", step.operator, step.time, int(times[wrong.argmax()]), self._ctx.job)
+        late = times < self._clock.of(lambda: self._keys.encode([batch.column(name) for name in step.keys]))
+        if late.any():
+            self.late += int(late.sum())
+            if self._ctx.wanted(LATE):
+                self._ctx.emit(batch.filter(pa.array(late)), LATE)
+            batch, times = batch.filter(pa.array(~late)), times[~late]
+        fits = self._fits(batch)
+        if not self._automaton.breakable and not fits.all():
+            chosen = fits != 0
+            batch, times, fits = batch.filter(pa.array(chosen)), times[chosen], fits[chosen]
+        if batch.num_rows:
+            self._rows.keep(batch, times, fits)
+
+    def on_watermark(self, at_us: int) -> None:
+        """Advance event time to this point: take the rows before it, and end the partial matches that are over."""
+        if self._clock.advance(at_us) is None:
+            return
+        if (due := self._rows.due(at_us)).size:
+            self._ctx.defer(self, pa.RecordBatch.from_arrays([pa.array(due)], ["slot"]))
+        self._ctx.defer(_Ending(self), pa.RecordBatch.from_arrays([pa.array([at_us])], ["at"]))
+
+    def on_barrier(self) -> None:
+        self._clock.note()
+        self._rows.tidy()
+        self._partials.tidy()
+
+    def progress(self) -> OperatorProgress:
+        counts = self.rows_in, self.rows_out, 0
+        dlq = self.dlq if self._step.on_error == "dlq" else None
+        return OperatorProgress(self.name, *counts, dropped=self.dropped, late=self.late, dlq=dlq)
+
+    def _fits(self, batch: pa.RecordBatch) -> Slots:
+        """Return per row the bits of the conditions whose expressions hold."""
+        fits, computed = np.zeros(batch.num_rows, np.int64), dict[str, pl.Expr]()
+        for number, condition in enumerate(self._step.conditions):
+            if condition.expressions:
+                computed[str(number)] = pl.all_horizontal([each.fill_null(False) for each in condition.expressions])
+            else:
+                fits |= 1 << number
+        if computed and batch.num_rows:
+            for name, held in self._computed(batch, computed).items():
+                fits |= held.astype(np.int64) << int(name)
+        return fits
+
+    def _computed(self, batch: pa.RecordBatch, exprs: Mapping[str, pl.Expr]) -> dict[str, Any]:
+        names = dict.fromkeys(name for each in exprs.values() for name in each.meta.root_names())
+        frame = pl.from_arrow(batch.select(list(names) or batch.schema.names[:1]))
+        assert isinstance(frame, pl.DataFrame)
+        try:
+            # with_columns fills constants to the length of the frame, which select alone would not.
+            found = frame.with_columns(each.alias(f"_{name}") for name, each in exprs.items())
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+            raise self._failed(
+                f"{self._step.use} cannot be computed: {error}",
+                "make the conditions take every value, or put a filter before the pattern",
+            ) from error
+        return {name: found.get_column(f"_{name}").to_numpy() for name in exprs}
+
+    # Rows whose time has come
+
+    def some(self, batch: pa.RecordBatch, at: int, base: int) -> tuple[int, list[pa.RecordBatch]]:
+        """Take rows that are due, from one on, in their order."""
+        count = min(self._pace.rows, PIECE_ROWS) if self._step.functions else PIECE_ROWS
+        slots = np.array(batch.column("slot").to_numpy()[at : at + count])
+        began = self._ctx.time_slice.now()
+        given = self._take(slots)
+        self._pace.took(slots.size, self._ctx.time_slice.now() - began)
+        return slots.size, given
+
+    def end(self, at_us: int) -> list[pa.RecordBatch]:
+        """End the partial matches that are over; return the matches that are complete by that."""
+        given: list[pa.RecordBatch] = []
+        while (over := self._partials.over(at_us, PIECE_ROWS)) is not None:
+            users = grouped(over).keys
+            loaded = self._partials.load(users)
+            now, complete = list[list[Partial]](), list[Complete]()
+            for alive in loaded.partials:
+                left, found = self._automaton.expire(alive, at_us)
+                now.append(left)
+                complete += [Complete(each, self._automaton.ends(each)) for each in found]
+            given += self._settled(users, loaded, now, complete, np.empty(0, np.int64))
+        return given
+
+    def _take(self, slots: Slots) -> list[pa.RecordBatch]:
+        owners, users = grouped(self._rows.users(slots))
+        fits = self._rows.table.values(FITS.name, slots)
+        loaded = self._partials.load(users)
+        active = loaded.counts > 0
+        active[owners[(fits & 1) != 0]] = True
+        mine = np.flatnonzero(active[owners])
+        now = [list(each) for each in loaded.partials]
+        complete: list[Complete] = []
+        if mine.size:
+            mine = mine[np.argsort(owners[mine], kind="stable")]
+            if self._asks:
+                self._seen.make(slots[mine[fits[mine] != 0]].tolist())
+            if self._asks_matches:
+                self._seen.make(row.slot for alive in now for each in alive for row in each.rows)
+            rows = self._rows.rows(slots[mine])
+            for owner, row, bits in zip(owners[mine].tolist(), rows, fits[mine].tolist(), strict=True):
+                if now[owner] or bits & 1:
+                    now[owner] = self._advanced(now[owner], row, bits, complete)
+        return self._settled(users, loaded, now, complete, slots)
+
+    def _advanced(self, alive: list[Partial], row: Row, bits: int, complete: list[Complete]) -> list[Partial]:
+        """Take one row of a key; return its partial matches."""
+        automaton = self._automaton
+        if alive:
+            alive, found = automaton.expire(alive, row.at_us)
+            complete += [Complete(each, automaton.ends(each)) for each in found]
+        try:
+            after, found = automaton.advance(alive, row, bits, self._holds)
+        except NOT_THE_ROWS_FAULT:
+            raise
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            self._leave_out(row, self._reported(error), error)
+            return alive
+        complete += [Complete(each, row.at_us) for each in found]
+        return after
+
+    def _holds(self, condition: int, row: Row, partial: Partial | None) -> bool:
+        for function, takes_matches in self._step.conditions[condition].functions:
+            self._called = function
+            seen = self._seen.row(row)
+            if takes_matches:
+                held = function(seen, self._seen.matches(partial or Partial(0, 0, (), ())))
+            else:
+                held = function(seen)
+            if not held:
+                return False
+        return True
+
+    def _settled(
+        self, users: Keys, loaded: Loaded, now: list[list[Partial]], complete: list[Complete], due: Slots
+    ) -> list[pa.RecordBatch]:
+        """Return the rows of matches; keep the partial matches and their rows, and no others of those at hand."""
+        given = self._results(complete)
+        self._partials.store(users, loaded, now)
+        had = {row.slot for alive in loaded.partials for each in alive for row in each.rows}
+        left = {row.slot for alive in now for each in alive for row in each.rows}
+        stays = np.isin(due, np.fromiter(left, np.int64, len(left)))
+        self._rows.taken(due[stays])
+        gone = np.concatenate([due[~stays], np.array(sorted(had - left), np.int64)])
+        if gone.size:
+            self._rows.table.delete(gone)
+        self._seen.clear()
+        return given
+
+    # Results
+
+    def _results(self, complete: list[Complete]) -> list[pa.RecordBatch]:
+        if not complete:
+            return []
+        if self._step.result.select is None:
+            batch = batch_of_columns(self._step.result, self._rows, complete, self._schema)
+        else:
+            self._seen.make(row.slot for each in complete for row in each.match.rows)
+            rows = [row for each in complete for row in self._selected(each)]
+            batch = batch_of_rows(self._schema, rows)
+        self.rows_out += batch.num_rows
+        return [batch] if batch.num_rows else []
+
+    def _selected(self, complete: Complete) -> list[Any]:
+        """Return the row that the user's function makes of a match; none if that fails and may."""
+        select = self._step.result.select
+        assert select is not None
+        self._called, cause = select, BaseException()
+        try:
+            row = select(self._seen.matches(complete.match))
+            batch_of_rows(self._schema, [row])
+            return [row]
+        except NOT_THE_ROWS_FAULT:
+            raise
+        except WrongRow as wrong:
+            did, cause = f"returned a wrong row: {wrong.what}", wrong
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            did, cause = self._reported(error), error
+        self._leave_out(complete.match.rows[-1], did, cause)
+        return []
+
+    # Failures
+
+    def _reported(self, error: BaseException) -> str:
+        return raised(error, self._called, __file__)
+
+    def _leave_out(self, row: Row, did: str, cause: BaseException) -> None:
+        step = self._step
+        called = f"{step.use}: a function {did}"
+        if step.on_error == "fail":
+            raise self._failed(
+                called, 'correct the function, or leave such rows out with on_error="dlq" or on_error="drop"'
+            ) from cause
+        if step.on_error == "drop":
+            self.dropped += 1
+            return
+        raw = encode_row(self._rows.read(step.columns, np.array([row.slot], np.int64)))
+        source = self._ctx.origin.source
+        self._ctx.dead_letter(DeadLetter(self.name, source, None, None, reported(called), "row", raw))
+        self.dlq += 1
+
+    def _failed(self, what: str, next_step: str) -> JobFailed:
+        return JobFailed(
+            what,
+            not_done="the epoch was not completed; state and output stay as of the last checkpoint",
+            next_step=f"{next_step}; then run the job again, which resumes from the last checkpoint",
+            where=Where(job=self._ctx.job, operator=self.name),
+        )
+
+
+class _Ending:
+    """The end of partial matches by time, after all rows before that time were taken."""
+
+    def __init__(self, operator: MatchOperator) -> None:
+        self._operator, self.name, self.mark = operator, operator.name, operator.mark
+
+    def some(self, batch: pa.RecordBatch, at: int, base: int) -> tuple[int, list[pa.RecordBatch]]:
+        """End all that are over at the time in the row."""
+        return 1, self._operator.end(batch.column("at")[at].as_py())

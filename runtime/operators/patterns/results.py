@@ -1,0 +1,99 @@
+"""What functions of a pattern see of its rows, and the rows that a match becomes.
+
+Pure, as far as the user's functions are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.runtime.operators.patterns.automaton import Partial, Row, Stage
+from holdfast.runtime.operators.patterns.kept import KeptRows, Slots
+from holdfast.runtime.rows.row_types import RowMaker, row_class
+from holdfast.runtime.rows.windows import TIME
+
+
+class Taken(NamedTuple):
+    """A column of the result: one of the row that a stage took; of its first row, if no stage is named."""
+
+    stage: int | None
+    column: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a match becomes a row: by columns, or by a function of the rows."""
+
+    columns: tuple[Taken | None, ...]
+    """Per column of the result; None: the event time of the match. Empty if a function returns the row."""
+    select: Callable[[Any], Any] | None
+
+
+class Complete(NamedTuple):
+    """A complete match."""
+
+    match: Partial
+    at_us: int
+    """The time of its last row; if its end is that of `within`, that time."""
+
+
+class SeenRows:
+    """Rows of one piece of work as Python functions see them."""
+
+    def __init__(
+        self, rows: KeptRows, columns: Sequence[str], given: pa.Schema, kind: type | None, stages: Sequence[Stage]
+    ) -> None:
+        self._rows, self._columns = rows, columns
+        self._maker = RowMaker(pa.schema([given.field(name) for name in columns]), kind)
+        self._matches = row_class(tuple(stage.name for stage in stages))
+        self._single = [stage.most == 1 for stage in stages]
+        self._seen: dict[int, Any] = {}
+
+    def clear(self) -> None:
+        """Forget all rows: other rows may get their slots."""
+        self._seen.clear()
+
+    def make(self, slots: Iterable[int]) -> None:
+        """Make rows, those that were not made yet."""
+        new = np.array(sorted(set(slots) - self._seen.keys()), np.int64)
+        if new.size:
+            made = self._maker.rows(self._rows.read(self._columns, new))
+            self._seen.update(zip(new.tolist(), made, strict=True))
+
+    def row(self, row: Row) -> Any:
+        """Return a row that was made, or make it."""
+        if row.slot not in self._seen:
+            self.make([row.slot])
+        return self._seen[row.slot]
+
+    def matches(self, partial: Partial) -> Any:
+        """Return the rows of a partial match by stage: a row or None; of a stage with `times`, a tuple of rows."""
+        taken: list[list[Any]] = [[] for _ in self._single]
+        for row, stage in zip(partial.rows, partial.stages, strict=True):
+            taken[stage].append(self.row(row))
+        return self._matches(
+            (mine[0] if mine else None) if single else tuple(mine)
+            for mine, single in zip(taken, self._single, strict=True)
+        )
+
+
+def batch_of_columns(result: Result, rows: KeptRows, complete: Sequence[Complete], schema: pa.Schema) -> pa.RecordBatch:
+    """Return matches as rows of these columns."""
+    slots: dict[int | None, Slots] = {}
+    for stage in {taken.stage for taken in result.columns if taken is not None}:
+        places = (0 if stage is None else each.match.stages.index(stage) for each in complete)
+        found = (each.match.rows[place].slot for each, place in zip(complete, places, strict=True))
+        slots[stage] = np.fromiter(found, np.int64, len(complete))
+    read = {
+        stage: rows.read([t.column for t in result.columns if t is not None and t.stage == stage], mine)
+        for stage, mine in slots.items()
+    }
+    at_us = pa.array([each.at_us for each in complete], pa.int64()).view(TIME)
+    arrays = [at_us if taken is None else read[taken.stage].column(taken.column) for taken in result.columns]
+    typed = [a if a.type == field.type else a.cast(field.type) for a, field in zip(arrays, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(typed, schema=schema)

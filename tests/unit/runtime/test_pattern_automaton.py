@@ -1,0 +1,75 @@
+"""The automaton of patterns alone, row by row, against backtracking over all rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pattern_jobs import PATTERNS, Event, Oracle, Want, at, shown
+
+from holdfast.runtime.operators.patterns.automaton import PAST_LAST, Automaton, Partial, Row, Stage
+
+ROWS = st.lists(st.tuples(st.sampled_from("aabbcd"), st.integers(0, 5), st.integers(0, 3)), max_size=24)
+
+
+def automaton_of(wants: tuple[Want, ...], skip: str, within_us: int) -> Automaton:
+    stages, guards = list[Stage](), list[int]()
+    for number, want in enumerate(wants):
+        if want.how == "not_followed_by":
+            guards.append(number)
+        else:
+            shape = want.how == "then", want.least, want.most, want.consecutive
+            stages.append(Stage(want.name, number, *shape, tuple(guards)))
+            guards = []
+    return Automaton(tuple(stages), tuple(guards), within_us, skip)
+
+
+def matches_of(automaton: Automaton, wants: tuple[Want, ...], events: list[Event], end_us: int) -> list[str]:
+    names = [stage.name for stage in automaton.stages]
+
+    def named(partial: Partial | None) -> dict[str, list[Event]]:
+        taken: dict[str, list[Event]] = {name: [] for name in names}
+        for row, stage in zip(partial.rows if partial else (), partial.stages if partial else (), strict=True):
+            taken[names[stage]].append(events[row.slot])
+        return taken
+
+    alive, found = list[Partial](), list[Partial]()
+    for number, event in enumerate(events):
+        row = Row(round((event.at - at(0)).total_seconds() * 1e6), number, number)
+        alive, over = automaton.expire(alive, row.at_us)
+        alive, complete = automaton.advance(
+            alive, row, -1, lambda c, r, partial: wants[c].holds(events[r.slot], named(partial))
+        )
+        found += [*over, *complete]
+        assert all(automaton.ends(each) > row.at_us for each in alive)
+    alive, over = automaton.expire(alive, end_us)
+    return sorted(shown(named(each)) for each in [*found, *over])
+
+
+class TestAutomaton:
+    @settings(max_examples=400, deadline=None)
+    @given(ROWS, st.sampled_from(sorted(PATTERNS)), st.sampled_from(["past_last", "to_next", "none"]))
+    def test_it_finds_what_backtracking_finds(self, given_rows: list[Any], name: str, skip: str) -> None:
+        wants, second, events = PATTERNS[name], 0, list[Event]()
+        for number, (kind, amount, later) in enumerate(given_rows):
+            second += later
+            events.append(Event(number, "u", kind, amount, at(second)))
+        oracle = Oracle(wants, skip, 10)
+        for event in events:
+            oracle.take(event)
+        oracle.advance(1_000)
+        found = matches_of(automaton_of(wants, skip, 10_000_000), wants, events, 1_000_000_000)
+        assert found == [text for _, text in oracle.matches()]
+
+    def test_of_two_matches_that_end_together_the_longer_one_counts(self) -> None:
+        wants = PATTERNS["some"]
+        events = [Event(n, "u", kind, 0, at(n)) for n, kind in enumerate("abbc")]
+        assert matches_of(automaton_of(wants, PAST_LAST, 10_000_000), wants, events, 99_000_000) == ["a:0 b:1,2 c:3"]
+
+    @pytest.mark.parametrize(("second", "found"), [(9, 1), (10, 0)])
+    def test_a_row_at_the_end_of_within_is_too_late(self, second: int, found: int) -> None:
+        wants = PATTERNS["relaxed"]
+        events = [Event(n, "u", kind, 0, at(s)) for n, (kind, s) in enumerate([("a", 0), ("b", 1), ("c", second)])]
+        assert len(matches_of(automaton_of(wants, PAST_LAST, 10_000_000), wants, events, 99_000_000)) == found
