@@ -147,15 +147,26 @@ def expected(query: str, events: Mapping[str, pa.Table]) -> list[dict[str, Any]]
     Args:
         events: The tables persons, auctions and bids.
     """
-    with duckdb.connect() as database:
-        database.execute("SET TimeZone = 'UTC'")
-        for name, table in events.items():
-            table = table.rename_columns([NAMES_IN_SQL.get(column, column) for column in table.column_names])
-            database.register("given", table)
-            times = ", ".join(
-                f'CAST("{c.name}" AS TIMESTAMP) AS "{c.name}"' for c in table.schema if pa.types.is_timestamp(c.type)
-            )
-            database.execute(f"CREATE TABLE {name} AS SELECT * REPLACE ({times}) FROM given")
-        found = database.execute(QUERIES[query])
-        names = [NAMES.get(column[0], column[0]) for column in found.description]
-        return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+    found = _run(QUERIES[query], events)
+    names = [NAMES.get(column[0], column[0]) for column in found.description]
+    return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+
+
+def count(query: str, events: Mapping[str, pa.Table]) -> int:
+    """Return how many rows a query gives; `events` as for `expected`."""
+    [(rows,)] = _run(f"SELECT count(*) FROM ({QUERIES[query]})", events).fetchall()
+    return int(rows)
+
+
+def _run(sql: str, events: Mapping[str, pa.Table]) -> duckdb.DuckDBPyConnection:
+    database = duckdb.connect()
+    database.execute("SET TimeZone = 'UTC'")
+    for name, table in events.items():
+        given = table.rename_columns([NAMES_IN_SQL.get(column, column) for column in table.column_names])
+        database.register("given", given)
+        times = ", ".join(
+            f"CAST({c.name} AS TIMESTAMP) AS {c.name}" for c in given.schema if pa.types.is_timestamp(c.type)
+        )
+        database.execute(f"CREATE TABLE {name} AS SELECT * REPLACE ({times}) FROM given")
+        database.unregister("given")
+    return database.execute(sql)
