@@ -26,7 +26,6 @@ import polars as pl
 import holdfast as hf
 from holdfast.examples import nexmark_data
 from holdfast.examples.nexmark_data import Auction, Bid, Events, Person
-from holdfast.runtime.api.stream import Stream
 
 Row = TypeVar("Row")
 
@@ -50,38 +49,38 @@ class Site:
     events: Events
 
     @cached_property
-    def persons(self) -> Stream[Person]:
+    def persons(self) -> hf.Stream[Person]:
         return self._stream("persons", Person)
 
     @cached_property
-    def auctions(self) -> Stream[Auction]:
+    def auctions(self) -> hf.Stream[Auction]:
         return self._stream("auctions", Auction)
 
     @cached_property
-    def bids(self) -> Stream[Bid]:
+    def bids(self) -> hf.Stream[Bid]:
         return self._stream("bids", Bid)
 
-    def _stream(self, kind: str, row: type[Row]) -> Stream[Row]:
+    def _stream(self, kind: str, row: type[Row]) -> hf.Stream[Row]:
         log, out_of_orderness = hf.Log(f"{self.logs}/{kind}", row), self.events.out_of_orderness
         return self.app.source(kind, log, event_time="at", out_of_orderness=out_of_orderness)
 
 
-def q0(site: Site) -> Stream[Any]:
+def q0(site: Site) -> hf.Stream[Any]:
     """Pass through."""
     return site.bids.select("auction", "bidder", "price", "at", "extra")
 
 
-def q1(site: Site) -> Stream[Any]:
+def q1(site: Site) -> hf.Stream[Any]:
     """Convert prices into euros."""
     return site.bids.select("auction", "bidder", "at", "extra", price=pl.col("price") * EURO)
 
 
-def q2(site: Site) -> Stream[Any]:
+def q2(site: Site) -> hf.Stream[Any]:
     """Select the bids on every 123rd auction."""
     return site.bids.filter(pl.col("auction") % 123 == 0).select("auction", "price")
 
 
-def q3(site: Site) -> Stream[Any]:
+def q3(site: Site) -> hf.Stream[Any]:
     """Find who sells what of category 10 in three states."""
     local = site.persons.filter(pl.col("state").is_in(["OR", "ID", "CA"]))
     sellers = local.select("name", "city", "state", "at", seller="id")
@@ -90,21 +89,21 @@ def q3(site: Site) -> Stream[Any]:
     return sold.select("name", "city", "state", "id")
 
 
-def offers(site: Site) -> Stream[Any]:
+def offers(site: Site) -> hf.Stream[Any]:
     """Return the bids on each auction while it was open, at the time of the auction; a part of q4, q6 and q9."""
     bids = site.bids.select("bidder", "price", "at", "extra", id="auction")
     pairs = site.auctions.join("offers", bids, on="id", within=hf.between("0s", site.events.longest_auction))
     return pairs.filter(pl.col("at_right") <= pl.col("expires"))
 
 
-def q4(site: Site) -> Stream[Any]:
+def q4(site: Site) -> hf.Stream[Any]:
     """Average the winning bids of the auctions of each category."""
     auctions = offers(site).key_by("id", "category").window(hf.tumbling("1s"))
     won = auctions.agg("won", price=hf.max("price"))
     return won.key_by("category").agg("categories", final=hf.mean("price"))
 
 
-def q5(site: Site) -> Stream[Any]:
+def q5(site: Site) -> hf.Stream[Any]:
     """Find the auctions with the most bids in the last ten seconds, every two seconds."""
     counts = site.bids.key_by("auction").window(hf.hopping("10s", every="2s")).agg("counts", num=hf.count())
     most = counts.window(hf.tumbling("2s")).agg("most", num=hf.max("num")).select("num", at="window_start")
@@ -112,7 +111,7 @@ def q5(site: Site) -> Stream[Any]:
     return hot.select("auction", "num", "window_end")
 
 
-def q6(site: Site) -> Stream[Any]:
+def q6(site: Site) -> hf.Stream[Any]:
     """Average the winning bids of the last ten auctions of each seller."""
     auctions = offers(site).key_by("id", "seller", "expires").window(hf.tumbling("1s"))
     won = auctions.agg("won", price=hf.max("price"))
@@ -120,7 +119,7 @@ def q6(site: Site) -> Stream[Any]:
     return latest.select("seller", avg_price=pl.col("prices").list.mean())
 
 
-def q7(site: Site) -> Stream[Any]:
+def q7(site: Site) -> hf.Stream[Any]:
     """Find the highest bids of every ten seconds."""
     highest = site.bids.window(hf.tumbling("10s")).agg("highest", price=hf.max("price"))
     prices = highest.select("price", start="window_start")
@@ -128,7 +127,7 @@ def q7(site: Site) -> Stream[Any]:
     return bids.select("auction", "bidder", "price", "at", "extra")
 
 
-def q8(site: Site) -> Stream[Any]:
+def q8(site: Site) -> hf.Stream[Any]:
     """Find the persons who opened an auction in the ten seconds in which they came."""
     sellers = site.auctions.select("at", id="seller").key_by("id").window(hf.tumbling("10s"))
     active = sellers.agg("active", auctions=hf.count()).select("id", start="window_start")
@@ -174,18 +173,18 @@ class Closing(hf.KeyedProcess[Offer, Offer]):
         self.best.clear()
 
 
-def q9(site: Site) -> Stream[Any]:
+def q9(site: Site) -> hf.Stream[Any]:
     """Find the winning bid of every auction."""
     return offers(site).as_(Offer).key_by("id").process("winners", Closing(), to=Offer)
 
 
-def q10(site: Site) -> Stream[Any]:
+def q10(site: Site) -> hf.Stream[Any]:
     """Write all bids, with the day and the minute."""
     bids = site.bids.select("auction", "bidder", "price", "at", "extra")
     return bids.with_columns(dt=DAY, hm=pl.col("at").dt.to_string("%H:%M"))
 
 
-def q11(site: Site) -> Stream[Any]:
+def q11(site: Site) -> hf.Stream[Any]:
     """Count the bids of a bidder in each session, which ends after ten seconds without a bid."""
     return site.bids.key_by("bidder").window(hf.session("10s")).agg("sessions", bid_count=hf.count())
 
@@ -206,20 +205,20 @@ class Clock(hf.KeyedProcess[Bid, Seen]):
         ctx.emit(Seen(r.bidder, now - timedelta(seconds=now.second % 10, microseconds=now.microsecond)))
 
 
-def q12(site: Site) -> Stream[Any]:
+def q12(site: Site) -> hf.Stream[Any]:
     """Count the bids of a bidder in every ten seconds of the clock."""
     seen = site.bids.key_by("bidder").process("clock", Clock(), to=Seen)
     return seen.key_by("bidder", "start").agg("seen", bid_count=hf.count())
 
 
-def q13(site: Site) -> Stream[Any]:
+def q13(site: Site) -> hf.Stream[Any]:
     """Add a value of a bounded side input."""
     bids = site.bids.select("auction", "bidder", "price", "at", key=pl.col("auction") % 10_000)
     known = bids.filter(pl.col("key").is_in(list(SIDE_INPUT)))
     return known.select("auction", "bidder", "price", "at", value=pl.col("key").replace_strict(SIDE_INPUT))
 
 
-def q14(site: Site) -> Stream[Any]:
+def q14(site: Site) -> hf.Stream[Any]:
     """Find bids of certain prices, with the kind of the hour and the number of letters c in a text."""
     hour = pl.col("at").dt.hour()
     day, night = hour.is_between(8, 18), (hour <= 6) | (hour >= 20)
@@ -243,7 +242,7 @@ def ranked(name: str, aggregate: Callable[..., Any]) -> dict[str, Any]:
     return {f"total_{name}": aggregate()} | {f"{rank}_{name}": aggregate(filter=RANKS[rank]) for rank in RANKS}
 
 
-def q15(site: Site) -> Stream[Any]:
+def q15(site: Site) -> hf.Stream[Any]:
     """Count bids, different bidders and different auctions of every day, by ranks of prices."""
     bids = site.bids.select("auction", "bidder", "price", day=DAY)
     bidders, auctions = partial(hf.distinct, "bidder"), partial(hf.distinct, "auction")
@@ -251,7 +250,7 @@ def q15(site: Site) -> Stream[Any]:
     return bids.key_by("day").agg("days", **counts)
 
 
-def q16(site: Site) -> Stream[Any]:
+def q16(site: Site) -> hf.Stream[Any]:
     """Count the same for every channel and day, with the last minute."""
     minute = pl.col("at").dt.to_string("%H:%M")
     bids = site.bids.select("auction", "bidder", "price", "channel", day=DAY, minute=minute)
@@ -260,7 +259,7 @@ def q16(site: Site) -> Stream[Any]:
     return bids.key_by("channel", "day").agg("channels", minute=hf.max("minute"), **counts)
 
 
-def q17(site: Site) -> Stream[Any]:
+def q17(site: Site) -> hf.Stream[Any]:
     """Summarize the bids on every auction and day."""
     prices: dict[str, Any] = {
         "min_price": hf.min("price"),
@@ -272,13 +271,13 @@ def q17(site: Site) -> Stream[Any]:
     return bids.key_by("auction", "day").agg("prices", **ranked("bids", hf.count), **prices)
 
 
-def q18(site: Site) -> Stream[Any]:
+def q18(site: Site) -> hf.Stream[Any]:
     """Find the last bid of every bidder on every auction."""
     last: dict[str, Any] = {name: hf.last(name) for name in ("price", "channel", "url", "at", "extra")}
     return site.bids.key_by("bidder", "auction").agg("last", **last)
 
 
-def q19(site: Site) -> Stream[Any]:
+def q19(site: Site) -> hf.Stream[Any]:
     """Find the ten highest bids on every auction."""
     top: dict[str, Any] = {
         f"{name}s": hf.top(name, 10, by="price") for name in ("price", "bidder", "channel", "url", "at", "extra")
@@ -286,14 +285,14 @@ def q19(site: Site) -> Stream[Any]:
     return site.bids.key_by("auction").agg("top", **top)
 
 
-def q20(site: Site) -> Stream[Any]:
+def q20(site: Site) -> hf.Stream[Any]:
     """Add the auction to every bid on an auction of category 10."""
     auctions = site.auctions.with_columns(auction="id").filter(pl.col("category") == 10)
     within = hf.between(f"-{site.events.longest_auction}", site.events.longest_auction)
     return site.bids.join("expanded", auctions, on="auction", within=within)
 
 
-def q21(site: Site) -> Stream[Any]:
+def q21(site: Site) -> hf.Stream[Any]:
     """Add the id of the channel: known for four, else from the address."""
     known = {"apple": "0", "google": "1", "facebook": "2", "baidu": "3"}
     in_url = pl.col("url").str.extract("(&|^)channel_id=([^&]*)", 2)
@@ -302,7 +301,7 @@ def q21(site: Site) -> Stream[Any]:
     return bids.filter(pl.col("channel_id").is_not_null())
 
 
-def q22(site: Site) -> Stream[Any]:
+def q22(site: Site) -> hf.Stream[Any]:
     """Split the path of the address."""
     parts = pl.col("url").str.split("/")
     folders = {f"dir{n}": parts.list.get(2 + n, null_on_oob=True) for n in (1, 2, 3)}

@@ -283,7 +283,7 @@ def _draw(events: Numbers, field: int, below: int | Numbers) -> Numbers:
     return ((high * np.asarray(below, np.uint64)) >> np.uint64(32)).astype(np.int64)
 
 
-def _unit(events: Numbers, field: int) -> NDArray[np.float64]:
+def _unit(events: Numbers, field: int) -> NDArray[np.floating[Any]]:
     """Return a number from 0 to 1, exclusively."""
     return (_hashed(events, field) >> np.uint64(11)) * 2.0**-53
 
