@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from holdfast.runtime.api.app import App
+    from holdfast.runtime.api.stream import Stream
     from holdfast.runtime.inspect.frame import state
     from holdfast.runtime.inspect.logframe import log
     from holdfast.runtime.rows.aggregates.custom import Aggregate
@@ -65,6 +66,7 @@ _MODULES = {
 }
 _HOMES = {
     "App": "holdfast.runtime.api.app",
+    "Stream": "holdfast.runtime.api.stream",
     "Aggregate": "holdfast.runtime.rows.aggregates.custom",
     "count": "holdfast.runtime.rows.aggregates.named",
     "sum": "holdfast.runtime.rows.aggregates.named",
@@ -128,6 +130,7 @@ __all__ = [
     "Row",
     "SQLite",
     "SparkFrame",
+    "Stream",
     "Timer",
     "Unavailable",
     "Value",

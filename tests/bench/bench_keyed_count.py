@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -107,10 +107,15 @@ def sum_of(parts: dict[int, pa.Table]) -> int:
 
 
 def run_job(folder: Path, used: Used, job: str, *flags: str) -> None:
-    """Run a job to its end, and record the resources of its workers."""
-    path = str(Path(__file__).with_name(f"{job}_job.py"))
-    command = [sys.executable, "-m", "holdfast.runtime.cli.main", "run", path, "--progress", "json", *flags]
-    environment = {**os.environ, f"{job.upper()}_FOLDER": str(folder), "TMPDIR": str(folder)}
+    """Run a job of these benchmarks to its end, and record the resources of its workers."""
+    path = Path(__file__).with_name(f"{job}_job.py")
+    run_file(path, folder, used, {f"{job.upper()}_FOLDER": str(folder)}, *flags)
+
+
+def run_file(path: Path, folder: Path, used: Used, variables: Mapping[str, str], *flags: str) -> None:
+    """Run the job of a file to its end, and record the resources of its workers."""
+    command = [sys.executable, "-m", "holdfast.runtime.cli.main", "run", str(path), "--progress", "json", *flags]
+    environment = {**os.environ, **variables, "TMPDIR": str(folder)}
     with (folder / "stderr.txt").open("w") as errors:
         process = subprocess.Popen(
             [*command, "--master", "local[3]"], env=environment, stdout=subprocess.PIPE, stderr=errors, text=True

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from datetime import timedelta
 from pathlib import Path
 
 import polars as pl
@@ -60,6 +61,21 @@ def push_with_a_crash(driver: TestDriver, source: str, rows: list[dict[str, obje
     driver.finish()
 
 
+def rows_of_flights(
+    example: str, sink: str, events: pl.DataFrame, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> pl.DataFrame:
+    """Return what an example over the log of flights delivers for these events."""
+    create_log(open_objects(str(folder / "events")), flights_data.SCHEMA)
+    monkeypatch.setenv("FLIGHTS_LOG", str(folder / "events"))
+    with TestDriver(load(str(EXAMPLES / f"{example}.py"))) as driver:
+        push_with_a_crash(driver, "events", events.to_dicts())
+        return pl.DataFrame(driver.rows(sink))
+
+
+def same_rows(have: pl.DataFrame, want: pl.DataFrame) -> None:
+    assert Counter(have.select(want.columns).rows()) == Counter(want.rows())
+
+
 class TestWordCount:
     def test_every_word_is_counted_once(self) -> None:
         from holdfast.examples import word_count
@@ -86,17 +102,66 @@ class TestLastSeen:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         events = some_events()
-        create_log(open_objects(str(tmp_path / "events")), flights_data.SCHEMA)
-        monkeypatch.setenv("FLIGHTS_LOG", str(tmp_path / "events"))
-        app = load(str(EXAMPLES / "last_seen.py"))
-        with TestDriver(app) as driver:
-            push_with_a_crash(driver, "events", events.to_dicts())
-            rows = pl.DataFrame(driver.rows("seen-out"))
+        rows = rows_of_flights("last_seen", "seen-out", events, tmp_path, monkeypatch)
         flown = events.filter(pl.col("tailnum").is_not_null(), pl.col("kind") != "cancellation")
         time = pl.col("event_time")
         want = flown.group_by(tail="tailnum").agg(first_seen=time.min(), last_seen=time.max(), events=pl.len())
         assert set(rows.select(want.columns).rows()) == set(want.rows())
         assert rows.height == want.height > 100
+
+
+class TestRotations:
+    def test_a_pause_of_more_than_three_hours_begins_a_session(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        events, time = some_events(), pl.col("event_time")
+        rows = rows_of_flights("rotations", "rotations-out", events, tmp_path, monkeypatch)
+        moves = events.filter(pl.col("tailnum").is_not_null(), pl.col("kind") != "cancellation").sort("event_time")
+        begins = (time.diff() > timedelta(hours=3)).over("tailnum").fill_null(False)
+        numbered = moves.with_columns(session=begins.cast(pl.Int64).cum_sum().over("tailnum"))
+        want = numbered.group_by("tailnum", "session").agg(
+            window_start=time.min(),
+            window_end=time.max() + timedelta(hours=3),
+            moves=pl.len(),
+            first_from=pl.col("origin").filter(time == time.min()).min(),
+            last_to=pl.col("dest").filter(time == time.max()).max(),
+        )
+        same_rows(rows, want.drop("session"))
+        assert want.height > want["tailnum"].n_unique() > 100
+
+
+class TestTopRoutes:
+    def test_every_hour_has_its_three_busiest_routes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        events = some_events()
+        rows = rows_of_flights("top_routes", "best-out", events, tmp_path, monkeypatch)
+        departures = events.filter(pl.col("kind") == "departure")
+        hours = departures.group_by(
+            window_start=pl.col("event_time").dt.truncate("1h"), route=pl.col("origin") + "-" + pl.col("dest")
+        ).agg(flights=pl.len())
+        best = hours.sort("flights", "route", descending=True).group_by("window_start")
+        want = best.agg(routes=pl.col("route").head(3), flights=pl.col("flights").sum())
+        have = rows.with_columns(pl.col("routes").list.join(" "))
+        same_rows(have, want.with_columns(pl.col("routes").list.join(" ")))
+        assert want.height > 5
+
+
+class TestFleets:
+    def test_aircraft_are_counted_per_month_and_estimated(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        flights, airports = flights_data.tables()
+        some = pl.concat([flights.filter(pl.col("month") == month).head(SOME_FLIGHTS) for month in (2, 3)])
+        events = flights_data.events_of(some, flights_data.zones(flights, airports))
+        rows = rows_of_flights("fleets", "fleets-out", events, tmp_path, monkeypatch)
+        month = pl.col("event_time").dt.convert_time_zone("America/New_York").dt.truncate("1mo")
+        flown = pl.col("tailnum").filter(pl.col("kind") != "cancellation")
+        want = events.group_by("carrier", window_start=month.dt.convert_time_zone("UTC")).agg(
+            aircraft=flown.drop_nulls().n_unique()
+        )
+        same_rows(rows, want)
+        assert rows["window_start"].n_unique() == 2 and rows["aircraft"].max() == want["aircraft"].max()
+        wrong = (rows["about"] - rows["aircraft"]).abs() > 1 + rows["aircraft"] * 0.05
+        assert not wrong.any()
 
 
 class TestDeadLetters:
