@@ -14,9 +14,11 @@ import numpy as np
 
 from holdfast.chaos.mutants.mutation import Mutant, Right, Swap
 from holdfast.runtime.operators.aggregate import Folding
-from holdfast.runtime.operators.windows import session, window
+from holdfast.runtime.operators.windows import session, sliding, window
 from holdfast.runtime.operators.windows.session import SessionOperator
+from holdfast.runtime.operators.windows.sliding import SlidingOperator
 from holdfast.runtime.operators.windows.window import WindowOperator
+from holdfast.runtime.rows.aggregates.ranges import Runs
 from holdfast.runtime.worker.fragment import FragmentRuntime
 
 
@@ -52,6 +54,22 @@ def _touching_stay_apart(right: Right) -> Right:
     return merged
 
 
+def _with_its_start(right: Right) -> Right:
+    return lambda counts, times, owners, ends, size_us: right(counts, times, owners, ends, size_us + 1)
+
+
+def _before_its_time(right: Right) -> Right:
+    return lambda operator, first, last, old: right(operator, first, last + 1, old)
+
+
+def _without_the_held(right: Right) -> Right:
+    def behind(numbers: Any, count: int) -> Any:
+        found = right(numbers, count)
+        return found._replace(first=found.first + 1)
+
+    return behind
+
+
 OPERATOR_MUTANTS = (
     Mutant("slice-counted-twice", "design/0062", "a corrected window counts its slices twice",
            (Swap(WindowOperator, "_known_slices", _counts_twice),)),
@@ -67,5 +85,11 @@ OPERATOR_MUTANTS = (
            (Swap(Folding, "forget", lambda _: lambda folding: None),)),
     Mutant("results-overtaken-by-time", "P11, design/0060", "the watermark passes results that are still to come",
            (Swap(FragmentRuntime, "leaving", lambda _: lambda fragment, at: at),)),
+    Mutant("sliding-window-with-its-start", "design/0072", "a window has the records that are exactly its size older",
+           (Swap(sliding, "windows_of", _with_its_start),)),
+    Mutant("sliding-before-its-time", "design/0072", "a record is emitted while others of its event time may come",
+           (Swap(SlidingOperator, "_between", _before_its_time),)),
+    Mutant("running-from-nothing", "design/0072", "running aggregates begin again with every batch",
+           (Swap(Runs, "behind", _without_the_held),)),
 )  # fmt: skip
 """The wrong versions that the tests must catch; each names the rule that it negates."""

@@ -33,7 +33,6 @@ MODULE: Mapping[str, str] = {
     "Delta": WRITE,
     "Iceberg": WRITE,
     "Http": WRITE,
-    "sliding": "use hf.hopping(size, every=...)",
     "all_time": "aggregate without a window: .key_by(...).agg(...)",
     "member": "count different values with hf.distinct or hf.approx_distinct; for a lookup, join the sinks' tables",
     "pattern": KEYED,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import hopping_jobs
 import pytest
+import running_jobs
 import session_jobs
+import sliding_jobs
 from session_jobs import at, row
 
 from holdfast.chaos.mutants.mutation import Mutant, applied
@@ -68,6 +71,21 @@ def windows_of_windows(seed: int) -> None:
         assert t.rows("late") == []
 
 
+def slides(seed: int) -> None:
+    oracle = sliding_jobs.Oracle(10)
+    with TestDriver(sliding_jobs.app_of(10), 2, seed) as t:
+        sliding_jobs.play(t, steps_of(seed), oracle)
+
+
+def running(seed: int) -> None:
+    rng, records = random.Random(seed), defaultdict[str, list[dict[str, Any]]](list)
+    pushes = [("push", 0, [(rng.choice("ab"), rng.randrange(9), rng.randrange(5))] * 3) for _ in range(3)]
+    with TestDriver(running_jobs.app_of(keep="id"), 2, seed) as t:
+        running_jobs.play(t, pushes, records)
+        t.checkpoint()
+        running_jobs.check(t, records)
+
+
 PLAYS: dict[str, Callable[[int], None]] = {
     "slice-counted-twice": hopping,
     "last-window-of-a-slice-missing": hopping,
@@ -76,6 +94,9 @@ PLAYS: dict[str, Callable[[int], None]] = {
     "session-forgets-what-it-held": sessions,
     "merged-sum-not-checked": large_sums,
     "results-overtaken-by-time": windows_of_windows,
+    "sliding-window-with-its-start": slides,
+    "sliding-before-its-time": slides,
+    "running-from-nothing": running,
 }
 
 
@@ -92,7 +113,7 @@ def caught(play: Callable[[int], None]) -> int | None:
 
 
 class TestOperatorMutants:
-    @pytest.mark.parametrize("play", [hopping, sessions])
+    @pytest.mark.parametrize("play", [hopping, sessions, slides, running])
     def test_what_is_not_mutated_passes(self, play: Callable[[int], None]) -> None:
         for seed in range(3):
             play(seed)
