@@ -23,9 +23,11 @@ from holdfast.runtime.operators.patterns.kept import KeptRows as RowsOfPatterns
 from holdfast.runtime.operators.patterns.match import MatchOperator
 from holdfast.runtime.operators.tables import versioned
 from holdfast.runtime.operators.tables.versioned import LEAVES, Versions
-from holdfast.runtime.operators.windows import session, window
+from holdfast.runtime.operators.windows import session, sliding, window
 from holdfast.runtime.operators.windows.session import SessionOperator
+from holdfast.runtime.operators.windows.sliding import SlidingOperator
 from holdfast.runtime.operators.windows.window import WindowOperator
+from holdfast.runtime.rows.aggregates.ranges import Runs
 from holdfast.runtime.worker.fragment import FragmentRuntime
 
 
@@ -117,6 +119,22 @@ def _by_arrival(right: Right) -> Right:
     return due
 
 
+def _with_its_start(right: Right) -> Right:
+    return lambda counts, times, owners, ends, size_us: right(counts, times, owners, ends, size_us + 1)
+
+
+def _before_its_time(right: Right) -> Right:
+    return lambda operator, first, last, old: right(operator, first, last + 1, old)
+
+
+def _without_the_held(right: Right) -> Right:
+    def behind(numbers: Any, count: int) -> Any:
+        found = right(numbers, count)
+        return found._replace(first=found.first + 1)
+
+    return behind
+
+
 OPERATOR_MUTANTS = (
     Mutant("slice-counted-twice", "design/0062", "a corrected window counts its slices twice",
            (Swap(WindowOperator, "_known_slices", _counts_twice),)),
@@ -152,5 +170,11 @@ OPERATOR_MUTANTS = (
            (Swap(versioned, "deletes", _deletes_nothing),)),
     Mutant("waiting-rows-lost", "design/0067", "rows that wait at a restore are never due",
            (Swap(KeptRows, "find_due", _waits_for_new_rows),)),
+    Mutant("sliding-window-with-its-start", "design/0072", "a window has the records that are exactly its size older",
+           (Swap(sliding, "windows_of", _with_its_start),)),
+    Mutant("sliding-before-its-time", "design/0072", "a record is emitted while others of its event time may come",
+           (Swap(SlidingOperator, "_between", _before_its_time),)),
+    Mutant("running-from-nothing", "design/0072", "running aggregates begin again with every batch",
+           (Swap(Runs, "behind", _without_the_held),)),
 )  # fmt: skip
 """The wrong versions that the tests must catch; each names the rule that it negates."""

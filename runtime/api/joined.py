@@ -76,6 +76,11 @@ def _bound(within: object, window: object, where: str) -> Bound:
             f"{where}: {window.shown()} may merge, and rows that are joined cannot be joined again",
             'use windows of a fixed size, such as hf.tumbling("1h")',
         )
+    if window.per_record:
+        raise refused(
+            f"{where}: {window.shown()} is a window of each record, and two rows are never in the same",
+            'bound the join by time: within=hf.between("0s", "10m")',
+        )
     if window.overlap > OVERLAP_MAX:
         raise refused(
             f"{where}: {window.shown()} puts a row into {window.overlap:,} windows, and a join keeps it in each; "

@@ -25,13 +25,14 @@ from holdfast.runtime.api.matched import matched
 from holdfast.runtime.api.process import batches_of, process_of, processed, side_of
 from holdfast.runtime.api.tables import changes_of, converted, looked_up
 from holdfast.runtime.api.unsupported import KEYED_STREAM, STREAM, no_attribute
-from holdfast.runtime.api.windowed import Grouping, aggregated, grouping_of, late
+from holdfast.runtime.api.windowed import Grouping, aggregated, checked_keep, grouping_of, late, refuse_own
 from holdfast.runtime.config.settings import duration_ms
 from holdfast.runtime.operators.aggregate import Aggregate
 from holdfast.runtime.operators.call import How
 from holdfast.runtime.operators.chain import Filter, Project
 from holdfast.runtime.operators.contract import Step
 from holdfast.runtime.operators.dedup import Dedup
+from holdfast.runtime.operators.running import RunningAggregate
 from holdfast.runtime.operators.sink import SinkStep
 from holdfast.runtime.operators.union import Union
 from holdfast.runtime.plan.graph import NOT_GIVEN, Graph, Node, check_name, refused
@@ -453,13 +454,21 @@ class Keyed:
         return f"<Keyed: stream {self._node.stream!r} by {', '.join(self._keys)}>"
 
     def agg(
-        self, name: str = NOT_GIVEN, *unnamed: Never, emit: str = "changes", **aggregates: Aggregation
+        self,
+        name: str = NOT_GIVEN,
+        *unnamed: Never,
+        emit: str = "changes",
+        keep: str | Sequence[str] = (),
+        **aggregates: Aggregation,
     ) -> Stream[Row]:
-        """Keep aggregates per key; the result is an upsert stream with the last value per key and epoch.
+        """Keep aggregates per key; columns: the keys, the columns of `keep`, the aggregates.
 
         Args:
             name: Identity of the state. Renaming the operator starts it empty.
-            emit: "changes", the only mode so far.
+            emit: "changes": the last values of each key that changed, once per epoch (an upsert stream). "each": a row
+                per record, with the aggregates after it (an append stream), in the order of the records of a key.
+            keep: Columns of the record that are in its row, with emit="each". If the event time is among them, it is
+                that of the result.
             aggregates: Result columns: `bids=hf.count(), top=hf.max("price")`.
 
         Raises:
@@ -474,8 +483,7 @@ class Keyed:
                 "and aggregates over replaced rows are not supported",
                 "aggregate the stream that comes before this one, with the other key",
             )
-        if emit != "changes":
-            raise refused(f'{where}: emit={emit!r} is not supported; only "changes" is', 'use emit="changes"')
+        kept = checked_keep(emit, keep, self._node.schema, where)
         if not aggregates:
             raise refused(f"{where}: no aggregate is given", "give at least one, for example rows=hf.count()")
         schema = self._node.schema
@@ -486,11 +494,20 @@ class Keyed:
         for aggregation in bounds:
             if aggregation.result.name in self._keys:
                 raise refused(f"{where}: {aggregation.result.name!r} is also a key column", "rename the aggregate")
+            if aggregation.result.name in kept:
+                raise refused(f"{where}: {aggregation.result.name!r} is also in keep=", "rename the aggregate")
+            if emit == "each" and aggregation.kind.calls:
+                refuse_own(aggregation, where, 'emit="each"')
         checked = self._graph.claim(name, "operator")
-        fields = [schema.field(key) for key in self._keys] + [aggregation.result for aggregation in bounds]
-        aggregate = Aggregate(checked, self._keys, bounds)
-        node = self._graph.add(aggregate, self._node, checked, pa.schema(fields), self._keys)
-        return Stream(self._graph, node)
+        kept = tuple(column for column in dict.fromkeys(kept) if column not in self._keys)
+        names = self._keys if emit == "changes" else (*self._keys, *kept)
+        rows = pa.schema([*(schema.field(name) for name in names), *(aggregation.result for aggregation in bounds)])
+        if emit == "changes":
+            aggregate = Aggregate(checked, self._keys, bounds)
+            return Stream(self._graph, self._graph.add(aggregate, self._node, checked, rows, self._keys))
+        time = self._node.event_time if self._node.event_time in names else None
+        running = RunningAggregate(checked, self._keys, bounds, kept)
+        return Stream(self._graph, self._graph.add(running, self._node, checked, rows, event_time=time))
 
     @checked(".dedup", '("unique", within="10m")')
     def dedup(self, name: str = NOT_GIVEN, *, within: str = NOT_GIVEN) -> TimedStream:

@@ -6,7 +6,7 @@ is their end. Results that may be corrected have none, so a window over them is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Never
 
@@ -16,9 +16,17 @@ from holdfast.arguments import position
 from holdfast.runtime.config.settings import duration_ms
 from holdfast.runtime.operators.side import LATE, Side
 from holdfast.runtime.operators.windows.session import SessionAggregate
+from holdfast.runtime.operators.windows.sliding import SlidingAggregate
 from holdfast.runtime.operators.windows.window import WindowAggregate
 from holdfast.runtime.plan.graph import Graph, Node, check_name, refused
-from holdfast.runtime.rows.aggregates.aggregation import Aggregation, bound, check_former, refuse_unnamed
+from holdfast.runtime.rows.aggregates.aggregation import (
+    Aggregation,
+    BoundAggregation,
+    bound,
+    check_former,
+    refuse_unnamed,
+)
+from holdfast.runtime.rows.expressions import unknown_column
 from holdfast.runtime.rows.windows import LENGTH_MAX_US, TIME, WINDOW_END, WINDOW_START, Windows
 
 EMITS = ("close", "final")
@@ -68,8 +76,14 @@ def aggregated(
             "become part of another one, and no row takes it back",
             'use emit="final", which emits each session once, after the lateness',
         )
+    if grouping.window.per_record:
+        for aggregation in bounds:
+            if aggregation.kind.calls:
+                refuse_own(aggregation, where, grouping.window.shown())
     checked = graph.claim(name, "operator")
     step = SessionAggregate if grouping.window.merging else WindowAggregate
+    if grouping.window.per_record:
+        step = SlidingAggregate
     kind = step(checked, grouping.keys, bounds, grouping.time, grouping.window, grouping.lateness_us, emit)
     fields = [
         *(schema.field(key) for key in grouping.keys),
@@ -81,6 +95,39 @@ def aggregated(
     upsert_key = (*grouping.keys, WINDOW_END) if corrected else None
     event_time = None if corrected else grouping.window.time_of_results
     return graph.add(kind, node, checked, pa.schema(fields), upsert_key, event_time=event_time)
+
+
+def checked_keep(emit: str, keep: object, schema: pa.Schema, where: str) -> tuple[str, ...]:
+    """Check how aggregates without windows are emitted; return the columns to keep.
+
+    Raises:
+        ConfigError: the emission is unknown, or the columns cannot be kept.
+    """
+    kept = (keep,) if isinstance(keep, str) else keep
+    if not isinstance(kept, Sequence):
+        raise refused(f"{where}: keep={keep!r} names no columns", 'give names, keep=["at"]; rename an aggregate "keep"')
+    if emit in EMITS:
+        raise refused(f"{where}: emit={emit!r} is for windows", 'put .window(...) before it, or use emit="changes"')
+    if emit not in ("changes", "each"):
+        raise refused(f"{where}: emit={emit!r} is unknown", 'use emit="changes" or emit="each"')
+    if kept and emit != "each":
+        raise refused(f"{where}: keep= is for one row per record", 'leave it out, or use emit="each"')
+    for name in kept:
+        if name not in schema.names:
+            raise unknown_column(name, schema.names, f"{where}: keep=")
+    return tuple(kept)
+
+
+def refuse_own(aggregation: BoundAggregation, where: str, what: str) -> Never:
+    """Refuse an aggregate of the user where states of many ranges of rows are merged.
+
+    Raises:
+        ConfigError: always.
+    """
+    raise refused(
+        f"{where}: {what} does not take hf.Aggregate, as {aggregation.name!r} is: merge would be called many times",
+        "use the aggregates of hf, or keep the state in a keyed function: .key_by(...).process(...)",
+    )
 
 
 def late(graph: Graph, node: Node) -> Node:
@@ -118,6 +165,12 @@ def grouping_of(node: Node, keys: tuple[str, ...], window: object, allowed_laten
     lateness_ms = duration_ms(allowed_lateness, f"{where}: allowed_lateness")
     if lateness_ms < 0:
         raise refused(f"{where}: allowed_lateness={allowed_lateness!r} is negative", "give 0s or more")
+    if window.per_record and lateness_ms:
+        raise refused(
+            f"{where}: {window.shown()} with allowed_lateness={allowed_lateness!r}: a late record would change the "
+            "windows of records that were emitted, and no row takes these back",
+            "leave it out; to wait longer for records, give the source a larger out_of_orderness",
+        )
     if window.size_us + 1_000 * lateness_ms > LENGTH_MAX_US:
         raise refused(
             f"{where}: the window and its lateness are longer than 1,000 years",

@@ -42,7 +42,8 @@ from holdfast.runtime.operators.time_slice import Pace, TimeSlice
 from holdfast.runtime.rows.aggregates.adding import TOO_LARGE, USE_FLOATS
 from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation, state_columns
 from holdfast.runtime.rows.aggregates.conditions import Condition, computed, masked
-from holdfast.runtime.rows.aggregates.contract import CannotFold, Groups, Known, Slots, State
+from holdfast.runtime.rows.aggregates.contract import CannotFold, Groups, Known, Slots, State, stacked
+from holdfast.runtime.rows.aggregates.ranges import Runs, empty, over_ranges
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.runtime.wire.vitals import FUNCTION
 from holdfast.sinks.contract import PUT
@@ -242,6 +243,39 @@ class Folding:
                 raise self._cannot(bound, error, first) from error
         return states
 
+    def over(self, slots: Slots, runs: Runs) -> list[State]:
+        """Return, per aggregate, the merged states of runs of slots; the slots stay as they are.
+
+        Raises:
+            JobFailed: a merged state does not fit.
+        """
+        return [self._over(bound, self._held(bound, slots), runs) for bound in self._aggregations]
+
+    def running(self, batch: pa.RecordBatch, own: Slots, runs: Runs) -> list[pa.Array]:
+        """Return the result columns of runs of rows behind the states of slots, and change nothing.
+
+        Args:
+            own: The slots; the states of the batch's rows come after theirs.
+
+        Raises:
+            JobFailed: a value does not fit, or a condition cannot be computed.
+        """
+        inputs, states = _Inputs(batch, self._true(batch), None), []
+        for bound in self._aggregations:
+            held = self._held(bound, own)
+            try:
+                single = inputs.single(bound, empty(bound.function, held, batch.num_rows))
+            except CannotFold as error:
+                raise self._cannot(bound, error, None) from error
+            states.append(self._over(bound, stacked(held, single), runs))
+        return self.results_of(states)
+
+    def _over(self, bound: BoundAggregation, states: State, runs: Runs) -> State:
+        try:
+            return over_ranges(bound.function, states, runs)
+        except CannotFold as error:
+            raise self._cannot(bound, error, None) from error
+
     def forget(self) -> None:
         """Forget what checks found about the sums in the table: others than a fold wrote some."""
         self._loads = -1
@@ -394,7 +428,7 @@ class _Found:
 class _Inputs:
     """The columns of a batch as aggregates read them."""
 
-    def __init__(self, batch: pa.RecordBatch, true: Mapping[Condition, pa.Array], found: _Found) -> None:
+    def __init__(self, batch: pa.RecordBatch, true: Mapping[Condition, pa.Array], found: _Found | None) -> None:
         self._batch, self._true, self._found = batch, true, found
         self._inputs: dict[_Column, _Input] = {}
 
@@ -422,8 +456,19 @@ class _Inputs:
         rows = np.flatnonzero(self._true[bound.condition].to_numpy(zero_copy_only=False))
         return rows, [array.take(pa.array(rows)) for array in arrays]
 
+    def single(self, bound: BoundAggregation, states: State) -> State:
+        """Return the state of every row alone, given as many states without any value."""
+        operations = bound.function.operations
+        if operations is None:
+            rows, columns = self.complete(bound)
+            rows = np.arange(self._batch.num_rows) if rows is None else rows
+            return bound.function.fold(states, columns, rows) if rows.size else states
+        given = self.of(_column_of(bound))
+        return {role: given.single(do, states[role]) for role, do in operations.items()}
+
     def slots(self) -> Slots:
         """Return the slot of every row."""
+        assert self._found is not None
         return self._found.slots()
 
     def _array(self, column: _Column) -> pa.Array | None:
@@ -435,7 +480,7 @@ class _Inputs:
 class _Input:
     """One column of a batch without its nulls, and the slots of the rows that are left; without a column, all rows."""
 
-    def __init__(self, column: pa.Array | None, found: _Found) -> None:
+    def __init__(self, column: pa.Array | None, found: _Found | None) -> None:
         self._column, self._found = column, found
         self._rows: NDArray[np.int64] | None = None
         self._whole: dict[np.dtype[Any], NDArray[Any]] = {}
@@ -444,12 +489,20 @@ class _Input:
 
     @property
     def slots(self) -> Slots:
+        assert self._found is not None
         slots = self._found.slots()
         return slots if self._rows is None else slots[self._rows]
 
     def values(self, dtype: np.dtype[Any]) -> NDArray[Any]:
         values = self._values(dtype)
         return values if self._rows is None else values[self._rows]
+
+    def single(self, do: Do, states: NDArray[Any]) -> NDArray[Any]:
+        """Return one column of the states of single rows, given as many states without any value."""
+        rows = slice(None) if self._rows is None else self._rows
+        single = states.copy()
+        single[rows] = 1 if do == Do.COUNT else self.values(np.dtype(np.float64 if do.floating else np.int64))
+        return single
 
     def read(self, floating: bool | None) -> Input:
         """Return the column as kernels read it."""

@@ -44,6 +44,7 @@ class Calendar:
 
     kind: ClassVar[str] = "calendar"
     merging: ClassVar[bool] = False
+    per_record: ClassVar[bool] = False
     time_of_results: ClassVar[str] = WINDOW_START
     overlap: ClassVar[int] = 1
 

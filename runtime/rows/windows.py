@@ -63,6 +63,8 @@ class Windows(Protocol):
     """A part of the identity of state."""
     merging: ClassVar[bool]
     """Whether windows of one key that touch become one, with merged aggregates."""
+    per_record: ClassVar[bool]
+    """Whether every record has a window of its own, which ends with it."""
 
     @property
     def time_of_results(self) -> str:
@@ -102,6 +104,7 @@ class Tumbling:
 
     kind: ClassVar[str] = "tumbling"
     merging: ClassVar[bool] = False
+    per_record: ClassVar[bool] = False
     time_of_results: ClassVar[str] = WINDOW_START
     overlap: ClassVar[int] = 1
 
@@ -135,6 +138,7 @@ class Hopping:
 
     kind: ClassVar[str] = "hopping"
     merging: ClassVar[bool] = False
+    per_record: ClassVar[bool] = False
     time_of_results: ClassVar[str] = WINDOW_START
 
     @property
@@ -162,6 +166,7 @@ class Session:
 
     kind: ClassVar[str] = "session"
     merging: ClassVar[bool] = True
+    per_record: ClassVar[bool] = False
     time_of_results: ClassVar[str] = WINDOW_END
     overlap: ClassVar[int] = 1
 
@@ -183,6 +188,36 @@ class Session:
 
     def identity(self) -> dict[str, Any]:
         return {"kind": self.kind, "gap_us": self.gap_us}
+
+    def shown(self) -> str:
+        return window_text(self.identity())
+
+
+@dataclass(frozen=True)
+class Sliding:
+    """Windows (time - size, time], one for every record, of its event time; a slice is one event time."""
+
+    size_us: int
+
+    kind: ClassVar[str] = "sliding"
+    merging: ClassVar[bool] = False
+    per_record: ClassVar[bool] = True
+    time_of_results: ClassVar[str] = WINDOW_END
+    overlap: ClassVar[int] = 1
+
+    @property
+    def every_us(self) -> int:
+        return self.size_us
+
+    def slices(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the end of the window of each record."""
+        return times
+
+    def starts(self, ends: NDArray[np.int64]) -> NDArray[np.int64]:
+        return ends - self.size_us
+
+    def identity(self) -> dict[str, Any]:
+        return {"kind": self.kind, "size_us": self.size_us}
 
     def shown(self) -> str:
         return window_text(self.identity())
@@ -300,6 +335,27 @@ def hopping(size: str, every: str) -> Hopping:
             next_step="let windows start less often, or make them shorter",
         )
     return Hopping(size_us, every_us)
+
+
+@checked("hf.sliding", '("10m")')
+def sliding(size: str) -> Sliding:
+    """Windows before each record: `sliding("10m")` gives every record the aggregates of the ten minutes up to it.
+
+    As SQL's RANGE BETWEEN INTERVAL size PRECEDING AND CURRENT ROW, but without records that are exactly `size` older: a
+    window is (event time - size, event time]. Records of one event time are in the windows of each other. A record is
+    emitted when the watermark has passed it.
+
+    Raises:
+        ConfigError: the size is not above 0.
+    """
+    size_us = 1_000 * duration_ms(size, f"size of hf.sliding at {position()}")
+    if size_us <= 0:
+        raise ConfigError(
+            f"sliding({size!r}): the size must be above 0",
+            not_done="the job was not planned",
+            next_step='use, for example, sliding("10m")',
+        )
+    return Sliding(size_us)
 
 
 @checked("hf.session", '("30m")')

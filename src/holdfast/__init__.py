@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.rows.keyed_process import Context, KeyedProcess, List, Map, Timer, Value
     from holdfast.runtime.rows.patterns import pattern
     from holdfast.runtime.rows.row_types import Row
-    from holdfast.runtime.rows.windows import hopping, session, tumbling
+    from holdfast.runtime.rows.windows import hopping, session, sliding, tumbling
     from holdfast.runtime.sources.generator import Generator
     from holdfast.runtime.sources.installed import connector
     from holdfast.runtime.sources.log import Log
@@ -94,6 +94,7 @@ _HOMES = {
     "tumbling": "holdfast.runtime.rows.windows",
     "hopping": "holdfast.runtime.rows.windows",
     "session": "holdfast.runtime.rows.windows",
+    "sliding": "holdfast.runtime.rows.windows",
     "calendar": "holdfast.runtime.rows.calendar",
     "Log": "holdfast.runtime.sources.log",
     "log": "holdfast.runtime.inspect.logframe",
@@ -153,6 +154,7 @@ __all__ = [
     "pattern",
     "quantile",
     "session",
+    "sliding",
     "state",
     "sum",
     "testing",

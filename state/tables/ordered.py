@@ -208,12 +208,16 @@ class OrderedIndex:
         lower, upper = self._words.below(users, first, False), self._words.below(users, end, not end)
         return self._found(lower, upper, skip, limit, descending)
 
-    def through(self, last: int, limit: int | None = None) -> Rows:
-        """Return the slots whose time, or first key column, is at most `last`: the earliest first, at most `limit`."""
+    def through(self, last: int, limit: int | None = None, *, first: int | None = None) -> Rows:
+        """Return the slots whose time, or first key column, is at most `last`: the earliest first, at most `limit`.
+
+        Args:
+            first: The least time; None: any.
+        """
         assert self._by or can_expire(self._table.spec.key), "this order does not begin with a time"
         self.settle()
-        everything = Bound(np.empty((1, 0), np.int64), None, False)
-        return self._found(everything, Bound(np.array([[last]]), None, True), 0, limit, False).slots
+        lower = Bound(np.empty((1, 0), np.int64) if first is None else np.array([[first]]), None, False)
+        return self._found(lower, Bound(np.array([[last]]), None, True), 0, limit, False).slots
 
     def _found(self, lower: Bound, upper: Bound, skip: Rows | int, limit: Rows | int | None, descending: bool) -> Found:
         rows = len(lower)

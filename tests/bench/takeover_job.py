@@ -20,7 +20,7 @@ def make(folder: Path) -> hf.App:
     rows = app.source("rows", hf.Log(str(folder / "input"), SCHEMA))
     n, total, least, most = hf.count(), hf.sum("v"), hf.min("v"), hf.max("v")
     again = {"n_2": n, "total_2": total, "least_2": least, "most_2": most, "n_3": n, "total_3": total, "least_3": least}
-    rows.key_by("k").agg("wide", emit="changes", n=n, total=total, least=least, most=most, **again)
+    rows.key_by("k").agg("wide", emit="changes", keep=(), n=n, total=total, least=least, most=most, **again)
     # A job needs a sink; this one takes the single record of its own source.
     tick = app.source("tick", hf.Generator(SCHEMA, lambda i: (i, i), count=1))
     tick.filter(pl.col("v") >= 0).sink("ticks", hf.SQLite(str(folder / "out.db"), table="ticks"))

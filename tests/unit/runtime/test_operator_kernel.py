@@ -87,6 +87,7 @@ class Shifts:
 
     kind: ClassVar[str] = "shifts"
     merging: ClassVar[bool] = False
+    per_record: ClassVar[bool] = False
     time_of_results: ClassVar[str] = "window_start"
     size_us: int = 10_000_000
     every_us: int = 5_000_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,9 @@ import hopping_jobs
 import lookup_jobs
 import pattern_jobs
 import pytest
+import running_jobs
 import session_jobs
+import sliding_jobs
 from session_jobs import at, row
 
 from holdfast.chaos.mutants.mutation import Mutant, applied
@@ -115,6 +118,21 @@ def kept_patterns(seed: int) -> None:
         assert all(t.state("found", ("x", number)) is None for number in range(3))
 
 
+def slides(seed: int) -> None:
+    oracle = sliding_jobs.Oracle(10)
+    with TestDriver(sliding_jobs.app_of(10), 2, seed) as t:
+        sliding_jobs.play(t, steps_of(seed), oracle)
+
+
+def running(seed: int) -> None:
+    rng, records = random.Random(seed), defaultdict[str, list[dict[str, Any]]](list)
+    pushes = [("push", 0, [(rng.choice("ab"), rng.randrange(9), rng.randrange(5))] * 3) for _ in range(3)]
+    with TestDriver(running_jobs.app_of(keep="id"), 2, seed) as t:
+        running_jobs.play(t, pushes, records)
+        t.checkpoint()
+        running_jobs.check(t, records)
+
+
 PLAYS: dict[str, Callable[[int], None]] = {
     "slice-counted-twice": hopping,
     "last-window-of-a-slice-missing": hopping,
@@ -133,6 +151,9 @@ PLAYS: dict[str, Callable[[int], None]] = {
     "forbidden-row-ignored": patterns("guarded"),
     "row-taken-again": patterns("relaxed"),
     "pattern-in-order-of-arrival": patterns("relaxed"),
+    "sliding-window-with-its-start": slides,
+    "sliding-before-its-time": slides,
+    "running-from-nothing": running,
 }
 
 
@@ -148,7 +169,11 @@ def caught(play: Callable[[int], None]) -> int | None:
 
 class TestOperatorMutants:
     @pytest.mark.parametrize(
-        "play", [hopping, sessions, lookups, kept_patterns, *(patterns(name) for name in ("relaxed", "row", "guarded"))]
+        "play",
+        [
+            *(hopping, sessions, lookups, slides, running, kept_patterns),
+            *(patterns(name) for name in ("relaxed", "row", "guarded")),
+        ],
     )
     def test_what_is_not_mutated_passes(self, play: Callable[[int], None]) -> None:
         for seed in range(3):
