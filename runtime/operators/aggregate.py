@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import polars as pl
@@ -55,7 +55,9 @@ from holdfast.state.tables.records import Step
 from holdfast.state.tables.slab import UNLIMITED
 from holdfast.state.tables.spec import Columns, ColumnSpec
 from holdfast.state.tables.table import Table
-from holdfast.state.tables.values import differ, taken
+from holdfast.state.tables.values import concatenated, differ, sliced, taken
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class AggregateOperator(Operator):
         self._keys, self._ctx, self._name = step.keys, ctx, step.operator
         self._schema = pa.schema([*ctx.placed[0].schema, OP_FIELD])
         self._table = ctx.table(step.operator)
-        self._folding = Folding(step.operator, step.aggregations, self._table, ctx.job)
+        self._folding = Folding(step.operator, step.aggregations, self._table, ctx.job, time_slice=ctx.time_slice)
         self._taken = in_pieces(ctx, step.operator, step.aggregations, self._take)
         self.rows_in = self.rows_out = 0
 
@@ -164,6 +166,9 @@ def in_pieces(ctx: OperatorContext, operator: str, aggregations: Sequence[BoundA
 class Folding:
     """The aggregates of one table.
 
+    Functions of the user that give results or merge are called within one turn, for all keys that an epoch changed or a
+    watermark closes. So they are called for few keys at a time, as a `Pace` learns, and the worker is marked each time.
+
     Args:
         operator: Named in errors, with the job.
         also: Columns of state that every row sets, besides its aggregates.
@@ -176,8 +181,11 @@ class Folding:
         table: Table,
         job: str | None,
         also: Sequence[str] = (),
+        time_slice: TimeSlice | None = None,
     ) -> None:
         self._operator, self._table, self._job = operator, table, job
+        self._time_slice = time_slice or TimeSlice()
+        self._paces = self._time_slice.pace(), self._time_slice.pace()
         self._aggregations = tuple(aggregations)
         self._conditions = tuple(dict.fromkeys(each.condition for each in aggregations if each.condition is not None))
         self._known: dict[str, Known] = {}
@@ -237,7 +245,7 @@ class Folding:
         states = []
         for bound in self._aggregations:
             try:
-                states.append(bound.function.combine(self._held(bound, slots), groups, count))
+                states.append(self._combined(bound, self._held(bound, slots), groups, count))
             except CannotFold as error:
                 first = {} if error.group is None else {error.group: int(slots[np.argmax(groups == error.group)])}
                 raise self._cannot(bound, error, first) from error
@@ -299,9 +307,45 @@ class Folding:
 
     def _result(self, bound: BoundAggregation, states: State, slots: Slots | None = None) -> pa.Array:
         try:
-            return bound.function.results(states)
+            if not bound.kind.calls:
+                return bound.function.results(states)
+            count, function = len(next(iter(states.values()))), bound.function
+            parts = self._in_pieces(
+                count, self._paces[0], lambda first, end: function.results(_part(states, first, end))
+            )
+            return pa.concat_arrays(parts) if len(parts) > 1 else parts[0]
         except CannotFold as error:
             raise self._cannot(bound, error, slots) from error
+
+    def _combined(self, bound: BoundAggregation, states: State, groups: Groups, count: int) -> State:
+        if not bound.kind.calls:
+            return bound.function.combine(states, groups, count)
+        order = np.argsort(groups, kind="stable")
+        bounds = np.searchsorted(groups[order], np.arange(count + 1))
+
+        def merged(first: int, end: int) -> State:
+            rows = order[bounds[first] : bounds[end]]
+            part = {role: taken(values, rows) for role, values in states.items()}
+            return bound.function.combine(part, groups[rows] - first, end - first)
+
+        parts = self._in_pieces(count, self._paces[1], merged)
+        return {role: concatenated([part[role] for part in parts]) for role in states} if len(parts) > 1 else parts[0]
+
+    def _in_pieces(self, count: int, pace: Pace, call: Callable[[int, int], T]) -> list[T]:
+        """Call functions of the user for few groups at a time; return what the calls for [first, end) return."""
+        found, first = list[T](), 0
+        while not found or first < count:
+            end, began = min(first + pace.rows, count), self._time_slice.now()
+            try:
+                with self._time_slice.calling(self._operator, FUNCTION + self._operator):
+                    found.append(call(first, end))
+            except CannotFold as error:
+                raise CannotFold(
+                    error.what, error.next_step, None if error.group is None else error.group + first
+                ) from error
+            pace.took(end - first, self._time_slice.now() - began)
+            first = end
+        return found
 
     def _true(self, batch: pa.RecordBatch) -> Mapping[Condition, pa.Array]:
         if not self._conditions:
@@ -381,6 +425,11 @@ def _values_at(table: Table, name: str, slots: Slots) -> Any:
     if not table.spec.column(name).plain:
         return table.read(name, slots)
     return table.values(name, slots) if table.limited else table.column(name)[slots]
+
+
+def _part(states: State, first: int, end: int) -> State:
+    """Return the states of groups [first, end), not copied."""
+    return {role: sliced(values, first, end) for role, values in states.items()}
 
 
 class _Swapped:

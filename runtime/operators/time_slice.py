@@ -20,7 +20,8 @@ Source: docs/design/0004-python-functions.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from holdfast.ports import Clock
 
@@ -50,8 +51,21 @@ class TimeSlice:
 
     def __init__(self, clock: Clock | None = None, mark: Mark = unmarked) -> None:
         self.mark = mark
+        self.at_work: str | None = None
+        """The operator whose function is being called outside of the backlog; any thread may read it."""
         self._clock = clock
         self._until = 0.0
+
+    @contextmanager
+    def calling(self, operator: str, mark: str) -> Iterator[None]:
+        """Mark the call of an operator's functions, outside of the backlog."""
+        self.at_work = operator
+        self.mark(mark)
+        try:
+            yield
+        finally:
+            self.mark(None)
+            self.at_work = None
 
     def begin(self) -> None:
         """Begin a turn."""

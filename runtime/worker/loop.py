@@ -337,6 +337,11 @@ class WorkerLoop:
         """Show that the restore of a copy advances, as _restored does."""
         self._restored(self._following.generation, done_bytes, all_bytes)
 
+    def _marked(self, mark: str | None) -> None:
+        """Record what is about to be called: each call is one operation, however many a turn makes."""
+        self.advanced_at = self._ports.clock.monotonic()
+        self._mark(mark)
+
     def _restored(self, generation: Generation, done_bytes: int, all_bytes: int) -> None:
         """Show that the restore advances: it runs within one turn, and heartbeats continue meanwhile."""
         self.advanced_at = self._ports.clock.monotonic()
@@ -382,7 +387,7 @@ class WorkerLoop:
         ahead = {name: self._ahead(name) for name in self._opened}
         readings = open_readings(plan, deploy.positions, self._opened, deploy.until, ahead.__getitem__)
         given = self._state, links, self._opened, readings, throttle, self._deliveries.immediate
-        run = SubtaskRun(plan, subtask, parallelism, *given, audit=deploy.audit, mark=self._mark)
+        run = SubtaskRun(plan, subtask, parallelism, *given, audit=deploy.audit, mark=self._marked)
         sources = frozenset(f.index for f in plan.fragments if f.source is not None)
         machine = worker.start(
             deploy.generation,

@@ -128,6 +128,8 @@ class SubtaskRun:
 
     def at_work(self) -> str | None:
         """Return which Python function is running, if any. Safe to call from any thread."""
+        if (outside := self._limit.at_work) is not None:
+            return outside
         return next((name for run in self._fragments.values() if (name := run.backlog.at_work) is not None), None)
 
     def close_fragment(self, index: int, barrier: Barrier) -> tuple[tuple[SourcePosition, ...], PartAudit | None]:

@@ -86,7 +86,7 @@ class SessionOperator(Operator):
         self._table, self._clock = ctx.table(step.operator), EventClock(step.operator, ctx)
         self._rows = OrderedRows(self._table)
         also = (START_COLUMN.name, WINDOW_END)
-        self._folding = Folding(step.operator, step.aggregations, self._table, ctx.job, also)
+        self._folding = Folding(step.operator, step.aggregations, self._table, ctx.job, also, ctx.time_slice)
         self._taken = in_pieces(ctx, step.operator, step.aggregations, self._take)
         self._held = step.times_held()
         self.rows_in = self.rows_out = self.late = 0

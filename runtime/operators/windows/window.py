@@ -170,7 +170,7 @@ class WindowOperator(Operator):
         self._step, self._ctx, self._upsert = step, ctx, placed.upsert_key is not None
         self._schema = pa.schema([*placed.schema, OP_FIELD] if self._upsert else placed.schema)
         self._table, self._clock = ctx.table(step.operator), EventClock(step.operator, ctx)
-        self._folding = Folding(step.operator, step.aggregations, self._table, ctx.job, also=(WINDOW_END,))
+        self._folding = Folding(step.operator, step.aggregations, self._table, ctx.job, (WINDOW_END,), ctx.time_slice)
         self._taken = in_pieces(ctx, step.operator, step.aggregations, self._take)
         self._keys = KeyType.of(placed.schema.field(name) for name in step.keys)
         self.rows_in = self.rows_out = self.late = 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.chaos.mutants.keyed_mutants import KEYED_MUTANTS
 from holdfast.chaos.mutants.mutants import MUTANTS
 from holdfast.chaos.mutants.mutation import applied
 from holdfast.chaos.mutants.operator_mutants import OPERATOR_MUTANTS
@@ -19,6 +20,7 @@ HEADING = "Wrong versions that are caught"
 OTHERS = {
     "Wrong versions of the state that are caught": STATE_MUTANTS,
     "Wrong versions of windows that are caught": OPERATOR_MUTANTS,
+    "Wrong versions of keyed functions that are caught": KEYED_MUTANTS,
 }
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import keyed_jobs
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planned_source import PlannedSource
@@ -145,17 +147,40 @@ def interrupt(t: TestDriver, steps: int) -> None:
         t.cluster.step()
 
 
+class TestEveryKindOfState:
+    @pytest.mark.parametrize("mode", ["continuous", "microbatch"])
+    @settings(max_examples=6, deadline=None)
+    @given(
+        st.lists(keyed_jobs.STEPS, min_size=4, max_size=10),
+        st.integers(1, 3),
+        st.integers(0, 2**16),
+        st.sampled_from([2, 16_384]),
+    )
+    def test_does_what_plain_python_does(
+        self, mode: str, steps: list[Any], parallelism: int, seed: int, round_timers: int
+    ) -> None:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("holdfast.runtime.operators.process.operator.ROUND_TIMERS", round_timers)
+            with TestDriver(keyed_jobs.app_of(), parallelism, seed, mode) as t:
+                oracle = keyed_jobs.Oracle()
+                keyed_jobs.play(t, steps, oracle, lambda t: interrupt(t, seed % 40))
+                t.finish()
+                oracle.advance(1e9)
+                assert keyed_jobs.rows_of(t, "out") == +oracle.out
+                assert keyed_jobs.rows_of(t, "odd") == +oracle.odd
+
+
 class TestRandomJobs:
+    @pytest.mark.parametrize("mode", ["continuous", "microbatch"])
     @settings(max_examples=6, deadline=None)
     @given(st.lists(STEPS, min_size=4, max_size=10), st.integers(1, 3), st.integers(0, 2**16))
     def test_every_record_is_in_one_result_or_late_or_dropped(
-        self, steps: list[Any], parallelism: int, seed: int
+        self, mode: str, steps: list[Any], parallelism: int, seed: int
     ) -> None:
         pushed = Pushed()
-        with TestDriver(app_of(), parallelism, seed) as t:
+        with TestDriver(app_of(), parallelism, seed, mode) as t:
             for step in steps:
                 play(t, step, pushed)
-            t.watermark("readings", START + timedelta(minutes=3))  # timers that are set after the last one do not fire
             t.finish()
             late = [row["bits"] for row in t.rows("late")]
             assert len(late) == len(set(late))

@@ -50,10 +50,10 @@ class Played:
 
     def __init__(self, build: Callable[[hf.App, Callable[[float], None]], Stream], sources: tuple[str, ...] = ("s",)):
         app = hf.App("slow", checkpoint_every="1s")
-        self.sink = MemorySink()
         self.epochs = 0
         stream = build(app, self.takes)
-        self.sink.prepare(stream.schema, None)
+        self.sink = MemorySink(key=stream.upsert_key)
+        self.sink.prepare(stream.schema, stream.upsert_key)
         stream.sink("out", self.sink)
         self.plan = app.plan()
         self.cluster = Cluster(self.plan, 1, 0, MemoryObjects(), 1.0, dict.fromkeys(sources, (0,)))
@@ -293,6 +293,54 @@ class TestADeadLetter:
         s.map(lambda row: row, to=Row).map(fn, to=Row).sink("out", hf.SQLite("unused.db", "out"))
         with TestDriver(app, parallelism=1) as t, pytest.raises(JobFailed, match="at offset 47 of partition 0"):
             t.push("s", [Row(n) for n in range(60)])
+
+
+@dataclass
+class Total:
+    n: int = 0
+
+
+def added(state: Total, row: hf.Row) -> Total:
+    return Total(state.n + 1)
+
+
+class TestASlowAggregateOfTheUser:
+    """`result` and `merge` run at a barrier or watermark, for many keys in one turn."""
+
+    @pytest.mark.parametrize("window", [None, hf.tumbling("10s"), hf.hopping("10s", every="5s"), hf.session("10s")])
+    def test_is_named_and_no_hang_while_its_calls_return(self, window: hf.Windows | None) -> None:
+        reported: list[m.FromWorker] = []
+        longest = [0.0]
+
+        def result(state: Total) -> int:
+            member = next(iter(played.cluster.members.values()))
+            session = Session(task(played), member.loop, Mailbox(), played.cluster.clock)
+            longest[0] = max(longest[0], played.cluster.clock.now - member.loop.advanced_at)
+            played.takes(3)
+            session.show_life(reported.append)
+            return state.n
+
+        def rows(i: np.ndarray[tuple[int], np.dtype[np.int64]]) -> dict[str, object]:
+            return {"k": i, "at": pa.array(i).cast(pa.timestamp("us", "UTC"))}
+
+        def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
+            source = hf.Generator(Timed, rows, count=100, vectorised=True)
+            keyed = app.source("s", source, event_time="at").key_by("k")
+            grouped = keyed if window is None else keyed.window(window)
+            kinds = {} if window is None else {"emit": "final"}
+            n = hf.Aggregate(Total, added, lambda one, other: Total(one.n + other.n), result)
+            return grouped.agg("own", n=n, **kinds)  # type: ignore[arg-type]
+
+        played = Played(build)
+        for _ in range(2_000):
+            if len(reported) >= 100:
+                break
+            played.cluster.step()
+            for member in played.cluster.members.values():
+                member.loop.beat()
+        assert len(reported) >= 100 and all(isinstance(each, m.Heartbeat) for each in reported)
+        assert longest[0] < 120  # a call that takes longer counts as hung
+        assert reported[-1].progress.held_by[-1:] == ("function: own",)  # type: ignore[union-attr]
 
 
 class TestAFunctionThatHangs:

@@ -1,0 +1,113 @@
+"""Wrong versions of keyed functions, which tests of whole jobs must catch.
+
+They are applied as those of mutants.py are; tests/unit/runtime/test_keyed_mutants.py plays the job that catches them.
+The simulator plays some of them too.
+
+Source: docs/design/0065, 0066.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.chaos.mutants.mutation import Mutant, Right, Swap
+from holdfast.runtime.operators.process.cells import ListCell, TimerCell, ValueCell
+from holdfast.runtime.operators.process.operator import ProcessOperator
+from holdfast.state.collections.rows import NEVER
+from holdfast.state.collections.timers import AT
+from holdfast.state.tables.table import Table
+
+
+def _loses_timers(right: Right) -> Right:
+    def roll_back(table: Table, *given: Any) -> Any:
+        held = right(table, *given)
+        if held and AT.name in table.spec.orders:
+            table.delete(table.present())
+        return held
+
+    return roll_back
+
+
+def _keeps_what_fired(right: Right) -> Right:
+    def fired(timer: TimerCell, k: int, at_us: int) -> Any:
+        was = timer._changes.get(k)
+        fires = right(timer, k, at_us)
+        if fires and was is not None:
+            timer._changes[k] = was
+        return fires
+
+    return fired
+
+
+def _loses_the_rest(right: Right) -> Right:
+    def store(timer: TimerCell) -> None:
+        timer.due.clear()
+        right(timer)
+
+    return store
+
+
+def _expires_renewed_values(right: Right) -> Right:
+    def put(cell: ValueCell, value: Any, expires: int) -> None:
+        k = cell._rows.frame.k
+        if cell._life is not None and value is not None and cell.values[k] is not None:
+            expires = min(expires, cell.expires[k]) if cell.expires[k] != NEVER else expires
+        right(cell, value, expires)
+
+    return put
+
+
+def _loses_sides(right: Right) -> Right:
+    def emitted(operator: ProcessOperator, batches: Any) -> Any:
+        main = batches["main"]
+        kept = batches if main.num_rows else {name: each.slice(0, 0) for name, each in batches.items()}
+        return right(operator, kept)
+
+    return emitted
+
+
+def _forgets_a_key_group(right: Right) -> Right:
+    def begin(operator: ProcessOperator, step: Any, ctx: Any) -> None:
+        right(operator, step, ctx)
+        groups = ctx.key_groups
+        for table in (cell.table for cell in operator._cells):
+            slots = table.present()
+            table.delete(slots[table.keys_at(slots).key_groups(groups.count) == groups.first])
+
+    return begin
+
+
+def _keeps_what_failed(_: Right) -> Right:
+    return lambda cell, k, old: None
+
+
+KEYED_MUTANTS = (
+    Mutant("timers-lost-in-a-rollback", "P10, design/0065", "a survivor's rollback empties the timers",
+           (Swap(Table, "roll_back", _loses_timers),)),
+    Mutant("timer-fires-twice", "design/0066", "a timer that is set and fires in one round is stored again",
+           (Swap(TimerCell, "fired", _keeps_what_fired),)),
+    Mutant("rest-of-a-round-lost", "design/0066", "due timers that a round does not reach are lost",
+           (Swap(TimerCell, "store", _loses_the_rest),)),
+    Mutant("renewed-value-expires", "design/0065", "a value that is set again expires when the former one would have",
+           (Swap(ValueCell, "_put", _expires_renewed_values),)),
+    Mutant("side-lost", "design/0065", "rows for a side are lost if their frame emits none to the stream",
+           (Swap(ProcessOperator, "_emitted", _loses_sides),)),
+    Mutant("key-group-forgotten", "P10, design/0065", "a deployed subtask loses the state of its first key group",
+           (Swap(ProcessOperator, "__init__", _forgets_a_key_group),)),
+    Mutant("failed-timer-kept", "design/0065", "a timer that a failed call set stays",
+           (Swap(TimerCell, "_back", _keeps_what_failed),)),
+    Mutant("failed-element-kept", "design/0065", "an element that a failed call appended stays",
+           (Swap(ListCell, "_back", _keeps_what_failed),)),
+)  # fmt: skip
+
+PLAYED = (
+    Mutant("keyed-timers-lost-in-a-rollback", "P10, design/0065", "a survivor's rollback empties the timers",
+           (Swap(Table, "roll_back", _loses_timers),), needs="keyed"),
+    Mutant("keyed-timer-fires-twice", "design/0066", "a timer that is set and fires in one round is stored again",
+           (Swap(TimerCell, "fired", _keeps_what_fired),), needs="keyed"),
+    Mutant("keyed-side-lost", "design/0065", "rows for a side are lost if their frame emits none to the stream",
+           (Swap(ProcessOperator, "_emitted", _loses_sides),), needs="keyed"),
+    Mutant("keyed-key-group-forgotten", "P10, design/0065", "a deployed subtask loses the state of its first key group",
+           (Swap(ProcessOperator, "__init__", _forgets_a_key_group),), needs="keyed"),
+)  # fmt: skip
+"""Caught by the simulator, in seeds whose windows are those of a keyed function."""
