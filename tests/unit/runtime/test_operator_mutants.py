@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import grouped_jobs
 import hopping_jobs
 import lookup_jobs
 import pattern_jobs
@@ -115,6 +116,15 @@ def kept_patterns(seed: int) -> None:
         assert all(t.state("found", ("x", number)) is None for number in range(3))
 
 
+def groups(seed: int) -> None:
+    rng, steps = random.Random(seed), list[Any]()
+    for _ in range(4):
+        rows = [(rng.randrange(5), rng.choice([None, ("a", 1), ("b", 2), ("a", 60)])) for _ in range(5)]
+        steps += [("changes", rows), ("parallelism", rng.randrange(1, 4))]
+    with TestDriver(grouped_jobs.app_of(), 2, seed) as t:
+        grouped_jobs.play(t, steps, grouped_jobs.Oracle())
+
+
 PLAYS: dict[str, Callable[[int], None]] = {
     "slice-counted-twice": hopping,
     "last-window-of-a-slice-missing": hopping,
@@ -133,6 +143,7 @@ PLAYS: dict[str, Callable[[int], None]] = {
     "forbidden-row-ignored": patterns("guarded"),
     "row-taken-again": patterns("relaxed"),
     "pattern-in-order-of-arrival": patterns("relaxed"),
+    "retraction-dropped": groups,
 }
 
 
@@ -148,7 +159,15 @@ def caught(play: Callable[[int], None]) -> int | None:
 
 class TestOperatorMutants:
     @pytest.mark.parametrize(
-        "play", [hopping, sessions, lookups, kept_patterns, *(patterns(name) for name in ("relaxed", "row", "guarded"))]
+        "play",
+        [
+            hopping,
+            sessions,
+            lookups,
+            groups,
+            kept_patterns,
+            *(patterns(name) for name in ("relaxed", "row", "guarded")),
+        ],
     )
     def test_what_is_not_mutated_passes(self, play: Callable[[int], None]) -> None:
         for seed in range(3):

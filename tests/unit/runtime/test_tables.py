@@ -209,7 +209,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("given", "what"),
         [
-            ({"key": "kode"}, "has no column 'kode'"),
+            ({"key": "kode"}, "there is no column 'kode'"),
             ({"key": []}, "key=[] names no columns"),
             ({"deleted": "rate"}, "deleted='rate' is decimal128(5, 2)"),
             ({"event_time": "rate"}, "the event time 'rate' is decimal128(5, 2)"),
