@@ -1,10 +1,10 @@
-"""Wrong versions of windows, look-ups and patterns, which tests of whole jobs must catch.
+"""Wrong versions of windows, look-ups, groups and patterns, which tests of whole jobs must catch.
 
-The simulator plays tumbling windows and joins; these are of windows that share slices, of sessions, of patterns, and of
-rows that are looked up in the versions of a table. They are applied as those of mutants.py are;
-tests/unit/runtime/test_operator_mutants.py names the test that catches each.
+The simulator plays tumbling windows and joins; these are of windows that share slices, of sessions, of patterns, of
+rows that are looked up in the versions of a table, and of groups of its rows. They are applied as those of mutants.py
+are; tests/unit/runtime/test_operator_mutants.py names the test that catches each.
 
-Source: docs/design/0062, 0063, 0067, 0069.
+Source: docs/design/0062, 0063, 0067, 0068, 0069.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from holdfast.runtime.operators.patterns.automaton import Automaton
 from holdfast.runtime.operators.patterns.kept import KeptRows as RowsOfPatterns
 from holdfast.runtime.operators.patterns.match import MatchOperator
 from holdfast.runtime.operators.tables import versioned
+from holdfast.runtime.operators.tables.retractions import RetractionsOperator
 from holdfast.runtime.operators.tables.versioned import LEAVES, Versions
 from holdfast.runtime.operators.windows import session, sliding, window
 from holdfast.runtime.operators.windows.session import SessionOperator
@@ -176,5 +177,7 @@ OPERATOR_MUTANTS = (
            (Swap(SlidingOperator, "_between", _before_its_time),)),
     Mutant("running-from-nothing", "design/0072", "running aggregates begin again with every batch",
            (Swap(Runs, "behind", _without_the_held),)),
+    Mutant("retraction-dropped", "design/0068", "a row that is replaced stays in its group",
+           (Swap(RetractionsOperator, "_taken_back", lambda _: lambda operator, slots: []),)),
 )  # fmt: skip
 """The wrong versions that the tests must catch; each names the rule that it negates."""

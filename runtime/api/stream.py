@@ -23,7 +23,7 @@ from holdfast.runtime.api.functions import call_of, checked_as, row_schema, unit
 from holdfast.runtime.api.joined import joined, late_of
 from holdfast.runtime.api.matched import matched
 from holdfast.runtime.api.process import batches_of, process_of, processed, side_of
-from holdfast.runtime.api.tables import changes_of, converted, looked_up
+from holdfast.runtime.api.tables import changes_of, converted, group_keys, grouped, looked_up
 from holdfast.runtime.api.unsupported import KEYED_STREAM, STREAM, no_attribute
 from holdfast.runtime.api.windowed import Grouping, aggregated, checked_keep, grouping_of, late, refuse_own
 from holdfast.runtime.config.settings import duration_ms
@@ -722,6 +722,10 @@ class Table(Stream[Row]):
         """Add columns, or replace those of the same name; the key stays as it is."""
         return Table(self._graph, super().with_columns(*columns, **named)._node)
 
+    def group_by(self, *columns: str) -> GroupedTable:
+        """Group the rows that the table has now: `.group_by("city").agg("cities", customers=hf.count())`."""
+        return GroupedTable(self._graph, self._node, group_keys(self._node, columns))
+
     def to_changes(self) -> Stream[Row]:
         """Return the changes as rows that are never replaced.
 
@@ -729,6 +733,38 @@ class Table(Stream[Row]):
         has its key and event time alone. So these are the records of a changelog: a log of them is a table again.
         """
         return Stream(self._graph, changes_of(self._graph, self._node))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class GroupedTable:
+    """A table grouped by columns, which may change."""
+
+    graph: Graph
+    node: Node
+    keys: tuple[str, ...]
+
+    if not TYPE_CHECKING:  # else a type checker would accept every name
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_attribute("GroupedTable", name, {}, dir(type(self)))
+
+    def __repr__(self) -> str:
+        return f"<GroupedTable: table {self.node.stream!r} by {', '.join(self.keys)}>"
+
+    def agg(self, name: str = NOT_GIVEN, *unnamed: Never, **aggregates: Aggregation) -> Table:
+        """Keep aggregates over the rows that the table has now, per group; the result is a table by the group.
+
+        When a row changes, its old values are taken back from their group and the new ones added to theirs. A group
+        whose rows are all gone is deleted. The changes of an epoch are emitted once per group.
+
+        Args:
+            name: Identity of the state; the rows of the table are kept under `<name>-rows`.
+            aggregates: Result columns, of hf.count, hf.sum and hf.mean: others would need all rows of a group.
+
+        Raises:
+            ConfigError: a name is taken, a column unknown, or an aggregate cannot take rows back.
+        """
+        return Table(self.graph, grouped(self.graph, self.node, self.keys, name, unnamed, aggregates))
 
 
 class JoinedStream(Stream[Row]):

@@ -1,19 +1,29 @@
-"""Tables and look-ups: checks the arguments of `.to_table`, `.to_changes` and `.lookup`, and adds them to the graph."""
+"""Tables: checks the arguments of `.to_table`, `.to_changes`, `.lookup`, `.group_by`, and adds them to the graph."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Never
 
 import pyarrow as pa
 
 from holdfast.arguments import position
 from holdfast.errors import ConfigError
 from holdfast.runtime.operators.tables.changes import Changes
+from holdfast.runtime.operators.tables.group import INVERTIBLE, Group
 from holdfast.runtime.operators.tables.latest import LatestLookup
 from holdfast.runtime.operators.tables.lookup import ROWS, TABLE, Lookup
+from holdfast.runtime.operators.tables.retractions import WEIGHT, Retractions
 from holdfast.runtime.operators.tables.upserts import Upserts
 from holdfast.runtime.operators.tables.versioned import VALID_FROM, VersionedLookup
 from holdfast.runtime.plan.graph import Graph, Node, check_name, refused
+from holdfast.runtime.rows.aggregates.aggregation import (
+    Aggregation,
+    BoundAggregation,
+    bound,
+    check_former,
+    refuse_unnamed,
+)
 from holdfast.runtime.rows.expressions import unknown_column
 from holdfast.runtime.rows.kept_columns import kept_column
 from holdfast.runtime.rows.windows import TIME, WINDOW_END
@@ -115,6 +125,73 @@ def looked_up(graph: Graph, nodes: tuple[Node, Node], name: str, on: object, as_
         _check_waiting(rows.schema, keys, where)
         step = VersionedLookup(graph.claim(name, "operator"), keys, table_keys, how, names, times)
     return graph.add(step, rows, step.operator, pa.schema(fields), others=(table,), event_time=rows.event_time)
+
+
+def grouped(
+    graph: Graph,
+    node: Node,
+    keys: tuple[str, ...],
+    name: str,
+    unnamed: tuple[Never, ...],
+    given: Mapping[str, Aggregation],
+) -> Node:
+    """Add aggregates over a table per group; see GroupedTable.agg.
+
+    Raises:
+        ConfigError: a name is taken, a column unknown, or an aggregate cannot take rows back.
+    """
+    check_name(name, "operator")
+    where = f"agg {name!r} on table {node.stream!r} at {position()}"
+    refuse_unnamed(unnamed, where)
+    if not given:
+        raise refused(f"{where}: no aggregate is given", "give at least one, for example rows=hf.count()")
+    check_former(given, where)
+    bounds = tuple(bound(column, each, node.schema, where) for column, each in given.items())
+    for each in bounds:
+        _check_invertible(each, node.schema, where)
+        if each.name in keys:
+            raise refused(f"{where}: {each.name!r} is also a key column", "rename the aggregate")
+    assert node.upsert_key is not None
+    for column in {*keys, *(column for each in bounds for column in each.reads)} - {*node.upsert_key}:
+        _check_kept(node.schema.field(column), "table", where)
+    operator = graph.claim(name, "operator")
+    rows = Retractions(graph.claim(f"{name}-rows", "operator"), node.upsert_key)
+    weighed = graph.add(rows, node, node.stream, pa.schema([*node.schema, WEIGHT]))
+    inputs = tuple(_summed(each, node.schema) for each in bounds)
+    # Groups that become empty continue as deletes, with nothing but their key.
+    fields = [*(node.schema.field(key) for key in keys), *(each.result.with_nullable(True) for each in bounds)]
+    return graph.add(Group(operator, keys, bounds, inputs), weighed, operator, pa.schema(fields), keys)
+
+
+def group_keys(node: Node, columns: tuple[object, ...]) -> tuple[str, ...]:
+    """Return the columns by which a table is grouped. Raises ConfigError: there are none, or one cannot be a key."""
+    return _key_of(node.schema, columns, f"group_by on table {node.stream!r} at {position()}")
+
+
+def _check_invertible(each: BoundAggregation, schema: pa.Schema, where: str) -> None:
+    decimals = bool(each.columns) and pa.types.is_decimal(schema.field(each.columns[0]).type)
+    if each.kind.name in INVERTIBLE and not (each.kind.name == "mean" and decimals):
+        return
+    if decimals and each.kind.name == "mean":
+        reason = "means of decimals are not kept exactly"
+        instead = f'cast it: .with_columns({each.columns[0]}=pl.col("{each.columns[0]}").cast(pl.Float64))'
+    else:
+        reason = "a value that is taken back leaves it only if all rows of the group are kept"
+        instead = (
+            f"use one of {', '.join(INVERTIBLE)}; or aggregate all that the table ever held: "
+            ".to_changes().key_by(...).agg(...)"
+        )
+    raise refused(f"{where}: {each.name} = {each} cannot follow a table whose rows change: {reason}", instead)
+
+
+def _summed(each: BoundAggregation, schema: pa.Schema) -> pa.Field:
+    """Return the column that an aggregate reads, in the type in which it is summed."""
+    if not each.columns:
+        return WEIGHT
+    field = schema.field(each.columns[0])
+    if pa.types.is_integer(field.type):
+        return field.with_type(pa.int64())
+    return field.with_type(pa.float64()) if pa.types.is_floating(field.type) else field
 
 
 def _key_of(schema: pa.Schema, key: object, where: str) -> tuple[str, ...]:

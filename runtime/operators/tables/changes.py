@@ -7,12 +7,13 @@ Source: docs/design/0067-tables-and-lookups.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from holdfast.runtime.operators.contract import MAIN, Needed, Operator, OperatorContext, Step, in_order
 from holdfast.runtime.operators.tables.upserts import deletes
+from holdfast.runtime.rows.schema import columns_shown
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ class Changes(Step):
 
     def text(self) -> str:
         return "changes as rows"
+
+    def shape(self, schema: pa.Schema) -> dict[str, Any]:
+        return {"step": self.kind, "columns": columns_shown(schema), "text": self.text()}
 
     def open(self, ctx: OperatorContext) -> Operator:
         return _ChangesOperator(self, ctx)

@@ -9,7 +9,7 @@ Source: docs/design/0067-tables-and-lookups.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,7 @@ from holdfast.runtime.operators.contract import (
     Step,
     in_order,
 )
+from holdfast.runtime.rows.schema import columns_shown
 from holdfast.sinks.contract import DELETE, PUT
 
 
@@ -52,6 +53,15 @@ class Upserts(Step):
     def text(self) -> str:
         deletes = "" if self.deleted is None else f", deletes where {self.deleted}"
         return f"table by {', '.join(self.keys)}{deletes}"
+
+    def shape(self, schema: pa.Schema) -> dict[str, Any]:
+        marks = {"event_time": self.time, "deleted": self.deleted}
+        return {
+            "step": self.kind,
+            "key": list(self.keys),
+            "columns": columns_shown(schema),
+            "text": self.text(),
+        } | marks
 
     def open(self, ctx: OperatorContext) -> Operator:
         return _UpsertsOperator(self, ctx)

@@ -19,8 +19,8 @@ PAGE = Path(__file__).parents[3] / "docs" / "guarantees.md"
 HEADING = "Wrong versions that are caught"
 OTHERS = {
     "Wrong versions of the state that are caught": STATE_MUTANTS,
-    "Wrong versions of windows that are caught": OPERATOR_MUTANTS,
     "Wrong versions of keyed functions that are caught": KEYED_MUTANTS,
+    "Wrong versions of windows, patterns and tables that are caught": OPERATOR_MUTANTS,
 }
 
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import grouped_jobs
 import hopping_jobs
 import lookup_jobs
 import pattern_jobs
@@ -133,6 +134,15 @@ def running(seed: int) -> None:
         running_jobs.check(t, records)
 
 
+def groups(seed: int) -> None:
+    rng, steps = random.Random(seed), list[Any]()
+    for _ in range(4):
+        rows = [(rng.randrange(5), rng.choice([None, ("a", 1), ("b", 2), ("a", 60)])) for _ in range(5)]
+        steps += [("changes", rows), ("parallelism", rng.randrange(1, 4))]
+    with TestDriver(grouped_jobs.app_of(), 2, seed) as t:
+        grouped_jobs.play(t, steps, grouped_jobs.Oracle())
+
+
 PLAYS: dict[str, Callable[[int], None]] = {
     "slice-counted-twice": hopping,
     "last-window-of-a-slice-missing": hopping,
@@ -154,6 +164,7 @@ PLAYS: dict[str, Callable[[int], None]] = {
     "sliding-window-with-its-start": slides,
     "sliding-before-its-time": slides,
     "running-from-nothing": running,
+    "retraction-dropped": groups,
 }
 
 
@@ -171,7 +182,7 @@ class TestOperatorMutants:
     @pytest.mark.parametrize(
         "play",
         [
-            *(hopping, sessions, lookups, slides, running, kept_patterns),
+            *(hopping, sessions, slides, running, lookups, groups, kept_patterns),
             *(patterns(name) for name in ("relaxed", "row", "guarded")),
         ],
     )

@@ -13,7 +13,9 @@ from lookup_jobs import ORDERS, RATES, STEPS, Oracle, app_of, at, never, order, 
 from lookup_jobs import given as given_rows
 
 import holdfast as hf
+from holdfast.runtime.plan.identity import check_against, describe_operators
 from holdfast.runtime.plan.report import render
+from holdfast.runtime.plan.shape import chain_of, shape_of
 from holdfast.sinks.memory import MemorySink
 from holdfast.testing import TestDriver
 
@@ -153,6 +155,21 @@ class TestTables:
             changes = {(row["code"], row["holdfast_deleted"], row["since"]) for row in t.rows("changes")}
             assert changes == {("at", False, at(0)), ("be", False, at(0)), ("at", True, at(1))}
 
+    def test_the_shape_of_a_plan_has_the_table_with_its_key(self) -> None:
+        app = hf.App("shown")
+        rates = app.table("rates", never(RATES), key="code", deleted="gone")
+        rates.to_changes().sink("out", MemorySink())
+        chain = chain_of(shape_of(app.plan()), "out")
+        assert chain is not None and [step["step"] for step in chain] == ["source", "table", "changes"]
+        assert (chain[1]["key"], chain[1]["deleted"]) == (["code"], "gone")
+
+    def test_what_a_look_up_keeps_is_described_with_every_checkpoint(self) -> None:
+        described = describe_operators(app_of().plan())
+        check_against(app_of().plan(), described)
+        assert described["taxed"]["identity"]["keeps"].startswith("the versions of a table")
+        with pytest.raises(hf.ConfigError, match="taxed"):
+            check_against(app_of("latest").plan(), described)
+
     def test_a_plan_says_what_a_look_up_keeps(self) -> None:
         shown = render(app_of().plan())
         assert "taxed by country, left, as of at: keeps each row until at, and the versions of the table from" in shown
@@ -209,7 +226,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("given", "what"),
         [
-            ({"key": "kode"}, "has no column 'kode'"),
+            ({"key": "kode"}, "there is no column 'kode'"),
             ({"key": []}, "key=[] names no columns"),
             ({"deleted": "rate"}, "deleted='rate' is decimal128(5, 2)"),
             ({"event_time": "rate"}, "the event time 'rate' is decimal128(5, 2)"),

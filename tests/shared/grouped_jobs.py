@@ -1,0 +1,122 @@
+"""Jobs that group a table whose rows change, steps for them, and what every group holds, in plain Python."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+from hypothesis import strategies as st
+from lookup_jobs import never
+
+import holdfast as hf
+from holdfast.sinks.memory import MemorySink
+from holdfast.state.keys.keygroups import range_of
+from holdfast.testing import TestDriver
+
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("city", pa.string()),
+        pa.field("v", pa.int32()),
+        pa.field("f", pa.float64()),
+        pa.field("d", pa.decimal128(6, 2)),
+        pa.field("gone", pa.bool_(), nullable=False),
+    ]
+)
+NAMES = ("n", "some", "total", "mean", "exact", "large")
+Row = tuple[str, int | None]
+"""City and value."""
+
+
+def change(id: int, row: Row | None) -> dict[str, Any]:
+    """Return a change of the table; without a row it deletes."""
+    if row is None or row[1] is None:
+        city = None if row is None else row[0]
+        return {"id": id, "city": city, "v": None, "f": None, "d": None, "gone": row is None}
+    return {"id": id, "city": row[0], "v": row[1], "f": row[1] / 8, "d": Decimal(row[1]) / 4, "gone": False}
+
+
+def app_of() -> hf.App:
+    app = hf.App("cities", key_groups=8)
+    customers = app.table("customers", never(SCHEMA), key="id", deleted="gone")
+    sums = {"total": hf.sum("v"), "mean": hf.mean("f"), "exact": hf.sum("d")}
+    large = hf.sum("v", filter=pl.col("v") > 50)
+    cities = customers.group_by("city").agg("cities", n=hf.count(), some=hf.count("v"), **sums, large=large)
+    cities.sink("out", MemorySink(key=["city"]))
+    sizes = cities.group_by("n").agg("sizes", cities=hf.count())
+    sizes.filter(pl.col("n").is_not_null()).sink("sizes-out", MemorySink(key=["n"]))
+    return app
+
+
+@dataclass
+class Oracle:
+    """The table as it stands."""
+
+    rows: dict[int, Row] = field(default_factory=dict)
+
+    def expected(self) -> dict[str, tuple[Any, ...]]:
+        cities = defaultdict[str, list[int | None]](list)
+        for city, value in self.rows.values():
+            cities[city].append(value)
+        return {city: self.of(values) for city, values in cities.items()}
+
+    def of(self, given: list[int | None]) -> tuple[Any, ...]:
+        values = [value for value in given if value is not None]
+        large = [value for value in values if value > 50]
+        counts = len(given), len(values)
+        if not values:
+            return (*counts, None, None, None, None)
+        mean, exact = math.fsum(value / 8 for value in values) / len(values), Decimal(sum(values)) / 4
+        return (*counts, sum(values), mean, exact, sum(large) if large else None)
+
+    def sizes(self) -> dict[int, int]:
+        sizes = defaultdict[int, int](int)
+        for each in self.expected().values():
+            sizes[each[0]] += 1
+        return dict(sizes)
+
+
+VALUES = st.one_of(st.none(), st.integers(-100, 100))
+CHANGED = st.tuples(st.integers(0, 5), st.one_of(st.none(), st.tuples(st.sampled_from("abc"), VALUES)))
+STEPS = st.one_of(
+    st.tuples(st.just("changes"), st.lists(CHANGED, min_size=1, max_size=6)),
+    st.tuples(st.just("changes"), st.lists(CHANGED, min_size=1, max_size=6)),
+    st.tuples(st.just("crash"), st.integers(0, 1)),
+    st.tuples(st.just("driver")),
+    st.tuples(st.just("parallelism"), st.integers(1, 3)),
+    st.tuples(st.just("rewind"), st.integers(0, 3)),
+)
+
+
+def play(t: TestDriver, steps: list[Any], oracle: Oracle) -> None:
+    """Carry out steps; the records of a key are in one partition."""
+    epochs = list[int]()
+    for step in steps:
+        match step:
+            case ("changes", changes):
+                for id, row in changes:
+                    t.push("customers", [change(id, row)], id % 3)
+                    oracle.rows.pop(id, None)
+                    oracle.rows |= {} if row is None else {id: row}
+            case ("crash", worker):
+                t.crash(worker % len(t.cluster.rules.key_ranges))
+                t.recover()
+            case ("driver",):
+                t.cluster.replace_driver()
+            case ("parallelism", count):
+                ranges = tuple(range_of(i, count, 8) for i in range(count))
+                t.cluster.rules = replace(t.cluster.rules, key_ranges=ranges)
+                t.cluster.replace_driver()
+            case ("rewind", back) if epochs:
+                del epochs[max(len(epochs) - back, 1) :]
+                t.rewind(epochs[-1])
+        epochs.append(t.checkpoint())
+    t.finish()
+    found = {row["city"]: tuple(row[name] for name in NAMES) for row in t.rows("out")}
+    assert found == oracle.expected()
+    assert {row["n"]: row["cities"] for row in t.rows("sizes-out")} == oracle.sizes()
