@@ -62,7 +62,19 @@ def matched(
         )
     if skip not in SKIPS:
         raise refused(use, f"skip={skip!r} is unknown", f"use one of {', '.join(map(repr, SKIPS))}")
-    conditions = tuple(
+    conditions, automaton = _conditions(node, pattern, use), _automaton(pattern, pattern.within_us, skip)
+    schema, row_type = row_schema(to, use)
+    result = _result(node, automaton, keys, time, schema, select, use)
+    columns = _columns(node, keys, time, conditions, result, use)
+    timed = time in schema.names and schema.field(time) == node.schema.field(time)
+    delayed = timed and select is not None
+    claimed, kind = graph.claim(name, "operator"), node.row_type
+    step = Match(claimed, keys, time, columns, automaton, conditions, kind, result, delayed, policy, use)
+    return graph.add(step, node, claimed, schema, row_type=row_type, event_time=time if timed else None)
+
+
+def _conditions(node: Node, pattern: Pattern, use: Use) -> tuple[Condition, ...]:
+    return tuple(
         Condition(
             step.name,
             tuple(predicate_of(each, node.schema, use) for each in step.where if isinstance(each, pl.Expr)),
@@ -70,15 +82,18 @@ def matched(
         )
         for step in pattern.steps
     )
-    automaton = _automaton(pattern, pattern.within_us, skip)
-    schema, row_type = row_schema(to, use)
-    result = _result(node, automaton, keys, time, schema, select, use)
-    if select is not None or any(condition.functions for condition in conditions):
-        columns = tuple(node.schema.names)
+
+
+def _columns(
+    node: Node, keys: tuple[str, ...], time: str, conditions: tuple[Condition, ...], result: Result, use: Use
+) -> tuple[str, ...]:
+    """Return the columns of rows to keep: all if functions see them, else those that results are made of."""
+    columns = tuple(node.schema.names)
+    if result.select is not None or any(condition.functions for condition in conditions):
         _check_rows(node, use)
     else:
         used = {taken.column for taken in result.columns if taken is not None} | {time}
-        columns = tuple(each for each in node.schema.names if each in used)
+        columns = tuple(each for each in columns if each in used)
     for column in columns:
         if column not in keys and kept_column(node.schema.field(column), f"{KEPT}{column}") is None:
             raise refused(
@@ -86,21 +101,7 @@ def matched(
                 f"state cannot keep {column!r}, {node.schema.field(column).type}",
                 "leave it out with .select(...), or make it text or columns of their own before the pattern",
             )
-    timed = time in schema.names and schema.field(time) == node.schema.field(time)
-    step = Match(
-        graph.claim(name, "operator"),
-        keys,
-        time,
-        columns,
-        automaton,
-        conditions,
-        node.row_type,
-        result,
-        timed and select is not None,
-        policy,
-        use,
-    )
-    return graph.add(step, node, step.operator, schema, row_type=row_type, event_time=time if timed else None)
+    return columns
 
 
 def _time_of(node: Node, use: Use) -> str:

@@ -76,7 +76,8 @@ class TestSeam:
         for path in FOLDER.parent.rglob("*.py"):
             module = ".".join(("holdfast.runtime", *path.relative_to(FOLDER.parent).with_suffix("").parts))
             if not path.is_relative_to(FOLDER) and module not in MAKERS:
-                uses = {each for each in concrete if f"{operators.__name__}.{each}" in imported(path)}
+                imports = imported(path)
+                uses = {each for each in concrete if f"{operators.__name__}.{each}" in imports}
                 named |= {module: uses} if uses else {}
         assert set().union(*named.values()) == BY_THE_COMPILER and len(named) == 1
 

@@ -33,7 +33,7 @@ STEPS = st.one_of(
 
 
 class TestMatches:
-    @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
     @given(
         st.lists(STEPS, min_size=3, max_size=10),
         st.sampled_from(sorted(PATTERNS)),
@@ -108,7 +108,7 @@ def run(t: TestDriver, step: tuple[str, int, list[Any]], pushed: list[Event], ep
 
 
 class TestFaults:
-    @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+    @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
     @given(
         st.lists(RUNS, min_size=4, max_size=9),
         st.sampled_from(sorted(PATTERNS)),
