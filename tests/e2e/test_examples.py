@@ -128,6 +128,13 @@ class TestExamples:
         aircraft = flown.select("carrier", "tailnum").n_unique()
         assert rows(tmp_path / "flights-demo/fleets.db", "SELECT sum(aircraft) FROM fleets") == [(aircraft,)]
 
+    def test_every_departure_gets_its_weather(self, tmp_path: Path) -> None:
+        events = some_flights(tmp_path)
+        done(tmp_path, *HOLDFAST, str(EXAMPLES / "weather.py"), "--master", "local[2]")
+        found = rows(tmp_path / "flights-demo/weather.db", "SELECT count(*), count(temp) FROM departures")
+        departures = (events["kind"] == "departure").sum()
+        assert found == [(departures, departures)]
+
     def test_a_script_can_run_a_job_twice_and_read_its_rows(self, tmp_path: Path) -> None:
         (tmp_path / "script.py").write_text(SCRIPT)
         ended = subprocess.run(
