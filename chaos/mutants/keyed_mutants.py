@@ -1,7 +1,6 @@
 """Wrong versions of keyed functions, which tests of whole jobs must catch.
 
 They are applied as those of mutants.py are; tests/unit/runtime/test_keyed_mutants.py plays the job that catches them.
-The simulator plays some of them too.
 
 Source: docs/design/0065, 0066.
 """
@@ -69,10 +68,10 @@ def _loses_sides(right: Right) -> Right:
 def _forgets_a_key_group(right: Right) -> Right:
     def begin(operator: ProcessOperator, step: Any, ctx: Any) -> None:
         right(operator, step, ctx)
-        groups = ctx.key_groups
         for table in (cell.table for cell in operator._cells):
             slots = table.present()
-            table.delete(slots[table.keys_at(slots).key_groups(groups.count) == groups.first])
+            groups = table.keys_at(slots).key_groups(ctx.key_groups.count)
+            table.delete(slots[groups == groups.min(initial=ctx.key_groups.count)])
 
     return begin
 
@@ -92,22 +91,10 @@ KEYED_MUTANTS = (
            (Swap(ValueCell, "_put", _expires_renewed_values),)),
     Mutant("side-lost", "design/0065", "rows for a side are lost if their frame emits none to the stream",
            (Swap(ProcessOperator, "_emitted", _loses_sides),)),
-    Mutant("key-group-forgotten", "P10, design/0065", "a deployed subtask loses the state of its first key group",
+    Mutant("key-group-forgotten", "P10, design/0065", "a deployed subtask loses the state of one key group",
            (Swap(ProcessOperator, "__init__", _forgets_a_key_group),)),
     Mutant("failed-timer-kept", "design/0065", "a timer that a failed call set stays",
            (Swap(TimerCell, "_back", _keeps_what_failed),)),
     Mutant("failed-element-kept", "design/0065", "an element that a failed call appended stays",
            (Swap(ListCell, "_back", _keeps_what_failed),)),
 )  # fmt: skip
-
-PLAYED = (
-    Mutant("keyed-timers-lost-in-a-rollback", "P10, design/0065", "a survivor's rollback empties the timers",
-           (Swap(Table, "roll_back", _loses_timers),), needs="keyed"),
-    Mutant("keyed-timer-fires-twice", "design/0066", "a timer that is set and fires in one round is stored again",
-           (Swap(TimerCell, "fired", _keeps_what_fired),), needs="keyed"),
-    Mutant("keyed-side-lost", "design/0065", "rows for a side are lost if their frame emits none to the stream",
-           (Swap(ProcessOperator, "_emitted", _loses_sides),), needs="keyed"),
-    Mutant("keyed-key-group-forgotten", "P10, design/0065", "a deployed subtask loses the state of its first key group",
-           (Swap(ProcessOperator, "__init__", _forgets_a_key_group),), needs="keyed"),
-)  # fmt: skip
-"""Caught by the simulator, in seeds whose windows are those of a keyed function."""
