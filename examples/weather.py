@@ -30,7 +30,8 @@ COLUMNS = pa.schema(
 
 def observations(indices: np.ndarray[Any, Any]) -> dict[str, Any]:
     """Return these rows of the weather, which is in order of time."""
-    return WEATHER[indices.tolist()].to_dict(as_series=False)
+    rows: dict[str, Any] = WEATHER[indices.tolist()].to_dict(as_series=False)
+    return rows
 
 
 app = hf.App("weather")
