@@ -132,8 +132,9 @@ class Adding(AggregateFunction):
         return self.do != Do.ADD_INT or _fit(state, self.role, given, known)
 
     def combine(self, states: State, groups: Groups, count: int) -> State:
-        if self.do == Do.ADD_INT:
-            beyond = _beyond(groups, np.zeros(groups.size, np.int64), states[self.role])
+        values = states[self.role]
+        if self.do == Do.ADD_INT and values.size and values.size * _largest(values) > INT64_MAX:
+            beyond = _beyond(groups, np.zeros(groups.size, np.int64), values)
             if beyond is not None:
                 raise CannotFold(TOO_LARGE, USE_FLOATS, beyond)
         merged = defaults_of(self.columns, count)
