@@ -25,6 +25,8 @@ import pyarrow as pa
 
 from holdfast.state.tables.spec import VALUE_BYTES_MAX, ColumnSpec
 
+MSGSPEC_CACHE = "__msgspec_cache__"
+"""Where msgspec stores what it found out about a class, on the class."""
 _PLAIN: Mapping[type, tuple[Any, pa.DataType]] = {
     bool: (np.dtype(np.bool_), pa.bool_()),
     int: (np.dtype(np.int64), pa.int64()),
@@ -62,6 +64,7 @@ def state_type(name: str, declared: Any) -> StateType:
         dtype, arrow = _PLAIN[declared]
         return StateType(ColumnSpec(name, dtype, nullable=True), arrow, _taker(declared), None)
     decode = msgspec.msgpack.Decoder(declared).decode
+    _inspected(declared)
     return StateType(
         ColumnSpec(name, pa.large_binary(), nullable=True), pa.large_binary(), _packer(declared, decode), decode
     )
@@ -74,8 +77,8 @@ def misfit(declared: Any) -> str | None:
     if declared is None or type(None) in get_args(declared):
         return "None means that there is no value, so the type cannot include it"
     try:
-        found = inspected.type_info(declared)
         msgspec.msgpack.Decoder(declared)
+        found = _inspected(declared)
     except (TypeError, NameError) as error:
         return str(error)
     return _unknown(found, ())
@@ -83,7 +86,7 @@ def misfit(declared: Any) -> str | None:
 
 def shape_of(declared: Any) -> Shape:
     """Return a type that `misfit` accepts in the form that checkpoints keep."""
-    return _shape(inspected.type_info(declared), ())
+    return _shape(_inspected(declared), ())
 
 
 def change(before: Shape, now: Shape) -> str | None:
@@ -166,6 +169,32 @@ def _packer(declared: Any, decode: Callable[[Any], Any]) -> Callable[[Any], Any]
     return pack
 
 
+def _inspected(declared: Any) -> Any:
+    """Return what msgspec knows of a type, and remove what it has stored on the user's classes.
+
+    Workers receive the classes of a job's file as values, and a class with that attribute cannot be pickled. Decoders
+    that exist do not need it.
+    """
+    found = inspected.type_info(declared)
+    _forget(found, ())
+    return found
+
+
+def _forget(info: Any, seen: tuple[Any, ...]) -> None:
+    kind = getattr(info, "cls", None)
+    if kind is not None and kind in seen:
+        return
+    if kind is not None and MSGSPEC_CACHE in vars(kind):
+        delattr(kind, MSGSPEC_CACHE)
+    for each in _inner(info):
+        _forget(each, (*seen, kind))
+
+
+def _inner(info: Any) -> list[Any]:
+    """Return the types inside a type, with those of fields."""
+    return [*_parts(info), *(field.type for field in getattr(info, "fields", ()))]
+
+
 def _parts(info: Any) -> list[Any]:
     """Return the types inside a type, without those of fields."""
     found: list[Any] = []
@@ -181,10 +210,9 @@ def _unknown(info: Any, seen: tuple[Any, ...]) -> str | None:
         kind = getattr(info, "cls", None)
         return f"{'Any' if kind is None else kind.__qualname__} is not a type whose values can be stored and checked"
     kind = getattr(info, "cls", None)
-    if kind in seen:
+    if kind is not None and kind in seen:
         return None
-    inner = [*_parts(info), *(field.type for field in getattr(info, "fields", ()))]
-    return next((why for each in inner if (why := _unknown(each, (*seen, kind))) is not None), None)
+    return next((why for each in _inner(info) if (why := _unknown(each, (*seen, kind))) is not None), None)
 
 
 def _shape(info: Any, seen: tuple[Any, ...]) -> Shape:
