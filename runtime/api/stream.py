@@ -23,7 +23,7 @@ from holdfast.runtime.api.functions import call_of, checked_as, row_schema, unit
 from holdfast.runtime.api.joined import joined, late_of
 from holdfast.runtime.api.matched import matched
 from holdfast.runtime.api.process import batches_of, process_of, processed, side_of
-from holdfast.runtime.api.tables import changes_of, converted, group_keys, grouped, looked_up
+from holdfast.runtime.api.tables import changes_of, converted, group_keys, grouped, joined_tables, looked_up
 from holdfast.runtime.api.unsupported import KEYED_STREAM, STREAM, no_attribute
 from holdfast.runtime.api.windowed import Grouping, aggregated, checked_keep, grouping_of, late, refuse_own
 from holdfast.runtime.config.settings import duration_ms
@@ -721,6 +721,39 @@ class Table(Stream[Row]):
     def with_columns(self, *columns: Any, **named: Any) -> Table:
         """Add columns, or replace those of the same name; the key stays as it is."""
         return Table(self._graph, super().with_columns(*columns, **named)._node)
+
+    @checked(".join", '("name", other, on="customer")')
+    def join(  # type: ignore[override]
+        self,
+        name: str = NOT_GIVEN,
+        other: Table = NOT_GIVEN,
+        *,
+        on: str | Sequence[str | tuple[str, str]],
+        how: str = "inner",
+        suffix: str = "_right",
+    ) -> Table:
+        """Join rows of two tables with the same key into one row, which follows the changes of both.
+
+        Columns: those of this table, then those of the other except its key. A null in a key column joins nothing.
+
+        Args:
+            name: Identity of the state. Renaming the operator starts it empty.
+            other: The right table.
+            on: The key of both: names that both have, or pairs of a column of this table and one of the other.
+            how: "inner"; or "left", "right", "full", which keep rows that only this table, the other, or one of them
+                has.
+            suffix: Is appended to the names of the other's columns that this table has too.
+
+        Raises:
+            ConfigError: `on` is not the key of both, or a column cannot be kept.
+        """
+        where = f"join {name!r} on table {self._node.stream!r} at {position()}"
+        if not isinstance(other, Table) or other._graph is not self._graph:
+            raise refused(
+                f"{where}: {other!r} is not a table of this app",
+                "give a table of the same app; rows of a stream find those of a table with stream.lookup(...)",
+            )
+        return Table(self._graph, joined_tables(self._graph, (self._node, other._node), name, on, how, suffix))
 
     def group_by(self, *columns: str) -> GroupedTable:
         """Group the rows that the table has now: `.group_by("city").agg("cities", customers=hf.count())`."""

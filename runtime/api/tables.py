@@ -1,4 +1,4 @@
-"""Tables: checks the arguments of `.to_table`, `.to_changes`, `.lookup`, `.group_by`, and adds them to the graph."""
+"""Tables: checks the arguments of `.to_table`, `.lookup` and the methods of tables, and adds them to the graph."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import pyarrow as pa
 
 from holdfast.arguments import position
 from holdfast.errors import ConfigError
+from holdfast.runtime.operators.join import OUTER
 from holdfast.runtime.operators.tables.changes import Changes
 from holdfast.runtime.operators.tables.group import INVERTIBLE, Group
+from holdfast.runtime.operators.tables.join import TableJoin
 from holdfast.runtime.operators.tables.latest import LatestLookup
 from holdfast.runtime.operators.tables.lookup import ROWS, TABLE, Lookup
 from holdfast.runtime.operators.tables.retractions import WEIGHT, Retractions
@@ -25,6 +27,7 @@ from holdfast.runtime.rows.aggregates.aggregation import (
     refuse_unnamed,
 )
 from holdfast.runtime.rows.expressions import unknown_column
+from holdfast.runtime.rows.join_bounds import LEFT, RIGHT
 from holdfast.runtime.rows.kept_columns import kept_column
 from holdfast.runtime.rows.windows import TIME, WINDOW_END
 from holdfast.state.keys.batch import KeyType
@@ -163,6 +166,34 @@ def grouped(
     return graph.add(Group(operator, keys, bounds, inputs), weighed, operator, pa.schema(fields), keys)
 
 
+def joined_tables(graph: Graph, nodes: tuple[Node, Node], name: str, on: object, how: str, suffix: str) -> Node:
+    """Add a join of two tables to the graph; see Table.join.
+
+    Raises:
+        ConfigError: a name is taken, `on` is not the key of both, or a column cannot be kept.
+    """
+    check_name(name, "operator")
+    where = f"join {name!r} on table {nodes[LEFT].stream!r} at {position()}"
+    if how not in OUTER:
+        raise refused(f"{where}: how={how!r} is unknown", f"use one of {', '.join(map(repr, OUTER))}")
+    pairs = _pairs(nodes, on, where)
+    keys = tuple(ours for ours, _ in pairs), tuple(theirs for _, theirs in pairs)
+    if set(keys[LEFT]) != set(nodes[LEFT].upsert_key or ()):
+        raise refused(
+            f"{where}: on={on!r} is not the key of the table {nodes[LEFT].stream!r}, which is "
+            f"{', '.join(nodes[LEFT].upsert_key or ())}; by other columns, changes of one row would change many",
+            "join tables by the key of both; or look the changes up: .to_changes().lookup(name, table, on=...)",
+        )
+    names, fields = _columns(nodes, pairs, "left", suffix, where)
+    _check_waiting(nodes[LEFT].schema, keys[LEFT], where, "table")
+    ours = tuple((name, name) for name in nodes[LEFT].schema.names if name not in keys[LEFT])
+    # Rows that leave the result continue as deletes, with nothing but their key.
+    fields = [field.with_nullable(field.nullable if field.name in keys[LEFT] else True) for field in fields]
+    step = TableJoin(graph.claim(name, "operator"), keys, how, (ours, names))
+    key = tuple(nodes[LEFT].upsert_key or ())
+    return graph.add(step, nodes[LEFT], step.operator, pa.schema(fields), key, others=(nodes[RIGHT],))
+
+
 def group_keys(node: Node, columns: tuple[object, ...]) -> tuple[str, ...]:
     """Return the columns by which a table is grouped. Raises ConfigError: there are none, or one cannot be a key."""
     return _key_of(node.schema, columns, f"group_by on table {node.stream!r} at {position()}")
@@ -259,10 +290,10 @@ def _columns(
     return tuple(names), fields
 
 
-def _check_waiting(schema: pa.Schema, keys: Sequence[str], where: str) -> None:
+def _check_waiting(schema: pa.Schema, keys: Sequence[str], where: str, called: str = "stream") -> None:
     for field in schema:
         if field.name not in keys:
-            _check_kept(field, "stream", where)
+            _check_kept(field, called, where)
 
 
 def _check_kept(field: pa.Field, called: str, where: str) -> None:

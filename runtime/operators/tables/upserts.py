@@ -1,6 +1,6 @@
 """The rows of a stream as those of a table: each replaces the row with its key, or deletes it.
 
-No state: rows of one key meet in one subtask, so whoever reads the table gets them in one order, that of their arrival.
+No state: rows of one key meet in one subtask, so all readers of the table get them in one order, that of arrival.
 
 Pure.
 Source: docs/design/0067-tables-and-lookups.md.

@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from grouped_jobs import SCHEMA, STEPS, Oracle, app_of, change, play
+from grouped_jobs import CHANGED, SCHEMA, STEPS, Oracle, app_of, change, play
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lookup_jobs import never
@@ -93,7 +93,77 @@ class TestGroups:
         assert "group cities by city: n = count()" in shown
 
 
+def both(how: str) -> hf.App:
+    app = hf.App("both", key_groups=8)
+    left = app.table("left", never(SCHEMA), key="id", deleted="gone").select("id", "city")
+    right = app.table("right", never(SCHEMA), key="id", deleted="gone").select("id", "v")
+    joined = left.join("both", right, on="id", how=how)
+    joined.sink("out", MemorySink(key=["id"]))
+    joined.to_changes().sink("changes", MemorySink())
+    return app
+
+
+HOWS = ["inner", "left", "right", "full"]
+JOINED = st.one_of(
+    st.tuples(st.sampled_from(["left", "right"]), st.lists(CHANGED, min_size=1, max_size=5)),
+    st.tuples(st.just("crash"), st.integers(0, 1)),
+)
+
+
+class TestJoinsOfTables:
+    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+    @given(
+        st.lists(JOINED, min_size=3, max_size=10),
+        st.sampled_from(["inner", "left", "right", "full"]),
+        st.integers(0, 99),
+    )
+    def test_rows_follow_the_changes_of_both(self, steps: list[Any], how: str, seed: int) -> None:
+        tables: dict[str, dict[int, Any]] = {"left": {}, "right": {}}
+        with TestDriver(both(how), 2, seed) as t:
+            for what, given in steps:
+                if what == "crash":
+                    t.crash(given)
+                    t.recover()
+                for id, row in given if what in tables else []:
+                    t.push(what, [change(id, row)], id % 3)
+                    tables[what].pop(id, None)
+                    tables[what] |= {} if row is None else {id: row}
+                t.checkpoint()
+                left, right = tables["left"], tables["right"]
+                known = {"inner": left.keys() & right.keys(), "full": left.keys() | right.keys()} | tables
+                of = {id: (left.get(id, (None,))[0], right.get(id, (None, None))[1]) for id in known[how]}
+                assert {row["id"]: (row["city"], row["v"]) for row in t.rows("out")} == of
+            held = set[int]()
+            for row in t.rows("changes"):
+                assert not row["holdfast_deleted"] or row["id"] in held, "deletes follow a row"
+                (held.discard if row["holdfast_deleted"] else held.add)(row["id"])
+
+    def test_a_key_that_both_have_lost_leaves_the_state(self) -> None:
+        with TestDriver(both("full")) as t:
+            t.push("left", [change(1, ("a", 1))])
+            t.push("right", [change(1, ("a", 1))])
+            t.checkpoint()
+            assert t.state("both", 1) is not None
+            t.push("left", [change(1, None)])
+            t.push("right", [change(1, None)])
+            t.checkpoint()
+            assert t.state("both", 1) is None and t.rows("out") == []
+
+
 class TestRefusals:
+    def test_a_join_by_other_columns_than_both_keys(self) -> None:
+        app, customers = table()
+        cities = app.table("cities", never(SCHEMA), key="city", deleted="gone")
+        error = refusal(lambda: customers.join("both", cities, on="city"))
+        assert "is not the key of the table 'customers', which is id" in error.what
+        assert ".to_changes().lookup(" in error.next_step
+        assert "is not the key of the table 'cities'" in refusal(lambda: customers.join("both", cities, on="id")).what
+
+    def test_a_join_with_a_stream(self) -> None:
+        app, customers = table()
+        stream = app.source("rows", never(SCHEMA))
+        assert "is not a table of this app" in refusal(lambda: customers.join("both", stream, on="id")).what
+
     @pytest.mark.parametrize("aggregate", [hf.max("v"), hf.var("v"), hf.distinct("v"), hf.last("v", by="id")])
     def test_aggregates_that_need_all_rows(self, aggregate: Any) -> None:
         _, customers = table()
