@@ -3,7 +3,8 @@
 The clock decides idleness: a partition without new records for half of `idle_after` is quiet, and idle after the other
 half, until its next record. A long gap between two polls does not skip a stage: a partition is quiet before it is idle.
 A partition read to its sealed end never holds time back again. A partition that the run reads no further holds time at
-its watermark, because records may follow in the next run; if it never had a record, it holds nothing back.
+its watermark, because records may follow in the next run; if it never had a record, it holds nothing back. If its
+records have not told the time yet, it holds back everything.
 
 Invariants
     - A watermark sent after a batch covers the batch; a partition that wakes is announced before its rows.
@@ -56,6 +57,8 @@ class EventTime:
         self._reported = telling(spec.source, opened)
         self._column = spec.event_time
         self._at = {p.partition: NEVER_US if p.watermark is None else p.watermark for p in positions}
+        self._untold = {p.partition for p in positions if spec.watermark is not None and p.offset > 0}
+        """Partitions that had records, of which none need have told the time."""
         self._silent_since: dict[int, float] = {}
         self._looked_at: dict[int, float] = {}
         self._minimum = watermark.begin(self._at)
@@ -96,6 +99,8 @@ class EventTime:
         """Raise the watermark by an emitted batch; the partition is read up to `following`."""
         if batch.num_rows:  # else none of the records could be decoded
             self._raise_to(partition, self._through(batch))
+            if self._spec.watermark is not None:
+                self._untold.add(partition)
         self._ask(partition, following)
         self._tell(partition, _ALIVE)
 
@@ -123,7 +128,7 @@ class EventTime:
 
     def at_end(self, partition: int, ended: bool) -> None:
         """Record that this run reads the partition no further: it is sealed there, or the next run may read more."""
-        if ended or self._at[partition] == NEVER_US:
+        if ended or (self._at[partition] == NEVER_US and partition not in self._untold):
             self._tell(partition, _OVER)
 
     def times(self) -> list[PartitionTime]:

@@ -120,7 +120,8 @@ class Match(KeyedStep):
 
     def identity(self, column: Description) -> dict[str, Any]:
         key, rows = ([column(name) for name in names] for names in (self.keys, self.kept))
-        bound = {"within_us": self.automaton.within_us, "pattern": self.automaton.identity()}
+        computed = [condition.step for condition in self.conditions if condition.expressions]
+        bound = {"within_us": self.automaton.within_us, "pattern": self.automaton.identity(), "computed": computed}
         of_rows = {"event_time": column(self.time), "rows": rows, "suffix": 1, "times": [ENDS.name]}
         return {"keeps": self.keeps, "key": key} | bound | of_rows
 
@@ -136,6 +137,12 @@ class Match(KeyedStep):
             found.refuse(f"had within={span(was)!r} and now has {span(given)!r}")
         if before["pattern"] != now["pattern"]:
             found.refuse("had a pattern of other steps", ", so it cannot continue its partial matches")
+        elif first := sorted(set(now["computed"]) - set(before["computed"])):
+            # The bit of such a step is set in every row that waits: its functions would decide, and now do not.
+            found.refuse(
+                f"had no expression in the condition of step {first[0]!r} and now has one",
+                ", which was not computed for the rows that wait",
+            )
 
     def text(self) -> str:
         steps = ", ".join(condition.step for condition in self.conditions)

@@ -347,6 +347,17 @@ class TestRefusals:
             build()
         assert found.value.next_step
 
+    def test_an_expression_that_was_not_computed_for_rows_that_wait_is_refused(self) -> None:
+        is_five, five = pl.col("amount") == 5, lambda r: r.amount == 5
+
+        def plan_of(*where: Any) -> Any:
+            return named_app(pattern=hf.pattern("a", pl.col("amount") == 1).followed_by("b", *where)).plan()
+
+        with pytest.raises(hf.ConfigError, match="had no expression in the condition of step 'b' and now has one"):
+            check_against(plan_of(is_five), describe_operators(plan_of(five)))
+        check_against(plan_of(five), describe_operators(plan_of(is_five)))
+        check_against(plan_of(is_five, five), describe_operators(plan_of(is_five)))
+
     def test_state_of_another_pattern_is_refused(self) -> None:
         before = describe_operators(app_of("relaxed").plan())
         check_against(app_of("relaxed", skip="none").plan(), before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from holdfast.model import SourcePosition
 from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.plan.source import OpenSource
+from holdfast.runtime.rows.event_times import watermark_of
 from holdfast.runtime.rows.watermark import LAST_US, NEVER_US, Minimum, Watermark, begin, reported
 from holdfast.runtime.sources.event_time import EventTime
 from holdfast.runtime.testing.lanes import VirtualClock
@@ -150,9 +152,10 @@ class Source:
 class Reading:
     """The event time of partitions 0 and 1, idle after 10 s, 2 s out of order; and the watermarks sent."""
 
-    def __init__(self, *positions: SourcePosition, opened: Any = None) -> None:
+    def __init__(self, *positions: SourcePosition, opened: Any = None, marks: pl.Expr | None = None) -> None:
         self.clock, self.sent = VirtualClock(), list[Watermark]()
-        spec = SourceSpec("s", Source(opened is not None), 0, "at", 2_000_000, 10.0)
+        watermark = None if marks is None else watermark_of(marks, SCHEMA, "a test")
+        spec = SourceSpec("s", Source(opened is not None), 0, "at", 2_000_000, 10.0, watermark=watermark)
         self.time = EventTime(spec, opened, list(positions), self.clock, self.sent.append)
 
     def quiet(self, seconds: float, *partitions: int) -> None:
@@ -296,6 +299,20 @@ class TestEventTimeOfASource:
         assert reading.sent[-1] == Watermark(us(7))
         reading.time.at_end(0, ended=False)
         assert reading.sent[-1] == Watermark(us(7))
+
+    @pytest.mark.parametrize("read_now", [True, False])
+    def test_a_partition_whose_records_told_no_time_holds_it_back(self, read_now: bool) -> None:
+        """The next run may find older records in it than those that the others have passed."""
+        marks = pl.when(pl.col("at") >= at_second(50)).then(pl.col("at"))
+        before = SourcePosition("s", 1, 0 if read_now else 5)
+        reading = Reading(FRESH[0], before, marks=marks)
+        if read_now:
+            reading.take(1, 5)
+        reading.time.at_end(1, ended=False)
+        reading.take(0, 90)
+        assert reading.sent[-1].at_us == NEVER_US
+        reading.time.at_end(1, ended=True)
+        assert reading.sent[-1] == Watermark(us(90))
 
     def test_a_sealed_partition_leaves_when_this_run_reads_no_further(self) -> None:
         reading = Reading(*FRESH)
