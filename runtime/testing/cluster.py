@@ -32,6 +32,7 @@ from holdfast.runtime.driver.state import Site
 from holdfast.runtime.plan.compiler import Plan, describe_operators
 from holdfast.runtime.plan.immediate import not_to_grow
 from holdfast.runtime.plan.kept_state import lost_since, with_identities
+from holdfast.runtime.plan.shape import shape_of
 from holdfast.runtime.plan.topic import outputs_of, topic_place
 from holdfast.runtime.testing.batches import BatchMembers
 from holdfast.runtime.testing.lanes import InlineLanes, VirtualClock
@@ -107,6 +108,7 @@ def rules_of(
         aligned=plan.aligned(),
         changelog=topic_place(plan),
         committed_once=tuple(sorted(plan.committed_once())),
+        shape=shape_of(plan),
     )
 
 
