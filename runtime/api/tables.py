@@ -52,6 +52,8 @@ def table_of(graph: Graph, node: Node, name: str, key: object, deleted: str | No
     schema, keys = node.schema, _key_of(node.schema, key, where)
     if deleted is None and DELETED.name in schema.names:
         deleted = DELETED.name
+    if deleted is not None and not isinstance(deleted, str):
+        raise refused(f"{where}: deleted={deleted!r} is no name of a column", "name a bool column, or leave it out")
     if deleted is not None and deleted not in schema.names:
         raise unknown_column(deleted, schema.names, where)
     if deleted is not None and (schema.field(deleted).type != pa.bool_() or deleted in keys):
@@ -242,7 +244,9 @@ def _key_of(schema: pa.Schema, key: object, where: str) -> tuple[str, ...]:
 def _pairs(nodes: tuple[Node, Node], on: object, where: str) -> list[tuple[str, str]]:
     """Return the columns of the stream and of the table that have to be equal, in the order of the table's key."""
     given = [on] if isinstance(on, str) else list(on) if isinstance(on, Sequence) else []
-    pairs = [(each, each) if isinstance(each, str) else tuple(each) for each in given]
+    pairs = [
+        (each, each) if isinstance(each, str) else tuple(each) if isinstance(each, Sequence) else () for each in given
+    ]
     if not pairs or any(len(each) != 2 or not all(isinstance(name, str) for name in each) for each in pairs):
         raise refused(f"{where}: on={on!r} names no columns", ON)
     for pair in pairs:

@@ -103,7 +103,10 @@ class Records(Events):
             frame.at_us = self._times[at]
         if self._clocks is not None:
             frame.clock_us = self._clocks[k]
-        return next(self._made)
+        try:
+            return next(self._made)
+        except StopIteration as error:  # of a dataclass; rows end above
+            raise RuntimeError("StopIteration while a row was made") from error
 
     def raw(self, keys: KeyType) -> tuple[pa.RecordBatch, int]:
         return self._piece, self._at

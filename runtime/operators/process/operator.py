@@ -88,6 +88,8 @@ ROUNDS = pa.RecordBatch.from_arrays([pa.Array.from_buffers(pa.null(), 1 << 40, [
 DRAWS = "_draws"
 """Column of the operator's own table: how many random numbers the key's function has drawn."""
 _ODD = 0x9E3779B97F4A7C15
+_NO_EVENT = object()
+"""No event is left."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -379,13 +381,13 @@ class ProcessOperator(Operator):
         """Handle an event; undo what it did if that fails. Return False if there is none."""
         marks = [(rows, len(rows)) for rows in (self._out, *self.sides.values())]
         try:
-            event = next(events)
+            event = next(events, _NO_EVENT)  # not by StopIteration, which a function may raise too
+            if event is _NO_EVENT:
+                return False
             events.call(event)
             if strict:
                 for schema, (rows, first) in zip((self._gives, *self._step.sides.values()), marks, strict=True):
                     batch_of_rows(schema, rows[first:])
-        except StopIteration:
-            return False
         except NOT_THE_ROWS_FAULT:
             raise
         except WrongRow as wrong:
@@ -490,10 +492,10 @@ class _Due:
         return 1, given
 
     def _count(self, slots: NDArray[np.int64]) -> None:
-        counts = np.bincount(slots, minlength=self._fired.size)
-        counts[: self._fired.size] += self._fired
-        self._fired = counts
-        if counts[slot := int(counts.argmax())] > FIRED_LAST_MAX:
+        if (most := int(slots.max())) >= self._fired.size:
+            self._fired = np.concatenate([self._fired, np.zeros(most + 1, np.int64)])
+        np.add.at(self._fired, slots, 1)
+        if self._fired[slot := int(slots[self._fired[slots].argmax()])] > FIRED_LAST_MAX:
             raise self._operator.fires_without_end(slot)
 
 

@@ -60,10 +60,8 @@ from holdfast.state.tables.spec import ColumnSpec
 
 VALID_FROM = "valid_from"
 """The event time of a version; last in its key."""
-DELETES = ColumnSpec("deletes", np.dtype(np.bool_), False)
-"""Whether the version deletes the row."""
 LEAVES = ColumnSpec("leaves_at", np.dtype(np.int64), LAST_US)
-"""When the version leaves: the time of the next one, or its own if it deletes."""
+"""When the version leaves: the time of the next one, also of a late delete that is not kept; its own if it deletes."""
 WAITING = "waiting"
 """The table of the rows that wait."""
 PIECE_ROWS = 65_536
@@ -93,7 +91,7 @@ class VersionedLookup(Lookup):
         kept = kept_fields(given[TABLE], self.table_keys)
         versions = KeyType.of([*keys, pa.field(VALID_FROM, TIME, nullable=False)], suffix=1)
         return (
-            TableDraft(versions, (DELETES, LEAVES, *kept), orders=(BY_KEY, LEAVES.name)),
+            TableDraft(versions, (LEAVES, *kept), orders=(BY_KEY, LEAVES.name)),
             draft(given[ROWS], self.keys, [key.type for key in keys], self.times[ROWS], True, WAITING),
             CLOCK_TABLE,
         )
@@ -172,6 +170,7 @@ class VersionedOperator(Operator):
         self._clock.note()
         self._waiting.expire(self._clock, self._at_us)
         self._versions.expire()
+        drop_absent(self._versions.table)
 
     def some(self, batch: pa.RecordBatch, at: int, base: int) -> tuple[int, list[pa.RecordBatch]]:
         """Look up some of the rows that have waited; see Work."""
@@ -262,20 +261,22 @@ class Versions:
 
         Of several with one key and time, the last counts.
         """
+        self.expire()  # so that the result for a late change does not depend on barriers
         users = self.users.encode(key_columns(batch, self._step.table_keys, self.users))
         slots = self.table.slots(self._rows.keys(users, [_as_times(times)]))
         rows = last_of(slots)
         slots, times, users, batch = slots[rows], times[rows], users.take(rows), batch.take(pa.array(rows))
         gone = deletes(batch)
-        self.table.write(slots, state_of(batch, self._columns) | {DELETES.name: gone, LEAVES.name: times})
+        self.table.write(slots, state_of(batch, self._columns) | {LEAVES.name: times})
         following = self._rows.find(users, [_as_times(times + 1)], limit=1)
         leaves = np.full(slots.size, LAST_US)
         leaves[following.counts == 1] = self._valid_from(following.slots)
         leaves[gone] = times[gone]
         before = self._rows.find(users, (), [_as_times(times)], limit=1, descending=True)
         self.table.write(slots, {LEAVES.name: leaves})
-        replaced = ~self.table.values(DELETES.name, before.slots)
-        self.table.write(before.slots[replaced], {LEAVES.name: times[before.counts == 1][replaced]})
+        # A version that leaves earlier was deleted, perhaps by a late change that left no version.
+        earlier = np.minimum(self.table.values(LEAVES.name, before.slots), times[before.counts == 1])
+        self.table.write(before.slots, {LEAVES.name: earlier})
         useless = (times < self._clock.of(lambda: users)) & (leaves <= self._clock.of(lambda: users))
         self.table.delete(slots[useless])
         return int(useless.sum())
@@ -285,10 +286,9 @@ class Versions:
         users = self.users.encode(key_columns(rows, self._step.keys, self.users))
         found = self._rows.find(users, (), [_as_times(times + 1)], limit=1, descending=True)
         slots, has = np.full(times.size, -1), found.counts == 1
-        slots[has] = found.slots
-        kept = np.zeros(times.size, bool)
-        kept[has] = self.table.values(LEAVES.name, found.slots) > _of(self._clock, users, has)
-        slots[has] = np.where(self.table.values(DELETES.name, found.slots), -1, found.slots)
+        leaves, kept = self.table.values(LEAVES.name, found.slots), np.zeros(times.size, bool)
+        kept[has] = leaves > _of(self._clock, users, has)
+        slots[has] = np.where(leaves > times[has], found.slots, -1)
         return _Versions(slots, kept)
 
     def expire(self) -> None:
@@ -298,7 +298,6 @@ class Versions:
         if slots.size:
             clock = self._clock.of(lambda: self.table.keys_at(slots))
             self.table.delete(slots[self.table.values(LEAVES.name, slots) <= clock])
-        drop_absent(self.table)
 
     def _valid_from(self, slots: Slots) -> Times:
         return micros_of(self.table.key_columns(slots)[-1])

@@ -478,7 +478,34 @@ class Fragile(hf.KeyedProcess[Event, Out]):
         ctx.emit(Out(ctx.key, 1000 * self.count.get(0) + len(self.seen)))
 
 
+class Exhausted(hf.KeyedProcess[Event, Out]):
+    """Takes the next of nothing, in a record and in a timer of the key "b"."""
+
+    count = hf.Value(int)
+    soon = hf.Timer("event")
+
+    def on_record(self, ctx: hf.Context, r: Event) -> None:
+        self.count.set(self.count.get(0) + 1)
+        if r.n == 5:
+            next(iter(()))
+        self.soon.set(r.at + timedelta(seconds=1))
+
+    @soon.fires
+    def fire(self, ctx: hf.Context) -> None:
+        self.count.set(self.count.get(0) + 10)
+        ctx.emit(Out(ctx.key, self.count.get(0)))
+        if ctx.key == "b":
+            next(iter(()))
+
+
 class TestFailures:
+    def test_the_end_of_a_functions_own_iterator_is_an_error_like_any_other(self) -> None:
+        with TestDriver(app_of(Exhausted(), on_error="dlq"), parallelism=1) as t:
+            t.push("rows", [event(0, "a", 5), event(1, "a", 1), event(2, "a", 5), event(2, "b", 1), event(3, "c", 1)])
+            t.finish()
+            assert out_of(t) == [("a", 11), ("c", 11)]
+            assert ["raised StopIteration" in letter["error"] for letter in t.rows("dlq")] == [True] * 3
+
     @pytest.mark.parametrize("on_error", ["drop", "dlq"])
     @pytest.mark.parametrize("seed", range(2))
     def test_nothing_of_a_failed_record_is_kept(self, on_error: str, seed: int) -> None:

@@ -246,6 +246,7 @@ def by_number(rows: list[dict[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 VERSIONED = Case("event_time", "inner")
+LATE_VERSION: list[Operation] = [("table", [("a", 2_000, False)]), ("rows", [("a", 6_000)])]
 
 
 class TestVersions:
@@ -272,6 +273,16 @@ class TestVersions:
         assert [(row["n"], row["n_right"]) for row in play.job.rows["out"]] == [(3, 2)]
         assert [row["n"] for row in play.job.rows["late"]] == [4, 5]
 
+    def test_a_late_delete_counts_for_rows_that_wait(self) -> None:
+        waits = [("table", [("a", 1_000, False)]), ("time", 5_000), ("rows", [("a", 6_000)])]
+        play = Play(VERSIONED, 1).play([*waits, ("table", [("a", 3_000, True)]), ("time", 9_000)])
+        assert play.job.rows["out"] == [] and play.job.progress()["dropped"] == 2
+
+    def test_a_version_after_a_deleted_one_leaves_it_deleted(self) -> None:
+        changes = [(key, at, at == 3_000) for key in ("a", "b") for at in (1_000, 3_000, 8_000)]
+        play = Play(VERSIONED, 1).play([("table", changes), ("rows", [("a", 2_000), ("a", 7_000), ("b", 8_000)])])
+        assert [(row["n"], row["n_right"]) for row in play.job.rows["out"]] == [(7, 1), (9, 6)]
+
     def test_rows_that_wait_survive_a_restore_with_another_parallelism(self) -> None:
         waiting = ("rows", [("a", 5_000), ("b", 5_000), ("a\x00", 5_000)])
         changes = ("table", [("a", 1_000, False), ("b", 2_000, False)])
@@ -293,6 +304,8 @@ class TestVersions:
 class TestModel:
     @given(CASES, st.lists(OPERATIONS, max_size=25), st.integers(1, 2))
     @example(VERSIONED, [("table", [("a", 2_000, False)]), ("time", 5_000), ("table", [("a", 1_000, False)])], 1)
+    @example(VERSIONED, [("table", [("a", 3_000, True)]), ("time", 5_000), *LATE_VERSION], 1)
+    @example(VERSIONED, [("table", [("a", 3_000, True)]), ("time", 5_000), ("barrier", True), *LATE_VERSION], 1)
     @settings(max_examples=200, deadline=None)
     def test_results_are_those_of_lists_of_rows(
         self, case: Case, operations: list[Operation], parallelism: int

@@ -197,6 +197,11 @@ class TestRefusals:
             error.not_done == "the job was not planned" and ".join(name, other, on=..., within=...)" in error.next_step
         )
 
+    @pytest.mark.parametrize("on", [[1], [("country", "code", "n")], {"country": "code"}, []])
+    def test_what_names_no_columns(self, on: Any) -> None:
+        _, orders, rates = streams()
+        assert "names no columns" in refusal(lambda: orders.lookup("taxed", rates, on=on, as_of="latest")).what
+
     def test_a_table_without_event_time_as_of_event_time(self) -> None:
         _, orders, rates = streams()
         error = refusal(lambda: orders.lookup("taxed", rates, on=[("country", "code")]))
@@ -229,6 +234,7 @@ class TestRefusals:
             ({"key": "kode"}, "there is no column 'kode'"),
             ({"key": []}, "key=[] names no columns"),
             ({"deleted": "rate"}, "deleted='rate' is decimal128(5, 2)"),
+            ({"deleted": 5}, "deleted=5 is no name of a column"),
             ({"event_time": "rate"}, "the event time 'rate' is decimal128(5, 2)"),
         ],
     )
