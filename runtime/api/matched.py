@@ -62,7 +62,9 @@ def matched(
         )
     if skip not in SKIPS:
         raise refused(use, f"skip={skip!r} is unknown", f"use one of {', '.join(map(repr, SKIPS))}")
-    conditions, automaton = _conditions(node, pattern, use), _automaton(pattern, pattern.within_us, skip)
+    conditions = _conditions(node, pattern, use)
+    alike = not any(asks for condition in conditions for _, asks in condition.functions)
+    automaton = _automaton(pattern, pattern.within_us, skip, alike)
     schema, row_type = row_schema(to, use)
     result = _result(node, automaton, keys, time, schema, select, use)
     columns = _columns(node, keys, time, conditions, result, use)
@@ -139,7 +141,7 @@ def _keys(node: Node, key: str | Sequence[str], use: Use) -> tuple[str, ...]:
     return keys
 
 
-def _automaton(pattern: Pattern, within_us: int, skip: str) -> Automaton:
+def _automaton(pattern: Pattern, within_us: int, skip: str, alike: bool) -> Automaton:
     stages, guards = list[Stage](), list[int]()
     for number, step in enumerate(pattern.steps):
         if step.how == NOT_FOLLOWED_BY:
@@ -149,7 +151,7 @@ def _automaton(pattern: Pattern, within_us: int, skip: str) -> Automaton:
         stages.append(Stage(step.name, number, strict, step.least, step.most, step.consecutive, tuple(guards)))
         guards.clear()
     assert pattern.steps[0].how == FIRST
-    return Automaton(tuple(stages), tuple(guards), within_us, skip)
+    return Automaton(tuple(stages), tuple(guards), within_us, skip, alike)
 
 
 def _check_rows(node: Node, use: Use) -> None:

@@ -383,6 +383,10 @@ class Work(Protocol):
         """Work on rows from the row `at` on; return their number, at least one, and their output."""
 
 
+ROUNDS = pa.RecordBatch.from_arrays([pa.Array.from_buffers(pa.null(), 1 << 40, [None])], ["round"])
+"""Rows for work in rounds, whose number is known after the last one: that takes all rows left. They need no memory."""
+
+
 class OperatorContext(Protocol):
     """The environment of an operator."""
 

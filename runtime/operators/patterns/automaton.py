@@ -81,6 +81,8 @@ class Automaton:
     """The conditions of rows that must not come after the last stage; if any, the match is complete by time."""
     within_us: int
     skip: str
+    alike: bool = False
+    """Whether no condition looks at rows of earlier stages, so partial matches that wait for the same are alike."""
 
     @property
     def breakable(self) -> bool:
@@ -115,6 +117,8 @@ class Automaton:
                 after.append(partial)
         if fits & 1 and holds(0, row, None):
             self._take(Partial(0, 0, (), ()), row, after, complete)
+        if self.alike and self.skip != NONE:
+            after = _leading(after)
         return self._skipped(after, complete) if complete else (after, complete)
 
     def expire(self, alive: Sequence[Partial], at_us: int) -> tuple[list[Partial], list[Partial]]:
@@ -151,6 +155,20 @@ class Automaton:
                 waiting = [each for each in waiting if each.rows[0] > match.rows[-1]]
                 alive = [each for each in alive if each.rows[0] > match.rows[-1]]
         return alive, given
+
+
+def _leading(alive: list[Partial]) -> list[Partial]:
+    """Leave out partial matches that another one with the same first row leads, if they wait for the same.
+
+    A row does the same to both, so both are completed by it, or neither. Then that with more rows is the match,
+    and the other is forgotten. Without this, `times(1, n)` makes n partial matches per first row.
+    """
+    best: dict[tuple[Row, int], Partial] = {}
+    for each in alive:
+        place = each.rows[0], each.stage
+        if not each.had and (place not in best or _rank(each) < _rank(best[place])):
+            best[place] = each
+    return [each for each in alive if each.had or best[each.rows[0], each.stage] is each]
 
 
 def _rank(partial: Partial) -> tuple[Row, int, tuple[int, ...]]:

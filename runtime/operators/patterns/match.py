@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from holdfast.errors import JobFailed, Where, is_failure
 from holdfast.runtime.operators.contract import (
+    ROUNDS,
     Description,
     KeyedStep,
     Needed,
@@ -178,7 +179,7 @@ class MatchOperator(Operator):
         """The last function called."""
         functions = [each for condition in step.conditions for each in condition.functions]
         self._asks, self._asks_matches = bool(functions), any(matches for _, matches in functions)
-        self._pace = ctx.time_slice.pace()
+        self._pace, self._pace_of_ends = ctx.time_slice.pace(), ctx.time_slice.pace()
         self.rows_in = self.rows_out = self.late = self.dropped = self.dlq = 0
 
     # Rows that arrive
@@ -214,7 +215,7 @@ class MatchOperator(Operator):
             return
         if (due := self._rows.due(at_us)).size:
             self._ctx.defer(self, pa.RecordBatch.from_arrays([pa.array(due)], ["slot"]))
-        self._ctx.defer(_Ending(self), pa.RecordBatch.from_arrays([pa.array([at_us])], ["at"]))
+        self._ctx.defer(_Ending(self, at_us), ROUNDS)
 
     def on_barrier(self) -> None:
         self._clock.note()
@@ -257,25 +258,28 @@ class MatchOperator(Operator):
 
     def some(self, batch: pa.RecordBatch, at: int, base: int) -> tuple[int, list[pa.RecordBatch]]:
         """Take rows that are due, from one on, in their order."""
-        count = min(self._pace.rows, PIECE_ROWS) if self._step.functions else PIECE_ROWS
+        count = min(self._pace.rows, PIECE_ROWS)  # without functions too: a hot key may have many partial matches
         slots = np.array(batch.column("slot").to_numpy()[at : at + count])
         began = self._ctx.time_slice.now()
         given = self._take(slots)
         self._pace.took(slots.size, self._ctx.time_slice.now() - began)
         return slots.size, given
 
-    def end(self, at_us: int) -> list[pa.RecordBatch]:
-        """End the partial matches that are over; return the matches that are complete by that."""
-        given: list[pa.RecordBatch] = []
-        while (over := self._partials.over(at_us, PIECE_ROWS)) is not None:
-            users = grouped(over).keys
-            loaded = self._partials.load(users)
-            now, complete = list[list[Partial]](), list[Complete]()
-            for alive in loaded.partials:
-                left, found = self._automaton.expire(alive, at_us)
-                now.append(left)
-                complete += [Complete(each, self._automaton.ends(each)) for each in found]
-            given += self._settled(users, loaded, now, complete, np.empty(0, np.int64))
+    def end(self, at_us: int) -> list[pa.RecordBatch] | None:
+        """End some partial matches that are over, and return the matches complete by that; None if none is over."""
+        over = self._partials.over(at_us, min(self._pace_of_ends.rows, PIECE_ROWS))
+        if over is None:
+            return None
+        began = self._ctx.time_slice.now()
+        users = grouped(over).keys
+        loaded = self._partials.load(users)
+        now, complete = list[list[Partial]](), list[Complete]()
+        for alive in loaded.partials:
+            left, found = self._automaton.expire(alive, at_us)
+            now.append(left)
+            complete += [Complete(each, self._automaton.ends(each)) for each in found]
+        given = self._settled(users, loaded, now, complete, np.empty(0, np.int64))
+        self._pace_of_ends.took(len(over), self._ctx.time_slice.now() - began)
         return given
 
     def _take(self, slots: Slots) -> list[pa.RecordBatch]:
@@ -411,9 +415,11 @@ class MatchOperator(Operator):
 class _Ending:
     """The end of partial matches by time, after all rows before that time were taken."""
 
-    def __init__(self, operator: MatchOperator) -> None:
-        self._operator, self.name, self.mark = operator, operator.name, operator.mark
+    def __init__(self, operator: MatchOperator, at_us: int) -> None:
+        self._operator, self._at_us = operator, at_us
+        self.name, self.mark = operator.name, operator.mark
 
     def some(self, batch: pa.RecordBatch, at: int, base: int) -> tuple[int, list[pa.RecordBatch]]:
-        """End all that are over at the time in the row."""
-        return 1, self._operator.end(batch.column("at")[at].as_py())
+        """End some that are over, in one round; the last round finds none."""
+        given = self._operator.end(self._at_us)
+        return (batch.num_rows - at, []) if given is None else (1, given)

@@ -37,6 +37,7 @@ from holdfast.errors import JobFailed, Where, is_failure
 from holdfast.model import LAST_US
 from holdfast.runtime.operators.contract import (
     MAIN,
+    ROUNDS,
     Description,
     KeyedStep,
     Needed,
@@ -83,8 +84,6 @@ PIECE_ROWS = 16_384
 ROUND_TIMERS = 16_384
 FIRED_LAST_MAX = 1_000_000
 """Timers of one key that may fire after the end of the input."""
-ROUNDS = pa.RecordBatch.from_arrays([pa.Array.from_buffers(pa.null(), 1 << 40, [None])], ["round"])
-"""The backlog counts the rounds of a watermark as rows; their number is known after the last. It takes no memory."""
 DRAWS = "_draws"
 """Column of the operator's own table: how many random numbers the key's function has drawn."""
 _ODD = 0x9E3779B97F4A7C15

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -14,7 +15,11 @@ from holdfast.runtime.operators.patterns.automaton import PAST_LAST, Automaton, 
 ROWS = st.lists(st.tuples(st.sampled_from("aabbcd"), st.integers(0, 5), st.integers(0, 3)), max_size=24)
 
 
-def automaton_of(wants: tuple[Want, ...], skip: str, within_us: int) -> Automaton:
+LOOK_BACK = ("many", "rising")
+"""Patterns with a condition that looks at rows of earlier steps."""
+
+
+def automaton_of(wants: tuple[Want, ...], skip: str, within_us: int, alike: bool = False) -> Automaton:
     stages, guards = list[Stage](), list[int]()
     for number, want in enumerate(wants):
         if want.how == "not_followed_by":
@@ -23,7 +28,7 @@ def automaton_of(wants: tuple[Want, ...], skip: str, within_us: int) -> Automato
             shape = want.how == "then", want.least, want.most, want.consecutive
             stages.append(Stage(want.name, number, *shape, tuple(guards)))
             guards = []
-    return Automaton(tuple(stages), tuple(guards), within_us, skip)
+    return Automaton(tuple(stages), tuple(guards), within_us, skip, alike)
 
 
 def matches_of(automaton: Automaton, wants: tuple[Want, ...], events: list[Event], end_us: int) -> list[str]:
@@ -50,8 +55,8 @@ def matches_of(automaton: Automaton, wants: tuple[Want, ...], events: list[Event
 
 class TestAutomaton:
     @settings(max_examples=400, deadline=None)
-    @given(ROWS, st.sampled_from(sorted(PATTERNS)), st.sampled_from(["past_last", "to_next", "none"]))
-    def test_it_finds_what_backtracking_finds(self, given_rows: list[Any], name: str, skip: str) -> None:
+    @given(ROWS, st.sampled_from(sorted(PATTERNS)), st.sampled_from(["past_last", "to_next", "none"]), st.booleans())
+    def test_it_finds_what_backtracking_finds(self, given_rows: list[Any], name: str, skip: str, alike: bool) -> None:
         wants, second, events = PATTERNS[name], 0, list[Event]()
         for number, (kind, amount, later) in enumerate(given_rows):
             second += later
@@ -60,8 +65,18 @@ class TestAutomaton:
         for event in events:
             oracle.take(event)
         oracle.advance(1_000)
-        found = matches_of(automaton_of(wants, skip, 10_000_000), wants, events, 1_000_000_000)
+        automaton = automaton_of(wants, skip, 10_000_000, alike and name not in LOOK_BACK)
+        found = matches_of(automaton, wants, events, 1_000_000_000)
         assert found == [text for _, text in oracle.matches()]
+
+    @pytest.mark.parametrize(("skip", "most"), [(PAST_LAST, 2), ("to_next", 2), ("none", 98)])
+    def test_partial_matches_per_first_row_are_few_unless_all_can_be_matches(self, skip: str, most: int) -> None:
+        wants = PATTERNS["relaxed"][0]._replace(least=3, most=100), PATTERNS["relaxed"][1]
+        automaton, alive = automaton_of(wants, skip, 10_000_000_000, alike=True), list[Partial]()
+        for number in range(150):
+            alive, _ = automaton.advance(alive, Row(number, number, number), 1, lambda *_: True)
+        per_row = Counter(partial.rows[0] for partial in alive)
+        assert len(per_row) == 150 and max(per_row.values()) == most
 
     def test_of_two_matches_that_end_together_the_longer_one_counts(self) -> None:
         wants = PATTERNS["some"]

@@ -262,6 +262,30 @@ class TestTimersOfAKeyedFunction:
         assert played.keys() == list(range(152_000))
 
 
+class TestFunctionsOfAPattern:
+    @pytest.mark.parametrize("silence", [True, False])
+    def test_that_one_watermark_calls_keep_time_slices_short(self, silence: bool) -> None:
+        """At the end of the input, all rows are due, and all partial matches over."""
+
+        def rows(i: np.ndarray[tuple[int], np.dtype[np.int64]]) -> dict[str, object]:
+            return {"k": i, "at": pa.array(i).cast(pa.timestamp("us", "UTC"))}
+
+        def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
+            def select(m: hf.Row) -> Row:
+                takes(0.0025)
+                return Row(m.a.k)
+
+            source = hf.Generator(Timed, rows, count=3_000, vectorised=True)
+            pattern = hf.pattern("a").not_followed_by("b", pl.col("k") < 0) if silence else hf.pattern("a")
+            timed = app.source("s", source, event_time="at")
+            return timed.match("found", pattern.within("1h"), key="k", to=Row, select=select)
+
+        played = Played(build).run(100)
+        assert (played.cluster.driver.outcome or ("",))[0] == "finished"
+        assert played.longest < TURN_MAX_S
+        assert sorted(played.keys()) == list(range(3_000))
+
+
 class TestFastFunction:
     def test_gets_batches_of_the_size_that_is_read(self) -> None:
         sizes: list[int] = []
