@@ -23,7 +23,7 @@ from holdfast.runtime.api.functions import call_of, checked_as, row_schema, unit
 from holdfast.runtime.api.joined import joined, late_of
 from holdfast.runtime.api.matched import matched
 from holdfast.runtime.api.process import batches_of, process_of, processed, side_of
-from holdfast.runtime.api.tables import changes_of, converted, group_keys, grouped, joined_tables, looked_up
+from holdfast.runtime.api.tables import changes_of, converted, group_keys, grouped, joined_tables, looked_up, searched
 from holdfast.runtime.api.unsupported import KEYED_STREAM, STREAM, no_attribute
 from holdfast.runtime.api.windowed import Grouping, aggregated, checked_keep, grouping_of, late, refuse_own
 from holdfast.runtime.config.settings import duration_ms
@@ -280,6 +280,55 @@ class Stream(Generic[T]):
             )
         node = looked_up(self._graph, (self._node, table._node), name, on, as_of, how, suffix)
         return Stream(self._graph, node) if as_of == "latest" else TimedStream(self._graph, node)
+
+    @checked(".search", '("alerts", queries, on="merchant", terms={"amount": ("least", "most")})')
+    def search(
+        self,
+        name: str = NOT_GIVEN,
+        queries: Table = NOT_GIVEN,
+        *,
+        on: str | Sequence[str | tuple[str, str]],
+        terms: Mapping[str, str | tuple[str | None, str | None]] | None = None,
+        closed: str = "both",
+        suffix: str = "_right",
+        to: type[R] | ArrowSchema | None = None,
+    ) -> Stream[Any]:
+        """Return each row once per standing query that it satisfies, with the columns of the query.
+
+        A query is a row of a table: it is in force for the rows that arrive after it, until it is deleted or replaced.
+        Which rows these are depends on what is read first. A query is satisfied if all its terms are.
+
+        Columns: those of this stream, then those of the table except `on`.
+
+        Args:
+            name: Identity of the state, one row per query; they are also kept under `<name>-queries`. Renaming the
+                operator starts it empty.
+            queries: Made by `app.table` or `.to_table`, with any key.
+            on: The columns by which rows and queries meet: names that both have, or pairs of a column of this stream
+                and one of the table. They must be equal; a query with a null there is dropped and counted, and a row
+                finds nothing. A row is compared with all queries that have its values, and with no others.
+            terms: Per column of this stream, the column of the table that has to be equal; or two columns of the table,
+                the lower and the upper bound, of which one may be None. A null in the table restricts nothing.
+            closed: Which bounds are in the ranges: "both", "left", "right" or "none".
+            suffix: Is appended to the names of the table's columns that this stream has too.
+            to: A dataclass or schema with the columns to return, by name; all by default.
+
+        Raises:
+            ConfigError: `on` is empty, a column is unknown or cannot be compared, or this stream replaces rows.
+        """
+        where = f"search {name!r} on stream {self._node.stream!r} at {position()}"
+        if not isinstance(queries, Table) or queries._graph is not self._graph:
+            raise refused(
+                f"{where}: {queries!r} is not a table of this app",
+                'give one, for example app.table("queries", hf.Log("data/queries"), key="query"), or make one '
+                'of a stream: .to_table("queries", key="query")',
+            )
+        node = searched(self._graph, (self._node, queries._node), name, on, terms or {}, closed, suffix)
+        found: Stream[Any] = Stream(self._graph, node)
+        if to is None:
+            return found
+        wanted = row_schema(to, self._use("search"))[0].names
+        return found.select(*(each for each in wanted if each in found.schema.names)).as_(to)
 
     @checked(".to_table", '("customers", key="customer")')
     def to_table(self, name: str = NOT_GIVEN, *, key: str | Sequence[str]) -> Table:

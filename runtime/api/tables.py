@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Never
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ from holdfast.runtime.operators.tables.join import TableJoin
 from holdfast.runtime.operators.tables.latest import LatestLookup
 from holdfast.runtime.operators.tables.lookup import ROWS, TABLE, Lookup
 from holdfast.runtime.operators.tables.retractions import WEIGHT, Retractions
+from holdfast.runtime.operators.tables.search import HOLDS, Search, Term
 from holdfast.runtime.operators.tables.upserts import Upserts
 from holdfast.runtime.operators.tables.versioned import VALID_FROM, VersionedLookup
 from holdfast.runtime.plan.graph import Graph, Node, check_name, refused
@@ -37,6 +38,9 @@ HOWS = ("inner", "left")
 AS_OF = ("event_time", "latest")
 RESERVED = (WINDOW_END, "row_number", VALID_FROM)
 """Names of key columns that the state of a look-up has of its own."""
+CLOSED = {"both": (">=", "<="), "left": (">=", "<"), "right": (">", "<="), "none": (">", "<")}
+"""How a range compares with its lower and its upper bound; the words are those of Polars."""
+TERMS = 'give columns of the stream with those of the table: terms={"kind": "kind", "amount": ("least", "most")}'
 ON = 'name the columns that the stream calls as the table does, on="customer", or pairs: on=[("buyer", "customer")]'
 
 
@@ -130,6 +134,50 @@ def looked_up(graph: Graph, nodes: tuple[Node, Node], name: str, on: object, as_
         _check_waiting(rows.schema, keys, where)
         step = VersionedLookup(graph.claim(name, "operator"), keys, table_keys, how, names, times)
     return graph.add(step, rows, step.operator, pa.schema(fields), others=(table,), event_time=rows.event_time)
+
+
+def searched(
+    graph: Graph,
+    nodes: tuple[Node, Node],
+    name: str,
+    on: object,
+    terms: object,
+    closed: str,
+    suffix: str,
+) -> Node:
+    """Add a search to the graph; see Stream.search.
+
+    Raises:
+        ConfigError: a name is taken, a column is unknown, `on` is missing, or a term cannot be compared.
+    """
+    check_name(name, "operator")
+    where = f"search {name!r} on stream {nodes[ROWS].stream!r} at {position()}"
+    rows, table = nodes
+    if rows.upsert_key is not None:
+        raise refused(
+            f"{where}: the stream replaces rows by {', '.join(rows.upsert_key)}, and queries that were found are not "
+            "taken back",
+            "search before the aggregate",
+        )
+    if closed not in CLOSED:
+        raise refused(f"{where}: closed={closed!r} is unknown", f"use one of {', '.join(map(repr, CLOSED))}")
+    if not on:
+        raise refused(
+            f"{where}: on= is empty, so every row would be compared with every query",
+            "name a column that rows and queries have in common, by which they are distributed; rows that are searched "
+            "by ranges alone need one too, for example a region",
+        )
+    pairs, key = _named_pairs(nodes, on, where), table.upsert_key or ()
+    _check_pairs(nodes, pairs, where)
+    names, fields = _columns(nodes, pairs, "inner", suffix, where)
+    keys, table_keys = tuple(ours for ours, _ in pairs), tuple(theirs for _, theirs in pairs)
+    _key_of(table.schema, table_keys, where)
+    kept = tuple(_terms(nodes, terms, CLOSED[closed], {*key, *table_keys}, where))
+    operator = graph.claim(name, "operator")
+    changes = Retractions(graph.claim(f"{name}-queries", "operator"), key)
+    weighed = graph.add(changes, table, table.stream, pa.schema([*table.schema, WEIGHT]))
+    step = Search(operator, keys, table_keys, "inner", names, key, kept)
+    return graph.add(step, rows, operator, pa.schema(fields), others=(weighed,), event_time=rows.event_time)
 
 
 def grouped(
@@ -241,8 +289,52 @@ def _key_of(schema: pa.Schema, key: object, where: str) -> tuple[str, ...]:
     return keys
 
 
-def _pairs(nodes: tuple[Node, Node], on: object, where: str) -> list[tuple[str, str]]:
-    """Return the columns of the stream and of the table that have to be equal, in the order of the table's key."""
+def _terms(
+    nodes: tuple[Node, Node], terms: object, ranges: tuple[str, str], keys: Set[str], where: str
+) -> Iterator[Term]:
+    """Return the conditions of every query, those of equality first: they leave the fewest pairs."""
+    if not isinstance(terms, Mapping) or not all(isinstance(each, str) for each in terms):
+        raise refused(f"{where}: terms={terms!r} is no mapping of columns", TERMS)
+    bounds = [(column, given) for column, given in terms.items() if not isinstance(given, str)]
+    for column, given in terms.items():
+        if isinstance(given, str):
+            yield _term(nodes, column, "==", given, keys, where)
+    for column, given in bounds:
+        fits = isinstance(given, Sequence) and len(given) == 2 and any(each is not None for each in given)
+        if not fits or not all(each is None or isinstance(each, str) for each in given):
+            raise refused(f"{where}: the term {column!r}: {given!r} names no column and no two bounds", TERMS)
+        for compares, bound_by in zip(ranges, given, strict=True):
+            if bound_by is not None:
+                yield _term(nodes, column, compares, bound_by, keys, where)
+
+
+def _term(nodes: tuple[Node, Node], column: str, compares: str, query: str, keys: Set[str], where: str) -> Term:
+    for called, node, name in zip(("stream", "table"), nodes, (column, query), strict=True):
+        if name not in node.schema.names:
+            raise unknown_column(name, node.schema.names, f"{where}, {called} {node.stream!r}")
+    if query in keys:
+        raise refused(
+            f"{where}: the term {column!r} compares with {query!r}, which identifies queries or is in on=",
+            "compare with another column of the table, or leave the term out",
+        )
+    ours, theirs = nodes[ROWS].schema.field(column).type, nodes[TABLE].schema.field(query).type
+    if _large(ours) != _large(theirs):
+        raise refused(
+            f"{where}: {column!r} is {ours} in the stream, and {query!r} is {theirs} in the table",
+            f'cast one: .with_columns({column}=pl.col("{column}").cast(...))',
+        )
+    try:
+        HOLDS[compares](pa.array([], ours), pa.array([], ours))
+    except pa.ArrowNotImplementedError as error:
+        raise refused(
+            f"{where}: values of type {ours}, {column!r}, cannot be compared with {compares}",
+            f'cast both, for example .with_columns({column}=pl.col("{column}").cast(pl.Int64)), or leave the term out',
+        ) from error
+    return Term(column, compares, query, ours)
+
+
+def _named_pairs(nodes: tuple[Node, Node], on: object, where: str) -> list[tuple[str, str]]:
+    """Return the columns of the stream and of the table that have to be equal."""
     given = [on] if isinstance(on, str) else list(on) if isinstance(on, Sequence) else []
     pairs = [
         (each, each) if isinstance(each, str) else tuple(each) if isinstance(each, Sequence) else () for each in given
@@ -253,6 +345,12 @@ def _pairs(nodes: tuple[Node, Node], on: object, where: str) -> list[tuple[str, 
         for called, node, name in zip(("stream", "table"), nodes, pair, strict=True):
             if name not in node.schema.names:
                 raise unknown_column(name, node.schema.names, f"{where}, {called} {node.stream!r}")
+    return [(ours, theirs) for ours, theirs in pairs]
+
+
+def _pairs(nodes: tuple[Node, Node], on: object, where: str) -> list[tuple[str, str]]:
+    """Return the columns of the stream and of the table that have to be equal, in the order of the table's key."""
+    pairs = _named_pairs(nodes, on, where)
     ours = {theirs: name for name, theirs in pairs}
     key = nodes[TABLE].upsert_key or ()
     if set(ours) != set(key) or len(pairs) != len(key):
@@ -261,6 +359,11 @@ def _pairs(nodes: tuple[Node, Node], on: object, where: str) -> list[tuple[str, 
             "by other columns a row would find many",
             f"{ON}; or join streams: .join(name, other, on=..., within=...)",
         )
+    _check_pairs(nodes, pairs, where)
+    return [(ours[theirs], theirs) for theirs in key]
+
+
+def _check_pairs(nodes: tuple[Node, Node], pairs: Sequence[tuple[str, str]], where: str) -> None:
     for name, theirs in pairs:
         left, right = nodes[ROWS].schema.field(name).type, nodes[TABLE].schema.field(theirs).type
         if _large(left) != _large(right):
@@ -270,7 +373,6 @@ def _pairs(nodes: tuple[Node, Node], on: object, where: str) -> list[tuple[str, 
             )
         if reserved := [each for each in (name, theirs) if each in RESERVED]:
             raise refused(f"{where}: {reserved[0]!r} is a key column, and the state has one of that name", "rename it")
-    return [(ours[theirs], theirs) for theirs in key]
 
 
 def _columns(

@@ -39,7 +39,6 @@ MODULE: Mapping[str, str] = {
 STREAM: Mapping[str, str] = {
     "side": "only the result of .process(..., sides=...) has sides; use it there, before any other step",
     "sessionize": "use .key_by(...).window(hf.session(gap)).agg(...)",
-    "search": "compare rows in the tables of a sink",
 }
 KEYED_STREAM: Mapping[str, str] = {}
 APP: Mapping[str, str] = {}

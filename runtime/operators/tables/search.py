@@ -1,0 +1,232 @@
+"""Standing queries: each row of a stream finds the queries that it satisfies, of those that a table has now.
+
+A query is data: values with which columns of a row have to be equal, and bounds between which they have to be. Queries
+are state, ordered by the columns that a row and its queries have in common, so a row meets the queries of its key and
+no others. Their terms are tested on columns of pairs, the rest of which shrinks with every term.
+
+The queries come as rows that are added and taken back (retractions.py), because one that changes may leave the key.
+
+Invariants
+    - A row finds the queries that were added before it and not taken back since, each once.
+    - A null in a query restricts nothing; a null in a row satisfies only that.
+    - No row waits, and the event time of the table holds nothing back.
+
+Pure.
+Source: docs/design/0070-standing-queries.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.runtime.operators.contract import Description, Operator, OperatorContext, TableDraft
+from holdfast.runtime.operators.differences import Found, compare_keys
+from holdfast.runtime.operators.join_rows import KEPT, Slots
+from holdfast.runtime.operators.tables.lookup import (
+    TABLE,
+    Lookup,
+    kept_fields,
+    key_columns,
+    last_of,
+    null_keys,
+    state_of,
+)
+from holdfast.runtime.operators.tables.retractions import WEIGHT
+from holdfast.runtime.operators.windows.merging import grouped
+from holdfast.runtime.rows.kept_columns import from_state
+from holdfast.runtime.wire.messages import OperatorProgress
+from holdfast.state.collections.rows import OrderedRows, drop_absent
+from holdfast.state.keys.batch import KeyType
+from holdfast.state.tables.ordered import BY_KEY
+
+QUERY = "query."
+"""Is put before the names of the table's key in the state, where the columns of `on` come first."""
+PAIRS_MAX = 65_536
+"""Rows and queries that are compared together."""
+HOLDS = {
+    "==": pc.equal,
+    ">=": pc.greater_equal,
+    ">": pc.greater,
+    "<=": pc.less_equal,
+    "<": pc.less,
+}
+
+
+@dataclass(frozen=True)
+class Term:
+    """One condition of every query: the column of the row compares so with the column of the query."""
+
+    column: str
+    compares: str
+    """One of HOLDS."""
+    query: str
+    type: pa.DataType
+    """That of the row's column."""
+
+    def passed(self, values: pa.Array, bounds: pa.Array) -> pa.Array:
+        """Return whether each value satisfies the query beside it."""
+        return pc.or_(bounds.is_null(), HOLDS[self.compares](values, bounds).fill_null(False))
+
+    def text(self) -> str:
+        return f"{self.column} {self.compares} {self.query}"
+
+
+@dataclass(frozen=True)
+class Search(Lookup):
+    """Return each row once per query that it satisfies, with the columns of the query."""
+
+    query_key: tuple[str, ...]
+    """The table's key, which tells the queries below a key of the stream apart."""
+    terms: tuple[Term, ...]
+
+    kind: ClassVar[str] = "search"
+    keeps: ClassVar[str] = "standing queries"
+
+    def timed(self, port: int) -> bool:
+        return port != TABLE
+
+    def also_reads(self, port: int) -> tuple[str, ...]:
+        if port != TABLE:
+            return tuple(term.column for term in self.terms)
+        return (*self.query_key, *(term.query for term in self.terms), WEIGHT.name)
+
+    def tables(self, given: Sequence[pa.Schema]) -> tuple[TableDraft, ...]:
+        table = given[TABLE]
+        shared = [table.field(key).with_nullable(False) for key in self.table_keys]
+        key = [table.field(name).with_name(QUERY + name) for name in self.query_key]
+        kept = kept_fields(table, (*self.table_keys, *self.query_key, WEIGHT.name))
+        return (TableDraft(KeyType.of([*shared, *key], suffix=len(key)), tuple(kept), orders=(BY_KEY,)),)
+
+    def identity(self, column: Description) -> dict[str, Any]:
+        known, keys = super().identity(column), {*self.query_key, WEIGHT.name}
+        rows = [each for each in known["rows"] if each["column"] not in keys]
+        times = [each for each in known["times"] if each.removeprefix(KEPT) not in keys]
+        key = [column(name, TABLE) for name in self.query_key]
+        return known | {"rows": rows, "times": times, "query_key": key, "suffix": len(key)}
+
+    def compare(self, found: Found, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        super().compare(found, before, now)
+        compare_keys(found, before["query_key"], now["query_key"])
+
+    def text(self) -> str:
+        terms = "".join(f", {term.text()}" for term in self.terms)
+        return f"search {self.operator} by {', '.join(self.keys)}{terms}: keeps one row per query"
+
+    def open(self, ctx: OperatorContext) -> Operator:
+        return SearchOperator(self, ctx)
+
+
+class SearchOperator(Operator):
+    """One operator on one subtask."""
+
+    def __init__(self, step: Search, ctx: OperatorContext) -> None:
+        self._step, self._ctx = step, ctx
+        self._table = ctx.table(step.operator)
+        self._queries, self._kind = OrderedRows(self._table), self._table.spec.key
+        needed = ctx.needed()
+        self._schema = pa.schema([field for field in ctx.placed[0].schema if field.name in needed])
+        self._shown = {shown: name for name, shown in step.names if shown in needed}
+        self.name = step.operator
+        self.rows_in = self.rows_out = self.dropped = 0
+
+    def on_batch(self, port: int, batch: pa.RecordBatch) -> None:
+        """Take rows, or changes of the queries."""
+        self.rows_in += batch.num_rows
+        nulls = null_keys(batch, self._step.keyed_by(port))
+        if port == TABLE:
+            added = batch.column(WEIGHT.name).to_numpy() > 0
+            self.dropped += int((nulls & added).sum())
+            batch, added = batch.filter(pa.array(~nulls)), added[~nulls]
+            if batch.num_rows:
+                self._change(batch, added)
+            return
+        batch = batch.filter(pa.array(~nulls)) if nulls.any() else batch
+        if batch.num_rows:
+            self._search(batch)
+
+    def on_barrier(self) -> None:
+        drop_absent(self._table)
+
+    def progress(self) -> OperatorProgress:
+        return OperatorProgress(self._step.operator, self.rows_in, self.rows_out, 0, dropped=self.dropped)
+
+    def pairs_of(self, batch: pa.RecordBatch, rows: Slots, slots: Slots) -> pa.RecordBatch | None:
+        """Return the pairs of rows and queries whose terms all hold; None if there are none, or nothing reads them."""
+        for term in self._step.terms:
+            kept = self._table.read_columns([KEPT + term.query], slots)[KEPT + term.query]
+            values = batch.column(term.column).take(pa.array(rows))
+            passed = np.asarray(term.passed(values, from_state(kept, term.type)).to_numpy(zero_copy_only=False))
+            rows, slots = rows[passed], slots[passed]
+            if not rows.size:
+                return None
+        self.rows_out += rows.size
+        return self._result(batch, rows, slots) if self._ctx.wanted() else None
+
+    def _change(self, batch: pa.RecordBatch, added: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
+        """Add queries and take them back; of several changes of one below the same key, the last counts."""
+        names = (*self._step.table_keys, *self._step.query_key)
+        slots = self._table.slots(self._kind.encode(key_columns(batch, names, self._kind)))
+        rows = last_of(slots)
+        put = rows[added[rows]]
+        if put.size:
+            self._table.write(slots[put], state_of(batch.take(pa.array(put)), self._table.spec.columns))
+        self._remove(slots[rows[~added[rows]]])
+
+    def _remove(self, slots: Slots) -> None:
+        if slots.size:
+            self._table.delete(slots)
+
+    def _search(self, batch: pa.RecordBatch) -> None:
+        keys = self._kind.routed.encode(key_columns(batch, self._step.keys, self._kind.routed))
+        owners = grouped(keys)
+        found = self._queries.find(owners.keys)
+        counts = found.counts[owners.numbers]
+        if counts.any():
+            firsts = (np.cumsum(found.counts) - found.counts)[owners.numbers]
+            self._ctx.defer(_Pairs(self, batch, found.slots), _ranges(firsts, counts))
+
+    def _result(self, batch: pa.RecordBatch, rows: Slots, slots: Slots) -> pa.RecordBatch:
+        key = dict(zip(self._step.query_key, self._table.key_columns(slots)[len(self._step.table_keys) :], strict=True))
+        kept = self._table.read_columns([KEPT + name for name in self._shown.values() if name not in key], slots)
+        taken, arrays = pa.array(rows), []
+        for field in self._schema:
+            name = self._shown.get(field.name)
+            if name is None:
+                arrays.append(batch.column(field.name).take(taken))
+            else:
+                arrays.append(from_state(key[name] if name in key else kept[KEPT + name], field.type))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def _ranges(firsts: Slots, counts: Slots) -> pa.RecordBatch:
+    """Return the queries of each row as rows of the backlog, each with a bounded number of them."""
+    parts = -(-counts // PAIRS_MAX)
+    row = np.repeat(np.arange(parts.size), parts)
+    before = (np.arange(row.size) - (np.cumsum(parts) - parts)[row]) * PAIRS_MAX
+    columns = row, firsts[row] + before, np.minimum(counts[row] - before, PAIRS_MAX)
+    return pa.RecordBatch.from_arrays([pa.array(each) for each in columns], ["row", "first", "count"])
+
+
+class _Pairs:
+    """The rows of one batch with the queries of their keys, compared in pieces."""
+
+    def __init__(self, operator: SearchOperator, batch: pa.RecordBatch, slots: Slots) -> None:
+        self._operator, self._batch, self._slots = operator, batch, slots
+        self.name = operator.name
+        self.mark = f"operator: {self.name}"
+
+    def some(self, batch: pa.RecordBatch, at: int, base: int) -> tuple[int, list[pa.RecordBatch]]:
+        """Compare some rows with their queries."""
+        counts = batch.column("count").to_numpy()[at : at + PAIRS_MAX]
+        number = max(1, int(np.searchsorted(np.cumsum(counts), PAIRS_MAX, side="right")))
+        row, first, count = (each.to_numpy() for each in batch.slice(at, number).columns)
+        unit = np.repeat(np.arange(number), count)
+        places = np.arange(unit.size) - (np.cumsum(count) - count)[unit] + first[unit]
+        made = self._operator.pairs_of(self._batch, row[unit], self._slots[places])
+        return number, [] if made is None else [made]

@@ -1,0 +1,141 @@
+"""Standing queries in complete jobs: what events find, by an oracle in plain Python; what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from lookup_jobs import never
+from search_jobs import EVENTS, QUERIES, STEPS, TERMS, Oracle, app_of, play, query
+
+import holdfast as hf
+from holdfast.runtime.api.tables import CLOSED
+from holdfast.runtime.operators.tables import search
+from holdfast.runtime.plan.identity import check_against, describe_operators
+from holdfast.runtime.plan.report import render
+from holdfast.sinks.memory import MemorySink
+from holdfast.testing import TestDriver
+
+IN_BOTH_MODES = True
+ANY = ("a", None, None, None, None)
+MOVED = [("queries", [(0, ANY), (1, ("b", *ANY[1:]))]), ("events", 0, [("a", "x", 1.0, 1)])]
+
+
+def event(n: int, shop: str | None, amount: float | None = 1.0) -> dict[str, Any]:
+    return {"n": n, "shop": shop, "kind": "x", "amount": amount, "at": 1}
+
+
+class TestQueries:
+    @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+    @given(st.lists(STEPS, min_size=3, max_size=10), st.sampled_from(list(CLOSED)), st.integers(0, 2**16))
+    @example([*MOVED, ("queries", [(0, ("b", *ANY[1:]))]), ("crash", 0), *MOVED[1:]], "both", 1)
+    def test_an_event_finds_the_queries_in_force_that_it_satisfies(
+        self, steps: list[Any], closed: str, seed: int
+    ) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(search, "PAIRS_MAX", 3)
+            patch.setattr("holdfast.state.collections.rows.ABSENT_MIN", 4)
+            with TestDriver(app_of(closed), 2, seed) as t:
+                play(t, steps, Oracle(closed))
+
+    def test_a_result_has_the_columns_of_the_event_and_of_the_query(self) -> None:
+        with TestDriver(app_of()) as t:
+            t.push("queries", [query(0, ("a", None, 1.0, None, 3))])
+            t.checkpoint()
+            t.push("events", [event(7, "a"), event(8, "a", None), event(9, None)])
+            t.finish()
+            assert t.rows("out") == [{"n": 7, "id": "q0", "kind": "x", "kind_right": None, "before": 3}]
+
+    def test_a_query_that_is_not_a_number_is_satisfied_by_nothing(self) -> None:
+        nan = float("nan")
+        with TestDriver(app_of()) as t:
+            t.push("queries", [query(0, ("a", None, nan, None, None)), query(1, ("a", None, 0.0, None, None))])
+            t.checkpoint()
+            t.push("events", [event(7, "a"), event(8, "a", nan)])
+            t.finish()
+            assert [(row["n"], row["id"]) for row in t.rows("out")] == [(7, "q1")]
+
+    def test_queries_and_events_may_have_the_key_of_the_table(self) -> None:
+        app = hf.App("one")
+        events, queries = app.source("events", never(EVENTS)), app.table("queries", never(QUERIES), key="where")
+        events.search("found", queries, on=[("shop", "where")], terms={"amount": ("least", None)}).sink(
+            "out", MemorySink()
+        )
+        with TestDriver(app) as t:
+            t.push("queries", [query(0, ("a", None, 1.0, None, None)), query(1, ("b", None, 2.0, None, None))])
+            t.checkpoint()
+            t.push("events", [event(1, "a"), event(2, "b")])
+            t.finish()
+            assert [(row["n"], row["id"]) for row in t.rows("out")] == [(1, "q0")]
+
+    def test_to_names_the_columns_of_the_result(self) -> None:
+        @dataclass
+        class Alert:
+            id: str
+            n: int
+
+        app = hf.App("named")
+        events, queries = app.source("events", never(EVENTS)), app.table("queries", never(QUERIES), key="id")
+        found = events.search("found", queries, on=[("shop", "where")], to=Alert)
+        assert found.schema.names == ["id", "n"]
+        found.map(lambda alert: Alert(alert.id + "!", alert.n), to=Alert).sink("out", MemorySink())
+        with TestDriver(app) as t:
+            t.push("queries", [query(0, ANY)])
+            t.checkpoint()
+            t.push("events", [event(1, "a")])
+            t.finish()
+            assert t.rows("out") == [{"id": "q0!", "n": 1}]
+
+
+def refused(**changed: Any) -> str:
+    """Return the message of a search that cannot be planned."""
+    app = hf.App("refused")
+    events, queries = app.source("events", never(EVENTS)), app.table("queries", never(QUERIES), key="id")
+    with pytest.raises(hf.ConfigError) as error:
+        events.search("found", queries, **({"on": [("shop", "where")], "terms": TERMS} | changed))
+    return str(error.value)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("changed", "message"),
+        [
+            ({"on": []}, "compared with every query"),
+            ({"on": "shop"}, "where"),
+            ({"on": [("amount", "least")]}, "cannot be part of a key"),
+            ({"on": [("shop", "before")]}, "is string in the stream"),
+            ({"terms": {"amount": "before"}}, "is double in the stream"),
+            ({"terms": {"amount": ("least", "none")}}, "none"),
+            ({"terms": {"amount": (None, None)}}, "no two bounds"),
+            ({"terms": {"kind": "id"}}, "identifies queries"),
+            ({"terms": ["kind"]}, "no mapping"),
+            ({"closed": "neither"}, "closed='neither' is unknown"),
+        ],
+    )
+    def test_what_cannot_be_compared_is_refused(self, changed: dict[str, Any], message: str) -> None:
+        assert message in refused(**changed)
+
+    def test_a_range_of_values_without_an_order_is_refused(self) -> None:
+        schema = pa.schema([pa.field("k", pa.int64(), False), pa.field("b", pa.bool_())])
+        app = hf.App("flags")
+        rows, queries = app.source("rows", never(schema)), app.table("queries", never(schema), key="k")
+        rows.search("same", queries, on="k", terms={"b": "b"})
+        with pytest.raises(hf.ConfigError, match="fixed_size_list|cannot be compared|bool"):
+            rows.search("found", queries, on="k", terms={"b": ("b", None)})
+
+    def test_other_keys_of_queries_are_refused_when_the_state_is_read(self) -> None:
+        described = describe_operators(app_of().plan())
+        check_against(app_of().plan(), described)
+        app = hf.App("alerts", key_groups=8)
+        events, queries = app.source("events", never(EVENTS)), app.table("queries", never(QUERIES), key="kind")
+        terms = {"amount": ("least", "most"), "at": (None, "before")}
+        events.search("found", queries, on=[("shop", "where")], terms=terms).sink("out", MemorySink())
+        with pytest.raises(hf.ConfigError, match="had the key"):
+            check_against(app.plan(), described)
+
+    def test_a_plan_shows_the_terms(self) -> None:
+        assert "search found by shop, kind == kind, amount >= least, amount <= most" in render(app_of().plan())
