@@ -1,10 +1,10 @@
 """Wrong versions of windows, look-ups, groups and patterns, which tests of whole jobs must catch.
 
 The simulator plays tumbling windows and joins; these are of windows that share slices, of sessions, of patterns, of
-rows that are looked up in the versions of a table, and of groups of its rows. They are applied as those of mutants.py
+rows that are looked up in the versions of a table, of groups of its rows, and of queries in it. They are applied as those of mutants.py
 are; tests/unit/runtime/test_operator_mutants.py names the test that catches each.
 
-Source: docs/design/0062, 0063, 0067, 0068, 0069.
+Source: docs/design/0062, 0063, 0067, 0068, 0069, 0070.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from holdfast.runtime.operators.patterns.kept import KeptRows as RowsOfPatterns
 from holdfast.runtime.operators.patterns.match import MatchOperator
 from holdfast.runtime.operators.tables import versioned
 from holdfast.runtime.operators.tables.retractions import RetractionsOperator
+from holdfast.runtime.operators.tables.search import SearchOperator, Term
 from holdfast.runtime.operators.tables.versioned import LEAVES, Versions
 from holdfast.runtime.operators.windows import session, sliding, window
 from holdfast.runtime.operators.windows.session import SessionOperator
@@ -80,6 +81,13 @@ def _leaves_with_the_clock(_: Right) -> Right:
 
 def _deletes_nothing(_: Right) -> Right:
     return lambda batch: np.zeros(batch.num_rows, bool)
+
+
+def _without_upper_bounds(right: Right) -> Right:
+    def passed(term: Term, values: Any, bounds: Any) -> Any:
+        return right(replace(term, compares="<="), values, values) if "<" in term.compares else right(term, values, bounds)
+
+    return passed
 
 
 def _waits_for_new_rows(right: Right) -> Right:
@@ -179,5 +187,9 @@ OPERATOR_MUTANTS = (
            (Swap(Runs, "behind", _without_the_held),)),
     Mutant("retraction-dropped", "design/0068", "a row that is replaced stays in its group",
            (Swap(RetractionsOperator, "_taken_back", lambda _: lambda operator, slots: []),)),
+    Mutant("removed-query-matches", "design/0070", "a query that was deleted or has moved is still found",
+           (Swap(SearchOperator, "_remove", lambda _: lambda operator, slots: None),)),
+    Mutant("upper-bound-ignored", "design/0070", "a row above the upper bound of a query finds it",
+           (Swap(Term, "passed", _without_upper_bounds),)),
 )  # fmt: skip
 """The wrong versions that the tests must catch; each names the rule that it negates."""

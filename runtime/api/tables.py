@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Never
 
 import pyarrow as pa
@@ -290,7 +291,7 @@ def _key_of(schema: pa.Schema, key: object, where: str) -> tuple[str, ...]:
 
 
 def _terms(
-    nodes: tuple[Node, Node], terms: object, ranges: tuple[str, str], keys: Set[str], where: str
+    nodes: tuple[Node, Node], terms: object, ranges: tuple[str, str], keys: AbstractSet[str], where: str
 ) -> Iterator[Term]:
     """Return the conditions of every query, those of equality first: they leave the fewest pairs."""
     if not isinstance(terms, Mapping) or not all(isinstance(each, str) for each in terms):
@@ -308,7 +309,7 @@ def _terms(
                 yield _term(nodes, column, compares, bound_by, keys, where)
 
 
-def _term(nodes: tuple[Node, Node], column: str, compares: str, query: str, keys: Set[str], where: str) -> Term:
+def _term(nodes: tuple[Node, Node], column: str, compares: str, query: str, keys: AbstractSet[str], where: str) -> Term:
     for called, node, name in zip(("stream", "table"), nodes, (column, query), strict=True):
         if name not in node.schema.names:
             raise unknown_column(name, node.schema.names, f"{where}, {called} {node.stream!r}")

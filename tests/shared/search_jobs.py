@@ -63,7 +63,9 @@ def satisfies(event: Event, query: Query, closed: str) -> bool:
         return False
     if same is not None and kind != same:
         return False
-    if least is not None and (amount is None or not (amount >= least if closed in ("both", "left") else amount > least)):
+    if least is not None and (
+        amount is None or not (amount >= least if closed in ("both", "left") else amount > least)
+    ):
         return False
     if most is not None and (amount is None or not (amount <= most if closed in ("both", "right") else amount < most)):
         return False

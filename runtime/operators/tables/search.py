@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -122,6 +122,14 @@ class Search(Lookup):
         return SearchOperator(self, ctx)
 
 
+class Met(NamedTuple):
+    """The queries whose keys the rows of a batch have, those of one key after another."""
+
+    slots: Slots
+    bounds: tuple[pa.Array, ...]
+    """Per term, the column of the query."""
+
+
 class SearchOperator(Operator):
     """One operator on one subtask."""
 
@@ -156,17 +164,17 @@ class SearchOperator(Operator):
     def progress(self) -> OperatorProgress:
         return OperatorProgress(self._step.operator, self.rows_in, self.rows_out, 0, dropped=self.dropped)
 
-    def pairs_of(self, batch: pa.RecordBatch, rows: Slots, slots: Slots) -> pa.RecordBatch | None:
+    def pairs_of(self, batch: pa.RecordBatch, met: Met, rows: Slots, places: Slots) -> pa.RecordBatch | None:
         """Return the pairs of rows and queries whose terms all hold; None if there are none, or nothing reads them."""
-        for term in self._step.terms:
-            kept = self._table.read_columns([KEPT + term.query], slots)[KEPT + term.query]
+        for term, bounds in zip(self._step.terms, met.bounds, strict=True):
             values = batch.column(term.column).take(pa.array(rows))
-            passed = np.asarray(term.passed(values, from_state(kept, term.type)).to_numpy(zero_copy_only=False))
-            rows, slots = rows[passed], slots[passed]
+            passed = term.passed(values, bounds.take(pa.array(places)))
+            kept = np.flatnonzero(passed.to_numpy(zero_copy_only=False))
+            rows, places = rows[kept], places[kept]
             if not rows.size:
                 return None
         self.rows_out += rows.size
-        return self._result(batch, rows, slots) if self._ctx.wanted() else None
+        return self._result(batch, rows, met.slots[places]) if self._ctx.wanted() else None
 
     def _change(self, batch: pa.RecordBatch, added: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
         """Add queries and take them back; of several changes of one below the same key, the last counts."""
@@ -189,7 +197,12 @@ class SearchOperator(Operator):
         counts = found.counts[owners.numbers]
         if counts.any():
             firsts = (np.cumsum(found.counts) - found.counts)[owners.numbers]
-            self._ctx.defer(_Pairs(self, batch, found.slots), _ranges(firsts, counts))
+            self._ctx.defer(_Pairs(self, batch, self._met(found.slots)), _ranges(firsts, counts))
+
+    def _met(self, slots: Slots) -> Met:
+        """Read the queries of a batch: once, however many rows have their key."""
+        kept = self._table.read_columns(list({KEPT + term.query for term in self._step.terms}), slots)
+        return Met(slots, tuple(from_state(kept[KEPT + term.query], term.type) for term in self._step.terms))
 
     def _result(self, batch: pa.RecordBatch, rows: Slots, slots: Slots) -> pa.RecordBatch:
         key = dict(zip(self._step.query_key, self._table.key_columns(slots)[len(self._step.table_keys) :], strict=True))
@@ -216,8 +229,8 @@ def _ranges(firsts: Slots, counts: Slots) -> pa.RecordBatch:
 class _Pairs:
     """The rows of one batch with the queries of their keys, compared in pieces."""
 
-    def __init__(self, operator: SearchOperator, batch: pa.RecordBatch, slots: Slots) -> None:
-        self._operator, self._batch, self._slots = operator, batch, slots
+    def __init__(self, operator: SearchOperator, batch: pa.RecordBatch, met: Met) -> None:
+        self._operator, self._batch, self._met = operator, batch, met
         self.name = operator.name
         self.mark = f"operator: {self.name}"
 
@@ -228,5 +241,5 @@ class _Pairs:
         row, first, count = (each.to_numpy() for each in batch.slice(at, number).columns)
         unit = np.repeat(np.arange(number), count)
         places = np.arange(unit.size) - (np.cumsum(count) - count)[unit] + first[unit]
-        made = self._operator.pairs_of(self._batch, row[unit], self._slots[places])
+        made = self._operator.pairs_of(self._batch, self._met, row[unit], places)
         return number, [] if made is None else [made]

@@ -13,6 +13,7 @@ import lookup_jobs
 import pattern_jobs
 import pytest
 import running_jobs
+import search_jobs
 import session_jobs
 import sliding_jobs
 from session_jobs import at, row
@@ -143,6 +144,18 @@ def groups(seed: int) -> None:
         grouped_jobs.play(t, steps, grouped_jobs.Oracle())
 
 
+def searches(seed: int) -> None:
+    rng, steps = random.Random(seed), list[Any]()
+    for number in range(4):
+        given = [("ab"[rng.randrange(2)], None, rng.choice([None, 1.0]), rng.choice([None, 2.0]), rng.choice([None, 2]))
+                 for _ in range(4)]  # fmt: skip
+        changes = [(rng.randrange(4), rng.choice([None, each, each])) for each in given]
+        events = [(rng.choice("ab"), "x", float(rng.randrange(4)), rng.randrange(4)) for _ in range(6)]
+        steps += [("queries", changes), ("events", number % 3, events), ("parallelism", rng.randrange(1, 4))]
+    with TestDriver(search_jobs.app_of(), 2, seed) as t:
+        search_jobs.play(t, steps, search_jobs.Oracle())
+
+
 PLAYS: dict[str, Callable[[int], None]] = {
     "slice-counted-twice": hopping,
     "last-window-of-a-slice-missing": hopping,
@@ -165,6 +178,8 @@ PLAYS: dict[str, Callable[[int], None]] = {
     "sliding-before-its-time": slides,
     "running-from-nothing": running,
     "retraction-dropped": groups,
+    "removed-query-matches": searches,
+    "upper-bound-ignored": searches,
 }
 
 
@@ -182,7 +197,7 @@ class TestOperatorMutants:
     @pytest.mark.parametrize(
         "play",
         [
-            *(hopping, sessions, slides, running, lookups, groups, kept_patterns),
+            *(hopping, sessions, slides, running, lookups, groups, searches, kept_patterns),
             *(patterns(name) for name in ("relaxed", "row", "guarded")),
         ],
     )
