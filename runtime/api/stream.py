@@ -288,7 +288,7 @@ class Stream(Generic[T]):
         queries: Table = NOT_GIVEN,
         *,
         on: str | Sequence[str | tuple[str, str]],
-        terms: Mapping[str, str | tuple[str | None, str | None]] | None = None,
+        terms: Mapping[str, str | Sequence[str | None]] | None = None,
         closed: str = "both",
         suffix: str = "_right",
         to: type[R] | ArrowSchema | None = None,

@@ -43,7 +43,7 @@ Numbers = NDArray[np.int64]
 def bench_search(bench: Bench, per_merchant: int) -> None:
     """Between batches of payments a thousandth of the queries changes."""
     count = bench.size("queries", smoke=2_000, full=100_000)
-    batches = bench.size("batches", smoke=4, full=100)
+    batches = bench.size("batches", smoke=4, full=30)
     rows = bench.size("payments per batch", smoke=200, full=10_000)
     rng, search = np.random.default_rng(1), Search()
     merchants = max(1, count // per_merchant)

@@ -25,7 +25,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.runtime.operators.contract import Description, Operator, OperatorContext, TableDraft
+from holdfast.runtime.operators.contract import (
+    Description,
+    Needed,
+    Operator,
+    OperatorContext,
+    TableDraft,
+    in_order,
+)
 from holdfast.runtime.operators.differences import Found, compare_keys
 from holdfast.runtime.operators.join_rows import KEPT, Slots
 from holdfast.runtime.operators.tables.lookup import (
@@ -90,6 +97,10 @@ class Search(Lookup):
 
     def timed(self, port: int) -> bool:
         return port != TABLE
+
+    def reads(self, port: int, given: pa.Schema, needed: Needed) -> tuple[str, ...]:
+        # In the order of the input, not of the terms: the order of state columns is part of the state.
+        return in_order(super().reads(port, given, needed), given)
 
     def also_reads(self, port: int) -> tuple[str, ...]:
         if port != TABLE:

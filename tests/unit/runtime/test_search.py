@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from fragment_jobs import Job
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from lookup_jobs import never
@@ -15,12 +16,15 @@ from search_jobs import EVENTS, QUERIES, STEPS, TERMS, Oracle, app_of, play, que
 import holdfast as hf
 from holdfast.runtime.api.tables import CLOSED
 from holdfast.runtime.operators.tables import search
+from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.identity import check_against, describe_operators
 from holdfast.runtime.plan.report import render
 from holdfast.sinks.memory import MemorySink
 from holdfast.testing import TestDriver
 
 IN_BOTH_MODES = True
+FRAGMENT = 4
+"""That of the search: behind those of two sources, of the queries as upserts, and of what they replace."""
 ANY = ("a", None, None, None, None)
 MOVED = [("queries", [(0, ANY), (1, ("b", *ANY[1:]))]), ("events", 0, [("a", "x", 1.0, 1)])]
 
@@ -82,6 +86,17 @@ class TestQueries:
             t.push("events", [event(1, "a"), event(2, "b")])
             t.finish()
             assert [(row["n"], row["id"]) for row in t.rows("out")] == [(1, "q0")]
+
+    def test_a_query_without_a_key_is_dropped_and_counted(self) -> None:
+        job = Job(app_of().plan(), FRAGMENT, 2)
+        schema = pa.schema([*list(QUERIES)[:-1], pa.field("_weight", pa.int64(), False)])
+        rows = [query(0, (None, *ANY[1:])), query(1, ANY)]
+        job.take(1, pa.RecordBatch.from_pylist([row | {"_weight": 1} for row in rows], schema))
+        job.take(1, pa.RecordBatch.from_pylist([rows[0] | {"_weight": -1}], schema))
+        job.take(0, pa.RecordBatch.from_pylist([event(1, "a"), event(2, None), event(3, "b")], EVENTS))
+        job.barrier(True)
+        assert [(row["n"], row["id"]) for row in job.rows["out"]] == [(1, "q1")]
+        assert job.progress() == {"rows_in": 6, "rows_out": 1, "late": 0, "dropped": 1}
 
     def test_to_names_the_columns_of_the_result(self) -> None:
         @dataclass
@@ -146,6 +161,22 @@ class TestRefusals:
         events.search("found", queries, on=[("shop", "where")], terms=terms).sink("out", MemorySink())
         with pytest.raises(hf.ConfigError, match="had the key"):
             check_against(app.plan(), described)
+
+    def test_terms_over_other_columns_are_refused_and_other_terms_over_the_same_apply(self) -> None:
+        def plan(closed: str, terms: dict[str, tuple[str | None, str | None]]) -> Plan:
+            app = hf.App("alerts")
+            events, queries = app.source("events", never(EVENTS)), app.table("queries", never(QUERIES), key="id")
+            found = events.search("found", queries, on=[("shop", "where")], terms=terms, closed=closed)
+            found.select("n", "id").sink("out", MemorySink())
+            return app.plan()
+
+        before = describe_operators(plan("both", {"amount": ("least", "most")}))
+        check_against(plan("none", {"amount": ("most", "least")}), before)
+        changed: list[dict[str, tuple[str | None, str | None]]]
+        changed = [{"amount": ("least", None)}, {"amount": ("least", "most"), "at": (None, "before")}]
+        for others in changed:
+            with pytest.raises(hf.ConfigError, match=r"'found-queries' (had the state columns|now keeps before too)"):
+                check_against(plan("both", others), before)
 
     def test_a_plan_shows_the_terms(self) -> None:
         assert "search found by shop, kind == kind, amount >= least, amount <= most" in render(app_of().plan())

@@ -62,7 +62,7 @@ class TestNamesOfTheApi:
             assert not [name for name in names if name in dir(owner)]
 
     def test_are_reported_as_missing_to_hasattr(self) -> None:
-        assert not hasattr(hf, "Kafka") and not hasattr(stream(), "search")
+        assert not hasattr(hf, "Kafka") and not hasattr(stream(), "sessionize")
 
     def test_are_refused_with_the_same_message_when_a_job_imports_them(self, tmp_path: Path) -> None:
         (tmp_path / "job.py").write_text("from holdfast import App, Kafka\n")
