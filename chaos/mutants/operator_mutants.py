@@ -1,8 +1,8 @@
 """Wrong versions of windows, look-ups, groups and patterns, which tests of whole jobs must catch.
 
 The simulator plays tumbling windows and joins; these are of windows that share slices, of sessions, of patterns, of
-rows that are looked up in the versions of a table, of groups of its rows, and of queries in it. They are applied as those of mutants.py
-are; tests/unit/runtime/test_operator_mutants.py names the test that catches each.
+rows that are looked up in the versions of a table, of groups of its rows, and of queries in it. They are applied as
+those of mutants.py are; tests/unit/runtime/test_operator_mutants.py names the test that catches each.
 
 Source: docs/design/0062, 0063, 0067, 0068, 0069, 0070.
 """
@@ -85,7 +85,9 @@ def _deletes_nothing(_: Right) -> Right:
 
 def _without_upper_bounds(right: Right) -> Right:
     def passed(term: Term, values: Any, bounds: Any) -> Any:
-        return right(replace(term, compares="<="), values, values) if "<" in term.compares else right(term, values, bounds)
+        if "<" not in term.compares:
+            return right(term, values, bounds)
+        return right(replace(term, compares="<="), values, values)
 
     return passed
 
