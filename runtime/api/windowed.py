@@ -183,7 +183,7 @@ def grouping_of(node: Node, keys: tuple[str, ...], window: object, allowed_laten
             "put the window on the stream before it",
         )
     if isinstance(window, AllTime):
-        if allowed_lateness != "0s":
+        if duration_ms(allowed_lateness, f"{where}: allowed_lateness"):
             raise refused(
                 f"{where}: {window.shown()} with allowed_lateness={allowed_lateness!r}: no record is late for it",
                 "leave allowed_lateness out",
