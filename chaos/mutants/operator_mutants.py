@@ -4,7 +4,7 @@ The simulator plays tumbling windows and joins; these are of windows that share 
 rows that are looked up in the versions of a table, of groups of its rows, and of queries in it. They are applied as
 those of mutants.py are; tests/unit/runtime/test_operator_mutants.py names the test that catches each.
 
-Source: docs/design/0062, 0063, 0067, 0068, 0069, 0070.
+Source: docs/design/0062, 0063, 0067 to 0070, 0072, 0073.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from holdfast.runtime.operators.tables import versioned
 from holdfast.runtime.operators.tables.retractions import RetractionsOperator
 from holdfast.runtime.operators.tables.search import SearchOperator, Term
 from holdfast.runtime.operators.tables.versioned import LEAVES, Versions
-from holdfast.runtime.operators.windows import session, sliding, window
+from holdfast.runtime.operators.windows import counted, session, sliding, window
+from holdfast.runtime.operators.windows.counted import CountedOperator
 from holdfast.runtime.operators.windows.session import SessionOperator
 from holdfast.runtime.operators.windows.sliding import SlidingOperator
 from holdfast.runtime.operators.windows.window import WindowOperator
@@ -146,6 +147,17 @@ def _without_the_held(right: Right) -> Right:
     return behind
 
 
+def _one_too_few(right: Right) -> Right:
+    return lambda numbers, held, size: right(numbers, held, max(size - 1, 1))
+
+
+def _only_rows(right: Right) -> Right:
+    def emit(operator: CountedOperator, batch: Any, own: Any, windows: Any) -> None:
+        right(operator, batch, own, windows._replace(held=windows.held[:0], of_held=windows.of_held[:0]))
+
+    return emit
+
+
 OPERATOR_MUTANTS = (
     Mutant("slice-counted-twice", "design/0062", "a corrected window counts its slices twice",
            (Swap(WindowOperator, "_known_slices", _counts_twice),)),
@@ -187,6 +199,10 @@ OPERATOR_MUTANTS = (
            (Swap(SlidingOperator, "_between", _before_its_time),)),
     Mutant("running-from-nothing", "design/0072", "running aggregates begin again with every batch",
            (Swap(Runs, "behind", _without_the_held),)),
+    Mutant("count-window-too-short", "design/0073", "a count window is complete one record too early",
+           (Swap(counted, "windows_of", _one_too_few),)),
+    Mutant("count-window-without-the-held", "design/0073", "a count window has only the records of its last batch",
+           (Swap(CountedOperator, "_emit", _only_rows),)),
     Mutant("retraction-dropped", "design/0068", "a row that is replaced stays in its group",
            (Swap(RetractionsOperator, "_taken_back", lambda _: lambda operator, slots: []),)),
     Mutant("removed-query-matches", "design/0070", "a query that was deleted or has moved is still found",

@@ -43,6 +43,7 @@ from holdfast.runtime.rows.join_bounds import Between
 from holdfast.runtime.rows.keyed_process import KeyedProcess
 from holdfast.runtime.rows.patterns import Pattern
 from holdfast.runtime.rows.row_types import ArrowSchema, R, Row, T
+from holdfast.runtime.rows.triggers import AllTime
 from holdfast.runtime.rows.windows import LENGTH_MAX_US, WINDOW_END, Windows
 from holdfast.runtime.sources.connector import Connector, sink_of
 from holdfast.sinks.contract import Sink
@@ -653,6 +654,8 @@ class Keyed:
     def window(self, window: object = None, *, allowed_lateness: str = "0s") -> Windowed:
         """Also group rows by windows of event time: `.window(hf.tumbling("10s")).agg(...)`.
 
+        `hf.all_time(hf.count_of(100))` are windows of 100 records of a key; they need no event time.
+
         Args:
             allowed_lateness: How long after its end a window still accepts records.
 
@@ -684,6 +687,8 @@ class Windowed:
     ) -> TimedStream:
         """Keep aggregates per window and key; columns: the keys, window_start, window_end, the aggregates.
 
+        Windows of `hf.all_time` have the event time of their last record instead of bounds, if the stream has one.
+
         Args:
             name: Identity of the state. Renaming the operator starts it empty.
             emit: "close": when the window ends, corrected by later records within the lateness (an upsert stream
@@ -694,6 +699,9 @@ class Windowed:
             ConfigError: a name is taken, a column is unknown, or the aggregate does not take its type.
         """
         node = aggregated(self.graph, self.node, self.grouping, name, unnamed, emit, aggregates)
+        if isinstance(self.grouping.window, AllTime):
+            marked = EVERYTHING.name in node.schema.names
+            return PunctualStream(self.graph, _without_mark(self.graph, node, None) if marked else node)
         return (
             UnkeyedStream(self.graph, node) if EVERYTHING.name in node.schema.names else TimedStream(self.graph, node)
         )
@@ -714,6 +722,15 @@ class TimedStream(Stream[Row]):
     def late(self) -> Stream:
         """The records that arrived too late for the operator; if unused, they are only counted."""
         return Stream(self._graph, late(self._graph, self._node))
+
+
+class PunctualStream(TimedStream):
+    """The results of windows for which no record is late."""
+
+    @property
+    def late(self) -> Stream:
+        """Not for these windows: they take records of any event time."""
+        raise refused(f"late on stream {self._node.stream!r} at {position()}: no record is late for it", "leave it out")
 
 
 class MatchedStream(Stream[T]):

@@ -32,7 +32,6 @@ MODULE: Mapping[str, str] = {
     "Delta": WRITE,
     "Iceberg": WRITE,
     "Http": WRITE,
-    "all_time": "aggregate without a window: .key_by(...).agg(...)",
     "member": "count different values with hf.distinct or hf.approx_distinct; for a lookup, join the sinks' tables",
     "secret": "no source or sink of this version takes a secret; credentials of a root come from its environment",
 }

@@ -1,7 +1,8 @@
 """Aggregates per window and key: checks the arguments of `.window(...).agg(...)` and adds them to the graph.
 
 The event time of results is the start of their window, so that a window over them holds whole windows; that of sessions
-is their end. Results that may be corrected have none, so a window over them is refused.
+is their end, that of count windows the event time of their last record. Results that may be corrected have none, so a
+window over them is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pyarrow as pa
 from holdfast.arguments import position
 from holdfast.runtime.config.settings import duration_ms
 from holdfast.runtime.operators.side import LATE, Side
+from holdfast.runtime.operators.windows.counted import CountedAggregate
 from holdfast.runtime.operators.windows.session import SessionAggregate
 from holdfast.runtime.operators.windows.sliding import SlidingAggregate
 from holdfast.runtime.operators.windows.window import WindowAggregate
@@ -27,6 +29,7 @@ from holdfast.runtime.rows.aggregates.aggregation import (
     refuse_unnamed,
 )
 from holdfast.runtime.rows.expressions import unknown_column
+from holdfast.runtime.rows.triggers import AllTime
 from holdfast.runtime.rows.windows import LENGTH_MAX_US, TIME, WINDOW_END, WINDOW_START, Windows
 
 EMITS = ("close", "final")
@@ -34,11 +37,12 @@ EMITS = ("close", "final")
 
 @dataclass(frozen=True)
 class Grouping:
-    """How rows are grouped: by key, and by windows of event time."""
+    """How rows are grouped: by key, and by windows."""
 
     keys: tuple[str, ...]
-    time: str
-    window: Windows
+    time: str | None
+    """None only for windows that need no event time."""
+    window: Windows | AllTime
     lateness_us: int
 
 
@@ -66,6 +70,9 @@ def aggregated(
     schema = node.schema
     check_former(aggregates, where)
     bounds = tuple(bound(column, given, schema, where, grouping.time) for column, given in aggregates.items())
+    if isinstance(grouping.window, AllTime):
+        return _counted(graph, node, grouping, name, bounds, where)
+    assert grouping.time is not None
     taken = {*grouping.keys, WINDOW_START, WINDOW_END}
     for aggregation in bounds:
         if aggregation.result.name in taken:
@@ -95,6 +102,27 @@ def aggregated(
     upsert_key = (*grouping.keys, WINDOW_END) if corrected else None
     event_time = None if corrected else grouping.window.time_of_results
     return graph.add(kind, node, checked, pa.schema(fields), upsert_key, event_time=event_time)
+
+
+def _counted(
+    graph: Graph, node: Node, grouping: Grouping, name: str, bounds: tuple[BoundAggregation, ...], where: str
+) -> Node:
+    """Add aggregates per key and number of records to the graph."""
+    window, schema = grouping.window, node.schema
+    assert isinstance(window, AllTime)
+    kept = () if grouping.time is None or grouping.time in grouping.keys else (grouping.time,)
+    for aggregation in bounds:
+        if aggregation.result.name in (*grouping.keys, *kept):
+            raise refused(f"{where}: {aggregation.result.name!r} is already a column", "rename the aggregate")
+        if aggregation.kind.calls:
+            refuse_own(aggregation, where, window.shown())
+    fields = [
+        *(schema.field(column) for column in (*grouping.keys, *kept)),
+        *(aggregation.result for aggregation in bounds),
+    ]
+    checked = graph.claim(name, "operator")
+    step = CountedAggregate(checked, grouping.keys, bounds, kept, window.trigger.records)
+    return graph.add(step, node, checked, pa.schema(fields), event_time=grouping.time)
 
 
 def checked_keep(emit: str, keep: object, schema: pa.Schema, where: str) -> tuple[str, ...]:
@@ -143,7 +171,7 @@ def grouping_of(node: Node, keys: tuple[str, ...], window: object, allowed_laten
         ConfigError: the stream has no event time or replaces rows, or the window is of an unknown kind.
     """
     where = f"window on stream {node.stream!r} at {position()}"
-    if not isinstance(window, Windows):
+    if not isinstance(window, Windows | AllTime):
         raise refused(
             f"{where}: {window!r} is not a window",
             'use for example hf.tumbling("10s") or hf.session("30m")',
@@ -154,6 +182,13 @@ def grouping_of(node: Node, keys: tuple[str, ...], window: object, allowed_laten
             "and windows over replaced rows are not supported",
             "put the window on the stream before it",
         )
+    if isinstance(window, AllTime):
+        if duration_ms(allowed_lateness, f"{where}: allowed_lateness"):
+            raise refused(
+                f"{where}: {window.shown()} with allowed_lateness={allowed_lateness!r}: no record is late for it",
+                "leave allowed_lateness out",
+            )
+        return Grouping(keys, node.event_time, window, 0)
     if node.event_time is None:
         raise refused(
             f"{where}: the stream has no event time",

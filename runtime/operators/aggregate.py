@@ -268,15 +268,36 @@ class Folding:
         Raises:
             JobFailed: a value does not fit, or a condition cannot be computed.
         """
-        inputs, states = _Inputs(batch, self._true(batch), None), []
+        return self.results_of([self._over(bound, states, runs) for bound, states in self._behind(batch, own)])
+
+    def together(self, batch: pa.RecordBatch, own: Slots, groups: Groups, count: int) -> list[pa.Array]:
+        """Return the result columns of the states of slots and of rows merged by group, and change nothing.
+
+        Args:
+            own: The slots; the states of the batch's rows come after theirs.
+            groups: The group of every state, 0 to count - 1.
+
+        Raises:
+            JobFailed: a value does not fit, or a condition cannot be computed.
+        """
+        found = []
+        for bound, states in self._behind(batch, own):
+            try:
+                found.append(self._combined(bound, states, groups, count))
+            except CannotFold as error:
+                raise self._cannot(bound, error, None) from error
+        return self.results_of(found)
+
+    def _behind(self, batch: pa.RecordBatch, own: Slots) -> Iterator[tuple[BoundAggregation, State]]:
+        """Yield every aggregate with the states of slots, and then of single rows."""
+        inputs = _Inputs(batch, self._true(batch), None)
         for bound in self._aggregations:
             held = self._held(bound, own)
             try:
                 single = inputs.single(bound, empty(bound.function, held, batch.num_rows))
             except CannotFold as error:
                 raise self._cannot(bound, error, None) from error
-            states.append(self._over(bound, stacked(held, single), runs))
-        return self.results_of(states)
+            yield bound, stacked(held, single)
 
     def _over(self, bound: BoundAggregation, states: State, runs: Runs) -> State:
         try:

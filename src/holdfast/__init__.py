@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.rows.keyed_process import Context, KeyedProcess, List, Map, Timer, Value
     from holdfast.runtime.rows.patterns import pattern
     from holdfast.runtime.rows.row_types import Row
+    from holdfast.runtime.rows.triggers import all_time, count_of
     from holdfast.runtime.rows.windows import hopping, session, sliding, tumbling
     from holdfast.runtime.sources.generator import Generator
     from holdfast.runtime.sources.installed import connector
@@ -95,6 +96,8 @@ _HOMES = {
     "hopping": "holdfast.runtime.rows.windows",
     "session": "holdfast.runtime.rows.windows",
     "sliding": "holdfast.runtime.rows.windows",
+    "all_time": "holdfast.runtime.rows.triggers",
+    "count_of": "holdfast.runtime.rows.triggers",
     "calendar": "holdfast.runtime.rows.calendar",
     "Log": "holdfast.runtime.sources.log",
     "log": "holdfast.runtime.inspect.logframe",
@@ -135,12 +138,14 @@ __all__ = [
     "Timer",
     "Unavailable",
     "Value",
+    "all_time",
     "approx_distinct",
     "between",
     "calendar",
     "collect",
     "connector",
     "count",
+    "count_of",
     "device_clock",
     "distinct",
     "errors",

@@ -25,11 +25,16 @@ SCHEMA = pa.schema(
         pa.field("at", pa.timestamp("us", "UTC"), nullable=False),
     ]
 )
-SHAPES = ("changes", "each", "tumbling", "sliding")
+SHAPES = ("changes", "each", "tumbling", "sliding", "counted")
+WINDOWS: dict[str, Any] = {
+    "tumbling": hf.tumbling("10s"),
+    "sliding": hf.sliding("10s"),
+    "counted": hf.all_time(hf.count_of(100)),
+}
 
 
 def bench_record_results(bench: Bench) -> None:
-    """Count, sum and maximum, 20 rows a second of each key; windows of ten seconds."""
+    """Count, sum and maximum, 20 rows a second of each key; windows of ten seconds, or of 100 rows."""
     rows = bench.size("rows", smoke=65_536, full=2_097_152)
     keys = bench.size("keys", smoke=100, full=1_000)
     spent, results = dict[str, float](), dict[str, int]()
@@ -37,6 +42,7 @@ def bench_record_results(bench: Bench) -> None:
         for shape in SHAPES:
             spent[shape], results[shape] = run(shape, rows, keys)
     assert results["each"] == results["sliding"] == rows
+    assert rows // 100 - keys < results["counted"] <= rows // 100
     bench.report(per=len(SHAPES) * rows, unit="row", check=sum(results.values()))
     bench.note("CPU ns per row: " + ", ".join(f"{shape} {s / rows * 1e9:.0f}" for shape, s in spent.items()))
 
@@ -50,8 +56,7 @@ def run(shape: str, rows: int, keys: int) -> tuple[float, int]:
     if shape in ("changes", "each"):
         counted = keyed.agg("results", emit=shape, keep=(), **functions)
     else:
-        window = hf.tumbling("10s") if shape == "tumbling" else hf.sliding("10s")
-        counted = keyed.window(window).agg("results", emit="close", **functions)
+        counted = keyed.window(WINDOWS[shape]).agg("results", emit="close", **functions)
     counted.sink("out", MemorySink(key=counted.upsert_key))
     plan, given = app.plan(), 0
 

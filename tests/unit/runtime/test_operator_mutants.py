@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import count_window_jobs
 import grouped_jobs
 import hopping_jobs
 import lookup_jobs
@@ -135,6 +136,15 @@ def running(seed: int) -> None:
         running_jobs.check(t, records)
 
 
+def count_windows(seed: int) -> None:
+    rng, oracle = random.Random(seed), count_window_jobs.Oracle(4)
+    steps: list[Any] = []
+    for _ in range(3):
+        steps += [("push", 0, [(rng.choice("ab"), rng.randrange(9), rng.randrange(5)) for _ in range(7)]), ("crash", 0)]
+    with TestDriver(count_window_jobs.app_of(4), 2, seed) as t:
+        count_window_jobs.play(t, steps, oracle)
+
+
 def groups(seed: int) -> None:
     rng, steps = random.Random(seed), list[Any]()
     for _ in range(4):
@@ -177,6 +187,8 @@ PLAYS: dict[str, Callable[[int], None]] = {
     "sliding-window-with-its-start": slides,
     "sliding-before-its-time": slides,
     "running-from-nothing": running,
+    "count-window-too-short": count_windows,
+    "count-window-without-the-held": count_windows,
     "retraction-dropped": groups,
     "removed-query-matches": searches,
     "upper-bound-ignored": searches,
@@ -197,7 +209,7 @@ class TestOperatorMutants:
     @pytest.mark.parametrize(
         "play",
         [
-            *(hopping, sessions, slides, running, lookups, groups, searches, kept_patterns),
+            *(hopping, sessions, slides, running, count_windows, lookups, groups, searches, kept_patterns),
             *(patterns(name) for name in ("relaxed", "row", "guarded")),
         ],
     )

@@ -1,0 +1,70 @@
+"""Windows that never end, and the triggers that say when their aggregates are emitted.
+
+Pure.
+Source: API.md (windows); docs/design/0073-count-windows.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.arguments import checked, position
+from holdfast.errors import ConfigError
+
+RECORDS_MAX = 1_000_000_000
+"""Limit on the records of a count window."""
+
+
+@dataclass(frozen=True)
+class CountOf:
+    """Fires with every n-th record of a key, and clears its aggregates."""
+
+    records: int
+
+
+@dataclass(frozen=True)
+class AllTime:
+    """All records of a key, whatever their event time."""
+
+    trigger: CountOf
+
+    def shown(self) -> str:
+        """Return the windows as text for messages."""
+        return f"all_time(count_of({self.trigger.records}))"
+
+
+@checked("hf.count_of", "(100)")
+def count_of(records: int) -> CountOf:
+    """Fire with every n-th record of a key, and begin again: for `hf.all_time(hf.count_of(100))`.
+
+    Raises:
+        ConfigError: the number is not an int from 1 to 1,000,000,000.
+    """
+    if isinstance(records, bool) or not isinstance(records, int) or not 1 <= records <= RECORDS_MAX:
+        raise ConfigError(
+            f"count_of({records!r}) at {position()}: give an int from 1 to {RECORDS_MAX:,}",
+            not_done="the job was not planned",
+            next_step="use, for example, hf.count_of(100)",
+        )
+    return CountOf(records)
+
+
+@checked("hf.all_time", "(hf.count_of(100))")
+def all_time(trigger: CountOf) -> AllTime:
+    """One window per key that never ends; the trigger says when its aggregates are emitted and begin again.
+
+    `all_time(hf.count_of(100))` emits the aggregates of every 100 records of a key, in the order of arrival. The result
+    has the keys, the event time column if the stream has one, and the aggregates. Its event time is that of the record
+    that completed the window.
+
+    Raises:
+        ConfigError: the trigger is none.
+    """
+    if not isinstance(trigger, CountOf):
+        raise ConfigError(
+            f"all_time({trigger!r}) at {position()}: that is not a trigger",
+            not_done="the job was not planned",
+            next_step="count records, hf.all_time(hf.count_of(100)); to emit by time, use hf.tumbling, or aggregate "
+            "without a window: .key_by(...).agg(...)",
+        )
+    return AllTime(trigger)
