@@ -40,6 +40,7 @@ class TestSmoke:
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(900)
 class TestSimulatedJobs:
     def test_every_result_is_correct_under_every_fault(self, summary: Summary) -> None:
         assert not summary.failed, explained(summary)
