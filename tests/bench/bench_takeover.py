@@ -47,7 +47,9 @@ EVERY_SIZE = ["0.1 GiB", *(pytest.param(size, marks=pytest.mark.slow) for size i
 @pytest.mark.e2e
 @pytest.mark.timeout(7_200)
 @pytest.mark.parametrize("size", EVERY_SIZE)
-@pytest.mark.parametrize("standbys", [0, 1], ids=["local folder", "standby"])
+@pytest.mark.parametrize(
+    "standbys", [pytest.param(0, id="local folder", marks=pytest.mark.slow), pytest.param(1, id="standby")]
+)
 def bench_takeover(bench: Bench, tmp_path: Path, size: str, standbys: int) -> None:
     """Budget: with a standby less than 0.3 s, whatever the size of the state."""
     keys = sized(bench, size)

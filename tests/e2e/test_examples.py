@@ -108,12 +108,14 @@ class TestExamples:
         found = rows(tmp_path / "flights-demo" / "seen.db", "SELECT count(*), sum(events) FROM seen")
         assert found == [(flown["tailnum"].n_unique(), flown.height)]
 
+    @pytest.mark.slow
     def test_every_flown_event_is_in_one_rotation(self, tmp_path: Path) -> None:
         events = some_flights(tmp_path)
         done(tmp_path, *HOLDFAST, str(EXAMPLES / "rotations.py"), "--master", "local[2]")
         flown = events.filter(events["tailnum"].is_not_null(), events["kind"] != "cancellation")
         assert rows(tmp_path / "flights-demo/rotations.db", "SELECT sum(moves) FROM rotations") == [(flown.height,)]
 
+    @pytest.mark.slow
     def test_every_departure_is_in_an_hour_of_the_top_routes(self, tmp_path: Path) -> None:
         events = some_flights(tmp_path)
         done(tmp_path, *HOLDFAST, str(EXAMPLES / "top_routes.py"), "--master", "local[2]")
@@ -121,6 +123,7 @@ class TestExamples:
         assert hours["flights"].sum() == (events["kind"] == "departure").sum() > 0
         assert hours["routes"].list.len().max() == 3
 
+    @pytest.mark.slow
     def test_the_fleets_of_all_carriers_are_counted(self, tmp_path: Path) -> None:
         events = some_flights(tmp_path)
         done(tmp_path, *HOLDFAST, str(EXAMPLES / "fleets.py"), "--master", "local[2]")
