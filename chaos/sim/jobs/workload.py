@@ -365,19 +365,11 @@ def scenario(seed: int) -> Scenario:
         call_s=0.0,
     )
     drawn = _growing(_with_ends(_with_rest(_regrowing(_with_functions(_with_more(whole))))), keys)
-    drawn = _with_slow_copies(_with_operators(drawn))
-    return _with_committer(_with_standbys(_in_batches(_with_backlog(_budgeted(drawn), keys))))
-
-
-def _with_operators(whole: Scenario) -> Scenario:
-    """Add a table of texts; in a job with event time also a join and a keyed function."""
-    timed = whole.windowing is not None
-
-    def drawn(name: str, share: float) -> bool:
-        return random.Random(f"{whole.seed}/{name}").random() < share
-
-    joins, keyed = timed and drawn("joins", joined.JOINS_SHARE), timed and drawn("keyed", clocked.KEYED_SHARE)
-    return replace(whole, texts=drawn("texts", TEXTS_SHARE), joins=joins, keyed=keyed)
+    drawn = replace(drawn, texts=random.Random(f"{seed}/texts").random() < TEXTS_SHARE)
+    joins = windowing is not None and random.Random(f"{seed}/joins").random() < joined.JOINS_SHARE
+    keyed = windowing is not None and random.Random(f"{seed}/keyed").random() < clocked.KEYED_SHARE
+    drawn = replace(drawn, joins=joins, keyed=keyed)
+    return _with_committer(_with_standbys(_in_batches(_with_backlog(_budgeted(_with_slow_copies(drawn)), keys))))
 
 
 def _with_slow_copies(whole: Scenario) -> Scenario:
