@@ -43,7 +43,6 @@ PLAIN: dict[str, Any] = {
     "appears": (),
     "texts": False,
     "joins": False,
-    "keyed": False,
     "state_memory": None,
     "copied_per_turn": None,
     "batches": (False,),
@@ -101,7 +100,7 @@ def reduced(whole: Scenario, reduction: Reduction) -> Scenario:
     """Return the reduced scenario."""
     records, workers = reduction.records, reduction.workers
     if "windowing" in reduction.without:
-        whole = replace(whole, regroups=False, joins=False, keyed=False)
+        whole = replace(whole, regroups=False, joins=False)
     if {"windowing", "rests"} & {*reduction.without} or records is not None:
         whole = replace(whole, rests=())
     return replace(

@@ -145,7 +145,6 @@ def _counts(world: World) -> dict[str, int]:
         "ended_damaged": int(world.damage.ended),
         "texts": int(world.scenario.texts),
         "joins": int(world.scenario.joins),
-        "keyed": int(world.scenario.keyed),
         "tasks": world.tasks_made,
         "tasks_accepted": world.checks.attempts.accepted,
         "finishes_in_batches": world.checks.requests[MICROBATCH, "finish"],

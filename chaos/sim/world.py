@@ -85,7 +85,7 @@ class World:
         arrivals = tuple(tuple(self._start + at for at in times) for times in scenario.arrivals)
         clock, rows_max = self.schedule.clock, scenario.batch_rows_max
         s = scenario
-        branches = (s.ledger, s.regroups, s.united, s.functions, s.letters, s.texts, s.drops, s.joins, s.keyed)
+        branches = (s.ledger, s.regroups, s.united, s.functions, s.letters, s.texts, s.drops, s.joins)
         last = evolving.LAST_VERSION if s.evolves else 0
         versions = [
             plan_of(s.upserts, s.above, s.windowing, s.immediate, *branches, v if s.evolves else None)

@@ -481,18 +481,16 @@ class Checks:
         self, windowed: Windowed, completed: joblog.Completed, stores: Iterable[StateStore], read: Sequence[Any]
     ) -> None:
         operator, epoch = self._plan.operator(operator_of(WINDOWS)).id, completed.body.epoch
+        windows = _rows(stores, operator, TOTALS)
         cut, when = self.history.cuts[epoch], f"restored at epoch {epoch}"
-        windows: list[Any] = []
-        if not self._scenario.keyed:  # the state of a keyed function is compared by what it emits
-            windows = _rows(stores, operator, TOTALS)
-            # Late records are known from the output: only once it is complete, and only for the current lineage.
-            is_told = self.finished and epoch in self.history.lineage
-            late = self._tables[LATE].rows() if is_told else None
-            windowed.restored(when, cut, windows, late)
-            windowed.restored(f"read at epoch {epoch}", cut, read, late)
-            shown = [{name: row[name] for name in windows[0]} for row in read] if windows else read
-            if sorted(map(str, shown)) != sorted(map(str, windows)):
-                self.fail("I9 read", f"epoch {epoch}: a reader gets the windows {shown}, {windows} were restored")
+        # Late records are known from the output: only once it is complete, and only for the current lineage.
+        is_told = self.finished and epoch in self.history.lineage
+        late = self._tables[LATE].rows() if is_told else None
+        windowed.restored(when, cut, windows, late)
+        windowed.restored(f"read at epoch {epoch}", cut, read, late)
+        shown = [{name: row[name] for name in windows[0]} for row in read] if windows else read
+        if sorted(map(str, shown)) != sorted(map(str, windows)):
+            self.fail("I9 read", f"epoch {epoch}: a reader gets the windows {shown}, {windows} were restored")
         lineage = self.history.lineage
         windowed.clocks.restored(epoch, lineage, cut, self._clocks(stores))
         if self._regrouped is not None:

@@ -27,7 +27,7 @@ from holdfast.chaos.sim.faults import aims, faults
 from holdfast.chaos.sim.faults.aims import Aim
 from holdfast.chaos.sim.faults.faults import Fault
 from holdfast.chaos.sim.faults.points import Point
-from holdfast.chaos.sim.jobs import clocked, dropping, evolving, joined, ledger, lettered, spelled
+from holdfast.chaos.sim.jobs import dropping, evolving, joined, ledger, lettered, spelled
 from holdfast.chaos.sim.jobs.arriving import ArrivingSource
 from holdfast.chaos.sim.jobs.functions import calling
 from holdfast.chaos.sim.jobs.oracle import PARTITION_STRIDE, Input
@@ -193,8 +193,6 @@ class Scenario:
     """Whether there is a branch with text in its keys and its state."""
     joins: bool = False
     """Whether there is a branch that joins the records with themselves, by event time."""
-    keyed: bool = False
-    """Whether a keyed function with timers takes the place of the window operator."""
     state_memory: int | None = None
     """The budget of every worker's state in bytes; None: there is none."""
     batches: tuple[bool, ...] = (False,)
@@ -367,8 +365,7 @@ def scenario(seed: int) -> Scenario:
     drawn = _growing(_with_ends(_with_rest(_regrowing(_with_functions(_with_more(whole))))), keys)
     drawn = replace(drawn, texts=random.Random(f"{seed}/texts").random() < TEXTS_SHARE)
     joins = windowing is not None and random.Random(f"{seed}/joins").random() < joined.JOINS_SHARE
-    keyed = windowing is not None and random.Random(f"{seed}/keyed").random() < clocked.KEYED_SHARE
-    drawn = replace(drawn, joins=joins, keyed=keyed)
+    drawn = replace(drawn, joins=joins)
     return _with_committer(_with_standbys(_in_batches(_with_backlog(_budgeted(_with_slow_copies(drawn)), keys))))
 
 
@@ -681,7 +678,6 @@ def plan_of(
     texts: bool = False,
     drops: bool = False,
     joins: bool = False,
-    keyed: bool = False,
     version: int | None = None,
 ) -> Plan:
     """Return the job's plan; every worker replaces its source and sinks, which are stand-ins, by its own.
@@ -703,7 +699,7 @@ def plan_of(
         lettered.check_each(records)
     records = calling(records, functions)
     if windowing is not None:
-        counted = _count_in_windows(records, windowing, functions, keyed)
+        counted = _count_in_windows(records, windowing, functions)
         if regroups:
             ledger.regroup(counted)
     kept = records if above is None else records.filter(pl.col("value") > above)
@@ -727,21 +723,17 @@ def plan_of(
     return app.plan()
 
 
-def _count_in_windows(records: Stream, windowing: Windowing, functions: bool, keyed: bool) -> Stream:
-    operator, size_s, lateness_s = operator_of(WINDOWS), windowing.size_s, windowing.lateness_s
-    if keyed:
-        counted, late = clocked.count_by_timers(records, operator, size_s, lateness_s, TIMED_SCHEMA)
-    else:
-        window = records.key_by("bucket").window(hf.tumbling(f"{size_s}s"), allowed_lateness=f"{lateness_s}s")
-        counted = window.agg(
-            operator,
-            emit="final",
-            n=hf.count(),
-            total=hf.sum("value"),
-            low=hf.min("value"),
-            high=hf.max("value"),
-        )
-        late = counted.late
+def _count_in_windows(records: Stream, windowing: Windowing, functions: bool) -> Stream:
+    lateness = f"{windowing.lateness_s}s"
+    window = records.key_by("bucket").window(hf.tumbling(f"{windowing.size_s}s"), allowed_lateness=lateness)
+    counted = window.agg(
+        operator_of(WINDOWS),
+        emit="final",
+        n=hf.count(),
+        total=hf.sum("value"),
+        low=hf.min("value"),
+        high=hf.max("value"),
+    )
     calling(counted, functions).sink(WINDOWS, MemorySink())
-    late.sink(LATE, MemorySink())
+    counted.late.sink(LATE, MemorySink())
     return counted
