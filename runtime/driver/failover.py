@@ -14,8 +14,8 @@ import msgspec
 from holdfast.errors import ErrorReport
 from holdfast.frozen import replace
 from holdfast.model import WorkerId
-from holdfast.runtime.driver.avoiding import avoided, doubt
 from holdfast.runtime.driver.deployment import launch_allowed_at, standby_allowed_at
+from holdfast.runtime.driver.hosts.avoiding import avoided, doubt
 from holdfast.runtime.driver.state import (
     Cancel,
     Dismiss,

@@ -22,9 +22,9 @@ from holdfast.checkpoint.manifest import Confirmed, Manifest
 from holdfast.errors import ConfigError, Where
 from holdfast.frozen import replace
 from holdfast.model import NO_EPOCH, Generation, Subtask, Tag, Writer
-from holdfast.runtime.driver import standbys
 from holdfast.runtime.driver.deployment import assigned, confirm, deployments
 from holdfast.runtime.driver.failover import end, launch_missing
+from holdfast.runtime.driver.hosts import standbys
 from holdfast.runtime.driver.partitions import with_those_of
 from holdfast.runtime.driver.state import Gathering, LoadManifest, Master, RepairTargets, Restart, Running, Send, Step
 from holdfast.runtime.wire import messages as m

@@ -66,9 +66,8 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ErrorReport, Fenced, HoldfastError, Where
 from holdfast.frozen import replace
 from holdfast.model import NO_EPOCH, Epoch, ObjectRef, SourcePosition, Tag, Timeline, WorkerId
-from holdfast.runtime.driver import partitions, placement, retention, rewinding, severed, standbys
+from holdfast.runtime.driver import partitions, retention, rewinding, severed
 from holdfast.runtime.driver.abreast import hold_back
-from holdfast.runtime.driver.avoiding import forget_old, trust
 from holdfast.runtime.driver.committers import behind, hand_over
 from holdfast.runtime.driver.deployment import (
     all_ended,
@@ -95,6 +94,8 @@ from holdfast.runtime.driver.failover import (
     standby_failed,
 )
 from holdfast.runtime.driver.gathering import base_loaded, deploy_if_complete, gather, repaired
+from holdfast.runtime.driver.hosts import placement, standbys
+from holdfast.runtime.driver.hosts.avoiding import forget_old, trust
 from holdfast.runtime.driver.partitions import begin_listing, is_awaited, reason_to_list, unassigned, unlisted
 from holdfast.runtime.driver.requests import (
     carry_out,

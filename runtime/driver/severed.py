@@ -23,7 +23,7 @@ from holdfast.frozen import replace
 from holdfast.model import WorkerId
 from holdfast.runtime.driver.deployment import launch_allowed_at
 from holdfast.runtime.driver.failover import is_held
-from holdfast.runtime.driver.standbys import copied
+from holdfast.runtime.driver.hosts.standbys import copied
 from holdfast.runtime.driver.state import Hosted, Master, Running, Site
 
 BROKEN_GRACE_S = 1.0

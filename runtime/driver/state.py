@@ -328,7 +328,7 @@ class Master:
     severed: Mapping[frozenset[Site], float] = field(default_factory=dict)
     """Pairs of hosts whose workers exchanged no data although both reached the driver, and when that was reported."""
     doubted: Mapping[str, tuple[Site, float]] = field(default_factory=dict)
-    """Hosts whose worker fell silent before it was lost, and when it was; see runtime/driver/avoiding.py."""
+    """Hosts whose worker fell silent before it was lost, and when it was; see runtime/driver/hosts/avoiding.py."""
     struck: int = 0
     """The loss of workers up to this launch counts as part of the last failure until every subtask runs again."""
     confirmed: Mapping[Writer, Tag] = field(default_factory=dict)

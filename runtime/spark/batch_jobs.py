@@ -31,7 +31,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.model import Subtask
-from holdfast.runtime.driver.placement import elsewhere
+from holdfast.runtime.driver.hosts.placement import elsewhere
 from holdfast.runtime.microbatch.blocks import Attempt, Parcel, Result, parcel_of
 from holdfast.runtime.microbatch.job_watch import JobWatch, Stage
 from holdfast.runtime.microbatch.task import Batch, Ports, run_task

@@ -12,8 +12,9 @@ import holdfast as hf
 from holdfast.checkpoint.bases import pieces
 from holdfast.errors import Unavailable
 from holdfast.model import NO_EPOCH, Epoch, SegmentRef, Subtask, WorkerId
-from holdfast.runtime.driver import master, standbys, waypoints
+from holdfast.runtime.driver import master, waypoints
 from holdfast.runtime.driver.failover import LAUNCH_DEADLINE_S
+from holdfast.runtime.driver.hosts import standbys
 from holdfast.runtime.driver.master import Launch, Master, Send
 from holdfast.runtime.job.standbys import LAG_SHOWN_EPOCHS, problems
 from holdfast.runtime.job.status import of_run

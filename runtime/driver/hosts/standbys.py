@@ -23,9 +23,9 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.frozen import replace
 from holdfast.model import NO_EPOCH, Epoch, SnapshotHandle, Subtask, WorkerId
 from holdfast.runtime.driver import waypoints
-from holdfast.runtime.driver.avoiding import conflicts
 from holdfast.runtime.driver.claims import claim_of
 from holdfast.runtime.driver.deployment import local_bases, recent_cuts, topic_state
+from holdfast.runtime.driver.hosts.avoiding import conflicts
 from holdfast.runtime.driver.state import Effect, Hosted, Master, Running, Send
 from holdfast.runtime.wire import messages as m
 
