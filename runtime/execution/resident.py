@@ -39,7 +39,7 @@ class Resident:
         settings = prepared.settings
         ports.note("starting Spark")
         context = start_context(prepared.plan.app, settings.master, settings.parallelism + settings.standbys)
-        standbys = check_slots(context, settings.parallelism, settings.standbys)
+        standbys = check_slots(context, settings.parallelism, settings.standbys, ports.note)
         if standbys < settings.standbys:
             ports.note(
                 f"{settings.standbys} standbys were requested, and Spark has free slots for {standbys}; the run starts "

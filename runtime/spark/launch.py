@@ -30,8 +30,10 @@ from holdfast.runtime.spark.jvm import start_jvm, uninterrupted
 
 _log = logging.getLogger(__name__)
 
-SLOTS_WAIT_S, STANDBY_SLOTS_WAIT_S = 20.0, 60.0
-"""How long to wait for executors with slots for the subtasks, and, once there are these, for the standbys too."""
+SLOTS_WAIT_S = 60.0
+"""How long to wait for executors with slots for all subtasks and standbys. Each may take 20 s to start."""
+SLOTS_NOTED_S = 5.0
+"""After this time the user reads what is awaited."""
 _CONF = {
     "spark.locality.wait": "0",
     "spark.locality.wait.node": "2s",  # of use where a launch avoids hosts: a slot elsewhere may be free in a moment
@@ -123,8 +125,11 @@ def driver_host(context: SparkContext) -> str:
     return str(context.getConf().get("spark.driver.host", "127.0.0.1"))
 
 
-def check_slots(context: SparkContext, needed: int, standbys: int = 0) -> int:
+def check_slots(context: SparkContext, needed: int, standbys: int = 0, note: Callable[[str], None] = _log.info) -> int:
     """Wait for executors, then refuse a cluster that cannot host all subtasks at the same time.
+
+    Args:
+        note: Receives a line for the user when executors are late.
 
     Returns:
         How many standbys have a slot too.
@@ -133,11 +138,13 @@ def check_slots(context: SparkContext, needed: int, standbys: int = 0) -> int:
         ConfigError: too few slots; gives needed, found and the setting to change.
         Unavailable: Spark has stopped in the meantime.
     """
-    began, waits = time.monotonic(), not is_one_process(context)
+    began, at_most, noted = time.monotonic(), most_slots(context.master or ""), False
+    wanted = needed + standbys if at_most is None else min(needed + standbys, at_most)
     try:
-        while (found := context.defaultParallelism) < needed + standbys and waits:
-            limit_s = SLOTS_WAIT_S if found < needed else STANDBY_SLOTS_WAIT_S
-            waits = time.monotonic() - began < limit_s
+        while (found := context.defaultParallelism) < wanted and (waited := time.monotonic() - began) < SLOTS_WAIT_S:
+            if waited > SLOTS_NOTED_S and not noted:
+                noted = True
+                note(f"waiting for Spark's executors: {found} task slots, {wanted} wanted")
             time.sleep(0.1)
     except Exception as error:  # py4j raises several kinds; each means that Spark stopped: no master took the app
         raise _no_spark(error) from error
@@ -148,6 +155,14 @@ def check_slots(context: SparkContext, needed: int, standbys: int = 0) -> int:
             next_step=f"run with --parallelism {found}, or give Spark more cores (here: --master 'local[{needed}]')",
         )
     return min(standbys, found - needed)
+
+
+def most_slots(master: str) -> int | None:
+    """Return how many task slots a master can ever have; None if its URL does not say."""
+    if master == "local" or master.startswith("local["):
+        return 0  # its only process has all of its slots from the start
+    cluster = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", master)
+    return int(cluster[1]) * int(cluster[2]) if cluster else None
 
 
 class SparkHost:

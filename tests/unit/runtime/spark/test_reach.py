@@ -89,6 +89,35 @@ class TestAMaster:
             launch.check_slots(Stopped(), 2)  # type: ignore[arg-type]
 
 
+class Cluster:
+    """A Spark whose executors register one after the other."""
+
+    def __init__(self, master: str, *slots: int) -> None:
+        self.master, self._slots = master, list(slots)
+
+    @property
+    def defaultParallelism(self) -> int:
+        return self._slots.pop(0) if len(self._slots) > 1 else self._slots[0]
+
+
+class TestSlots:
+    def test_are_awaited_until_all_executors_have_registered(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        noted: list[str] = []
+        monkeypatch.setattr(launch, "SLOTS_NOTED_S", 0.0)
+        cluster: Any = Cluster("spark://host:7077", 2, 2, 2, 4, 5)
+        assert launch.check_slots(cluster, 3, 2, noted.append) == 2
+        assert noted == ["waiting for Spark's executors: 2 task slots, 5 wanted"]
+
+    @pytest.mark.parametrize("master", ["local[2]", "local-cluster[1,2,1024]"])
+    def test_that_never_come_are_refused_without_waiting(self, master: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(launch, "SLOTS_WAIT_S", 1e9)
+        with pytest.raises(ConfigError, match="needs 3 task slots at the same time, but Spark at local.* has 2"):
+            launch.check_slots(Cluster(master, 2), 3)  # type: ignore[arg-type]
+
+    def test_for_standbys_are_not_required(self) -> None:
+        assert launch.check_slots(Cluster("local[4]", 4), 3, 2) == 1  # type: ignore[arg-type]
+
+
 class TestDoctor:
     def state(self, master: str) -> tuple[str, str]:
         check = next(each for each in cluster(master, {}, {}) if each.name == "spark master")
