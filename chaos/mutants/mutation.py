@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.chaos.mutants.first_seeds import FIRST_SEEDS
 from holdfast.chaos.sim import driver_process, simulator
 from holdfast.chaos.sim.jobs.workload import scenario
 
@@ -41,10 +42,13 @@ class Mutant:
     """The rules of PROTOCOL that it negates."""
     does: str
     swaps: tuple[Swap, ...]
-    first: int = 0
-    """The first seed of a test run; from 0 it is caught later."""
     needs: str = ""
     """A feature of some scenarios, by its field name; scenarios without it cannot catch the mutant and are skipped."""
+
+    @property
+    def first(self) -> int:
+        """The seed from which tests hunt it."""
+        return FIRST_SEEDS[self.name]
 
 
 UNWATCHED = Swap(driver_process, "validate", lambda _: lambda state: None)

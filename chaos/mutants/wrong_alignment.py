@@ -63,10 +63,10 @@ def takes_the_live_for_behind(_: Right) -> Right:
 
 VERSIONS = (
     ("slowest-held-as-well", "design/0048", "the partition that is furthest behind in event time is held back too",
-     ((abreast, "looked", limits_below_the_slowest), (master, "hold_back", sends_limits_to_all)), 0),
+     ((abreast, "looked", limits_below_the_slowest), (master, "hold_back", sends_limits_to_all))),
     ("silent-partition-held", "P11, design/0048", "a partition that counts as idle is held back when it has records",
-     ((SubtaskRun, "_is_held_back", holds_the_silent),), 40),
+     ((SubtaskRun, "_is_held_back", holds_the_silent),)),
     ("live-partition-limits", "design/0048", "a partition that is read to its end holds the others back",
-     ((time_alignment, "_is_behind", takes_the_live_for_behind),), 0),
+     ((time_alignment, "_is_behind", takes_the_live_for_behind),)),
 )  # fmt: skip
-"""Name, rules, what it does, what it replaces, first seed."""
+"""Name, rules, what it does, what it replaces."""

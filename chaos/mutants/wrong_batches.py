@@ -133,22 +133,22 @@ def leaves_images_behind(right: Right) -> Right:
 
 VERSIONS = (
     ("mixed-attempts-accepted", "P26", "results count whichever attempts they were made from",
-     (machine, "inconsistent", accepts_mixed_attempts), 455),
+     (machine, "inconsistent", accepts_mixed_attempts)),
     ("attempt-not-in-names", "P26, P16", "attempts of one task store objects under one name",
-     (task._Task, "__init__", names_tasks_only), 260),
+     (task._Task, "__init__", names_tasks_only)),
     ("later-layers-not-named", "P16, P26", "an epoch names the state of its first layer with keys only",
-     (machine, "_part", names_one_segment), 40),
+     (machine, "_part", names_one_segment)),
     ("switch-forgets-pending", "P8, P18", "a start in microbatch mode drops undelivered output of the run before",
-     (Host, "_deploy", forgets_pending_output), 0),
+     (Host, "_deploy", forgets_pending_output)),
     ("stale-job-counts", "P26", "results of an older job are taken for those of the present one",
-     (Host, "ended", takes_any_job), 810),
+     (Host, "ended", takes_any_job)),
     ("results-outlive-their-job", "P26", "a job that runs again counts only for the tasks that failed before",
-     (machine, "finished", keeps_results_of_failed_jobs), 170),
+     (machine, "finished", keeps_results_of_failed_jobs)),
     ("delivered-at-ack", "P18", "output of a microbatch is delivered before its epoch is completed",
-     (machine, "finished", delivers_at_ack), 0),
+     (machine, "finished", delivers_at_ack)),
     ("image-of-a-losing-attempt", "P26", "what an attempt writes to its tables stays on the machine if it loses",
-     (warm._Task, "mapped", changes_images), 0),
+     (warm._Task, "mapped", changes_images)),
     ("image-left-behind", "P14, DESIGN 8", "tables on a machine lack the last segment that they are said to have",
-     (warm._Task, "bring_up", leaves_images_behind), 0),
+     (warm._Task, "bring_up", leaves_images_behind)),
 )  # fmt: skip
-"""Name, rules, what it does, what it replaces, first seed."""
+"""Name, rules, what it does, what it replaces."""

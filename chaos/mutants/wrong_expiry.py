@@ -55,34 +55,30 @@ def erases_open_windows_too(right: Right) -> Right:
     return through
 
 
-VERSIONS: tuple[tuple[str, str, str, tuple[Any, str, Callable[[Right], Right]], int], ...] = (
+VERSIONS: tuple[tuple[str, str, str, tuple[Any, str, Callable[[Right], Right]]], ...] = (
     (
         "range-lost-when-merging-forward",
         "P8",
         "a freeze holds only the ranges of its own epoch",
         (Expiries, "close", forgets_ranges_of_unfinished),
-        345,
     ),
     (
         "compaction-forgets-ranges",
         "P8",
         "segments are merged as if there were no ranges",
         (compact, "BlockReader", merges_without_ranges),
-        0,
     ),
     (
         "rollback-keeps-windows-expired",
         "P10",
         "a survivor's rollback does not bring expired windows back",
         (Table, "roll_back", keeps_expired_over_rollback),
-        480,
     ),
     (
         "range-reaches-open-windows",
         "P8",
         "a range covers windows that are still open",
         (EventClock, "expired_through", erases_open_windows_too),
-        0,
     ),
 )
-"""Name, rules, effect, owner, function and replacement, and the first seed of a quick test run."""
+"""Name, rules, effect, owner, function and replacement."""

@@ -113,22 +113,22 @@ def believes_any_heartbeat(right: Right) -> Right:
 
 VERSIONS = (
     ("new-partition-from-its-end", "P12", "a new partition is read from its end as of the listing",
-     ((listing.Listings, "_of", starts_at_the_end),), 0),
+     ((listing.Listings, "_of", starts_at_the_end),)),
     ("assignment-not-in-manifest", "P12", "a manifest lacks the partitions that its trigger assigned",
-     ((master, "next_manifest", keeps_it_out_of_the_manifest),), 0),
+     ((master, "next_manifest", keeps_it_out_of_the_manifest),)),
     ("assignment-before-its-barrier", "P12", "a partition is read as soon as its trigger arrives",
-     ((WorkerLoop, "received", reads_before_the_barrier),), 0),
+     ((WorkerLoop, "received", reads_before_the_barrier),)),
     ("partition-for-two-subtasks", "P12", "after a recovery triggers give what was deployed to another subtask too",
-     ((master, "unassigned", assigns_to_another_too), (deployment, "unassigned", assigns_to_another_too)), 58),
+     ((master, "unassigned", assigns_to_another_too), (deployment, "unassigned", assigns_to_another_too))),
     ("assignment-given-up", "P12", "an assignment is lost with the epoch of its trigger",
-     ((master, "unassigned", assigns_once), (deployment, "unassigned", assigns_once)), 500),
+     ((master, "unassigned", assigns_once), (deployment, "unassigned", assigns_once))),
     ("partition-changes-its-writer", "P12, P20", "a takeover assigns partitions without looking at the base manifest",
-     ((partitions, "owners", forgets_who_read),), 150),
+     ((partitions, "owners", forgets_who_read),)),
     ("base-partitions-ignored", "P12", "a takeover reads only the partitions that it had listed itself",
-     ((gathering, "with_those_of", trusts_its_own_listing),), 5_500),
+     ((gathering, "with_those_of", trusts_its_own_listing),)),
     ("finished-without-a-listing", "P13", "a job finishes when every partition that it knows has ended",
-     ((master_requests, "all_input_is_listed", finishes_without_looking),), 0),
+     ((master_requests, "all_input_is_listed", finishes_without_looking),)),
     ("ended-before-it-was-assigned", "P13", "a subtask counts as ended although it was given a partition since",
-     ((deployment, "all_report", believes_any_heartbeat), (master_requests, "all_report", believes_any_heartbeat)), 0),
+     ((deployment, "all_report", believes_any_heartbeat), (master_requests, "all_report", believes_any_heartbeat))),
 )  # fmt: skip
-"""Name, rules, what it does, what it replaces, first seed."""
+"""Name, rules, what it does, what it replaces."""

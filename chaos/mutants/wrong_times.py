@@ -87,7 +87,6 @@ VERSIONS = (
         "a minimum goes back with a part that returns lower",
         (watermark, "reported", follows_whoever_comes_back),
         "windowing",
-        0,
     ),
     (
         "idle-holds-time",
@@ -95,7 +94,6 @@ VERSIONS = (
         "an idle partition holds time back until its next record",
         (EventTime, "found_nothing", waits_for_those_that_rest),
         "rests",
-        0,
     ),
     (
         "earlier-windows-forgotten",
@@ -103,7 +101,6 @@ VERSIONS = (
         "the next due window is sought among the rows of the last batch only",
         (WindowOperator, "on_batch", forgets_earlier_windows),
         "windowing",
-        0,
     ),
 )
-"""Name, rules, effect, swap, the feature that a scenario needs, and the first seed of the hunt."""
+"""Name, rules, effect, swap, the feature that a scenario needs."""

@@ -77,6 +77,7 @@ def bench_microbatch(bench: Bench, tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.timeout(1_800)
 def bench_microbatch_windowed(bench: Bench, tmp_path: Path) -> None:
     """The same for tumbling windows of ten seconds: about 4 rows per key and window."""

@@ -67,6 +67,7 @@ def bench_takeover(bench: Bench, tmp_path: Path, size: str, standbys: int) -> No
 @pytest.mark.e2e
 @pytest.mark.s3
 @pytest.mark.toxiproxy
+@pytest.mark.slow
 @pytest.mark.timeout(7_200)
 @pytest.mark.parametrize("size", EVERY_SIZE)
 def bench_download(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str) -> None:

@@ -34,6 +34,18 @@ Level = Literal["quick", "commands", "e2e"]
 """Python only; commands that need no Spark as well; everything."""
 
 
+FIRST_READ = (
+    "README",
+    "docs/quickstart",
+    "docs/first-job",
+    "docs/deploy/spark",
+    "docs/guide/spark",
+    "docs/operate/index",
+    "docs/operate/rewind",
+)
+"""Pages whose examples `make test` runs on Spark, half a minute each; those of all others are run by `make soak`."""
+
+
 def named(level: Level) -> list[Any]:
     """Return the sessions of all pages that have something for this level, with names for pytest."""
     found = []
@@ -48,7 +60,8 @@ def named(level: Level) -> list[Any]:
                 and "e2e" in kinds
                 or (level == "commands" and "sh" in kinds and "e2e" not in kinds)
             ):
-                found.append(pytest.param(session, id=name))
+                later = level == "e2e" and str(page.relative_to(ROOT).with_suffix("")) not in FIRST_READ
+                found.append(pytest.param(session, id=name, marks=[pytest.mark.slow] if later else []))
     return found
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from running import JOB, TIMEOUT_S, differences, kill_task, make_input
+from running import IN_BOTH_MODES_SLOWLY, JOB, TIMEOUT_S, differences, kill_task, make_input
 from standalone import (
     PACKAGE,
     SPARK_SUBMIT,
@@ -90,6 +90,7 @@ class TestStandaloneCluster:
 
 class TestWithoutAnInstallation:
     @pytest.mark.usefixtures("mode")
+    @IN_BOTH_MODES_SLOWLY
     def test_a_zip_given_to_spark_submit_supplies_holdfast_to_driver_and_executors(
         self, cluster: Standalone, tmp_path: Path
     ) -> None:
@@ -104,6 +105,7 @@ class TestWithoutAnInstallation:
         submit(cluster, tmp_path, "--py-files", "holdfast.zip", PYSPARK_PYTHON=str(python))
         assert differences(tmp_path, frame) == []
 
+    @IN_BOTH_MODES_SLOWLY
     def test_a_packed_environment_given_to_spark_submit_is_used_by_executors(
         self, cluster: Standalone, tmp_path: Path, mode: str
     ) -> None:

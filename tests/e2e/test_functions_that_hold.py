@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Run, running
+from running import IN_BOTH_MODES_SLOWLY, Run, running
 
 from holdfast.runtime.config.settings import CONTINUOUS
 
@@ -42,6 +42,7 @@ def numbers(folder: Path) -> list[int]:
 
 class TestAFunctionThatHoldsTheInterpreter:
     @pytest.mark.usefixtures("mode")
+    @IN_BOTH_MODES_SLOWLY
     def test_for_longer_than_the_silence_limit_is_named_and_not_restarted(self, tmp_path: Path) -> None:
         environment = {
             "HOLDING_HOW": "hold",
@@ -59,6 +60,7 @@ class TestAFunctionThatHoldsTheInterpreter:
             assert run.lines[-1]["restarts"] == []
         assert numbers(tmp_path) == list(range(1_000))
 
+    @IN_BOTH_MODES_SLOWLY
     def test_for_longer_than_the_hang_limit_is_replaced_and_named(self, tmp_path: Path, mode: str) -> None:
         environment = {"HOLDING_HOW": "hold", "HOLDING_ONCE": "1", "HOLDING_S": "40", "HOLDFAST_HUNG_AFTER_MS": "3000"}
         with running(tmp_path, *FLAGS, job=JOB, **environment) as run:
