@@ -19,8 +19,9 @@ from holdfast.arguments import position
 from holdfast.errors import ConfigError
 from holdfast.runtime.api.functions import checked_policy, refused, row_schema
 from holdfast.runtime.operators.patterns.automaton import SKIPS, Automaton, Stage
+from holdfast.runtime.operators.patterns.conditions import Condition
 from holdfast.runtime.operators.patterns.kept import KEPT, RESERVED
-from holdfast.runtime.operators.patterns.match import Condition, Match
+from holdfast.runtime.operators.patterns.match import Match
 from holdfast.runtime.operators.patterns.results import Result, Taken
 from holdfast.runtime.plan.graph import Graph, Node, check_name
 from holdfast.runtime.rows.expressions import Use, predicate_of, unknown_column

@@ -25,7 +25,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from holdfast.errors import JobFailed, Where, is_failure
+from holdfast.errors import JobFailed, Where
 from holdfast.runtime.operators.contract import (
     ROUNDS,
     Description,
@@ -39,13 +39,13 @@ from holdfast.runtime.operators.contract import (
 from holdfast.runtime.operators.differences import Found, columns_text, compare_kept, compare_keys, typed
 from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, time_not_held
 from holdfast.runtime.operators.patterns.automaton import Automaton, Partial, Row
+from holdfast.runtime.operators.patterns.conditions import Condition, FunctionFailed, called
 from holdfast.runtime.operators.patterns.kept import ENDS, FITS, ROWS, KeptRows, Loaded, Partials, Slots, drafts
 from holdfast.runtime.operators.patterns.results import Complete, Result, SeenRows, batch_of_columns
 from holdfast.runtime.operators.side import LATE
 from holdfast.runtime.operators.windows.merging import grouped
 from holdfast.runtime.rows.dead_letters import DeadLetter, OnError, encode_row, reported
 from holdfast.runtime.rows.expressions import Use
-from holdfast.runtime.rows.failing import NOT_THE_ROWS_FAULT, raised
 from holdfast.runtime.rows.forms import code_of
 from holdfast.runtime.rows.rows import WrongRow, batch_of_rows
 from holdfast.runtime.rows.windows import TIME_FIRST_US, TIME_LAST_US, micros_of, outside, span
@@ -55,16 +55,7 @@ from holdfast.state.keys.batch import Keys, KeyType
 
 PIECE_ROWS = 16_384
 """Rows, or partial matches, that are worked on together."""
-
-
-@dataclass(frozen=True, eq=False)
-class Condition:
-    """What a row of one step must meet: all of these."""
-
-    step: str
-    expressions: tuple[pl.Expr, ...]
-    functions: tuple[tuple[Callable[..., Any], bool], ...]
-    """Each with whether it also takes the rows of earlier steps."""
+CORRECT_IT = "correct the function"
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,8 +166,6 @@ class MatchOperator(Operator):
         self._rows = KeptRows(ctx.table(part_name(step.operator, ROWS)), step.keys, step.time, ctx.given)
         self._partials = Partials(ctx.table(step.operator), self._rows, step.automaton.within_us)
         self._seen = SeenRows(self._rows, step.columns, ctx.given, step.row_type, step.automaton.stages)
-        self._called: Callable[..., Any] | None = None
-        """The last function called."""
         functions = [each for condition in step.conditions for each in condition.functions]
         self._asks, self._asks_matches = bool(functions), any(matches for _, matches in functions)
         self._pace, self._pace_of_ends = ctx.time_slice.pace(), ctx.time_slice.pace()
@@ -311,25 +300,18 @@ class MatchOperator(Operator):
             complete += [Complete(each, automaton.ends(each)) for each in found]
         try:
             after, found = automaton.advance(alive, row, bits, self._holds)
-        except NOT_THE_ROWS_FAULT:
-            raise
-        except BaseException as error:
-            if not is_failure(error):
-                raise
-            self._leave_out(row, self._reported(error), error)
+        except FunctionFailed as failed:
+            self._leave_out(row, f"a function {failed}", CORRECT_IT, failed.__cause__)
             return alive
         complete += [Complete(each, row.at_us) for each in found]
         return after
 
     def _holds(self, condition: int, row: Row, partial: Partial | None) -> bool:
         for function, takes_matches in self._step.conditions[condition].functions:
-            self._called = function
-            seen = self._seen.row(row)
+            given = [self._seen.row(row)]
             if takes_matches:
-                held = function(seen, self._seen.matches(partial or Partial(0, 0, (), ())))
-            else:
-                held = function(seen)
-            if not held:
+                given.append(self._seen.matches(partial or Partial(0, 0, (), ())))
+            if not called(function, *given, into=bool):
                 return False
         return True
 
@@ -367,40 +349,32 @@ class MatchOperator(Operator):
         """Return the row that the user's function makes of a match; none if that fails and may."""
         select = self._step.result.select
         assert select is not None
-        self._called, cause = select, BaseException()
+        matches, last = self._seen.matches(complete.match), complete.match.rows[-1]
         try:
-            row = select(self._seen.matches(complete.match))
+            row = called(select, matches)
             batch_of_rows(self._schema, [row])
-            return [row]
-        except NOT_THE_ROWS_FAULT:
-            raise
+        except FunctionFailed as failed:
+            self._leave_out(last, f"a function {failed}", CORRECT_IT, failed.__cause__)
+            return []
         except WrongRow as wrong:
-            did, cause = f"returned a wrong row: {wrong.what}", wrong
-        except BaseException as error:
-            if not is_failure(error):
-                raise
-            did, cause = self._reported(error), error
-        self._leave_out(complete.match.rows[-1], did, cause)
-        return []
+            self._leave_out(last, f"a function returned a wrong row: {wrong.what}", CORRECT_IT, wrong)
+            return []
+        return [row]
 
     # Failures
 
-    def _reported(self, error: BaseException) -> str:
-        return raised(error, self._called, __file__)
-
-    def _leave_out(self, row: Row, did: str, cause: BaseException) -> None:
+    def _leave_out(self, row: Row, why: str, next_step: str, cause: BaseException | None) -> None:
+        """Count a row that fails and may, or make it a dead letter."""
         step = self._step
-        called = f"{step.use}: a function {did}"
+        what = f"{step.use}: {why}"
         if step.on_error == "fail":
-            raise self._failed(
-                called, 'correct the function, or leave such rows out with on_error="dlq" or on_error="drop"'
-            ) from cause
+            raise self._failed(what, f'{next_step}, or leave such rows out with on_error="dlq" or "drop"') from cause
         if step.on_error == "drop":
             self.dropped += 1
             return
         raw = encode_row(self._rows.read(step.columns, np.array([row.slot], np.int64)))
         source = self._ctx.origin.source
-        self._ctx.dead_letter(DeadLetter(self.name, source, None, None, reported(called), "row", raw))
+        self._ctx.dead_letter(DeadLetter(self.name, source, None, None, reported(what), "row", raw))
         self.dlq += 1
 
     def _failed(self, what: str, next_step: str) -> JobFailed:

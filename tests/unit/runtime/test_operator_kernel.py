@@ -39,7 +39,7 @@ FOLDER = Path(operators.__file__).parent
 FOR_ALL = {
     *("aggregate_changes", "backlog", "contract", "differences", "event_clock", "join_rows", "time_slice"),
     *("process.cells", "process.changes", "process.events", "tables.lookup", "windows.merging"),
-    *("patterns.automaton", "patterns.kept", "patterns.results"),
+    *("patterns.automaton", "patterns.conditions", "patterns.kept", "patterns.results"),
 }
 """Modules of the folder that are no operator."""
 MAKERS = {

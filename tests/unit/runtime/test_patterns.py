@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from pattern_jobs import PATTERNS, Event, Oracle, app_of, at, given_rows, play, rescale
 
 import holdfast as hf
+from holdfast.runtime.operators.patterns.automaton import Automaton
 from holdfast.runtime.plan.identity import check_against, describe_operators
 from holdfast.runtime.rows.dead_letters import decode_row
 from holdfast.sinks.memory import MemorySink
@@ -301,6 +303,25 @@ class TestResults:
             t.push("rows", [record(user, number, 5, 2) for number, user in enumerate("xy")])
             t.finish()
             assert [each["n"] for each in t.rows("out")] == [1]
+
+
+class TestWhoseFaultItIs:
+    @pytest.mark.parametrize("on_error", ["drop", "dlq"])
+    def test_a_defect_of_the_automaton_ends_the_job(self, on_error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(*_: Any) -> None:
+            raise ZeroDivisionError("a defect")
+
+        monkeypatch.setattr(Automaton, "_take", broken)
+        with TestDriver(named_app(on_error=on_error), 2) as t, pytest.raises(Exception, match="a defect"):
+            t.push("rows", [record("x", 1, 1, 1)])
+            t.finish()
+
+    def test_an_answer_without_a_truth_value_is_of_a_row(self) -> None:
+        pattern = hf.pattern("a", pl.col("amount") == 1).followed_by("b", lambda r: np.arange(r.amount) >= 0)
+        with TestDriver(named_app(pattern=pattern, on_error="drop"), 2) as t:
+            t.push("rows", [record("x", 1, 1, 1), record("x", 2, 5, 2), record("x", 3, 1, 3)])
+            t.finish()
+            assert [(each["a_id"], each["b_amount"]) for each in t.rows("out")] == [(1, 1)]
 
 
 @pytest.mark.continuous("it runs no job")

@@ -1,0 +1,51 @@
+"""The conditions of a pattern's steps, and the calls of the user's functions.
+
+A row is at fault only for what a function of the user raises. An error anywhere else is a defect, which ends the job.
+
+Pure, as far as the user's functions are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from holdfast.errors import is_failure
+from holdfast.runtime.rows.failing import NOT_THE_ROWS_FAULT, raised
+
+
+@dataclass(frozen=True, eq=False)
+class Condition:
+    """What a row of one step must meet: all of these."""
+
+    step: str
+    expressions: tuple[pl.Expr, ...]
+    functions: tuple[tuple[Callable[..., Any], bool], ...]
+    """Each with whether it also takes the rows of earlier steps."""
+
+
+class FunctionFailed(Exception):
+    """A function of the user failed for a row; the text says how, and the cause is the function's error."""
+
+
+def called(function: Callable[..., Any], *arguments: Any, into: Callable[[Any], Any] | None = None) -> Any:
+    """Return what a function of the user returns.
+
+    Args:
+        into: Converts it; `bool` can fail, for example for an array.
+
+    Raises:
+        FunctionFailed: it failed, or what it returned cannot be converted.
+    """
+    try:
+        found = function(*arguments)
+        return found if into is None else into(found)
+    except NOT_THE_ROWS_FAULT:
+        raise
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        raise FunctionFailed(raised(error, function, __file__)) from error
