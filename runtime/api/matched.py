@@ -26,7 +26,7 @@ from holdfast.runtime.operators.patterns.results import Result, Taken
 from holdfast.runtime.plan.graph import Graph, Node, check_name
 from holdfast.runtime.rows.expressions import Use, predicate_of, unknown_column
 from holdfast.runtime.rows.kept_columns import kept_column
-from holdfast.runtime.rows.patterns import FIRST, NOT_FOLLOWED_BY, THEN, Pattern, takes_matches
+from holdfast.runtime.rows.patterns import FIRST, NOT_FOLLOWED_BY, PARTIALS, PARTIALS_MAX, THEN, Pattern, takes_matches
 from holdfast.runtime.rows.row_types import misfit, unreadable
 from holdfast.state.keys.batch import KeyType
 
@@ -43,6 +43,7 @@ def matched(
     select: Callable[[Any], Any] | None,
     skip: str,
     on_error: object,
+    partial_matches_max: object,
 ) -> Node:
     """Add matches of a pattern to the graph; see Stream.match.
 
@@ -63,9 +64,15 @@ def matched(
         )
     if skip not in SKIPS:
         raise refused(use, f"skip={skip!r} is unknown", f"use one of {', '.join(map(repr, SKIPS))}")
+    if type(partial_matches_max) is not int or not 1 <= partial_matches_max <= PARTIALS_MAX:
+        raise refused(
+            use,
+            f"partial_matches_max={partial_matches_max!r} is not an integer from 1 to {PARTIALS_MAX:,}",
+            f"give how many partial matches a key may have, or leave it out for {PARTIALS:,}",
+        )
     conditions = _conditions(node, pattern, use)
     alike = not any(asks for condition in conditions for _, asks in condition.functions)
-    automaton = _automaton(pattern, pattern.within_us, skip, alike)
+    automaton = _automaton(pattern, pattern.within_us, skip, partial_matches_max, alike)
     schema, row_type = row_schema(to, use)
     result = _result(node, automaton, keys, time, schema, select, use)
     columns = _columns(node, keys, time, conditions, result, use)
@@ -142,7 +149,7 @@ def _keys(node: Node, key: str | Sequence[str], use: Use) -> tuple[str, ...]:
     return keys
 
 
-def _automaton(pattern: Pattern, within_us: int, skip: str, alike: bool) -> Automaton:
+def _automaton(pattern: Pattern, within_us: int, skip: str, partials_max: int, alike: bool) -> Automaton:
     stages, guards = list[Stage](), list[int]()
     for number, step in enumerate(pattern.steps):
         if step.how == NOT_FOLLOWED_BY:
@@ -152,7 +159,7 @@ def _automaton(pattern: Pattern, within_us: int, skip: str, alike: bool) -> Auto
         stages.append(Stage(step.name, number, strict, step.least, step.most, step.consecutive, tuple(guards)))
         guards.clear()
     assert pattern.steps[0].how == FIRST
-    return Automaton(tuple(stages), tuple(guards), within_us, skip, alike)
+    return Automaton(tuple(stages), tuple(guards), within_us, skip, partials_max, alike)
 
 
 def _check_rows(node: Node, use: Use) -> None:

@@ -41,7 +41,7 @@ from holdfast.runtime.rows.aggregates.aggregation import Aggregation, bound, che
 from holdfast.runtime.rows.expressions import Column, Use, columns_of, predicate_of, unknown_column
 from holdfast.runtime.rows.join_bounds import Between
 from holdfast.runtime.rows.keyed_process import KeyedProcess
-from holdfast.runtime.rows.patterns import Pattern
+from holdfast.runtime.rows.patterns import PARTIALS, Pattern
 from holdfast.runtime.rows.row_types import ArrowSchema, R, Row, T
 from holdfast.runtime.rows.triggers import AllTime
 from holdfast.runtime.rows.windows import LENGTH_MAX_US, WINDOW_END, Windows
@@ -358,6 +358,7 @@ class Stream(Generic[T]):
         select: Callable[[Any], Any] | None = None,
         skip: str = "past_last",
         on_error: str = "fail",
+        partial_matches_max: int = PARTIALS,
     ) -> MatchedStream[R]:
         """Emit a row for every match of a pattern in the rows of a key, in the order of event time.
 
@@ -374,16 +375,18 @@ class Stream(Generic[T]):
                 returns a row of `to`. Event time then leaves the operator `within` later if `to` has its column.
             skip: After a match, "past_last" forgets partial matches that began before its end, so matches never
                 overlap; "to_next" those that began with the same row; "none" forgets none.
-            on_error: "fail" ends the job at a row for which a function fails; "drop" leaves the row, or the match if
-                it is `select` that fails, out and counts it; "dlq" makes it a dead letter, see `hf.App(dlq=)`.
+            on_error: "fail" ends the job at a row for which a function fails, or which raises the number of partial
+                matches above the limit; "drop" leaves the row, or the match if it is `select` that fails, out and
+                counts it; "dlq" makes it a dead letter, see `hf.App(dlq=)`.
+            partial_matches_max: The limit of partial matches per key, 1 to 1,000,000. It may change between runs; a
+                key that has more from an earlier run keeps them, and no row may add to them.
 
         Raises:
             ConfigError: the pattern has no `within`, the stream has no event time or replaces rows, or a condition or
                 a field does not fit its columns.
         """
-        return MatchedStream(
-            self._graph, matched(self._graph, self._node, name, pattern, key, to, select, skip, on_error)
-        )
+        node = matched(self._graph, self._node, name, pattern, key, to, select, skip, on_error, partial_matches_max)
+        return MatchedStream(self._graph, node)
 
     @checked(".as_", "(Out)")
     def as_(self, to: type[R] | ArrowSchema) -> Stream[R]:

@@ -25,6 +25,10 @@ from holdfast.runtime.rows.windows import LENGTH_MAX_US
 STEPS_MAX = 60
 """Each step has a bit of one integer."""
 TIMES_MAX = 1_000
+PARTIALS = 10_000
+"""Partial matches that a key may have, unless the user gives another limit. A row is compared with each of them, which
+takes milliseconds for so many."""
+PARTIALS_MAX = 1_000_000
 FIRST, THEN, FOLLOWED_BY, NOT_FOLLOWED_BY = "pattern", "then", "followed_by", "not_followed_by"
 _EXAMPLE = '("a", pl.col("kind") == "a")'
 

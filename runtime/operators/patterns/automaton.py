@@ -11,6 +11,8 @@ Invariants
     - What `advance` returns depends on its arguments alone, and it changes none of them. So a row whose conditions
       fail can be left out.
     - The first row and the stages of all rows tell a partial match from all others of its key.
+    - A row never raises the number of partial matches above the limit: `advance` refuses it, and while it takes a row
+      there are at most 2 * limit + 2 of them.
 
 Pure.
 Source: Agrawal et al., Efficient Pattern Matching over Event Streams, 2008; docs/design/0069-patterns.md.
@@ -26,6 +28,10 @@ NONE, TO_NEXT, PAST_LAST = "none", "to_next", "past_last"
 SKIPS = (PAST_LAST, TO_NEXT, NONE)
 """After a match: forget partial matches that share a row with it or began before its end; those with the same first
 row; or nothing."""
+
+
+class TooManyPartials(Exception):
+    """A row would raise the number of partial matches of its key above the limit."""
 
 
 class Row(NamedTuple):
@@ -81,6 +87,8 @@ class Automaton:
     """The conditions of rows that must not come after the last stage; if any, the match is complete by time."""
     within_us: int
     skip: str
+    partials_max: int
+    """Partial matches of one key. It may change while more are kept: then no row may add to them."""
     alike: bool = False
     """Whether no condition looks at rows of earlier stages, so partial matches that wait for the same are alike."""
 
@@ -101,7 +109,11 @@ class Automaton:
         Args:
             alive: None of them is over.
             fits: By condition, a bit that says whether its expressions hold.
+
+        Raises:
+            TooManyPartials: more than `partials_max` would be left, and more than there are.
         """
+        room = max(self.partials_max, len(alive))
         after: list[Partial] = []
         complete: list[Partial] = []
         for partial in alive:
@@ -115,11 +127,17 @@ class Automaton:
                 self._take(partial, row, after, complete)
             elif not (stage.consecutive if partial.had else stage.strict):
                 after.append(partial)
+            if len(after) > room and self.skip == NONE:
+                raise TooManyPartials  # nothing is forgotten below; with another skip, it can be
         if fits & 1 and holds(0, row, None):
             self._take(Partial(0, 0, (), ()), row, after, complete)
         if self.alike and self.skip != NONE:
             after = _leading(after)
-        return self._skipped(after, complete) if complete else (after, complete)
+        if complete:
+            after, complete = self._skipped(after, complete)
+        if len(after) > room:
+            raise TooManyPartials
+        return after, complete
 
     def expire(self, alive: Sequence[Partial], at_us: int) -> tuple[list[Partial], list[Partial]]:
         """Let time reach a point: return the partial matches that are not over, and the matches that are complete."""

@@ -9,7 +9,9 @@ Python works on rows only of keys that have a partial match, or a row with which
 Invariants
     - A match depends on the rows of its key and their times; on the order of arrival only among rows of one time.
     - Nothing is kept of a partial match once event time has reached its end, `within` after its first row.
-    - A row that fails changes nothing: with "drop" and "dlq" the automaton never sees it.
+    - A row that fails changes nothing: with "drop" and "dlq" the automaton never sees it. A row fails if a function of
+      the user does, or if its key would have more partial matches than the limit; which rows these are depends on the
+      rows of the key and their order alone, not on batches.
 
 Pure, as far as the user's functions are.
 Source: docs/design/0069-patterns.md.
@@ -38,7 +40,7 @@ from holdfast.runtime.operators.contract import (
 )
 from holdfast.runtime.operators.differences import Found, columns_text, compare_kept, compare_keys, typed
 from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, time_not_held
-from holdfast.runtime.operators.patterns.automaton import Automaton, Partial, Row
+from holdfast.runtime.operators.patterns.automaton import NONE, Automaton, Partial, Row, TooManyPartials
 from holdfast.runtime.operators.patterns.conditions import Condition, FunctionFailed, called
 from holdfast.runtime.operators.patterns.kept import ENDS, FITS, ROWS, KeptRows, Loaded, Partials, Slots, drafts
 from holdfast.runtime.operators.patterns.results import Complete, Result, SeenRows, batch_of_columns
@@ -55,6 +57,8 @@ from holdfast.state.keys.batch import Keys, KeyType
 
 PIECE_ROWS = 16_384
 """Rows, or partial matches, that are worked on together."""
+KEY_SHOWN = 60
+"""Characters of a key in messages."""
 CORRECT_IT = "correct the function"
 
 
@@ -303,6 +307,10 @@ class MatchOperator(Operator):
         except FunctionFailed as failed:
             self._leave_out(row, f"a function {failed}", CORRECT_IT, failed.__cause__)
             return alive
+        except TooManyPartials:
+            # As if it had not come: without a part of its partial matches, later matches would be wrong in silence.
+            self._leave_out(row, self._too_many(row), self._fewer(), None)
+            return alive
         complete += [Complete(each, row.at_us) for each in found]
         return after
 
@@ -362,6 +370,22 @@ class MatchOperator(Operator):
         return [row]
 
     # Failures
+
+    def _too_many(self, row: Row) -> str:
+        table = self._rows.table
+        columns = table.key_columns(np.array([row.slot]))[: len(self._step.keys)]
+        key = ", ".join(str(column[0].as_py()) for column in columns)
+        shown = repr(key if len(key) <= KEY_SHOWN else f"{key[:KEY_SHOWN]}...")
+        most = self._automaton.partials_max
+        return f"operator {self.name!r} would have more than {most:,} partial matches of the key {shown}"
+
+    def _fewer(self) -> str:
+        """Return how partial matches become fewer, by what a change keeps the state first."""
+        ways = ["make the conditions narrower", "raise partial_matches_max"]
+        if self._automaton.skip == NONE:
+            ways.insert(1, 'use another skip than "none"')
+        times = "smaller .times or a " if any(stage.most > 1 for stage in self._automaton.stages) else ""
+        return ", ".join([*ways, f"give the pattern a {times}shorter .within and a new name"])
 
     def _leave_out(self, row: Row, why: str, next_step: str, cause: BaseException | None) -> None:
         """Count a row that fails and may, or make it a dead letter."""

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pattern_jobs import PATTERNS, Event, Oracle, Want, at, shown
 
-from holdfast.runtime.operators.patterns.automaton import PAST_LAST, Automaton, Partial, Row, Stage
+from holdfast.runtime.operators.patterns.automaton import (
+    PAST_LAST,
+    Automaton,
+    Partial,
+    Row,
+    Stage,
+    TooManyPartials,
+)
 
 ROWS = st.lists(st.tuples(st.sampled_from("aabbcd"), st.integers(0, 5), st.integers(0, 3)), max_size=24)
 
@@ -19,7 +26,12 @@ LOOK_BACK = ("many", "rising")
 """Patterns with a condition that looks at rows of earlier steps."""
 
 
-def automaton_of(wants: tuple[Want, ...], skip: str, within_us: int, alike: bool = False) -> Automaton:
+UNLIMITED = 10**9
+
+
+def automaton_of(
+    wants: tuple[Want, ...], skip: str, within_us: int, alike: bool = False, limit: int = UNLIMITED
+) -> Automaton:
     stages, guards = list[Stage](), list[int]()
     for number, want in enumerate(wants):
         if want.how == "not_followed_by":
@@ -28,10 +40,24 @@ def automaton_of(wants: tuple[Want, ...], skip: str, within_us: int, alike: bool
             shape = want.how == "then", want.least, want.most, want.consecutive
             stages.append(Stage(want.name, number, *shape, tuple(guards)))
             guards = []
-    return Automaton(tuple(stages), tuple(guards), within_us, skip, alike)
+    return Automaton(tuple(stages), tuple(guards), within_us, skip, limit, alike)
+
+
+class Run(NamedTuple):
+    """What an automaton made of rows."""
+
+    matches: list[str]
+    left_out: list[Event]
+    """Rows that would have led to too many partial matches."""
+    counts: list[int]
+    """Partial matches after each row."""
 
 
 def matches_of(automaton: Automaton, wants: tuple[Want, ...], events: list[Event], end_us: int) -> list[str]:
+    return run_of(automaton, wants, events, end_us).matches
+
+
+def run_of(automaton: Automaton, wants: tuple[Want, ...], events: list[Event], end_us: int) -> Run:
     names = [stage.name for stage in automaton.stages]
 
     def named(partial: Partial | None) -> dict[str, list[Event]]:
@@ -40,27 +66,38 @@ def matches_of(automaton: Automaton, wants: tuple[Want, ...], events: list[Event
             taken[names[stage]].append(events[row.slot])
         return taken
 
-    alive, found = list[Partial](), list[Partial]()
+    alive, found, left_out, counts = list[Partial](), list[Partial](), list[Event](), list[int]()
     for number, event in enumerate(events):
         row = Row(round((event.at - at(0)).total_seconds() * 1e6), number, number)
         alive, over = automaton.expire(alive, row.at_us)
-        alive, complete = automaton.advance(
-            alive, row, -1, lambda c, r, partial: wants[c].holds(events[r.slot], named(partial))
-        )
-        found += [*over, *complete]
+        found += over
+        try:
+            alive, complete = automaton.advance(
+                alive, row, -1, lambda c, r, partial: wants[c].holds(events[r.slot], named(partial))
+            )
+        except TooManyPartials:
+            left_out.append(event)
+        else:
+            found += complete
+            counts.append(len(alive))
         assert all(automaton.ends(each) > row.at_us for each in alive)
     alive, over = automaton.expire(alive, end_us)
-    return sorted(shown(named(each)) for each in [*found, *over])
+    return Run(sorted(shown(named(each)) for each in [*found, *over]), left_out, counts)
+
+
+def events_of(given_rows: list[Any]) -> list[Event]:
+    second, events = 0, list[Event]()
+    for number, (kind, amount, later) in enumerate(given_rows):
+        second += later
+        events.append(Event(number, "u", kind, amount, at(second)))
+    return events
 
 
 class TestAutomaton:
     @settings(max_examples=400, deadline=None)
     @given(ROWS, st.sampled_from(sorted(PATTERNS)), st.sampled_from(["past_last", "to_next", "none"]), st.booleans())
     def test_it_finds_what_backtracking_finds(self, given_rows: list[Any], name: str, skip: str, alike: bool) -> None:
-        wants, second, events = PATTERNS[name], 0, list[Event]()
-        for number, (kind, amount, later) in enumerate(given_rows):
-            second += later
-            events.append(Event(number, "u", kind, amount, at(second)))
+        wants, events = PATTERNS[name], events_of(given_rows)
         oracle = Oracle(wants, skip, 10)
         for event in events:
             oracle.take(event)
@@ -88,3 +125,53 @@ class TestAutomaton:
         wants = PATTERNS["relaxed"]
         events = [Event(n, "u", kind, 0, at(s)) for n, (kind, s) in enumerate([("a", 0), ("b", 1), ("c", second)])]
         assert len(matches_of(automaton_of(wants, PAST_LAST, 10_000_000), wants, events, 99_000_000)) == found
+
+
+SKIPS = st.sampled_from(["past_last", "to_next", "none"])
+
+
+class TestLimit:
+    @settings(max_examples=300, deadline=None)
+    @given(ROWS, st.sampled_from(sorted(PATTERNS)), SKIPS, st.booleans(), st.integers(1, 6))
+    def test_a_row_is_refused_if_and_only_if_it_leads_beyond_the_limit(
+        self, given_rows: list[Any], name: str, skip: str, alike: bool, limit: int
+    ) -> None:
+        wants, events, end_us = PATTERNS[name], events_of(given_rows), 1_000_000_000
+        alike = alike and name not in LOOK_BACK
+        limited = run_of(automaton_of(wants, skip, 10_000_000, alike, limit), wants, events, end_us)
+        unlimited = automaton_of(wants, skip, 10_000_000, alike)
+        others = [each for each in events if each not in limited.left_out]
+        assert run_of(unlimited, wants, others, end_us) == (limited.matches, [], limited.counts)
+        assert max(limited.counts, default=0) <= limit
+        for refused in limited.left_out:
+            before = [each for each in others if each.id < refused.id]
+            assert run_of(unlimited, wants, [*before, refused], end_us).counts[-1] > limit
+
+    def test_a_row_is_refused_before_it_has_met_all_partial_matches(self) -> None:
+        step = PATTERNS["relaxed"][0]._replace(most=1000)
+        wants = tuple(step._replace(name=name, how="followed_by") for name in "abcdef")
+        automaton, alive = automaton_of(wants, "none", 10_000_000_000, limit=1_000), list[Partial]()
+        met, largest = 0, 0
+
+        def holds(*_: Any) -> bool:
+            nonlocal met
+            met += 1
+            return True
+
+        with pytest.raises(TooManyPartials):
+            for number in range(100):
+                met, largest = 0, max(largest, len(alive))
+                alive, _ = automaton.advance(alive, Row(number, number, number), -1, holds)
+        assert 500 < largest <= 1_000
+        assert met < largest
+
+    def test_more_partial_matches_of_an_earlier_run_are_kept_but_none_is_added(self) -> None:
+        wants = PATTERNS["relaxed"]
+        alive = [Partial(1, 0, (Row(n, n, n),), (0,)) for n in range(5)]
+        automaton = automaton_of(wants, "none", 10_000_000, limit=2)
+        only: Any = lambda condition, row, partial: condition == 1
+        every: Any = lambda *_: True
+        after, complete = automaton.advance(alive, Row(9, 9, 9), -1, only)
+        assert [each.stage for each in after] == [2] * 5 and complete == []
+        with pytest.raises(TooManyPartials):
+            automaton.advance(alive, Row(9, 9, 9), -1, every)

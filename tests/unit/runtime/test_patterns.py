@@ -305,6 +305,78 @@ class TestResults:
             assert [each["n"] for each in t.rows("out")] == [1]
 
 
+ALL = hf.pattern("a").times(1, 9).followed_by("b", pl.col("amount") == 5)
+
+
+class TestLimitOfPartialMatches:
+    """Each row begins two partial matches and continues others in both ways, so rows of a key lead to 2, 5, 9, ..."""
+
+    def app(self, limit: int, on_error: str = "fail") -> hf.App:
+        return named_app(
+            pattern=ALL, to=Count, select=last_of_match, skip="none", on_error=on_error, partial_matches_max=limit
+        )
+
+    def test_a_row_that_leads_beyond_it_ends_the_job(self) -> None:
+        with TestDriver(self.app(8), 2) as t, pytest.raises(hf.JobFailed) as failed:
+            t.push("rows", [record("x", number, 1, number) for number in range(3)])
+            t.finish()
+        assert "operator 'found' would have more than 8 partial matches of the key 'x'" in str(failed.value)
+        for remedy in ("narrower", ".times", ".within", "skip", "raise partial_matches_max", 'on_error="dlq"'):
+            assert remedy in failed.value.next_step
+
+    def test_as_many_as_allowed_are_kept(self) -> None:
+        with TestDriver(self.app(9), 2) as t:
+            t.push("rows", [record("x", number, 1, number) for number in range(3)])
+            t.push("rows", [record("y", number, 1, number) for number in range(3)])
+            t.watermark("rows", at(5))
+            t.checkpoint()
+            assert kept_partials(t) == 18
+
+    @pytest.mark.parametrize("on_error", ["drop", "dlq"])
+    @pytest.mark.parametrize("rows_per_batch", [1, 3, 12])
+    def test_a_row_that_leads_beyond_it_is_as_if_it_had_not_come(self, on_error: str, rows_per_batch: int) -> None:
+        rows = [record("x", number, 5 if number in (4, 5) else 1, 2 * number) for number in range(12)]
+        with TestDriver(self.app(5, on_error), 2) as t:
+            for first in range(0, 12, rows_per_batch):
+                t.push("rows", rows[first : first + rows_per_batch])
+                t.watermark("rows", at(2 * (first + rows_per_batch) - 1))
+                t.checkpoint()
+            t.finish()
+            found, letters = matches_left(rows, limit=5)
+            assert sorted(each["n"] for each in t.rows("out")) == found
+            if on_error == "dlq":
+                given = [decode_row(each["raw"]).to_pylist()[0]["id"] for each in t.rows("dlq")]
+                assert sorted(given) == letters != []
+                assert all("more than 5 partial matches" in each["error"] for each in t.rows("dlq"))
+
+
+def last_of_match(m: Any) -> Count:
+    return Count(100 * m.b.id + len(m.a), m.b.at)
+
+
+def matches_left(rows: list[dict[str, Any]], limit: int) -> tuple[list[int], list[int]]:
+    """Return numbers of matches of ALL within 10 s, and the rows left out.
+
+    In (first row, rows taken, whether it waits for the second step) for each partial match.
+    """
+    alive, found, left_out = list[tuple[Any, int, bool]](), list[int](), list[int]()
+    for row in rows:
+        alive = [each for each in alive if (row["at"] - each[0]).total_seconds() < 10]
+        after, complete = list[tuple[Any, int, bool]](), list[int]()
+        for first, count, waits in [*alive, (row["at"], 0, False)]:
+            if not waits:
+                after += [(first, count + 1, False)] * (count < 8) + [(first, count + 1, True)]
+            elif row["amount"] == 5:
+                complete.append(100 * row["id"] + count)
+            else:
+                after.append((first, count, True))
+        if len(after) > max(limit, len(alive)):
+            left_out.append(row["id"])
+        else:
+            alive, found = after, found + complete
+    return sorted(found), left_out
+
+
 class TestWhoseFaultItIs:
     @pytest.mark.parametrize("on_error", ["drop", "dlq"])
     def test_a_defect_of_the_automaton_ends_the_job(self, on_error: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,6 +407,10 @@ class TestRefusals:
             ({"to": Named}, "'user' of the result is string, and 'user' is string or null"),
             ({"to": Count, "select": len, "skip": "most"}, "skip='most' is unknown"),
             ({"on_error": "dlq"}, "no dead letter queue"),
+            ({"partial_matches_max": 0}, "partial_matches_max=0 is not an integer from 1 to 1,000,000"),
+            ({"partial_matches_max": 1_000_001}, "is not an integer from 1"),
+            ({"partial_matches_max": 10.0}, "is not an integer from 1"),
+            ({"partial_matches_max": True}, "is not an integer from 1"),
         ],
     )
     def test_what_does_not_fit_is_refused(self, given: dict[str, Any], says: str) -> None:
@@ -382,6 +458,7 @@ class TestRefusals:
     def test_state_of_another_pattern_is_refused(self) -> None:
         before = describe_operators(app_of("relaxed").plan())
         check_against(app_of("relaxed", skip="none").plan(), before)
+        check_against(named_app(partial_matches_max=7).plan(), describe_operators(named_app().plan()))
         with pytest.raises(hf.ConfigError, match="had a pattern of other steps"):
             check_against(app_of("strict").plan(), before)
         with pytest.raises(hf.ConfigError, match="had within='10s' and now has '11s'"):
