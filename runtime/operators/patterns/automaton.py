@@ -11,8 +11,8 @@ Invariants
     - What `advance` returns depends on its arguments alone, and it changes none of them. So a row whose conditions
       fail can be left out.
     - The first row and the stages of all rows tell a partial match from all others of its key.
-    - A row never raises the number of partial matches above the limit: `advance` refuses it, and while it takes a row
-      there are at most 2 * limit + 2 of them.
+    - A row never raises the number of partial matches above the limit: `advance` refuses it. While it takes one,
+      there are at most twice as many as before, and two.
 
 Pure.
 Source: Agrawal et al., Efficient Pattern Matching over Event Streams, 2008; docs/design/0069-patterns.md.
@@ -162,16 +162,18 @@ class Automaton:
 
     def _skipped(self, alive: list[Partial], complete: list[Partial]) -> tuple[list[Partial], list[Partial]]:
         """Return what is left of partial and of complete matches after each of the latter."""
-        given, waiting = [], sorted(complete, key=_rank)
-        while waiting:
-            match = waiting.pop(0)
+        given, firsts = list[Partial](), set[Row]()
+        for match in sorted(complete, key=_rank):
+            if self.skip == TO_NEXT and match.rows[0] in firsts:
+                continue
+            if self.skip == PAST_LAST and given and match.rows[0] <= given[-1].rows[-1]:
+                continue
             given.append(match)
-            if self.skip == TO_NEXT:
-                waiting = [each for each in waiting if each.rows[0] != match.rows[0]]
-                alive = [each for each in alive if each.rows[0] != match.rows[0]]
-            elif self.skip == PAST_LAST:
-                waiting = [each for each in waiting if each.rows[0] > match.rows[-1]]
-                alive = [each for each in alive if each.rows[0] > match.rows[-1]]
+            firsts.add(match.rows[0])
+        if self.skip == TO_NEXT:
+            alive = [each for each in alive if each.rows[0] not in firsts]
+        elif self.skip == PAST_LAST:  # matches that do not overlap end one after another
+            alive = [each for each in alive if each.rows[0] > given[-1].rows[-1]]
         return alive, given
 
 
