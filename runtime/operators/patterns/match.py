@@ -380,7 +380,7 @@ class MatchOperator(Operator):
         return f"operator {self.name!r} would have more than {most:,} partial matches of the key {shown}"
 
     def _fewer(self) -> str:
-        """Return how partial matches become fewer, by what a change keeps the state first."""
+        """Return the remedies for too many partial matches; the last one starts with empty state."""
         ways = ["make the conditions narrower", "raise partial_matches_max"]
         if self._automaton.skip == NONE:
             ways.insert(1, 'use another skip than "none"')
