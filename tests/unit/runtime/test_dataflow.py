@@ -174,8 +174,8 @@ class TestAggregates:
 
     def test_an_unsupported_mode_is_refused(self) -> None:
         _, stream = bids()
-        with pytest.raises(hf.ConfigError, match="emit='each' is not supported"):
-            stream.key_by("auction").agg("hot", emit="each", n=hf.count())
+        with pytest.raises(hf.ConfigError, match="emit='hourly'"):
+            stream.key_by("auction").agg("hot", emit="hourly", n=hf.count())  # type: ignore[arg-type]
 
     def test_aggregates_over_rows_that_are_replaced_are_refused(self) -> None:
         _, stream = bids()
