@@ -16,8 +16,8 @@ import numpy as np
 
 from holdfast.chaos.mutants.mutation import Mutant, Right, Swap
 from holdfast.model import LAST_US
-from holdfast.runtime.operators.aggregate import Folding
-from holdfast.runtime.operators.join_rows import Due, KeptRows
+from holdfast.runtime.operators.aggregates.aggregate import Folding
+from holdfast.runtime.operators.joins.rows import Due, KeptRows
 from holdfast.runtime.operators.patterns.automaton import Automaton
 from holdfast.runtime.operators.patterns.kept import KeptRows as RowsOfPatterns
 from holdfast.runtime.operators.patterns.match import MatchOperator

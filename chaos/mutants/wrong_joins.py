@@ -13,8 +13,8 @@ import numpy as np
 
 from holdfast.chaos.sim.jobs.joined import JOIN_OPERATOR
 from holdfast.model import NEVER_US
-from holdfast.runtime.operators.join import Arrived, JoinOperator
-from holdfast.runtime.operators.join_rows import Due, KeptRows
+from holdfast.runtime.operators.joins.join import Arrived, JoinOperator
+from holdfast.runtime.operators.joins.rows import Due, KeptRows
 from holdfast.state.tables.table import Table
 
 Right = Callable[..., Any]

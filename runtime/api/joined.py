@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from holdfast.arguments import position
 from holdfast.errors import ConfigError
-from holdfast.runtime.operators.join import OUTER, Join, late_schema
+from holdfast.runtime.operators.joins.join import OUTER, Join, late_schema
 from holdfast.runtime.operators.side import LATE, Side
 from holdfast.runtime.plan.graph import Graph, Node, check_name, refused
 from holdfast.runtime.rows.expressions import unknown_column

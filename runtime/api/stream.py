@@ -27,12 +27,12 @@ from holdfast.runtime.api.tables import changes_of, converted, group_keys, group
 from holdfast.runtime.api.unsupported import KEYED_STREAM, STREAM, no_attribute
 from holdfast.runtime.api.windowed import Grouping, aggregated, checked_keep, grouping_of, late, refuse_own
 from holdfast.runtime.config.settings import duration_ms
-from holdfast.runtime.operators.aggregate import Aggregate
+from holdfast.runtime.operators.aggregates.aggregate import Aggregate
+from holdfast.runtime.operators.aggregates.running import RunningAggregate
 from holdfast.runtime.operators.call import How
 from holdfast.runtime.operators.chain import Filter, Project
 from holdfast.runtime.operators.contract import Step
 from holdfast.runtime.operators.dedup import Dedup
-from holdfast.runtime.operators.running import RunningAggregate
 from holdfast.runtime.operators.sink import SinkStep
 from holdfast.runtime.operators.union import Union
 from holdfast.runtime.plan.graph import NOT_GIVEN, Graph, Node, check_name, refused

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from holdfast.arguments import position
 from holdfast.errors import ConfigError
-from holdfast.runtime.operators.join import OUTER
+from holdfast.runtime.operators.joins.join import OUTER
 from holdfast.runtime.operators.tables.changes import Changes
 from holdfast.runtime.operators.tables.group import INVERTIBLE, Group
 from holdfast.runtime.operators.tables.join import TableJoin

@@ -11,7 +11,7 @@ import aggregate_oracles as oracles
 import pyarrow as pa
 import pytest
 
-from holdfast.runtime.operators.aggregate import Folding, value_columns
+from holdfast.runtime.operators.aggregates.aggregate import Folding, value_columns
 from holdfast.runtime.rows.aggregates.aggregation import bound, state_columns
 from holdfast.runtime.rows.aggregates.registry import KINDS
 from holdfast.state.keys.batch import KeyType

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+import job_player
 import polars as pl
 from aggregate_oracles import CALLS, expected, same
-from running_jobs import SCHEMA, row
+from running_jobs import SCHEMA, pushing
 
 import holdfast as hf
 from holdfast.sinks.memory import MemorySink
-from holdfast.state.keys.keygroups import range_of
 from holdfast.testing import TestDriver
 
 
@@ -60,24 +60,5 @@ def check(t: TestDriver, oracle: Oracle) -> None:
 
 def play(t: TestDriver, steps: list[Any], oracle: Oracle) -> None:
     """Carry out steps; the records of several pushes are in one epoch, of which nothing is checked before its end."""
-    number = sum(map(len, oracle.records.values()))
-    for step in steps:
-        match step:
-            case ("push", partition, given):  # all records of a key are in one partition, which has their order
-                rows = [row(f"{k}{partition}", number + i, v, by) for i, (k, v, by) in enumerate(given)]
-                number += len(rows)
-                t.push("rows", rows, partition)
-                for each in rows:
-                    oracle.records[each["k"]].append(each)
-                continue
-            case ("crash", worker):
-                t.crash(worker % len(t.cluster.rules.key_ranges))
-                t.recover()
-            case ("driver",):
-                t.cluster.replace_driver()
-            case ("parallelism", count):
-                ranges = tuple(range_of(i, count, 8) for i in range(count))
-                t.cluster.rules = replace(t.cluster.rules, key_ranges=ranges)
-                t.cluster.replace_driver()
-        t.checkpoint()
-        check(t, oracle)
+    own = {"push": pushing(t, oracle.records)}
+    job_player.play(t, steps, own, lambda: check(t, oracle), ends_epoch=lambda name: name != "push")

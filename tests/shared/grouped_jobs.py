@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
+import job_player
 import polars as pl
 import pyarrow as pa
 from hypothesis import strategies as st
@@ -15,7 +16,6 @@ from lookup_jobs import never
 
 import holdfast as hf
 from holdfast.sinks.memory import MemorySink
-from holdfast.state.keys.keygroups import range_of
 from holdfast.testing import TestDriver
 
 SCHEMA = pa.schema(
@@ -86,36 +86,21 @@ CHANGED = st.tuples(st.integers(0, 5), st.one_of(st.none(), st.tuples(st.sampled
 STEPS = st.one_of(
     st.tuples(st.just("changes"), st.lists(CHANGED, min_size=1, max_size=6)),
     st.tuples(st.just("changes"), st.lists(CHANGED, min_size=1, max_size=6)),
-    st.tuples(st.just("crash"), st.integers(0, 1)),
-    st.tuples(st.just("driver")),
-    st.tuples(st.just("parallelism"), st.integers(1, 3)),
-    st.tuples(st.just("rewind"), st.integers(0, 3)),
+    *job_player.FAILURES,
+    job_player.REWIND,
 )
 
 
 def play(t: TestDriver, steps: list[Any], oracle: Oracle) -> None:
-    """Carry out steps; the records of a key are in one partition."""
-    epochs = list[int]()
-    for step in steps:
-        match step:
-            case ("changes", changes):
-                for id, row in changes:
-                    t.push("customers", [change(id, row)], id % 3)
-                    oracle.rows.pop(id, None)
-                    oracle.rows |= {} if row is None else {id: row}
-            case ("crash", worker):
-                t.crash(worker % len(t.cluster.rules.key_ranges))
-                t.recover()
-            case ("driver",):
-                t.cluster.replace_driver()
-            case ("parallelism", count):
-                ranges = tuple(range_of(i, count, 8) for i in range(count))
-                t.cluster.rules = replace(t.cluster.rules, key_ranges=ranges)
-                t.cluster.replace_driver()
-            case ("rewind", back) if epochs:
-                del epochs[max(len(epochs) - back, 1) :]
-                t.rewind(epochs[-1])
-        epochs.append(t.checkpoint())
+    """Compare what the groups hold at the end; the records of a key are in one partition."""
+
+    def push(changes: list[tuple[int, Row | None]]) -> None:
+        for id, row in changes:
+            t.push("customers", [change(id, row)], id % 3)
+            oracle.rows.pop(id, None)
+            oracle.rows |= {} if row is None else {id: row}
+
+    job_player.play(t, steps, {"changes": push})
     t.finish()
     found = {row["city"]: tuple(row[name] for name in NAMES) for row in t.rows("out")}
     assert found == oracle.expected()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import job_player
 import pyarrow as pa
 from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.sinks.memory import MemorySink
-from holdfast.state.keys.keygroups import range_of
 from holdfast.testing import TestDriver
 
 START = datetime(2026, 3, 28, 21, tzinfo=UTC)
@@ -66,15 +66,17 @@ class Oracle:
     held: dict[tuple[str, int], list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
     late: list[int] = field(default_factory=list)
 
-    def take(self, rows: list[dict[str, Any]]) -> None:
-        for each in rows:
-            second = (each["at"] - START).total_seconds()
-            ends = [end for end in range(-400, 800) if end % self.every == 0 and end - self.size <= second < end]
-            still = [end for end in ends if end + self.lateness > self.clock]
-            if not still:
-                self.late.append(each["v"])
-            for end in still:
-                self.held[each["k"], end].append(each)
+    def take(self, record: dict[str, Any]) -> None:
+        second = (record["at"] - START).total_seconds()
+        ends = [end for end in range(-400, 800) if end % self.every == 0 and end - self.size <= second < end]
+        still = [end for end in ends if end + self.lateness > self.clock]
+        if not still:
+            self.late.append(record["v"])
+        for end in still:
+            self.held[record["k"], end].append(record)
+
+    def advance(self, second: float) -> None:
+        self.clock = max(self.clock, second)
 
     def rows(self, through: float | None = None) -> dict[tuple[str, datetime], tuple[Any, ...]]:
         """Return what was emitted by now."""
@@ -112,33 +114,15 @@ STEPS = st.one_of(
         ),
     ),
     st.tuples(st.just("watermark"), st.integers(-20, 70)),
-    st.tuples(st.just("crash"), st.integers(0, 1)),
-    st.tuples(st.just("driver")),
-    st.tuples(st.just("parallelism"), st.integers(1, 3)),
+    *job_player.FAILURES,
 )
 
 
 def play(t: TestDriver, steps: list[Any], oracle: Oracle) -> None:
-    """Carry out steps, each in an epoch of its own, so that it is known which records time has overtaken."""
-    number = 0
-    for step in steps:
-        match step:
-            case ("push", partition, given):
-                rows = [row(k, second, number + i, word) for i, (k, second, word) in enumerate(given)]
-                number += len(rows)
-                t.push("rows", rows, partition)
-                oracle.take(rows)
-            case ("watermark", second):
-                t.watermark("rows", at(second))
-                oracle.clock = max(oracle.clock, second)
-            case ("crash", worker):
-                t.crash(worker % len(t.cluster.rules.key_ranges))
-                t.recover()
-            case ("driver",):
-                t.cluster.replace_driver()
-            case ("parallelism", count):
-                ranges = tuple(range_of(i, count, 8) for i in range(count))
-                t.cluster.rules = replace(t.cluster.rules, key_ranges=ranges)
-                t.cluster.replace_driver()
-        t.checkpoint()
+    """Compare the results with those of the oracle after every step."""
+
+    def check() -> None:
         assert given_rows(t) == oracle.rows()
+
+    own = job_player.timed(t, lambda number, k, second, word: row(k, second, number, word), at, oracle)
+    job_player.play(t, steps, own, check)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import job_player
 from hypothesis import strategies as st
 from planned_source import PlannedSource
 
 import holdfast as hf
 from holdfast.sinks.memory import MemorySink
-from holdfast.state.keys.keygroups import range_of
 from holdfast.testing import TestDriver
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -130,11 +130,14 @@ class Oracle:
     """One record and one timer after another."""
 
     clock: float = -1e9
+    taken: int = 0
     kept: dict[str, Kept] = field(default_factory=dict)
     out: Counter[tuple[Any, ...]] = field(default_factory=Counter)
     odd: Counter[tuple[Any, ...]] = field(default_factory=Counter)
 
-    def take(self, k: str, second: float, v: int) -> None:
+    def take(self, record: Payment) -> None:
+        k, v, second = record.k, record.v, (record.at - START).total_seconds()
+        self.taken += 1
         if v % 11 == 10:
             return
         kept = self.kept.setdefault(k, Kept())
@@ -180,45 +183,26 @@ STEPS = st.one_of(
         st.lists(st.tuples(st.sampled_from(KEYS), st.integers(-20, 60)), min_size=1, max_size=8),
     ),
     st.tuples(st.just("watermark"), st.integers(-20, 70)),
-    st.tuples(st.just("crash"), st.integers(0, 1)),
-    st.tuples(st.just("driver")),
-    st.tuples(st.just("parallelism"), st.integers(1, 3)),
+    *job_player.FAILURES,
 )
 
 
 def play(t: TestDriver, steps: list[Any], oracle: Oracle, interrupt: Callable[[TestDriver], None]) -> None:
-    """Carry out steps, each in an epoch of its own, so that it is known which records time has overtaken.
+    """Compare the output with that of the oracle after every epoch.
 
     Args:
         interrupt: Is called before a crash or another driver: it may begin an epoch that is not completed.
     """
-    number = 0
-    for step in steps:
-        match step:
-            case ("push", partition, given):
-                rows = [(k, second, number + i) for i, (k, second) in enumerate(given)]
-                number += len(rows)
-                t.push("rows", [Payment(k, v, at(second)) for k, second, v in rows], partition)
-                for each in rows:
-                    oracle.take(*each)
-            case ("watermark", second):
-                t.watermark("rows", at(second))
-                oracle.advance(second)
-            case ("crash", worker):
-                interrupt(t)
-                t.crash(worker % len(t.cluster.rules.key_ranges))
-                t.recover()
-            case ("driver",):
-                interrupt(t)
-                t.cluster.replace_driver()
-            case ("parallelism", count):
-                ranges = tuple(range_of(i, count, 8) for i in range(count))
-                t.cluster.rules = replace(t.cluster.rules, key_ranges=ranges)
-                t.cluster.replace_driver()
-        if step[0] != "watermark" or number % 2:  # some epochs hold a watermark and then records
-            t.checkpoint()
-            assert rows_of(t, "out") == +oracle.out
-            assert rows_of(t, "odd") == +oracle.odd
+
+    def check() -> None:
+        assert rows_of(t, "out") == +oracle.out
+        assert rows_of(t, "odd") == +oracle.odd
+
+    def ends_epoch(name: str) -> bool:
+        return name != "watermark" or oracle.taken % 2 == 1  # some epochs hold a watermark and then records
+
+    own = job_player.timed(t, lambda number, k, second: Payment(k, number, at(second)), at, oracle)
+    job_player.play(t, steps, own, check, ends_epoch=ends_epoch, interrupt=lambda: interrupt(t))
 
 
 def rows_of(t: TestDriver, sink: str) -> Counter[tuple[Any, ...]]:

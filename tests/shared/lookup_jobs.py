@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import job_player
 import pyarrow as pa
 from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.sinks.memory import MemorySink
-from holdfast.state.keys.keygroups import range_of
 from holdfast.testing import TestDriver
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -101,43 +101,33 @@ STEPS = st.one_of(
     ),
     st.tuples(st.just("rates"), st.integers(0, 2), st.lists(st.tuples(SECONDS, PERCENT), min_size=1, max_size=4)),
     st.tuples(st.just("watermark"), st.integers(1, 6)),
-    st.tuples(st.just("crash"), st.integers(0, 1)),
-    st.tuples(st.just("driver")),
-    st.tuples(st.just("parallelism"), st.integers(1, 3)),
-    st.tuples(st.just("rewind"), st.integers(0, 3)),
+    *job_player.FAILURES,
+    job_player.REWIND,
 )
 
 
 def play(t: TestDriver, steps: list[Any], oracle: Oracle) -> None:
-    """Carry out steps. Times of rows are those of the clock or later, in any order; the clock is that of the test."""
-    epochs = list[int]()
-    for step in steps:
-        match step:
-            case ("orders", partition, rows):
-                taken = [(len(oracle.orders) + i, code, oracle.clock + after) for i, (code, after) in enumerate(rows)]
-                oracle.orders += taken
-                t.push("orders", [order(*each) for each in taken], partition)
-            case ("rates", number, changes):
-                changed = [(oracle.clock + after, percent) for after, percent in changes]
-                oracle.rates[CODES[number] or ""] += changed
-                t.push("rates", [rate(CODES[number] or "", *each) for each in changed], number)
-            case ("watermark", seconds):
-                oracle.clock += seconds
-                t.watermark("orders", at(oracle.clock))
-                t.watermark("rates", at(oracle.clock))
-            case ("crash", worker):
-                t.crash(worker % len(t.cluster.rules.key_ranges))
-                t.recover()
-            case ("driver",):
-                t.cluster.replace_driver()
-            case ("parallelism", count):
-                ranges = tuple(range_of(i, count, 8) for i in range(count))
-                t.cluster.rules = replace(t.cluster.rules, key_ranges=ranges)
-                t.cluster.replace_driver()
-            case ("rewind", back) if epochs:
-                del epochs[max(len(epochs) - back, 1) :]
-                t.rewind(epochs[-1])
-        epochs.append(t.checkpoint())
+    """Compare what the orders found at the end.
+
+    Times of rows are those of the clock or later, in any order; the clock is that of the test.
+    """
+
+    def push_orders(partition: int, rows: list[tuple[str | None, int]]) -> None:
+        taken = [(len(oracle.orders) + i, code, oracle.clock + after) for i, (code, after) in enumerate(rows)]
+        oracle.orders += taken
+        t.push("orders", [order(*each) for each in taken], partition)
+
+    def push_rates(number: int, changes: list[tuple[int, int | None]]) -> None:
+        changed = [(oracle.clock + after, percent) for after, percent in changes]
+        oracle.rates[CODES[number] or ""] += changed
+        t.push("rates", [rate(CODES[number] or "", *each) for each in changed], number)
+
+    def watermark(seconds: int) -> None:
+        oracle.clock += seconds
+        t.watermark("orders", at(oracle.clock))
+        t.watermark("rates", at(oracle.clock))
+
+    job_player.play(t, steps, {"orders": push_orders, "rates": push_rates, "watermark": watermark})
     t.finish()
     oracle.clock = float("inf")
     assert given(t) == oracle.expected()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdfast.runtime.operators.aggregate import Folding
+from holdfast.runtime.operators.aggregates.aggregate import Folding
 from holdfast.runtime.rows.aggregates.contract import Slots
 from holdfast.state.tables.table import Table
 

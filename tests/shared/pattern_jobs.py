@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
+import job_player
 import polars as pl
 
 import holdfast as hf
 from holdfast.sinks.memory import MemorySink
-from holdfast.state.keys.keygroups import range_of
 from holdfast.testing import TestDriver
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-KEY_GROUPS = 8
 
 
 @dataclass
@@ -112,7 +111,7 @@ def pattern_of(wants: tuple[Want, ...], within: int) -> Any:
 
 
 def app_of(name: str = "relaxed", skip: str = "past_last", within: int = 10, out_of_orderness: str = "0s") -> hf.App:
-    app = hf.App("patterns", key_groups=KEY_GROUPS)
+    app = hf.App("patterns", key_groups=8)
     generator = hf.Generator(Event, lambda i: Event(i, "a", "a", 0, at(i)), count=0)
     rows = app.source("rows", generator, event_time="at", idle_after="1h", out_of_orderness=out_of_orderness)
     found = rows.match("found", pattern_of(PATTERNS[name], within), key="user", to=Out, select=selected, skip=skip)
@@ -231,31 +230,12 @@ def given_rows(t: TestDriver) -> list[tuple[str, str]]:
 
 
 def play(t: TestDriver, steps: list[Any], oracle: Oracle) -> None:
-    """Carry out steps, each in an epoch of its own, so that it is known which rows are late."""
-    number = 0
-    for step in steps:
-        match step:
-            case ("push", partition, given):
-                rows = [Event(number + i, u, k, n, at(s)) for i, (u, k, n, s) in enumerate(given)]
-                number += len(rows)
-                t.push("rows", rows, partition)
-                for each in rows:
-                    oracle.take(each)
-            case ("watermark", second):
-                t.watermark("rows", at(second))
-                oracle.advance(second)
-            case ("crash", worker):
-                t.crash(worker % len(t.cluster.rules.key_ranges))
-                t.recover()
-            case ("driver",):
-                t.cluster.replace_driver()
-            case ("parallelism", count):
-                rescale(t, count)
-        t.checkpoint()
+    """Compare the matches with those of the oracle after every step."""
+
+    def check() -> None:
         assert given_rows(t) == oracle.matches()
 
+    def event(number: int, user: str, kind: str, amount: int, second: float) -> Event:
+        return Event(number, user, kind, amount, at(second))
 
-def rescale(t: TestDriver, count: int) -> None:
-    ranges = tuple(range_of(i, count, KEY_GROUPS) for i in range(count))
-    t.cluster.rules = replace(t.cluster.rules, key_ranges=ranges)
-    t.cluster.replace_driver()
+    job_player.play(t, steps, job_player.timed(t, event, at, oracle), check)

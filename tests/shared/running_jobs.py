@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import job_player
 import polars as pl
 import pyarrow as pa
 from aggregate_oracles import CALLS, expected, same
 
 import holdfast as hf
 from holdfast.sinks.memory import MemorySink
-from holdfast.state.keys.keygroups import range_of
 from holdfast.testing import TestDriver
 
 SCHEMA = pa.schema(
@@ -58,24 +58,17 @@ def check(t: TestDriver, records: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def play(t: TestDriver, steps: list[Any], records: dict[str, list[dict[str, Any]]]) -> None:
-    number = sum(map(len, records.values()))
-    for step in steps:
-        match step:
-            case ("push", partition, given):  # all records of a key are in one partition, which has their order
-                rows = [row(f"{k}{partition}", number + i, v, by) for i, (k, v, by) in enumerate(given)]
-                number += len(rows)
-                t.push("rows", rows, partition)
-                for each in rows:
-                    records[each["k"]].append(each)
-                continue
-            case ("crash", worker):
-                t.crash(worker % len(t.cluster.rules.key_ranges))
-                t.recover()
-            case ("driver",):
-                t.cluster.replace_driver()
-            case ("parallelism", count):
-                ranges = tuple(range_of(i, count, 8) for i in range(count))
-                t.cluster.rules = replace(t.cluster.rules, key_ranges=ranges)
-                t.cluster.replace_driver()
-        t.checkpoint()
-        check(t, records)
+    """Check all rows after every step but pushes: the records of several pushes are in one epoch."""
+    own = {"push": pushing(t, records)}
+    job_player.play(t, steps, own, lambda: check(t, records), ends_epoch=lambda name: name != "push")
+
+
+def pushing(t: TestDriver, records: dict[str, list[dict[str, Any]]]) -> Callable[[int, list[tuple[Any, ...]]], None]:
+    """Return a step that pushes; all records of a key are in one partition, which has their order."""
+
+    def take(record: dict[str, Any]) -> None:
+        records[record["k"]].append(record)
+
+    before = sum(map(len, records.values()))
+    push = job_player.pushing(t, lambda number, k, v, by: row(k, number, v, by), take, before)
+    return lambda partition, given: push(partition, [(f"{k}{partition}", v, by) for k, v, by in given])

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+import job_player
 import pyarrow as pa
 from hypothesis import strategies as st
 from lookup_jobs import never
 
 import holdfast as hf
 from holdfast.sinks.memory import MemorySink
-from holdfast.state.keys.keygroups import range_of
 from holdfast.testing import TestDriver
 
 EVENTS = pa.schema(
@@ -102,33 +102,22 @@ STEPS = st.one_of(
     st.tuples(st.just("queries"), CHANGES),
     st.tuples(st.just("events"), st.integers(0, 2), st.lists(TAKEN, min_size=1, max_size=8)),
     st.tuples(st.just("events"), st.integers(0, 2), st.lists(TAKEN, min_size=1, max_size=8)),
-    st.tuples(st.just("crash"), st.integers(0, 1)),
-    st.tuples(st.just("driver")),
-    st.tuples(st.just("parallelism"), st.integers(1, 3)),
+    *job_player.FAILURES,
 )
 
 
 def play(t: TestDriver, steps: list[Any], oracle: Oracle) -> None:
-    """Carry out steps; a checkpoint after each settles which queries an event sees."""
-    for step in steps:
-        match step:
-            case ("queries", changes):
-                for number, given in changes:
-                    t.push("queries", [query(number, given)], number % 3)
-                    oracle.change(number, given)
-            case ("events", partition, rows):
-                names = EVENTS.names
-                taken = [dict(zip(names, (oracle.take(each), *each), strict=True)) for each in rows]
-                t.push("events", taken, partition)
-            case ("crash", worker):
-                t.crash(worker % len(t.cluster.rules.key_ranges))
-                t.recover()
-            case ("driver",):
-                t.cluster.replace_driver()
-            case ("parallelism", count):
-                ranges = tuple(range_of(i, count, 8) for i in range(count))
-                t.cluster.rules = replace(t.cluster.rules, key_ranges=ranges)
-                t.cluster.replace_driver()
-        t.checkpoint()
+    """Compare what the events found at the end; a checkpoint after each step settles which queries an event sees."""
+
+    def push_queries(changes: list[tuple[int, Query | None]]) -> None:
+        for number, given in changes:
+            t.push("queries", [query(number, given)], number % 3)
+            oracle.change(number, given)
+
+    def push_events(partition: int, rows: list[Event]) -> None:
+        taken = [dict(zip(EVENTS.names, (oracle.take(each), *each), strict=True)) for each in rows]
+        t.push("events", taken, partition)
+
+    job_player.play(t, steps, {"queries": push_queries, "events": push_events})
     t.finish()
     assert sorted((row["n"], row["id"]) for row in t.rows("out")) == sorted(oracle.found)

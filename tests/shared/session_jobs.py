@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import job_player
 import pyarrow as pa
 from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.sinks.memory import MemorySink
-from holdfast.state.keys.keygroups import range_of
 from holdfast.testing import TestDriver
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -103,43 +104,31 @@ STEPS = st.one_of(
         ),
     ),
     st.tuples(st.just("watermark"), st.integers(-20, 70)),
-    st.tuples(st.just("crash"), st.integers(0, 1)),
-    st.tuples(st.just("driver")),
-    st.tuples(st.just("parallelism"), st.integers(1, 3)),
+    *job_player.FAILURES,
 )
 
 
 def play(t: TestDriver, steps: list[Any], oracle: Oracle) -> None:
-    """Carry out steps, each in an epoch of its own, so that it is known which records time has overtaken."""
-    number = 0
-    for step in steps:
-        match step:
-            case ("push", partition, given):
-                rows = [row(k, second, number + i, word) for i, (k, second, word) in enumerate(given)]
-                number += len(rows)
-                over = oracle.clock - oracle.gap - oracle.lateness
-                alone = [each for each in rows if (each["at"] - START).total_seconds() <= over]
-                # Whether these are late depends on the records before them, so they come one by one.
-                for group in [[each for each in rows if each not in alone], *([each] for each in alone)]:
-                    if group:
-                        t.push("rows", group, partition)
-                        t.checkpoint()
-                    for each in group:
-                        oracle.take(each)
-            case ("watermark", second):
-                t.watermark("rows", at(second))
-                oracle.advance(second)
-            case ("crash", worker):
-                t.crash(worker % len(t.cluster.rules.key_ranges))
-                t.recover()
-            case ("driver",):
-                t.cluster.replace_driver()
-            case ("parallelism", count):
-                ranges = tuple(range_of(i, count, 8) for i in range(count))
-                t.cluster.rules = replace(t.cluster.rules, key_ranges=ranges)
-                t.cluster.replace_driver()
-        t.checkpoint()
+    """Compare the sessions with those of the oracle after every step."""
+    numbers = itertools.count()
+
+    def push(partition: int, given: list[tuple[str, float, str | None]]) -> None:
+        rows = [row(k, second, next(numbers), word) for k, second, word in given]
+        over = oracle.clock - oracle.gap - oracle.lateness
+        alone = [each for each in rows if (each["at"] - START).total_seconds() <= over]
+        # Whether these are late depends on the records before them, so they come one by one.
+        for group in [[each for each in rows if each not in alone], *([each] for each in alone)]:
+            if group:
+                t.push("rows", group, partition)
+                t.checkpoint()
+            for each in group:
+                oracle.take(each)
+
+    def check() -> None:
         assert given_rows(t) == oracle.given
+
+    watermark = job_player.timing(t, at, oracle.advance)
+    job_player.play(t, steps, {"push": push, "watermark": watermark}, check)
 
 
 def again() -> hf.App:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+import job_player
 import polars as pl
 from session_jobs import SCHEMA, START, at, row
 
 import holdfast as hf
 from holdfast.sinks.memory import MemorySink
-from holdfast.state.keys.keygroups import range_of
 from holdfast.testing import TestDriver
 
 Result = tuple[Any, ...]
@@ -49,12 +49,14 @@ class Oracle:
     taken: list[dict[str, Any]] = field(default_factory=list)
     late: list[int] = field(default_factory=list)
 
-    def take(self, rows: list[dict[str, Any]]) -> None:
-        for each in rows:
-            if (each["at"] - START).total_seconds() < self.clock:
-                self.late.append(each["v"])
-            else:
-                self.taken.append(each)
+    def take(self, record: dict[str, Any]) -> None:
+        if (record["at"] - START).total_seconds() < self.clock:
+            self.late.append(record["v"])
+        else:
+            self.taken.append(record)
+
+    def advance(self, second: float) -> None:
+        self.clock = max(self.clock, second)
 
     def rows(self, through: float | None = None) -> Counter[Result]:
         clock = self.clock if through is None else through
@@ -77,26 +79,10 @@ def given_rows(t: TestDriver) -> Counter[Result]:
 
 
 def play(t: TestDriver, steps: list[Any], oracle: Oracle) -> None:
-    """Carry out steps, each in an epoch of its own, so that it is known which records time has overtaken."""
-    number = 0
-    for step in steps:
-        match step:
-            case ("push", partition, given):
-                rows = [row(k, second, number + i, word) for i, (k, second, word) in enumerate(given)]
-                number += len(rows)
-                t.push("rows", rows, partition)
-                oracle.take(rows)
-            case ("watermark", second):
-                t.watermark("rows", at(second))
-                oracle.clock = max(oracle.clock, second)
-            case ("crash", worker):
-                t.crash(worker % len(t.cluster.rules.key_ranges))
-                t.recover()
-            case ("driver",):
-                t.cluster.replace_driver()
-            case ("parallelism", count):
-                ranges = tuple(range_of(i, count, 8) for i in range(count))
-                t.cluster.rules = replace(t.cluster.rules, key_ranges=ranges)
-                t.cluster.replace_driver()
-        t.checkpoint()
+    """Compare the results with those of the oracle after every step."""
+
+    def check() -> None:
         assert given_rows(t) == oracle.rows()
+
+    own = job_player.timed(t, lambda number, k, second, word: row(k, second, number, word), at, oracle)
+    job_player.play(t, steps, own, check)

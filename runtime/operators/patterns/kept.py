@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from holdfast.model import LAST_US
 from holdfast.runtime.operators.contract import TableDraft
-from holdfast.runtime.operators.join_rows import ranks
+from holdfast.runtime.operators.joins.rows import ranks
 from holdfast.runtime.operators.patterns.automaton import Partial, Row
 from holdfast.runtime.rows.kept_columns import from_state, kept_column, to_state
 from holdfast.runtime.rows.windows import TIME

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import JobFailed, Where
-from holdfast.runtime.operators.aggregate import (
+from holdfast.runtime.operators.aggregates.aggregate import (
     NOT_DONE,
     Folding,
     aggregates_identity,
@@ -46,7 +46,7 @@ from holdfast.runtime.operators.contract import (
 )
 from holdfast.runtime.operators.differences import Found, compare_keys
 from holdfast.runtime.operators.event_clock import drop_vacant
-from holdfast.runtime.operators.join_rows import Slots
+from holdfast.runtime.operators.joins.rows import Slots
 from holdfast.runtime.operators.tables.retractions import WEIGHT
 from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation, bound
 from holdfast.runtime.rows.aggregates.conditions import computed, masked

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from holdfast.runtime.operators.contract import Operator, OperatorContext, TableDraft
 from holdfast.runtime.operators.event_clock import drop_vacant
-from holdfast.runtime.operators.join_rows import Slots
+from holdfast.runtime.operators.joins.rows import Slots
 from holdfast.runtime.operators.tables.lookup import (
     ROWS,
     TABLE,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from holdfast.runtime.operators.contract import MAIN, OP_FIELD, Description, KeyedStep, Needed
 from holdfast.runtime.operators.differences import READ_UNCHANGED, Found, compare_kept, compare_keys
-from holdfast.runtime.operators.join_rows import KEPT, Slots
+from holdfast.runtime.operators.joins.rows import KEPT, Slots
 from holdfast.runtime.operators.side import LATE
 from holdfast.runtime.rows.kept_columns import from_state, kept_column, to_state
 from holdfast.runtime.rows.windows import TIME

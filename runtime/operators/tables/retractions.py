@@ -33,7 +33,7 @@ from holdfast.runtime.operators.contract import (
 )
 from holdfast.runtime.operators.differences import Found, compare_kept, compare_keys
 from holdfast.runtime.operators.event_clock import drop_vacant
-from holdfast.runtime.operators.join_rows import KEPT, Slots
+from holdfast.runtime.operators.joins.rows import KEPT, Slots
 from holdfast.runtime.operators.tables.lookup import kept_fields, key_columns, last_of, state_of
 from holdfast.runtime.operators.tables.upserts import deletes
 from holdfast.runtime.rows.kept_columns import from_state

@@ -34,7 +34,7 @@ from holdfast.runtime.operators.contract import (
     in_order,
 )
 from holdfast.runtime.operators.differences import Found, compare_keys
-from holdfast.runtime.operators.join_rows import KEPT, Slots
+from holdfast.runtime.operators.joins.rows import KEPT, Slots
 from holdfast.runtime.operators.tables.lookup import (
     TABLE,
     Lookup,

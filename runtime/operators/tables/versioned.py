@@ -1,7 +1,7 @@
 """Look rows up in a table as it was at their event time: an order gets the tax rate of its day, also on a replay.
 
 A row waits until the clock has passed its event time; all versions that were valid then have arrived. It gets the last
-version at or before its time. State holds the rows that wait, as a join keeps them (join_rows.py), and the versions of
+version at or before its time. State holds the rows that wait, as a join keeps them (joins/rows.py), and the versions of
 the table in order below their keys. A version *leaves* when the clock reaches the next one of its key: no row at or
 after the clock can ask for it. A version that deletes leaves when the clock reaches it, as no row is the same as none.
 
@@ -35,7 +35,7 @@ from holdfast.runtime.operators.contract import (
 )
 from holdfast.runtime.operators.differences import Found, columns_text, compare_kept, typed
 from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, Times, time_not_held
-from holdfast.runtime.operators.join_rows import KEPT, KeptRows, Slots, draft
+from holdfast.runtime.operators.joins.rows import KEPT, KeptRows, Slots, draft
 from holdfast.runtime.operators.side import LATE
 from holdfast.runtime.operators.tables.lookup import (
     ROWS,

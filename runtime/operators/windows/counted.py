@@ -22,11 +22,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from holdfast.runtime.operators.aggregate import Folding, aggregates_text, value_columns
+from holdfast.runtime.operators.aggregates.aggregate import Folding, aggregates_text, value_columns
+from holdfast.runtime.operators.aggregates.running import PIECE_ROWS, RunningAggregate
 from holdfast.runtime.operators.contract import Description, Operator, OperatorContext, TableDraft
 from holdfast.runtime.operators.differences import Found
 from holdfast.runtime.operators.event_clock import drop_vacant
-from holdfast.runtime.operators.running import PIECE_ROWS, RunningAggregate
 from holdfast.runtime.operators.windows.sliding import RECORDS
 from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation
 from holdfast.runtime.rows.aggregates.contract import Slots

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from holdfast.runtime.operators.aggregate import Folding
+from holdfast.runtime.operators.aggregates.aggregate import Folding
 from holdfast.runtime.rows.aggregates.contract import Slots
 from holdfast.state.keys.batch import Keys
 from holdfast.state.tables.records import Records

@@ -27,7 +27,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.model import LAST_US, NEVER_US
-from holdfast.runtime.operators.aggregate import Folding, in_pieces, value_columns
+from holdfast.runtime.operators.aggregates.aggregate import Folding, in_pieces, value_columns
 from holdfast.runtime.operators.contract import Description, Operator, OperatorContext, TableDraft
 from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, Times, time_not_held
 from holdfast.runtime.operators.side import LATE

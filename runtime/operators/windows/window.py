@@ -1,8 +1,8 @@
 """Aggregates per window and key: input in whole batches, output of a window's rows when event time has passed it.
 
-Rows of state are keyed by (end of the slice, keys); aggregate.py folds them. Windows that overlap share slices, and
-merging.py merges the slices of a window. The clock of a key group (event_clock.py) is the watermark up to which its
-windows are closed. A closed window never opens again (P11).
+Rows of state are keyed by (end of the slice, keys); aggregates/aggregate.py folds them. Windows that overlap share
+slices, and merging.py merges the slices of a window. The clock of a key group (event_clock.py) is the watermark up to
+which its windows are closed. A closed window never opens again (P11).
 
 Windows that are due are found by a scan over all rows, but only when event time passes the earliest due time.
 
@@ -29,8 +29,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.model import LAST_US, NEVER_US
-from holdfast.runtime.operators import aggregate_changes
-from holdfast.runtime.operators.aggregate import (
+from holdfast.runtime.operators.aggregates import changes
+from holdfast.runtime.operators.aggregates.aggregate import (
     Folding,
     aggregates_identity,
     aggregates_text,
@@ -138,17 +138,17 @@ class WindowAggregate(KeyedStep):
 
     def compare(self, found: Found, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         compare_keys(found, before["key"], now["key"])
-        aggregate_changes.compare_aggregates(found, self.aggregations, before, now, in_windows=True)
+        changes.compare_aggregates(found, self.aggregations, before, now, in_windows=True)
         _compare_windows(found, before["window"], now["window"])
 
     def parts(self, before: Mapping[str, Any]) -> tuple[str, ...]:
-        return aggregate_changes.names(before)
+        return changes.names(before)
 
     def without(self, before: Mapping[str, Any], parts: Collection[str]) -> Mapping[str, Any]:
-        return aggregate_changes.without(before, parts)
+        return changes.without(before, parts)
 
     def continued(self, before: Mapping[str, Any], columns: Sequence[str]) -> Mapping[str, str]:
-        return aggregate_changes.continued(self.aggregations, before, columns)
+        return changes.continued(self.aggregations, before, columns)
 
     def busy_with(self) -> tuple[str, ...]:
         return (self.operator,) if any(bound.kind.calls for bound in self.aggregations) else ()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from merged_states import merge_states
 
 import holdfast as hf
-from holdfast.runtime.operators.aggregate import Folding, value_columns
+from holdfast.runtime.operators.aggregates.aggregate import Folding, value_columns
 from holdfast.runtime.rows.aggregates.adding import INT64_MAX, Adding
 from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation, bound
 from holdfast.runtime.rows.aggregates.contract import Known, defaults_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -12,12 +11,13 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+from job_player import rescale
 from planned_source import PlannedSource
 from stored_state import store_of, stored
 
 import holdfast as hf
 from holdfast.runtime.inspect.reading import reading_of
-from holdfast.runtime.operators.aggregate import Folding, value_columns
+from holdfast.runtime.operators.aggregates.aggregate import Folding, value_columns
 from holdfast.runtime.plan.identity import describe_operators, differences
 from holdfast.runtime.rows.aggregates.aggregation import bound
 from holdfast.runtime.rows.aggregates.contract import CannotFold
@@ -25,7 +25,6 @@ from holdfast.runtime.rows.aggregates.decimals import DecimalSum
 from holdfast.runtime.rows.aggregates.registry import KINDS
 from holdfast.sinks.memory import MemorySink
 from holdfast.state.keys.batch import KeyType
-from holdfast.state.keys.keygroups import range_of
 from holdfast.state.tables.table import Table, TableSpec
 from holdfast.testing import TestDriver
 
@@ -92,9 +91,7 @@ class TestEveryAggregate:
             check_totals(t.rows("totals_out"), ROWS[:40])
             t.rewind(kept)
             t.checkpoint()
-            ranges = tuple(range_of(at, 3, 8) for at in range(3))
-            t.cluster.rules = replace(t.cluster.rules, key_ranges=ranges)
-            t.cluster.replace_driver()
+            rescale(t, 3)
             t.advance("1s")
             t.push("rows", ROWS[40:])
             t.finish()

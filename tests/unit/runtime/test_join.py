@@ -18,7 +18,7 @@ from holdfast.checkpoint.manifest import OperatorState
 from holdfast.model import LAST_US, NEVER_US, Generation, JobUuid, Timeline, Watermark, WorkerId
 from holdfast.runtime.inspect.view import view_of
 from holdfast.runtime.operators.contract import KeyGroups
-from holdfast.runtime.operators.join_rows import Due
+from holdfast.runtime.operators.joins.rows import Due
 from holdfast.runtime.operators.time_slice import TimeSlice
 from holdfast.runtime.plan.compiler import Plan, describe
 from holdfast.runtime.plan.identity import check_against, describe_operators
@@ -290,8 +290,8 @@ class Ticking:
 @pytest.mark.continuous("these tests have no driver")
 class TestHotKeys:
     def test_a_turn_makes_a_bounded_number_of_pairs(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("holdfast.runtime.operators.join.CANDIDATES_MAX", 10)
-        monkeypatch.setattr("holdfast.runtime.operators.join.PIECE_ROWS", 20)
+        monkeypatch.setattr("holdfast.runtime.operators.joins.join.CANDIDATES_MAX", 10)
+        monkeypatch.setattr("holdfast.runtime.operators.joins.join.PIECE_ROWS", 20)
         monkeypatch.setattr("holdfast.runtime.operators.backlog.OUTPUT_ROWS", 1)
         join = Join(app_of().plan(), TimeSlice(Ticking()))  # type: ignore[arg-type]
         join.take(0, [shown(1) for _ in range(95)])
@@ -306,7 +306,7 @@ class TestHotKeys:
         assert sum(batch.num_rows for batch in join.batches) == 190
 
     def test_unmatched_rows_are_emitted_in_pieces_in_the_order_of_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("holdfast.runtime.operators.join.PIECE_ROWS", 8)
+        monkeypatch.setattr("holdfast.runtime.operators.joins.join.PIECE_ROWS", 8)
         monkeypatch.setattr("holdfast.runtime.operators.backlog.OUTPUT_ROWS", 1)
         join = Join(app_of("left").plan())
         for first in (30, 10, 0, 20):

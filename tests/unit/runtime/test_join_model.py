@@ -219,8 +219,8 @@ class TestModel:
         self, case: Case, operations: list[tuple[str, Any, Any]], parallelism: int
     ) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("holdfast.runtime.operators.join.CANDIDATES_MAX", 2)
-            patch.setattr("holdfast.runtime.operators.join.PIECE_ROWS", 3)
+            patch.setattr("holdfast.runtime.operators.joins.join.CANDIDATES_MAX", 2)
+            patch.setattr("holdfast.runtime.operators.joins.join.PIECE_ROWS", 3)
             patch.setattr("holdfast.state.tables.table.VACANT_SLOTS_MIN", 4)
             job, oracle, given = played(case, operations, parallelism)
         assert by_numbers(job.rows["out"]) == by_numbers([expected(case, given, pair, False) for pair in oracle.out])

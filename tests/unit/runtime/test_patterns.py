@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pattern_jobs import PATTERNS, Event, Oracle, app_of, at, given_rows, play, rescale
+from job_player import rescale
+from pattern_jobs import PATTERNS, Event, Oracle, app_of, at, given_rows, play
 
 import holdfast as hf
 from holdfast.runtime.operators.patterns.automaton import Automaton

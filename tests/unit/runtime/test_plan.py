@@ -15,7 +15,7 @@ from pyspark import cloudpickle
 
 import holdfast as hf
 from holdfast.errors import ConfigError
-from holdfast.runtime.operators.aggregate import Aggregate
+from holdfast.runtime.operators.aggregates.aggregate import Aggregate
 from holdfast.runtime.operators.chain import Filter, Project
 from holdfast.runtime.operators.contract import INPUT
 from holdfast.runtime.operators.exchange import Exchange

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,11 +18,11 @@ import pytest
 from aggregate_oracles import expected
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from job_player import rescale
 from planned_source import PlannedSource
 
 import holdfast as hf
 from holdfast.sinks.memory import MemorySink
-from holdfast.state.keys.keygroups import range_of
 from holdfast.testing import TestDriver
 
 pytestmark = pytest.mark.thorough
@@ -234,9 +234,7 @@ def play(t: TestDriver, step: tuple[Any, ...], pushed: Pushed, sources: int = 1)
             t.recover()
         case ("driver", parallelism, steps):
             interrupt(t, steps)
-            ranges = tuple(range_of(i, parallelism, KEY_GROUPS) for i in range(parallelism))
-            t.cluster.rules = replace(t.cluster.rules, key_ranges=ranges)
-            t.cluster.replace_driver()
+            rescale(t, parallelism)
             t.advance("1s")
 
 

@@ -6,7 +6,7 @@ A record carries one bit, so a sum of bits names the very records that a result 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,11 +14,11 @@ import keyed_jobs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from job_player import rescale
 from planned_source import PlannedSource
 
 import holdfast as hf
 from holdfast.sinks.memory import MemorySink
-from holdfast.state.keys.keygroups import range_of
 from holdfast.testing import TestDriver
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -131,9 +131,7 @@ def play(t: TestDriver, step: tuple[str, int, Any], pushed: Pushed) -> None:
             t.recover()
         case ("driver", parallelism, steps):
             interrupt(t, steps)
-            ranges = tuple(range_of(i, parallelism, KEY_GROUPS) for i in range(parallelism))
-            t.cluster.rules = replace(t.cluster.rules, key_ranges=ranges)
-            t.cluster.replace_driver()
+            rescale(t, parallelism)
             t.advance("1s")
         case ("rewind", back, _) if pushed.epochs:
             t.rewind(pushed.epochs[-1 - back % len(pushed.epochs)])

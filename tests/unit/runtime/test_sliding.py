@@ -69,7 +69,8 @@ class TestSliding:
         oracle, rows = Oracle(40), [row("ab"[i % 2], i % 97, i) for i in range(300)]
         with TestDriver(app_of(40), 2) as t:
             t.push("rows", rows)
-            oracle.take(rows)
+            for each in rows:
+                oracle.take(each)
             t.finish()
             assert given_rows(t) == oracle.rows(through=1e9)
 
@@ -77,10 +78,11 @@ class TestSliding:
         oracle, rows = Oracle(10), [row("ab"[i % 2], (i * 7) % 97, i) for i in range(60)]
         with TestDriver(app_of(), 2) as t:
             t.push("rows", rows[:40])
-            oracle.take(rows[:40])
+            for each in rows[:40]:
+                oracle.take(each)
             t.checkpoint()
             t.watermark("rows", at(30))
-            oracle.clock = 30
+            oracle.advance(30)
             base = t.checkpoint()
             assert given_rows(t) == oracle.rows()
             before = given_rows(t)
@@ -92,7 +94,8 @@ class TestSliding:
             t.rewind(base)
             assert given_rows(t) == before
             t.checkpoint()
-            oracle.take(rows[40:])
+            for each in rows[40:]:
+                oracle.take(each)
             t.finish()
             assert given_rows(t) == oracle.rows(through=1e9)
 

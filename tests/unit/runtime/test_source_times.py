@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import job_player
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -18,7 +20,6 @@ from holdfast.runtime.plan.identity import check_against, describe_operators
 from holdfast.runtime.plan.shape import shape_of
 from holdfast.runtime.plan.shape_changes import changes_of
 from holdfast.sinks.memory import MemorySink
-from holdfast.state.keys.keygroups import range_of
 from holdfast.testing import TestDriver
 
 IN_BOTH_MODES = True
@@ -109,37 +110,29 @@ STEPS = st.one_of(
     ),
     st.tuples(st.just("mark"), st.sets(st.integers(0, PARTITIONS - 1), min_size=1), st.integers(-20, 60)),
     st.tuples(st.just("mark"), st.just(set(range(PARTITIONS))), st.integers(-20, 60)),
-    st.tuples(st.just("crash"), st.integers(0, 1)),
-    st.tuples(st.just("driver")),
-    st.tuples(st.just("parallelism"), st.integers(1, 3)),
+    *job_player.FAILURES,
 )
 
 
 def play(t: TestDriver, steps: list[Any], oracle: Oracle) -> None:
-    """Carry out steps, each in an epoch of its own, so that it is known which records time has overtaken."""
-    number = 0
-    for step in steps:
-        match step:
-            case ("push", partition, given):
-                t.push("rows", [row(k, number + i, *times) for i, (k, *times) in enumerate(given)], partition)
-                for k, *times in given:
-                    oracle.take(k, number, *times)
-                    number += 1
-            case ("mark", partitions, second):
-                for partition in partitions:
-                    t.push("rows", [marker(second)], partition)
-                    oracle.marks[partition] = max(second, oracle.marks.get(partition, second))
-            case ("crash", worker):
-                t.crash(worker % len(t.cluster.rules.key_ranges))
-                t.recover()
-            case ("driver",):
-                t.cluster.replace_driver()
-            case ("parallelism", count):
-                ranges = tuple(range_of(i, count, 8) for i in range(count))
-                t.cluster.rules = replace(t.cluster.rules, key_ranges=ranges)
-                t.cluster.replace_driver()
-        t.checkpoint()
+    """Compare the windows with those of the oracle after every step."""
+    numbers = itertools.count()
+
+    def push(partition: int, given: list[tuple[Any, ...]]) -> None:
+        records = [(k, next(numbers), *times) for k, *times in given]
+        t.push("rows", [row(*each) for each in records], partition)
+        for each in records:
+            oracle.take(*each)
+
+    def mark(partitions: set[int], second: int) -> None:
+        for partition in partitions:
+            t.push("rows", [marker(second)], partition)
+            oracle.marks[partition] = max(second, oracle.marks.get(partition, second))
+
+    def check() -> None:
         assert found(t) == oracle.given(oracle.clock)
+
+    job_player.play(t, steps, {"push": push, "mark": mark}, check)
 
 
 class TestTimesOfRecords:

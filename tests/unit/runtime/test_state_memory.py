@@ -13,7 +13,7 @@ from holdfast.errors import Unavailable
 from holdfast.ports import ObjectStore
 from holdfast.runtime.cli.start import run
 from holdfast.runtime.cli.start.plan import default_memory
-from holdfast.runtime.operators.aggregate import AggregateOperator
+from holdfast.runtime.operators.aggregates.aggregate import AggregateOperator
 from holdfast.runtime.operators.contract import KeyGroups
 from holdfast.runtime.operators.process.operator import ProcessOperator
 from holdfast.runtime.plan.compiler import Plan

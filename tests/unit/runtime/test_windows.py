@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from job_player import rescale
 from planned_source import PlannedSource
 
 import holdfast as hf
@@ -25,7 +26,7 @@ from holdfast.runtime.plan.identity import check_against, describe_operators
 from holdfast.runtime.rows.windows import CLOCK_KEY, Tumbling
 from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.sinks.memory import MemorySink
-from holdfast.state.keys.keygroups import key_of_group, range_of
+from holdfast.state.keys.keygroups import key_of_group
 from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.store import Identity, StateStore
 from holdfast.testing import TestDriver
@@ -311,9 +312,7 @@ class TestRestoring:
             t.push("bids", [bid(1, auction=str(n)) for n in range(8)])
             t.watermark("bids", at(10))
             t.checkpoint()
-            ranges = tuple(range_of(i, parallelism, 8) for i in range(parallelism))
-            t.cluster.rules = replace(t.cluster.rules, key_ranges=ranges)
-            t.cluster.replace_driver()
+            rescale(t, parallelism)
             t.push("bids", [bid(2, auction=str(n)) for n in range(8)], partition=1)
             t.checkpoint()
             t.finish()

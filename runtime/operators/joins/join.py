@@ -45,7 +45,7 @@ from holdfast.runtime.operators.contract import (
 )
 from holdfast.runtime.operators.differences import Found, columns_text, compare_kept, compare_keys, typed
 from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, Times, time_not_held
-from holdfast.runtime.operators.join_rows import Candidates, KeptRows, Slots, draft
+from holdfast.runtime.operators.joins.rows import Candidates, KeptRows, Slots, draft
 from holdfast.runtime.operators.side import LATE
 from holdfast.runtime.rows.join_bounds import LEFT, RIGHT, Bound, bound_text
 from holdfast.runtime.rows.kept_columns import from_state

@@ -21,7 +21,7 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
-from holdfast.runtime.operators.aggregate import Aggregate, Folding, aggregates_text
+from holdfast.runtime.operators.aggregates.aggregate import Aggregate, Folding, aggregates_text
 from holdfast.runtime.operators.contract import Needed, Operator, OperatorContext
 from holdfast.runtime.rows.aggregates.ranges import Runs
 from holdfast.runtime.wire.messages import OperatorProgress

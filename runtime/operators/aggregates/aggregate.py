@@ -27,7 +27,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.errors import JobFailed, Where
-from holdfast.runtime.operators import aggregate_changes
+from holdfast.runtime.operators.aggregates import changes
 from holdfast.runtime.operators.contract import (
     OP_FIELD,
     Description,
@@ -85,16 +85,16 @@ class Aggregate(KeyedStep):
 
     def compare(self, found: Found, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         compare_keys(found, before["key"], now["key"])
-        aggregate_changes.compare_aggregates(found, self.aggregations, before, now, in_windows=False)
+        changes.compare_aggregates(found, self.aggregations, before, now, in_windows=False)
 
     def parts(self, before: Mapping[str, Any]) -> tuple[str, ...]:
-        return aggregate_changes.names(before)
+        return changes.names(before)
 
     def without(self, before: Mapping[str, Any], parts: Collection[str]) -> Mapping[str, Any]:
-        return aggregate_changes.without(before, parts)
+        return changes.without(before, parts)
 
     def continued(self, before: Mapping[str, Any], columns: Sequence[str]) -> Mapping[str, str]:
-        return aggregate_changes.continued(self.aggregations, before, columns)
+        return changes.continued(self.aggregations, before, columns)
 
     def busy_with(self) -> tuple[str, ...]:
         return (self.operator,) if any(bound.kind.calls for bound in self.aggregations) else ()
@@ -622,5 +622,5 @@ def aggregates_identity(
     """Return the identity of aggregates per key."""
     return {
         "key": [column(name) for name in keys],
-        "aggregates": [aggregate_changes.described(bound, column) for bound in aggregations],
+        "aggregates": [changes.described(bound, column) for bound in aggregations],
     }
