@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import settings
+from postgres_server import PostgresServer, running
 
 from holdfast.runtime.config.settings import MODES
 
@@ -52,6 +54,13 @@ def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     wanted: str = request.param
     monkeypatch.setenv("HOLDFAST_MODE", wanted)
     return wanted
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A Postgres server for all tests of the session that ask for it."""
+    with running() as server:
+        yield server
 
 
 @pytest.fixture

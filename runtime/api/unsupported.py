@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from holdfast.errors import ConfigError
 
 CAPTURE = "append its records to a log with `holdfast log append` or your own program, then read hf.Log"
-WRITE = "write to hf.SQLite or hf.Log, and copy the rows from it"
+WRITE = "write to hf.SQLite, hf.Postgres or hf.Log, and copy the rows from it"
 
 MODULE: Mapping[str, str] = {
     "Kafka": f"{CAPTURE}; to write, use hf.Log or hf.SQLite",
@@ -27,7 +27,6 @@ MODULE: Mapping[str, str] = {
     "Avro": "hf.Log takes rows with columns; convert values before they are appended",
     "Protobuf": "hf.Log takes rows with columns; convert values before they are appended",
     "Raw": "hf.Log takes rows with columns; convert values before they are appended",
-    "Postgres": WRITE,
     "Redis": WRITE,
     "Delta": WRITE,
     "Iceberg": WRITE,

@@ -24,6 +24,7 @@ GROUP = "holdfast.connectors"
 OWN = {
     "generator": "holdfast:Generator",
     "log": "holdfast:Log",
+    "postgres": "holdfast:Postgres",
     "spark-frame": "holdfast:SparkFrame",
     "sqlite": "holdfast:SQLite",
 }

@@ -4,14 +4,15 @@ Rows without a key: every delivery recorded the numbers of the rows it added; ro
 or written by others. Rows with a key: the row that a delivery wrote is the before-image of the next change of its key,
 or the current row if no change followed. So every delivery that still has before-images can be reported.
 
-In SQLite a read keeps deliveries out of the file, so the audit reads in short pieces. It still shows one moment: that
-of the tags, which are read first. Later deliveries are left out; where one changed a key, its first before-image holds
-the earlier row. A rewind or a renumbering of rows between two pieces changes more than that, so the audit then starts
-over. Memory grows with the number of keys reported.
+In SQLite a read keeps deliveries out of the file, so the audit reads in short pieces; elsewhere one transaction reads
+everything. It shows one moment either way: that of the tags, which are read first. Where it reads in pieces, later
+deliveries are left out; where one changed a key, its first before-image holds the earlier row. A rewind or a
+renumbering of rows between two pieces changes more than that, so the audit then starts over. Memory grows with the
+number of keys reported.
 
 Invariants
-    - No transaction reads more than one piece, or what was delivered while the others were read; the rows of a table
-      with a key are counted in one.
+    - Where a read keeps deliveries out, no transaction reads more than one piece, or what was delivered while the
+      others were read; the rows of a table with a key are counted in one.
     - Rows that another sink is known to have added to the table are not held against this one's.
     - Nothing is written; only the digest of the rows that lie there confirms the numbers of a before-image.
 
@@ -94,11 +95,13 @@ def _contents(sink: SqlTable, query: AuditQuery, between: Between, at_a_time: in
             raise Gone(f"{sink.where}: the table or its columns {missing} are missing; they existed when the job ran")
         of_stream = [columns[name] for name in query.schema.names]
         for _ in range(ROUNDS_MAX):
-            reading = _Reading(Session(sink.dialect, db), sink, of_stream, query, between, at_a_time)
-            age = reading.age()
-            found = reading.keyed(sink.key) if sink.key is not None else reading.added()
-            if reading.age() == age:
-                return found
+            s = Session(sink.dialect, db)
+            reading = _Reading(s, sink, of_stream, query, between, at_a_time)
+            with reading.whole():
+                age = reading.age()
+                found = reading.keyed(sink.key) if sink.key is not None else reading.added()
+                if reading.age() == age:
+                    return found
     renumbered = sink.dialect.renumbered_by
     raise Unavailable(
         f"{sink.where}: a rewind or a renumbering of rows{renumbered} interrupted the audit {ROUNDS_MAX} times",
@@ -155,9 +158,22 @@ class _Reading:
         return numbering, self._s.execute(timeline, given).fetchone()[0]
 
     @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Read everything as of one moment, unless that keeps deliveries out; closing the connection ends it too."""
+        if self._s.dialect.reads_in_pieces:
+            yield
+            return
+        self._s.dialect.begin_read(self._s.db)
+        yield
+        self._s.commit()
+
+    @contextmanager
     def _piece(self) -> Iterator[None]:
-        """Read as of one moment, then let deliveries in."""
+        """Read as of one moment, then let deliveries in, if reading keeps them out."""
         self._between()
+        if not self._s.dialect.reads_in_pieces:
+            yield
+            return
         self._s.dialect.begin_read(self._s.db)
         yield
         self._s.commit()

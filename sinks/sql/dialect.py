@@ -123,11 +123,13 @@ class Limits:
         columns: Columns of the stream.
         name_bytes: Length of a name in UTF-8; None: unlimited. A longer name is refused, as it could be cut.
         reserved: Prefixes of table names that the database keeps for itself.
+        reserved_columns: Names of columns that no table of a user's may have, as the database compares them.
     """
 
     columns: int
     name_bytes: int | None = None
     reserved: tuple[str, ...] = ()
+    reserved_columns: tuple[str, ...] = ()
 
 
 class Missing(Exception):
@@ -155,6 +157,10 @@ class Dialect(Protocol):
     @property
     def place(self) -> str:
         """The word for the place, for messages: "file"."""
+
+    @property
+    def unavailable_next(self) -> str:
+        """What a user checks while the place is unavailable, as an instruction."""
 
     def quoted(self, name: str) -> str:
         """Return a name as SQL takes it, whatever it holds but NUL."""
@@ -279,6 +285,10 @@ class Dialect(Protocol):
         """Begin a transaction that reads as of one moment and writes to temporary tables only."""
 
     @property
+    def reads_in_pieces(self) -> bool:
+        """Whether a long transaction that reads keeps deliveries out, so that an audit reads in short ones."""
+
+    @property
     def hold(self) -> str:
         """What is put behind a SELECT so that its row stays as it is until the transaction ends; "" if it does."""
 
@@ -316,10 +326,7 @@ def preparing(dialect: Dialect, where: str) -> Iterator[None]:
             yield
     except Unavailable as error:
         error.not_done = "the table was neither checked nor created"
-        error.next_step = (
-            f"check whether another program holds the {dialect.place}, and that its disk has free space and can be "
-            "written; then run the job again"
-        )
+        error.next_step = f"{dialect.unavailable_next}; then run the job again"
         raise
 
 

@@ -113,8 +113,8 @@ def check_columns(where: str, dialect: Dialect, schema: pa.Schema) -> None:
     """Refuse columns that no table can have.
 
     Raises:
-        ConfigError: too many columns, a name or a type that the database does not take, or two names that it takes for
-            one.
+        ConfigError: too many columns, a name or a type that the database does not take or reserves, or two names that
+            it takes for one.
     """
     if len(schema) > dialect.limits.columns:
         raise ConfigError(
@@ -124,6 +124,11 @@ def check_columns(where: str, dialect: Dialect, schema: pa.Schema) -> None:
     taken = {dialect.folded(OP)}
     for field in schema:
         check_name(where, dialect, "column", field.name)
+        if dialect.folded(field.name) in dialect.limits.reserved_columns:
+            raise ConfigError(
+                f"{where}: the name {field.name!r} of a column is reserved",
+                next_step="rename the column before the sink",
+            )
         declared_type(where, dialect, field)
         if dialect.folded(field.name) in taken:
             raise ConfigError(

@@ -82,12 +82,16 @@ class SQLiteDialect:
 
     database = "SQLite"
     place = "file"
+    unavailable_next = (
+        "check whether another program holds the file, and that its disk has free space and can be written"
+    )
     tag_type = "TEXT"
     keeps_nan = False
     limits = Limits(COLUMNS_MAX, reserved=("sqlite_",))
     row_order = "rowid"
     row_order_column = ""
     renumbered_by = " (VACUUM does)"
+    reads_in_pieces = True
     hold = ""
     errors = sqlite3.Error
 

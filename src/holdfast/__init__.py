@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.spark.tables.frames import SparkFrame
     from holdfast.sinks.collect import Collect
     from holdfast.sinks.console import Console
+    from holdfast.sinks.postgres.sink import Postgres
     from holdfast.sinks.sqlite.sink import SQLite
 
     __version__: str
@@ -103,6 +104,7 @@ _HOMES = {
     "log": "holdfast.runtime.inspect.logframe",
     "Generator": "holdfast.runtime.sources.generator",
     "SparkFrame": "holdfast.runtime.spark.tables.frames",
+    "Postgres": "holdfast.sinks.postgres.sink",
     "SQLite": "holdfast.sinks.sqlite.sink",
     "Collect": "holdfast.sinks.collect",
     "Console": "holdfast.sinks.console",
@@ -131,6 +133,7 @@ __all__ = [
     "List",
     "Log",
     "Map",
+    "Postgres",
     "Row",
     "SQLite",
     "SparkFrame",

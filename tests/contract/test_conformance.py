@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from other_dialect import OtherTable
+from sql_places import SqlPlace, delivery_of, place_of
 
 import holdfast as hf
 from holdfast.runtime.testing.sink_kit import KEY, Row
@@ -18,7 +16,6 @@ from holdfast.sinks.contract import Fault, Sink, Target
 from holdfast.sinks.log import LogTarget
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.sql.target import SqlTarget
-from holdfast.sinks.sqlite.sink import SQLite
 from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.log.table import read_table
 from holdfast.storage.objects import LocalObjects
@@ -83,14 +80,11 @@ class _Reset:
         self._target.close()
 
 
-def in_table(
-    made: type[SQLite | OtherTable], folder: Path, key: tuple[str, ...] | None, delivery: str = "transactional"
-) -> SinkKit:
-    sink = made(folder / "out.db", "totals", key, delivery)
+def in_table(place: SqlPlace, key: tuple[str, ...] | None, delivery: str) -> SinkKit:
+    sink = place.sink("totals", key, delivery)
 
     def rows() -> list[Row]:
-        with closing(sqlite3.connect(folder / "out.db")) as db:
-            return db.execute("SELECT user, name FROM totals").fetchall()
+        return place.ask('SELECT totals."user", name FROM totals')
 
     def opened(given: Sink, writer: Any, fault: Fault) -> Target:
         return SqlTarget(sink, "6f9b0f6e-0000-4000-8000-000000000001", writer, fault)
@@ -143,20 +137,20 @@ def in_log(folder: Path, key: tuple[str, ...] | None = None) -> SinkKit:
 SINKS: dict[str, Callable[[Path], SinkKit]] = {
     "memory": lambda _: in_memory(False),
     "memory, key": lambda _: in_memory(True),
-    "sqlite": lambda folder: in_table(SQLite, folder, None),
-    "sqlite, key": lambda folder: in_table(SQLite, folder, KEY),
-    "sqlite, idempotent": lambda folder: in_table(SQLite, folder, KEY, "idempotent"),
-    "other dialect": lambda folder: in_table(OtherTable, folder, None),
-    "other dialect, key": lambda folder: in_table(OtherTable, folder, KEY),
-    "other dialect, idempotent": lambda folder: in_table(OtherTable, folder, KEY, "idempotent"),
     "log": lambda folder: in_log(folder / "log"),
     "changelog": lambda folder: in_log(folder / "log", KEY),
 }
 
 
-@pytest.fixture(params=SINKS)
+TABLES = [f"{database}{how}" for database in ("sqlite", "other", "postgres") for how in ("", " key", " idempotent")]
+
+
+@pytest.fixture(params=[*SINKS, *TABLES])
 def sink_kit(request: pytest.FixtureRequest, tmp_path: Path) -> SinkKit:
-    return SINKS[request.param](tmp_path)
+    if request.param in SINKS:
+        return SINKS[request.param](tmp_path)
+    key = KEY if " " in request.param else None
+    return in_table(place_of(request.param, tmp_path, request), key, delivery_of(request.param))
 
 
 @sink_conformance

@@ -5,9 +5,7 @@ A crash is an exception that no target knows, raised at a named point of a write
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from other_dialect import OtherTable
+from sql_places import SqlPlace, place_of
 
 from holdfast.errors import ConfigError, Fenced, Unavailable
 from holdfast.model import Generation, Timeline
@@ -82,9 +80,9 @@ class MemoryWorld:
 
 
 class TableWorld:
-    def __init__(self, folder: Path, made: type[SQLite | OtherTable] = SQLite) -> None:
-        self._file = folder / "out.db"
-        self._table = made(self._file, "users", KEY, "idempotent")
+    def __init__(self, place: SqlPlace) -> None:
+        self._place = place
+        self._table = place.sink("users", KEY, "idempotent")
         sink = self._table.immediate()
         assert sink is not None
         self.sink = sink
@@ -96,26 +94,22 @@ class TableWorld:
         return self._opened[-1]
 
     def rows(self) -> Rows:
-        return self._ask("SELECT user, name FROM users ORDER BY user")
+        return self._place.ask('SELECT users."user", name FROM users ORDER BY 1')
 
     def tombstones(self) -> int:
-        return int(self._ask("SELECT count(*) FROM holdfast_tombstone")[0][0])
+        return int(self._place.ask("SELECT count(*) FROM holdfast_tombstone")[0][0])
 
     def close(self) -> None:
         for target in self._opened:
             target.close()
 
-    def _ask(self, sql: str) -> Rows:
-        with closing(sqlite3.connect(self._file)) as db:
-            return db.execute(sql).fetchall()
 
-
-@pytest.fixture(params=["memory", "sqlite", "other"])
+@pytest.fixture(params=["memory", "sqlite", "other", "postgres"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     if request.param == "memory":
         yield MemoryWorld()
         return
-    made = TableWorld(tmp_path, OtherTable if request.param == "other" else SQLite)
+    made = TableWorld(place_of(request.param, tmp_path, request))
     yield made
     made.close()
 
@@ -311,16 +305,19 @@ RECORDS = st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_
 class TestAnyCut:
     @given(records=RECORDS, data=st.data())
     @settings(max_examples=15, deadline=None)
-    @pytest.mark.parametrize("make", [MemoryWorld, TableWorld])
+    @pytest.mark.parametrize("kind", ["memory", "sqlite"])
     def test_the_last_row_of_each_key_is_kept_however_often_the_input_is_reread(
         self,
-        make: Callable[..., World],
+        kind: str,
         records: list[Record],
         data: st.DataObject,
         tmp_path_factory: pytest.TempPathFactory,
+        request: pytest.FixtureRequest,
     ) -> None:
         """Every read starts at or before the end of the previous one and ends anywhere; the last ends at the end."""
-        world = make() if make is MemoryWorld else make(tmp_path_factory.mktemp("any"))
+        world: World = MemoryWorld()
+        if kind != "memory":
+            world = TableWorld(place_of(kind, tmp_path_factory.mktemp("any"), request))
         changes = [(k, None if gone else f"r{n}", DELETE if gone else PUT) for n, (k, gone) in enumerate(records)]
         reached = 0
         ends = [*data.draw(st.lists(st.integers(0, len(records)), max_size=3)), len(records)]

@@ -6,16 +6,14 @@ Source: PROTOCOL P17, P22, P24; docs/design/0021-owned-targets.md.
 from __future__ import annotations
 
 import shutil
-import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from other_dialect import OtherTable
+from sql_places import SqlPlace, delivery_of, place_of
 
 from holdfast.errors import Damaged, Fenced, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
@@ -25,7 +23,6 @@ from holdfast.sinks.log import LogSink
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.memory_immediate import ImmediateTable
 from holdfast.sinks.owners import NEVER, Claim, Held
-from holdfast.sinks.sqlite.sink import SQLite
 from holdfast.storage.log.log import LogReader
 from holdfast.storage.objects import LocalObjects
 
@@ -64,24 +61,14 @@ def in_memory(keyed: bool) -> World:
     return World(sink, lambda: sorted(row["n"] for row in sink.rows()), back_up)
 
 
-def copied(source: Path, to: Path) -> None:
-    with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(to)) as new:
-        old.backup(new)
-
-
-def in_table(made: type[SQLite | OtherTable], folder: Path, key: tuple[str, ...] | None, delivery: str) -> World:
-    sink = made(folder / "out.db", "t", key, delivery)
+def in_table(place: SqlPlace, key: tuple[str, ...] | None, delivery: str) -> World:
+    sink = place.sink("t", key, delivery)
     sink.prepare(SCHEMA, None)
 
     def numbers() -> list[int]:
-        with closing(sqlite3.connect(sink.path)) as db:
-            return [n for (n,) in db.execute("SELECT n FROM t ORDER BY n")]
+        return [n for (n,) in place.ask("SELECT n FROM t ORDER BY n")]
 
-    def back_up() -> Callable[[], None]:
-        copied(folder / "out.db", folder / "backup.db")
-        return lambda: copied(folder / "backup.db", folder / "out.db")
-
-    return World(sink, numbers, back_up)
+    return World(sink, numbers, place.back_up)
 
 
 def in_log(folder: Path) -> World:
@@ -108,7 +95,7 @@ def in_log(folder: Path) -> World:
     return World(sink, numbers, back_up)
 
 
-TABLES = [f"{kind}{how}" for kind in ("sqlite", "other") for how in ("", " keyed", " idempotent")]
+TABLES = [f"{kind}{how}" for kind in ("sqlite", "other", "postgres") for how in ("", " keyed", " idempotent")]
 
 
 @pytest.fixture(params=["memory", "memory keyed", *TABLES, "log"])
@@ -118,9 +105,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
         return in_log(tmp_path)
     if kind.startswith("memory"):
         return in_memory(kind == "memory keyed")
-    delivery = "idempotent" if kind.endswith("idempotent") else "transactional"
-    key = ("n",) if " " in kind else None
-    return in_table(OtherTable if kind.startswith("other") else SQLite, tmp_path, key, delivery)
+    return in_table(place_of(kind, tmp_path, request), ("n",) if " " in kind else None, delivery_of(kind))
 
 
 class TestOwner:
@@ -332,7 +317,7 @@ class ImmediateWorld:
             target.close()
 
 
-@pytest.fixture(params=["memory", "sqlite", "other"])
+@pytest.fixture(params=["memory", "sqlite", "other", "postgres"])
 def immediate(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ImmediateWorld]:
     if request.param == "memory":
         world = in_memory(True)
@@ -345,7 +330,7 @@ def immediate(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Immedi
 
         made = ImmediateWorld(World(table, lambda: sorted(row["n"] for row in table.rows()), back_up))
     else:
-        world = in_table(OtherTable if request.param == "other" else SQLite, tmp_path, ("n",), "idempotent")
+        world = in_table(place_of(request.param, tmp_path, request), ("n",), "idempotent")
         world.sink.immediate().prepare(SCHEMA, None)
         made = ImmediateWorld(world)
     yield made

@@ -6,7 +6,6 @@ the sinks. A crash is an exception that no code knows, raised at a named point o
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from other_dialect import OtherTable
+from sql_places import SqlPlace, delivery_of, place_of
 
 from holdfast.errors import ConfigError, Fenced, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
@@ -42,7 +41,6 @@ from holdfast.sinks.log import LogSink
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.sql.repair import repair as repair_table
 from holdfast.sinks.sql.sink import TableSink
-from holdfast.sinks.sqlite.sink import SQLite
 from holdfast.storage.log.log import LogReader
 from holdfast.storage.log.table import read_table
 from holdfast.storage.objects import LocalObjects
@@ -91,14 +89,13 @@ class MemoryWorld:
 
 
 class TableWorld:
-    def __init__(self, made: type[SQLite | OtherTable], path: Path, key: tuple[str, ...] | None, delivery: str) -> None:
-        self.key = key
-        self.sink = made(path / "out.db", "totals", key, delivery)
+    def __init__(self, place: SqlPlace, key: tuple[str, ...] | None, delivery: str) -> None:
+        self.key, self._place = key, place
+        self.sink = place.sink("totals", key, delivery)
         self.sink.prepare(SCHEMA, key)
 
     def rows(self) -> list[Row]:
-        with closing(sqlite3.connect(self.sink.path)) as db:
-            return sorted(db.execute("SELECT user, total, name FROM totals"))
+        return sorted(self._place.ask('SELECT totals."user", total, name FROM totals'))
 
     def repair(self, rewinding: Rewinding, fault: Fault = no_fault) -> Repair:
         return repair_table(self.sink, rewinding, SCHEMA, fault)
@@ -148,40 +145,39 @@ class LogWorld:
         return log_sink.repair(self.sink.where, store, rewinding, pause=lambda _: None)
 
 
-def built(kind: str, keyed: bool, path: Path) -> World:
+def built(kind: str, keyed: bool, path: Path, request: pytest.FixtureRequest) -> World:
     if kind == "memory":
         return MemoryWorld(KEY if keyed else None)
     if kind == "log":
         return LogWorld(path, KEY if keyed else None)
-    delivery = "idempotent" if kind.endswith("idempotent") else "transactional"
-    return TableWorld(OtherTable if kind.startswith("other") else SQLite, path, KEY if keyed else None, delivery)
+    return TableWorld(place_of(kind, path, request), KEY if keyed else None, delivery_of(kind))
 
 
-REPLACING = ("memory", "sqlite", "sqlite idempotent", "other", "other idempotent")
+REPLACING = ("memory", "sqlite", "sqlite idempotent", "other", "other idempotent", "postgres")
 KEYED = (*REPLACING, "log")
-APPEND = ("memory", "sqlite", "other", "log")
+APPEND = ("memory", "sqlite", "other", "postgres", "log")
 
 
 @pytest.fixture(params=KEYED)
 def keyed(request: pytest.FixtureRequest, tmp_path: Path) -> World:
-    return built(request.param, True, tmp_path)
+    return built(request.param, True, tmp_path, request)
 
 
 @pytest.fixture(params=REPLACING)
 def replacing(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     """A target with a key that replaces rows; a changelog keeps them."""
-    return built(request.param, True, tmp_path)
+    return built(request.param, True, tmp_path, request)
 
 
 @pytest.fixture(params=APPEND)
 def append(request: pytest.FixtureRequest, tmp_path: Path) -> World:
-    return built(request.param, False, tmp_path)
+    return built(request.param, False, tmp_path, request)
 
 
 @pytest.fixture(params=[*((kind, True) for kind in KEYED), *((kind, False) for kind in APPEND)], ids=str)
 def either(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     kind, with_key = request.param
-    return built(kind, with_key, tmp_path)
+    return built(kind, with_key, tmp_path, request)
 
 
 @dataclass(frozen=True)
@@ -498,10 +494,14 @@ class TestForgettingAfterARewind:
 
 CHANGES = st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["a", "b", "c", None])), max_size=4)
 EPOCHS = st.lists(st.tuples(CHANGES, CHANGES), min_size=1, max_size=5)
+WITH_ANY_HISTORY = [
+    *((kind, True) for kind in (*KEYED, "postgres idempotent") if kind != "postgres"),  # a server is slow: one of both
+    *((kind, False) for kind in APPEND if kind != "postgres"),
+]
 
 
 class TestAnyHistory:
-    @pytest.mark.parametrize(("kind", "with_key"), [*((k, True) for k in KEYED), *((k, False) for k in APPEND)])
+    @pytest.mark.parametrize(("kind", "with_key"), WITH_ANY_HISTORY)
     @given(first=EPOCHS, second=EPOCHS, shares=st.permutations(range(5)), bases=st.tuples(*[st.integers(0, 6)] * 2))
     @settings(max_examples=10, deadline=None)
     def test_two_rewinds_leave_the_same_rows_as_a_replay(
@@ -513,8 +513,9 @@ class TestAnyHistory:
         shares: list[int],
         bases: tuple[int, int],
         tmp_path_factory: pytest.TempPathFactory,
+        request: pytest.FixtureRequest,
     ) -> None:
-        world = built(kind, with_key, tmp_path_factory.mktemp("any"))
+        world = built(kind, with_key, tmp_path_factory.mktemp("any"), request)
         kept: list[Delivery] = []
         next_epoch = 1
         for timeline, (epochs, base) in enumerate(zip((first, second), bases, strict=True), 1):
@@ -538,8 +539,10 @@ class TestAnyHistory:
 class TestMutants:
     """Each looks like a correct repair; the suite above must catch it."""
 
-    def test_a_fence_that_only_updates_lets_a_new_writer_through(self, tmp_path: Path) -> None:
-        world = UpdateOnly(built("sqlite", True, tmp_path))
+    def test_a_fence_that_only_updates_lets_a_new_writer_through(
+        self, tmp_path: Path, request: pytest.FixtureRequest
+    ) -> None:
+        world = UpdateOnly(built("sqlite", True, tmp_path, request))
         with pytest.raises(pytest.fail.Exception):
             TestZombies().test_a_writer_that_never_delivered_is_fenced_too(world)
 

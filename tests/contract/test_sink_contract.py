@@ -9,15 +9,13 @@ abandoned as it is, and a new one is opened, as by a restarted worker.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import pyarrow as pa
 import pytest
-from other_dialect import OtherTable
+from sql_places import SqlPlace, delivery_of, place_of
 
 from holdfast.errors import AlreadyExists, ConfigError, Fenced, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
@@ -40,7 +38,6 @@ from holdfast.sinks.log import LogSink, LogTarget
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.sql.target import SqlTarget
 from holdfast.sinks.sql.values import from_json
-from holdfast.sinks.sqlite.sink import SQLite
 from holdfast.storage.log.log import LogReader
 from holdfast.storage.log.table import read_table
 from holdfast.storage.objects import LocalObjects
@@ -92,9 +89,9 @@ class MemoryWorld:
 
 
 class TableWorld:
-    def __init__(self, made: type[SQLite | OtherTable], path: Path, keyed: bool, delivery: str) -> None:
+    def __init__(self, place: SqlPlace, keyed: bool, delivery: str) -> None:
         key = KEY if keyed else None
-        self.sink = made(path / "out.db", "totals", key, delivery)
+        self._place, self.sink = place, place.sink("totals", key, delivery)
         self.sink.prepare(SCHEMA, key)
         self._open: list[Target] = []
 
@@ -104,13 +101,13 @@ class TableWorld:
         return target
 
     def rows(self) -> list[tuple[Any, ...]]:
-        return sorted(self._ask("SELECT user, total, name FROM totals"))
+        return sorted(self._place.ask('SELECT totals."user", total, name FROM totals'))
 
     def before_images(self, writer: Writer) -> list[Image]:
-        found = self._ask(
+        found = self._place.ask(
             'SELECT timeline, epoch, n, "key", "before" FROM holdfast_undo '
-            "WHERE job = ? AND sink = ? AND writer = ? ORDER BY timeline, epoch, n",
-            (JOB, writer.sink, writer.subtask),
+            f"WHERE job = '{JOB}' AND sink = '{writer.sink}' AND writer = {writer.subtask} "
+            "ORDER BY timeline, epoch, n"
         )
         return [
             (Tag(t, e), n, from_json(key), None if before is None else from_json(before))
@@ -120,10 +117,6 @@ class TableWorld:
     def close(self) -> None:
         for target in self._open:
             target.close()
-
-    def _ask(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        with closing(sqlite3.connect(self.sink.path)) as db:
-            return db.execute(sql, values).fetchall()
 
 
 class FaultyObjects(LocalObjects):
@@ -176,21 +169,14 @@ class LogWorld:
         return []
 
 
-KINDS_WITH_IMAGES = ("memory", "sqlite", "sqlite idempotent", "other", "other idempotent")
+TABLES_WITH_KEY = ("sqlite", "sqlite idempotent", "other", "other idempotent", "postgres")
+KINDS_WITH_IMAGES = ("memory", *TABLES_WITH_KEY)
 KINDS_WITH_KEY = (*KINDS_WITH_IMAGES, "log")
-KINDS_WITHOUT_KEY = ("memory", "sqlite", "other", "log")
-
-
-MADE: dict[str, tuple[type[SQLite | OtherTable], str]] = {
-    "sqlite": (SQLite, "transactional"),
-    "sqlite idempotent": (SQLite, "idempotent"),
-    "other": (OtherTable, "transactional"),
-    "other idempotent": (OtherTable, "idempotent"),
-}
+KINDS_WITHOUT_KEY = ("memory", "sqlite", "other", "postgres", "log")
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[[str, bool], World]]:
+def make(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[str, bool], World]]:
     worlds: list[TableWorld] = []
 
     def build(kind: str, keyed: bool) -> World:
@@ -198,8 +184,7 @@ def make(tmp_path: Path) -> Iterator[Callable[[str, bool], World]]:
             return MemoryWorld(KEY if keyed else None)
         if kind == "log":
             return LogWorld(tmp_path, KEY if keyed else None)
-        made, delivery = MADE[kind]
-        worlds.append(TableWorld(made, tmp_path, keyed, delivery))
+        worlds.append(TableWorld(place_of(kind, tmp_path, request), keyed, delivery_of(kind)))
         return worlds[-1]
 
     yield build

@@ -99,12 +99,14 @@ class OtherDialect:
 
     database = "Other"
     place = "database"
+    unavailable_next = "check whether another program holds the database"
     tag_type = f"{TEXT} COLLATE BINARY"
     keeps_nan = False
     limits = Limits(columns=20, name_bytes=63, reserved=("pg_",))
     row_order = "_rowid_"
     row_order_column = ""
     renumbered_by = ""
+    reads_in_pieces = True
     hold = HOLD
     errors = sqlite3.Error
 

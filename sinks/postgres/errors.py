@@ -1,0 +1,170 @@
+"""What an error of Postgres means for a delivery: who acts.
+
+The server sends a code of five letters with each error, of which the first two are its class. A refusal while a
+connection is opened reaches us without the code, as text alone; there the server's own English words decide, and
+what they do not name counts as unavailable.
+
+Messages repeat the server's first line only: its details hold values of rows.
+
+Invariants
+    - What may succeed when it is tried again is Unavailable; nothing else is.
+
+Source: postgresql.org/docs/current/errcodes-appendix.html.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import psycopg
+
+from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
+
+Meaning = Callable[[str, str], HoldfastError]
+"""Makes the error from the name of the target and what the server said."""
+
+
+def meaning_of(where: str, error: psycopg.Error) -> HoldfastError | None:
+    """Return what the error means for a delivery, None if it is a bug here."""
+    said = said_by(error)
+    if error.sqlstate is None:
+        known = next((kind for kind in type(error).__mro__ if kind in _WITHOUT_CODE), None)
+        meaning = _at_opening(said) or _WITHOUT_CODE.get(known)
+    else:
+        meaning = _BY_CODE.get(error.sqlstate) or _BY_CLASS.get(error.sqlstate[:2])
+    return None if meaning is None else meaning(where, said)
+
+
+def said_by(error: psycopg.Error) -> str:
+    """Return the server's message without its details; the client's own message in one line."""
+    return error.diag.message_primary or " ".join(str(error).split())
+
+
+def _at_opening(said: str) -> Meaning | None:
+    """Return what the server's words mean when it does not let a connection in; None if it says something else."""
+    return next((meaning for words, meaning in _AT_OPENING if re.search(words, said)), None)
+
+
+def _unavailable(where: str, said: str) -> HoldfastError:
+    return Unavailable(
+        f"{where}: {said}",
+        not_done="it is not known whether this delivery is in",
+        next_step="nothing: delivery reads the tag and retries; if it stays so, check that the server runs, that this "
+        "host reaches it, and that no other session holds locks on the table",
+    )
+
+
+def _read_only(where: str, said: str) -> HoldfastError:
+    return Unavailable(
+        f"{where}: the server is read-only: {said}",
+        not_done="nothing was delivered",
+        next_step="nothing, while a standby is promoted; else name the primary in the connection string, or all hosts "
+        "with target_session_attrs=read-write; delivery retries",
+    )
+
+
+def _full(where: str, said: str) -> HoldfastError:
+    return Unavailable(
+        f"{where}: the disk of the server is full ({said})",
+        not_done="it is not known whether this delivery is in",
+        next_step="free space on that disk; delivery is retried by itself, and nothing is skipped",
+    )
+
+
+def _broken(where: str, said: str) -> HoldfastError:
+    return Damaged(
+        f"{where}: {said}",
+        not_done="nothing was delivered",
+        next_step="restore the database from a backup, then rewind the job",
+    )
+
+
+def _refused(where: str, said: str) -> HoldfastError:
+    return ConfigError(
+        f"{where}: Postgres refuses the delivery: {said}",
+        not_done="no row of this epoch was written, nor of any later one",
+        next_step="for a duplicate key give the sink key=[...], so that rows replace each other; else compare the "
+        "table with the stream's columns, and check its constraints, triggers and the grants of this user. Rows that "
+        "the table can never take stay first in line: correct the job, and leave them behind with holdfast rewind "
+        "JOB.py --to-epoch N --apply, where N is the epoch that was last delivered (holdfast status JOB)",
+    )
+
+
+def _configured(what: str, next_step: str) -> Meaning:
+    """Return the meaning of an error that only the configuration of the server or of the job can mend."""
+    return lambda where, said: ConfigError(
+        f"{where}: {what}: {said}", not_done="nothing was written to the target", next_step=next_step
+    )
+
+
+_PASSWORD = _configured(
+    "the server did not let this user in",
+    "check user, host and database in the connection string, and put the password into a password file that every "
+    "worker has (~/.pgpass with mode 600, or passfile=PATH in the connection string) or into PGPASSWORD",
+)
+_DATABASE = _configured(
+    "the database is missing", "create it (CREATE DATABASE), or name another one in the connection string"
+)
+_SCHEMA = _configured("the schema is missing", "create it (CREATE SCHEMA), or give hf.Postgres another schema=")
+_PERMISSION = _configured(
+    "this user lacks a permission",
+    "grant it: the user needs USAGE and CREATE on the schema, SELECT, INSERT, UPDATE and DELETE on the table and on "
+    "those of Holdfast (holdfast_...) in it, and TEMPORARY on the database; the owner of the schema has all of them",
+)
+_TABLE = _configured(
+    "the table or a column is missing, although it existed when the job was started",
+    "restore it, or restart the job, which checks the table and creates a missing one",
+)
+
+_AT_OPENING: tuple[tuple[str, Meaning], ...] = (
+    ("authentication failed", _PASSWORD),
+    ("no password supplied", _PASSWORD),
+    ("no pg_hba.conf entry", _PASSWORD),
+    ("is not permitted to log in", _PASSWORD),
+    ('role ".*" does not exist', _PASSWORD),
+    ('database ".*" does not exist', _DATABASE),
+    ("permission denied for database", _PERMISSION),
+)
+"""The server's words, while no code of an error reaches us."""
+
+_WITHOUT_CODE: dict[type | None, Meaning] = {
+    psycopg.OperationalError: _unavailable,
+    psycopg.InterfaceError: _unavailable,
+    psycopg.DataError: _refused,
+}
+"""Errors of the client: no connection, a lost connection, a value that Postgres has no form for."""
+
+_BY_CODE: dict[str, Meaning] = {
+    "25P03": _unavailable,  # idle in a transaction for too long
+    "25P04": _unavailable,  # a transaction took too long
+    "25006": _read_only,
+    "28000": _PASSWORD,
+    "28P01": _PASSWORD,
+    "3D000": _DATABASE,
+    "3F000": _SCHEMA,
+    "42501": _PERMISSION,
+    "42703": _TABLE,
+    "42P01": _TABLE,
+    "53100": _full,
+    "XX000": _unavailable,  # an internal error
+    "XX001": _broken,
+    "XX002": _broken,
+}
+_BY_CLASS: dict[str, Meaning] = {
+    "08": _unavailable,  # the connection
+    "40": _unavailable,  # a conflict of transactions
+    "53": _unavailable,  # resources
+    "55": _unavailable,  # locks
+    "57": _unavailable,  # an operator, a shutdown, a timeout
+    "58": _unavailable,  # the system
+    "09": _refused,  # a trigger
+    "0A": _refused,
+    "22": _refused,  # a value
+    "23": _refused,  # a constraint
+    "27": _refused,
+    "42": _refused,
+    "44": _refused,
+    "54": _refused,  # a limit
+    "P0": _refused,  # an exception of a trigger
+}

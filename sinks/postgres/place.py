@@ -1,0 +1,72 @@
+"""Where a Postgres table is: the connection string, which never holds a password, and what messages call the server.
+
+A connection string travels to the workers, stands in plans and messages, and is recorded with the shape of a job. So a
+password in it is refused; libpq takes one from PGPASSWORD, from a password file or from a service instead. An invalid
+string is never repeated in a message: libpq's own message would quote a part of it, which may be the password.
+
+Invariants
+    - No message and no value of this module holds a secret.
+
+Source: postgresql.org/docs/current/libpq-connect.html.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from holdfast.errors import ConfigError
+
+SECRETS = ("password", "sslpassword", "oauth_client_secret")
+DEFAULTS = {
+    "application_name": "holdfast",
+    "connect_timeout": "10",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+}
+"""Parameters that a string leaves out. A server that vanished without a word is noticed after half a minute."""
+FORCED = {"client_encoding": "UTF8"}
+
+
+def parsed(dsn: str) -> Mapping[str, str]:
+    """Return the parameters of a connection string.
+
+    Raises:
+        ConfigError: the string is invalid, or holds a password.
+    """
+    try:
+        found = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
+    except psycopg.Error:
+        raise ConfigError(
+            "hf.Postgres: this is not a connection string of Postgres; it is not repeated here, as it may hold a "
+            "password",
+            not_done="the job was not planned",
+            next_step='write "postgresql://USER@HOST:5432/DATABASE" or "host=HOST dbname=DATABASE user=USER"',
+        ) from None
+    secrets = [name for name in SECRETS if name in found]
+    if secrets:
+        raise ConfigError(
+            f"hf.Postgres: the connection string holds a secret: {', '.join(secrets)}",
+            not_done="nothing was opened and no job was started",
+            next_step="leave it out, and put it into a password file that every worker has (~/.pgpass, or "
+            "passfile=PATH in the connection string) or into PGPASSWORD; then change this password, as plans, process "
+            "lists or a shell history may have exposed it",
+        )
+    return found
+
+
+def conninfo(dsn: str) -> str:
+    """Return the string that a connection is opened with."""
+    return make_conninfo("", **{**DEFAULTS, **parsed(dsn), **FORCED})
+
+
+def named(dsn: str) -> str:
+    """Return the server and the database, as messages and plans name them: "db.example:5432/sales"."""
+    given = parsed(dsn)
+    host = given.get("host") or given.get("hostaddr") or given.get("service") or "localhost"
+    port = f":{given['port']}" if "port" in given else ""
+    return f"{host}{port}/{given.get('dbname') or given.get('user') or 'default'}"

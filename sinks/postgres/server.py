@@ -1,0 +1,98 @@
+"""Connections to a Postgres server.
+
+Invariants
+    - No transaction begins but by a statement that says BEGIN, and COMMIT has either committed or raised an error.
+    - What was confirmed has reached the server's disk, whatever `synchronous_commit` the database or role has.
+    - A wait for another transaction's lock is bounded, so that a delivery reports it and is retried.
+
+Source: postgresql.org/docs/current/runtime-config-client.html; psycopg.org/psycopg3/docs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import psycopg
+
+from holdfast.errors import ConfigError
+from holdfast.sinks.postgres.place import conninfo, named
+from holdfast.sinks.sql.dialect import Cursor
+
+LOCK_TIMEOUT_MS = 10_000
+"""How long a statement waits for another transaction's lock before it gives way."""
+VERSION_MIN = 120_000
+"""Postgres 12: text of reals reads back as the same bits, and collations say whether they are deterministic."""
+_SETTINGS = (
+    "SELECT set_config('extra_float_digits', '1', false), set_config('jit', 'off', false), "
+    f"set_config('lock_timeout', '{LOCK_TIMEOUT_MS}', false), set_config('standard_conforming_strings', 'on', false), "
+    "set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') "
+    "THEN 'on' ELSE current_setting('synchronous_commit') END, false)"
+)
+
+
+class ServerConnection:
+    """One connection, whose marks are $1, $2 ... See sql.dialect.Connection."""
+
+    def __init__(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
+        self.psycopg = connection
+
+    def execute(self, sql: str, values: Sequence[Any] = (), /) -> Cursor:
+        """See Connection.execute. A COMMIT that the server turned into a rollback is no commit."""
+        cursor = self.psycopg.execute(_text(sql), values)
+        if sql == "COMMIT" and cursor.statusmessage != "COMMIT":
+            raise psycopg.errors.TransactionRollback(f"the server answered COMMIT with {cursor.statusmessage}")
+        return cursor
+
+    def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> Cursor:
+        """See Connection.executemany."""
+        cursor = self.psycopg.cursor()
+        cursor.executemany(_text(sql), rows)
+        return cursor
+
+    def copy(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Send rows by COPY."""
+        with self.psycopg.cursor().copy(_text(sql)) as copy:
+            for row in rows:
+                copy.write_row(row)
+
+    def close(self) -> None:
+        """See Connection.close."""
+        self.psycopg.close()
+
+
+def connect(dsn: str) -> ServerConnection:
+    """Open a connection."""
+    connection = psycopg.connect(
+        conninfo(dsn), autocommit=True, prepare_threshold=None, cursor_factory=psycopg.RawCursor
+    )
+    try:
+        connection.execute(_SETTINGS)
+    except BaseException:
+        connection.close()
+        raise
+    return ServerConnection(connection)
+
+
+def check_server(dsn: str, opened: ServerConnection) -> None:
+    """Refuse a server or a database that cannot hold every value.
+
+    Raises:
+        ConfigError: the server is too old, or the database's encoding is not UTF-8.
+    """
+    info = opened.psycopg.info
+    if info.server_version < VERSION_MIN:
+        raise ConfigError(
+            f"Postgres {named(dsn)}: the server has version {info.server_version // 10_000}, needed is 12 or newer",
+            next_step="use a newer server",
+        )
+    encoding = info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        raise ConfigError(
+            f"Postgres {named(dsn)}: the encoding of the database is {encoding}, which cannot hold every text",
+            next_step="use a database with the encoding UTF8",
+        )
+
+
+def _text(sql: str) -> bytes:
+    return sql.encode()

@@ -1,0 +1,127 @@
+"""`hf.Postgres`: a table of a Postgres database as a sink. sinks/sql writes it, in the words of dialect.py.
+
+psycopg is an extra (`pip install holdfast[postgres]`), so it is imported when a sink is made, not with this module.
+
+Source: DESIGN section 7; API.md (sinks); docs/design/0074-postgres.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.arguments import checked
+from holdfast.errors import ConfigError
+from holdfast.sinks.sql.sink import TableSink
+from holdfast.traits import SinkTraits
+
+if TYPE_CHECKING:
+    from holdfast.sinks.postgres.dialect import PostgresDialect
+
+
+@dataclass(frozen=True, init=False)
+class Postgres(TableSink):
+    """A table of a Postgres database; created if missing, else checked.
+
+    Args:
+        dsn: The database, as a URL ("postgresql://app@db.example/sales") or as parameters ("host=db.example
+            dbname=sales user=app"), without a password: libpq takes it from a password file (~/.pgpass, or `passfile=`
+            in the string) or from PGPASSWORD, on the driver and on every worker. Postgres 12 or newer, encoding UTF-8.
+        table: The table.
+        key: The columns of the primary key; a row replaces the one with its key. Without it, rows are only added.
+        delivery: "transactional": the rows of an epoch become visible in one transaction, after its checkpoint.
+            "idempotent": so too, and a key changes only by a newer tag than the one its row carries in the column
+            `_holdfast_tag`; needs a key. Where no shuffle lies between source and sink, and the source is partitioned
+            by columns of the key, rows are written immediately, before the commit; `holdfast plan` says which it is.
+        schema: The schema of the table and of Holdfast's own tables. It must exist.
+    """
+
+    dsn: str
+    table: str
+    key: tuple[str, ...] | None
+    delivery: str
+    schema: str
+
+    @checked("hf.Postgres", '("postgresql://app@db.example/sales", table="hot", key=["auction"])')
+    def __init__(
+        self,
+        dsn: str,
+        table: str,
+        key: Iterable[str] | None = None,
+        delivery: str = "transactional",
+        schema: str = "public",
+    ) -> None:
+        key = (key,) if isinstance(key, str) else key
+        object.__setattr__(self, "dsn", dsn)
+        object.__setattr__(self, "table", table)
+        object.__setattr__(self, "key", None if key is None else tuple(key))
+        object.__setattr__(self, "delivery", delivery)
+        object.__setattr__(self, "schema", schema)
+        _ = self.where  # refuses a password before anything repeats the string
+
+    @property
+    def dialect(self) -> PostgresDialect:
+        """See TableSink.dialect."""
+        try:
+            from holdfast.sinks.postgres.dialect import PostgresDialect
+        except ImportError as error:
+            raise _no_driver(error) from error
+        return PostgresDialect(self.dsn, self.schema)
+
+    @property
+    def where(self) -> str:
+        """How messages name the target."""
+        return f"Postgres {self._server}, table {self.schema!r}.{self.table!r}"
+
+    @property
+    def traits(self) -> SinkTraits:
+        """See Sink.traits."""
+        return SinkTraits(
+            kind="Postgres",
+            local_paths=(),
+            place={"database": self._server, "schema": self.schema, "table": self.table},
+            keyed=self.key is not None,
+            immediate=self.tags_rows,
+            repairs=True,
+            audits=True,
+            merges=True,
+            checks_owner=True,
+            remembers_owner=True,
+        )
+
+    def accept(self, batch: pa.RecordBatch) -> None:
+        """See Sink.accept. Postgres has no form for a NUL in a text."""
+        super().accept(batch)
+        for field, column in zip(batch.schema, batch.columns, strict=True):
+            if field.type not in _TEXTS or not pc.any(pc.match_substring(column, "\x00")).as_py():
+                continue
+            raise ConfigError(
+                f"{self.where}: the column {field.name!r} holds a text with the character NUL, which Postgres cannot "
+                "store",
+                not_done="the rows were not written",
+                next_step=f"before the sink, remove it with .with_columns({field.name}=pl.col({field.name!r})"
+                '.str.replace_all("\\x00", "", literal=True)), or store the column as binary',
+            )
+
+    @property
+    def _server(self) -> str:
+        try:
+            from holdfast.sinks.postgres.place import named
+        except ImportError as error:
+            raise _no_driver(error) from error
+        return named(self.dsn)
+
+
+_TEXTS = (pa.string(), pa.large_string(), pa.string_view())
+
+
+def _no_driver(error: ImportError) -> ConfigError:
+    return ConfigError(
+        f"hf.Postgres needs psycopg, which cannot be imported: {error}",
+        not_done="the job was not planned",
+        next_step="install it here and on every worker: pip install 'holdfast[postgres]'",
+    )

