@@ -175,7 +175,7 @@ class TestAggregates:
     def test_an_unsupported_mode_is_refused(self) -> None:
         _, stream = bids()
         with pytest.raises(hf.ConfigError, match="emit='hourly'"):
-            stream.key_by("auction").agg("hot", emit="hourly", n=hf.count())  # type: ignore[arg-type]
+            stream.key_by("auction").agg("hot", emit="hourly", n=hf.count())
 
     def test_aggregates_over_rows_that_are_replaced_are_refused(self) -> None:
         _, stream = bids()
