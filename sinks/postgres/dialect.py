@@ -26,7 +26,7 @@ from psycopg import sql
 
 from holdfast.errors import HoldfastError
 from holdfast.sinks.postgres.errors import meaning_of
-from holdfast.sinks.postgres.server import ServerConnection, check_server, connect
+from holdfast.sinks.postgres.server import ServerConnection, connect
 from holdfast.sinks.sql.dialect import Column, Connection, Limits, Purpose, TemporaryTable, Upsert, on_conflict
 from holdfast.sinks.sql.values import TIMESTAMP, Value
 
@@ -166,21 +166,21 @@ class PostgresDialect:
         if found is None:
             return None
         kind, persistence = found
-        return _KINDS.get(kind, "table" if persistence == "p" else "table that is not kept through a crash")
+        return _KINDS.get(kind, "table" if persistence == "p" else "table that is not kept through a crash (UNLOGGED)")
 
     def columns(self, db: Connection, table: str) -> list[Column]:
-        """See Dialect.columns."""
+        """See Dialect.columns. A deferrable primary key is none: ON CONFLICT does not take it."""
         found = db.execute(
             "SELECT a.attname, format_type(a.atttypid, a.atttypmod) "
             "|| CASE WHEN a.attcollation = t.typcollation THEN '' WHEN o.collname = 'C' THEN ' COLLATE \"C\"' "
             "ELSE ' COLLATE ' || quote_ident(s.nspname) || '.' || quote_ident(o.collname) END "
             "|| CASE WHEN a.attgenerated <> '' OR a.attidentity = 'a' THEN ' GENERATED ALWAYS' ELSE '' END, "
-            "coalesce(array_position(i.indkey::int2[], a.attnum) + 1, 0), NOT a.attnotnull "
+            "coalesce(array_position((i.indkey::int2[])[0:i.indnkeyatts - 1], a.attnum), 0), NOT a.attnotnull "
             "FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_class c ON c.oid = a.attrelid "
             "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace JOIN pg_catalog.pg_type t ON t.oid = a.atttypid "
             "LEFT JOIN pg_catalog.pg_collation o ON o.oid = a.attcollation "
             "LEFT JOIN pg_catalog.pg_namespace s ON s.oid = o.collnamespace "
-            "LEFT JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND i.indisprimary "
+            "LEFT JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND i.indisprimary AND i.indimmediate "
             "WHERE n.nspname = $1 AND c.relname = $2 AND a.attnum > 0 AND NOT a.attisdropped AND a.attname <> $3 "
             "ORDER BY a.attnum",
             (self.schema, table, ROW),
@@ -251,10 +251,7 @@ class PostgresDialect:
 
     def connect(self, purpose: Purpose) -> Connection:
         """See Dialect.connect. No database and no schema is ever created."""
-        opened = connect(self.dsn)
-        if purpose == "create":
-            check_server(self.dsn, opened)
-        return opened
+        return connect(self.dsn, check=purpose == "create")
 
     def look(self, db: Connection, work: Callable[[], T]) -> T:
         """See Dialect.look. Readers and writers do not wait for each other."""
@@ -267,7 +264,7 @@ class PostgresDialect:
 
     def begin_write(self, db: Connection) -> None:
         """See Dialect.begin_write."""
-        db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ WRITE")
+        db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
 
     def begin_read(self, db: Connection) -> None:
         """See Dialect.begin_read."""

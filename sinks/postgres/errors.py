@@ -60,7 +60,7 @@ def _read_only(where: str, said: str) -> HoldfastError:
         f"{where}: the server is read-only: {said}",
         not_done="nothing was delivered",
         next_step="nothing, while a standby is promoted; else name the primary in the connection string, or all hosts "
-        "with target_session_attrs=read-write; delivery retries",
+        "with target_session_attrs=read-write, and check default_transaction_read_only; delivery retries",
     )
 
 
@@ -147,6 +147,8 @@ _BY_CODE: dict[str, Meaning] = {
     "42703": _TABLE,
     "42P01": _TABLE,
     "53100": _full,
+    "55006": _unavailable,  # an object is in use
+    "55P03": _unavailable,  # a lock is held for too long
     "XX000": _unavailable,  # an internal error
     "XX001": _broken,
     "XX002": _broken,
@@ -155,16 +157,20 @@ _BY_CLASS: dict[str, Meaning] = {
     "08": _unavailable,  # the connection
     "40": _unavailable,  # a conflict of transactions
     "53": _unavailable,  # resources
-    "55": _unavailable,  # locks
     "57": _unavailable,  # an operator, a shutdown, a timeout
     "58": _unavailable,  # the system
     "09": _refused,  # a trigger
     "0A": _refused,
+    "21": _refused,
     "22": _refused,  # a value
     "23": _refused,  # a constraint
     "27": _refused,
+    "2F": _refused,  # a function that a trigger calls; so are 38 and 39
+    "38": _refused,
+    "39": _refused,
     "42": _refused,
     "44": _refused,
     "54": _refused,  # a limit
+    "55": _refused,  # the table is not in the state that a statement needs
     "P0": _refused,  # an exception of a trigger
 }

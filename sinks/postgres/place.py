@@ -19,7 +19,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from holdfast.errors import ConfigError
 
-SECRETS = ("password", "sslpassword", "oauth_client_secret")
+SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
+"""Parameters of libpq that are secret; which of them exist depends on its version."""
 DEFAULTS = {
     "application_name": "holdfast",
     "connect_timeout": "10",
@@ -29,6 +30,8 @@ DEFAULTS = {
     "tcp_user_timeout": "30000",
 }
 """Parameters that a string leaves out. A server that vanished without a word is noticed after half a minute."""
+DEFAULT = "(default)"
+"""Stands for what the string leaves to libpq and the environment of a process."""
 FORCED = {"client_encoding": "UTF8"}
 
 
@@ -67,6 +70,6 @@ def conninfo(dsn: str) -> str:
 def named(dsn: str) -> str:
     """Return the server and the database, as messages and plans name them: "db.example:5432/sales"."""
     given = parsed(dsn)
-    host = given.get("host") or given.get("hostaddr") or given.get("service") or "localhost"
+    host = given.get("host") or given.get("hostaddr") or given.get("service") or DEFAULT
     port = f":{given['port']}" if "port" in given else ""
-    return f"{host}{port}/{given.get('dbname') or given.get('user') or 'default'}"
+    return f"{host}{port}/{given.get('dbname') or given.get('user') or DEFAULT}"

@@ -61,12 +61,21 @@ class ServerConnection:
         self.psycopg.close()
 
 
-def connect(dsn: str) -> ServerConnection:
-    """Open a connection."""
+def connect(dsn: str, check: bool) -> ServerConnection:
+    """Open a connection.
+
+    Args:
+        check: Whether to refuse a server or a database that cannot hold every value.
+
+    Raises:
+        ConfigError: the server is too old, or the database's encoding is not UTF-8.
+    """
     connection = psycopg.connect(
         conninfo(dsn), autocommit=True, prepare_threshold=None, cursor_factory=psycopg.RawCursor
     )
     try:
+        if check:
+            _check(dsn, connection.info)
         connection.execute(_SETTINGS)
     except BaseException:
         connection.close()
@@ -74,13 +83,7 @@ def connect(dsn: str) -> ServerConnection:
     return ServerConnection(connection)
 
 
-def check_server(dsn: str, opened: ServerConnection) -> None:
-    """Refuse a server or a database that cannot hold every value.
-
-    Raises:
-        ConfigError: the server is too old, or the database's encoding is not UTF-8.
-    """
-    info = opened.psycopg.info
+def _check(dsn: str, info: psycopg.ConnectionInfo) -> None:
     if info.server_version < VERSION_MIN:
         raise ConfigError(
             f"Postgres {named(dsn)}: the server has version {info.server_version // 10_000}, needed is 12 or newer",

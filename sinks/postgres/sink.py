@@ -17,10 +17,13 @@ import pyarrow.compute as pc
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
 from holdfast.sinks.sql.sink import TableSink
+from holdfast.sinks.sql.table import check_name
 from holdfast.traits import SinkTraits
 
 if TYPE_CHECKING:
     from holdfast.sinks.postgres.dialect import PostgresDialect
+
+_TEXTS = (pa.string(), pa.large_string(), pa.string_view())
 
 
 @dataclass(frozen=True, init=False)
@@ -61,7 +64,7 @@ class Postgres(TableSink):
         object.__setattr__(self, "key", None if key is None else tuple(key))
         object.__setattr__(self, "delivery", delivery)
         object.__setattr__(self, "schema", schema)
-        _ = self.where  # refuses a password before anything repeats the string
+        _named(dsn)  # refuses a password before any message repeats the string
 
     @property
     def dialect(self) -> PostgresDialect:
@@ -75,7 +78,7 @@ class Postgres(TableSink):
     @property
     def where(self) -> str:
         """How messages name the target."""
-        return f"Postgres {self._server}, table {self.schema!r}.{self.table!r}"
+        return f"Postgres {self.database}, table {self.schema!r}.{self.table!r}"
 
     @property
     def traits(self) -> SinkTraits:
@@ -83,7 +86,7 @@ class Postgres(TableSink):
         return SinkTraits(
             kind="Postgres",
             local_paths=(),
-            place={"database": self._server, "schema": self.schema, "table": self.table},
+            place={"database": self.database, "schema": self.schema, "table": self.table},
             keyed=self.key is not None,
             immediate=self.tags_rows,
             repairs=True,
@@ -93,30 +96,40 @@ class Postgres(TableSink):
             remembers_owner=True,
         )
 
+    def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """See Sink.check. A longer name of the schema would be cut to that of another one."""
+        check_name(self.where, self.dialect, "schema", self.schema)
+        super().check(schema, upsert_key)
+
     def accept(self, batch: pa.RecordBatch) -> None:
         """See Sink.accept. Postgres has no form for a NUL in a text."""
         super().accept(batch)
         for field, column in zip(batch.schema, batch.columns, strict=True):
-            if field.type not in _TEXTS or not pc.any(pc.match_substring(column, "\x00")).as_py():
-                continue
-            raise ConfigError(
-                f"{self.where}: the column {field.name!r} holds a text with the character NUL, which Postgres cannot "
-                "store",
-                not_done="the rows were not written",
-                next_step=f"before the sink, remove it with .with_columns({field.name}=pl.col({field.name!r})"
-                '.str.replace_all("\\x00", "", literal=True)), or store the column as binary',
-            )
+            if field.type in _TEXTS and _has_nul(column):
+                raise ConfigError(
+                    f"{self.where}: the column {field.name!r} holds a text with the character NUL, which Postgres "
+                    "cannot store",
+                    not_done="the rows were not written",
+                    next_step="before the sink, remove it with .with_columns(pl.col("
+                    f'{field.name!r}).str.replace_all("\\x00", "", literal=True)), or store the column as binary',
+                )
 
     @property
-    def _server(self) -> str:
-        try:
-            from holdfast.sinks.postgres.place import named
-        except ImportError as error:
-            raise _no_driver(error) from error
-        return named(self.dsn)
+    def database(self) -> str:
+        """The server and the database, without a secret."""
+        return _named(self.dsn)
 
 
-_TEXTS = (pa.string(), pa.large_string(), pa.string_view())
+def _named(dsn: str) -> str:
+    try:
+        from holdfast.sinks.postgres.place import named
+    except ImportError as error:
+        raise _no_driver(error) from error
+    return named(dsn)
+
+
+def _has_nul(column: pa.Array) -> bool:
+    return bool(pc.any(pc.match_substring(column.cast(pa.large_string()), "\x00")).as_py())
 
 
 def _no_driver(error: ImportError) -> ConfigError:

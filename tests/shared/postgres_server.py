@@ -25,8 +25,8 @@ SETTINGS = (
     *("fsync=off", "full_page_writes=off", "synchronous_commit=off", "autovacuum=off", "max_connections=100"),
     *("shared_buffers=32MB", "wal_level=minimal", "max_wal_senders=0", "listen_addresses="),
 )
-GUARDED = "guarded"
-"""A role that needs a password; all others are let in."""
+GUARDED, READER = "guarded", "reader"
+"""Roles: one needs a password, as no other does; one may read only."""
 START_WITHIN_S = 60
 NOBODY = 65534
 """The server refuses to run as root."""
@@ -135,6 +135,9 @@ def running() -> Iterator[PostgresServer]:
         server.create()
         server.start()
         try:
+            place = PostgresPlace(server.dsn(), "public")
+            place.ask(f"CREATE ROLE {GUARDED} LOGIN PASSWORD 'a password of no other role'")
+            place.ask(f"CREATE ROLE {READER} LOGIN")
             yield server
         finally:
             server.stop()

@@ -9,20 +9,21 @@ import math
 import pickle
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from datetime import UTC, date, datetime
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pytest
-from postgres_server import GUARDED, PostgresPlace, PostgresServer
+from postgres_server import GUARDED, READER, PostgresPlace, PostgresServer
 
 import holdfast as hf
-from holdfast.errors import ConfigError, Unavailable
+from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.audited import AuditQuery
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, FaultPoint
+from holdfast.sinks.postgres.errors import meaning_of
 from holdfast.sinks.postgres.sink import Postgres
 from holdfast.sinks.sql import audit
 from holdfast.sinks.sql.target import SqlTarget
@@ -114,9 +115,12 @@ class TestValues:
         deliver(table, 1, *((n % 3, f"row {n}") for n in range(3_000)))
         assert sorted(place.ask("TABLE users")) == [(0, "row 2997"), (1, "row 2998"), (2, "row 2999")]
 
-    def test_a_text_with_nul_is_refused_before_it_is_staged(self, table: Postgres) -> None:
+    @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()], ids=str)
+    def test_a_text_with_nul_is_refused_before_it_is_staged(self, kind: pa.DataType) -> None:
+        table, schema = Postgres("host=db", "t"), pa.schema([pa.field("user", pa.int64()), pa.field("name", kind)])
+        table.accept(batch((1, "ab"), schema=schema))
         with pytest.raises(ConfigError, match="the column 'name' holds a text with the character NUL"):
-            table.accept(batch((1, "a\x00b")))
+            table.accept(batch((1, "a\x00b"), schema=schema))
 
 
 class TestNames:
@@ -124,6 +128,10 @@ class TestNames:
     def test_a_column_of_the_server_is_refused_when_the_job_is_planned(self, table: Postgres, name: str) -> None:
         with pytest.raises(ConfigError, match=f"the name '{name}' of a column is reserved"):
             table.check(SCHEMA.append(pa.field(name, pa.int64())), None)
+
+    def test_a_schema_whose_name_would_be_cut_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="cuts names at 63"):
+            Postgres("host=db", "t", schema="s" * 64).check(SCHEMA, None)
 
     def test_the_connector_has_a_name_and_can_be_sent_to_a_worker(self) -> None:
         made = hf.connector("postgres", "postgresql://app@db.example:5433/sales", "t", key="user")
@@ -146,8 +154,6 @@ class TestSecrets:
         self, postgres: PostgresServer, given: str | None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         place = postgres.place(GUARDED)
-        with suppress(Exception):
-            PostgresPlace(postgres.dsn(), place.schema).ask(f"CREATE ROLE {GUARDED} LOGIN PASSWORD 'another'")
         if given is not None:
             monkeypatch.setenv("PGPASSWORD", given)
         said = refused(place.sink("users", None))
@@ -163,8 +169,7 @@ class TestRefusals:
         assert 'the schema is missing: schema "nowhere" does not exist' in said
 
     def test_a_user_without_permission(self, postgres: PostgresServer) -> None:
-        place = postgres.place("reader")
-        PostgresPlace(postgres.dsn(), place.schema).ask("CREATE ROLE reader LOGIN")
+        place = postgres.place(READER)
         said = refused(place.sink("t", None))
         assert f"this user lacks a permission: permission denied for schema {place.schema}" in said
         assert "USAGE and CREATE on the schema" in said
@@ -174,6 +179,16 @@ class TestRefusals:
         said = refused(place.sink("users", ("user",)))
         assert "'name' is missing; 'Name' is not a column of the stream" in said
         assert "'user' is declared integer, needed is bigint" in said
+
+    def test_a_primary_key_that_holds_other_columns_too_is_that_of_its_own_columns(self, place: PostgresPlace) -> None:
+        place.ask('CREATE TABLE users ("user" bigint, name text, PRIMARY KEY ("user") INCLUDE (name))')
+        sink = place.sink("users", ("user",))
+        sink.prepare(SCHEMA, None)
+        assert deliver(sink, 1, (1, "ann")) == Delivered(1)
+
+    def test_a_deferrable_primary_key_is_none(self, place: PostgresPlace) -> None:
+        place.ask('CREATE TABLE users ("user" bigint PRIMARY KEY DEFERRABLE, name text)')
+        assert "its primary key is [], the sink's key is ['user']" in refused(place.sink("users", ("user",)))
 
     @pytest.mark.parametrize(("made", "kind"), [("UNLOGGED TABLE", "table that is not kept"), ("VIEW", "view")])
     def test_what_is_no_table_or_loses_its_rows(self, place: PostgresPlace, made: str, kind: str) -> None:
@@ -190,7 +205,28 @@ class TestRefusals:
         assert "private" not in str(error.value) and place.ask("TABLE holdfast_progress") == []
 
 
+class TestMeaning:
+    @pytest.mark.parametrize(
+        ("code", "kind"),
+        [
+            *(("40001", Unavailable), ("40P01", Unavailable), ("55P03", Unavailable), ("57P01", Unavailable)),
+            *(("53100", Unavailable), ("25006", Unavailable), ("55000", ConfigError), ("23505", ConfigError)),
+            *(("42501", ConfigError), ("XX001", Damaged)),
+        ],
+    )
+    def test_a_code_says_who_acts(self, code: str, kind: type[HoldfastError]) -> None:
+        assert type(meaning_of("here", psycopg.errors.lookup(code)("said"))) is kind
+
+    def test_a_code_that_only_a_mistake_of_ours_leads_to_has_none(self) -> None:
+        assert meaning_of("here", psycopg.errors.ActiveSqlTransaction("said")) is None
+
+
 class TestUnavailable:
+    def test_a_read_only_server_is_unavailable(self, place: PostgresPlace) -> None:
+        read_only = f"{place.dsn} options='-cdefault_transaction_read_only=on'"
+        with pytest.raises(Unavailable, match="the server is read-only"):
+            Postgres(read_only, "users", schema=place.schema).prepare(SCHEMA, None)
+
     def test_delivery_resumes_when_the_server_is_back(
         self, postgres: PostgresServer, place: PostgresPlace, table: Postgres
     ) -> None:
