@@ -121,7 +121,7 @@ FIRST_SEEDS: Mapping[str, int] = {
     "number-reused-after-drop": 28,
     "early-barrier-never-asked": 180,
     "abandoned-changes-forgotten": 295,
-    "sources-stopped-for-good": 12,
+    "sources-stopped-for-good": 127,
     "full-disk-asked-once": 500,
-    "frozen-record-overwritten": 0,
+    "frozen-record-overwritten": 73,
 }
