@@ -55,7 +55,7 @@ def process_of(
             raise refused(use, f"a side cannot be called {side!r}", "give it another name")
     gives = row_schema(to, use)
     columns, claimed = tuple(node.schema.names), graph.claim(name, "operator")
-    step = Process(claimed, keys, columns, process, node.row_type, node.event_time, given, policy, use)
+    step = Process(claimed, keys, columns, process, policy, use, node.row_type, node.event_time, given)
     return step, gives
 
 

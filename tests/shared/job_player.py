@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Protocol
 
-import cluster_steps
 from hypothesis import strategies as st
 
+from holdfast.state.keys.keygroups import range_of
 from holdfast.testing import TestDriver
 
 Step = tuple[Any, ...]
@@ -24,7 +25,9 @@ FAILURES = (
     st.tuples(st.just("driver")),
     st.tuples(st.just("parallelism"), st.integers(1, 3)),
 )
+"""Steps that every job survives."""
 REWIND = st.tuples(st.just("rewind"), st.integers(0, 3))
+"""Goes so many checkpoints back, at most to the first; does nothing before that."""
 
 
 class Oracle(Protocol):
@@ -48,7 +51,7 @@ def play(
     ends_epoch: Callable[[str], bool] = lambda _: True,
     interrupt: Callable[[], None] = nothing,
 ) -> None:
-    """Carry out steps, each in an epoch of its own, so that it is known which records time has overtaken.
+    """Carry out steps, as a rule each in an epoch of its own: so it is known which records time has overtaken.
 
     Args:
         check: Is called after every checkpoint.
@@ -80,7 +83,9 @@ def play(
 
 def rescale(t: TestDriver, parallelism: int) -> None:
     """Replace the driver by one that distributes the key groups over so many workers."""
-    cluster_steps.rescale(t.cluster, parallelism, t.cluster.rules.key_groups)
+    rules = t.cluster.rules
+    ranges = tuple(range_of(number, parallelism, rules.key_groups) for number in range(parallelism))
+    t.cluster.rules = replace(rules, key_ranges=ranges)
     t.cluster.replace_driver()
 
 

@@ -13,7 +13,7 @@ Source: docs/design/0065-keyed-functions.md.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,18 +21,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from holdfast.errors import JobFailed, Where, is_failure
-from holdfast.runtime.operators.contract import Description, KeyedStep, Needed, Operator, OperatorContext, TableDraft
+from holdfast.errors import is_failure
+from holdfast.runtime.operators.contract import Description, Operator, OperatorContext, TableDraft
 from holdfast.runtime.operators.differences import Found, compare_keys
 from holdfast.runtime.operators.event_clock import drop_vacant
-from holdfast.runtime.operators.process.changes import compare_states, parts_of, states_without
-from holdfast.runtime.rows.dead_letters import DeadLetter, OnError, encode_row, reported
-from holdfast.runtime.rows.expressions import Use
+from holdfast.runtime.operators.process.changes import compare_states
+from holdfast.runtime.operators.process.step import FunctionStep
+from holdfast.runtime.rows.dead_letters import DeadLetter, encode_row, reported
 from holdfast.runtime.rows.failing import NOT_THE_ROWS_FAULT, raised
-from holdfast.runtime.rows.forms import code_of
-from holdfast.runtime.rows.keyed_process import KeyedProcess, bound_to, declared_by
+from holdfast.runtime.rows.keyed_process import bound_to, declared_by
 from holdfast.runtime.rows.rows import WrongRow, batch_of_columns
-from holdfast.runtime.rows.state_types import shape_of, state_type
+from holdfast.runtime.rows.state_types import state_type
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.runtime.wire.vitals import FUNCTION
 from holdfast.state.keys.batch import KeyType
@@ -41,59 +40,26 @@ Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class ProcessBatches(KeyedStep):
+class ProcessBatches(FunctionStep):
     """Call a keyed function with batches of records."""
-
-    operator: str
-    keys: tuple[str, ...]
-    columns: tuple[str, ...]
-    process: KeyedProcess[Any, Any]
-    on_error: OnError
-    use: Use
 
     kind: ClassVar[str] = "process_batches"
     keeps: ClassVar[str] = "the state of a keyed function of batches"
-
-    def keyed_by(self, port: int) -> tuple[str, ...]:
-        return self.keys
-
-    def reads(self, port: int, given: pa.Schema, needed: Needed) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self.keys, *self.columns)))
+    shown: ClassVar[str] = "process batches"
 
     def tables(self, given: Sequence[pa.Schema]) -> tuple[TableDraft, ...]:
         columns = [state_type(name, value.type).column for name, value in declared_by(self.process).values.items()]
         return (TableDraft(KeyType.of(given[0].field(key) for key in self.keys), tuple(columns)),)
 
     def identity(self, column: Description) -> dict[str, Any]:
-        states = {
-            name: {"kind": value.what, "types": [shape_of(value.type)], "ttl_us": 0, "clock": value.clock}
-            for name, value in declared_by(self.process).values.items()
-        }
-        return {"keeps": self.keeps, "key": [column(name) for name in self.keys], "states": states}
+        return {"keeps": self.keeps, "key": [column(name) for name in self.keys], "states": self.states()}
 
     def compare(self, found: Found, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         compare_keys(found, before["key"], now["key"])
         compare_states(found, before, now)
 
-    def parts(self, before: Mapping[str, Any]) -> tuple[str, ...]:
-        return parts_of(before)
-
-    def without(self, before: Mapping[str, Any], parts: Collection[str]) -> Mapping[str, Any]:
-        return states_without(before, parts)
-
     def continued(self, before: Mapping[str, Any], columns: Sequence[str]) -> Mapping[str, str]:
         return {name: name for name in columns if name in before["states"]}
-
-    def text(self) -> str:
-        called = f"process batches {self.operator} by {', '.join(self.keys)}: {type(self.process).__name__}"
-        return called if self.on_error == "fail" else f"{called}, on error: {self.on_error}"
-
-    def code(self) -> list[str]:
-        methods = [each for owner in type(self.process).__mro__ for each in vars(owner).values() if callable(each)]
-        return [self.on_error, *map(code_of, methods)]
-
-    def busy_with(self) -> tuple[str, ...]:
-        return (self.operator,)
 
     def open(self, ctx: OperatorContext) -> Operator:
         return ProcessBatchesOperator(self, ctx)
@@ -224,19 +190,12 @@ class ProcessBatchesOperator(Operator):
 
     def _leave_out(self, piece: pa.RecordBatch, did: str, cause: BaseException) -> None:
         step = self._step
-        did = f"{step.use}: {type(step.process).__name__} {did}"
         if step.on_error == "drop":
             self.dropped += 1
             return
         if step.on_error == "dlq":
-            raw = encode_row(piece)
-            self._ctx.dead_letter(DeadLetter(self.name, self._ctx.origin.source, None, None, reported(did), "row", raw))
+            raw, error = encode_row(piece), reported(step.described(did))
+            self._ctx.dead_letter(DeadLetter(self.name, self._ctx.origin.source, None, None, error, "row", raw))
             self.dlq += 1
             return
-        raise JobFailed(
-            did,
-            not_done="the epoch was not completed; state and output stay as of the last checkpoint",
-            next_step='correct the function, or leave such records out with on_error="dlq" or on_error="drop"; then '
-            "run the job again, which resumes from the last checkpoint",
-            where=Where(job=self._ctx.job, operator=self.name),
-        ) from cause
+        raise step.failure(did, self._ctx.job) from cause

@@ -23,7 +23,7 @@ Source: docs/design/0065-keyed-functions.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -39,8 +39,6 @@ from holdfast.runtime.operators.contract import (
     MAIN,
     ROUNDS,
     Description,
-    KeyedStep,
-    Needed,
     Operator,
     OperatorContext,
     TableDraft,
@@ -58,16 +56,15 @@ from holdfast.runtime.operators.process.cells import (
     ValueRows,
     time_of,
 )
-from holdfast.runtime.operators.process.changes import compare_states, parts_of, states_without
+from holdfast.runtime.operators.process.changes import compare_states
 from holdfast.runtime.operators.process.events import Events, Firings, Records
-from holdfast.runtime.rows.dead_letters import DeadLetter, OnError, encode_row, reported
-from holdfast.runtime.rows.expressions import Use
+from holdfast.runtime.operators.process.step import NOT_DONE, FunctionStep
+from holdfast.runtime.rows.dead_letters import DeadLetter, encode_row, reported
 from holdfast.runtime.rows.failing import NOT_THE_ROWS_FAULT, raised
-from holdfast.runtime.rows.forms import code_of
-from holdfast.runtime.rows.keyed_process import EVENT, Declaration, KeyedProcess, bound_to, declared_by
+from holdfast.runtime.rows.keyed_process import EVENT, Declaration, bound_to, declared_by
 from holdfast.runtime.rows.row_types import RowMaker, row_class, values_of
 from holdfast.runtime.rows.rows import WrongRow, batch_of_rows
-from holdfast.runtime.rows.state_types import MAP_KEYS, WrongValue, shape_of, state_type
+from holdfast.runtime.rows.state_types import MAP_KEYS, WrongValue, state_type
 from holdfast.runtime.rows.windows import micros_of
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.runtime.wire.vitals import FUNCTION
@@ -92,29 +89,17 @@ _NO_EVENT = object()
 
 
 @dataclass(frozen=True, eq=False)
-class Process(KeyedStep):
+class Process(FunctionStep):
     """Call a keyed function with every record, and when its timers fire."""
 
-    operator: str
-    keys: tuple[str, ...]
-    columns: tuple[str, ...]
-    """Of the rows that the function takes, in order."""
-    process: KeyedProcess[Any, Any]
     row_type: type | None
     time: str | None
     """Column with the event time."""
     sides: Mapping[str, pa.Schema]
-    on_error: OnError
-    use: Use
 
     kind: ClassVar[str] = "process"
     keeps: ClassVar[str] = "the state of a keyed function"
-
-    def keyed_by(self, port: int) -> tuple[str, ...]:
-        return self.keys
-
-    def reads(self, port: int, given: pa.Schema, needed: Needed) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self.keys, *self.columns)))
+    shown: ClassVar[str] = "process"
 
     def tables(self, given: Sequence[pa.Schema]) -> tuple[TableDraft, ...]:
         users = KeyType.of(given[0].field(key) for key in self.keys)
@@ -136,42 +121,17 @@ class Process(KeyedStep):
         return TableDraft(users, (*own, state_type(DRAWS, int).column)), *drafts
 
     def identity(self, column: Description) -> dict[str, Any]:
-        states = {
-            name: {
-                "kind": each.what,
-                "types": [shape_of(kind) for kind in each.types()],
-                "ttl_us": each.ttl_us,
-                "clock": each.clock,
-            }
-            for name, each in declared_by(self.process).all().items()
-        }
         time = None if self.time is None else column(self.time)
-        return {"keeps": self.keeps, "key": [column(name) for name in self.keys], "time": time, "states": states}
+        key = [column(name) for name in self.keys]
+        return {"keeps": self.keeps, "key": key, "time": time, "states": self.states()}
 
     def compare(self, found: Found, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         compare_keys(found, before["key"], now["key"])
         _compare_times(found, before["time"], now["time"])
         compare_states(found, before, now)
 
-    def parts(self, before: Mapping[str, Any]) -> tuple[str, ...]:
-        return parts_of(before)
-
-    def without(self, before: Mapping[str, Any], parts: Collection[str]) -> Mapping[str, Any]:
-        return states_without(before, parts)
-
     def continued(self, before: Mapping[str, Any], columns: Sequence[str]) -> Mapping[str, str]:
         return {name: name for name in columns if name == DRAWS or name in before["states"]}
-
-    def text(self) -> str:
-        called = f"process {self.operator} by {', '.join(self.keys)}: {type(self.process).__name__}"
-        return called if self.on_error == "fail" else f"{called}, on error: {self.on_error}"
-
-    def code(self) -> list[str]:
-        methods = [each for owner in type(self.process).__mro__ for each in vars(owner).values() if callable(each)]
-        return [self.on_error, *map(code_of, methods)]
-
-    def busy_with(self) -> tuple[str, ...]:
-        return (self.operator,)
 
     def open(self, ctx: OperatorContext) -> Operator:
         return ProcessOperator(self, ctx)
@@ -437,7 +397,7 @@ class ProcessOperator(Operator):
         return JobFailed(
             f"{self._step.use}: timers of {type(self._step.process).__name__} fired {FIRED_LAST_MAX:,} times for the "
             f"key {key!r:.60} after the end of the input, and are set again",
-            not_done="the epoch was not completed; state and output stay as of the last checkpoint",
+            not_done=NOT_DONE,
             next_step="let the handler set no timer again once ctx.watermark is the last time of all, "
             "datetime.max.replace(tzinfo=UTC); then run the job again, which resumes from the last checkpoint",
             where=Where(job=self._ctx.job, operator=self.name),
@@ -454,18 +414,12 @@ class ProcessOperator(Operator):
             del rows[first:]
         self._failed += 1
         if self._step.on_error == "dlq":
-            error = reported(f"{self._step.use}: {type(self._step.process).__name__} {did}")
+            error = reported(self._step.described(did))
             raw = encode_row(*events.raw(self._keys))
             self._letters.append(DeadLetter(self.name, self._ctx.origin.source, None, None, error, "row", raw))
 
     def _job_failed(self, did: str) -> JobFailed:
-        return JobFailed(
-            f"{self._step.use}: {type(self._step.process).__name__} {did}",
-            not_done="the epoch was not completed; state and output stay as of the last checkpoint",
-            next_step='correct the function, or leave such records out with on_error="dlq" or on_error="drop"; then '
-            "run the job again, which resumes from the last checkpoint",
-            where=Where(job=self._ctx.job, operator=self.name),
-        )
+        return self._step.failure(did, self._ctx.job)
 
     def _reported(self, error: BaseException) -> str:
         return raised(error, type(self._step.process).on_record, __file__)

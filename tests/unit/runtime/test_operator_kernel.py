@@ -39,7 +39,7 @@ FOLDER = Path(operators.__file__).parent
 FOR_ALL = {
     *("backlog", "contract", "differences", "event_clock", "time_slice"),
     *("aggregates.changes", "joins.rows", "tables.lookup", "windows.merging"),
-    *("process.cells", "process.changes", "process.events"),
+    *("process.cells", "process.changes", "process.events", "process.step"),
     *("patterns.automaton", "patterns.conditions", "patterns.kept", "patterns.results"),
 }
 """Modules of the folder that are no operator."""
