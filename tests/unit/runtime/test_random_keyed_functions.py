@@ -127,7 +127,7 @@ def play(t: TestDriver, step: tuple[str, int, Any], pushed: Pushed) -> None:
             pushed.epochs.append(t.checkpoint())
         case ("crash", worker, steps):
             interrupt(t, steps)
-            t.crash(worker % len(t.cluster.members))
+            t.crash(worker % len(t.cluster.rules.key_ranges))
             t.recover()
         case ("driver", parallelism, steps):
             interrupt(t, steps)
