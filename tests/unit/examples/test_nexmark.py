@@ -90,8 +90,14 @@ class TestQueries:
         assert max(starts) - min(starts) >= timedelta(seconds=20)
 
 
+OF_EVERY_KIND = ("q1", "q4", "q7", "q8", "q18", "q20")
+"""A map, aggregates of two levels, windows, a join of windows, the last row of a key, and a join."""
+
+
 class TestQueriesInMicrobatches:
-    @pytest.mark.parametrize("query", ALL)
+    @pytest.mark.parametrize(
+        "query", [pytest.param(each, marks=[] if each in OF_EVERY_KIND else [pytest.mark.slow]) for each in ALL]
+    )
     def test_it_gives_what_duckdb_finds(self, query: str) -> None:
         check(query, MICROBATCH)
 
