@@ -14,8 +14,10 @@ from typing import Any
 
 import msgspec
 
-from holdfast.chaos.mutants import (
-    audit_mutants,
+from holdfast.chaos.mutants import audit_mutants
+from holdfast.chaos.mutants import rewind_mutants as wrong
+from holdfast.chaos.mutants.mutation import Mutant, Right, Swap
+from holdfast.chaos.mutants.protocol import (
     wrong_alignment,
     wrong_batches,
     wrong_committers,
@@ -31,8 +33,6 @@ from holdfast.chaos.mutants import (
     wrong_times,
     wrong_writes,
 )
-from holdfast.chaos.mutants import rewind_mutants as wrong
-from holdfast.chaos.mutants.mutation import Mutant, Right, Swap
 from holdfast.chaos.sim.jobs.tables import SharedTable
 from holdfast.chaos.sim.ports import network
 from holdfast.chaos.sim.ports.disks import Disk

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.chaos.mutants.mutation import Mutant, Right, Swap
-from holdfast.chaos.mutants.wrong_memory import copies_what_was_changed
+from holdfast.chaos.mutants.protocol.wrong_memory import copies_what_was_changed
 from holdfast.model import NO_EPOCH, Epoch
 from holdfast.state.collections.rows import EXPIRES, NEVER, OrderedRows
 from holdfast.state.collections.timers import Fired, Timers

@@ -83,18 +83,7 @@ class Postgres(TableSink):
     @property
     def traits(self) -> SinkTraits:
         """See Sink.traits."""
-        return SinkTraits(
-            kind="Postgres",
-            local_paths=(),
-            place={"database": self.database, "schema": self.schema, "table": self.table},
-            keyed=self.key is not None,
-            immediate=self.tags_rows,
-            repairs=True,
-            audits=True,
-            merges=True,
-            checks_owner=True,
-            remembers_owner=True,
-        )
+        return self.traits_of("Postgres", {"database": self.database, "schema": self.schema, "table": self.table})
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
         """See Sink.check. A longer name of the schema would be cut to that of another one."""

@@ -9,6 +9,7 @@ Pure: no clock, thread or I/O of its own. Source: DESIGN section 7; API.md (sink
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -58,6 +59,21 @@ class TableSink(ABC):
     @abstractmethod
     def traits(self) -> SinkTraits:
         """See Sink.traits."""
+
+    def traits_of(self, kind: str, place: Mapping[str, str], local_paths: tuple[str, ...] = ()) -> SinkTraits:
+        """Return the traits of a table; they are the same in every database but for its name and its place."""
+        return SinkTraits(
+            kind=kind,
+            local_paths=local_paths,
+            place=place,
+            keyed=self.key is not None,
+            immediate=self.tags_rows,
+            repairs=True,
+            audits=True,
+            merges=True,
+            checks_owner=True,
+            remembers_owner=True,
+        )
 
     @property
     def tags_rows(self) -> bool:

@@ -70,15 +70,4 @@ class SQLite(TableSink):
     @property
     def traits(self) -> SinkTraits:
         """See Sink.traits."""
-        return SinkTraits(
-            kind="SQLite",
-            local_paths=(self.path,),
-            place={"path": self.path, "table": self.table},
-            keyed=self.key is not None,
-            immediate=self.tags_rows,
-            repairs=True,
-            audits=True,
-            merges=True,
-            checks_owner=True,
-            remembers_owner=True,
-        )
+        return self.traits_of("SQLite", {"path": self.path, "table": self.table}, (self.path,))

@@ -270,14 +270,4 @@ class OtherTable(TableSink):
 
     @property
     def traits(self) -> SinkTraits:
-        return SinkTraits(
-            kind="Other",
-            local_paths=(os.fspath(self.path),),
-            keyed=self.key is not None,
-            immediate=self.tags_rows,
-            repairs=True,
-            audits=True,
-            merges=True,
-            checks_owner=True,
-            remembers_owner=True,
-        )
+        return self.traits_of("Other", {}, (os.fspath(self.path),))
