@@ -187,21 +187,32 @@ STEPS = st.one_of(
 )
 
 
-def play(t: TestDriver, steps: list[Any], oracle: Oracle, interrupt: Callable[[TestDriver], None]) -> None:
+def play(
+    t: TestDriver, steps: list[Any], oracle: Oracle, interrupt: Callable[[TestDriver], None], mode: str = "continuous"
+) -> None:
     """Compare the output with that of the oracle after every epoch.
 
     Args:
         interrupt: Is called before a crash or another driver: it may begin an epoch that is not completed.
+        mode: In "microbatch" time advances at the end of an epoch, after all its records, whatever came first.
     """
+    seconds = [oracle.clock]
 
     def check() -> None:
+        oracle.advance(seconds[-1])
         assert rows_of(t, "out") == +oracle.out
         assert rows_of(t, "odd") == +oracle.odd
+
+    def advance(second: float) -> None:
+        seconds.append(max(second, seconds[-1]))
+        if mode == "continuous":
+            oracle.advance(second)
 
     def ends_epoch(name: str) -> bool:
         return name != "watermark" or oracle.taken % 2 == 1  # some epochs hold a watermark and then records
 
-    own = job_player.timed(t, lambda number, k, second: Payment(k, number, at(second)), at, oracle)
+    push = job_player.pushing(t, lambda number, k, second: Payment(k, number, at(second)), oracle.take)
+    own = {"push": push, "watermark": job_player.timing(t, at, advance)}
     job_player.play(t, steps, own, check, ends_epoch=ends_epoch, interrupt=lambda: interrupt(t))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import keyed_jobs
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from job_player import rescale
 from planned_source import PlannedSource
@@ -147,7 +147,8 @@ def interrupt(t: TestDriver, steps: int) -> None:
 
 class TestEveryKindOfState:
     @pytest.mark.parametrize("mode", ["continuous", "microbatch"])
-    @settings(max_examples=6, deadline=None)
+    @settings(max_examples=60, deadline=None)
+    @example([("watermark", 0), ("driver",), ("watermark", 5), ("push", 0, [("a", 0)])], 1, 0, 2)
     @given(
         st.lists(keyed_jobs.STEPS, min_size=4, max_size=10),
         st.integers(1, 3),
@@ -161,7 +162,7 @@ class TestEveryKindOfState:
             patched.setattr("holdfast.runtime.operators.process.operator.ROUND_TIMERS", round_timers)
             with TestDriver(keyed_jobs.app_of(), parallelism, seed, mode) as t:
                 oracle = keyed_jobs.Oracle()
-                keyed_jobs.play(t, steps, oracle, lambda t: interrupt(t, seed % 40))
+                keyed_jobs.play(t, steps, oracle, lambda t: interrupt(t, seed % 40), mode)
                 t.finish()
                 oracle.advance(1e9)
                 assert keyed_jobs.rows_of(t, "out") == +oracle.out
@@ -170,7 +171,7 @@ class TestEveryKindOfState:
 
 class TestRandomJobs:
     @pytest.mark.parametrize("mode", ["continuous", "microbatch"])
-    @settings(max_examples=6, deadline=None)
+    @settings(max_examples=60, deadline=None)
     @given(st.lists(STEPS, min_size=4, max_size=10), st.integers(1, 3), st.integers(0, 2**16))
     def test_every_record_is_in_one_result_or_late_or_dropped(
         self, mode: str, steps: list[Any], parallelism: int, seed: int
