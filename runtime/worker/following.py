@@ -23,6 +23,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+import msgspec
+
 from holdfast.checkpoint.bases import pieces
 from holdfast.errors import HoldfastError, Unavailable
 from holdfast.model import NO_EPOCH, Epoch, Generation, Subtask, WorkerId
@@ -88,10 +90,22 @@ class Following:
         self.generation = message.generation
         before = self._wanted.get(message.subtask)
         if before is None or (before.generation, before.base_epoch) <= (message.generation, message.base_epoch):
-            self._wanted[message.subtask] = message
+            self._wanted[message.subtask] = self._joined(before, message)
         for subtask in self._wanted.keys() - set(message.role.follows):
             del self._wanted[subtask]
             self._discard(subtask)
+
+    def _joined(self, before: m.Follow | None, message: m.Follow) -> m.Follow:
+        """Return the message with the epochs that the copy has reached since its last heartbeat in the lineage.
+
+        The driver names the epoch that was last reported, and the copy may be newer. An earlier message named that
+        epoch: epochs that completed on one timeline are on one lineage.
+        """
+        if before is None or (before.job_uuid, before.timeline) != (message.job_uuid, message.timeline):
+            return message
+        at = self._epoch_of(message.subtask)
+        known = {epoch: manifest for epoch, manifest in before.lineage.items() if epoch >= at}
+        return msgspec.structs.replace(message, lineage=known | message.lineage)
 
     def hurry(self, subtask: Subtask | None) -> None:
         """End a restore of another copy: the worker is to run this subtask; None: no longer. From any thread."""

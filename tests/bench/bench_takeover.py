@@ -29,7 +29,7 @@ from takeover_job import SCHEMA
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import open_objects
 
-PARTITIONS, RATE, GOES_ON_S = 4, 20_000, 900
+PARTITIONS, RATE, GOES_ON_S = 4, 20_000, 3_600
 """The rate leaves a standby on the same two cores the time to follow."""
 SHARE = 1_000_000
 KEY_BYTES = 210

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from test_state_store import ALL, GROUPS, JOB, SPEC, Worker
 
@@ -194,6 +195,26 @@ class TestACopy:
         job.follow(3)
         job.epoch(4, 1)
         job.follow(4, lineage={Epoch(3): "another manifest 3", Epoch(4): "manifest 4"})
+        assert job.local.opened == 2
+
+    def test_goes_on_from_an_epoch_that_the_driver_does_not_know_it_has_reached(self, job: Job) -> None:
+        """The driver names the epoch of the last heartbeat; a request that came before it has brought the copy on."""
+        for number in range(4, 8):
+            job.epoch(number, 1)
+        reported = Epoch(3)
+        job.follow(3)
+        for number in (5, 6, 7):
+            job.follow(number, lineage={each: f"manifest {each}" for each in (reported, Epoch(number))})
+        assert job.counts(1) == [5] and job.local.opened == 1
+        assert job.following._wanted[ZERO].lineage == {6: "manifest 6", 7: "manifest 7", 3: "manifest 3"}
+
+    def test_does_not_go_on_from_an_epoch_of_another_timeline(self, job: Job) -> None:
+        job.follow(1)
+        job.follow(3)
+        job.epoch(4, 1)
+        rewound = job.target(4, lineage={Epoch(1): "manifest 1", Epoch(4): "manifest 4"})
+        job.following.ask(msgspec.structs.replace(rewound, generation=Generation(2), timeline=Timeline(2)))
+        job.settle()
         assert job.local.opened == 2
 
     def test_takes_no_base_that_is_newer_than_it(self, job: Job) -> None:
