@@ -157,11 +157,21 @@ class Following:
         try:
             subtask = target.subtask
             if not self._continues(subtask, target):
+                self._discard(subtask)  # the restore may use its folder, so it is released first
                 return None
             self._bring(subtask, target)
             return self._copies.pop(subtask).opened
         finally:
+            self._leave_others(target.subtask)
             self.close()
+
+    def _leave_others(self, subtask: Subtask) -> None:
+        """Give up the other copies; their folders are released beside the work of the subtask.
+
+        RocksDB takes the longer to close the more state it has, while the records of the subtask wait.
+        """
+        for other in self._copies.keys() - {subtask}:
+            self._ports.lane("release").submit(self._copies.pop(other).opened.close, lambda _: None)
 
     def stock(self) -> tuple[m.Copied, ...]:
         """Return what the copies hold."""

@@ -32,7 +32,7 @@ from holdfast.storage.objects import open_objects
 PARTITIONS, RATE, GOES_ON_S = 4, 20_000, 3_600
 """The rate leaves a standby on the same two cores the time to follow."""
 SHARE = 1_000_000
-KEY_BYTES = 210
+KEY_BYTES = 136
 """Of state per key, about; the report says what it really was."""
 AWAITED_S = 900.0
 JOB = Path(__file__).with_name("takeover_job.py")
