@@ -199,6 +199,11 @@ class ColdRows:
         """Return whether every row of the cold store is already in the table."""
         return not self._incomplete.any()
 
+    @property
+    def incomplete(self) -> int:
+        """The number of key groups of which rows may still be in the cold store alone."""
+        return int(np.count_nonzero(self._incomplete))
+
     def fetch(self, keys: Keys) -> tuple[Rows, Columns]:
         """Return which of these keys have a row, and the rows."""
         groups = keys.key_groups(self._count)
@@ -236,9 +241,9 @@ class ColdRows:
         often = often[np.lexsort([-self._misses[often], ~begun])]
         return self._scan(often, rows_max)
 
-    def scan_rest(self) -> Iterator[tuple[Keys, Columns]]:
-        """Yield all rows that were not scanned yet; then every key group is complete."""
-        return self._scan(np.flatnonzero(self._incomplete))
+    def scan_rest(self, rows_max: int | None = None) -> Iterator[tuple[Keys, Columns]]:
+        """Yield rows that were not scanned yet, all or at most `rows_max`; after the last, all groups are complete."""
+        return self._scan(np.flatnonzero(self._incomplete), rows_max)
 
     def _scan(self, groups: Rows, rows_max: int | None = None) -> Iterator[tuple[Keys, Columns]]:
         """Yield rows of these key groups in order, at most so many; each is complete once its last ones were taken."""

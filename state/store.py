@@ -243,6 +243,19 @@ class StateStore:
         if self._copy is not None:
             self._copy.epochs_behind += 1
 
+    def warm(self, rows_max: int) -> bool:
+        """Read at most so many rows that only the cold store has; return whether there were any.
+
+        The store works without them: a row is read when its key is first looked up, which takes ten times as long.
+        """
+        return any(table.load_some(rows_max) for table in self._tables.values())
+
+    @property
+    def cold_share(self) -> float:
+        """The share of key groups with rows that only the cold store has, 0 to 1, in the table with the most of them."""
+        count = max(1, self.owned[1] - self.owned[0])
+        return max((table.cold_groups for table in self._tables.values()), default=0) / count
+
     def stored(self) -> dict[int, Stored]:
         """Return what the tables consist of, by operator; only committed epochs may be in them."""
         return {operator: table.stored() for operator, table in self._tables.items()}

@@ -134,7 +134,7 @@ class Copied(msgspec.Struct, frozen=True):
     epoch: Epoch
     """The completed epoch that the copy holds; 0: none yet."""
     bytes: int = 0
-    """What is stored of the requested epoch and not in the copy."""
+    """What is stored of the requested epoch and not in the copy's memory; an estimate while it reads a local folder."""
 
 
 class BrokenLink(msgspec.Struct, frozen=True):

@@ -163,11 +163,15 @@ class Loader(Protocol):
     def complete(self) -> bool:
         """Return whether every row of the cold store is already in the table."""
 
+    @property
+    def incomplete(self) -> int:
+        """The number of key groups of which rows may still be in the cold store alone."""
+
     def fetch(self, keys: Keys) -> tuple[Rows, Columns]:
         """Return which of these keys have a row, and the rows."""
 
     def scan_for(self, keys: Keys) -> Iterable[tuple[Keys, Columns]]:
         """Yield rows of key groups with many misses, in proportion to how many keys they missed since the last time."""
 
-    def scan_rest(self) -> Iterable[tuple[Keys, Columns]]:
-        """Yield all rows that were not yielded yet; then every row is in the table."""
+    def scan_rest(self, rows_max: int | None = None) -> Iterable[tuple[Keys, Columns]]:
+        """Yield the rows that were not yielded yet, all or at most `rows_max`; after the last, all are in the table."""

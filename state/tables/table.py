@@ -192,6 +192,20 @@ class Table(EpochRecords):
             if count := self._slots.scan(*given, found):
                 yield found[:count]
 
+    def load_some(self, rows_max: int) -> bool:
+        """Read at most so many rows of the cold store before they are asked for; return whether any were left."""
+        if self._loader is None or self.complete:
+            return False
+        self._take_scanned(self._loader.scan_rest(rows_max))
+        if self._loader.complete:
+            self._loaded_all()
+        return True
+
+    @property
+    def cold_groups(self) -> int:
+        """The number of key groups of which rows may be in the cold store alone."""
+        return 0 if self._loader is None else self._loader.incomplete
+
     def _load_rest(self) -> None:
         if self._loader is not None and not self._loader.complete:
             self._take_scanned(self._loader.scan_rest())

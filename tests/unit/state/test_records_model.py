@@ -105,7 +105,7 @@ class Rows:
     def scan_for(self, keys: Keys) -> list[tuple[Keys, Columns]]:
         return self.scan_rest() if len(keys) > 8 and self.incomplete else []
 
-    def scan_rest(self) -> list[tuple[Keys, Columns]]:
+    def scan_rest(self, rows_max: int | None = None) -> list[tuple[Keys, Columns]]:
         self.incomplete = False
         keys = self.kind.from_canonical(pa.array(list(self.rows), pa.large_binary()))
         return [(keys, self._columns(list(self.rows.values())))] if self.rows else []

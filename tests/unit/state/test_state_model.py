@@ -156,6 +156,13 @@ class OneWorker(RewoundWorker):
         self.roll_back()
         self.look(operator, picked)
 
+    @rule(rows_max=st.integers(1, 30))
+    def warm(self, rows_max: int) -> None:
+        before = self.store.cold_share
+        more = self.store.warm(rows_max)
+        assert more or before == 0.0
+        assert self.store.cold_share <= before
+
     @rule(thoroughly=st.booleans())
     def drop_vacant(self, thoroughly: bool) -> None:
         if thoroughly:

@@ -596,3 +596,44 @@ class TestRealKill:
         restored.store.restore(Epoch(2), [second.segments[2]], marker.applied)
         assert restored.counts(*range(20_001)) == [2] * 10_000 + [1] * 10_000 + [0]
         cold.close()
+
+
+class TestWarming:
+    """A restored store looks rows up in the cold store; a standby reads them before they are needed."""
+
+    def test_reads_every_row_once_in_small_parts(self) -> None:
+        cold = Watched()
+        worker = Worker(cold)
+        worker.add(3, *range(100))
+        worker.close_epoch(1)
+        worker.apply()
+        restored = Worker(cold)
+        restored.store.restore(Epoch(1), [], Epoch(1))
+        assert restored.store.cold_share == 1.0
+        parts, read, looked = 0, cold.scanned_rows, cold.looked
+        while restored.store.warm(16):
+            assert cold.scanned_rows - read <= 16
+            parts, read = parts + 1, cold.scanned_rows
+        assert parts >= 100 // 16 and cold.scanned_rows == 100 and restored.store.cold_share == 0.0
+        assert restored.counts(*range(101)) == [3] * 100 + [0] and cold.looked == looked
+
+    def test_keeps_newer_values_and_deletions(self) -> None:
+        cold = Watched()
+        worker = Worker(cold)
+        worker.add(3, *range(20))
+        worker.close_epoch(1)
+        worker.apply()
+        worker.add(4, 1, 2)
+        worker.delete(5)
+        worker.close_epoch(2)
+        restored = Worker(cold)
+        restored.store.restore(Epoch(2), [worker.segments[2]], Epoch(1))
+        while restored.store.warm(3):
+            pass
+        assert restored.counts(1, 2, 3, 5) == [7, 7, 3, 0]
+        assert restored.store.get_committed(1, (5,)) is None
+
+    def test_without_a_cold_store_reads_nothing(self) -> None:
+        worker = Worker()
+        worker.add(1, 1)
+        assert not worker.store.warm(10) and worker.store.cold_share == 0.0

@@ -56,6 +56,10 @@ class Refusing:
     def complete(self) -> bool:
         return False
 
+    @property
+    def incomplete(self) -> int:
+        return 1
+
     def fetch(self, keys: Keys) -> tuple[Rows, Columns]:
         assert not self.closed
         return np.empty(0, np.int64), {"count": np.empty(0, np.int64), "low": np.empty(0)}
@@ -64,7 +68,7 @@ class Refusing:
         assert not self.closed
         return []
 
-    def scan_rest(self) -> list[tuple[Keys, Columns]]:
+    def scan_rest(self, rows_max: int | None = None) -> list[tuple[Keys, Columns]]:
         raise AssertionError
 
 
