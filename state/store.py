@@ -252,7 +252,7 @@ class StateStore:
 
     @property
     def cold_share(self) -> float:
-        """The share of key groups with rows that only the cold store has, 0 to 1, in the table with the most of them."""
+        """The share of key groups with rows in the cold store alone, 0 to 1, in the table with the most of them."""
         count = max(1, self.owned[1] - self.owned[0])
         return max((table.cold_groups for table in self._tables.values()), default=0) / count
 
