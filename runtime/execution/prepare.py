@@ -26,6 +26,7 @@ from holdfast.runtime.execution.admission import (
     check_has_end,
     check_partitions,
     check_repairable,
+    check_secrets,
     check_sinks,
     prepare_sink,
     refuse_private_memory,
@@ -126,6 +127,7 @@ def prepare(
         _check_repairs(plan, repository, job, before)
     known = before.operators if before is not None else ()
     plan, operators = with_identities(plan, known, drop_state)
+    check_secrets(plan)
     partitions, ends = _look_at_sources(plan, before, once)
     for sink in outputs_of(plan):
         prepare_sink(sink, job)

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError
 from holdfast.model import Writer
+from holdfast.secrets import Secret
 from holdfast.sinks.audited import AuditQuery, TargetContents
 from holdfast.sinks.contract import Repair, Rewinding, check_key, check_null_keys
 from holdfast.sinks.immediate import ImmediateSink, ImmediateTarget, Owner, Written
@@ -60,12 +61,19 @@ class TableSink(ABC):
     def traits(self) -> SinkTraits:
         """See Sink.traits."""
 
-    def traits_of(self, kind: str, place: Mapping[str, str], local_paths: tuple[str, ...] = ()) -> SinkTraits:
+    def traits_of(
+        self,
+        kind: str,
+        place: Mapping[str, str],
+        local_paths: tuple[str, ...] = (),
+        secrets: tuple[Secret, ...] = (),
+    ) -> SinkTraits:
         """Return the traits of a table; they are the same in every database but for its name and its place."""
         return SinkTraits(
             kind=kind,
             local_paths=local_paths,
             place=place,
+            secrets=secrets,
             keyed=self.key is not None,
             immediate=self.tags_rows,
             repairs=True,
@@ -191,6 +199,7 @@ class ImmediateTable:
         return SinkTraits(
             kind=f"Immediate{self.table.traits.kind}",
             local_paths=self.table.traits.local_paths,
+            secrets=self.table.traits.secrets,
             keyed=True,
             immediate=True,
             checks_owner=True,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.plan.ahead import Ahead, Read, ReaderAhead
     from holdfast.runtime.plan.source import OFFSETS, OpenSource, PartitionReader, Source, direct_reader
     from holdfast.runtime.sources.connector import Connector
+    from holdfast.secrets import Secret, secret_argument
     from holdfast.sinks.contract import (
         DELETE,
         OP,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
         check_null_keys,
     )
     from holdfast.sinks.owners import Claim, check_continues
-    from holdfast.traits import Endless, SinkTraits, SourceTraits, local
+    from holdfast.traits import Endless, Library, SinkTraits, SourceTraits, local
 
 _HOMES = {
     "holdfast.model": ("Tag", "Writer"),
@@ -48,8 +49,9 @@ _HOMES = {
         "check_key",
         "check_null_keys",
     ),
+    "holdfast.secrets": ("Secret", "secret_argument"),
     "holdfast.sinks.owners": ("Claim", "check_continues"),
-    "holdfast.traits": ("Endless", "SinkTraits", "SourceTraits", "local"),
+    "holdfast.traits": ("Endless", "Library", "SinkTraits", "SourceTraits", "local"),
 }
 
 __all__ = [
@@ -63,11 +65,13 @@ __all__ = [
     "Connector",
     "Delivered",
     "Endless",
+    "Library",
     "OpenSource",
     "Outcome",
     "PartitionReader",
     "Read",
     "ReaderAhead",
+    "Secret",
     "Sink",
     "SinkTraits",
     "Source",
@@ -81,6 +85,7 @@ __all__ = [
     "check_null_keys",
     "direct_reader",
     "local",
+    "secret_argument",
 ]
 
 

@@ -113,6 +113,13 @@ class Unavailable(HoldfastError):
     exit_status = 5
 
 
+class NotAdmitted(Unavailable):
+    """A target does not let the job's user in, or refuses what the user asks; an administrator may change that.
+
+    Before a job has used the target it is a mistake of the configuration. Later it is a reason to wait.
+    """
+
+
 class Fenced(HoldfastError):
     """A newer generation or another run owns the job; this process may not write again."""
 
