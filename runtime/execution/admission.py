@@ -1,4 +1,4 @@
-"""Checks that refuse a run before it starts: another live run, a savepoint in the past, a source without an end, secrets.
+"""Checks that refuse a run before it starts: another live run, a savepoint in the past, a source without an end.
 
 The check for another run is a courtesy: safety comes from the job log, which keeps two drivers apart (PROTOCOL P6). A
 takeover skips the check.

@@ -127,7 +127,6 @@ def prepare(
         _check_repairs(plan, repository, job, before)
     known = before.operators if before is not None else ()
     plan, operators = with_identities(plan, known, drop_state)
-    check_secrets(plan)
     partitions, ends = _look_at_sources(plan, before, once)
     for sink in outputs_of(plan):
         prepare_sink(sink, job)
@@ -185,7 +184,8 @@ def _with_copy(spec: SourceSpec, before: Manifest | None, note: Callable[[str], 
 
 
 def _look_at_sources(plan: Plan, before: Manifest | None, once: bool) -> tuple[_Partitions, _Ends]:
-    """Check every source; return the partitions and the end offsets of those that need no copy."""
+    """Check secrets, then every source; return partitions and end offsets of those that need no copy."""
+    check_secrets(plan)
     for spec in plan.sources:
         spec.source.check()
         if once:

@@ -74,7 +74,7 @@ class Postgres(TableSink):
 
     @classmethod
     def example(cls) -> Postgres:
-        """Return a table of every trait; see `sources.listed`."""
+        """Return a table that has every trait; see sources/listed.py."""
         return cls("postgresql://app@db.example/sales", "hot", key=["auction"], delivery="idempotent")
 
     @property

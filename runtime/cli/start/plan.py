@@ -97,7 +97,7 @@ def default_memory(master: str | None, workers: int) -> str:
 
 
 def obstacles(plan: Plan, settings: Settings, positions: Iterable[SourcePosition] = ()) -> list[dict[str, str]]:
-    """Return why a run would be refused or end immediately, for reasons outside the code: root, master, secrets, sources.
+    """Return why a run would be refused or end immediately for a reason outside the code: root, master, secret, source.
 
     Args:
         positions: The source positions of the last checkpoint.
