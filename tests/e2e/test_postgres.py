@@ -1,0 +1,347 @@
+"""Jobs on Spark that deliver to Postgres, while links break, processes are killed and logins are refused.
+
+Each fault fires: connections get other processes of the server, processes are gone, the status repeats the server's
+refusal. The job resumes by itself each time, and afterwards each table equals the input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import signal
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import psycopg
+import pyarrow as pa
+import pytest
+from harness import wait
+from postgres_server import GUARDED, PASSWORD, PostgresPlace, PostgresServer
+from postgres_server import running as postgres_running
+from proxied import Proxied, free_address
+from running import Run, kill_task, lasts, pid_gone, running
+from test_kills import kill_worker
+
+from holdfast.chaos.live.faults.proxy import Toxiproxy
+from holdfast.runtime.cli.main import main
+from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
+from holdfast.storage.log.log import LogWriter, create_log
+from holdfast.storage.objects import LocalObjects
+
+pytestmark = [pytest.mark.e2e, pytest.mark.toxiproxy, pytest.mark.timeout(900)]
+
+JOB = Path(__file__).with_name("postgres_job.py")
+LOCAL = ("--master", "local[4]")
+RATE = ("--max-records-per-second", "1500")
+ROWS, NOTE_BYTES = 60_000, 512
+"""So long a random note fills the 1 MiB that may wait per writer within seconds."""
+SCHEMA = pa.schema(
+    [
+        pa.field("n", pa.int64(), nullable=False),
+        pa.field("account", pa.string(), nullable=False),
+        pa.field("cents", pa.int64(), nullable=False),
+        pa.field("note", pa.string(), nullable=False),
+        pa.field("part", pa.int64(), nullable=False),
+    ]
+)
+Row = tuple[int, str, int, str]
+
+
+@dataclass(frozen=True)
+class Bank:
+    """A Postgres server, and its clients' way to it."""
+
+    server: PostgresServer
+    link: Proxied
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the job needs."""
+        dsn = f"postgresql://{GUARDED}@{self.link.address}/postgres"
+        return {"PAYMENTS_DSN": dsn, "PAYMENTS_PASSWORD": PASSWORD, "HOLDFAST_STAGED_BYTES_MAX": "1MiB"}
+
+    def ask(self, sql: str) -> list[tuple[Any, ...]]:
+        """Run a statement as the superuser, past the proxy."""
+        return PostgresPlace(self.server.dsn(), "payments").ask(sql)
+
+    def connections(self) -> set[int]:
+        """Return the processes of the server that serve the job."""
+        return {pid for (pid,) in self.ask("SELECT pid FROM pg_stat_activity WHERE application_name = 'holdfast'")}
+
+    def end_connections(self) -> None:
+        """End them, as an administrator does."""
+        self.ask("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'holdfast'")
+
+    def copied(self) -> int:
+        """Return how many rows were delivered to the table without a key."""
+        return int(self.ask("SELECT count(*) FROM copied")[0][0])
+
+    def differences(self, rows: list[Row], early: bool = False) -> list[str]:
+        """Compare each table with the input; return the tables that differ."""
+        cents = defaultdict[str, list[int]](list)
+        for _, account, amount, _ in rows:
+            cents[account].append(amount)
+        wanted: dict[str, list[tuple[Any, ...]]] = {
+            "SELECT n, account, cents, note FROM copied": list(rows),
+            "SELECT account, payments, cents FROM totals": [(a, len(each), sum(each)) for a, each in cents.items()],
+            "SELECT account, most FROM largest": [(a, max(each)) for a, each in cents.items()],
+        }
+        if early:
+            wanted["SELECT n, cents FROM early"] = [(n, amount) for n, _, amount, _ in rows]
+        found = {sql: (Counter(self.ask(sql)), Counter(each)) for sql, each in wanted.items()}
+        return [
+            f"{sql}: {(right - had).total()} missing or wrong, {(had - right).total()} unexpected"
+            for sql, (had, right) in found.items()
+            if had != right
+        ]
+
+
+@pytest.fixture
+def bank(tmp_path: Path) -> Iterator[Bank]:
+    address = free_address()
+    with (
+        postgres_running(int(address.rpartition(":")[2])) as server,
+        contextlib.closing(Toxiproxy(tmp_path / "toxiproxy.log")) as proxies,
+    ):
+        bank = Bank(server, Proxied("postgres", address, proxies))
+        bank.link.create()
+        bank.ask(f"CREATE SCHEMA payments AUTHORIZATION {GUARDED}")
+        yield bank
+
+
+def make_payments(folder: Path, count: int, note_bytes: int) -> list[Row]:
+    """Write the sealed input log; return its rows."""
+    notes = np.random.default_rng(7).bytes(count * note_bytes).hex()
+    size = 2 * note_bytes
+    row = lambda n: (n, f"account-{n * 7_919 % 503}", n * 31 % 1_000 - 300, notes[n * size : (n + 1) * size])
+    rows = [row(n) for n in range(count)]
+    store, quarter = LocalObjects(folder / "input"), count // 4
+    create_log(store, SCHEMA, 4)
+    writer = LogWriter(store)
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    table = pa.table([*columns, [n // quarter for n in range(count)]], schema=SCHEMA)
+    for start in range(0, quarter, 2_000):
+        some = min(2_000, quarter - start)
+        writer.append({part: table.slice(part * quarter + start, some) for part in range(4)})
+    writer.seal()
+    return rows
+
+
+def refused(progress: dict[str, Any], words: str = "") -> bool:
+    """Return whether the job reports a sink that cannot deliver, with these words."""
+    return any(each["code"] == "sink_refused" and re.search(words, each["what"]) for each in progress["problems"])
+
+
+def resumes(run: Run, bank: Bank) -> None:
+    """Wait until more rows are delivered, and the job reports no refusal."""
+    rows = bank.copied()
+    run.wait_for(
+        lambda p: p["state"] == "running" and not refused(p) and bank.copied() > rows, "rows after a fault"
+    )
+
+
+def waits(run: Run) -> None:
+    """Wait until sources are paused: for two seconds no record is read, although there are more."""
+    read = -1
+    while run.lines[-1]["records_in"] != read:
+        read = run.lines[-1]["records_in"]
+        lasts(2.0)
+    assert run.lines[-1]["state"] == "running" and run.lines[-1]["lag"] > 0
+
+
+def cut_links(run: Run, bank: Bank, kind: str, **given: int) -> None:
+    """End all connections by this toxic, and all new ones, until the job has reported it."""
+    before = bank.connections()
+    bank.link.toxic(kind, **given)
+    run.wait_for(lambda p: refused(p) and not before & bank.connections(), kind)
+    bank.link.untoxic(kind)
+    resumes(run, bank)
+
+
+def lose_login(run: Run, bank: Bank, between: Callable[[], None] = lambda: None) -> None:
+    """Take the right to log in from the job's role, give it another password, and undo both.
+
+    Args:
+        between: Called while the role may not log in.
+    """
+    bank.ask(f"ALTER ROLE {GUARDED} NOLOGIN")
+    bank.end_connections()
+    try:
+        run.wait_for(lambda p: refused(p, "is not permitted to log in"), "a login that is refused")
+        between()
+        bank.ask(f"ALTER ROLE {GUARDED} LOGIN PASSWORD 'another one'")
+        run.wait_for(lambda p: refused(p, "password authentication failed"), "a password that is refused")
+    finally:
+        bank.ask(f"ALTER ROLE {GUARDED} LOGIN PASSWORD '{PASSWORD}'")
+    resumes(run, bank)
+
+
+def lose_server(run: Run, bank: Bank, down_s: float) -> None:
+    """SIGKILL the server, and start it again after so long."""
+    killed = bank.server.kill()
+    try:
+        run.wait_for(refused, "a server that is gone")
+        lasts(down_s)
+        waits(run)
+        assert len(killed) > 3 and all(map(pid_gone, killed))
+    finally:
+        bank.server.start()
+    resumes(run, bank)
+
+
+class Searched:
+    """Looks for the password where it must not be: in command lines, files and output."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def command_lines(self, run: Run) -> None:
+        driver = psutil.Process(run.process.pid)
+        lines = [_read(Path(f"/proc/{each.pid}/cmdline")) for each in (driver, *driver.children(recursive=True))]
+        assert len(lines) > 3 and b"postgres_job.py" in lines[0]
+        self._search("a command line", b"\n".join(lines))
+
+    def files(self, folder: Path) -> None:
+        files = {path: _read(path) for path in folder.rglob("*") if path.is_file()}
+        assert any(b"GenerationStarted" in data for data in files.values()), "the job log is among them"
+        for path, data in files.items():
+            self._search(str(path), data)
+
+    def _search(self, where: str, data: bytes) -> None:
+        self.bytes += len(data)
+        assert PASSWORD.encode() not in data, where
+
+
+def _read(path: Path) -> bytes:
+    with contextlib.suppress(OSError):  # it is gone by now
+        return path.read_bytes()
+    return b""
+
+
+@pytest.mark.parametrize(
+    ("mode", "down_s"),
+    [
+        (CONTINUOUS, 8.0),
+        pytest.param(MICROBATCH, 8.0, marks=pytest.mark.slow),
+        pytest.param(CONTINUOUS, 60.0, marks=pytest.mark.slow),
+        pytest.param(MICROBATCH, 60.0, marks=pytest.mark.slow),
+    ],
+    indirect=["mode"],
+)
+def test_every_row_is_in_postgres_once_whatever_fails_meanwhile(
+    tmp_path: Path, bank: Bank, mode: str, down_s: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, searched = make_payments(tmp_path, ROWS, NOTE_BYTES), Searched()
+
+    def says(command: str) -> str:
+        assert main([command, "payments", "--root", str(tmp_path / "root")]) == 0
+        return "\n".join(capsys.readouterr())
+
+    def refusal() -> str:
+        said = says("status")
+        return said if "did not let this user in" in said else ""
+
+    def reports() -> None:
+        """Wait for backpressure, and check what a user reads meanwhile."""
+        waits(run)
+        status = wait(refusal, "a status that says why")
+        assert "payments: running" in status and "Next: let this user in again" in status
+        assert "cannot deliver: Postgres" in says("explain")
+        if mode == CONTINUOUS:
+            assert "sources are not read, because too much output waits for its sink" in says("explain")
+
+    with running(tmp_path, *LOCAL, *RATE, job=JOB, **bank.environment) as run:
+        run.wait_until_running(1_000)
+        cut_links(run, bank, "limit_data", bytes=1_000)  # in the middle of answers
+        cut_links(run, bank, "reset_peer", timeout=0)
+        kill_worker(run, 0) if mode == CONTINUOUS else kill_task(run)
+        resumes(run, bank)
+        lose_login(run, bank, reports)
+        lose_server(run, bank, down_s)
+        assert run.lines[-1]["records_in"] < ROWS, "the input was too short"
+        searched.command_lines(run)
+        searched.files(tmp_path)
+        assert run.finish() == 0, run.errors()
+    assert len(run.lines[-1]["restarts"]) == (mode == CONTINUOUS)  # the kill; no fault of Postgres restarts anything
+    assert bank.differences(rows) == []
+    searched.files(tmp_path)
+    assert searched.bytes > 1_000_000
+
+
+def strikes(run: Run, bank: Bank, rng: random.Random) -> dict[str, Callable[[], None]]:
+    """Return the faults of this test, by name; each has fired, and the job has resumed, when it returns."""
+
+    def kill() -> None:
+        kill_worker(run, rng.randrange(2))
+        resumes(run, bank)
+
+    def cut() -> None:
+        cut_links(run, bank, "limit_data", bytes=rng.choice([1, 1_000, 20_000]))
+
+    def reset() -> None:
+        cut_links(run, bank, "reset_peer", timeout=rng.choice([0, 300]))
+
+    def login() -> None:
+        lose_login(run, bank)
+
+    def slow() -> None:
+        before = run.lines[-1]["epoch"]
+        bank.link.toxic("bandwidth", "upstream", rate=rng.choice([5, 20]))
+        bank.link.toxic("latency", latency=200, jitter=50)
+        run.wait_for(lambda p: p["epoch"] >= before + 6, "epochs with a slow target")
+        bank.link.untoxic("latency")
+        bank.link.untoxic("bandwidth")
+        resumes(run, bank)
+
+    def restart() -> None:
+        bank.server.kill()
+        bank.server.start()
+        resumes(run, bank)
+
+    def down() -> None:
+        bank.server.kill()
+        try:
+            run.wait_for(refused, "a server that is gone")
+            lasts(rng.choice([1.0, 10.0, 30.0]))
+        finally:
+            bank.server.start()
+        resumes(run, bank)
+
+    return {strike.__name__: strike for strike in (kill, cut, reset, login, slow, restart, down)}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3_600)
+def test_many_faults_lose_and_double_nothing_in_a_table_that_is_written_immediately_either(
+    tmp_path: Path, bank: Bank
+) -> None:
+    """For MINUTES, 5 by default; prints what it did."""
+    minutes, rng, fired = float(os.environ.get("MINUTES", "5")), random.Random(11), Counter[str]()
+    count = int(minutes * 60 * 2_000)
+    rows = make_payments(tmp_path, count, 16)
+    environment = {**bank.environment, "PAYMENTS_EARLY": "yes", "HOLDFAST_RESTART_FAILURES_MAX": "1000"}
+    with running(tmp_path, *LOCAL, *RATE, job=JOB, **environment) as run:
+        run.wait_until_running(1_000)
+        began, every = time.monotonic(), strikes(run, bank, rng)
+        while len(fired) < len(every) or time.monotonic() < began + minutes * 60:
+            assert run.lines[-1]["records_in"] < count * 0.95, "the input was too short"
+            name = rng.choice([each for each in every if not fired[each]] or list(every))
+            every[name]()
+            fired[name] += 1
+        run.process.send_signal(signal.SIGINT)
+        assert run.finish() == 0, run.errors()
+        assert run.lines[-1]["state"] == "stopped"
+        restarts = len(run.lines[-1]["restarts"])
+    with running(tmp_path, *LOCAL, job=JOB, **environment) as run:  # reads the rest at full speed
+        assert run.finish(1_800) == 0, run.errors()
+    print(f"\nfaults: {dict(fired)}; restarts: {restarts}; rows: {count:,}")
+    assert restarts == fired["kill"]
+    assert bank.differences(rows, early=True) == []
