@@ -121,8 +121,10 @@ def make_payments(folder: Path, count: int, note_bytes: int) -> list[Row]:
     """Write the sealed input log; return its rows."""
     notes = np.random.default_rng(7).bytes(count * note_bytes).hex()
     size = 2 * note_bytes
-    row = lambda n: (n, f"account-{n * 7_919 % 503}", n * 31 % 1_000 - 300, notes[n * size : (n + 1) * size])
-    rows = [row(n) for n in range(count)]
+    rows = [
+        (n, f"account-{n * 7_919 % 503}", n * 31 % 1_000 - 300, notes[n * size : (n + 1) * size])
+        for n in range(count)
+    ]
     store, quarter = LocalObjects(folder / "input"), count // 4
     create_log(store, SCHEMA, 4)
     writer = LogWriter(store)
@@ -143,9 +145,7 @@ def refused(progress: dict[str, Any], words: str = "") -> bool:
 def resumes(run: Run, bank: Bank) -> None:
     """Wait until more rows are delivered, and the job reports no refusal."""
     rows = bank.copied()
-    run.wait_for(
-        lambda p: p["state"] == "running" and not refused(p) and bank.copied() > rows, "rows after a fault"
-    )
+    run.wait_for(lambda p: p["state"] == "running" and not refused(p) and bank.copied() > rows, "rows after a fault")
 
 
 def waits(run: Run) -> None:
