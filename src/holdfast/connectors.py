@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from holdfast.errors import NotAdmitted
     from holdfast.model import Tag, Writer
     from holdfast.runtime.plan.ahead import Ahead, Read, ReaderAhead
     from holdfast.runtime.plan.source import OFFSETS, OpenSource, PartitionReader, Source, direct_reader
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from holdfast.traits import Endless, Library, SinkTraits, SourceTraits, local
 
 _HOMES = {
+    "holdfast.errors": ("NotAdmitted",),
     "holdfast.model": ("Tag", "Writer"),
     "holdfast.runtime.plan.ahead": ("Ahead", "Read", "ReaderAhead"),
     "holdfast.runtime.sources.connector": ("Connector",),
@@ -66,6 +68,7 @@ __all__ = [
     "Delivered",
     "Endless",
     "Library",
+    "NotAdmitted",
     "OpenSource",
     "Outcome",
     "PartitionReader",
