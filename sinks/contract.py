@@ -212,6 +212,7 @@ class Sink(Protocol):
 
         Raises:
             ConfigError: the existing target differs, or it cannot be written.
+            NotAdmitted: the target does not let the user in; a job that has used it before waits all the same.
             Unavailable: the target is unreachable now.
         """
 

@@ -34,7 +34,7 @@ class Traits:
     log: str | None = None
     """The path, if it is an embedded log: commands read it without the job's code."""
     secrets: tuple[Secret, ...] = ()
-    """Secrets that it reads when it connects. A start reads each on the driver before anything is opened."""
+    """Secrets that it reads when it connects. A start reads each on the driver before it opens a source or a sink."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -106,7 +106,7 @@ class TestSecrets:
         plan = self.app(tmp_path, "env:SECRET_OF_A_TEST").plan()
         for shown in (json.dumps(describe(plan)), render(plan), json.dumps(shape_of(plan))):
             assert "sesame" not in shown
-        assert b"sesame" not in cloudpickle.dumps(plan)
+        assert b"sesame" not in cloudpickle.dumps(plan)  # type: ignore[no-untyped-call]
 
 
 class TestPathInTheMemoryOfOneProcess:
