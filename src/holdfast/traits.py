@@ -95,6 +95,8 @@ class SinkTraits(Traits):
     """One commit shows an epoch's output of all its writers: the first of them delivers it, under its own tag."""
     uploads: bool = False
     """With `commits_once`: writers put large output into its target before it is committed: `uploader`."""
+    probes: bool = False
+    """What a start would find in its target can be seen beforehand: `probe`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +125,7 @@ _BY_TRAIT: Mapping[str, tuple[str, ...]] = {
     "checks_owner": ("check_owner",),
     "remembers_owner": ("holding",),
     "uploads": ("uploader",),
+    "probes": ("probe",),
 }
 
 

@@ -267,6 +267,25 @@ class TestRefusals:
         assert "private" not in str(error.value) and place.ask("TABLE holdfast_progress") == []
 
 
+class TestProbe:
+    """What `holdfast doctor JOB.py` finds: all that a start would refuse, without leaving anything behind."""
+
+    def test_a_missing_table_is_not_created(self, place: PostgresPlace) -> None:
+        assert place.sink("users", None).probe(SCHEMA, None) == "the first start creates the table"
+        assert place.ask(f"SELECT tablename FROM pg_tables WHERE schemaname = '{place.schema}'") == []
+
+    def test_an_existing_table_is_compared(self, place: PostgresPlace, table: Postgres) -> None:
+        assert table.probe(SCHEMA, None) == "the table exists and fits the stream"
+        with pytest.raises(ConfigError, match="'more' is missing"):
+            table.probe(SCHEMA.append(pa.field("more", pa.int64())), None)
+
+    def test_a_missing_schema_or_permission_is_found(self, postgres: PostgresServer) -> None:
+        with pytest.raises(ConfigError, match="the schema is missing"):
+            Postgres(postgres.dsn(), "t", schema="nowhere").probe(SCHEMA, None)
+        with pytest.raises(NotAdmitted, match="this user lacks a permission"):
+            postgres.place(READER).sink("t", None).probe(SCHEMA, None)
+
+
 class TestMeaning:
     @pytest.mark.parametrize(
         ("code", "kind"),
