@@ -73,8 +73,9 @@ def _listed(each: Installed, packages: list[str]) -> Listed:
             return Listed(each, sides=_sides(kind))
         version = version_of(library)
         if version is None and find_spec(library.name) is None:
-            problem, advice = f"{library.name} is not installed", f"pip install '{_wanted(each, library)}'"
-            return Listed(each, library, sides=_by_methods(kind), problem=problem, next=f"{advice}, on every worker too")
+            problem = f"{library.name} is not installed"
+            advice = f"pip install '{_wanted(each, library)}', on every worker too"
+            return Listed(each, library, sides=_by_methods(kind), problem=problem, next=advice)
         return Listed(each, library, version, _sides(kind))
     except HoldfastError as error:
         return Listed(each, problem=error.what, next=error.next_step)

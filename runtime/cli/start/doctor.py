@@ -1,8 +1,8 @@
 """`holdfast doctor`: checks what a job needs of this machine, and says how to fix what is missing.
 
 Each check tries the real thing: it starts Spark's launcher with Java, imports the packages, and creates one object in
-the root twice. The checks remove what they create. doctor_cluster.py checks what protects a cluster, doctor_job.py what a
-job needs.
+the root twice. The checks remove what they create. doctor_cluster.py checks what protects a cluster,
+doctor_job.py what a job needs.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _JAVA_ADVICE = f"install Java {JAVA_OLDEST} or newer (Debian: apt-get install op
 def add_parser(subparsers: Any) -> None:
     """Register the command."""
     description = (
-        "Check Python, Java, Spark, packages, the root, disk space, clock, and what protects a cluster; with JOB.py also "
-        "its secrets, and each source and sink as a start would find it. Nothing is created or changed there."
+        "Check Python, Java, Spark, packages, the root, disk space, clock, and what protects a cluster; with JOB.py "
+        "also its secrets, and each source and sink as a start would find it. Nothing is created or changed there."
     )
     examples = (
         "holdfast doctor\nholdfast doctor job.py\n"
@@ -61,8 +61,8 @@ def add_parser(subparsers: Any) -> None:
 def handle(args: argparse.Namespace) -> int:
     """Check everything.
 
-    Exit status: 0 no check fails; else that of the first that does: 5 for the machine and what is unreachable, 2 or 4 for
-    what is wrong with the job.
+    Exit status: 0 no check fails; else that of the first that does: 5 for the machine and what is unreachable, 2 or 4
+    for what is wrong with the job.
     """
     root = root_of(args)
     checks: list[Check] = []

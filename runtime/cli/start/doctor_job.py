@@ -1,7 +1,7 @@
 """What `holdfast doctor JOB.py` checks of a job: its secrets, and every source and sink, as a start would find them.
 
-Each source is opened, and each target is looked at through the sink's `probe`, which creates and changes nothing. A sink
-without the trait is checked as far as that goes without touching its target.
+Each source is opened, and each target is looked at through the sink's `probe`, which creates and changes nothing. Of a
+sink without the trait only the plan is checked.
 """
 
 from __future__ import annotations

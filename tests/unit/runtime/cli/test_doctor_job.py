@@ -56,7 +56,7 @@ class TestJob:
         assert "the file is missing" in found["sink table"].found and "creates it" in found["sink table"].found
         assert found["sink log"].found == f"log {tmp_path}/out-log: the first start creates the log"
 
-    def test_an_unreachable_server_and_a_missing_secret_come_with_the_next_step(self, file: Path) -> None:
+    def test_a_missing_secret_is_reported(self, file: Path) -> None:
         found = checks(file)
         assert found["secret"].state == "fail" and "SECRET_OF_A_TEST" in found["secret"].found
         assert (found["secret"].exit_status, found["sink server"].exit_status) == (2, 2)
