@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import ConfigError, HoldfastError, NotAdmitted
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.start.doctor_cluster import Check
 from holdfast.runtime.cli.start.jobfile import load
@@ -55,7 +55,8 @@ def _tried(name: str, where: str, look: Callable[[], str]) -> Check:
 
 
 def _failed(name: str, error: HoldfastError) -> Check:
-    return Check(name, "fail", error.what, error.next_step, error.exit_status)
+    mistaken = isinstance(error, NotAdmitted)  # as at the first start of a job
+    return Check(name, "fail", error.what, error.next_step, ConfigError.exit_status if mistaken else error.exit_status)
 
 
 def _source(spec: SourceSpec) -> str:
