@@ -130,7 +130,7 @@ def missing_secrets(plan: Plan) -> list[ConfigError]:
     for name, secret in named:
         try:
             secret.value()
-        except (ConfigError, Unavailable) as error:
+        except (ConfigError, NotAdmitted) as error:
             not_done = "the job was not started; state and output are untouched"
             what, where = f"{name}: {error.what}", Where(job=plan.app)
             missing.append(ConfigError(what, not_done=not_done, next_step=error.next_step, where=where))

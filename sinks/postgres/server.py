@@ -71,7 +71,7 @@ def connect(dsn: str, password: Secret | None, check: bool) -> ServerConnection:
 
     Raises:
         ConfigError: the server is too old, the database's encoding is not UTF-8, or the secret is not set here.
-        Unavailable: the file of the secret cannot be read.
+        NotAdmitted: the file of the secret cannot be read.
     """
     given = None if password is None else password.value()
     connection = psycopg.connect(

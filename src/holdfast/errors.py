@@ -114,9 +114,10 @@ class Unavailable(HoldfastError):
 
 
 class NotAdmitted(Unavailable):
-    """A target does not let the job's user in, or refuses what the user asks; an administrator may change that.
+    """A target refuses the login or a statement of the job's user, or there is nothing to log in with.
 
-    Before a job has used the target it is a mistake of the configuration. Later it is a reason to wait.
+    An administrator may change that at any time. So it is a reason to wait, but for a job that has not used the target
+    before: there it is a mistake of the configuration.
     """
 
 

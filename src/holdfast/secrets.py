@@ -18,7 +18,7 @@ import socket
 from dataclasses import dataclass
 
 from holdfast.arguments import checked
-from holdfast.errors import ConfigError, Unavailable
+from holdfast.errors import ConfigError, NotAdmitted
 
 SHOWN = "***"
 BYTES_MAX = 64 * 1024
@@ -59,7 +59,7 @@ class Secret:
 
         Raises:
             ConfigError: the environment variable is missing or empty, and stays so as long as this process runs.
-            Unavailable: the file cannot be read, or holds no text of 1 byte to 64 KiB; it may be replaced.
+            NotAdmitted: the file cannot be read, or holds no text of 1 byte to 64 KiB; it may be replaced.
         """
         kind, _, name = self.reference.partition(":")
         return _from_environment(name) if kind == "env" else _from_file(name)
@@ -131,8 +131,8 @@ def _from_file(path: str) -> str:
     return text
 
 
-def _unreadable(path: str, fault: str) -> Unavailable:
-    return Unavailable(
+def _unreadable(path: str, fault: str) -> NotAdmitted:
+    return NotAdmitted(
         f"the file {path}, which a secret names, {fault} on {socket.gethostname()}",
         not_done="no connection was opened",
         next_step="put the value into that file, on this host and on every other one, readable by the user of the job; "

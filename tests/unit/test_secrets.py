@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import holdfast as hf
-from holdfast.errors import ConfigError, HoldfastError, Unavailable
+from holdfast.errors import ConfigError, HoldfastError, NotAdmitted
 from holdfast.secrets import BYTES_MAX, Secret, secret_argument
 
 VALUE = "open sesame"
@@ -109,7 +109,7 @@ class TestMissing:
     def test_a_file_is_named_with_the_host_and_may_come_back(self, tmp_path: Path) -> None:
         path = tmp_path / "secret"
         error = fault(hf.secret(f"file:{path}"))
-        assert isinstance(error, Unavailable)
+        assert isinstance(error, NotAdmitted)
         assert error.what == f"the file {path}, which a secret names, does not exist on {socket.gethostname()}"
 
     @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ class TestMissing:
     def test_a_file_without_a_secret_is_refused_and_not_repeated(self, tmp_path: Path, data: bytes, what: str) -> None:
         (tmp_path / "secret").write_bytes(data)
         error = fault(hf.secret(f"file:{tmp_path}/secret"))
-        assert isinstance(error, Unavailable) and what in error.what
+        assert isinstance(error, NotAdmitted) and what in error.what
         assert "sesame" not in f"{error!r} {error} {error.__cause__!r} {error.__context__!r}"
 
     def test_a_folder_is_not_a_file(self, tmp_path: Path) -> None:
