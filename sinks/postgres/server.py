@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, NotAdmitted
 from holdfast.secrets import Secret
 from holdfast.sinks.postgres.place import conninfo, named
 from holdfast.sinks.sql.dialect import Cursor
@@ -73,9 +73,8 @@ def connect(dsn: str, password: Secret | None, check: bool) -> ServerConnection:
         ConfigError: the server is too old, the database's encoding is not UTF-8, or the secret is not set here.
         NotAdmitted: the file of the secret cannot be read.
     """
-    given = None if password is None else password.value()
     connection = psycopg.connect(
-        conninfo(dsn), password=given, autocommit=True, prepare_threshold=None, cursor_factory=psycopg.RawCursor
+        conninfo(dsn), password=_value(dsn, password), autocommit=True, prepare_threshold=None, cursor_factory=psycopg.RawCursor
     )
     try:
         if check:
@@ -85,6 +84,15 @@ def connect(dsn: str, password: Secret | None, check: bool) -> ServerConnection:
         connection.close()
         raise
     return ServerConnection(connection)
+
+
+def _value(dsn: str, password: Secret | None) -> str | None:
+    """Read the password; an error names the server too."""
+    try:
+        return None if password is None else password.value()
+    except (ConfigError, NotAdmitted) as error:
+        error.what = f"Postgres {named(dsn)}: {error.what}"
+        raise
 
 
 def _check(dsn: str, info: psycopg.ConnectionInfo) -> None:
