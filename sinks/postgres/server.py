@@ -74,7 +74,11 @@ def connect(dsn: str, password: Secret | None, check: bool) -> ServerConnection:
         NotAdmitted: the file of the secret cannot be read.
     """
     connection = psycopg.connect(
-        conninfo(dsn), password=_value(dsn, password), autocommit=True, prepare_threshold=None, cursor_factory=psycopg.RawCursor
+        conninfo(dsn),
+        password=_value(dsn, password),
+        autocommit=True,
+        prepare_threshold=None,
+        cursor_factory=psycopg.RawCursor,
     )
     try:
         if check:
