@@ -79,7 +79,7 @@ def _listed(each: Installed, packages: list[str]) -> Listed:
         return Listed(each, library, version, _sides(kind))
     except HoldfastError as error:
         return Listed(each, problem=error.what, next=error.next_step)
-    except Exception as error:  # whatever the code of another package raised
+    except Exception as error:  # noqa: BLE001  whatever the code of another package raised
         problem = f"{each.target} of package {each.package} cannot be used: {type(error).__name__}: {error}"
         return Listed(each, problem=problem, next="report it to the authors of the package, or uninstall it")
 

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import psutil
-import psycopg
 import pyarrow as pa
 import pytest
 from harness import wait
@@ -122,8 +121,7 @@ def make_payments(folder: Path, count: int, note_bytes: int) -> list[Row]:
     notes = np.random.default_rng(7).bytes(count * note_bytes).hex()
     size = 2 * note_bytes
     rows = [
-        (n, f"account-{n * 7_919 % 503}", n * 31 % 1_000 - 300, notes[n * size : (n + 1) * size])
-        for n in range(count)
+        (n, f"account-{n * 7_919 % 503}", n * 31 % 1_000 - 300, notes[n * size : (n + 1) * size]) for n in range(count)
     ]
     store, quarter = LocalObjects(folder / "input"), count // 4
     create_log(store, SCHEMA, 4)

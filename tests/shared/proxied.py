@@ -56,4 +56,3 @@ class Proxied:
         request = urllib.request.Request(address, json.dumps(body).encode(), method=method)
         request.add_header("Content-Type", "application/json")
         urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10).close()
-

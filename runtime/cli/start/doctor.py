@@ -48,8 +48,7 @@ def add_parser(subparsers: Any) -> None:
         "also its secrets, and each source and sink as a start would find it. Nothing is created or changed there."
     )
     examples = (
-        "holdfast doctor\nholdfast doctor job.py\n"
-        "holdfast doctor --root s3://bucket/streams --master spark://host:7077"
+        "holdfast doctor\nholdfast doctor job.py\nholdfast doctor --root s3://bucket/streams --master spark://host:7077"
     )
     parser = add_command(subparsers, "doctor", description, examples)
     parser.add_argument("file", metavar="JOB.py", nargs="?", help="check the sources and sinks of this job as well")

@@ -97,7 +97,7 @@ class TestSecrets:
     def test_are_not_needed_for_a_plan_which_reports_that_they_are_missing(self, tmp_path: Path) -> None:
         app = self.app(tmp_path, "env:SECRET_OF_A_TEST")
         found = obstacles(app.plan(), resolve(app))
-        assert [each["what"].partition(" on ")[0] for each in found][0] == (
+        assert next(each["what"].partition(" on ")[0] for each in found) == (
             "sink 'out': the environment variable SECRET_OF_A_TEST, which a secret names, is not set"
         )
 
