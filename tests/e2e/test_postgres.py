@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.toxiproxy, pytest.mark.timeout(900)]
 JOB = Path(__file__).with_name("postgres_job.py")
 LOCAL = ("--master", "local[4]")
 RATE = ("--max-records-per-second", "1500")
-ROWS, NOTE_BYTES = 60_000, 512
+ROWS, NOTE_BYTES = 36_000, 512
 """So long a random note fills the 1 MiB that may wait per writer within seconds."""
 SCHEMA = pa.schema(
     [
@@ -146,20 +146,21 @@ def resumes(run: Run, bank: Bank) -> None:
     run.wait_for(lambda p: p["state"] == "running" and not refused(p) and bank.copied() > rows, "rows after a fault")
 
 
-def waits(run: Run) -> None:
-    """Wait until sources are paused: for two seconds no record is read, although there are more."""
+def waits(run: Run) -> int:
+    """Wait until sources are paused: no record is read for two seconds. Return how many were, which is not all."""
     read = -1
     while run.lines[-1]["records_in"] != read:
         read = run.lines[-1]["records_in"]
         lasts(2.0)
     assert run.lines[-1]["state"] == "running" and run.lines[-1]["lag"] > 0
+    return read
 
 
 def cut_links(run: Run, bank: Bank, kind: str, **given: int) -> None:
-    """End all connections by this toxic, and all new ones, until the job has reported it."""
+    """End connections by this toxic, and new ones too, until the job has reported it."""
     before = bank.connections()
-    bank.link.toxic(kind, **given)
-    run.wait_for(lambda p: refused(p) and not before & bank.connections(), kind)
+    bank.link.toxic(kind, "downstream", **given)
+    run.wait_for(lambda p: refused(p) and before - bank.connections(), kind)
     bank.link.untoxic(kind)
     resumes(run, bank)
 
@@ -184,11 +185,12 @@ def lose_login(run: Run, bank: Bank, between: Callable[[], None] = lambda: None)
 
 def lose_server(run: Run, bank: Bank, down_s: float) -> None:
     """SIGKILL the server, and start it again after so long."""
-    killed = bank.server.kill()
+    killed, back_at = bank.server.kill(), time.monotonic() + down_s
     try:
         run.wait_for(refused, "a server that is gone")
-        lasts(down_s)
-        waits(run)
+        read = waits(run)
+        lasts(max(0.0, back_at - time.monotonic()))
+        assert run.lines[-1]["records_in"] == read and refused(run.lines[-1])
         assert len(killed) > 3 and all(map(pid_gone, killed))
     finally:
         bank.server.start()
