@@ -1,7 +1,4 @@
-"""A job whose results are in Postgres: its rows without a key, totals by key, totals whose rows carry tags.
-
-With PAYMENTS_EARLY there is a table that is written immediately as well.
-"""
+"""A job whose results are in Postgres: its rows without a key, totals by key, totals whose rows carry tags."""
 
 from __future__ import annotations
 
@@ -36,8 +33,6 @@ totals = payments.key_by("account").agg("totals", payments=hf.count(), cents=hf.
 totals.sink("totals-out", table("totals", ["account"]))
 largest = payments.key_by("account").agg("largest", most=hf.max("cents"))
 largest.sink("largest-out", table("largest", ["account"], "idempotent"))
-if "PAYMENTS_EARLY" in os.environ:
-    payments.select("part", "n", "cents").sink("early", table("early", ["part", "n"], "idempotent"))
 
 if __name__ == "__main__":
     app.main()

@@ -7,10 +7,7 @@ refusal. The job resumes by itself each time, and afterwards each table equals t
 from __future__ import annotations
 
 import contextlib
-import os
-import random
 import re
-import signal
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -26,12 +23,11 @@ from harness import wait
 from postgres_server import GUARDED, PASSWORD, PostgresPlace, PostgresServer
 from postgres_server import running as postgres_running
 from proxied import Proxied, free_address
-from running import Run, kill_task, lasts, pid_gone, running
+from running import Run, lasts, pid_gone, running
 from test_kills import kill_worker
 
 from holdfast.chaos.live.faults.proxy import Toxiproxy
 from holdfast.runtime.cli.main import main
-from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
 
@@ -83,7 +79,7 @@ class Bank:
         """Return how many rows were delivered to the table without a key."""
         return int(self.ask("SELECT count(*) FROM copied")[0][0])
 
-    def differences(self, rows: list[Row], early: bool = False) -> list[str]:
+    def differences(self, rows: list[Row]) -> list[str]:
         """Compare each table with the input; return the tables that differ."""
         cents = defaultdict[str, list[int]](list)
         for _, account, amount, _ in rows:
@@ -93,8 +89,6 @@ class Bank:
             "SELECT account, payments, cents FROM totals": [(a, len(each), sum(each)) for a, each in cents.items()],
             "SELECT account, most FROM largest": [(a, max(each)) for a, each in cents.items()],
         }
-        if early:
-            wanted["SELECT n, cents FROM early"] = [(n, amount) for n, _, amount, _ in rows]
         found = {sql: (Counter(self.ask(sql)), Counter(each)) for sql, each in wanted.items()}
         return [
             f"{sql}: {(right - had).total()} missing or wrong, {(had - right).total()} unexpected"
@@ -226,18 +220,9 @@ def _read(path: Path) -> bytes:
     return b""
 
 
-@pytest.mark.parametrize(
-    ("mode", "down_s"),
-    [
-        (CONTINUOUS, 8.0),
-        pytest.param(MICROBATCH, 8.0, marks=pytest.mark.slow),
-        pytest.param(CONTINUOUS, 60.0, marks=pytest.mark.slow),
-        pytest.param(MICROBATCH, 60.0, marks=pytest.mark.slow),
-    ],
-    indirect=["mode"],
-)
+@pytest.mark.parametrize("down_s", [8.0, pytest.param(60.0, marks=pytest.mark.slow)])
 def test_every_row_is_in_postgres_once_whatever_fails_meanwhile(
-    tmp_path: Path, bank: Bank, mode: str, down_s: float, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, bank: Bank, down_s: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows, searched = make_payments(tmp_path, ROWS, NOTE_BYTES), Searched()
 
@@ -255,14 +240,13 @@ def test_every_row_is_in_postgres_once_whatever_fails_meanwhile(
         status = wait(refusal, "a status that says why")
         assert "payments: running" in status and "Next: let this user in again" in status
         assert "cannot deliver: Postgres" in says("explain")
-        if mode == CONTINUOUS:
-            assert "sources are not read, because too much output waits for its sink" in says("explain")
+        assert "sources are not read, because too much output waits for its sink" in says("explain")
 
     with running(tmp_path, *LOCAL, *RATE, job=JOB, **bank.environment) as run:
         run.wait_until_running(1_000)
         cut_links(run, bank, "limit_data", bytes=1_000)  # in the middle of answers
         cut_links(run, bank, "reset_peer", timeout=0)
-        kill_worker(run, 0) if mode == CONTINUOUS else kill_task(run)
+        kill_worker(run, 0)
         resumes(run, bank)
         lose_login(run, bank, reports)
         lose_server(run, bank, down_s)
@@ -270,78 +254,7 @@ def test_every_row_is_in_postgres_once_whatever_fails_meanwhile(
         searched.command_lines(run)
         searched.files(tmp_path)
         assert run.finish() == 0, run.errors()
-    assert len(run.lines[-1]["restarts"]) == (mode == CONTINUOUS)  # the kill; no fault of Postgres restarts anything
+    assert len(run.lines[-1]["restarts"]) == 1  # the kill; no fault of Postgres restarts anything
     assert bank.differences(rows) == []
     searched.files(tmp_path)
     assert searched.bytes > 1_000_000
-
-
-def strikes(run: Run, bank: Bank, rng: random.Random) -> dict[str, Callable[[], None]]:
-    """Return the faults of this test, by name; each has fired, and the job has resumed, when it returns."""
-
-    def kill() -> None:
-        kill_worker(run, rng.randrange(2))
-        resumes(run, bank)
-
-    def cut() -> None:
-        cut_links(run, bank, "limit_data", bytes=rng.choice([1, 1_000, 20_000]))
-
-    def reset() -> None:
-        cut_links(run, bank, "reset_peer", timeout=rng.choice([0, 300]))
-
-    def login() -> None:
-        lose_login(run, bank)
-
-    def slow() -> None:
-        before = run.lines[-1]["epoch"]
-        bank.link.toxic("bandwidth", "upstream", rate=rng.choice([5, 20]))
-        bank.link.toxic("latency", latency=200, jitter=50)
-        run.wait_for(lambda p: p["epoch"] >= before + 6, "epochs with a slow target")
-        bank.link.untoxic("latency")
-        bank.link.untoxic("bandwidth")
-        resumes(run, bank)
-
-    def restart() -> None:
-        bank.server.kill()
-        bank.server.start()
-        resumes(run, bank)
-
-    def down() -> None:
-        bank.server.kill()
-        try:
-            run.wait_for(refused, "a server that is gone")
-            lasts(rng.choice([1.0, 10.0, 30.0]))
-        finally:
-            bank.server.start()
-        resumes(run, bank)
-
-    return {strike.__name__: strike for strike in (kill, cut, reset, login, slow, restart, down)}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3_600)
-def test_many_faults_lose_and_double_nothing_in_a_table_that_is_written_immediately_either(
-    tmp_path: Path, bank: Bank
-) -> None:
-    """For MINUTES, 5 by default; prints what it did."""
-    minutes, rng, fired = float(os.environ.get("MINUTES", "5")), random.Random(11), Counter[str]()
-    count = int(minutes * 60 * 2_000)
-    rows = make_payments(tmp_path, count, 16)
-    environment = {**bank.environment, "PAYMENTS_EARLY": "yes", "HOLDFAST_RESTART_FAILURES_MAX": "1000"}
-    with running(tmp_path, *LOCAL, *RATE, job=JOB, **environment) as run:
-        run.wait_until_running(1_000)
-        began, every = time.monotonic(), strikes(run, bank, rng)
-        while len(fired) < len(every) or time.monotonic() < began + minutes * 60:
-            assert run.lines[-1]["records_in"] < count * 0.95, "the input was too short"
-            name = rng.choice([each for each in every if not fired[each]] or list(every))
-            every[name]()
-            fired[name] += 1
-        run.process.send_signal(signal.SIGINT)
-        assert run.finish() == 0, run.errors()
-        assert run.lines[-1]["state"] == "stopped"
-        restarts = len(run.lines[-1]["restarts"])
-    with running(tmp_path, *LOCAL, job=JOB, **environment) as run:  # reads the rest at full speed
-        assert run.finish(1_800) == 0, run.errors()
-    print(f"\nfaults: {dict(fired)}; restarts: {restarts}; rows: {count:,}")
-    assert restarts == fired["kill"]
-    assert bank.differences(rows, early=True) == []
