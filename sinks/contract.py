@@ -212,6 +212,7 @@ class Sink(Protocol):
 
         Raises:
             ConfigError: the existing target differs, or it cannot be written.
+            NotAdmitted: the target does not let the user in; a job that has used it before waits all the same.
             Unavailable: the target is unreachable now.
         """
 
@@ -256,6 +257,20 @@ class HeldSink(Sink, Protocol):
 
         Raises:
             Unavailable: the target is unreachable now; its first delivery then compares.
+        """
+
+
+class ProbingSink(Sink, Protocol):
+    """With the trait `probes`: `holdfast doctor JOB.py` looks at its target as a start would."""
+
+    def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
+        """Connect, and refuse what `prepare` would refuse; create and change nothing.
+
+        Returns:
+            What a start would find or create, as a clause.
+
+        Raises:
+            ConfigError, NotAdmitted, Unavailable: as `prepare`.
         """
 
 
@@ -358,6 +373,11 @@ def naming_uploads(sink: Sink, target: Target) -> UploadedTarget | None:
 def owned(sink: Sink) -> OwnedSink | None:
     """Return the sink if it refuses another job's target."""
     return cast(OwnedSink, sink) if sink.traits.checks_owner else None
+
+
+def probing(sink: Sink) -> ProbingSink | None:
+    """Return the sink if its target can be looked at."""
+    return cast(ProbingSink, sink) if sink.traits.probes else None
 
 
 def held(sink: Sink) -> HeldSink | None:

@@ -111,6 +111,7 @@ class LogSink:
             remembers_owner=True,
             commits_once=True,
             uploads=True,
+            probes=True,
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
@@ -135,7 +136,23 @@ class LogSink:
         if meta is None:
             columns = schema if self.expected is None else self.expected
             create_log(store, columns, self.partitions, self.key, changelog=upserts)
-            return
+        else:
+            self._check_existing(store, meta, schema, upsert_key)
+
+    def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
+        """See ProbingSink.probe."""
+        self.check(schema, upsert_key)
+        store = open_objects(self.path, writable=False)
+        meta = read_meta(store)
+        if meta is None:
+            return "the first start creates the log"
+        self._check_existing(store, meta, schema, upsert_key)
+        return "the log exists and fits the stream"
+
+    def _check_existing(
+        self, store: ObjectStore, meta: LogMeta, schema: pa.Schema, upsert_key: tuple[str, ...] | None
+    ) -> None:
+        """Refuse a log that the stream does not fit."""
         self._check_kind(meta, upsert_key)
         if self.key is not None and set(self.key) != set(meta.key):
             raise ConfigError(
@@ -144,7 +161,7 @@ class LogSink:
                 next_step="leave key out to take that of the log, or name another log",
             )
         # A log that has grown since takes what it took before.
-        stored = self._stored(schema, upserts)
+        stored = self._stored(schema, upsert_key is not None)
         fitting = pa.schema(list(meta.schema)[: len(stored)]) if meta.fits(stored) else meta.schema
         self._check_columns(stored, fitting, "the log")
         self._check_key(meta.schema, meta.key)

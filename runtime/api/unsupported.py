@@ -32,8 +32,6 @@ MODULE: Mapping[str, str] = {
     "Iceberg": WRITE,
     "Http": WRITE,
     "member": "count different values with hf.distinct or hf.approx_distinct; for a lookup, join the sinks' tables",
-    "secret": "no source or sink of this version takes a secret; credentials of a root come from its environment, "
-    "a Postgres password from ~/.pgpass or PGPASSWORD",
 }
 STREAM: Mapping[str, str] = {
     "side": "only the result of .process(..., sides=...) has sides; use it there, before any other step",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.errors import ConfigError, Fenced, NotFound, Unavailable, Where
+from holdfast.errors import ConfigError, Fenced, NotAdmitted, NotFound, Unavailable, Where
 from holdfast.model import DriverProcess, Epoch, SourcePosition
 from holdfast.ports import ObjectStore
 from holdfast.runtime.driver.partitions import FIRST_RECORD, no_longer_listed, refusal_to_grow
@@ -112,6 +112,31 @@ def refuse_private_memory(plan: Plan, root: str) -> None:
             )
 
 
+def check_secrets(plan: Plan) -> None:
+    """Refuse to start without a secret that a source or sink reads. Workers read theirs when they connect.
+
+    Raises:
+        ConfigError: the first one that is missing here.
+    """
+    for missing in missing_secrets(plan):
+        raise missing
+
+
+def missing_secrets(plan: Plan) -> list[ConfigError]:
+    """Return why secrets cannot be read in this process, in the order of the sources and sinks that name them."""
+    named = [(f"source {s.name!r}", secret) for s in plan.sources for secret in s.source.traits.secrets]
+    named += [(f"sink {s.name!r}", secret) for s in outputs_of(plan) for secret in s.sink.traits.secrets]
+    missing = []
+    for name, secret in named:
+        try:
+            secret.value()
+        except (ConfigError, NotAdmitted) as error:
+            not_done = "the job was not started; state and output are untouched"
+            what, where = f"{name}: {error.what}", Where(job=plan.app)
+            missing.append(ConfigError(what, not_done=not_done, next_step=error.next_step, where=where))
+    return missing
+
+
 def check_has_end(job: str, name: str, source: Source) -> None:
     """Refuse to read to the end of a source that has none."""
     if (endless := source.traits.endless) is not None:
@@ -140,14 +165,22 @@ def check_partitions(plan: Plan, positions: Iterable[SourcePosition], source: st
 
 def prepare_sink(spec: SinkSpec, job: joblog.Job | None) -> None:
     """Create or check a target. The job runs even if a target it has used before is unreachable or locked, perhaps by
-    a stopped process of an older run: only deliveries to that target wait (P24)."""
+    a stopped process of an older run: only deliveries to that target wait (P24).
+
+    Raises:
+        ConfigError: the target does not fit, or does not admit the user of a job that has not used it before.
+        Unavailable: it is unreachable, and the job has not used it before.
+    """
     try:
         spec.sink.prepare(spec.schema, spec.upsert_key)
         if (sink := owned(spec.sink)) is not None:
             sink.check_owner(None if job is None else job.uuid, spec.name)
-    except Unavailable:
-        if job is None or not job.completed:
-            raise
+    except Unavailable as error:
+        if job is not None and job.completed:
+            return
+        if isinstance(error, NotAdmitted):
+            raise ConfigError(error.what, not_done=error.not_done, next_step=error.next_step) from error
+        raise
 
 
 def check_repairable(plan: Plan, written: set[str], accepted: Collection[str]) -> None:

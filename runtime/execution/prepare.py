@@ -26,6 +26,7 @@ from holdfast.runtime.execution.admission import (
     check_has_end,
     check_partitions,
     check_repairable,
+    check_secrets,
     check_sinks,
     prepare_sink,
     refuse_private_memory,
@@ -183,7 +184,8 @@ def _with_copy(spec: SourceSpec, before: Manifest | None, note: Callable[[str], 
 
 
 def _look_at_sources(plan: Plan, before: Manifest | None, once: bool) -> tuple[_Partitions, _Ends]:
-    """Check every source; return the partitions and the end offsets of those that need no copy."""
+    """Check secrets, then every source; return partitions and end offsets of those that need no copy."""
+    check_secrets(plan)
     for spec in plan.sources:
         spec.source.check()
         if once:

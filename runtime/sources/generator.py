@@ -86,6 +86,11 @@ class Generator(RowsOf[T]):
         if problem:
             raise ConfigError(f"{self!r}: {problem}", not_done="the source was not created", next_step="correct it")
 
+    @classmethod
+    def example(cls) -> Generator[Any]:
+        """Return a generator that has every trait; see listed.py."""
+        return cls(pa.schema([pa.field("n", pa.int64())]), lambda n: {"n": n}, rate=1.0, count=1)
+
     def __repr__(self) -> str:
         return f"Generator({getattr(self.fn, '__qualname__', repr(self.fn))})"
 

@@ -12,12 +12,13 @@ Source: docs/design/0032-connectors.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, cast
 
+import holdfast
 from holdfast.errors import ConfigError
 
 GROUP = "holdfast.connectors"
@@ -43,7 +44,7 @@ class Installed:
 
 def installed() -> list[Installed]:
     """Return all connectors, by name; a name that two packages use comes twice."""
-    own = [Installed(name, target, "holdfast", None) for name, target in OWN.items()]
+    own = [Installed(name, target, "holdfast", holdfast.__version__) for name, target in OWN.items()]
     return sorted([*own, *map(_described, _others())], key=lambda each: (each.name, each.package))
 
 
@@ -69,18 +70,27 @@ def connector(name: str, *args: Any, **options: Any) -> Any:
             if known
             else f"use one of {names}; or install the package that has it, here and on every worker",
         )
-    module, _, attribute = known[0].target.partition(":")
+    return loaded(known[0])(*args, **options)
+
+
+def loaded(each: Installed) -> Callable[..., Any]:
+    """Return the class of a connector.
+
+    Raises:
+        ConfigError: its module or the name in it is missing, or the module cannot be imported.
+    """
+    module, _, attribute = each.target.partition(":")
     try:
-        found = import_module(module)
+        found: Any = import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"the connector {name!r} of package {known[0].package} cannot be loaded from {known[0].target}: {error}",
+            f"the connector {each.name!r} of package {each.package} cannot be loaded from {each.target}: {error}",
             not_done="no connector was created",
             next_step="install the package again, in a version that fits this version of Holdfast",
         ) from error
-    return found(*args, **options)  # type: ignore[operator]
+    return cast(Callable[..., Any], found)
 
 
 def _others() -> Iterable[EntryPoint]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -75,6 +76,11 @@ class Log(RowsOf[T]):
         self._expected = None if schema is None else schema_of(schema)
         self._key = None if key is None else (key,) if isinstance(key, str) else tuple(key)
         self._partitions = partitions
+
+    @classmethod
+    def example(cls) -> Log[Any]:
+        """Return a log that has every trait; see listed.py."""
+        return cls("data/bids", key=["auction"])
 
     def __repr__(self) -> str:
         return f"Log({self.path!r})"

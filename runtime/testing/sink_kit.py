@@ -44,6 +44,7 @@ from holdfast.sinks.contract import (
     held,
     merging,
     naming_uploads,
+    probing,
     repairable,
     uploading,
 )
@@ -159,6 +160,19 @@ def prepares_again_without_a_change(kit: SinkKit) -> None:
     kit.deliver(1, ANN)
     kit.prepared()
     assert kit.shows(ANN)
+
+
+def is_looked_at_without_a_change(kit: SinkKit) -> None:
+    """`probe` finds what a start would refuse, and creates and changes nothing."""
+    sink = probing(kit.sink())
+    if sink is None:
+        pytest.skip("missing: the trait 'probes'")
+    missing = sink.probe(SCHEMA, kit.upsert_key)
+    assert sink.probe(SCHEMA, kit.upsert_key) == missing, "the first probe created the target"
+    kit.deliver(1, ANN)
+    assert sink.probe(SCHEMA, kit.upsert_key) and kit.shows(ANN)
+    with pytest.raises(ConfigError):
+        sink.probe(SCHEMA.append(pa.field("more", pa.int64())), kit.upsert_key)
 
 
 def shows_rows_and_tag_together(kit: SinkKit) -> None:
@@ -364,6 +378,7 @@ PROMISES: tuple[Promise, ...] = (
     travels,
     refuses_rows_to_replace_without_a_key,
     prepares_again_without_a_change,
+    is_looked_at_without_a_change,
     shows_rows_and_tag_together,
     moves_the_tag_for_an_empty_epoch,
     replaces_and_deletes_by_key,

@@ -25,6 +25,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from holdfast.errors import HoldfastError
+from holdfast.secrets import Secret
 from holdfast.sinks.postgres.errors import meaning_of
 from holdfast.sinks.postgres.server import ServerConnection, connect
 from holdfast.sinks.sql.dialect import Column, Connection, Limits, Purpose, TemporaryTable, Upsert, on_conflict
@@ -90,6 +91,7 @@ class PostgresDialect:
 
     dsn: str
     schema: str
+    password: Secret | None = None
 
     database = "Postgres"
     place = "database"
@@ -251,7 +253,7 @@ class PostgresDialect:
 
     def connect(self, purpose: Purpose) -> Connection:
         """See Dialect.connect. No database and no schema is ever created."""
-        return connect(self.dsn, check=purpose == "create")
+        return connect(self.dsn, self.password, check=purpose == "create")
 
     def look(self, db: Connection, work: Callable[[], T]) -> T:
         """See Dialect.look. Readers and writers do not wait for each other."""

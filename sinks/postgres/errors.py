@@ -6,6 +6,9 @@ what they do not name counts as unavailable.
 
 Messages repeat the server's first line only: its details hold values of rows.
 
+A login or a statement that this user is not allowed is NotAdmitted: an administrator of the server may allow it again,
+and nothing is lost until then. A process that has no password to offer is a mistake of the configuration.
+
 Invariants
     - What may succeed when it is tried again is Unavailable; nothing else is.
 
@@ -15,11 +18,12 @@ Source: postgresql.org/docs/current/errcodes-appendix.html.
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Callable
 
 import psycopg
 
-from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
+from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Unavailable
 
 Meaning = Callable[[str, str], HoldfastError]
 """Makes the error from the name of the target and what the server said."""
@@ -98,16 +102,33 @@ def _configured(what: str, next_step: str) -> Meaning:
     )
 
 
-_PASSWORD = _configured(
+def _not_admitted(what: str, next_step: str) -> Meaning:
+    """Return the meaning of an error that an administrator of the server can mend while the job runs."""
+    return lambda where, said: NotAdmitted(
+        f"{where}: {what}: {said}", not_done="nothing was delivered, and nothing is skipped", next_step=next_step
+    )
+
+
+def _without_password(where: str, said: str) -> HoldfastError:
+    return ConfigError(
+        f"{where}: the server asks for a password, and the process on {socket.gethostname()} has none: {said}",
+        not_done="nothing was written to the target",
+        next_step="give hf.Postgres password=hf.secret(...), or put the password into a password file that every "
+        "worker has (~/.pgpass with mode 600, or passfile=PATH in the connection string) or into PGPASSWORD",
+    )
+
+
+_LOGIN = _not_admitted(
     "the server did not let this user in",
-    "check user, host and database in the connection string, and put the password into a password file that every "
-    "worker has (~/.pgpass with mode 600, or passfile=PATH in the connection string) or into PGPASSWORD",
+    "let this user in again; else check user, host and database in the connection string, pg_hba.conf, and the "
+    "password where it comes from: hf.secret(...), a password file or PGPASSWORD. A file is read for each connection, "
+    "a variable when the job is started",
 )
 _DATABASE = _configured(
     "the database is missing", "create it (CREATE DATABASE), or name another one in the connection string"
 )
 _SCHEMA = _configured("the schema is missing", "create it (CREATE SCHEMA), or give hf.Postgres another schema=")
-_PERMISSION = _configured(
+_PERMISSION = _not_admitted(
     "this user lacks a permission",
     "grant it: the user needs USAGE and CREATE on the schema, SELECT, INSERT, UPDATE and DELETE on the table and on "
     "those of Holdfast (holdfast_...) in it, and TEMPORARY on the database; the owner of the schema has all of them",
@@ -118,11 +139,11 @@ _TABLE = _configured(
 )
 
 _AT_OPENING: tuple[tuple[str, Meaning], ...] = (
-    ("authentication failed", _PASSWORD),
-    ("no password supplied", _PASSWORD),
-    ("no pg_hba.conf entry", _PASSWORD),
-    ("is not permitted to log in", _PASSWORD),
-    ('role ".*" does not exist', _PASSWORD),
+    ("authentication failed", _LOGIN),
+    ("no password supplied", _without_password),
+    ("no pg_hba.conf entry", _LOGIN),
+    ("is not permitted to log in", _LOGIN),
+    ('role ".*" does not exist', _LOGIN),
     ('database ".*" does not exist', _DATABASE),
     ("permission denied for database", _PERMISSION),
 )
@@ -139,8 +160,8 @@ _BY_CODE: dict[str, Meaning] = {
     "25P03": _unavailable,  # idle in a transaction for too long
     "25P04": _unavailable,  # a transaction took too long
     "25006": _read_only,
-    "28000": _PASSWORD,
-    "28P01": _PASSWORD,
+    "28000": _LOGIN,
+    "28P01": _LOGIN,
     "3D000": _DATABASE,
     "3F000": _SCHEMA,
     "42501": _PERMISSION,

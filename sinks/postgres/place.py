@@ -1,8 +1,9 @@
 """Where a Postgres table is: the connection string, which never holds a password, and what messages call the server.
 
 A connection string travels to the workers, stands in plans and messages, and is recorded with the shape of a job. So a
-password in it is refused; libpq takes one from PGPASSWORD, from a password file or from a service instead. An invalid
-string is never repeated in a message: libpq's own message would quote a part of it, which may be the password.
+password in it is refused; one comes from an `hf.secret`, or libpq takes it from PGPASSWORD, a password file or a
+service. An invalid string is never repeated in a message: libpq's own message would quote a part of it, which may be
+the password.
 
 Invariants
     - No message and no value of this module holds a secret.
@@ -55,9 +56,9 @@ def parsed(dsn: str) -> Mapping[str, str]:
         raise ConfigError(
             f"hf.Postgres: the connection string holds a secret: {', '.join(secrets)}",
             not_done="nothing was opened and no job was started",
-            next_step="leave it out, and put it into a password file that every worker has (~/.pgpass, or "
-            "passfile=PATH in the connection string) or into PGPASSWORD; then change this password, as plans, process "
-            "lists or a shell history may have exposed it",
+            next_step='leave it out, and name its place: password=hf.secret("env:PG_PASSWORD"), or a password file '
+            "that every worker has (~/.pgpass, or passfile=PATH in the connection string); then change this password, "
+            "as plans, process lists or a shell history may have exposed it",
         )
     return found
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import psycopg
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, NotAdmitted
+from holdfast.secrets import Secret
 from holdfast.sinks.postgres.place import conninfo, named
 from holdfast.sinks.sql.dialect import Cursor
 
@@ -61,17 +62,23 @@ class ServerConnection:
         self.psycopg.close()
 
 
-def connect(dsn: str, check: bool) -> ServerConnection:
+def connect(dsn: str, password: Secret | None, check: bool) -> ServerConnection:
     """Open a connection.
 
     Args:
+        password: Where the password is read, now; None: libpq knows one, or needs none.
         check: Whether to refuse a server or a database that cannot hold every value.
 
     Raises:
-        ConfigError: the server is too old, or the database's encoding is not UTF-8.
+        ConfigError: the server is too old, the database's encoding is not UTF-8, or the secret is not set here.
+        NotAdmitted: the file of the secret cannot be read.
     """
     connection = psycopg.connect(
-        conninfo(dsn), autocommit=True, prepare_threshold=None, cursor_factory=psycopg.RawCursor
+        conninfo(dsn),
+        password=_value(dsn, password),
+        autocommit=True,
+        prepare_threshold=None,
+        cursor_factory=psycopg.RawCursor,
     )
     try:
         if check:
@@ -81,6 +88,15 @@ def connect(dsn: str, check: bool) -> ServerConnection:
         connection.close()
         raise
     return ServerConnection(connection)
+
+
+def _value(dsn: str, password: Secret | None) -> str | None:
+    """Read the password; an error names the server too."""
+    try:
+        return None if password is None else password.value()
+    except (ConfigError, NotAdmitted) as error:
+        error.what = f"Postgres {named(dsn)}: {error.what}"
+        raise
 
 
 def _check(dsn: str, info: psycopg.ConnectionInfo) -> None:

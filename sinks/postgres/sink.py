@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
+from holdfast.secrets import Secret, secret_argument
 from holdfast.sinks.sql.sink import TableSink
 from holdfast.sinks.sql.table import check_name
-from holdfast.traits import SinkTraits
+from holdfast.traits import Library, SinkTraits
 
 if TYPE_CHECKING:
     from holdfast.sinks.postgres.dialect import PostgresDialect
@@ -32,8 +33,7 @@ class Postgres(TableSink):
 
     Args:
         dsn: The database, as a URL ("postgresql://app@db.example/sales") or as parameters ("host=db.example
-            dbname=sales user=app"), without a password: libpq takes it from a password file (~/.pgpass, or `passfile=`
-            in the string) or from PGPASSWORD, on the driver and on every worker. Postgres 12 or newer, encoding UTF-8.
+            dbname=sales user=app"), without a password. Postgres 12 or newer, encoding UTF-8.
         table: The table.
         key: The columns of the primary key; a row replaces the one with its key. Without it, rows are only added.
         delivery: "transactional": the rows of an epoch become visible in one transaction, after its checkpoint.
@@ -41,6 +41,8 @@ class Postgres(TableSink):
             `_holdfast_tag`; needs a key. Where no shuffle lies between source and sink, and the source is partitioned
             by columns of the key, rows are written immediately, before the commit; `holdfast plan` says which it is.
         schema: The schema of the table and of Holdfast's own tables. It must exist.
+        password: Where the driver and each worker read the password: hf.secret("env:PG_PASSWORD"). Without it, libpq
+            takes one from a password file (~/.pgpass, or `passfile=` in the string) or from PGPASSWORD.
     """
 
     dsn: str
@@ -48,6 +50,8 @@ class Postgres(TableSink):
     key: tuple[str, ...] | None
     delivery: str
     schema: str
+    password: Secret | None
+    library: ClassVar[Library] = Library(name="psycopg", extra="postgres")
 
     @checked("hf.Postgres", '("postgresql://app@db.example/sales", table="hot", key=["auction"])')
     def __init__(
@@ -57,6 +61,7 @@ class Postgres(TableSink):
         key: Iterable[str] | None = None,
         delivery: str = "transactional",
         schema: str = "public",
+        password: Secret | None = None,
     ) -> None:
         key = (key,) if isinstance(key, str) else key
         object.__setattr__(self, "dsn", dsn)
@@ -64,7 +69,13 @@ class Postgres(TableSink):
         object.__setattr__(self, "key", None if key is None else tuple(key))
         object.__setattr__(self, "delivery", delivery)
         object.__setattr__(self, "schema", schema)
+        object.__setattr__(self, "password", secret_argument(password, "hf.Postgres(password=)"))
         _named(dsn)  # refuses a password before any message repeats the string
+
+    @classmethod
+    def example(cls) -> Postgres:
+        """Return a table that has every trait; see sources/listed.py."""
+        return cls("postgresql://app@db.example/sales", "hot", key=["auction"], delivery="idempotent")
 
     @property
     def dialect(self) -> PostgresDialect:
@@ -73,7 +84,7 @@ class Postgres(TableSink):
             from holdfast.sinks.postgres.dialect import PostgresDialect
         except ImportError as error:
             raise _no_driver(error) from error
-        return PostgresDialect(self.dsn, self.schema)
+        return PostgresDialect(self.dsn, self.schema, self.password)
 
     @property
     def where(self) -> str:
@@ -83,7 +94,8 @@ class Postgres(TableSink):
     @property
     def traits(self) -> SinkTraits:
         """See Sink.traits."""
-        return self.traits_of("Postgres", {"database": self.database, "schema": self.schema, "table": self.table})
+        place = {"database": self.database, "schema": self.schema, "table": self.table}
+        return self.traits_of("Postgres", place, secrets=() if self.password is None else (self.password,))
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
         """See Sink.check. A longer name of the schema would be cut to that of another one."""

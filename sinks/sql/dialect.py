@@ -24,7 +24,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import pyarrow as pa
 
-from holdfast.errors import HoldfastError, Unavailable
+from holdfast.errors import HoldfastError, NotAdmitted, Unavailable
 from holdfast.sinks.sql.values import Value
 
 T = TypeVar("T")
@@ -302,6 +302,7 @@ class Dialect(Protocol):
         """Return what one of `errors` means for a delivery: who acts. None if it is a bug here.
 
         Unavailable: busy, interrupted, a conflict of transactions, a lost connection: the outcome is unknown.
+        NotAdmitted: the user may not log in, or lacks a permission; an administrator may change that at any time.
         Damaged: the database's own bytes are broken. ConfigError: the table, as it is, never takes these rows.
         """
 
@@ -326,7 +327,8 @@ def preparing(dialect: Dialect, where: str) -> Iterator[None]:
             yield
     except Unavailable as error:
         error.not_done = "the table was neither checked nor created"
-        error.next_step = f"{dialect.unavailable_next}; then run the job again"
+        if not isinstance(error, NotAdmitted):
+            error.next_step = f"{dialect.unavailable_next}; then run the job again"
         raise
 
 

@@ -17,12 +17,13 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError
 from holdfast.model import Writer
+from holdfast.secrets import Secret
 from holdfast.sinks.audited import AuditQuery, TargetContents
 from holdfast.sinks.contract import Repair, Rewinding, check_key, check_null_keys
 from holdfast.sinks.immediate import ImmediateSink, ImmediateTarget, Owner, Written
 from holdfast.sinks.owners import Claim, Holding
 from holdfast.sinks.sql import audit, immediate, owners, tags
-from holdfast.sinks.sql.dialect import Dialect, preparing, translated
+from holdfast.sinks.sql.dialect import Dialect, Missing, preparing, translated
 from holdfast.sinks.sql.repair import create_horizon, plan_repair, repair
 from holdfast.sinks.sql.row_tags import create_tombstone
 from holdfast.sinks.sql.session import Session
@@ -60,12 +61,19 @@ class TableSink(ABC):
     def traits(self) -> SinkTraits:
         """See Sink.traits."""
 
-    def traits_of(self, kind: str, place: Mapping[str, str], local_paths: tuple[str, ...] = ()) -> SinkTraits:
+    def traits_of(
+        self,
+        kind: str,
+        place: Mapping[str, str],
+        local_paths: tuple[str, ...] = (),
+        secrets: tuple[Secret, ...] = (),
+    ) -> SinkTraits:
         """Return the traits of a table; they are the same in every database but for its name and its place."""
         return SinkTraits(
             kind=kind,
             local_paths=local_paths,
             place=place,
+            secrets=secrets,
             keyed=self.key is not None,
             immediate=self.tags_rows,
             repairs=True,
@@ -73,6 +81,7 @@ class TableSink(ABC):
             merges=True,
             checks_owner=True,
             remembers_owner=True,
+            probes=True,
         )
 
     @property
@@ -89,6 +98,21 @@ class TableSink(ABC):
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
         """See Sink.prepare."""
+        self._set_up(schema, upsert_key, keep=True)
+
+    def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
+        """See ProbingSink.probe. It does what `prepare` does, and rolls it back."""
+        self.check(schema, upsert_key)
+        try:
+            self.dialect.identity()
+        except Missing as missing:
+            self.dialect.check_place(self.where)
+            return f"{missing.what}; the first start creates it"
+        existed = self._set_up(schema, upsert_key, keep=False)
+        return "the table exists and fits the stream" if existed else "the first start creates the table"
+
+    def _set_up(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None, keep: bool) -> bool:
+        """Create what is missing and check what exists, or only try to; return whether the table existed."""
         self.check(schema, upsert_key)
         dialect = self.dialect
         dialect.check_place(self.where)
@@ -100,8 +124,9 @@ class TableSink(ABC):
             if self.tags_rows:
                 s.execute(create_tombstone(dialect))
             create_horizon(s)
-            self._prepare_table(s, schema)
-            s.commit()
+            existed = self._prepare_table(s, schema)
+            s.commit() if keep else s.rollback()
+        return existed
 
     def accept(self, batch: pa.RecordBatch) -> None:
         """See Sink.accept."""
@@ -156,8 +181,8 @@ class TableSink(ABC):
                 next_step="rename it before the sink",
             )
 
-    def _prepare_table(self, s: Session, schema: pa.Schema) -> None:
-        """Create the user's table if it is missing, else check that the stream fits it."""
+    def _prepare_table(self, s: Session, schema: pa.Schema) -> bool:
+        """Create the user's table if it is missing, else check that the stream fits it; return whether it existed."""
         if self.tags_rows:
             schema = schema.append(pa.field(TAG_COLUMN, pa.string(), nullable=False))
         kind = s.dialect.kind_of(s.db, self.table)
@@ -167,6 +192,7 @@ class TableSink(ABC):
             raise ConfigError(f"{self.where}: is a {kind}, not a table", next_step="choose another table name")
         else:
             check_existing(self.where, s, self.table, schema, self.key)
+        return kind is not None
 
 
 @dataclass(frozen=True)
@@ -191,10 +217,12 @@ class ImmediateTable:
         return SinkTraits(
             kind=f"Immediate{self.table.traits.kind}",
             local_paths=self.table.traits.local_paths,
+            secrets=self.table.traits.secrets,
             keyed=True,
             immediate=True,
             checks_owner=True,
             remembers_owner=True,
+            probes=True,
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
@@ -205,6 +233,10 @@ class ImmediateTable:
         """See Sink.prepare."""
         self.table.prepare(schema, upsert_key)
         immediate.prepare_fence(self.table)
+
+    def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
+        """See ProbingSink.probe."""
+        return self.table.probe(schema, upsert_key)
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
         """Refuse a table that this sink of this job has written at the commit until now."""

@@ -6,15 +6,17 @@ Source: DESIGN section 7; API.md (sinks).
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
 from holdfast.sinks.sql.sink import TableSink
 from holdfast.sinks.sqlite.dialect import SQLiteDialect
 from holdfast.storage.paths import refuse_password
-from holdfast.traits import SinkTraits
+from holdfast.traits import Library, SinkTraits
 
 
 @dataclass(frozen=True, init=False)
@@ -36,6 +38,7 @@ class SQLite(TableSink):
     table: str
     key: tuple[str, ...] | None
     delivery: str
+    library: ClassVar[Library] = Library(name="sqlite", version=sqlite3.sqlite_version)
 
     @checked("hf.SQLite", '("out.db", table="hot", key=["auction"])')
     def __init__(
@@ -56,6 +59,11 @@ class SQLite(TableSink):
         object.__setattr__(self, "table", table)
         object.__setattr__(self, "key", None if key is None else tuple(key))
         object.__setattr__(self, "delivery", delivery)
+
+    @classmethod
+    def example(cls) -> SQLite:
+        """Return a table that has every trait; see sources/listed.py."""
+        return cls("out.db", "hot", key=["auction"], delivery="idempotent")
 
     @property
     def dialect(self) -> SQLiteDialect:

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.sources.installed import connector
     from holdfast.runtime.sources.log import Log
     from holdfast.runtime.spark.tables.frames import SparkFrame
+    from holdfast.secrets import secret
     from holdfast.sinks.collect import Collect
     from holdfast.sinks.console import Console
     from holdfast.sinks.postgres.sink import Postgres
@@ -109,6 +110,7 @@ _HOMES = {
     "Collect": "holdfast.sinks.collect",
     "Console": "holdfast.sinks.console",
     "connector": "holdfast.runtime.sources.installed",
+    "secret": "holdfast.secrets",
     "HoldfastError": "holdfast.errors",
     "ConfigError": "holdfast.errors",
     "Damaged": "holdfast.errors",
@@ -161,6 +163,7 @@ __all__ = [
     "min",
     "pattern",
     "quantile",
+    "secret",
     "session",
     "sliding",
     "state",

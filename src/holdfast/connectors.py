@@ -10,10 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from holdfast.errors import NotAdmitted
     from holdfast.model import Tag, Writer
     from holdfast.runtime.plan.ahead import Ahead, Read, ReaderAhead
     from holdfast.runtime.plan.source import OFFSETS, OpenSource, PartitionReader, Source, direct_reader
     from holdfast.runtime.sources.connector import Connector
+    from holdfast.secrets import Secret, secret_argument
     from holdfast.sinks.contract import (
         DELETE,
         OP,
@@ -28,9 +30,10 @@ if TYPE_CHECKING:
         check_null_keys,
     )
     from holdfast.sinks.owners import Claim, check_continues
-    from holdfast.traits import Endless, SinkTraits, SourceTraits, local
+    from holdfast.traits import Endless, Library, SinkTraits, SourceTraits, local
 
 _HOMES = {
+    "holdfast.errors": ("NotAdmitted",),
     "holdfast.model": ("Tag", "Writer"),
     "holdfast.runtime.plan.ahead": ("Ahead", "Read", "ReaderAhead"),
     "holdfast.runtime.sources.connector": ("Connector",),
@@ -48,8 +51,9 @@ _HOMES = {
         "check_key",
         "check_null_keys",
     ),
+    "holdfast.secrets": ("Secret", "secret_argument"),
     "holdfast.sinks.owners": ("Claim", "check_continues"),
-    "holdfast.traits": ("Endless", "SinkTraits", "SourceTraits", "local"),
+    "holdfast.traits": ("Endless", "Library", "SinkTraits", "SourceTraits", "local"),
 }
 
 __all__ = [
@@ -63,11 +67,14 @@ __all__ = [
     "Connector",
     "Delivered",
     "Endless",
+    "Library",
+    "NotAdmitted",
     "OpenSource",
     "Outcome",
     "PartitionReader",
     "Read",
     "ReaderAhead",
+    "Secret",
     "Sink",
     "SinkTraits",
     "Source",
@@ -81,6 +88,7 @@ __all__ = [
     "check_null_keys",
     "direct_reader",
     "local",
+    "secret_argument",
 ]
 
 

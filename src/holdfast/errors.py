@@ -113,6 +113,14 @@ class Unavailable(HoldfastError):
     exit_status = 5
 
 
+class NotAdmitted(Unavailable):
+    """A target refuses the login or a statement of the job's user, or there is nothing to log in with.
+
+    An administrator may change that at any time. So it is a reason to wait, but for a job that has not used the target
+    before: there it is a mistake of the configuration.
+    """
+
+
 class Fenced(HoldfastError):
     """A newer generation or another run owns the job; this process may not write again."""
 

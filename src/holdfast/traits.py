@@ -15,6 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.secrets import Secret
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +33,8 @@ class Traits:
     """Where it reads or writes, by argument: shown in plans, and recorded with the shape of a job. No secrets."""
     log: str | None = None
     """The path, if it is an embedded log: commands read it without the job's code."""
+    secrets: tuple[Secret, ...] = ()
+    """Secrets that it reads when it connects. A start reads each on the driver before it opens a source or a sink."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +95,23 @@ class SinkTraits(Traits):
     """One commit shows an epoch's output of all its writers: the first of them delivers it, under its own tag."""
     uploads: bool = False
     """With `commits_once`: writers put large output into its target before it is committed: `uploader`."""
+    probes: bool = False
+    """What a start would find in its target can be seen beforehand: `probe`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Library:
+    """The library that a connector is made with, for `holdfast connectors`: the class attribute `library`.
+
+    Args:
+        name: As installers name it: "psycopg".
+        extra: The extra of the connector's own package that installs it; None: it comes with that package.
+        version: Its version, if it is not an installed package.
+    """
+
+    name: str
+    extra: str | None = None
+    version: str | None = None
 
 
 _SOURCE = ("traits", "schema", "row_type", "where", "check", "open")
@@ -102,6 +125,7 @@ _BY_TRAIT: Mapping[str, tuple[str, ...]] = {
     "checks_owner": ("check_owner",),
     "remembers_owner": ("holding",),
     "uploads": ("uploader",),
+    "probes": ("probe",),
 }
 
 

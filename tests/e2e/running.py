@@ -18,6 +18,7 @@ from typing import Any
 import polars as pl
 import psutil
 import pytest
+from harness import wait
 
 import holdfast as hf
 from holdfast.chaos.live.job import EXECUTOR
@@ -116,6 +117,12 @@ def running(folder: Path, *flags: str, job: Path = JOB, on: Sequence[str] = (), 
         yield run
     finally:
         run.close()
+
+
+def lasts(seconds: float) -> None:
+    """Let a fault last."""
+    ends_at = time.monotonic() + seconds
+    wait(lambda: time.monotonic() > ends_at, "the end of a fault", 2 * seconds + 10)
 
 
 def make_input(folder: Path | str, rows: int) -> pl.DataFrame:

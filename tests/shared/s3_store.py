@@ -7,20 +7,18 @@ HOLDFAST_S3_SERVER may name another versitygw.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
 import socket
 import subprocess
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from harness import wait
+from proxied import Proxied, free_address
 
 from holdfast.chaos.live.faults.proxy import Toxiproxy
 
@@ -44,13 +42,12 @@ class S3Store:
     Args:
         folder: Holds the server's files.
         address: Where the server listens.
-        proxied: Where the proxy listens.
+        link: The connections of clients.
     """
 
     folder: Path
     address: str
-    proxied: str
-    _proxies: Toxiproxy
+    link: Proxied
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -64,7 +61,7 @@ class S3Store:
 
     def environment(self, access: str = OWNER, secret: str = SECRET) -> dict[str, str]:
         """Return what processes need to reach the store through the proxy."""
-        endpoint = f"http://{self.proxied}"
+        endpoint = f"http://{self.link.address}"
         return {"AWS_ACCESS_KEY_ID": access, "AWS_SECRET_ACCESS_KEY": secret, "AWS_ENDPOINT_URL": endpoint}
 
     def start(self) -> None:
@@ -95,16 +92,16 @@ class S3Store:
             self._process = None
 
     def toxic(self, kind: str, stream: str = "downstream", **attributes: int) -> None:
-        """Add a fault to all connections; see Toxiproxy's documentation for the kinds."""
-        self._ask("POST", "/proxies/s3/toxics", type=kind, name=kind, stream=stream, attributes=attributes)
+        """See Proxied.toxic."""
+        self.link.toxic(kind, stream, **attributes)
 
     def untoxic(self, kind: str) -> None:
-        """Remove a fault."""
-        self._ask("DELETE", f"/proxies/s3/toxics/{kind}")
+        """See Proxied.untoxic."""
+        self.link.untoxic(kind)
 
     def reachable(self, reachable: bool) -> None:
-        """Let clients connect, or end their connections and refuse new ones."""
-        self._ask("POST", "/proxies/s3", enabled=reachable)
+        """See Proxied.reachable."""
+        self.link.reachable(reachable)
 
     def account(self, access: str, secret: str) -> None:
         """Create an account without any permission."""
@@ -118,12 +115,6 @@ class S3Store:
         found = [_OPERATION.search(line) for line in lines if about.encode() in line]
         return Counter(each[1].decode() for each in found if each)
 
-    def _ask(self, method: str, path: str, **body: Any) -> None:
-        address = f"http://{self._proxies.address}{path}"
-        request = urllib.request.Request(address, json.dumps(body).encode(), method=method)
-        request.add_header("Content-Type", "application/json")
-        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10).close()
-
 
 @contextlib.contextmanager
 def s3_store(folder: Path) -> Iterator[S3Store]:
@@ -132,19 +123,14 @@ def s3_store(folder: Path) -> Iterator[S3Store]:
         (folder / each).mkdir(parents=True)
     (folder / "objects" / BUCKET).mkdir()
     with contextlib.closing(Toxiproxy(folder / "toxiproxy.log")) as proxies:
-        store = S3Store(folder, _free_address(), _free_address(), proxies)
+        address = free_address()
+        store = S3Store(folder, address, Proxied("s3", address, proxies))
         try:
             store.start()
-            store._ask("POST", "/proxies", name="s3", listen=store.proxied, upstream=store.address)
+            store.link.create()
             yield store
         finally:
             store.stop()
-
-
-def _free_address() -> str:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{found.getsockname()[1]}"
 
 
 def _listens(address: str) -> bool:

@@ -1,7 +1,8 @@
 """`holdfast doctor`: checks what a job needs of this machine, and says how to fix what is missing.
 
 Each check tries the real thing: it starts Spark's launcher with Java, imports the packages, and creates one object in
-the root twice. The checks remove what they create. doctor_cluster.py checks what protects a cluster.
+the root twice. The checks remove what they create. doctor_cluster.py checks what protects a cluster,
+doctor_job.py what a job needs.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import HoldfastError, Unavailable
+from holdfast.errors import HoldfastError
 from holdfast.runtime.cli import text
-from holdfast.runtime.cli.arguments import add_command, root_of
+from holdfast.runtime.cli.arguments import add_app, add_command, root_of
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.cli.start.doctor_cluster import Check, cluster, spark_defaults
 
@@ -42,32 +43,50 @@ _JAVA_ADVICE = f"install Java {JAVA_OLDEST} or newer (Debian: apt-get install op
 
 def add_parser(subparsers: Any) -> None:
     """Register the command."""
-    description = "Check Python, Java, Spark, packages, the root, disk space, clock, and what protects a cluster."
-    examples = "holdfast doctor\nholdfast doctor --root s3://bucket/streams --master spark://host:7077"
+    description = (
+        "Check Python, Java, Spark, packages, the root, disk space, clock, and what protects a cluster; with JOB.py "
+        "also its secrets, and each source and sink as a start would find it. Nothing is created or changed there."
+    )
+    examples = (
+        "holdfast doctor\nholdfast doctor job.py\nholdfast doctor --root s3://bucket/streams --master spark://host:7077"
+    )
     parser = add_command(subparsers, "doctor", description, examples)
+    parser.add_argument("file", metavar="JOB.py", nargs="?", help="check the sources and sinks of this job as well")
+    add_app(parser)
     parser.add_argument("--master", metavar="M", help="Spark master URL to check; default: the one a run would use")
     parser.set_defaults(handler=handle)
 
 
 def handle(args: argparse.Namespace) -> int:
-    """Check everything. Exit status: 0 no check fails, 5 at least one does."""
+    """Check everything.
+
+    Exit status: 0 no check fails; else that of the first that does: 5 for the machine and what is unreachable, 2 or 4
+    for what is wrong with the job.
+    """
     root = root_of(args)
     checks: list[Check] = []
     reported = spark_defaults(os.environ)
     protection = partial(cluster, args.master, os.environ, reported)
-    for group in (python, java, packages, lambda: storage(root), machine, protection):
+    for group in (python, java, packages, lambda: storage(root), machine, protection, partial(_job, args)):
         for check in group():
             checks.append(check)
             if not args.json:
                 print(f"{check.state:<5} {check.name:<15} {check.found}", flush=True)
                 if check.next:
                     print(f"{'':<21} next: {check.next}", flush=True)
-    failed = sum(check.state == "fail" for check in checks)
+    failed = [check for check in checks if check.state == "fail"]
     if args.json:
         print_json({"ok": not failed, "checks": [asdict(check) for check in checks]})
     elif failed:
-        advise(f"\n{text.plural(failed, 'check')} failed; jobs will not run until this is fixed")
-    return Unavailable.exit_status if failed else 0
+        advise(f"\n{text.plural(len(failed), 'check')} failed; jobs will not run until this is fixed")
+    return failed[0].exit_status if failed else 0
+
+
+def _job(args: argparse.Namespace) -> Iterator[Check]:
+    if args.file is not None:
+        from holdfast.runtime.cli.start.doctor_job import job  # after the packages that it needs are checked
+
+        yield from job(args.file, args.app, args.root, args.master)
 
 
 def python() -> Iterator[Check]:

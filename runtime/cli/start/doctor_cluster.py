@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, Unavailable
 from holdfast.runtime.spark.reach import addresses, unreached
 
 _PROTECTS = ("spark.authenticate", "spark.network.crypto.enabled")
@@ -31,6 +31,8 @@ class Check:
     state: Literal["ok", "warn", "fail"]
     found: str
     next: str | None = None
+    exit_status: int = Unavailable.exit_status
+    """Of the command, if the check fails."""
 
 
 def cluster(master: str | None, environment: Mapping[str, str], reported: Mapping[str, str]) -> Iterator[Check]:

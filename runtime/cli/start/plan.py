@@ -97,12 +97,12 @@ def default_memory(master: str | None, workers: int) -> str:
 
 
 def obstacles(plan: Plan, settings: Settings, positions: Iterable[SourcePosition] = ()) -> list[dict[str, str]]:
-    """Return why a run would be refused or end immediately, for reasons outside the code: root, master, sources.
+    """Return why a run would be refused or end immediately for a reason outside the code: root, master, secret, source.
 
     Args:
         positions: The source positions of the last checkpoint.
     """
-    from holdfast.runtime.execution.admission import check_partitions
+    from holdfast.runtime.execution.admission import check_partitions, missing_secrets
     from holdfast.runtime.plan.same_source import refuse_other_sources
 
     found, positions = [], tuple(positions)
@@ -120,6 +120,7 @@ def obstacles(plan: Plan, settings: Settings, positions: Iterable[SourcePosition
     if settings.master is not None and not _MASTER.fullmatch(settings.master):
         what = f"{settings.master!r} is not a Spark master URL"
         found.append({"what": what, "next": "give local[N], spark://HOST:PORT, yarn or k8s://HOST:PORT"})
+    found += [{"what": error.what, "next": error.next_step} for error in missing_secrets(plan)]
     for spec in plan.sources:
         try:
             spec.source.check()

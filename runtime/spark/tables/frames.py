@@ -21,7 +21,7 @@ import socket
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pyarrow as pa
@@ -43,7 +43,7 @@ from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.log.reader import existing_meta
 from holdfast.storage.objects import open_objects
 from holdfast.storage.paths import join
-from holdfast.traits import SourceTraits, local
+from holdfast.traits import Library, SourceTraits, local
 
 PATH = "copy.json"
 FORMAT_VERSION = 1
@@ -76,6 +76,8 @@ class SparkFrame(RowsOf[T]):
             Spark has cores, at most 64.
     """
 
+    library: ClassVar[Library] = Library(name="pyspark")
+
     @checked("hf.SparkFrame", '(spark.read.parquet("data/orders"))')
     def __init__(
         self, frame: DataFrame, schema: type[T] | ArrowSchema | None = None, partitions: int | None = None
@@ -88,6 +90,11 @@ class SparkFrame(RowsOf[T]):
         self._columns = _columns_of(frame, self._partitions)
         self._row_type = schema if isinstance(schema, type) else None
         self._expected = None if schema is None else schema_of(schema)
+
+    @classmethod
+    def example(cls) -> FrameSource:
+        """Return a source that has every trait, without a DataFrame; see sources/listed.py."""
+        return FrameSource(pa.schema([pa.field("n", pa.int64())]), partitions=1)
 
     def __repr__(self) -> str:
         return f"SparkFrame({', '.join(self._frame.columns)})"

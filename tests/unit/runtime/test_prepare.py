@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 import pytest
+from pyspark import cloudpickle
 
 import holdfast as hf
 from holdfast.checkpoint import joblog
-from holdfast.errors import ConfigError, Unavailable
+from holdfast.errors import ConfigError, NotAdmitted, Unavailable
 from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Timeline
+from holdfast.runtime.cli.start.plan import obstacles
 from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.execution import admission
 from holdfast.runtime.execution.prepare import prepare
+from holdfast.runtime.plan.compiler import describe, render
 from holdfast.runtime.plan.model import SinkSpec
+from holdfast.runtime.plan.shape import shape_of
+from holdfast.sinks.contract import Sink
+from holdfast.traits import SinkTraits
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("n", pa.int64(), nullable=False)])
 NEW = joblog.Job(JobUuid("job"), "counts", 128, 0, 2)
@@ -42,6 +51,62 @@ class TestLockedTarget:
         with closing(sqlite3.connect(tmp_path / "out.db", isolation_level=None)) as other:
             other.execute("BEGIN EXCLUSIVE")
             admission.prepare_sink(spec, USED)
+
+
+class TestTargetThatDoesNotAdmitTheUser:
+    """P18: a job waits for a target that refuses it, as for one that is unreachable; at first it is a mistake."""
+
+    def spec(self) -> SinkSpec:
+        return SinkSpec("out", cast(Sink, Refusing()), 0, SCHEMA, None)
+
+    def test_fails_a_job_that_never_used_it_as_wrongly_configured(self) -> None:
+        for job in (None, NEW):
+            with pytest.raises(ConfigError, match="^not this user") as caught:
+                admission.prepare_sink(self.spec(), job)
+            assert (caught.value.exit_status, caught.value.next_step) == (2, "ask the administrator")
+
+    def test_does_not_fail_a_job_that_has_used_it_before(self) -> None:
+        admission.prepare_sink(self.spec(), USED)
+
+
+class Refusing:
+    """A target that does not let its user in."""
+
+    traits = SinkTraits(kind="Refusing", local_paths=())
+
+    def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        raise NotAdmitted("not this user", next_step="ask the administrator")
+
+
+class TestSecrets:
+    def app(self, folder: Path, secret: str) -> hf.App:
+        app = hf.App("words", root=str(folder / "root"))
+        rows = app.source("rows", hf.Log(folder / "rows", SCHEMA))
+        rows.sink("out", hf.Postgres("postgresql://app@127.0.0.1:1/x", "t", password=hf.secret(secret)))
+        return app
+
+    @pytest.mark.parametrize("kind", ["env:SECRET_OF_A_TEST", "file:"])
+    def test_that_are_missing_refuse_the_start_before_a_source_is_looked_at(self, tmp_path: Path, kind: str) -> None:
+        secret = f"{kind}{tmp_path}/secret" if kind == "file:" else kind
+        app = self.app(tmp_path, secret)
+        with pytest.raises(ConfigError, match="^sink 'out': the ") as caught:
+            prepare(app.plan(), resolve(app))
+        assert secret.partition(":")[2] in caught.value.what and socket.gethostname() in caught.value.what
+        assert caught.value.not_done == "the job was not started; state and output are untouched"
+
+    def test_are_not_needed_for_a_plan_which_reports_that_they_are_missing(self, tmp_path: Path) -> None:
+        app = self.app(tmp_path, "env:SECRET_OF_A_TEST")
+        found = obstacles(app.plan(), resolve(app))
+        assert next(each["what"].partition(" on ")[0] for each in found) == (
+            "sink 'out': the environment variable SECRET_OF_A_TEST, which a secret names, is not set"
+        )
+
+    def test_are_in_no_part_of_a_plan(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SECRET_OF_A_TEST", "open sesame")
+        plan = self.app(tmp_path, "env:SECRET_OF_A_TEST").plan()
+        for shown in (json.dumps(describe(plan)), render(plan), json.dumps(shape_of(plan))):
+            assert "sesame" not in shown
+        assert b"sesame" not in cloudpickle.dumps(plan)  # type: ignore[no-untyped-call]
 
 
 class TestPathInTheMemoryOfOneProcess:

@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import math
 import pickle
+import socket
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, date, datetime
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pytest
-from postgres_server import GUARDED, READER, PostgresPlace, PostgresServer
+from postgres_server import GUARDED, PASSWORD, READER, PostgresPlace, PostgresServer
 
 import holdfast as hf
-from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
+from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
+from holdfast.secrets import Secret
 from holdfast.sinks.audited import AuditQuery
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, FaultPoint
 from holdfast.sinks.postgres.errors import meaning_of
@@ -77,9 +80,10 @@ def deliver(sink: Postgres, epoch: int, *rows: tuple[Any, ...], writer: Writer =
         return target.deliver(tag(epoch), [batch(*rows)])
 
 
-def refused(sink: Postgres) -> str:
-    with pytest.raises(ConfigError) as error:
+def refused(sink: Postgres, kind: type[HoldfastError] = ConfigError) -> str:
+    with pytest.raises(HoldfastError) as error:
         sink.prepare(SCHEMA, None)
+    assert type(error.value) is kind
     return str(error.value)
 
 
@@ -149,15 +153,73 @@ class TestSecrets:
             hf.Postgres(dsn.replace(" ", "%20") if "://a:" not in dsn and "://" in dsn else dsn, "t")
         assert "sesame" not in f"{error.value!r} {error.value} {error.value.__cause__}"
 
-    @pytest.mark.parametrize("given", [None, SECRET])
+    @pytest.mark.parametrize("given", ["env", "file", "PGPASSWORD"])
     def test_a_refused_password_is_reported_without_it(
-        self, postgres: PostgresServer, given: str | None, monkeypatch: pytest.MonkeyPatch
+        self, postgres: PostgresServer, given: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        place = postgres.place(GUARDED)
-        if given is not None:
-            monkeypatch.setenv("PGPASSWORD", given)
-        said = refused(place.sink("users", None))
-        assert "the server did not let this user in" in said and "PGPASSWORD" in said and SECRET not in said
+        (tmp_path / "password").write_text(SECRET)
+        monkeypatch.setenv("PGPASSWORD" if given == "PGPASSWORD" else "PG_PASSWORD", SECRET)
+        places = {"env": hf.secret("env:PG_PASSWORD"), "file": hf.secret(f"file:{tmp_path}/password")}
+        said = refused(guarded(postgres, places.get(given)), NotAdmitted)
+        assert "the server did not let this user in" in said and SECRET not in said
+
+    def test_a_process_without_a_password_is_named(self, postgres: PostgresServer) -> None:
+        said = refused(guarded(postgres, None))
+        assert f"the process on {socket.gethostname()} has none" in said
+        assert "hf.secret" in said and "PGPASSWORD" in said
+
+    def test_one_is_read_for_each_connection(self, postgres: PostgresServer, tmp_path: Path) -> None:
+        file, secret = tmp_path / "password", hf.secret(f"file:{tmp_path}/password")
+        file.write_text(f"{PASSWORD}\n")
+        sink = guarded(postgres, secret)
+        sink.prepare(SCHEMA, None)
+        with closing(sink.open(JOB, LEFT)) as target:
+            target.deliver(tag(1), [batch((1, "ann"))])
+            end_connections(postgres)
+            with pytest.raises(Unavailable):
+                target.deliver(tag(2), [batch((2, "bea"))])
+            refusals = {SECRET: "password authentication failed", "": f"{file}, which a secret names, is empty"}
+            for replaced, what in refusals.items():
+                file.write_text(replaced)
+                with pytest.raises(NotAdmitted, match=what):
+                    target.deliver(tag(2), [batch((2, "bea"))])
+            file.write_text(PASSWORD)
+            assert target.deliver(tag(2), [batch((2, "bea"))]) == Delivered(1)
+
+    def test_a_missing_one_is_named_where_a_worker_connects(
+        self, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PG_PASSWORD", PASSWORD)
+        sink = guarded(postgres, hf.secret("env:PG_PASSWORD"))
+        sink.prepare(SCHEMA, None)
+        monkeypatch.delenv("PG_PASSWORD")
+        with closing(sink.open(JOB, LEFT)) as target, pytest.raises(ConfigError, match="variable PG_PASSWORD") as error:
+            target.deliver(tag(1), [batch((1, "ann"))])
+        assert f"is not set on {socket.gethostname()}" in error.value.what
+
+    def test_one_in_the_code_is_refused_and_not_repeated(self) -> None:
+        with pytest.raises(ConfigError, match=r"^hf.Postgres\(password=\) is not an hf.secret") as error:
+            hf.Postgres("postgresql://app@db/x", "t", password=SECRET)  # type: ignore[arg-type]
+        assert SECRET not in f"{error.value!r}"
+
+    def test_a_sink_shows_none_and_says_in_its_traits_that_it_reads_one(self) -> None:
+        secret = hf.secret("env:PG_PASSWORD")
+        sink = hf.Postgres("postgresql://app@db/x", "t", ["user"], "idempotent", password=secret)
+        assert "password=***" in repr(sink) and "PG_PASSWORD" not in repr(sink)
+        assert sink.traits.secrets == sink.immediate().traits.secrets == (secret,)
+        assert hf.Postgres("postgresql://app@db/x", "t").traits.secrets == ()
+
+
+def guarded(postgres: PostgresServer, password: Secret | None) -> Postgres:
+    """Return a table of the role that needs a password, in an empty schema of its own."""
+    place = postgres.place(GUARDED)
+    PostgresPlace(postgres.dsn(), place.schema).ask(f"GRANT ALL ON SCHEMA {place.schema} TO {GUARDED}")
+    return Postgres(place.dsn, "users", None, schema=place.schema, password=password)
+
+
+def end_connections(postgres: PostgresServer) -> None:
+    ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'holdfast'"
+    PostgresPlace(postgres.dsn(), "public").ask(ended)
 
 
 class TestRefusals:
@@ -170,7 +232,7 @@ class TestRefusals:
 
     def test_a_user_without_permission(self, postgres: PostgresServer) -> None:
         place = postgres.place(READER)
-        said = refused(place.sink("t", None))
+        said = refused(place.sink("t", None), NotAdmitted)
         assert f"this user lacks a permission: permission denied for schema {place.schema}" in said
         assert "USAGE and CREATE on the schema" in said
 
@@ -205,13 +267,32 @@ class TestRefusals:
         assert "private" not in str(error.value) and place.ask("TABLE holdfast_progress") == []
 
 
+class TestProbe:
+    """What `holdfast doctor JOB.py` finds: all that a start would refuse, without leaving anything behind."""
+
+    def test_a_missing_table_is_not_created(self, place: PostgresPlace) -> None:
+        assert place.sink("users", None).probe(SCHEMA, None) == "the first start creates the table"
+        assert place.ask(f"SELECT tablename FROM pg_tables WHERE schemaname = '{place.schema}'") == []
+
+    def test_an_existing_table_is_compared(self, place: PostgresPlace, table: Postgres) -> None:
+        assert table.probe(SCHEMA, None) == "the table exists and fits the stream"
+        with pytest.raises(ConfigError, match="'more' is missing"):
+            table.probe(SCHEMA.append(pa.field("more", pa.int64())), None)
+
+    def test_a_missing_schema_or_permission_is_found(self, postgres: PostgresServer) -> None:
+        with pytest.raises(ConfigError, match="the schema is missing"):
+            Postgres(postgres.dsn(), "t", schema="nowhere").probe(SCHEMA, None)
+        with pytest.raises(NotAdmitted, match="this user lacks a permission"):
+            postgres.place(READER).sink("t", None).probe(SCHEMA, None)
+
+
 class TestMeaning:
     @pytest.mark.parametrize(
         ("code", "kind"),
         [
             *(("40001", Unavailable), ("40P01", Unavailable), ("55P03", Unavailable), ("57P01", Unavailable)),
             *(("53100", Unavailable), ("25006", Unavailable), ("55000", ConfigError), ("23505", ConfigError)),
-            *(("42501", ConfigError), ("XX001", Damaged)),
+            *(("42501", NotAdmitted), ("XX001", Damaged), ("28P01", NotAdmitted), ("28000", NotAdmitted)),
         ],
     )
     def test_a_code_says_who_acts(self, code: str, kind: type[HoldfastError]) -> None:
@@ -245,6 +326,21 @@ class TestUnavailable:
         assert target.delivered() == tag(1) and target.deliver(tag(2), [batch((2, "bea"))]) == Delivered(1)
         assert sorted(place.ask("TABLE users")) == [(1, "ann"), (2, "bea")]
         target.close()
+
+    def test_delivery_waits_while_a_permission_is_taken_away(
+        self, postgres: PostgresServer, place: PostgresPlace
+    ) -> None:
+        owner = PostgresPlace(postgres.dsn(), place.schema)
+        owner.ask(f"GRANT ALL ON SCHEMA {place.schema} TO {READER}")
+        sink = Postgres(postgres.dsn(READER), "users", ("user",), schema=place.schema)
+        sink.prepare(SCHEMA, None)
+        with closing(sink.open(JOB, LEFT)) as target:
+            target.deliver(tag(1), [batch((1, "ann"))])
+            owner.ask(f"REVOKE ALL ON users FROM {READER}")
+            with pytest.raises(NotAdmitted, match="this user lacks a permission: permission denied for table users"):
+                target.deliver(tag(2), [batch((2, "bea"))])
+            owner.ask(f"GRANT ALL ON users TO {READER}")
+            assert target.deliver(tag(2), [batch((2, "bea"))]) == Delivered(1)
 
     def test_a_session_that_an_operator_ends_is_opened_again(self, place: PostgresPlace, table: Postgres) -> None:
         target = table.open(JOB, LEFT)

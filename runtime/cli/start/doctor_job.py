@@ -1,0 +1,74 @@
+"""What `holdfast doctor JOB.py` checks of a job: its secrets, and every source and sink, as a start would find them.
+
+Each source is opened, and each target is looked at through the sink's `probe`, which creates and changes nothing. Of a
+sink without the trait only the plan is checked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+
+from holdfast.errors import ConfigError, HoldfastError, NotAdmitted
+from holdfast.runtime.cli import text
+from holdfast.runtime.cli.start.doctor_cluster import Check
+from holdfast.runtime.cli.start.jobfile import load
+from holdfast.runtime.config.settings import resolve
+from holdfast.runtime.execution.admission import missing_secrets
+from holdfast.runtime.execution.results import with_places
+from holdfast.runtime.plan.model import SinkSpec, SourceSpec
+from holdfast.runtime.plan.topic import outputs_of
+from holdfast.sinks.contract import probing
+
+
+def job(file: str, app: str | None, root: str | None, master: str | None) -> Iterator[Check]:
+    """Check a job's secrets, sources and sinks.
+
+    Args:
+        file: The job's file.
+        app: Which app, for a file that builds several.
+        root: The root on the command line.
+        master: The Spark master on the command line.
+
+    Raises:
+        ConfigError: the file, the app or a setting is wrong.
+    """
+    built = load(file, app)
+    settings = resolve(built, {"root": root, "master": master}, os.environ)
+    plan = with_places(replace(built.plan(), key_groups=settings.key_groups), settings.root)
+    for error in missing_secrets(plan):
+        yield _failed("secret", error)
+    for source in plan.sources:
+        yield _tried(f"source {source.name}", source.source.where, partial(_source, source))
+    for sink in outputs_of(plan):
+        yield _tried(f"sink {sink.name}", sink.sink.where, partial(_sink, sink))
+
+
+def _tried(name: str, where: str, look: Callable[[], str]) -> Check:
+    try:
+        return Check(name, "ok", f"{where}: {look()}")
+    except HoldfastError as error:
+        return _failed(name, error)
+
+
+def _failed(name: str, error: HoldfastError) -> Check:
+    mistaken = isinstance(error, NotAdmitted)  # as at the first start of a job
+    return Check(name, "fail", error.what, error.next_step, ConfigError.exit_status if mistaken else error.exit_status)
+
+
+def _source(spec: SourceSpec) -> str:
+    spec.source.check()
+    if spec.source.traits.copied:
+        return "the first start copies it"
+    with closing(spec.source.open()) as opened:
+        return f"{text.plural(len(opened.partitions()), 'partition')} can be read"
+
+
+def _sink(spec: SinkSpec) -> str:
+    if (sink := probing(spec.sink)) is not None:
+        return sink.probe(spec.schema, spec.upsert_key)
+    spec.sink.check(spec.schema, spec.upsert_key)
+    return "takes the stream"
