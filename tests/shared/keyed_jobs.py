@@ -212,7 +212,7 @@ def play(
         return name != "watermark" or oracle.taken % 2 == 1  # some epochs hold a watermark and then records
 
     push = job_player.pushing(t, lambda number, k, second: Payment(k, number, at(second)), oracle.take)
-    own = {"push": push, "watermark": job_player.timing(t, at, advance)}
+    own: job_player.Own = {"push": push, "watermark": job_player.timing(t, at, advance)}
     job_player.play(t, steps, own, check, ends_epoch=ends_epoch, interrupt=lambda: interrupt(t))
 
 
