@@ -2,7 +2,7 @@
 
 They are applied as those of mutants.py are; tests/unit/runtime/test_keyed_mutants.py plays the job that catches them.
 
-Source: docs/design/0065, 0066.
+Source: docs/design/0065, 0066, 0078.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.chaos.mutants.mutation import Mutant, Right, Swap
+from holdfast.chaos.mutants.state_mutants import fires_outside_of_epochs
 from holdfast.runtime.operators.process.cells import ListCell, TimerCell, ValueCell
 from holdfast.runtime.operators.process.operator import ProcessOperator
+from holdfast.runtime.operators.processing_clock import ProcessingClock
+from holdfast.runtime.rows.keyed_process import PROCESSING
 from holdfast.state.collections.rows import NEVER
-from holdfast.state.collections.timers import AT
+from holdfast.state.collections.timers import AT, Timers
 from holdfast.state.tables.table import Table
 
 
@@ -80,6 +83,42 @@ def _keeps_what_failed(_: Right) -> Right:
     return lambda cell, k, old: None
 
 
+def _fires_again(right: Right) -> Right:
+    def fire(operator: ProcessOperator, clock: str, *given: Any) -> Any:
+        if clock != PROCESSING:
+            return right(operator, clock, *given)
+        fires = Timers.fire
+        Timers.fire = fires_outside_of_epochs(fires)  # type: ignore[method-assign]
+        try:
+            return right(operator, clock, *given)
+        finally:
+            Timers.fire = fires  # type: ignore[method-assign]
+
+    return fire
+
+
+def _loses_overdue(right: Right) -> Right:
+    def begin(operator: ProcessOperator, step: Any, ctx: Any) -> None:
+        right(operator, step, ctx)
+        for timer in operator._timers_of[PROCESSING]:
+            timer.timers.fire(ctx.time_slice.wall_us())
+
+    return begin
+
+
+def _records_nothing(_: Right) -> Right:
+    return lambda clock: None
+
+
+CLOCK_MUTANTS = (
+    Mutant("clock-timer-fires-again", "P8, design/0078", "a timer of the clock that has fired returns with a restore",
+           (Swap(ProcessOperator, "fire", _fires_again),)),
+    Mutant("overdue-timers-lost", "design/0078", "timers that became due while a subtask was down never fire",
+           (Swap(ProcessOperator, "__init__", _loses_overdue),)),
+    Mutant("now-goes-back", "design/0078", "the time that functions were shown is not recorded",
+           (Swap(ProcessingClock, "note", _records_nothing),)),
+)  # fmt: skip
+"""Those of processing time."""
 KEYED_MUTANTS = (
     Mutant("timers-lost-in-a-rollback", "P10, design/0065", "a survivor's rollback empties the timers",
            (Swap(Table, "roll_back", _loses_timers),)),
@@ -97,4 +136,5 @@ KEYED_MUTANTS = (
            (Swap(TimerCell, "_back", _keeps_what_failed),)),
     Mutant("failed-element-kept", "design/0065", "an element that a failed call appended stays",
            (Swap(ListCell, "_back", _keeps_what_failed),)),
+    *CLOCK_MUTANTS,
 )  # fmt: skip

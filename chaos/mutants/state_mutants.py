@@ -42,7 +42,7 @@ def _drops_unwritten(right: Right) -> Right:
     return swap_out
 
 
-def _fires_outside_of_epochs(right: Right) -> Right:
+def fires_outside_of_epochs(right: Right) -> Right:
     def fire(timers: Timers, through_us: int, limit: int | None = None) -> Fired:
         table = timers.table
         opened = int(table._control[Control.OPENED])
@@ -122,7 +122,7 @@ STATE_MUTANTS = (
     Mutant("inputs-left-in-order-of-arrival", "design/0039", "rows taken in another order fold each other's values",
            (Swap(indexed.IndexedRecords, "_reordered", _leaves_inputs),)),
     Mutant("timer-fires-outside-of-epochs", "P8, design/0041", "a fired timer fires again after a restore",
-           (Swap(Timers, "fire", _fires_outside_of_epochs),)),
+           (Swap(Timers, "fire", fires_outside_of_epochs),)),
     Mutant("order-outlives-rollback", "P10, design/0041", "a timer that was set before a rollback fires after it",
            (Swap(Table, "roll_back", _keeps_orders),)),
     Mutant("suffix-left-by-prefix-delete", "design/0041", "a prefix delete leaves the rows after the third one",

@@ -20,7 +20,7 @@ from holdfast.runtime.plan.graph import Graph, Node
 from holdfast.runtime.plan.graph import refused as refused_at
 from holdfast.runtime.rows.dead_letters import OnError
 from holdfast.runtime.rows.expressions import Use
-from holdfast.runtime.rows.keyed_process import EVENT, PROCESSING, Declaration, declared_by, refusal_of
+from holdfast.runtime.rows.keyed_process import EVENT, Declaration, declared_by, refusal_of
 from holdfast.runtime.rows.row_types import misfit, unreadable
 
 CALLED = 'give an instance: .process("fraud", Fraud(), to=Alert)'
@@ -136,11 +136,4 @@ def _check_clocks(node: Node, declared: Declaration, use: Use) -> None:
                 use,
                 f"{each.what} {name!r} counts event time, and the stream has none",
                 'name it at the source, app.source(..., event_time="at"), and keep that column up to here',
-            )
-    for name, timer in declared.timers.items():
-        if timer.clock == PROCESSING:
-            raise refused(
-                use,
-                f"timer {name!r} is of processing time, which this version does not have",
-                'use hf.Timer("event")',
             )

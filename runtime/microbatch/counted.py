@@ -1,5 +1,7 @@
 """What tasks of one generation have taken and emitted, summed over epochs, and the size of their state, for display.
 
+Also when the clock next makes something due, which decides whether there is an epoch to close.
+
 Pure.
 """
 
@@ -20,14 +22,17 @@ class Counted:
         self.operators: dict[str, OperatorProgress] = {}
         self.state_bytes = Counter[Subtask]()
         """Of all tables of a subtask, as of the last epoch."""
+        self.due_us: int | None = None
+        """The earliest processing time at which the last epoch has left something to do; None if never."""
 
     def add(self, epoch: Iterable[tuple[Subtask, Progress]]) -> None:
-        """Add what the tasks of an epoch report. The sizes of state are those of the last epoch."""
+        """Add what the tasks of an epoch report. The sizes of state, and what is due, are those of the last epoch."""
         sums: dict[str, OperatorProgress] = {}
-        self.state_bytes = Counter()
+        self.state_bytes, self.due_us = Counter(), None
         for subtask, part in epoch:
             self.records += part.records_in
             self.state_bytes[subtask] += part.state_bytes
+            self.due_us = min((at for at in (self.due_us, part.due_us) if at is not None), default=None)
             for each in part.operators:
                 known = sums.get(each.name)
                 sums[each.name] = each if known is None else _sum(known, each, known.state_bytes + each.state_bytes)

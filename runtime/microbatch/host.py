@@ -308,7 +308,8 @@ class Host:
         ends = [(place, self._outlook.stop_at(place, end)) for place, end in until.items()]
         stops = {place: stop for place, stop in ends if stop is not None}
         deploys = tuple(self._deploy_of(state, Subtask(number), until) for number in range(len(state.handles)))
-        batch = Batch(self._plan, self._layers, trigger.barrier, trigger.finishing, deploys, stops, silent)
+        now_us = self._ports.clock.wall_us()
+        batch = Batch(self._plan, self._layers, trigger.barrier, trigger.finishing, deploys, stops, silent, now_us)
         self._jobs.run(run.job, batch)
 
     def _deploy_of(self, state: Batches, subtask: Subtask, until: Mapping[Place, int] | None = None) -> m.Deploy:
@@ -403,9 +404,11 @@ class Host:
         return tuple(name for name, holds in waits if holds)
 
     def _quiet(self, state: Batches, outlook: Outlook) -> Epoch:
-        """Return the last epoch if another one would read nothing, close no window and record no merge; else 0."""
-        unread = outlook.left(state.reached) != 0 and not self._deliveries.full()
-        new = unread or state.merged or outlook.time_moved(state.reached)
+        """Return the last epoch if another one would read, close, fire and record nothing; else 0."""
+        due_us = self._counted.due_us
+        due = due_us is not None and due_us <= self._ports.clock.wall_us()
+        waiting = (outlook.left(state.reached) != 0 or due) and not self._deliveries.full()
+        new = waiting or state.merged or outlook.time_moved(state.reached)
         return NO_EPOCH if new else state.closed
 
     def _wants_epoch(self, state: Batches, outlook: Outlook) -> bool:

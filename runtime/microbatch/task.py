@@ -71,6 +71,8 @@ class Batch:
     """Partitions of which this run, or any run, reads no more than this epoch does."""
     silent: Mapping[Place, bool]
     """Partitions without a record for long: quiet ones, and idle ones (True), for which event time does not wait."""
+    now_us: int
+    """The driver's clock; what was due by then is, although a task's host may have a clock that is behind."""
 
 
 class Ports:
@@ -205,6 +207,7 @@ class _Task:
 
     def run(self, incoming: Iterable[bytes | memoryview]) -> Iterator[Parcel]:
         """Process everything that comes, then store state and output."""
+        yield from self._begin_what_is_due()
         for data in incoming:
             frames = self._inbox.take(data)
             if frames is None:
@@ -243,7 +246,7 @@ class _Task:
             ack.segment,
             dict(ack.staged),
             ack.audit,
-            replace_fields(self._run.progress(), state_bytes=self._state.nbytes),
+            replace_fields(self._run.progress(), state_bytes=self._state.nbytes, due_us=self._run.due_us()),
             filled=self._filled,
         )
 
@@ -266,6 +269,13 @@ class _Task:
         else:
             opened.store.restore(self._deploy.base_epoch, (), None)
         return opened.store
+
+    def _begin_what_is_due(self) -> Iterator[Parcel]:
+        """Do what the clock has made due, before any row: what becomes due meanwhile is left to the next epoch."""
+        now_us = max(self._ports.clock.wall_us(), self._batch.now_us)
+        while self._run.on_clock(now_us):
+            self._work_through()
+            yield from self._links.out.full()
 
     def _pass_time(self) -> None:
         """Let time advance to where the epoch ends, then close the epoch.

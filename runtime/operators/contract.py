@@ -190,6 +190,11 @@ class Step(ABC):
         """Whether it has tables."""
         return False
 
+    @property
+    def uses_clock(self) -> bool:
+        """Whether its operator is told processing time."""
+        return False
+
     # Where it stands
 
     @property
@@ -362,6 +367,17 @@ class Operator(ABC):
     def on_watermark(self, at_us: int) -> None:
         """Advance event time to this point; emit the results that are due."""
         return
+
+    def on_clock(self, now_us: int) -> bool:
+        """Begin with some of what is due at this processing time; return whether anything is.
+
+        Called again, between batches, until nothing is due; only if the step uses the clock.
+        """
+        return False
+
+    def due_us(self) -> int | None:
+        """Return the earliest processing time at which something is due; None if nothing ever is."""
+        return None
 
     def on_barrier(self) -> None:
         """Emit the results of the epoch; the tables are frozen afterwards."""

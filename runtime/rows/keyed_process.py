@@ -56,14 +56,17 @@ class Context(Protocol):
 
     @property
     def event_time(self) -> datetime | None:
-        """The event time of the record, or the time of the timer; None if the stream has no event time."""
+        """The event time of the record, or the time of a timer of event time; None if there is none."""
 
     @property
     def watermark(self) -> datetime | None:
         """Event time has reached this point for the key; None before the first watermark."""
 
     def now(self) -> datetime:
-        """Return the processing time: the worker's clock, which never goes back within a run."""
+        """Return the processing time: the worker's clock. It never goes back, also if the key moves to another host.
+
+        A rewind takes back the times that it undoes. What is handled again after a failure sees the time of then.
+        """
 
     def random(self) -> float:
         """Return a number in [0, 1) that depends only on the key and on how often its function asked."""
@@ -221,7 +224,11 @@ class Map(Declared, Generic[K, V]):
 
 
 class Timer(Declared):
-    """A time per key at which the function is called; setting it again replaces the time."""
+    """A time per key at which the function is called; setting it again replaces the time.
+
+    A timer of processing time fires soon after the worker's clock has reached its time, in microbatch mode with the
+    batch that follows. A handler of one clock may set timers of both.
+    """
 
     what = "Timer"
 
@@ -243,7 +250,11 @@ class Timer(Declared):
         return super().refusal()
 
     def set(self, at: datetime) -> None:
-        """Fire once the clock has reached this time; replaces the time that was set before."""
+        """Fire once the clock has reached this time; replaces the time that was set before.
+
+        A time that has passed fires when time next advances. A handler sets timers of its own clock for later times
+        only.
+        """
         _outside()
 
     def clear(self) -> None:

@@ -17,6 +17,8 @@ class VirtualClock:
 
     def __init__(self) -> None:
         self.now = 1_000.0
+        self.wall_behind_s = 0.0
+        """How far the wall clock is behind; a test may set it to let that clock go back."""
 
     def monotonic(self) -> float:
         """Seconds since an arbitrary start."""
@@ -24,7 +26,7 @@ class VirtualClock:
 
     def wall_us(self) -> int:
         """Microseconds since 1970, UTC."""
-        return 1_700_000_000_000_000 + round(self.now * 1_000_000)
+        return 1_700_000_000_000_000 + round((self.now - self.wall_behind_s) * 1_000_000)
 
     def pass_by(self, seconds: float) -> None:
         """Let time pass: a task waits."""

@@ -125,6 +125,8 @@ class Progress(msgspec.Struct, frozen=True):
     local_refused: LocalRefusal | None = None
     restored: tuple[int, int] | None = None
     """While state is restored: the bytes of stored pieces restored so far, and of all pieces; else None."""
+    due_us: int | None = None
+    """Of a task: the earliest processing time at which a later epoch has something to do; None if never."""
 
 
 class Copied(msgspec.Struct, frozen=True):

@@ -81,6 +81,8 @@ class FragmentRuntime:
         self._begins: list[list[Consumer]] = [[], *([] for _ in fragment.further)]
         """By port."""
         self._operators: list[Operator] = []
+        self._clocked: list[Operator] = []
+        """Those that are told processing time."""
         self._delay_us = max((placed.step.delay_us() for placed in fragment.steps), default=0)
         self._keeps_rows = any(placed.step.stateful for placed in fragment.steps)
         self._open(fragment)
@@ -124,6 +126,22 @@ class FragmentRuntime:
             operator.on_watermark(at_us)
         self.backlog.go_on()
 
+    def on_clock(self, now_us: int) -> bool:
+        """Begin with some of what is due at this processing time; return whether anything was.
+
+        Raises:
+            JobFailed: an expression cannot be computed, or a function fails.
+        """
+        assert not self.backlog
+        self._arrival.take(Arrival())
+        worked = [operator.on_clock(now_us) for operator in self._clocked]
+        self.backlog.go_on()
+        return any(worked)
+
+    def due_us(self) -> int | None:
+        """Return the earliest processing time at which something is due; None if nothing ever is."""
+        return min((at for each in self._clocked if (at := each.due_us()) is not None), default=None)
+
     def leaving(self, at: Watermark) -> Watermark:
         """Return the watermark of the fragment's output for one of its input.
 
@@ -166,6 +184,8 @@ class FragmentRuntime:
             )
             operator = placed.step.open(ctx)
             self._operators.append(operator)
+            if any(each.step.uses_clock for each in together):
+                self._clocked.append(operator)
             named = self._shared.tables.items() if placed.step.stateful else ()
             tables = [table for name, table in named if operator_of(name) == placed.step.name]
             for port, point in enumerate(placed.inputs):

@@ -188,9 +188,8 @@ class WorkerLoop:
         try:
             taken = active.run.records_in
             full = self._memory_is_full()
-            worked = active.run.advance(
-                self._barrier_arrived, self._may_read(active, full), self._may_take(active, full)
-            )
+            may_read, may_take = self._may_read(active, full), self._may_take(active, full)
+            worked = active.run.advance(self._barrier_arrived, may_read, may_take, may_fire=may_read)
         except HoldfastError as error:
             self._fail(error)
             return True

@@ -51,6 +51,8 @@ from holdfast.state.store import StateStore
 READ_BYTES_MAX = 2 << 20
 UNAVAILABLE_PAUSE_S = 0.5
 """How long to wait before an unreachable source is retried."""
+CLOCK_EVERY_S = 0.02
+"""How often operators that use the clock are told processing time; to see that nothing is due takes some 20 us."""
 
 
 class SubtaskRun:
@@ -99,21 +101,59 @@ class SubtaskRun:
         """The rest of a round over the partitions; the first has not answered yet."""
         self._behind: dict[int, Callable[[], None]] = {}
         """Per fragment whose functions are still running: what to do once they complete."""
+        self._clocked = deque(f.index for f in mine if any(placed.step.uses_clock for placed in f.steps))
+        """Fragments with operators that use the clock; the next one to be told the time is the first."""
+        self._clock_at, self._fired = self._limit.now(), False
         self.records_in = 0
         self.quiet = NO_EPOCH
-        """The last epoch that the sources closed; 0 once a source has moved. Operators change only if sources do."""
+        """The last epoch that the sources closed; 0 once a source has moved, or something was due by the clock."""
         self._away_until = 0.0
 
     def advance(
-        self, arrived: Callable[[int, ChannelId, Barrier], None], may_read: bool, may_take: bool = True
+        self,
+        arrived: Callable[[int, ChannelId, Barrier], None],
+        may_read: bool,
+        may_take: bool = True,
+        may_fire: bool = False,
     ) -> bool:
-        """Take one frame, read one batch, or resume one; return whether there was anything to do.
+        """Take one frame, read one batch, resume one, or begin what is due; return whether there was anything to do.
 
         Args:
             may_read: Whether sources may be read.
             may_take: Whether frames may be taken from channels; what was taken before is completed in any case.
+            may_fire: Whether to begin what is due by the clock, in turns with everything else.
         """
         self._limit.begin()
+        fired, self._fired = self._fired, False
+        if may_fire and not fired and self._look_at_clock():
+            return True
+        return self._advance(arrived, may_read, may_take) or (may_fire and fired and self._look_at_clock())
+
+    def on_clock(self, now_us: int) -> bool:
+        """Begin with some of what is due at this processing time; return whether anything was."""
+        self._limit.begin()
+        for index in tuple(self._clocked):
+            if index not in self._behind and self._has_room(index) and self._fragments[index].on_clock(now_us):
+                self._clocked.remove(index)
+                self._clocked.append(index)
+                self.quiet = NO_EPOCH
+                self._once_through(index, lambda: None)
+                return True
+        return False
+
+    def due_us(self) -> int | None:
+        """Return the earliest processing time at which something is due; None if nothing ever is."""
+        return min((at for i in self._clocked if (at := self._fragments[i].due_us()) is not None), default=None)
+
+    def _look_at_clock(self) -> bool:
+        if not self._clocked or (now := self._limit.now()) < self._clock_at:
+            return False
+        self._fired = self.on_clock(self._limit.wall_us())
+        if not self._fired and self._behind.keys().isdisjoint(self._clocked):  # a busy fragment is told when it is free
+            self._clock_at = now + CLOCK_EVERY_S
+        return self._fired
+
+    def _advance(self, arrived: Callable[[int, ChannelId, Barrier], None], may_read: bool, may_take: bool) -> bool:
         for index in self._later_first:
             if (may_take or index in self._behind) and self._has_room(index) and self._take_one(index, arrived):
                 return True

@@ -54,7 +54,7 @@ class Frame:
     k: int = 0
     """The number of the key at hand."""
     at_us: int = NEVER_US
-    """Event time of the record or timer."""
+    """Event time of the record, or of the timer if it is one of event time."""
     clock_us: int = NEVER_US
     """Event time that the key has reached."""
     now_us: int = 0
@@ -64,7 +64,9 @@ class Frame:
 
     def seen_us(self) -> int:
         """Return event time as the function sees it: the last time of all once the input has ended."""
-        return LAST_US if self.firing is not None and self.firing.horizon_us == LAST_US else self.clock_us
+        firing = self.firing
+        is_last = firing is not None and firing.clock == EVENT and firing.horizon_us == LAST_US
+        return LAST_US if is_last else self.clock_us
 
     def undo(self) -> None:
         """Undo all changes in the journal."""
@@ -78,8 +80,12 @@ class Frame:
 class Firing:
     """The timers that one round fires, in order of (time, key, timer)."""
 
+    clock: str
+    """Whether they are timers of event time or of processing time."""
     horizon_us: int
-    """The watermark: timers that are set for a time up to this one are due too."""
+    """The watermark, or the processing time: timers that are set for a time up to this one are due too."""
+    at_us: int = NEVER_US
+    """The time of the timer at hand."""
     heap: list[tuple[int, int, int]] = field(default_factory=list)
 
 
@@ -452,9 +458,9 @@ class MapCell(_Collection):
 class TimerCell(Own):
     """`hf.Timer` at run time. It has a table of its own, so timers can be added without a change to the others."""
 
-    def __init__(self, table: Table, number: int, name: str, handler: str) -> None:
+    def __init__(self, table: Table, number: int, name: str, handler: str, clock: str = EVENT) -> None:
         self.table, self.timers = table, Timers(table)
-        self.number, self.name, self.handler = number, name, handler
+        self.number, self.name, self.handler, self.clock = number, name, handler, clock
         self.due: dict[int, int] = {}
         """By key: the time of the timer that fires in this round."""
         self._changes: dict[int, int | None] = {}
@@ -469,8 +475,10 @@ class TimerCell(Own):
         if at.utcoffset() is None:
             raise WrongValue(f"timer {self.name!r} takes a datetime with a time zone, not {at}")
         at_us, firing = (at - _EPOCH) // _MICROSECOND, self.frame.firing
-        if firing is not None and at_us <= self.frame.at_us:
-            raise WrongValue(f"a timer that fires at {self.frame.at_us} us set timer {self.name!r} to {at}, not later")
+        if firing is not None and firing.clock != self.clock:
+            firing = None  # set in a handler of the other clock, as by a record
+        if firing is not None and at_us <= firing.at_us:
+            raise WrongValue(f"a timer that fires at {firing.at_us} us set timer {self.name!r} to {at}, not later")
         self._put(at_us)
         if firing is not None and at_us <= firing.horizon_us:
             self.due[self.frame.k] = at_us

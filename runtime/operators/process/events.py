@@ -21,6 +21,7 @@ import pyarrow as pa
 from holdfast.runtime.operators.event_clock import Times
 from holdfast.runtime.operators.process.cells import Firing, Frame, TimerCell
 from holdfast.runtime.operators.time_slice import LOOK_AFTER_MAX
+from holdfast.runtime.rows.keyed_process import EVENT
 from holdfast.runtime.rows.windows import TIME
 from holdfast.state.keys.batch import KeyType
 
@@ -116,10 +117,12 @@ class Firings(Events):
     """The timers of one round: those that are due, and those that handlers set for a time that is due too.
 
     Args:
+        clock: That of the timers.
+        timers: Those of this clock.
         due: Per timer: the numbers of the keys, and the times. Every timer that is due and not among them comes after
             the first `most` of them.
-        through_us: The watermark.
-        before: Event time before it advanced: per key, or the same for all.
+        through_us: The watermark, or the processing time.
+        before: Event time before it advanced, which timers of processing time do not: per key, or the same for all.
         call: Takes the number of a timer.
         overdue: Whether the turn has lasted too long.
         most: Take at most so many; the others stay in `TimerCell.due`.
@@ -128,6 +131,7 @@ class Firings(Events):
     def __init__(
         self,
         frame: Frame,
+        clock: str,
         timers: Sequence[TimerCell],
         due: Sequence[tuple[list[int], list[int]]],
         through_us: int,
@@ -137,11 +141,12 @@ class Firings(Events):
         most: int,
     ) -> None:
         super().__init__(overdue, most)
-        self._frame, self._timers, self.call, self._taken = frame, timers, call, 0
+        self._frame, self._timers, self.call, self._taken = frame, {each.number: each for each in timers}, call, 0
         self.fired: list[int] = []
         """The number of the key of every timer that fired."""
         self._before = [before] * len(frame.users) if isinstance(before, int) else before.tolist()
-        self._firing = frame.firing = Firing(through_us)
+        self._firing, self._of_event_time = Firing(clock, through_us), clock == EVENT
+        frame.firing = self._firing
         self._name = ""
         for timer, (ks, times) in zip(timers, due, strict=True):
             timer.due = dict(zip(ks, times, strict=True))
@@ -161,14 +166,16 @@ class Firings(Events):
             self._taken += 1  # also of a timer that was cleared: those that are not in the heap come later
             if self._timers[number].fired(k, at):
                 self.fired.append(k)
-                frame.k, frame.at_us, frame.clock_us = k, at, max(at, self._before[k])
+                frame.k, frame.clock_us, self._firing.at_us = k, self._before[k], at
+                if self._of_event_time:
+                    frame.at_us, frame.clock_us = at, max(at, frame.clock_us)
                 self._name = self._timers[number].name
                 return number
         raise StopIteration
 
     def raw(self, keys: KeyType) -> tuple[pa.RecordBatch, int]:
-        frame = self._frame
+        frame, at_us = self._frame, self._firing.at_us
         columns = keys.decode(frame.users.take(np.array([frame.k], np.int64)))
         fields = [*keys.fields, pa.field("timer", pa.string(), nullable=False), pa.field("at", TIME, nullable=False)]
-        shown = [*columns, pa.array([self._name]), pa.array([frame.at_us]).cast(TIME)]
+        shown = [*columns, pa.array([self._name]), pa.array([at_us]).cast(TIME)]
         return pa.RecordBatch.from_arrays(shown, schema=pa.schema(fields)), 0

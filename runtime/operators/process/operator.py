@@ -4,21 +4,22 @@ A batch is handled in pieces, as those of other functions are (backlog.py). A pi
 numbered, their state is read once, the function is called in the order of the records, and what changed is written
 once (cells.py). Timers fire in the order of (time, key, timer), in rounds of at most `ROUND_TIMERS` that are spread
 over turns as the pieces of a batch are: neither a slow handler nor one that sets its timer again and again keeps the
-worker from its other work. The watermark leaves, and what it expires is deleted, after the last round.
+worker from its other work. The watermark leaves, and what it expires is deleted, after the last round. Rounds of
+processing time are not tied together: the worker does other work between them.
 
 With on_error="drop" or "dlq" every change and row of a failed call is undone. A returned row that does not fit its
 columns shows only when the whole frame is converted; the frame is then handled again, with the rows of each call
 checked before the next call.
 
 Invariants
-    - What a key's function sees depends on its records and timers and on the watermark, never on how records were
-      batched.
+    - What a key's function sees depends on its records and timers, on the watermark and, if it asks, on the clock,
+      never on how records were batched.
     - Nothing of a failed call is kept: no state, timer, row or number.
     - A handler sets timers only for later times, so firing ends; after the end of the input, a key that fires without
       an end fails the job.
 
 Pure, as far as the user's functions are.
-Source: docs/design/0065-keyed-functions.md.
+Source: docs/design/0065-keyed-functions.md, 0066-rounds-of-timers.md, 0078-processing-time.md.
 """
 
 from __future__ import annotations
@@ -59,9 +60,10 @@ from holdfast.runtime.operators.process.cells import (
 from holdfast.runtime.operators.process.changes import compare_states
 from holdfast.runtime.operators.process.events import Events, Firings, Records
 from holdfast.runtime.operators.process.step import NOT_DONE, FunctionStep
+from holdfast.runtime.operators.processing_clock import NOW_TABLE, ProcessingClock
 from holdfast.runtime.rows.dead_letters import DeadLetter, encode_row, reported
 from holdfast.runtime.rows.failing import NOT_THE_ROWS_FAULT, raised
-from holdfast.runtime.rows.keyed_process import EVENT, Declaration, bound_to, declared_by
+from holdfast.runtime.rows.keyed_process import EVENT, PROCESSING, Declaration, bound_to, declared_by
 from holdfast.runtime.rows.row_types import RowMaker, row_class, values_of
 from holdfast.runtime.rows.rows import WrongRow, batch_of_rows
 from holdfast.runtime.rows.state_types import MAP_KEYS, WrongValue, state_type
@@ -101,10 +103,14 @@ class Process(FunctionStep):
     keeps: ClassVar[str] = "the state of a keyed function"
     shown: ClassVar[str] = "process"
 
+    @property
+    def uses_clock(self) -> bool:
+        return any(timer.clock == PROCESSING for timer in declared_by(self.process).timers.values())
+
     def tables(self, given: Sequence[pa.Schema]) -> tuple[TableDraft, ...]:
         users = KeyType.of(given[0].field(key) for key in self.keys)
         declared, own = declared_by(self.process), []
-        drafts = [CLOCK_TABLE]
+        drafts = [CLOCK_TABLE, NOW_TABLE]
         for name, value in declared.values.items():
             if not value.ttl:
                 own.append(state_type(name, value.type).column)
@@ -166,6 +172,7 @@ class _Context:
         return time_of(self._operator.frame.seen_us())
 
     def now(self) -> datetime:
+        self._operator.now.show()
         return cast(datetime, time_of(self._operator.frame.now_us))
 
     def random(self) -> float:
@@ -185,6 +192,7 @@ class ProcessOperator(Operator):
         self._step, self._ctx, self._gives = step, ctx, ctx.placed[0].schema
         self.name, self.mark = step.operator, FUNCTION + step.operator
         self._table, self._clock = ctx.table(step.operator), EventClock(step.operator, ctx)
+        self.now = ProcessingClock(step.operator, ctx)
         self._rows = RowMaker(pa.schema([ctx.given.field(name) for name in step.columns]), step.row_type)
         self._keys = KeyType.of(ctx.given.field(name) for name in step.keys)
         self._out: list[Any] = []
@@ -195,9 +203,11 @@ class ProcessOperator(Operator):
         self._draws = self._own.cells[DRAWS]
         self._function = bound_to(step.process, attributes)
         self._handlers = [getattr(self._function, timer.handler) for timer in self._timers]
+        self._timers_of = {clock: [t for t in self._timers if t.clock == clock] for clock in (EVENT, PROCESSING)}
+        self._keeps_now = any(each.clock == PROCESSING for each in declared.all().values())
         self._context = _Context(self, self._out.append)
         self._user_keys: list[Any] | None = None
-        self._now_us, self._pace, self._timers_pace = 0, ctx.time_slice.pace(), ctx.time_slice.pace()
+        self._pace, self._timers_pace = ctx.time_slice.pace(), ctx.time_slice.pace()
         self.frame = Frame(self._keys.empty(), np.empty(0, np.int64))
         self.rows_in = self.rows_out = self.dropped = self.dlq = self._failed = 0
 
@@ -219,10 +229,23 @@ class ProcessOperator(Operator):
         old = self._clock.advance(at_us)
         if old is None:
             return
-        if any(timer.first_due(at_us, 1).size for timer in self._timers):
+        if any(timer.first_due(at_us, 1).size for timer in self._timers_of[EVENT]):
             self._ctx.defer(_Due(self, at_us, old), ROUNDS)
         else:
             self.expire(at_us)
+
+    def on_clock(self, now_us: int) -> bool:
+        """Fire timers that are due at this processing time: one round."""
+        if (due_us := self.due_us()) is None or due_us > now_us:
+            return False
+        self.now.reach(now_us)
+        self._ctx.defer(_Round(self, now_us), ROUNDS)
+        return True
+
+    def due_us(self) -> int | None:
+        """Return the earliest time for which a timer of processing time is set."""
+        firsts = (timer.timers.next_us() for timer in self._timers_of[PROCESSING])
+        return min((at_us for at_us in firsts if at_us is not None), default=None)
 
     def expire(self, at_us: int) -> None:
         """Delete what has expired at this point of event time."""
@@ -231,8 +254,9 @@ class ProcessOperator(Operator):
 
     def on_barrier(self) -> None:
         self._clock.note()
+        self.now.note()
         for cell in self._cells:
-            cell.expire("processing", self._tick())
+            cell.expire(PROCESSING, self.now.shown_us)  # not by a time that may be undone
             cell.tidy()
 
     def progress(self) -> OperatorProgress:
@@ -270,13 +294,11 @@ class ProcessOperator(Operator):
         return cast(list[int], numbers.tolist())
 
     def _begin(self, frame: Frame) -> None:
-        frame.now_us = self._tick()
+        frame.now_us = self.now.tick()
+        if self._keeps_now:
+            self.now.show()
         frame.journal = None if self._step.on_error == "fail" else []
         self.frame, self._user_keys = frame, None
-
-    def _tick(self) -> int:
-        self._now_us = max(self._now_us, self._ctx.time_slice.wall_us())
-        return self._now_us
 
     def _records(self, piece: pa.RecordBatch, numbers: list[int]) -> Records:
         made = self._rows.rows(piece.select(self._step.columns))
@@ -359,22 +381,25 @@ class ProcessOperator(Operator):
 
     # Timers
 
-    def fire(self, through_us: int, before: Times | int) -> tuple[NDArray[np.int64] | None, list[pa.RecordBatch]]:
-        """Fire the first timers that are due: one round. Return the slots of their keys, None if there were none left.
+    def fire(
+        self, clock: str, through_us: int, before: Times | int | None = None
+    ) -> tuple[NDArray[np.int64] | None, list[pa.RecordBatch]]:
+        """Fire the first timers that are due by a clock: one round. Return the slots of their keys, None if none is.
 
         Args:
-            before: Event time before it advanced to this point: per key group, or the same for all.
+            before: Event time before it advanced to this point: per key group, or the same for all; None: it has not.
 
         Returns:
             The slots in the operator's own table, one per timer that fired, and the rows emitted.
         """
         began, most = self._ctx.time_slice.now(), min(self._timers_pace.rows, ROUND_TIMERS)
         most = min(most, *(cell.table.batch_rows_max for cell in self._cells))
-        times = np.sort(np.concatenate([timer.first_due(through_us, most) for timer in self._timers]))
+        timers = self._timers_of[clock]
+        times = np.sort(np.concatenate([timer.first_due(through_us, most) for timer in timers]))
         if not times.size:
             return None, []
         bound, size, fired = int(times[:most][-1]), len(self._table), []
-        for timer in self._timers:
+        for timer in timers:
             found = timer.timers.fire(bound, most)
             fired.append((self._table.slots(found.users), found.at_us))
         self._own.looked_up += len(self._table) - size
@@ -385,11 +410,17 @@ class ProcessOperator(Operator):
         places[order] = np.arange(order.size)
         self._begin(Frame(users.take(order), slots[order]))
         due = [(places[np.searchsorted(slots, mine)].tolist(), at.tolist()) for mine, at in fired]
-        old = before if isinstance(before, int) else self._clock.at(before, self.frame.users)
-        rest = through_us, old, self._call_handler, self._ctx.time_slice.overdue, most
-        events, given = self._handled(lambda: Firings(self.frame, self._timers, due, *rest))
+        rest = through_us, self._event_times(before), self._call_handler, self._ctx.time_slice.overdue, most
+        events, given = self._handled(lambda: Firings(self.frame, clock, timers, due, *rest))
         self._timers_pace.took(events.taken, self._ctx.time_slice.now() - began)
         return self.frame.slots[np.array(events.fired, np.int64)], given
+
+    def _event_times(self, before: Times | int | None) -> Times | int:
+        """Return event time for each key of the frame, or the same for all; see fire."""
+        if before is None:
+            clocks = self._clock.of(lambda: self.frame.users)
+            return int(clocks) if isinstance(clocks, np.integer) else clocks
+        return before if isinstance(before, int) else self._clock.at(before, self.frame.users)
 
     def fires_without_end(self, slot: int) -> JobFailed:
         """Return the failure for a key whose timers fire again and again after the end of the input."""
@@ -436,7 +467,7 @@ class _Due:
 
     def some(self, batch: pa.RecordBatch, at: int, base: int) -> tuple[int, list[pa.RecordBatch]]:
         """Fire the timers of one round; after the last, delete what has expired."""
-        slots, given = self._operator.fire(self._at_us, self._before)
+        slots, given = self._operator.fire(EVENT, self._at_us, self._before)
         if slots is None:
             self._operator.expire(self._at_us)
             return batch.num_rows - at, given
@@ -450,6 +481,19 @@ class _Due:
         np.add.at(self._fired, slots, 1)
         if self._fired[slot := int(slots[self._fired[slots].argmax()])] > FIRED_LAST_MAX:
             raise self._operator.fires_without_end(slot)
+
+
+class _Round:
+    """One round of the timers that are due by the clock; those that are left are due when the operator is next told."""
+
+    def __init__(self, operator: ProcessOperator, now_us: int) -> None:
+        self._operator, self._now_us = operator, now_us
+        self.name, self.mark = operator.name, operator.mark
+
+    def some(self, batch: pa.RecordBatch, at: int, base: int) -> tuple[int, list[pa.RecordBatch]]:
+        """Fire the timers of the round."""
+        _, given = self._operator.fire(PROCESSING, self._now_us)
+        return batch.num_rows - at, given
 
 
 def _opened(
@@ -475,7 +519,7 @@ def _opened(
         key, kind = state_type("map_key", entry.key), state_type(VALUE, entry.type)
         attributes[name] = MapCell(table(name), kind, entry.clock, entry.ttl_us, MAP_KEYS[entry.key], key.encode)
     timers = [
-        TimerCell(table(name), number, name, timer.handlers[0])
+        TimerCell(table(name), number, name, timer.handlers[0], timer.clock)
         for number, (name, timer) in enumerate(declared.timers.items())
     ]
     cells += [attributes[name] for name in (*declared.lists, *declared.maps)] + timers

@@ -8,8 +8,9 @@ from typing import Any
 
 import keyed_jobs
 import pytest
+import reminder_jobs
 
-from holdfast.chaos.mutants.keyed_mutants import KEYED_MUTANTS
+from holdfast.chaos.mutants.keyed_mutants import CLOCK_MUTANTS, KEYED_MUTANTS
 from holdfast.chaos.mutants.mutation import Mutant, applied
 from holdfast.testing import TestDriver
 
@@ -42,7 +43,19 @@ def play(seed: int) -> None:
             keyed_jobs.play(t, steps_of(seed), keyed_jobs.Oracle(), begun)
 
 
-def caught() -> int | None:
+def play_with_clock(seed: int) -> None:
+    """Play orders and waits, and now and then a failure or a clock that goes back."""
+    rng = random.Random(seed)
+    steps: list[Any] = []
+    for _ in range(4):
+        steps.append(("push", [(rng.choice(reminder_jobs.KEYS), rng.randrange(40)) for _ in range(7)]))
+        steps.append(rng.choice([("wait", 2), ("outage", 0, 3), ("clock back", 3)]))
+        steps.append(rng.choice([("crash", 0), ("crash", 1), ("parallelism", 3), ("parallelism", 2)]))
+    with TestDriver(reminder_jobs.app_of(), 2, seed) as t:
+        reminder_jobs.Player(t, begun).play(steps)
+
+
+def caught(play: Callable[[int], None]) -> int | None:
     """Play seeds until one fails; return how many, None if none did."""
     for seed in range(SEEDS_MAX):
         try:
@@ -56,10 +69,11 @@ class TestKeyedMutants:
     def test_what_is_not_mutated_passes(self) -> None:
         for seed in range(3):
             play(seed)
+            play_with_clock(seed)
 
     @pytest.mark.parametrize("mutant", KEYED_MUTANTS, ids=lambda mutant: mutant.name)
     def test_a_wrong_version_is_caught(self, mutant: Mutant, record_property: Callable[[str, object], None]) -> None:
         with applied(mutant):
-            seeds = caught()
+            seeds = caught(play_with_clock if mutant in CLOCK_MUTANTS else play)
         assert seeds is not None, f"{mutant.name} ({mutant.rules}) survived"
         record_property("wrong version", f"{mutant.name} {seeds}")

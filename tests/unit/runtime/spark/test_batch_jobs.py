@@ -19,7 +19,7 @@ from holdfast.runtime.spark.batch_jobs import BatchTask
 from holdfast.runtime.spark.memory import MemorySettings
 
 PLAN = Plan("job", 4, (), (), (), (), ())
-BATCH = Batch(PLAN, (frozenset(),), Barrier(Epoch(1), Epoch(0), last=False), False, (), {}, {})
+BATCH = Batch(PLAN, (frozenset(),), Barrier(Epoch(1), Epoch(0), last=False), False, (), {}, {}, 0)
 
 
 def test_the_sessions_of_a_notebook_keep_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:
