@@ -8,22 +8,29 @@ Source: confluent_kafka; librdkafka's INTRODUCTION.md, transactional producer; d
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from holdfast.errors import HoldfastError, Unavailable
-from holdfast.sinks.kafka.errors import is_fenced, meaning_of
-from holdfast.sinks.kafka.options import Options, admin_options, producer_options, reader_options
+from holdfast.errors import Unavailable
+from holdfast.sinks.kafka.errors import is_fenced, late, meaning_of
+from holdfast.sinks.kafka.options import producer_settings, reader_settings
 from holdfast.sinks.kafka.progress import Progress, progress_topic
 from holdfast.sinks.kafka.target import ProducerFenced, Records
+from holdfast.storage.kafka.errors import no_topic
+from holdfast.storage.kafka.place import KafkaPlace
 
+_log = logging.getLogger("holdfast.kafka")
 WAIT_S = 15.0
 """How long a call waits for the brokers before it reports them as unreachable."""
 ABORT_WAIT_S = 5.0
+MISSING_FOR_S = 5.0
+"""How long a topic is missing before that is believed: a broker that starts may not know its topics yet."""
 READ_MAX = 1_000
 """Records of the progress topic per call of the client."""
 READ_WAIT_S = 0.1
@@ -32,46 +39,39 @@ POLL_EVERY = 4_096
 
 
 @contextmanager
-def translated(where: str) -> Iterator[None]:
+def raising(place: KafkaPlace) -> Iterator[None]:
     """Raise the client's errors as ProducerFenced or as a HoldfastError."""
     try:
         yield
     except KafkaException as error:
-        raise raised_for(where, error.args[0]) from error
+        raise raised_for(place, error.args[0]) from None
 
 
-def raised_for(where: str, error: KafkaError) -> Exception:
+def raised_for(place: KafkaPlace, error: KafkaError) -> Exception:
     """Return what to raise for an error of the client."""
-    return ProducerFenced(error.str()) if is_fenced(error) else meaning_of(where, error)
+    return ProducerFenced(error.str()) if is_fenced(error) else meaning_of(place, error)
 
 
 class KafkaConnection:
     """See target.Connection.
 
     Args:
-        where: How messages name the topic.
-        servers: The addresses of some brokers, as `bootstrap.servers`.
-        topic: The topic of the rows.
+        place: The topic of the rows.
         transactional_id: That of every writer of the sink.
-        wait_s: How long a call waits for the brokers, in seconds.
     """
 
-    def __init__(
-        self, where: str, servers: str, topic: str, options: Options, transactional_id: str, wait_s: float = WAIT_S
-    ) -> None:
-        self._where, self._servers, self._topic, self._options = where, servers, topic, options
-        self._id, self._wait_s = transactional_id, wait_s
+    def __init__(self, place: KafkaPlace, transactional_id: str) -> None:
+        self._place, self._id = place, transactional_id
         self._reader: ProgressReader | None = None
 
     def producer(self) -> ConfluentProducer:
         """See Connection.producer."""
-        settings = producer_options(self._servers, self._options, self._id)
-        return ConfluentProducer(self._where, settings, self._topic, self._wait_s)
+        return ConfluentProducer(self._place, self._id)
 
     def progress(self) -> Progress:
         """See Connection.progress. After an error, the next call reads the topic from its start."""
         if self._reader is None:
-            self._reader = ProgressReader(self._where, self._servers, self._topic, self._options, self._wait_s)
+            self._reader = ProgressReader(self._place)
         try:
             return self._reader.read()
         except BaseException:
@@ -88,15 +88,14 @@ class KafkaConnection:
 class ConfluentProducer:
     """See target.TransactionalProducer."""
 
-    def __init__(
-        self, where: str, settings: dict[str, str | int | float | bool], topic: str, wait_s: float = WAIT_S
-    ) -> None:
-        self._where, self._topic, self._progress_topic, self._wait_s = where, topic, progress_topic(topic), wait_s
+    def __init__(self, place: KafkaPlace, transactional_id: str) -> None:
+        self._place, self._progress_topic = place, progress_topic(place.topic)
         self._failed: KafkaError | None = None
         self._disturbed = False
         callbacks = {"on_delivery": self._reported, "error_cb": self._troubled}
-        with translated(where):
-            self._producer: Producer | None = Producer({**settings, **callbacks})
+        with raising(place):
+            settings = {**producer_settings(place, transactional_id), **callbacks}
+            self._producer: Producer | None = Producer(settings, logger=_log)
 
     @property
     def disturbed(self) -> bool:
@@ -104,43 +103,55 @@ class ConfluentProducer:
         return self._disturbed
 
     def init(self) -> None:
-        """See TransactionalProducer.init. Without a connection, the library would wait before it looks again."""
+        """See TransactionalProducer.init."""
         producer = self._live()
-        with translated(self._where):
-            producer.list_topics(self._topic, timeout=self._wait_s)
-            producer.init_transactions(self._wait_s)
+        with self._raising():
+            # Before a broker is connected, the library finds no coordinator, and waits half a second to ask again.
+            self._find_topic(producer)
+            producer.init_transactions(WAIT_S)
 
     def begin(self) -> None:
         """See TransactionalProducer.begin."""
-        with translated(self._where):
+        with self._raising():
             self._live().begin_transaction()
 
     def mark(self, key: bytes, value: bytes) -> None:
         """See TransactionalProducer.mark."""
-        with translated(self._where):
+        with self._raising():
             self._live().produce(self._progress_topic, value=value, key=key, partition=0)
 
     def send(self, records: Records) -> None:
         """See TransactionalProducer.send."""
-        producer = self._live()
-        with translated(self._where):
-            self._send(producer, records)
+        producer, topic = self._live(), self._place.topic
+        produce = producer.produce
+        keys = records.keys or [None] * len(records.values)
+        until_poll = POLL_EVERY
+        with self._raising():
+            for key, value in zip(keys, records.values, strict=True):
+                try:
+                    produce(topic, value, key)
+                except BufferError:
+                    self._wait_for_room(topic, value, key)
+                until_poll -= 1
+                if not until_poll:
+                    until_poll = POLL_EVERY
+                    producer.poll(0)
+                    self._check()
 
     def flush(self) -> None:
         """See TransactionalProducer.flush."""
-        with translated(self._where):
-            left = self._live().flush(self._wait_s)
-        self._check()
+        with self._raising():
+            left = self._live().flush(WAIT_S)
+            self._check()
         if left:
-            raise self._late(f"{left} records were not confirmed")
+            raise late(self._place, f"{left} records were not confirmed", WAIT_S)
 
     def commit(self) -> None:
         """See TransactionalProducer.commit."""
         producer = self._live()
-        with translated(self._where):
-            producer.commit_transaction(self._wait_s)
+        with self._raising():
+            producer.commit_transaction(WAIT_S)
             producer.poll(0)  # Errors that were reported meanwhile show that a request may have been resent.
-        self._check()
 
     def abort(self) -> None:
         """See TransactionalProducer.abort."""
@@ -156,41 +167,56 @@ class ConfluentProducer:
             with suppress(KafkaException):
                 producer.purge()
 
-    def _send(self, producer: Producer, records: Records) -> None:
-        produce, topic = producer.produce, self._topic
-        keys = records.keys or [None] * len(records.values)
-        until_poll = POLL_EVERY
-        for key, value in zip(keys, records.values, strict=True):
-            try:
-                produce(topic, value, key)
-            except BufferError:
-                self._wait_for_room(lambda k=key, v=value: produce(topic, v, k))  # type: ignore[misc]
-            until_poll -= 1
-            if not until_poll:
-                until_poll = POLL_EVERY
-                producer.poll(0)
-                self._check()
+    @contextmanager
+    def _raising(self) -> Iterator[None]:
+        """Raise the client's errors; after a fatal one most calls name another error, and `poll` raises the cause."""
+        try:
+            yield
+        except KafkaException as error:
+            fault = error.args[0]
+            if not is_fenced(fault) and self._producer is not None:
+                try:
+                    self._producer.poll(0)
+                except KafkaException as cause:
+                    fault = cause.args[0]
+            raise raised_for(self._place, fault) from None
 
-    def _wait_for_room(self, produce: Callable[[], None]) -> None:
-        end = time.monotonic() + self._wait_s
-        while time.monotonic() < end:
-            self._live().poll(READ_WAIT_S)
+    def _find_topic(self, producer: Producer) -> None:
+        """Wait for a broker that knows the topic.
+
+        Raises:
+            ConfigError: the topic is missing.
+        """
+        until = time.monotonic() + MISSING_FOR_S
+        while True:
+            error = producer.list_topics(self._place.topic, timeout=WAIT_S).topics[self._place.topic].error
+            if error is None:
+                return
+            if error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise KafkaException(error)
+            if time.monotonic() >= until:
+                raise no_topic(self._place, "nothing was delivered")
+            producer.poll(READ_WAIT_S)
+
+    def _wait_for_room(self, topic: str, value: bytes | None, key: bytes | None) -> None:
+        """Put a record into the queue, once records in it have been sent."""
+        producer, until = self._live(), time.monotonic() + WAIT_S
+        while time.monotonic() < until:
+            producer.poll(READ_WAIT_S)
             self._check()
-            try:
-                produce()
-            except BufferError:
-                continue
-            return
-        raise self._late("the queue of records stayed full")
+            with suppress(BufferError):
+                producer.produce(topic, value, key)
+                return
+        raise late(self._place, "the queue of records stayed full", WAIT_S)
 
     def _live(self) -> Producer:
         assert self._producer is not None, "a destroyed producer is not used again"
         return self._producer
 
     def _check(self) -> None:
-        """Raise for the first record that failed."""
+        """Raise KafkaException for the first record that failed."""
         if self._failed is not None:
-            raise raised_for(self._where, self._failed)
+            raise KafkaException(self._failed)
 
     def _reported(self, error: KafkaError | None, _message: Message) -> None:
         if error is not None and self._failed is None:
@@ -199,22 +225,15 @@ class ConfluentProducer:
     def _troubled(self, _error: KafkaError) -> None:
         self._disturbed = True
 
-    def _late(self, what: str) -> HoldfastError:
-        return Unavailable(
-            f"{self._where}: {what} within {self._wait_s:g} s",
-            not_done="nothing was committed",
-            next_step="nothing: delivery retries; if it stays so, check the brokers, and that enough replicas are in sync",
-        )
-
 
 class ProgressReader:
     """Reads the progress topic of a topic, and goes on where it was."""
 
-    def __init__(self, where: str, servers: str, topic: str, options: Options, wait_s: float = WAIT_S) -> None:
-        self._where, self._name, self._wait_s = where, progress_topic(topic), wait_s
-        with translated(where):
-            self._admin = AdminClient(admin_options(servers, options))
-            self._consumer = Consumer(reader_options(servers, options))
+    def __init__(self, place: KafkaPlace) -> None:
+        self._place, self._name = place, progress_topic(place.topic)
+        with raising(place):
+            self._admin = AdminClient(place.settings(), logger=_log)
+            self._consumer = Consumer(reader_settings(place), logger=_log)
         self._begin()
 
     def read(self) -> Progress:
@@ -223,7 +242,7 @@ class ProgressReader:
         Raises:
             HoldfastError: the end cannot be read now.
         """
-        with translated(self._where):
+        with raising(self._place):
             end = self._end()
             if end < self._position:  # The topic was restored, or recreated.
                 self._begin()
@@ -235,24 +254,25 @@ class ProgressReader:
         self._consumer.close()
 
     def _begin(self) -> None:
-        self._progress, self._position = Progress(f"topic {self._name}"), 0
-        with translated(self._where):
-            self._consumer.assign([TopicPartition(self._name, 0, 0)])
+        self._progress, self._position = Progress(f"{self._place.where}: the progress topic {self._name}"), 0
+        with raising(self._place):
+            self._consumer.assign([TopicPartition(self._name, 0, OFFSET_BEGINNING)])
 
     def _end(self) -> int:
         """Return the high watermark: the last stable offset would leave out what other transactions hide."""
         whole = TopicPartition(self._name, 0)
-        found = self._admin.list_offsets({whole: OffsetSpec.latest()}, request_timeout=self._wait_s)
-        return int(found[whole].result().offset)
+        asked = self._admin.list_offsets({whole: OffsetSpec.latest()}, request_timeout=WAIT_S)
+        found: Any = asked[whole].result(WAIT_S + READ_WAIT_S)
+        return int(found.offset)
 
     def _read_to(self, end: int) -> None:
-        until = time.monotonic() + self._wait_s
+        until = time.monotonic() + WAIT_S
         while self._position < end:
             for message in self._consumer.consume(READ_MAX, READ_WAIT_S):
                 self._take(message)
             if self._position < end and time.monotonic() >= until:
                 raise Unavailable(
-                    f"{self._where}: the topic {self._name} could be read up to offset {self._position} of {end} only",
+                    f"{self._place.where}: its progress topic could be read up to offset {self._position} of {end} only",
                     not_done="nothing was delivered",
                     next_step="nothing: delivery retries; an open transaction of another job, or of a process that was "
                     "killed, may stand before the rest, and ends by itself",

@@ -1,6 +1,4 @@
-"""The settings of librdkafka that a Kafka sink gives to its clients.
-
-Users add settings of their own, such as security. Those on which exactly-once delivery rests cannot be changed.
+"""The settings of librdkafka that a Kafka sink gives to its clients, besides those of the job.
 
 Pure: no clock, thread or I/O. Source: docs/design/0076-kafka-sink.md.
 """
@@ -8,93 +6,79 @@ Pure: no clock, thread or I/O. Source: docs/design/0076-kafka-sink.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Any
 
 from holdfast.errors import ConfigError
-
-Options: TypeAlias = Mapping[str, str | int | float | bool]
+from holdfast.storage.kafka.place import KafkaPlace
 
 TRANSACTION_TIMEOUT_MS = 60_000
 """After this time the brokers abort a transaction that its producer left open; readers wait for that long at most."""
 MESSAGE_MAX_BYTES = 1_000_000
 """librdkafka's default of `message.max.bytes`: the largest record that a producer takes."""
+GROUP = "holdfast"
+"""The name that librdkafka wants of every reader; no group is formed."""
 FIXED: Mapping[str, str] = {
-    "bootstrap.servers": "give the servers as the first argument",
-    "transactional.id": "it names the job and the sink, and fences older writers",
-    "transaction.timeout.ms": "a transaction holds one delivery only, and is begun again after a timeout",
-    "enable.idempotence": "transactions need it",
-    "enable.gapless.guarantee": "transactions fail as a whole",
-    "acks": "transactions need acks=all",
-    "request.required.acks": "transactions need acks=all",
-    "isolation.level": "tags are read as read_committed",
+    "transaction.timeout.ms": "a transaction holds one attempt only, which is repeated after a timeout",
+    "message.timeout.ms": "it follows from the timeout of transactions",
+    "delivery.timeout.ms": "it follows from the timeout of transactions",
+    "delivery.report.only.error": "Holdfast reads the reports",
+    "enable.gapless.guarantee": "a transaction fails as a whole",
     "group.id": "no consumer group is used",
-    "enable.auto.commit": "no consumer group is used",
-    "auto.offset.reset": "the progress topic is read from its start",
-    "enable.partition.eof": "the progress topic is read to its end",
-    "delivery.report.only.error": "Holdfast reads delivery reports",
-    "message.timeout.ms": "it follows from the transaction timeout",
-    "delivery.timeout.ms": "it follows from the transaction timeout",
 }
-"""Settings that a user cannot give, and why."""
-_COMMON: Options = {
-    "client.id": "holdfast",
-    "reconnect.backoff.max.ms": 1_000,
-    "topic.metadata.refresh.fast.interval.ms": 100,
-    "log_level": 3,
+"""Options that a sink sets itself, besides those that sources set too, and why."""
+_PRODUCER: Mapping[str, Any] = {
+    "partitioner": "murmur2_random",
+    "queue.buffering.max.messages": 0,
+    "queue.buffering.max.kbytes": 256 * 1024,
 }
+"""Defaults that a job may change. The partitioner is that of Java's clients; the queue is bounded in bytes alone."""
 
 
-def check_options(where: str, options: Options) -> None:
-    """Refuse settings on which exactly-once delivery rests.
-
-    Raises:
-        ConfigError: names the setting.
-    """
-    for name in options:
-        if name in FIXED or name.endswith("_cb"):
+def check_options(place: KafkaPlace) -> None:
+    """Refuse options that a sink sets itself. Raises ConfigError."""
+    for name, _ in place.options:
+        if name in FIXED:
             raise ConfigError(
-                f"{where}: options has {name!r}, which a sink sets itself: {FIXED.get(name, 'callbacks are its own')}",
+                f"{place.where}: the option {name!r} is set by the sink: {FIXED[name]}",
                 not_done="the job was not planned",
                 next_step=f"leave {name!r} out",
             )
 
 
-def admin_options(servers: str, options: Options) -> dict[str, str | int | float | bool]:
-    """Return the settings of the client that looks at topics."""
-    return {**_COMMON, **options, "bootstrap.servers": servers}
-
-
-def reader_options(servers: str, options: Options) -> dict[str, str | int | float | bool]:
-    """Return the settings of the reader of the progress topic."""
+def reader_settings(place: KafkaPlace) -> dict[str, Any]:
+    """Return the settings of the reader of the progress topic, with secrets."""
     return {
-        **_COMMON,
         "fetch.wait.max.ms": 50,
-        **options,
-        "bootstrap.servers": servers,
-        "group.id": "holdfast",
-        "enable.auto.commit": False,
-        "isolation.level": "read_committed",
-        "auto.offset.reset": "error",
-        "enable.partition.eof": True,
+        **place.settings(
+            group_id=GROUP,
+            enable_auto_commit=False,
+            isolation_level="read_committed",
+            auto_offset_reset="error",
+            enable_partition_eof=True,
+        ),
     }
 
 
-def producer_options(servers: str, options: Options, transactional_id: str) -> dict[str, str | int | float | bool]:
-    """Return the settings of a transactional producer."""
+def producer_settings(place: KafkaPlace, transactional_id: str) -> dict[str, Any]:
+    """Return the settings of a transactional producer, with secrets."""
     return {
-        **_COMMON,
-        "partitioner": "murmur2_random",
-        "queue.buffering.max.messages": 0,
-        "queue.buffering.max.kbytes": 256 * 1024,
-        **options,
-        "bootstrap.servers": servers,
-        "transactional.id": transactional_id,
-        "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
-        "enable.idempotence": True,
-        "delivery.report.only.error": True,
+        **_PRODUCER,
+        **place.settings(
+            transactional_id=transactional_id,
+            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+            enable_idempotence=True,
+            delivery_report_only_error=True,
+        ),
     }
 
 
-def message_max_bytes(options: Options) -> int:
+def message_max_bytes(place: KafkaPlace) -> int:
     """Return the size of the largest record that a producer takes."""
-    return int(options.get("message.max.bytes", MESSAGE_MAX_BYTES))
+    given = dict(place.options).get("message.max.bytes", MESSAGE_MAX_BYTES)
+    if not isinstance(given, int) or given < 1_000:
+        raise ConfigError(
+            f"{place.where}: the option 'message.max.bytes' is {given!r}, which is no number of bytes",
+            not_done="the job was not planned",
+            next_step="give a number of at least 1,000",
+        )
+    return given

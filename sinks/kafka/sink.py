@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -21,12 +20,9 @@ from holdfast.sinks.kafka.options import check_options, message_max_bytes
 from holdfast.sinks.kafka.progress import NAME_MAX, Progress, progress_topic
 from holdfast.sinks.kafka.target import KafkaTarget
 from holdfast.sinks.owners import Claim, Holding
+from holdfast.storage.kafka.errors import no_client
+from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.traits import SinkTraits
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-Option = tuple[str, str | int | float | bool]
 
 
 @dataclass(frozen=True)
@@ -34,25 +30,24 @@ class KafkaSink:
     """A topic as users configure it; see contract.Sink.
 
     Args:
-        servers: The addresses of some brokers: "one:9092,two:9092".
-        topic: Its name.
+        place: The topic.
         values: The form of values.
         key: The columns of the records' key. For a stream that replaces rows, the columns by which it does.
-        options: Settings of librdkafka.
         expected: The columns that the user says the values have; None: those of the stream.
     """
 
-    servers: str
-    topic: str
+    place: KafkaPlace
     values: Values = JsonValues()
     key: tuple[str, ...] | None = None
-    options: tuple[Option, ...] = ()
     expected: pa.Schema | None = None
+
+    def __repr__(self) -> str:
+        return f"Kafka({self.place.servers!r}, {self.place.topic!r})"
 
     @property
     def where(self) -> str:
         """How messages name the target."""
-        return f"Kafka {self.servers}, topic {self.topic}"
+        return self.place.where
 
     @property
     def traits(self) -> SinkTraits:
@@ -60,7 +55,7 @@ class KafkaSink:
         return SinkTraits(
             kind="Kafka",
             local_paths=(),
-            place={"servers": self.servers, "topic": self.topic},
+            place={"servers": self.place.servers, "topic": self.place.topic},
             merges=True,
             checks_owner=True,
             remembers_owner=True,
@@ -69,14 +64,16 @@ class KafkaSink:
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
         """See Sink.check."""
-        check_options(self.where, dict(self.options))
-        if len(progress_topic(self.topic)) > NAME_MAX:
+        check_options(self.place)
+        self._encoding()
+        if len(progress_topic(self.place.topic)) > NAME_MAX:
             raise ConfigError(
-                f"{self.where}: the name of its progress topic, {progress_topic(self.topic)}, would be too long",
+                f"{self.where}: the name of its progress topic, {progress_topic(self.place.topic)}, is too long",
+                not_done="the job was not planned",
                 next_step=f"choose a topic name of at most {NAME_MAX - len(progress_topic(''))} characters",
             )
         check_key(self.where, schema, upsert_key, self.key)
-        if self.expected is not None and (differs := _difference(self.expected, schema)):
+        if self.expected is not None and (differs := difference(self.expected, schema)):
             raise ConfigError(
                 f"{self.where}: the stream does not have the columns given to hf.Kafka: {differs}",
                 not_done="the job was not planned",
@@ -87,11 +84,10 @@ class KafkaSink:
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
         """See Sink.prepare."""
         self.check(schema, upsert_key)
-        _driver(self.where)
-        from holdfast.sinks.kafka.topics import Topics
+        _check_client()
+        from holdfast.sinks.kafka.topics import prepare
 
-        keyed, replaces = self.key is not None, upsert_key is not None
-        Topics(self.where, self.servers, dict(self.options), keyed, replaces).prepare(self.topic)
+        prepare(self.place, keyed=self.key is not None, replaces=upsert_key is not None)
 
     def accept(self, batch: pa.RecordBatch) -> None:
         """See Sink.accept."""
@@ -121,23 +117,21 @@ class KafkaSink:
         self, job_uuid: str, writer: Writer, claim: Claim | None = None, fault: Fault = no_fault
     ) -> KafkaTarget:
         """Return a target that calls `fault` at every point of a delivery."""
-        _driver(self.where)
+        _check_client()
         from holdfast.sinks.kafka.client import KafkaConnection
 
-        options = dict(self.options)
-        id_ = transactional_id(job_uuid, writer.sink)
-        connection = KafkaConnection(self.where, self.servers, self.topic, options, id_)
+        connection = KafkaConnection(self.place, transactional_id(job_uuid, writer.sink))
         return KafkaTarget(self.where, connection, self._encoding().records, job_uuid, writer, claim, fault)
 
     def _progress(self) -> Progress:
-        _driver(self.where)
+        _check_client()
         from holdfast.sinks.kafka.client import ProgressReader
 
-        with closing(ProgressReader(self.where, self.servers, self.topic, dict(self.options))) as reader:
+        with closing(ProgressReader(self.place)) as reader:
             return reader.read()
 
     def _encoding(self) -> Encoding:
-        return Encoding(self.where, self.values, self.key or (), message_max_bytes(dict(self.options)))
+        return Encoding(self.where, self.values, self.key or (), message_max_bytes(self.place))
 
 
 def transactional_id(job_uuid: str, sink: str) -> str:
@@ -145,20 +139,8 @@ def transactional_id(job_uuid: str, sink: str) -> str:
     return f"holdfast-{job_uuid}-{sink}"
 
 
-def _driver(where: str) -> ModuleType:
-    try:
-        import confluent_kafka
-    except ImportError as error:
-        raise ConfigError(
-            f"{where}: hf.Kafka needs confluent-kafka, which cannot be imported: {error}",
-            not_done="the job was not planned",
-            next_step="install it here and on every worker: pip install 'holdfast[kafka]'",
-        ) from error
-    return confluent_kafka
-
-
-def _difference(expected: pa.Schema, stream: pa.Schema) -> str | None:
-    """Return how the stream's columns differ from the expected ones; their order does not matter in a record."""
+def difference(expected: pa.Schema, stream: pa.Schema) -> str | None:
+    """Return how a stream's columns differ from the expected ones, None if they do not; their order does not matter."""
     differences = [f"{name} is missing" for name in expected.names if name not in stream.names]
     differences += [f"{name} is not expected" for name in stream.names if name not in expected.names]
     for field in expected:
@@ -168,3 +150,10 @@ def _difference(expected: pa.Schema, stream: pa.Schema) -> str | None:
         elif found.nullable and not field.nullable:
             differences.append(f"{field.name} may be null")
     return "; ".join(differences) or None
+
+
+def _check_client() -> None:
+    try:
+        import confluent_kafka  # noqa: F401
+    except ImportError as error:
+        raise no_client(error) from error

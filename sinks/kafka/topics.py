@@ -7,25 +7,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from holdfast.errors import ConfigError
-from holdfast.sinks.kafka.client import WAIT_S, raised_for, translated
-from holdfast.sinks.kafka.options import Options, admin_options, message_max_bytes
+from holdfast.sinks.kafka.client import WAIT_S, raised_for
+from holdfast.sinks.kafka.options import message_max_bytes
 from holdfast.sinks.kafka.progress import progress_topic
+from holdfast.storage.kafka.place import KafkaPlace
+from holdfast.storage.kafka.questions import Questions
 
-_log = logging.getLogger(__name__)
-PROGRESS_CONFIG: Mapping[str, str] = {
+_log = logging.getLogger("holdfast.kafka")
+PROGRESS_SETTINGS: Mapping[str, str] = {
     "cleanup.policy": "compact",
     "min.cleanable.dirty.ratio": "0.1",
     "segment.bytes": str(1 << 20),
 }
 """Each start reads the whole progress topic, so it is cleaned often."""
+NOT_STARTED = "the job was not started"
+_NO_RIGHT = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
 
 
 @dataclass(frozen=True)
@@ -41,120 +44,112 @@ class Topic:
     settings: Mapping[str, str] | None
 
 
-class Topics:
-    """Looks at the topics of a cluster, and creates them.
+def prepare(place: KafkaPlace, keyed: bool, replaces: bool) -> None:
+    """Create a topic and its progress topic if they are missing, else check that they fit.
 
     Args:
-        where: How messages name the target.
         keyed: The records have keys.
         replaces: The newest record of a key counts: a missing topic is created as a compacted one.
+
+    Raises:
+        ConfigError: an existing topic does not fit, or one cannot be created.
+        Unavailable: the brokers are unreachable now.
     """
+    found = _existing(place)
+    if found is None:
+        _create(place, {"cleanup.policy": "compact"} if replaces else {})
+        found = _existing(place) or Topic(1, -1, None)
+    check_topic(place, found, keyed)
+    beside = replace(place, topic=progress_topic(place.topic))
+    progress = _existing(beside)
+    if progress is None:
+        in_sync = (found.settings or {}).get("min.insync.replicas")
+        alike = {} if in_sync is None else {"min.insync.replicas": in_sync}
+        _create(beside, {**PROGRESS_SETTINGS, **alike}, 1, found.replicas)
+    else:
+        check_progress_topic(beside, progress)
+    for warning in warnings_of(place, found):
+        _log.warning("%s", warning)
 
-    def __init__(self, where: str, servers: str, options: Options, keyed: bool, replaces: bool) -> None:
-        self._where, self._options, self._keyed, self._replaces = where, options, keyed, replaces
-        with translated(where):
-            self._admin = AdminClient(admin_options(servers, options))
 
-    def prepare(self, topic: str) -> None:
-        """Create the topic and its progress topic if they are missing, else check that they fit.
-
-        Raises:
-            ConfigError: an existing topic does not fit, or one cannot be created.
-            Unavailable: the brokers are unreachable now.
-        """
-        found = self._found(topic)
-        if found is None:
-            self._create(topic, {"cleanup.policy": "compact"} if self._replaces else {})
-            found = self._found(topic) or Topic(1, 1, None)
-        self._check(found)
-        name = progress_topic(topic)
-        progress = self._found(name)
-        if progress is None:
-            in_sync = (found.settings or {}).get("min.insync.replicas")
-            shared = {} if in_sync is None else {"min.insync.replicas": in_sync}
-            self._create(name, {**PROGRESS_CONFIG, **shared}, 1, found.replicas)
-        else:
-            self._check_progress(name, progress)
-        for warning in warnings_of(self._where, topic, found):
-            _log.warning("%s", warning)
-
-    def _found(self, topic: str) -> Topic | None:
-        """Return the topic; None if it is missing."""
-        described = self._admin.describe_topics(TopicCollection([topic]), request_timeout=WAIT_S)[topic]
-        try:
-            partitions = self._result(described).partitions
-        except KafkaException as error:
-            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                return None
-            raise raised_for(self._where, error.args[0]) from error
-        return Topic(len(partitions), min((len(each.replicas) for each in partitions), default=1), self._settings(topic))
-
-    def _settings(self, topic: str) -> Mapping[str, str] | None:
-        resource = ConfigResource(ResourceType.TOPIC, topic)
-        try:
-            found = self._result(self._admin.describe_configs([resource], request_timeout=WAIT_S)[resource])
-        except KafkaException as error:
-            if error.args[0].code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
-                _log.warning("%s: this user may not read the settings of topic %s; they are not checked", self._where, topic)
-                return None
-            raise raised_for(self._where, error.args[0]) from error
-        return {name: str(entry.value) for name, entry in found.items()}
-
-    def _create(self, topic: str, settings: Mapping[str, str], partitions: int = -1, replicas: int = -1) -> None:
-        wanted = NewTopic(topic, num_partitions=partitions, replication_factor=replicas, config=dict(settings))
-        try:
-            self._result(
-                self._admin.create_topics([wanted], request_timeout=WAIT_S, operation_timeout=WAIT_S)[topic]
-            )
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise raised_for(self._where, error.args[0]) from error
-
-    def _result(self, future: Future[Any]) -> Any:
-        return future.result(timeout=2 * WAIT_S)
-
-    def _check(self, found: Topic) -> None:
-        settings = found.settings or {}
-        if not self._keyed and "compact" in settings.get("cleanup.policy", ""):
-            raise ConfigError(
-                f"{self._where}: the topic is compacted and takes no records without a key, but the sink has no key",
-                not_done="the job was not started, the topic was not changed",
-                next_step="give the sink key=[...], or name another topic; a missing one is created to fit",
-            )
-        largest, limit = message_max_bytes(self._options), int(settings.get("max.message.bytes", 1 << 31))
-        if limit < largest:
-            raise ConfigError(
-                f"{self._where}: the topic takes batches of {limit:,} bytes, the producer sends up to {largest:,}",
-                not_done="the job was not started, the topic was not changed",
-                next_step=f'give options={{"message.max.bytes": {limit}}}, or raise max.message.bytes of the topic',
-            )
-
-    def _check_progress(self, name: str, found: Topic) -> None:
-        policy = (found.settings or {}).get("cleanup.policy", "compact")
-        if policy == "compact" and found.partitions == 1:
-            return
-        fault = f"has cleanup.policy={policy}" if policy != "compact" else f"has {found.partitions} partitions"
+def check_topic(place: KafkaPlace, found: Topic, keyed: bool) -> None:
+    """Refuse a topic that cannot take the records. Raises ConfigError."""
+    settings = found.settings or {}
+    if not keyed and "compact" in settings.get("cleanup.policy", ""):
         raise ConfigError(
-            f"{self._where}: the topic {name}, which holds the tags of all deliveries, {fault}",
-            not_done="the job was not started, no topic was changed",
-            next_step="it must have cleanup.policy=compact, so that no tag is ever deleted, and one partition: set the "
-            "policy, or delete the topic if no job has written to it yet",
+            f"{place.where} is compacted and takes no record without a key, but the sink has no key",
+            not_done=f"{NOT_STARTED}, the topic was not changed",
+            next_step="give the sink key=[...], or name another topic; a missing one is created to fit",
+        )
+    largest, limit = message_max_bytes(place), int(settings.get("max.message.bytes", 1 << 31))
+    if limit < largest:
+        raise ConfigError(
+            f"{place.where} takes batches of at most {limit:,} bytes, but the sink sends up to {largest:,}",
+            not_done=f"{NOT_STARTED}, the topic was not changed",
+            next_step=f'give options={{"message.max.bytes": {limit}}}, or raise max.message.bytes of the topic',
         )
 
 
-def warnings_of(where: str, topic: str, found: Topic) -> list[str]:
+def check_progress_topic(place: KafkaPlace, found: Topic) -> None:
+    """Refuse a progress topic that would forget a tag, or hide one. Raises ConfigError."""
+    policy = (found.settings or {}).get("cleanup.policy", "compact")
+    if policy == "compact" and found.partitions == 1:
+        return
+    fault = f"has cleanup.policy={policy}" if policy != "compact" else f"has {found.partitions} partitions"
+    raise ConfigError(
+        f"{place.where}, which holds the tags of deliveries, {fault}",
+        not_done=f"{NOT_STARTED}, no topic was changed",
+        next_step="it needs one partition and cleanup.policy=compact, so that no tag is ever deleted: set the policy, "
+        "or delete the topic if no job has written to it yet",
+    )
+
+
+def warnings_of(place: KafkaPlace, found: Topic) -> list[str]:
     """Return what in a topic's settings lets the brokers lose records that they have confirmed."""
-    settings = found.settings or {}
-    warnings = []
-    in_sync = int(settings.get("min.insync.replicas", 0))
-    if found.replicas > 1 and in_sync == 1:
+    settings, warnings = found.settings or {}, []
+    if found.replicas > 1 and settings.get("min.insync.replicas") == "1":
         warnings.append(
-            f"{where}: topic {topic} has {found.replicas} replicas, but min.insync.replicas=1: a record may be confirmed "
-            "by one broker alone, and is lost with it. Next: set min.insync.replicas=2"
+            f"{place.where} has {found.replicas} replicas, but min.insync.replicas=1: one broker alone may confirm a "
+            "record, which is lost with it. Next: set min.insync.replicas=2, also of the progress topic"
         )
     if settings.get("unclean.leader.election.enable") == "true":
         warnings.append(
-            f"{where}: topic {topic} has unclean.leader.election.enable=true: a broker that lacks confirmed records may "
-            "become the leader, and they are lost. Next: set it to false"
+            f"{place.where} has unclean.leader.election.enable=true: a broker that lacks confirmed records may become "
+            "the leader, and they are lost. Next: set it to false, also of the progress topic"
         )
     return warnings
+
+
+def _existing(place: KafkaPlace) -> Topic | None:
+    """Return the topic; None if it is missing."""
+    if Questions(place).topic(NOT_STARTED) is None:
+        return None
+    admin, resource = AdminClient(place.settings(), logger=_log), ConfigResource(ResourceType.TOPIC, place.topic)
+    described = admin.describe_topics(TopicCollection([place.topic]), request_timeout=WAIT_S)[place.topic]
+    asked = admin.describe_configs([resource], request_timeout=WAIT_S)[resource]
+    partitions = _answer(place, described).partitions
+    settings = _answer(place, asked, forgiven=_NO_RIGHT)
+    if settings is None:
+        _log.warning("%s: this user has no right to read its settings, so they are not checked", place.where)
+    return Topic(
+        len(partitions),
+        min((len(each.replicas) for each in partitions), default=-1),
+        None if settings is None else {name: str(entry.value) for name, entry in settings.items()},
+    )
+
+
+def _create(place: KafkaPlace, settings: Mapping[str, str], partitions: int = -1, replicas: int = -1) -> None:
+    wanted = NewTopic(place.topic, num_partitions=partitions, replication_factor=replicas, config=dict(settings))
+    admin = AdminClient(place.settings(), logger=_log)
+    asked = admin.create_topics([wanted], request_timeout=WAIT_S, operation_timeout=WAIT_S)[place.topic]
+    _answer(place, asked, forgiven=(KafkaError.TOPIC_ALREADY_EXISTS,))
+
+
+def _answer(place: KafkaPlace, asked: Any, forgiven: tuple[int, ...] = ()) -> Any:
+    """Return the answer to a request; None for an error that is forgiven."""
+    try:
+        return asked.result(2 * WAIT_S)
+    except KafkaException as error:
+        if error.args[0].code() in forgiven:
+            return None
+        raise raised_for(place, error.args[0]) from None

@@ -44,6 +44,8 @@ class FakeBrokers:
     """Commits that are on their way, each with the epoch of its producer."""
     calls: list[str] = field(default_factory=list)
     fault: Callable[[], CommitFault] = lambda: "none"
+    meanwhile: Callable[[], None] = lambda: None
+    """Called before an init and before the progress topic is read: what others do there."""
 
     def commit(self, name: str) -> None:
         """Make an open transaction visible."""
@@ -74,6 +76,7 @@ class FakeProducer:
     def init(self) -> None:
         """See TransactionalProducer.init."""
         self._said("init")
+        self._brokers.meanwhile()
         self._epoch = self._brokers.epochs.get(self._name, 0) + 1
         self._brokers.epochs[self._name] = self._epoch
         self._brokers.opened.pop(self._name, None)
@@ -155,6 +158,7 @@ class FakeConnection:
     def progress(self) -> Progress:
         """See Connection.progress."""
         self._brokers.calls.append("read")
+        self._brokers.meanwhile()
         found = Progress("the progress topic")
         for key, value in self._brokers.marks:
             found.apply(key, value)

@@ -171,14 +171,9 @@ class TestFence:
 class ReadsBeforeInit(KafkaTarget):
     def _opened(self) -> Session:
         producer, progress = self._connection.producer(), self._connection.progress()
-        self._race()
         producer.init()
         self._session = Session(producer, progress)
         return self._session
-
-    def _race(self) -> None:
-        """What other processes do between the two, in a play."""
-        self._fault("before_begin")
 
 
 class UsesAProducerAgain(KafkaTarget):
@@ -243,7 +238,8 @@ class Play:
     def __init__(self, seed: int, kind: type[KafkaTarget]) -> None:
         self.random, self.brokers = random.Random(seed), FakeBrokers()
         self.brokers.fault = lambda: self.random.choice(FAULTS) if self.random.random() < 0.4 else "none"
-        self._busy = False
+        self._busy, self._kind = False, kind
+        self.brokers.meanwhile = lambda: self._meanwhile("before_begin")
         self.targets = [opened(self.brokers, claim=FIRST, fault=self._meanwhile, kind=kind) for _ in range(PROCESSES)]
 
     def run(self) -> None:
@@ -277,13 +273,9 @@ class Play:
         if not self._busy and self.random.random() < 0.15:
             self._busy = True
             try:
-                self.deliver(self.random.choice(self.targets_at_rest()))
+                self.deliver(opened(self.brokers, claim=FIRST, fault=self._meanwhile, kind=self._kind))
             finally:
                 self._busy = False
-
-    def targets_at_rest(self) -> list[KafkaTarget]:
-        """A target takes one call at a time."""
-        return [opened(self.brokers, claim=FIRST, fault=self._meanwhile, kind=type(self.targets[0]))]
 
 
 def outcome_of(seed: int, kind: type[KafkaTarget]) -> str | None:
