@@ -1,0 +1,74 @@
+"""`hf.Kafka`: a topic, as a connector.
+
+The client library is an extra, so it is imported when a topic is opened, not with this module: a job can be planned and
+tested without it.
+
+Source: API.md (sources); docs/design/0075-kafka-source.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from holdfast.arguments import checked
+from holdfast.errors import ConfigError
+from holdfast.runtime.rows.row_types import RowsOf, T
+from holdfast.runtime.sources.kafka.messages import META
+from holdfast.runtime.sources.kafka.source import KafkaSource
+from holdfast.runtime.sources.kafka.values import JSON, RAW, Raw
+from holdfast.storage.kafka.place import Option, place_of
+
+
+class Kafka(RowsOf[T]):
+    """A topic of Kafka, read with offsets in the job's checkpoints: a source.
+
+    Args:
+        servers: "host:port" of some brokers, with commas between them or as a list.
+        topic: The topic, which must exist.
+        value: How values are written: `hf.JSON(Bid)`, or `hf.Raw()` for bytes.
+        key: Columns by which the producers choose the partition, as `partitioned_by` of `app.source`.
+        meta: Add the columns kafka_key, kafka_timestamp, kafka_partition, kafka_offset and kafka_headers.
+        options: Options of librdkafka, such as {"security.protocol": "SASL_SSL"}. A secret is given by
+            `hf.secret("env:NAME")`.
+
+    Raises:
+        ConfigError: an argument cannot be used, or holds a secret.
+    """
+
+    @checked("hf.Kafka", '("broker.example:9092", "bids", hf.JSON(Bid))')
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        topic: str,
+        value: JSON[T] | Raw | None = None,
+        key: str | Sequence[str] | None = None,
+        meta: bool = False,
+        options: Mapping[str, Option] | None = None,
+    ) -> None:
+        self.place = place_of(servers, topic, options)
+        self.key = None if key is None else (key,) if isinstance(key, str) else tuple(key)
+        self.value, self.meta = value, meta
+        given: Any = value
+        if given is not None and not isinstance(given, JSON | Raw):
+            raise _refused(f"value is {given!r}", "give hf.JSON(Bid), with your dataclass, or hf.Raw()")
+
+    def __repr__(self) -> str:
+        return f"Kafka({self.place.servers!r}, {self.place.topic!r})"
+
+    def source(self) -> KafkaSource:
+        """See Connector.source."""
+        value = self.value
+        if value is None or (isinstance(value, JSON) and value.schema is None):
+            raise _refused(f"{self!r} does not say how to read the values", "give value=hf.JSON(Bid) or value=hf.Raw()")
+        schema = RAW if isinstance(value, Raw) else value.schema
+        assert schema is not None
+        if self.meta and (twice := [field.name for field in META if field.name in schema.names]):
+            raise _refused(f"the column {twice[0]!r} is also one of meta=True", "rename the field, or leave meta out")
+        row_type = None if isinstance(value, Raw) or self.meta else value.row_type
+        lines = None if isinstance(value, Raw) else (value.time, value.defaults())
+        return KafkaSource(self.place, schema, lines, self.meta, row_type, self.key or ())
+
+
+def _refused(what: str, next_step: str) -> ConfigError:
+    return ConfigError(f"hf.Kafka: {what}", not_done="the job was not planned", next_step=next_step)
