@@ -13,12 +13,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from kafka_server import KafkaServer
+from kafka_topics import KafkaTopic
 from sql_places import SqlPlace, delivery_of, place_of
 
 from holdfast.errors import Damaged, Fenced, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Rewinding
 from holdfast.sinks.immediate import ImmediateTarget, Origin, Owner
+from holdfast.sinks.kafka.sink import KafkaSink
 from holdfast.sinks.log import LogSink
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.memory_immediate import ImmediateTable
@@ -95,14 +98,35 @@ def in_log(folder: Path) -> World:
     return World(sink, numbers, back_up)
 
 
+def in_kafka(server: KafkaServer) -> World:
+    topic = KafkaTopic(server, partitions=1)
+    topic.sink.prepare(SCHEMA, None)
+    return World(topic.sink, lambda: sorted(n for (n,) in topic.rows()), topic.back_up)
+
+
 TABLES = [f"{kind}{how}" for kind in ("sqlite", "other", "postgres") for how in ("", " keyed", " idempotent")]
 
 
-@pytest.fixture(params=["memory", "memory keyed", *TABLES, "log"])
+WITH_REPAIRS = ("memory", "memory keyed", *TABLES, "log")
+
+
+@pytest.fixture(params=[*WITH_REPAIRS, pytest.param("kafka", marks=pytest.mark.kafka)])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    return world_of(request, tmp_path)
+
+
+@pytest.fixture(params=WITH_REPAIRS)
+def repairing(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    """A target that takes its output back."""
+    return world_of(request, tmp_path)
+
+
+def world_of(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     kind = request.param
     if kind == "log":
         return in_log(tmp_path)
+    if kind == "kafka":
+        return in_kafka(request.getfixturevalue("kafka"))
     if kind.startswith("memory"):
         return in_memory(kind == "memory keyed")
     return in_table(place_of(kind, tmp_path, request), ("n",) if " " in kind else None, delivery_of(kind))
@@ -192,7 +216,7 @@ class TestOwner:
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
         copy = world.sink.open(JOB, LEFT, COPY)
         world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2))
-        if isinstance(world.sink, LogSink):
+        if isinstance(world.sink, LogSink | KafkaSink):
             copy.forget(tag(1))  # the copy has none
             return
         with pytest.raises(Fenced):
@@ -200,48 +224,48 @@ class TestOwner:
 
 
 class TestRepair:
-    def test_a_repair_takes_over_the_target(self, world: World) -> None:
-        world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
-        world.sink.open(JOB, LEFT, FIRST).deliver(tag(2), rows(2))
+    def test_a_repair_takes_over_the_target(self, repairing: World) -> None:
+        repairing.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
+        repairing.sink.open(JOB, LEFT, FIRST).deliver(tag(2), rows(2))
         to = Rewinding(JOB, "out", tag(1, 2), (LEFT,), SECOND)
-        world.sink.repair(to, SCHEMA, None)
-        assert world.numbers() == [1]
-        assert world.sink.holding(JOB, "out").held == Held("second", Generation(2))
+        repairing.sink.repair(to, SCHEMA, None)
+        assert repairing.numbers() == [1]
+        assert repairing.sink.holding(JOB, "out").held == Held("second", Generation(2))
 
-    def test_a_repair_undoes_what_a_common_owner_delivered_in_another_history(self, world: World) -> None:
+    def test_a_repair_undoes_what_a_common_owner_delivered_in_another_history(self, repairing: World) -> None:
         for epoch in (1, 2):
-            world.sink.open(JOB, LEFT, FIRST).deliver(tag(epoch), rows(epoch))
+            repairing.sink.open(JOB, LEFT, FIRST).deliver(tag(epoch), rows(epoch))
         later = Rewinding(JOB, "out", tag(300, 2), (LEFT,), replace(COPY, undone_after=Epoch(300)))
-        for act in (world.sink.plan_repair, world.sink.repair):
+        for act in (repairing.sink.plan_repair, repairing.sink.repair):
             with pytest.raises(Damaged, match="was copied or restored"):
                 act(later, SCHEMA, None)
-        assert world.numbers() == [1, 2]
-        world.sink.repair(Rewinding(JOB, "out", tag(1, 2), (LEFT,), replace(COPY, undone_after=Epoch(1))), SCHEMA, None)
-        assert world.numbers() == [1]
-        assert world.sink.open(JOB, LEFT, COPY).deliver(tag(300, 2), rows(300)) == Delivered(1)
+        assert repairing.numbers() == [1, 2]
+        repairing.sink.repair(Rewinding(JOB, "out", tag(1, 2), (LEFT,), replace(COPY, undone_after=Epoch(1))), SCHEMA, None)
+        assert repairing.numbers() == [1]
+        assert repairing.sink.open(JOB, LEFT, COPY).deliver(tag(300, 2), rows(300)) == Delivered(1)
 
-    def test_a_repair_is_refused_if_the_common_owner_rewound_in_its_own_history(self, world: World) -> None:
+    def test_a_repair_is_refused_if_the_common_owner_rewound_in_its_own_history(self, repairing: World) -> None:
         """Its new timeline has the number that the copy's has, so a repair would leave what it delivered there."""
         for epoch in (1, 2):
-            world.sink.open(JOB, LEFT, FIRST).deliver(tag(epoch), rows(epoch))
-        world.sink.repair(
+            repairing.sink.open(JOB, LEFT, FIRST).deliver(tag(epoch), rows(epoch))
+        repairing.sink.repair(
             Rewinding(JOB, "out", tag(1, 2), (LEFT,), replace(FIRST, undone_after=Epoch(1))), SCHEMA, None
         )
-        world.sink.open(JOB, LEFT, FIRST).deliver(tag(206, 2), rows(206))
+        repairing.sink.open(JOB, LEFT, FIRST).deliver(tag(206, 2), rows(206))
         to = Rewinding(JOB, "out", tag(1, 2), (LEFT,), replace(COPY, undone_after=Epoch(1)))
-        for act in (world.sink.plan_repair, world.sink.repair):
+        for act in (repairing.sink.plan_repair, repairing.sink.repair):
             with pytest.raises(Damaged, match="was copied or restored"):
                 act(to, SCHEMA, None)
-        assert world.numbers() == [1, 206]
+        assert repairing.numbers() == [1, 206]
 
-    def test_a_repair_of_another_history_is_fenced_and_undoes_nothing(self, world: World) -> None:
-        world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
-        world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2))
+    def test_a_repair_of_another_history_is_fenced_and_undoes_nothing(self, repairing: World) -> None:
+        repairing.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
+        repairing.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2))
         to = Rewinding(JOB, "out", tag(1, 2), (LEFT,), COPY)
-        for act in (world.sink.plan_repair, world.sink.repair):
+        for act in (repairing.sink.plan_repair, repairing.sink.repair):
             with pytest.raises(Fenced, match="not in the log of this job"):
                 act(to, SCHEMA, None)
-        assert (world.numbers(), world.sink.open(JOB, LEFT).delivered()) == ([1, 2], tag(2))
+        assert (repairing.numbers(), repairing.sink.open(JOB, LEFT).delivered()) == ([1, 2], tag(2))
 
 
 class TestRestoredTarget:
@@ -270,11 +294,11 @@ class TestRestoredTarget:
         target.deliver(tag(2), rows(2), known=tag(1))
 
         def meanwhile() -> Iterator[pa.RecordBatch]:
-            if not isinstance(world.sink, LogSink):  # a log has no transaction across its commits
+            if not isinstance(world.sink, LogSink | KafkaSink):  # they have no transaction that reads what it writes
                 restore()
             yield from rows(3)
 
-        if isinstance(world.sink, LogSink):
+        if isinstance(world.sink, LogSink | KafkaSink):
             restore()
         with pytest.raises(Damaged, match="restored"):
             target.deliver(tag(3), meanwhile(), known=tag(2))
