@@ -8,6 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from kafka_server import KafkaServer
+from kafka_topics import KafkaTopic
 from sql_places import SqlPlace, delivery_of, place_of
 
 import holdfast as hf
@@ -134,6 +136,15 @@ def in_log(folder: Path, key: tuple[str, ...] | None = None) -> SinkKit:
     return SinkKit(lambda: sink, rows, opened)
 
 
+def in_kafka(server: KafkaServer, key: tuple[str, ...] | None) -> SinkKit:
+    topic = KafkaTopic(server, key)
+
+    def opened(given: Sink, writer: Any, fault: Fault) -> Target:
+        return topic.sink.opened("6f9b0f6e-0000-4000-8000-000000000001", writer, fault=topic.watched(fault))
+
+    return SinkKit(lambda: topic.sink, topic.rows, opened)
+
+
 SINKS: dict[str, Callable[[Path], SinkKit]] = {
     "memory": lambda _: in_memory(False),
     "memory, key": lambda _: in_memory(True),
@@ -145,11 +156,17 @@ SINKS: dict[str, Callable[[Path], SinkKit]] = {
 TABLES = [f"{database}{how}" for database in ("sqlite", "other", "postgres") for how in ("", " key", " idempotent")]
 
 
-@pytest.fixture(params=[*SINKS, *TABLES])
+# The contract of sinks beside this file tests most of it with one broker in a fraction of the time.
+KAFKA = [pytest.param(kind, marks=[pytest.mark.kafka, pytest.mark.slow]) for kind in ("kafka", "kafka key")]
+
+
+@pytest.fixture(params=[*SINKS, *TABLES, *KAFKA])
 def sink_kit(request: pytest.FixtureRequest, tmp_path: Path) -> SinkKit:
     if request.param in SINKS:
         return SINKS[request.param](tmp_path)
     key = KEY if " " in request.param else None
+    if request.param.startswith("kafka"):
+        return in_kafka(request.getfixturevalue("kafka"), key)
     return in_table(place_of(request.param, tmp_path, request), key, delivery_of(request.param))
 
 

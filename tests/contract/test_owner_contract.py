@@ -105,19 +105,11 @@ def in_kafka(server: KafkaServer) -> World:
 
 
 TABLES = [f"{kind}{how}" for kind in ("sqlite", "other", "postgres") for how in ("", " keyed", " idempotent")]
-
-
 WITH_REPAIRS = ("memory", "memory keyed", *TABLES, "log")
 
 
 @pytest.fixture(params=[*WITH_REPAIRS, pytest.param("kafka", marks=pytest.mark.kafka)])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
-    return world_of(request, tmp_path)
-
-
-@pytest.fixture(params=WITH_REPAIRS)
-def repairing(request: pytest.FixtureRequest, tmp_path: Path) -> World:
-    """A target that takes its output back."""
     return world_of(request, tmp_path)
 
 
@@ -224,48 +216,53 @@ class TestOwner:
 
 
 class TestRepair:
-    def test_a_repair_takes_over_the_target(self, repairing: World) -> None:
-        repairing.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
-        repairing.sink.open(JOB, LEFT, FIRST).deliver(tag(2), rows(2))
-        to = Rewinding(JOB, "out", tag(1, 2), (LEFT,), SECOND)
-        repairing.sink.repair(to, SCHEMA, None)
-        assert repairing.numbers() == [1]
-        assert repairing.sink.holding(JOB, "out").held == Held("second", Generation(2))
+    @pytest.fixture(params=WITH_REPAIRS)
+    def world(self, request: pytest.FixtureRequest, tmp_path: Path) -> World:
+        """A target that takes its output back."""
+        return world_of(request, tmp_path)
 
-    def test_a_repair_undoes_what_a_common_owner_delivered_in_another_history(self, repairing: World) -> None:
+    def test_a_repair_takes_over_the_target(self, world: World) -> None:
+        world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
+        world.sink.open(JOB, LEFT, FIRST).deliver(tag(2), rows(2))
+        to = Rewinding(JOB, "out", tag(1, 2), (LEFT,), SECOND)
+        world.sink.repair(to, SCHEMA, None)
+        assert world.numbers() == [1]
+        assert world.sink.holding(JOB, "out").held == Held("second", Generation(2))
+
+    def test_a_repair_undoes_what_a_common_owner_delivered_in_another_history(self, world: World) -> None:
         for epoch in (1, 2):
-            repairing.sink.open(JOB, LEFT, FIRST).deliver(tag(epoch), rows(epoch))
+            world.sink.open(JOB, LEFT, FIRST).deliver(tag(epoch), rows(epoch))
         later = Rewinding(JOB, "out", tag(300, 2), (LEFT,), replace(COPY, undone_after=Epoch(300)))
-        for act in (repairing.sink.plan_repair, repairing.sink.repair):
+        for act in (world.sink.plan_repair, world.sink.repair):
             with pytest.raises(Damaged, match="was copied or restored"):
                 act(later, SCHEMA, None)
-        assert repairing.numbers() == [1, 2]
-        repairing.sink.repair(Rewinding(JOB, "out", tag(1, 2), (LEFT,), replace(COPY, undone_after=Epoch(1))), SCHEMA, None)
-        assert repairing.numbers() == [1]
-        assert repairing.sink.open(JOB, LEFT, COPY).deliver(tag(300, 2), rows(300)) == Delivered(1)
+        assert world.numbers() == [1, 2]
+        world.sink.repair(Rewinding(JOB, "out", tag(1, 2), (LEFT,), replace(COPY, undone_after=Epoch(1))), SCHEMA, None)
+        assert world.numbers() == [1]
+        assert world.sink.open(JOB, LEFT, COPY).deliver(tag(300, 2), rows(300)) == Delivered(1)
 
-    def test_a_repair_is_refused_if_the_common_owner_rewound_in_its_own_history(self, repairing: World) -> None:
+    def test_a_repair_is_refused_if_the_common_owner_rewound_in_its_own_history(self, world: World) -> None:
         """Its new timeline has the number that the copy's has, so a repair would leave what it delivered there."""
         for epoch in (1, 2):
-            repairing.sink.open(JOB, LEFT, FIRST).deliver(tag(epoch), rows(epoch))
-        repairing.sink.repair(
+            world.sink.open(JOB, LEFT, FIRST).deliver(tag(epoch), rows(epoch))
+        world.sink.repair(
             Rewinding(JOB, "out", tag(1, 2), (LEFT,), replace(FIRST, undone_after=Epoch(1))), SCHEMA, None
         )
-        repairing.sink.open(JOB, LEFT, FIRST).deliver(tag(206, 2), rows(206))
+        world.sink.open(JOB, LEFT, FIRST).deliver(tag(206, 2), rows(206))
         to = Rewinding(JOB, "out", tag(1, 2), (LEFT,), replace(COPY, undone_after=Epoch(1)))
-        for act in (repairing.sink.plan_repair, repairing.sink.repair):
+        for act in (world.sink.plan_repair, world.sink.repair):
             with pytest.raises(Damaged, match="was copied or restored"):
                 act(to, SCHEMA, None)
-        assert repairing.numbers() == [1, 206]
+        assert world.numbers() == [1, 206]
 
-    def test_a_repair_of_another_history_is_fenced_and_undoes_nothing(self, repairing: World) -> None:
-        repairing.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
-        repairing.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2))
+    def test_a_repair_of_another_history_is_fenced_and_undoes_nothing(self, world: World) -> None:
+        world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
+        world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2))
         to = Rewinding(JOB, "out", tag(1, 2), (LEFT,), COPY)
-        for act in (repairing.sink.plan_repair, repairing.sink.repair):
+        for act in (world.sink.plan_repair, world.sink.repair):
             with pytest.raises(Fenced, match="not in the log of this job"):
                 act(to, SCHEMA, None)
-        assert (repairing.numbers(), repairing.sink.open(JOB, LEFT).delivered()) == ([1, 2], tag(2))
+        assert (world.numbers(), world.sink.open(JOB, LEFT).delivered()) == ([1, 2], tag(2))
 
 
 class TestRestoredTarget:
