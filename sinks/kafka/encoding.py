@@ -3,8 +3,9 @@
 The key of a record is made of the sink's key columns. One column of text or bytes is the key as it is, as other producers
 write it; one column of another type is a JSON value, several columns are a JSON object. The value holds all columns.
 
-In JSON, times are text in RFC 3339 (UTC, six digits of a second) or numbers since 1970, dates are text, and bytes are
-base64. JSON has no form for NaN and infinities, so rows with them are refused before they are staged.
+In JSON, times are text in RFC 3339 (UTC, six digits of a second) or numbers since 1970, dates are text, decimals are text,
+so that no reader rounds them, and bytes are base64: the forms that hf.JSON reads. JSON has none for NaN and infinities, so
+rows with them are refused before they are staged.
 
 Pure: values in, values out. Source: API.md (sources); docs/guide/kafka.md; docs/design/0076-kafka-sink.md.
 """
@@ -24,7 +25,6 @@ from holdfast.sinks.contract import DELETE, OP, check_null_keys
 from holdfast.sinks.kafka.target import Records
 
 TimeForm = Literal["rfc3339", "s", "ms", "us"]
-TIME = pa.timestamp("us", tz="UTC")
 VALUE = "value"
 """The column that holds the value of a record whose values are raw."""
 RECORD_OVERHEAD = 512
@@ -32,7 +32,7 @@ RECORD_OVERHEAD = 512
 _PER_US: Mapping[str, int] = {"s": 1_000_000, "ms": 1_000, "us": 1}
 _ESCAPED_MAX = 6
 """Bytes that JSON takes for one byte of text at most."""
-_PLAIN_MAX = 40
+_PLAIN_MAX = 90
 """Bytes that JSON takes for a value of a fixed width at most."""
 
 
@@ -193,12 +193,14 @@ def _plain(column: pa.Array, time: TimeForm) -> pl.Series:
     """Return a column whose values have the form that JSON gives them."""
     series = pl.from_arrow(column)
     assert isinstance(series, pl.Series)
-    if column.type == TIME:
+    if _is_time(column.type):
         if time == "rfc3339":
             return series.dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ")
         return series.dt.timestamp("us") // _PER_US[time]
     if pa.types.is_date32(column.type):
         return series.dt.strftime("%Y-%m-%d")
+    if pa.types.is_decimal(column.type):
+        return series.cast(pl.String)
     return series.bin.encode("base64") if _is_binary(column.type) else series
 
 
@@ -214,10 +216,8 @@ def _largest(batch: pa.RecordBatch) -> int:
         size += len(_member(field.name)) + 2
         if _is_raw(field.type):
             size += _ESCAPED_MAX * (pc.max(pc.binary_length(column)).as_py() or 0)
-        elif any(fits(field.type) for fits in _FIXED_WIDTH):
-            size += _PLAIN_MAX
         else:
-            size += _ESCAPED_MAX * column.nbytes + _PLAIN_MAX * batch.num_rows
+            size += _PLAIN_MAX
     return 2 * size  # The columns of the key come twice.
 
 
@@ -227,7 +227,7 @@ def _member(name: str) -> bytes:
 
 
 def _has_form(kind: pa.DataType) -> bool:
-    return kind == TIME or _is_raw(kind) or any(fits(kind) for fits in _FIXED_WIDTH)
+    return _is_raw(kind) or any(fits(kind) for fits in _FIXED_WIDTH)
 
 
 def _is_raw(kind: pa.DataType) -> bool:
@@ -238,11 +238,16 @@ def _is_binary(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) and kind.tz == "UTC")
+
+
 _FIXED_WIDTH: tuple[Callable[[pa.DataType], bool], ...] = (
     pa.types.is_boolean,
     pa.types.is_integer,
     pa.types.is_floating,
     pa.types.is_date32,
-    lambda kind: bool(kind == TIME),
+    pa.types.is_decimal,
+    _is_time,
 )
 """Types whose values have a bounded length as JSON."""
