@@ -12,20 +12,21 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
 from kafka_server import PASSWORD, USER, KafkaServer
 from kafka_topics import KafkaTopic
 
 import holdfast as hf
 from holdfast.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract import DELETE, OP, PUT, AlreadyDelivered, Delivered, FaultPoint
+from holdfast.sinks.contract import DELETE, OP, PUT, AlreadyDelivered, Delivered, FaultPoint, Outcome
 from holdfast.sinks.kafka.options import TRANSACTION_TIMEOUT_MS, producer_settings
 from holdfast.sinks.kafka.progress import progress_topic, tag_record
 from holdfast.sinks.kafka.sink import KafkaSink, transactional_id
+from holdfast.sinks.kafka.target import KafkaTarget
 from holdfast.sinks.owners import Claim
 from holdfast.storage.kafka.place import KafkaPlace, place_of
 
-pytestmark = pytest.mark.kafka
 JOB, LEFT, RIGHT = "6f9b0f6e-0000-4000-8000-000000000001", Writer("out", Subtask(0)), Writer("out", Subtask(1))
 SCHEMA = pa.schema([pa.field("name", pa.string()), pa.field("n", pa.int64())])
 KEY = ("name",)
@@ -47,6 +48,7 @@ def changes(*rows: tuple[str, int | None]) -> pa.RecordBatch:
     return batch(*rows).append_column(OP, pa.array(ops, pa.int8()))
 
 
+@pytest.mark.kafka
 class TestRecords:
     def test_a_key_goes_to_the_partition_to_which_java_sends_it(self, kafka: KafkaServer) -> None:
         topic = KafkaTopic(kafka, KEY, partitions=5)
@@ -88,6 +90,7 @@ class TestRecords:
         assert sorted(topic.rows()) == sorted(rows)
 
 
+@pytest.mark.kafka
 class TestReaders:
     def test_a_reader_sees_nothing_of_an_open_transaction(self, kafka: KafkaServer) -> None:
         topic = KafkaTopic(kafka)
@@ -102,20 +105,23 @@ class TestReaders:
         topic.sink.opened(JOB, LEFT, fault=look).deliver(tag(1), [batch(("ann", 1), ("bea", 2))])
         assert seen == [2, 0] and len(topic.rows()) == 2
 
-    def test_another_jobs_open_transaction_hides_no_tag(self, kafka: KafkaServer) -> None:
-        """It keeps the last stable offset below the tag; reading up to there would deliver the epoch again."""
-        topic = KafkaTopic(kafka)
+    def test_another_jobs_open_transaction_hides_no_tag(
+        self, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It keeps the last stable offset below the tag: a target that read up to there would deliver again."""
+        topic, rows = KafkaTopic(kafka), [batch(("ann", 1))]
         topic.sink.prepare(SCHEMA, None)
+        key, value = tag_record("another", LEFT, tag(1))
         with kafka.transaction("another") as producer:
-            key, value = tag_record("another", LEFT, tag(1))
             producer.produce(progress_topic(topic.name), value, key, 0)
             producer.flush()
-            target = topic.sink.open(JOB, LEFT)
-            with pytest.raises(Unavailable, match="could be read up to offset 0 of 1 only"):
-                impatient(target.delivered)
-        target.deliver(tag(1), [batch(("ann", 1))])
-        assert topic.sink.open(JOB, RIGHT, None).delivered() is None
-        assert topic.sink.open(JOB, LEFT).deliver(tag(1), [batch(("ann", 1))]) == AlreadyDelivered(tag(1))
+            topic.sink.open(JOB, LEFT, None)
+            with monkeypatch.context() as patch:
+                patch.setattr("holdfast.sinks.kafka.client.WAIT_S", 1.5)
+                with pytest.raises(Unavailable, match="could be read up to offset 0 of 1 only"):
+                    topic.sink.open(JOB, LEFT).deliver(tag(1), rows)
+        assert topic.sink.open(JOB, LEFT).deliver(tag(1), rows) == Delivered(1)
+        assert topic.sink.open(JOB, LEFT).deliver(tag(1), rows) == AlreadyDelivered(tag(1))
 
     def test_a_zombie_of_another_writer_cannot_commit_after_a_takeover(self, kafka: KafkaServer) -> None:
         topic = KafkaTopic(kafka)
@@ -131,15 +137,7 @@ class TestReaders:
         assert topic.rows() == [("ann", 1)]
 
 
-def impatient(call: object) -> None:
-    """Call with waits of a second."""
-    from holdfast.sinks.kafka import client
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client, "WAIT_S", 1.0)
-        call()  # type: ignore[operator]
-
-
+@pytest.mark.kafka
 class TestTopics:
     def test_missing_topics_are_created(self, kafka: KafkaServer, caplog: pytest.LogCaptureFixture) -> None:
         name = f"{kafka.topic()}-new"
@@ -211,6 +209,7 @@ def guarded(kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kaf
     yield KafkaSink(place_of(kafka.guarded, KafkaTopic(kafka).name, options))
 
 
+@pytest.mark.kafka
 class TestRights:
     def test_each_missing_right_is_named(self, kafka: KafkaServer, guarded: KafkaSink) -> None:
         """One after the other, as an operator would find them."""
@@ -220,7 +219,7 @@ class TestRights:
         kafka.topic(1, progress, cleanup_policy="compact")
         kafka.allow(progress, "DESCRIBE", "READ")
         refused(guarded, "transactional ids with the prefix holdfast-")
-        kafka.allow_transactions("holdfast-")
+        allow_transactions(kafka)
         refused(guarded, "READ, WRITE and DESCRIBE on the topic of the same name with the suffix -holdfast-progress")
         kafka.allow(progress, "WRITE")
         guarded.prepare(SCHEMA, None)
@@ -235,6 +234,14 @@ class TestRights:
         assert "open sesame" not in str(caught.value)
 
 
+def allow_transactions(kafka: KafkaServer) -> None:
+    """Let the user write in transactions of Holdfast."""
+    who = (ResourceType.TRANSACTIONAL_ID, "holdfast-", ResourcePatternType.PREFIXED, f"User:{USER}", "*")
+    rights = [AclBinding(*who, each, AclPermissionType.ALLOW) for each in (AclOperation.DESCRIBE, AclOperation.WRITE)]
+    for future in kafka.admin.create_acls(rights).values():
+        future.result(10)
+
+
 def refused(sink: KafkaSink, remedy: str) -> None:
     with pytest.raises(ConfigError) as caught:
         sink.prepare(SCHEMA, None)
@@ -242,47 +249,44 @@ def refused(sink: KafkaSink, remedy: str) -> None:
     assert remedy in caught.value.next_step, str(caught.value)
 
 
+@pytest.mark.kafka
 class TestOutage:
     @pytest.mark.slow
-    def test_a_broker_that_is_killed_and_returns_has_every_row_once(
-        self, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("point", ["before_begin", "after_tag", "before_commit"])
+    def test_a_broker_that_is_killed_during_a_delivery_and_returns_has_every_row_once(
+        self, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch, point: FaultPoint
     ) -> None:
         monkeypatch.setattr("holdfast.sinks.kafka.client.WAIT_S", 2.0)
-        topic = KafkaTopic(kafka)
+        topic, strikes = KafkaTopic(kafka), [point]
         topic.sink.prepare(SCHEMA, None)
-        killed: list[FaultPoint] = []
-        points: list[FaultPoint] = ["after_tag", "before_commit"]
 
-        def kill(point: FaultPoint) -> None:
-            if points and point == points[0] and not killed:
-                killed.append(points.pop(0))
+        def kill(reached: FaultPoint) -> None:
+            if strikes == [reached] and topic.rows():
+                strikes.clear()
                 kafka.kill()
 
         target = topic.sink.opened(JOB, LEFT, fault=kill)
-        target.deliver(tag(1), [batch(("a", 1))]) if not points else None
-        for epoch in (1, 2):
+        target.deliver(tag(1), [batch(("ann", 1))])
+        try:
             with pytest.raises(Unavailable):
-                target.deliver(tag(epoch), [batch((f"row {epoch}", epoch))])
+                target.deliver(tag(2), [batch(("bea", 2))])
             with pytest.raises(Unavailable):
                 target.delivered()
+        finally:
             kafka.start()
-            killed.clear()
-            left, points[:] = list(points), []
-            assert until_answered(target, epoch)
-            points[:] = left
-        assert sorted(topic.rows()) == [("row 1", 1), ("row 2", 2)]
+        assert delivered_at_last(target) == Delivered(1)
+        assert sorted(topic.rows()) == [("ann", 1), ("bea", 2)]
 
 
-def until_answered(target: object, epoch: int) -> bool:
-    """Deliver an epoch as the delivery machine does: read the tag, then try again."""
+def delivered_at_last(target: KafkaTarget) -> Outcome:
+    """Deliver epoch 2 as the delivery machine does: after a failure, read the tag, then try again."""
     for _ in range(20):
         try:
-            target.delivered()  # type: ignore[attr-defined]
-            target.deliver(tag(epoch), [batch((f"row {epoch}", epoch))])  # type: ignore[attr-defined]
+            assert target.delivered() == tag(1)
+            return target.deliver(tag(2), [batch(("bea", 2))], tag(1))
         except Unavailable:
             continue
-        return True
-    return False
+    raise AssertionError("the broker has returned, but takes nothing")
 
 
 class TestConfiguration:
