@@ -82,33 +82,33 @@ class JsonLines:
 
     def decode(self, values: Sequence[bytes | None]) -> tuple[pa.RecordBatch, dict[int, Refused]]:
         """Return the rows of these values, and those that are refused, by their index."""
-        refused: dict[int, Refused] = {}
-        if _are_lines(values):
-            lines, places = values, range(len(values))
-        else:
-            lines, places = _as_lines(values, refused)
-        batches = list(self._pieces(lines, places, refused))
-        if not batches:
-            return _empty(self._schema), refused
-        return (batches[0] if len(batches) == 1 else pa.concat_batches(batches)), refused
+        why: dict[int, str] = {}
+        lines: Sequence[Any] = values
+        places: Sequence[int] = range(len(values))
+        if not _are_lines(values):
+            lines, places = _as_lines(values, why)
+        batches = list(self._pieces(lines, places, why))
+        rows = pa.Table.from_batches(batches, self._schema).combine_chunks().to_batches()
+        refused = {place: Refused(why[place], "bytes", values[place] or b"") for place in sorted(why)}
+        return (rows[0] if rows else _empty(self._schema)), refused
 
     def _pieces(
-        self, lines: Sequence[Any], places: Sequence[int], refused: dict[int, Refused]
+        self, lines: Sequence[Any], places: Sequence[int], why: dict[int, str]
     ) -> Iterator[pa.RecordBatch]:
         """Decode lines together, or else the two halves of them."""
         if not lines:
             return
         try:
-            yield self._together(lines, places, refused)
+            yield self._together(lines, places, why)
         except _Unfit as wrong:
             if len(lines) == 1:
-                refused[places[0]] = Refused(str(wrong), "bytes", lines[0])
+                why[places[0]] = str(wrong)
                 return
             half = len(lines) // 2
-            yield from self._pieces(lines[:half], places[:half], refused)
-            yield from self._pieces(lines[half:], places[half:], refused)
+            yield from self._pieces(lines[:half], places[:half], why)
+            yield from self._pieces(lines[half:], places[half:], why)
 
-    def _together(self, lines: Sequence[bytes], places: Sequence[int], refused: dict[int, Refused]) -> pa.RecordBatch:
+    def _together(self, lines: Sequence[bytes], places: Sequence[int], why: dict[int, str]) -> pa.RecordBatch:
         text = b"\n".join(lines)
         try:
             options = pa.json.ReadOptions(use_threads=False, block_size=len(text) + 1)
@@ -119,7 +119,7 @@ class JsonLines:
         if table.num_rows != len(lines):
             raise _Unfit("it is more than one JSON value")
         columns = [self._column(field, table.column(field.name), lines) for field in self._schema]
-        return self._without_nulls(columns, lines, places, refused)
+        return self._without_nulls(columns, lines, places, why)
 
     def _column(self, field: pa.Field, found: pa.ChunkedArray, lines: Sequence[bytes]) -> pa.Array:
         column = found.chunk(0) if found.num_chunks == 1 else pa.concat_arrays(found.chunks)
@@ -132,7 +132,7 @@ class JsonLines:
         return column
 
     def _without_nulls(
-        self, columns: list[pa.Array], lines: Sequence[bytes], places: Sequence[int], refused: dict[int, Refused]
+        self, columns: list[pa.Array], lines: Sequence[bytes], places: Sequence[int], why: dict[int, str]
     ) -> pa.RecordBatch:
         """Refuse the rows that have a null where the schema allows none."""
         nulls: dict[int, str] = {}
@@ -143,9 +143,8 @@ class JsonLines:
         if not nulls:
             return pa.RecordBatch.from_arrays(columns, schema=self._schema)
         for row, name in nulls.items():
-            why = "null" if _has(lines[row], name) else "missing"
-            what = f"column {name!r} is {why}, which the job's schema does not allow"
-            refused[places[row]] = Refused(what, "bytes", lines[row])
+            state = "null" if _has(lines[row], name) else "missing"
+            why[places[row]] = f"column {name!r} is {state}, which the job's schema does not allow"
         kept = pa.array([row for row in range(len(lines)) if row not in nulls], pa.int64())
         return pa.RecordBatch.from_arrays([column.take(kept) for column in columns], schema=self._schema)
 
@@ -164,7 +163,7 @@ def _are_lines(values: Sequence[bytes | None]) -> bool:
     return bool((found[last] == ord("}")).all() and (found[last - sizes + 1] == ord("{")).all())
 
 
-def _as_lines(values: Sequence[bytes | None], refused: dict[int, Refused]) -> tuple[list[bytes], list[int]]:
+def _as_lines(values: Sequence[bytes | None], why: dict[int, str]) -> tuple[list[bytes], list[int]]:
     """Return the values that are objects as lines, and their places; refuse the others."""
     lines, places = list[bytes](), list[int]()
     for place, value in enumerate(values):
@@ -173,8 +172,8 @@ def _as_lines(values: Sequence[bytes | None], refused: dict[int, Refused]) -> tu
             lines.append(line)
             places.append(place)
         else:
-            what = "the value is null: a tombstone, which is no row" if value is None else "it is not a JSON object"
-            refused[place] = Refused(what, "bytes", value or b"")
+            tombstone = "the value is null: a tombstone, which is no row"
+            why[place] = tombstone if value is None else "it is not a JSON object"
     return lines, places
 
 

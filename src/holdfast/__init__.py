@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast import errors as errors
     from holdfast import testing as testing
+    from holdfast.credentials import secret
     from holdfast.errors import (
         ConfigError,
         Damaged,
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from holdfast.runtime.rows.windows import hopping, session, sliding, tumbling
     from holdfast.runtime.sources.generator import Generator
     from holdfast.runtime.sources.installed import connector
+    from holdfast.runtime.sources.kafka.connector import Kafka
+    from holdfast.runtime.sources.kafka.values import JSON, Raw
     from holdfast.runtime.sources.log import Log
     from holdfast.runtime.spark.tables.frames import SparkFrame
     from holdfast.sinks.collect import Collect
@@ -103,12 +106,16 @@ _HOMES = {
     "Log": "holdfast.runtime.sources.log",
     "log": "holdfast.runtime.inspect.logframe",
     "Generator": "holdfast.runtime.sources.generator",
+    "Kafka": "holdfast.runtime.sources.kafka.connector",
+    "JSON": "holdfast.runtime.sources.kafka.values",
+    "Raw": "holdfast.runtime.sources.kafka.values",
     "SparkFrame": "holdfast.runtime.spark.tables.frames",
     "Postgres": "holdfast.sinks.postgres.sink",
     "SQLite": "holdfast.sinks.sqlite.sink",
     "Collect": "holdfast.sinks.collect",
     "Console": "holdfast.sinks.console",
     "connector": "holdfast.runtime.sources.installed",
+    "secret": "holdfast.credentials",
     "HoldfastError": "holdfast.errors",
     "ConfigError": "holdfast.errors",
     "Damaged": "holdfast.errors",
@@ -128,12 +135,15 @@ __all__ = [
     "Fenced",
     "Generator",
     "HoldfastError",
+    "JSON",
     "JobFailed",
+    "Kafka",
     "KeyedProcess",
     "List",
     "Log",
     "Map",
     "Postgres",
+    "Raw",
     "Row",
     "SQLite",
     "SparkFrame",
@@ -161,6 +171,7 @@ __all__ = [
     "min",
     "pattern",
     "quantile",
+    "secret",
     "session",
     "sliding",
     "state",

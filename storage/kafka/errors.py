@@ -14,7 +14,8 @@ from typing import Any
 from holdfast.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.storage.kafka.place import KafkaPlace
 
-_NO_TOPIC = ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_ID")
+NO_TOPIC = ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_ID")
+"""A broker, or the client's copy of what brokers know, lacks the topic or one of its partitions."""
 _NO_RIGHT = ("TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED", "TRANSACTIONAL_ID_AUTHORIZATION_FAILED")
 _CREDENTIALS = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE")
 _SETTINGS = ("_INVALID_ARG", "_UNKNOWN_PROTOCOL", "_NOT_CONFIGURED")
@@ -25,7 +26,7 @@ PERMANENT = (*_CREDENTIALS, "_SSL")
 def translated(error: Any, place: KafkaPlace, not_done: str) -> HoldfastError:
     """Return the error of Holdfast for a `confluent_kafka.KafkaError`."""
     name, text = error.name(), place.without_secrets(error.str())
-    if name in _NO_TOPIC:
+    if name in NO_TOPIC:
         return no_topic(place, not_done)
     if name in _NO_RIGHT:
         return ConfigError(

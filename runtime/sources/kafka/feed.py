@@ -24,7 +24,7 @@ from operator import methodcaller
 from typing import Any, NamedTuple
 
 from holdfast.errors import HoldfastError
-from holdfast.storage.kafka.errors import no_client, translated, unavailable
+from holdfast.storage.kafka.errors import NO_TOPIC, no_client, translated, unavailable
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.storage.kafka.questions import Reported, log
 
@@ -118,6 +118,8 @@ class Feed:
         self._consumer: Any = None
         self._reported = Reported()
         self._queues: dict[int, _Queue] = {}
+        self._known = 0
+        """How many partitions the consumer knows."""
 
     def take(self, partition: int, offset: int, bytes_max: int) -> Taken:
         """Return the messages from an offset on; waits for an answer, not for messages.
@@ -157,7 +159,7 @@ class Feed:
         self._queues.clear()
         if self._consumer is not None:
             self._consumer.close()
-            self._consumer = None
+            self._consumer, self._known = None, 0
 
     def _at(self, partition: int, offset: int) -> _Queue:
         """Return the queue of a partition, which begins at the offset."""
@@ -168,10 +170,15 @@ class Feed:
             return queue
         try:
             consumer = self._opened()
+            if partition >= self._known:  # it would look for new partitions every few minutes only
+                found = consumer.list_topics(self._place.topic, ANSWER_WITHIN_S).topics[self._place.topic]
+                self._known = len(found.partitions)
+            if partition >= self._known:
+                raise unavailable(self._place, f"no broker knows partition {partition} yet", NOTHING_READ)
             self.leave(partition)
             consumer.incremental_assign([self._named(partition, offset)])
         except KafkaException as error:
-            raise translated(error.args[0], self._place, NOTHING_READ) from None
+            raise self._meaning(error.args[0]) from None
         queue = self._queues[partition] = _Queue(offset, offset)
         return queue
 
@@ -184,7 +191,7 @@ class Feed:
             if found or timeout_s == 0:
                 found += self._consumer.consume(MESSAGES_MAX, 0)
         except KafkaException as error:
-            raise translated(error.args[0], self._place, NOTHING_READ) from None
+            raise self._meaning(error.args[0]) from None
         for faulty, group in groupby(found, key=lambda each: each.error() is not None):
             if faulty:
                 for each in group:
@@ -214,6 +221,12 @@ class Feed:
         self.leave(partition)  # asking again begins anew
         if error.name() in _OUT_OF_RANGE:
             return OutOfRange()
+        return self._meaning(error)
+
+    def _meaning(self, error: Any) -> HoldfastError:
+        """Return the error to raise. A topic that is unknown may be gone: whoever asks again finds out."""
+        if error.name() in NO_TOPIC:
+            return unavailable(self._place, self._place.without_secrets(error.str()), NOTHING_READ)
         return translated(error, self._place, NOTHING_READ)
 
     def _no_answer(self, partition: int) -> HoldfastError:

@@ -70,7 +70,8 @@ class OpenKafka:
         return self._difference(rest[0], rest[1], now)
 
     def partitions(self) -> list[int]:
-        return list(self._present().partitions)
+        self.topic = self._present()
+        return list(self.topic.partitions)
 
     def end_offsets(self) -> dict[int, int]:
         """Return the last stable offsets: no transaction that is open lies before them."""
