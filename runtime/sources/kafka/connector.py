@@ -17,17 +17,24 @@ from holdfast.runtime.rows.row_types import RowsOf, T
 from holdfast.runtime.sources.kafka.messages import META
 from holdfast.runtime.sources.kafka.source import KafkaSource
 from holdfast.runtime.sources.kafka.values import JSON, RAW, Raw
+from holdfast.sinks.kafka.encoding import JsonValues, RawValues
+from holdfast.sinks.kafka.sink import KafkaSink
 from holdfast.storage.kafka.place import Option, place_of
 
 
 class Kafka(RowsOf[T]):
-    """A topic of Kafka, read with offsets in the job's checkpoints: a source.
+    """A topic of Kafka: a source, read with offsets in the job's checkpoints, or a sink, written in transactions.
+
+    As a sink it gives exactly-once delivery to readers with `isolation.level=read_committed`: the records of an epoch and
+    their tag, in the topic NAME-holdfast-progress, are one transaction. A stream that replaces rows needs `key`; a row that
+    it deletes becomes a tombstone.
 
     Args:
         servers: "host:port" of some brokers, with commas between them or as a list.
-        topic: The topic, which must exist.
-        value: How values are written: `hf.JSON(Bid)`, or `hf.Raw()` for bytes.
-        key: Columns by which the producers choose the partition, as `partitioned_by` of `app.source`.
+        topic: The topic. It must exist to be read; a sink creates a missing one.
+        value: How values are written: `hf.JSON(Bid)`, or `hf.Raw()` for bytes. A sink writes JSON if it is left out.
+        key: Columns by which the producers choose the partition, as `partitioned_by` of `app.source`. As a sink: the
+            columns of the records' key; for a stream that replaces rows, the columns by which it does.
         meta: Add the columns kafka_key, kafka_timestamp, kafka_partition, kafka_offset and kafka_headers.
         options: Options of librdkafka, such as {"security.protocol": "SASL_SSL"}. A secret is given by
             `hf.secret("env:NAME")`.
@@ -68,6 +75,17 @@ class Kafka(RowsOf[T]):
         row_type = None if isinstance(value, Raw) or self.meta else value.row_type
         lines = None if isinstance(value, Raw) else (value.time, value.defaults())
         return KafkaSource(self.place, schema, lines, self.meta, row_type, self.key or ())
+
+    def sink(self) -> KafkaSink:
+        """See Connector.sink."""
+        if self.meta:
+            raise _refused(f"{self!r} is a sink with meta=True, but a sink reads no messages", "leave meta out")
+        value = self.value
+        if isinstance(value, Raw):
+            return KafkaSink(self.place, RawValues(), self.key)
+        if value is None:
+            return KafkaSink(self.place, JsonValues(), self.key)
+        return KafkaSink(self.place, JsonValues(value.time), self.key, value.schema)
 
 
 def _refused(what: str, next_step: str) -> ConfigError:
