@@ -31,6 +31,8 @@ WAIT_S = 15.0
 ABORT_WAIT_S = 5.0
 MISSING_FOR_S = 5.0
 """How long a topic is missing before that is believed: a broker that starts may not know its topics yet."""
+FLUSH_S = 1.0
+"""How often a flush that takes long is looked at: it may take any time, as long as it gets on."""
 READ_MAX = 1_000
 """Records of the progress topic per call of the client."""
 READ_WAIT_S = 0.1
@@ -140,11 +142,16 @@ class ConfluentProducer:
 
     def flush(self) -> None:
         """See TransactionalProducer.flush."""
-        with self._raising():
-            left = self._live().flush(WAIT_S)
-            self._check()
-        if left:
-            raise late(self._place, f"{left} records were not confirmed", WAIT_S)
+        producer = self._live()
+        left, until = len(producer) + 1, 0.0
+        while left:
+            with self._raising():
+                still = producer.flush(min(FLUSH_S, WAIT_S))
+                self._check()
+            if still < left:
+                left, until = still, time.monotonic() + WAIT_S
+            elif time.monotonic() >= until:
+                raise late(self._place, "no record was confirmed", WAIT_S)
 
     def commit(self) -> None:
         """See TransactionalProducer.commit."""

@@ -83,7 +83,8 @@ _RECORD = _configured(
     "a compacted topic takes no record without a key: give the sink key=[...], or name a topic that is not compacted",
 )
 _TIMEOUT = _configured(
-    "the server does not allow transactions of 60 s", "raise transaction.max.timeout.ms of the brokers"
+    "the server does not allow transactions of this length",
+    "raise transaction.max.timeout.ms of the brokers, or give a smaller transaction.timeout.ms in options=",
 )
 
 _BY_CODE: Mapping[int, Meaning] = {

@@ -12,24 +12,21 @@ from holdfast.errors import ConfigError
 from holdfast.storage.kafka.place import KafkaPlace
 
 TRANSACTION_TIMEOUT_MS = 60_000
-"""After this time the brokers abort a transaction that its producer left open; readers wait for that long at most."""
+"""Default: after this time the brokers abort a transaction. So long readers wait at most for one that was left open."""
 MESSAGE_MAX_BYTES = 1_000_000
 """librdkafka's default of `message.max.bytes`: the largest record that a producer takes."""
 GROUP = "holdfast"
 """The name that librdkafka wants of every reader; no group is formed."""
 FIXED: Mapping[str, str] = {
-    "transaction.timeout.ms": "a transaction holds one attempt only, which is repeated after a timeout",
-    "message.timeout.ms": "it follows from the timeout of transactions",
-    "delivery.timeout.ms": "it follows from the timeout of transactions",
     "delivery.report.only.error": "Holdfast reads the reports",
     "enable.gapless.guarantee": "a transaction fails as a whole",
-    "group.id": "no consumer group is used",
 }
 """Options that a sink sets itself, besides those that sources set too, and why."""
 _PRODUCER: Mapping[str, Any] = {
     "partitioner": "murmur2_random",
     "queue.buffering.max.messages": 0,
     "queue.buffering.max.kbytes": 256 * 1024,
+    "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
 }
 """Defaults that a job may change. The partitioner is that of Java's clients; the queue is bounded in bytes alone."""
 
@@ -49,8 +46,8 @@ def reader_settings(place: KafkaPlace) -> dict[str, Any]:
     """Return the settings of the reader of the progress topic, with secrets."""
     return {
         "fetch.wait.max.ms": 50,
+        "group.id": GROUP,
         **place.settings(
-            group_id=GROUP,
             enable_auto_commit=False,
             isolation_level="read_committed",
             auto_offset_reset="error",
@@ -65,7 +62,6 @@ def producer_settings(place: KafkaPlace, transactional_id: str) -> dict[str, Any
         **_PRODUCER,
         **place.settings(
             transactional_id=transactional_id,
-            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
             enable_idempotence=True,
             delivery_report_only_error=True,
         ),

@@ -271,8 +271,9 @@ class KafkaTarget:
 
     def _fenced(self) -> Unavailable:
         return Unavailable(
-            f"{self._where}: another process uses the same transactional id, and has fenced this one twice",
+            f"{self._where}: the transaction was ended twice, by another process with the same transactional id or by "
+            "its timeout",
             not_done="nothing was delivered by this process",
             next_step="nothing, if an older run of this job is about to end: delivery reads the tag and retries; else "
-            "find the other process. A copy of this job's folder must not run beside it",
+            "find the other process, such as a copy of this job, or give a larger transaction.timeout.ms in options=",
         )

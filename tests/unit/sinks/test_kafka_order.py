@@ -110,14 +110,14 @@ class TestOrder:
             target.delivered()
         assert brokers.calls == ["init", "destroy"]
 
-    def test_a_delivery_that_is_fenced_twice_says_who_may_have_done_it(self) -> None:
+    def test_a_delivery_that_is_fenced_twice_reports_who_may_have_done_it(self) -> None:
         brokers = FakeBrokers()
 
         def rival(point: FaultPoint) -> None:
             if point == "after_tag":
                 FakeProducer(brokers, transactional_id(JOB, "out")).init()
 
-        with pytest.raises(Unavailable, match="has fenced this one twice"):
+        with pytest.raises(Unavailable, match="the transaction was ended twice, by another process"):
             opened(brokers, fault=rival).deliver(tag(1), batches("a"))
         assert brokers.calls.count("commit") == 0 and not brokers.rows
 

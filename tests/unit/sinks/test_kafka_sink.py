@@ -19,8 +19,9 @@ from kafka_topics import KafkaTopic
 import holdfast as hf
 from holdfast.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
+from holdfast.runtime.rows.dead_letters import DEAD_LETTERS
 from holdfast.sinks.contract import DELETE, OP, PUT, AlreadyDelivered, Delivered, FaultPoint, Outcome
-from holdfast.sinks.kafka.options import TRANSACTION_TIMEOUT_MS, producer_settings
+from holdfast.sinks.kafka.options import producer_settings, reader_settings
 from holdfast.sinks.kafka.progress import progress_topic, tag_record
 from holdfast.sinks.kafka.sink import KafkaSink, transactional_id
 from holdfast.sinks.kafka.target import KafkaTarget
@@ -296,12 +297,27 @@ class TestConfiguration:
         assert sink.traits.place == {"servers": "one:9092", "topic": "t"}
 
     def test_what_makes_delivery_exactly_once_cannot_be_changed(self) -> None:
-        place = KafkaPlace("one:9092", "t", (("transaction.timeout.ms", 1_000),))
-        with pytest.raises(ConfigError, match="the option 'transaction.timeout.ms' is set by the sink"):
+        place = KafkaPlace("one:9092", "t", (("delivery.report.only.error", False),))
+        with pytest.raises(ConfigError, match="the option 'delivery.report.only.error' is set by the sink"):
             KafkaSink(place).check(SCHEMA, None)
-        settings = producer_settings(replace(place, options=(("partitioner", "random"),)), "id")
-        assert settings["transaction.timeout.ms"] == TRANSACTION_TIMEOUT_MS and settings["enable.idempotence"] is True
-        assert settings["partitioner"] == "random" and settings["allow.auto.create.topics"] is False
+        settings = producer_settings(place, "id")
+        assert (settings["enable.idempotence"], settings["delivery.report.only.error"]) == (True, True)
+        assert (settings["partitioner"], settings["transaction.timeout.ms"]) == ("murmur2_random", 60_000)
+        assert settings["allow.auto.create.topics"] is False and settings["transactional.id"] == "id"
+
+    def test_other_options_are_the_jobs(self) -> None:
+        options = (("partitioner", "consistent"), ("transaction.timeout.ms", 5_000), ("group.id", "mine"))
+        place = KafkaPlace("one:9092", "t", options)
+        KafkaSink(place).check(SCHEMA, None)
+        settings = producer_settings(place, "id")
+        assert (settings["partitioner"], settings["transaction.timeout.ms"]) == ("consistent", 5_000)
+        reader = reader_settings(place)
+        assert (reader["group.id"], reader["isolation.level"]) == ("mine", "read_committed")
+
+    def test_it_can_take_dead_letters(self) -> None:
+        sink = KafkaSink(KafkaPlace("one:9092", "t"))
+        sink.check(DEAD_LETTERS, None)
+        assert not sink.traits.keyed
 
     def test_a_size_that_is_no_number_is_refused(self) -> None:
         place = KafkaPlace("one:9092", "t", (("message.max.bytes", "1MB"),))
