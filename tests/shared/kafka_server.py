@@ -236,6 +236,15 @@ class KafkaServer:
             producer.produce(topic, value, key, partition, **more)
         assert producer.flush(ANSWER_WITHIN_S) == 0, "the broker did not take the records"
 
+    def fill(self, topic: str, values: Iterable[bytes]) -> None:
+        """Append many records to partition 0."""
+        producer = self.producer
+        for place, value in enumerate(values):
+            producer.produce(topic, value, partition=0)
+            if place % 10_000 == 0:
+                producer.flush(ANSWER_WITHIN_S)
+        assert producer.flush(ANSWER_WITHIN_S) == 0, "the broker did not take the records"
+
     @contextmanager
     def transaction(self, name: str = "test", *, commit: bool = True) -> Iterator[Any]:
         """Give a producer in a transaction, which is committed or aborted when the block ends."""
