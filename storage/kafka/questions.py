@@ -5,8 +5,7 @@ answer looks at what the client has reported, and ends early if no wait can help
 
 Invariants
     - Every wait is bounded, and ends within 0.1 s once `interrupted` says so.
-    - After a question that got no answer, `offsets` asks nothing for `AWAY_S`: it may be called in a thread that must
-      not wait.
+    - After a question that got no answer, `offsets` asks nothing for `AWAY_S`.
 
 Source: docs/design/0075-kafka-source.md.
 """
@@ -112,8 +111,7 @@ class Questions:
         from confluent_kafka.admin import OffsetSpec
 
         not_done = "the offsets of its partitions are not known"
-        if time.monotonic() < self._away_until:
-            raise unavailable(self._place, "it did not answer a moment ago", not_done)
+        self.refuse_while_away()
         spec = OffsetSpec.earliest() if which == "first" else OffsetSpec.latest()
         client, within = self._opened(not_done), self._within_s()
         asked = client.list_offsets(
@@ -125,6 +123,11 @@ class Questions:
         if None in found.values():
             raise unavailable(self._place, "a broker does not know its partitions yet", not_done)
         return {partition: each.offset for partition, each in found.items()}
+
+    def refuse_while_away(self) -> None:
+        """Raise Unavailable if a question got no answer a moment ago: for a thread that must not wait for another."""
+        if time.monotonic() < self._away_until:
+            raise unavailable(self._place, "it did not answer a moment ago", "nothing was asked")
 
     def removes_single_records(self) -> bool:
         """Return whether the topic is compacted, or may be: the user has no right to see its settings."""

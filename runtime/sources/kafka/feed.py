@@ -7,7 +7,8 @@ again what it had fetched.
 Invariants
     - Messages of a partition are handed over in order, each once, from the offset that was asked for.
     - "No messages" is an answer only after a fetch that reached the end; until then the answer is unknown.
-    - Asking for another offset than the one that follows begins there anew.
+    - Asking for another offset than the one that follows begins with another consumer: one that is told to go elsewhere
+      may still give messages from where it was, and these would look like messages behind a gap.
     - Queues hold `QUEUED_BYTES_MAX` together, or `QUEUE_BYTES_MIN` each if that is more, and one poll beyond it.
 
 For one thread at a time. Source: docs/design/0075-kafka-source.md; librdkafka, rdkafka.h.
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 from operator import methodcaller
@@ -38,6 +39,7 @@ MESSAGES_MAX = 10_000
 POLL_S = 0.05
 ANSWER_WITHIN_S = 5.0
 NOTHING_READ = "no record was read; the worker asks again"
+_ERROR, _PARTITION = methodcaller("error"), methodcaller("partition")
 _OUT_OF_RANGE = ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE", "_LOG_TRUNCATION")
 
 
@@ -118,6 +120,7 @@ class Feed:
         self._consumer: Any = None
         self._reported = Reported()
         self._queues: dict[int, _Queue] = {}
+        """Of all partitions that the consumer has."""
         self._known = 0
         """How many partitions the consumer knows."""
 
@@ -138,7 +141,7 @@ class Feed:
             if queue.waiting:
                 break
             if queue.fault is not None:
-                raise self._fault(partition, queue.fault)
+                raise self._fault(queue.fault)
             if queue.end is not None:
                 return Taken([], max(queue.end, offset))
             if self._interrupted() or time.monotonic() > until:
@@ -148,11 +151,6 @@ class Feed:
             self._consumer.resume([self._named(partition)])
             queue.paused = False
         return Taken(taken, queue.following)
-
-    def leave(self, partition: int) -> None:
-        """Drop what waits, and fetch the partition no further."""
-        if self._queues.pop(partition, None) is not None:
-            self._consumer.incremental_unassign([self._named(partition)])
 
     def close(self) -> None:
         """Drop the consumer and all that waits."""
@@ -168,14 +166,17 @@ class Feed:
         queue = self._queues.get(partition)
         if queue is not None and queue.reaches(offset):
             return queue
+        if queue is not None:
+            self.close()
         try:
             consumer = self._opened()
             if partition >= self._known:  # it would look for new partitions every few minutes only
                 found = consumer.list_topics(self._place.topic, ANSWER_WITHIN_S).topics[self._place.topic]
+                if found.error is not None:
+                    raise self._meaning(found.error)
                 self._known = len(found.partitions)
             if partition >= self._known:
                 raise unavailable(self._place, f"no broker knows partition {partition} yet", NOTHING_READ)
-            self.leave(partition)
             consumer.incremental_assign([self._named(partition, offset)])
         except KafkaException as error:
             raise self._meaning(error.args[0]) from None
@@ -192,17 +193,23 @@ class Feed:
                 found += self._consumer.consume(MESSAGES_MAX, 0)
         except KafkaException as error:
             raise self._meaning(error.args[0]) from None
+        errors = list(map(_ERROR, found))
+        if errors.count(None) == len(errors):  # the common case, which is cheap to check
+            self._sort(found, wanted)
+            return
         for faulty, group in groupby(found, key=lambda each: each.error() is not None):
             if faulty:
                 for each in group:
                     self._reports(each.partition(), each.offset(), each.error())
             else:
-                for partition, run in groupby(group, key=methodcaller("partition")):
-                    self._add(partition, list(run), wanted)
+                self._sort(group, wanted)
+
+    def _sort(self, messages: Iterable[Any], wanted: int) -> None:
+        for partition, run in groupby(messages, key=_PARTITION):
+            self._add(partition, list(run), wanted)
 
     def _add(self, partition: int, messages: list[Any], wanted: int) -> None:
-        if (queue := self._queues.get(partition)) is None:
-            return  # it was left
+        queue = self._queues[partition]
         queue.add(messages)
         if partition != wanted and not queue.paused and queue.size > self._share():
             self._consumer.pause([self._named(partition)])
@@ -217,8 +224,7 @@ class Feed:
         else:
             queue.fault = error
 
-    def _fault(self, partition: int, error: Any) -> Exception:
-        self.leave(partition)  # asking again begins anew
+    def _fault(self, error: Any) -> Exception:
         if error.name() in _OUT_OF_RANGE:
             return OutOfRange()
         return self._meaning(error)

@@ -6,6 +6,7 @@ Source: docs/design/0075-kafka-source.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ META = pa.schema(
     ]
 )
 """The columns of `meta=True`; timestamps of Kafka are milliseconds."""
+_VALUE, _OFFSET = methodcaller("value"), methodcaller("offset")
 _UNKNOWN_TIME = 0
 """The type of a timestamp that a message does not have."""
 
@@ -42,7 +44,7 @@ def batch_of(
         lines: Decodes values; None: they stay bytes.
         meta: Whether the columns `META` follow.
     """
-    values = [each.value() for each in messages]
+    values = list(map(_VALUE, messages))
     refused: dict[int, Refused] = {}
     if lines is None:
         batch = pa.RecordBatch.from_arrays([pa.array(values, schema.field(0).type)], schema=schema)
@@ -55,7 +57,7 @@ def batch_of(
     batch = with_refused(batch, refused)
     if messages[-1].offset() + 1 - offset == len(messages):
         return batch
-    offsets = np.fromiter((each.offset() for each in messages), np.int64, len(messages))
+    offsets = np.fromiter(map(_OFFSET, messages), np.int64, len(messages))
     return pa.RecordBatch.from_arrays([*batch.columns, pa.array(offsets)], names=[*batch.schema.names, OFFSETS])
 
 

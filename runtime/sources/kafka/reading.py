@@ -74,7 +74,11 @@ class OpenKafka:
         return list(self.topic.partitions)
 
     def end_offsets(self) -> dict[int, int]:
-        """Return the last stable offsets: no transaction that is open lies before them."""
+        """Return the last stable offsets: no transaction that is open lies before them.
+
+        The operator thread calls it too, and does not wait while the lane finds that no broker answers.
+        """
+        self._questions.refuse_while_away()
         return self._questions.offsets(self._present().partitions, "end")
 
     def retention_start(self, partition: int) -> int:
