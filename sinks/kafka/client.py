@@ -270,6 +270,7 @@ class ProgressReader:
         whole = TopicPartition(self._name, 0)
         asked = self._admin.list_offsets({whole: OffsetSpec.latest()}, request_timeout=WAIT_S)
         found: Any = asked[whole].result(WAIT_S + READ_WAIT_S)
+        self._admin.poll(0)  # forwards what the library logs
         return int(found.offset)
 
     def _read_to(self, end: int) -> None:
