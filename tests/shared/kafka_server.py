@@ -49,6 +49,8 @@ authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
 super.users=User:ANONYMOUS
 log.dirs={folder}/data
 auto.create.topics.enable=false
+broker.session.timeout.ms=2000
+broker.heartbeat.interval.ms=500
 offsets.topic.replication.factor=1
 offsets.topic.num.partitions=1
 transaction.state.log.replication.factor=1
@@ -250,7 +252,7 @@ class KafkaServer:
         """Give a producer in a transaction, which is committed or aborted when the block ends."""
         from confluent_kafka import Producer
 
-        producer = Producer({"bootstrap.servers": self.servers, "transactional.id": name})
+        producer = Producer({**self._quiet(), "transactional.id": name})
         producer.init_transactions(ANSWER_WITHIN_S)
         producer.begin_transaction()
         yield producer
@@ -266,7 +268,7 @@ class KafkaServer:
 
         consumer = Consumer(
             {
-                "bootstrap.servers": self.servers,
+                **self._quiet(),
                 "group.id": "test",
                 "isolation.level": isolation,
                 "enable.partition.eof": True,
@@ -303,10 +305,14 @@ class KafkaServer:
         from confluent_kafka.admin import AdminClient
 
         if kind not in self._clients:
-            quiet = {"bootstrap.servers": self.servers, "log_level": 0, "reconnect.backoff.max.ms": 500}
+            quiet = self._quiet()
             made = AdminClient(quiet) if kind == "admin" else Producer({**quiet, "enable.idempotence": True})
             self._clients[kind] = made
         return self._clients[kind]
+
+    def _quiet(self) -> dict[str, Any]:
+        """Return the settings of clients that say nothing of a broker that a test has ended."""
+        return {"bootstrap.servers": self.servers, "log_level": 0, "reconnect.backoff.max.ms": 500}
 
 
 @contextmanager
