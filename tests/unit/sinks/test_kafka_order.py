@@ -26,7 +26,7 @@ from holdfast.sinks.owners import NEVER, Claim, Held
 JOB, LEFT, RIGHT = "6f9b0f6e-0000-4000-8000-000000000001", Writer("out", Subtask(0)), Writer("out", Subtask(1))
 FIRST = Claim("first", Generation(1))
 SECOND = Claim("second", Generation(2), {"first": Tag(Timeline(1), Epoch(9))})
-SEEDS, STEPS, PROCESSES = range(150), 40, 3
+SEEDS, STEPS, PROCESSES = range(60), 10, 3
 
 
 def tag(epoch: int, timeline: int = 1) -> Tag:
@@ -270,6 +270,7 @@ class Play:
         """Anything may happen between two steps of a delivery."""
         if self.random.random() < 0.3:
             self.brokers.land()
+            self.check()
         if not self._busy and self.random.random() < 0.15:
             self._busy = True
             try:
