@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from holdfast.errors import Unavailable
@@ -33,8 +33,6 @@ MISSING_FOR_S = 5.0
 """How long a topic is missing before that is believed: a broker that starts may not know its topics yet."""
 FLUSH_S = 1.0
 """How often a flush that takes long is looked at: it may take any time, as long as it gets on."""
-READ_MAX = 1_000
-"""Records of the progress topic per call of the client."""
 READ_WAIT_S = 0.1
 POLL_EVERY = 4_096
 """Records between two looks at the reports of failed ones."""
@@ -176,16 +174,22 @@ class ConfluentProducer:
 
     @contextmanager
     def _raising(self) -> Iterator[None]:
-        """Raise the client's errors; after a fatal one most calls name another error, and `poll` raises the cause."""
+        """Raise the client's errors; after a fatal one most calls name another error, and `poll` raises the cause.
+
+        If a fatal error and the report of a record come in one call, the client raises SystemError with the former.
+        """
         try:
             yield
-        except KafkaException as error:
-            fault = error.args[0]
+        except (KafkaException, SystemError) as error:
+            raised = error.__cause__ if isinstance(error, SystemError) else error
+            if not isinstance(raised, KafkaException):
+                raise
+            fault = raised.args[0]
             if not is_fenced(fault) and self._producer is not None:
                 try:
                     self._producer.poll(0)
-                except KafkaException as cause:
-                    fault = cause.args[0]
+                except KafkaException as fatal:
+                    fault = fatal.args[0]
             raise raised_for(self._place, fault) from None
 
     def _find_topic(self, producer: Producer) -> None:
@@ -241,7 +245,9 @@ class ProgressReader:
         with raising(place):
             self._admin = AdminClient(place.settings(), logger=_log)
             self._consumer = Consumer(reader_settings(place), logger=_log)
-        self._begin()
+        self._progress = self._nothing()
+        self._position: int | None = None
+        """The offset up to which it has been read; None: not begun."""
 
     def read(self) -> Progress:
         """Return what all records up to the topic's end add up to.
@@ -250,10 +256,11 @@ class ProgressReader:
             HoldfastError: the end cannot be read now.
         """
         with raising(self._place):
-            end = self._end()
-            if end < self._position:  # The topic was restored, or recreated.
+            end = self._offset(OffsetSpec.latest())
+            if self._position is None or end < self._position:  # Below it, the topic was restored or recreated.
                 self._begin()
             self._read_to(end)
+            self._admin.poll(0)  # forwards what the library logs
         return self._progress
 
     def close(self) -> None:
@@ -261,24 +268,31 @@ class ProgressReader:
         self._consumer.close()
 
     def _begin(self) -> None:
-        self._progress, self._position = Progress(f"{self._place.where}: the progress topic {self._name}"), 0
-        with raising(self._place):
-            self._consumer.assign([TopicPartition(self._name, 0, OFFSET_BEGINNING)])
+        """Start over. The consumer would look up a logical offset, and wait for half a second if it has no connection."""
+        self._progress, self._position = self._nothing(), self._offset(OffsetSpec.earliest())
+        self._consumer.assign([TopicPartition(self._name, 0, self._position)])
 
-    def _end(self) -> int:
-        """Return the high watermark: the last stable offset would leave out what other transactions hide."""
+    def _nothing(self) -> Progress:
+        return Progress(f"{self._place.where}: its progress topic")
+
+    def _offset(self, which: OffsetSpec) -> int:
+        """Return an end of the topic; the later one is the high watermark.
+
+        The last stable offset would leave out what other transactions hide.
+        """
         whole = TopicPartition(self._name, 0)
-        asked = self._admin.list_offsets({whole: OffsetSpec.latest()}, request_timeout=WAIT_S)
+        asked = self._admin.list_offsets({whole: which}, request_timeout=WAIT_S)
         found: Any = asked[whole].result(WAIT_S + READ_WAIT_S)
-        self._admin.poll(0)  # forwards what the library logs
         return int(found.offset)
 
     def _read_to(self, end: int) -> None:
         until = time.monotonic() + WAIT_S
+        assert self._position is not None
         while self._position < end:
-            for message in self._consumer.consume(READ_MAX, READ_WAIT_S):
+            message = self._consumer.poll(READ_WAIT_S)
+            if message is not None:
                 self._take(message)
-            if self._position < end and time.monotonic() >= until:
+            elif time.monotonic() >= until:
                 raise Unavailable(
                     f"{self._place.where}: its progress topic could be read up to offset {self._position} of {end} only",
                     not_done="nothing was delivered",
@@ -293,6 +307,6 @@ class ProgressReader:
             self._progress.apply(message.key(), message.value())
             self._position = offset + 1
         elif error.code() == KafkaError._PARTITION_EOF:
-            self._position = max(self._position, offset or 0)
+            self._position = max(self._position or 0, offset or 0)
         else:
             raise KafkaException(error)

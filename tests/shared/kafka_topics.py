@@ -25,10 +25,11 @@ class KafkaTopic:
     """
 
     def __init__(self, server: KafkaServer, key: tuple[str, ...] | None = None, partitions: int = 2) -> None:
-        self._server, self._key, self._crashed = server, key, False
+        self._server, self._key, self._partitions, self._crashed = server, key, partitions, False
         self.name = server.topic(partitions)
         self.sink = KafkaSink(KafkaPlace(server.servers, self.name), key=key)
         self._lost: list[tuple[int, int]] = []
+        self._reader: Any = None
 
     def watched(self, fault: Fault) -> Fault:
         """Return a fault that tells this object when it crashes a delivery, which leaves a transaction open."""
@@ -43,7 +44,7 @@ class KafkaTopic:
     def rows(self) -> list[tuple[Any, ...]]:
         """Return the visible rows; with a key, the newest of each key."""
         self._settle()
-        records = [each for each in self._server.records(self.name) if not self._is_lost(each.offset())]
+        records = [each for each in self._records(self.name, self._partitions) if not self._is_lost(each.offset())]
         if self._key is None:
             return [tuple(json.loads(each.value()).values()) for each in records]
         newest = {each.key(): each.value() for each in records}
@@ -63,7 +64,25 @@ class KafkaTopic:
         return restore
 
     def _progress(self) -> dict[bytes, bytes | None]:
-        return {each.key(): each.value() for each in self._server.records(progress_topic(self.name))}
+        return {each.key(): each.value() for each in self._records(progress_topic(self.name), 1)}
+
+    def _records(self, topic: str, partitions: int) -> list[Any]:
+        """Return all committed records, like `KafkaServer.records`, by one consumer, which needs a second to start."""
+        from confluent_kafka import Consumer, TopicPartition
+
+        if self._reader is None:
+            settings = {"bootstrap.servers": self._server.servers, "group.id": "test", "enable.partition.eof": True}
+            self._reader = Consumer({**settings, "enable.auto.commit": False, "fetch.wait.max.ms": 20})
+        self._reader.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
+        found, ended = list[Any](), set[int]()
+        while len(ended) < partitions:
+            message = self._reader.poll(SETTLES_WITHIN_S)
+            assert message is not None, f"the broker does not answer about {topic}"
+            if message.error() is None:
+                found.append(message)
+            elif message.topic() == topic:
+                ended.add(message.partition())
+        return sorted(found, key=lambda each: (each.partition(), each.offset()))
 
     def _is_lost(self, offset: int) -> bool:
         return any(first <= offset < end for first, end in self._lost)
