@@ -72,7 +72,7 @@ class KafkaTopic:
 
         if self._reader is None:
             settings = {"bootstrap.servers": self._server.servers, "group.id": "test", "enable.partition.eof": True}
-            self._reader = Consumer({**settings, "enable.auto.commit": False, "fetch.wait.max.ms": 20})
+            self._reader = Consumer({**settings, "enable.auto.commit": False, "fetch.wait.max.ms": 20, "log_level": 0})
         self._reader.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
         found, ended = list[Any](), set[int]()
         while len(ended) < partitions:
