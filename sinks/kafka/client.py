@@ -36,6 +36,11 @@ FLUSH_S = 1.0
 READ_WAIT_S = 0.1
 POLL_EVERY = 4_096
 """Records between two looks at the reports of failed ones."""
+_FOLLOWING = (
+    *(KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._STATE, KafkaError._FATAL),
+    *(KafkaError._INCONSISTENT, KafkaError._MSG_TIMED_OUT),
+)
+"""Errors that follow from another one."""
 
 
 @contextmanager
@@ -174,7 +179,7 @@ class ConfluentProducer:
 
     @contextmanager
     def _raising(self) -> Iterator[None]:
-        """Raise the client's errors; after a fatal one most calls name another error, and `poll` raises the cause.
+        """Raise the client's errors. Those that only follow from another one are replaced by that one.
 
         If a fatal error and the report of a record come in one call, the client raises SystemError with the former.
         """
@@ -184,13 +189,17 @@ class ConfluentProducer:
             raised = error.__cause__ if isinstance(error, SystemError) else error
             if not isinstance(raised, KafkaException):
                 raise
-            fault = raised.args[0]
-            if not is_fenced(fault) and self._producer is not None:
-                try:
-                    self._producer.poll(0)
-                except KafkaException as fatal:
-                    fault = fatal.args[0]
-            raise raised_for(self._place, fault) from None
+            raise raised_for(self._place, self._cause(raised.args[0])) from None
+
+    def _cause(self, fault: KafkaError) -> KafkaError:
+        """Return why a transaction fails: a call that its state forbids raises the error that led to this state."""
+        if fault.code() in _FOLLOWING and self._producer is not None:
+            try:
+                self._producer.begin_transaction()
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError._STATE:
+                    return error.args[0]
+        return fault
 
     def _find_topic(self, producer: Producer) -> None:
         """Wait for a broker that knows the topic.
