@@ -20,6 +20,7 @@ from kafka_server import KafkaServer
 
 import holdfast as hf
 from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
+from holdfast.runtime.driver.repair import unrepairable
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks.kafka.progress import progress_topic
@@ -130,7 +131,7 @@ class TestJob:
         self, start: Callable[[str], Job], mode: str
     ) -> None:
         job, chance = start(mode), random.Random(1)
-        for step in (job.crash, lambda: job.start_again(2), job.crash, lambda: job.start_again(3)):
+        for step in (job.crash, lambda: job.start_again(2)):
             job.say(20)
             job.cluster.pass_time(1.0 + chance.random())
             step()
@@ -170,7 +171,7 @@ class TestJob:
         job.say(6)
         job.cluster.pass_time(3)
         assert job.copied() == Counter(job.said)
-        assert job.rewind(base) == "sink 'copy' cannot take output back"
+        assert unrepairable(job.plan.sinks) == ("copy", "totals-out"), "so a rewind has to be accepted for them"
         assert job.rewind(base, "copy:impossible", "totals-out:impossible") is None
         while job.cluster.driver.state.job.timeline == 1:
             job.cluster.pass_time(0.25)
@@ -201,6 +202,5 @@ class TestWhatAJobSends:
     def test_a_stream_that_replaces_rows_needs_its_key(self) -> None:
         app = hf.App("words")
         totals = app.source("rows", hf.Log("input", Said)).key_by("word").agg("totals", rows=hf.count())
-        totals.sink("out", hf.Kafka("broker.example:9092", "totals"))
         with pytest.raises(hf.ConfigError, match=r"the stream replaces rows by \['word'\], the sink has no key"):
-            app.plan()
+            totals.sink("out", hf.Kafka("broker.example:9092", "totals"))
