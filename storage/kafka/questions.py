@@ -86,9 +86,7 @@ class Questions:
 
         client, within = self._opened(not_done), self._within_s()
         named = TopicCollection([self._place.topic])
-        [described] = client.describe_topics(
-            named, request_timeout=within, include_authorized_operations=True
-        ).values()
+        [described] = client.describe_topics(named, request_timeout=within, include_authorized_operations=True).values()
         cluster = client.describe_cluster(request_timeout=within)
         found = self._answer(described, within, not_done)
         if found is None:
