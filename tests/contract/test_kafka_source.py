@@ -67,7 +67,7 @@ class _Thread:
     def __init__(self) -> None:
         self._jobs: queue.Queue[tuple[Callable[[], object], Callable[[object], None]] | None] = queue.Queue()
         self._answers: queue.Queue[tuple[Callable[[object], None], object]] = queue.Queue()
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def submit(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
