@@ -277,7 +277,7 @@ class ProgressReader:
         self._consumer.close()
 
     def _begin(self) -> None:
-        """Start over. The consumer would look up a logical offset, and wait for half a second if it has no connection."""
+        """Start over. A logical offset would be looked up by the consumer, half a second after it has a connection."""
         self._progress, self._position = self._nothing(), self._offset(OffsetSpec.earliest())
         self._consumer.assign([TopicPartition(self._name, 0, self._position)])
 
@@ -303,7 +303,7 @@ class ProgressReader:
                 self._take(message)
             elif time.monotonic() >= until:
                 raise Unavailable(
-                    f"{self._place.where}: its progress topic could be read up to offset {self._position} of {end} only",
+                    f"{self._place.where}: its progress topic could be read up to {self._position} of {end} only",
                     not_done="nothing was delivered",
                     next_step="nothing: delivery retries; an open transaction of another job, or of a process that was "
                     "killed, may stand before the rest, and ends by itself",

@@ -1,11 +1,12 @@
 """Rows as records of a topic: their keys and values as bytes, column by column.
 
-The key of a record is made of the sink's key columns. One column of text or bytes is the key as it is, as other producers
-write it; one column of another type is a JSON value, several columns are a JSON object. The value holds all columns.
+The key of a record is made of the sink's key columns. One column of text or bytes is the key as it is, as other
+producers write it; one column of another type is a JSON value, several columns are a JSON object. The value holds all
+columns.
 
-In JSON, times are text in RFC 3339 (UTC, six digits of a second) or numbers since 1970, dates are text, decimals are text,
-so that no reader rounds them, and bytes are base64: the forms that hf.JSON reads. JSON has none for NaN and infinities, so
-rows with them are refused before they are staged.
+In JSON, times are text in RFC 3339 (UTC, six digits of a second) or numbers since 1970, dates are text, decimals are
+text, so that no reader rounds them, and bytes are base64: the forms that hf.JSON reads. JSON has none for NaN and
+infinities, so rows with them are refused before they are staged.
 
 Pure: values in, values out. Source: API.md (sources); docs/guide/kafka.md; docs/design/0076-kafka-sink.md.
 """

@@ -1,7 +1,7 @@
 """The progress topic of a Kafka target: how far each writer has delivered, and which driver took the target over.
 
-The topic is compacted: the newest record of a key counts. A key is a JSON list that begins with its kind. Tags and owners
-are written in the transactions whose rows they describe, so a read_committed reader sees both or neither.
+The topic is compacted: the newest record of a key counts. A key is a JSON list that begins with its kind. Tags and
+owners are written in the transactions whose rows they describe, so a read_committed reader sees both or neither.
 
 Pure: no clock, thread or I/O. Source: PROTOCOL P17, P19; docs/design/0076-kafka-sink.md.
 """

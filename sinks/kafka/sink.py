@@ -113,9 +113,7 @@ class KafkaSink:
         """See Sink.open."""
         return self.opened(job_uuid, writer, claim)
 
-    def opened(
-        self, job_uuid: str, writer: Writer, claim: Claim | None = None, fault: Fault = no_fault
-    ) -> KafkaTarget:
+    def opened(self, job_uuid: str, writer: Writer, claim: Claim | None = None, fault: Fault = no_fault) -> KafkaTarget:
         """Return a target that calls `fault` at every point of a delivery."""
         _check_client()
         from holdfast.sinks.kafka.client import KafkaConnection

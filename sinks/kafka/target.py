@@ -1,13 +1,13 @@
-"""A Kafka topic as a target: the rows and the writer's tag in one transaction, in an order that no older writer survives.
+"""A Kafka topic as a target: rows and tag in one transaction, in an order that no older writer survives.
 
-A target initialises its transactional id, then reads the progress topic to its end, then compares, then delivers. From the
-init on, the commit of any older producer of the id fails, so nothing can change between the comparison and the commit. All
-writers of a sink have one id: the owner of the target is compared under the same fence.
+A target initialises its transactional id, then reads the progress topic to its end, then compares, then delivers. From
+the init on, the commit of any older producer of the id fails, so nothing can change between the comparison and the
+commit. All writers of a sink have one id: the owner of the target is compared under the same fence.
 
 Invariants
     - A session begins with the init; what it knows of the progress topic was read after it.
-    - A session ends with the first error, and with the first sign that the library has resent a request. Its producer is
-      never used again.
+    - A session ends with the first error, and with the first sign that the library has resent a request. Its producer
+      is never used again.
     - An error after the commit was sent is never taken for a commit, nor for none: the progress topic decides.
     - The tag is the first record of a transaction.
 

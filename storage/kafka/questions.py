@@ -215,7 +215,7 @@ def _topic(found: Any, cluster: str) -> Topic:
     rights = found.authorized_operations
     return Topic(
         cluster,
-        str(found.topic_id) if found.topic_id is not None else None,
+        None if found.topic_id is None or str(found.topic_id).strip("A") == "" else str(found.topic_id),
         tuple(sorted(each.id for each in found.partitions)),
         frozenset(without),
         None if not rights else frozenset(each.name for each in rights),

@@ -67,7 +67,7 @@ class _Thread:
     def __init__(self) -> None:
         self._jobs: queue.Queue[tuple[Callable[[], object], Callable[[object], None]] | None] = queue.Queue()
         self._answers: queue.Queue[tuple[Callable[[object], None], object]] = queue.Queue()
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def submit(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
@@ -169,7 +169,9 @@ class TestRecords:
 
     def test_have_key_time_place_and_headers_if_they_are_wanted(self, kafka: KafkaServer) -> None:
         topic = kafka.topic(2)
-        kafka.produce(topic, [number(7), b"?"], 1, b"key", headers=[("trace", b"\x01"), ("trace", None)], timestamp=1_500)
+        kafka.produce(
+            topic, [number(7), b"?"], 1, b"key", headers=[("trace", b"\x01"), ("trace", None)], timestamp=1_500
+        )
         kafka.produce(topic, [None], 0)
         with opened(kafka.servers, topic, meta=True) as source:
             batch, _ = source.read(1, 0, ANY)

@@ -1,8 +1,8 @@
 """The transactions of Kafka's brokers without a network: what init, commit and late requests do to a topic.
 
-A transactional id has an epoch, which every init raises, and at most one open transaction. A request of an older epoch is
-refused. A request that is late meets whatever transaction is open then, if the epoch is still its own: brokers of version 1
-of the transaction protocol cannot tell two transactions of one producer apart.
+A transactional id has an epoch, which every init raises, and at most one open transaction. A request of an older
+epoch is refused. A request that is late meets whatever transaction is open then, if the epoch is still its own:
+brokers of version 1 of the transaction protocol cannot tell two transactions of one producer apart.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from holdfast.sinks.kafka.progress import Progress
 from holdfast.sinks.kafka.target import ProducerFenced, Records
 
 CommitFault = Literal["none", "lost", "late", "resent", "timed out", "resent and lost"]
-"""none: the commit succeeds. lost: it succeeds without a reply. late: it lands later. resent: the library sent it twice, and
-the first request lands later. timed out: the brokers aborted the transaction before. resent and lost: resent, no reply."""
+"""none: the commit succeeds. lost: it succeeds without a reply. late: it lands later. resent: the library sent it
+twice, and the first request lands later. timed out: the brokers aborted the transaction before. resent and lost:
+resent, and no reply comes."""
 FAULTS: tuple[CommitFault, ...] = ("none", "lost", "late", "resent", "timed out", "resent and lost")
 
 
@@ -131,7 +132,7 @@ class FakeProducer:
 
     def _transaction(self) -> Transaction:
         self._check()
-        # A late commit may have ended the transaction: the brokers then begin another one, as the protocol's version 1 does.
+        # A late commit may have ended the transaction: brokers of version 1 then begin another one.
         return self._brokers.opened.setdefault(self._name, Transaction())
 
     def _check(self) -> None:

@@ -25,9 +25,9 @@ from holdfast.storage.kafka.place import Option, place_of
 class Kafka(RowsOf[T]):
     """A topic of Kafka: a source, read with offsets in the job's checkpoints, or a sink, written in transactions.
 
-    As a sink it gives exactly-once delivery to readers with `isolation.level=read_committed`: the records of an epoch and
-    their tag, in the topic NAME-holdfast-progress, are one transaction. A stream that replaces rows needs `key`; a row that
-    it deletes becomes a tombstone.
+    As a sink it gives exactly-once delivery to readers with `isolation.level=read_committed`: the records of an epoch
+    and their tag, in the topic NAME-holdfast-progress, are one transaction. A stream that replaces rows needs `key`;
+    a row that it deletes becomes a tombstone.
 
     Args:
         servers: "host:port" of some brokers, with commas between them or as a list.

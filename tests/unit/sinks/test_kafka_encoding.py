@@ -111,7 +111,11 @@ class TestRaw:
 
     def test_other_columns_are_refused(self) -> None:
         RawValues().check("topic t", self.VALUES, ("user",))
-        for schema, key in ((self.VALUES, ()), (self.VALUES.remove(1), ("user",)), (pa.schema({"value": pa.int64()}), ())):
+        for schema, key in (
+            (self.VALUES, ()),
+            (self.VALUES.remove(1), ("user",)),
+            (pa.schema({"value": pa.int64()}), ()),
+        ):
             with pytest.raises(ConfigError, match="raw values need a column 'value'"):
                 RawValues().check("topic t", schema, key)
 

@@ -325,7 +325,11 @@ class TestProgress:
 
     def test_the_newest_record_of_a_key_counts(self) -> None:
         progress = Progress("p")
-        for key, value in (tag_record(JOB, LEFT, tag(1)), tag_record(JOB, RIGHT, tag(5)), tag_record(JOB, LEFT, tag(2))):
+        for key, value in (
+            tag_record(JOB, LEFT, tag(1)),
+            tag_record(JOB, RIGHT, tag(5)),
+            tag_record(JOB, LEFT, tag(2)),
+        ):
             progress.apply(key, value)
         progress.apply(*owner_record(JOB, "out", FIRST))
         assert (progress.tag_of(JOB, LEFT), progress.newest(JOB, "out")) == (tag(2), tag(5))
