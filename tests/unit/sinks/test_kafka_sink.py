@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pyarrow as pa
@@ -26,7 +26,7 @@ from holdfast.sinks.kafka.progress import progress_topic, tag_record
 from holdfast.sinks.kafka.sink import KafkaSink, transactional_id
 from holdfast.sinks.kafka.target import KafkaTarget
 from holdfast.sinks.owners import Claim
-from holdfast.storage.kafka.place import KafkaPlace, place_of
+from holdfast.storage.kafka.place import KafkaPlace, Option, place_of
 
 JOB, LEFT, RIGHT = "6f9b0f6e-0000-4000-8000-000000000001", Writer("out", Subtask(0)), Writer("out", Subtask(1))
 SCHEMA = pa.schema([pa.field("name", pa.string()), pa.field("n", pa.int64())])
@@ -207,7 +207,7 @@ class TestTopics:
 def guarded(kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[KafkaSink]:
     """A sink of a user who has no rights yet."""
     monkeypatch.setenv("KAFKA_PASSWORD", PASSWORD)
-    options = {
+    options: dict[str, Option] = {
         "security.protocol": "SASL_PLAINTEXT",
         "sasl.mechanism": "PLAIN",
         "sasl.username": USER,
@@ -347,6 +347,11 @@ class TestConfiguration:
 
     def test_no_client_library_is_a_clear_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(__import__("sys").modules, "confluent_kafka", None)
-        for act in (lambda s: s.prepare(SCHEMA, None), lambda s: s.open(JOB, LEFT), lambda s: s.holding(JOB, "out")):
+        acts: tuple[Callable[[KafkaSink], object], ...] = (
+            lambda sink: sink.prepare(SCHEMA, None),
+            lambda sink: sink.open(JOB, LEFT),
+            lambda sink: sink.holding(JOB, "out"),
+        )
+        for act in acts:
             with pytest.raises(HoldfastError, match="needs confluent-kafka"):
                 act(KafkaSink(KafkaPlace("one:9092", "t")))
