@@ -16,9 +16,9 @@ refused for itself, whatever is read together with it.
 | decimal | a number or a string |
 
 Invariants
-    - A value is a line only if it begins with {, ends with } and has no line break. In what is joined, `}` and `{` on two
-      lines never belong to one object, and no string runs over a line break; so if there are as many rows as lines, each
-      line is one row.
+    - A value is a line only if it begins with {, ends with } and has no line break. In what is joined, `}` and `{` on
+      two lines never belong to one object, and no string runs over a line break. So if there are as many rows as lines,
+      each line is one row.
     - Which rows are refused, and why, depends on each row alone.
 
 Pure. Source: API.md (JSON); docs/design/0075-kafka-source.md.
@@ -92,9 +92,7 @@ class JsonLines:
         refused = {place: Refused(why[place], "bytes", values[place] or b"") for place in sorted(why)}
         return (rows[0] if rows else _empty(self._schema)), refused
 
-    def _pieces(
-        self, lines: Sequence[Any], places: Sequence[int], why: dict[int, str]
-    ) -> Iterator[pa.RecordBatch]:
+    def _pieces(self, lines: Sequence[Any], places: Sequence[int], why: dict[int, str]) -> Iterator[pa.RecordBatch]:
         """Decode lines together, or else the two halves of them."""
         if not lines:
             return
@@ -198,10 +196,12 @@ def _form_of(field: pa.Field, times: Times) -> tuple[pa.DataType, Convert]:
     kind = field.type
     same = (
         *(pa.types.is_integer, pa.types.is_boolean, pa.types.is_string, pa.types.is_large_string),
-        *(pa.types.is_float32, pa.types.is_float64, pa.types.is_decimal128, pa.types.is_decimal256),
+        *(pa.types.is_decimal128, pa.types.is_decimal256),
     )
     if any(fits(kind) for fits in same):
         return kind, lambda column: column
+    if pa.types.is_float32(kind) or pa.types.is_float64(kind):
+        return kind, _finite
     if pa.types.is_timestamp(kind) and kind.tz == "UTC":
         if times == "rfc3339":
             return pa.utf8(), lambda column: _times(column, kind)
@@ -217,6 +217,13 @@ def _form_of(field: pa.Field, times: Times) -> tuple[pa.DataType, Convert]:
         next_step="use int, float, str, bool, bytes, datetime, date or a decimal; or read the bytes with hf.Raw() and "
         "decode them with .map_batches",
     )
+
+
+def _finite(column: pa.Array) -> pa.Array:
+    """Refuse NaN and infinities, which the reader takes and JSON does not have."""
+    if pc.all(pc.is_finite(column)).as_py() is False:  # None: there are only nulls
+        raise ValueError("it is not a finite number")
+    return column
 
 
 def _times(column: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -125,6 +125,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "JSON",
     "Aggregate",
     "App",
     "Collect",
@@ -135,7 +136,6 @@ __all__ = [
     "Fenced",
     "Generator",
     "HoldfastError",
-    "JSON",
     "JobFailed",
     "Kafka",
     "KeyedProcess",

@@ -42,7 +42,9 @@ class Secret:
             why = error.strerror if isinstance(error, OSError) else "it is not text"
             raise _unresolved(f"the secret file {name} cannot be read: {why}") from None
         if not value:
-            where = f"the environment variable {name} is not set" if kind == "env" else f"the secret file {name} is empty"
+            where = (
+                f"the environment variable {name} is not set" if kind == "env" else f"the secret file {name} is empty"
+            )
             raise _unresolved(where)
         return value
 

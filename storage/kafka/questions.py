@@ -86,9 +86,7 @@ class Questions:
 
         client, within = self._opened(not_done), self._within_s()
         named = TopicCollection([self._place.topic])
-        [described] = client.describe_topics(
-            named, request_timeout=within, include_authorized_operations=True
-        ).values()
+        [described] = client.describe_topics(named, request_timeout=within, include_authorized_operations=True).values()
         cluster = client.describe_cluster(request_timeout=within)
         found = self._answer(described, within, not_done)
         if found is None:
@@ -217,7 +215,7 @@ def _topic(found: Any, cluster: str) -> Topic:
     rights = found.authorized_operations
     return Topic(
         cluster,
-        str(found.topic_id) if found.topic_id is not None and int(found.topic_id) != 0 else None,
+        None if found.topic_id is None or str(found.topic_id).strip("A") == "" else str(found.topic_id),
         tuple(sorted(each.id for each in found.partitions)),
         frozenset(without),
         None if not rights else frozenset(each.name for each in rights),

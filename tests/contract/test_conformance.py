@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from kafka_server import KafkaServer
 from sql_places import SqlPlace, delivery_of, place_of
 
 import holdfast as hf
@@ -41,6 +42,24 @@ def log_kit(folder: Path) -> SourceKit:
     return SourceKit(lambda: hf.Log(folder, NUMBERS).source(), append, add_partition)
 
 
+def topic_kit(kafka: KafkaServer) -> SourceKit:
+    topic = kafka.topic(2)
+
+    def append() -> None:
+        for partition in (0, 1):
+            kafka.produce(topic, [b'{"n": 1}', b'{"n": 2}', b'{"n": 3}'], partition)
+
+    def add_partition() -> None:
+        kafka.widen(topic, 3)
+        kafka.produce(topic, [b'{"n": 7}', b'{"n": 8}'], 2)
+
+    append()
+    with kafka.transaction(commit=False) as producer:
+        producer.produce(topic, b'{"n": 0}', partition=1)
+    append()
+    return SourceKit(lambda: hf.Kafka(kafka.servers, topic, hf.JSON(NUMBERS)).source(), append, add_partition)
+
+
 SOURCES: dict[str, Callable[[Path], SourceKit]] = {
     "log": log_kit,
     "generator": lambda _: SourceKit(lambda: hf.Generator(NUMBERS, lambda i: (i,), count=9, partitions=2)),
@@ -48,8 +67,10 @@ SOURCES: dict[str, Callable[[Path], SourceKit]] = {
 }
 
 
-@pytest.fixture(params=SOURCES)
+@pytest.fixture(params=[*SOURCES, pytest.param("kafka", marks=pytest.mark.kafka)])
 def source_kit(request: pytest.FixtureRequest, tmp_path: Path) -> SourceKit:
+    if request.param == "kafka":
+        return topic_kit(request.getfixturevalue("kafka"))
     return SOURCES[request.param](tmp_path / "log")
 
 

@@ -186,6 +186,7 @@ class KafkaServer:
 
         _done(self.admin.create_partitions([NewPartitions(topic, partitions)]))
         wait(lambda: len(self._partitions(topic)) == partitions, f"the partitions of {topic}")
+        self._clients.pop("producer", None)  # it would learn of them minutes later
 
     def delete(self, topic: str) -> None:
         """Delete a topic, and wait until no broker knows it."""

@@ -93,7 +93,7 @@ class TestGo:
 
 
 class TestKafka:
-    MAVEN = '#!/bin/sh\nfor each; do case $each in -DoutputDirectory=*) folder=${each#*=} ;; esac; done\n'
+    MAVEN = "#!/bin/sh\nfor each; do case $each in -DoutputDirectory=*) folder=${each#*=} ;; esac; done\n"
 
     def machine_with(self, machine: Machine, jar: bytes, maven: bool = True) -> Path:
         """Give the machine a list of one jar, and a Maven that brings a jar with these bytes; return the folder."""

@@ -193,14 +193,14 @@ class Feed:
                 found += self._consumer.consume(MESSAGES_MAX, 0)
         except KafkaException as error:
             raise self._meaning(error.args[0]) from None
-        errors = list(map(_ERROR, found))
-        if errors.count(None) == len(errors):  # the common case, which is cheap to check
+        # By type, as an error of the library cannot be compared with None. That there are none is the common case.
+        if not set(map(type, map(_ERROR, found))) - {type(None)}:
             self._sort(found, wanted)
             return
         for faulty, group in groupby(found, key=lambda each: each.error() is not None):
             if faulty:
                 for each in group:
-                    self._reports(each.partition(), each.offset(), each.error())
+                    self._reports(each)
             else:
                 self._sort(group, wanted)
 
@@ -215,12 +215,13 @@ class Feed:
             self._consumer.pause([self._named(partition)])
             queue.paused = True
 
-    def _reports(self, partition: int | None, offset: int | None, error: Any) -> None:
-        queue = None if partition is None else self._queues.get(partition)
-        if queue is None:
-            self._reported(error)  # about the client; others say what it means
+    def _reports(self, message: Any) -> None:
+        error = message.error()
+        queue = None if message.topic() is None else self._queues.get(message.partition())
+        if queue is None:  # it is about the client, such as a group without which it can do
+            self._reported(error)
         elif error.name() == "_PARTITION_EOF":
-            queue.end = offset if offset is not None and offset >= queue.received else queue.received
+            queue.end = max(message.offset(), queue.received)
         else:
             queue.fault = error
 

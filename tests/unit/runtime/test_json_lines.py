@@ -120,7 +120,14 @@ DAMAGED: list[bytes | None] = [
     None,
     *(b"", b" ", b"{", b"}", b"}{", b"[]", b"7", b"null", b'"{}"', b"\xef\xbb\xbf{}", b"nonsense"),
     *(b'{"n": 1}{"n": 2}', b'{"n": 1}\n{"n": 2}', b'{"n": 1},{"n": 2}', b'{"n": 1} x', b'{"n": 1'),
-    *(b'{"n": 1, "text": "}', b'{"}', b'{"n":', b"1}", b'{"n": 1, "text": "\xff"}', b'{"n": 1, "text": "\xed\xa0\x80"}'),
+    *(
+        b'{"n": 1, "text": "}',
+        b'{"}',
+        b'{"n":',
+        b"1}",
+        b'{"n": 1, "text": "\xff"}',
+        b'{"n": 1, "text": "\xed\xa0\x80"}',
+    ),
     *(b'{"n": 1, "text": "\\ud800"}', b'{"n": 01}', b"{'n': 1}", b'{"n": 1,}', b'{"n": 1, "text": "a\nb"}'),
 ]
 WHOLE = [
