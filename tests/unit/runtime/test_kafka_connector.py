@@ -60,7 +60,7 @@ class TestRefused:
             (lambda: hf.Kafka(HOST, "bids of today", hf.Raw()), "not the name of a topic"),
             (lambda: source(), "does not say how to read the values"),
             (lambda: source(hf.JSON()), "does not say how to read the values"),
-            (lambda: hf.Kafka(HOST, "bids", Bid), "value is <class"),  # type: ignore[type-var]
+            (lambda: hf.Kafka(HOST, "bids", Bid), "value is <class"),  # type: ignore[arg-type]
             (lambda: hf.JSON(Bid, time="ns"), "time is 'ns'"),  # type: ignore[arg-type]
             (lambda: source(hf.Raw(), options={"auto.offset.reset": "latest"}), "set by Holdfast itself"),
             (lambda: source(hf.Raw(), options={"isolation.level": "read_uncommitted"}), "set by Holdfast itself"),

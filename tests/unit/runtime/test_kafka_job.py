@@ -12,7 +12,7 @@ from kafka_server import KafkaServer
 
 import holdfast as hf
 from holdfast.errors import Damaged
-from holdfast.runtime.config.settings import MODES
+from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH, MODES
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks.memory import MemorySink
 from holdfast.storage.objects import MemoryObjects
@@ -85,8 +85,9 @@ class Job:
         assert [row["raw"] for row in self.dead.rows()] == [b"damaged"] * self.damaged
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.thorough
 class TestJob:
+    @pytest.mark.parametrize("mode", MODES)
     def test_counts_every_record_once_through_crashes_and_added_partitions(self, kafka: KafkaServer, mode: str) -> None:
         job = Job(kafka, mode)
         job.say(10)
@@ -102,6 +103,7 @@ class TestJob:
         job.catch_up()
         job.check()
 
+    @pytest.mark.parametrize("mode", [CONTINUOUS, pytest.param(MICROBATCH, marks=pytest.mark.slow)])
     def test_continues_after_its_broker_was_killed(self, kafka: KafkaServer, mode: str) -> None:
         job = Job(kafka, mode)
         job.say(10)
@@ -116,14 +118,20 @@ class TestJob:
         job.catch_up()
         job.check()
 
+    @pytest.mark.parametrize("mode", MODES)
     def test_ends_if_its_topic_is_recreated(self, kafka: KafkaServer, mode: str) -> None:
         job = Job(kafka, mode)
         job.say(4)
         job.catch_up()
         kafka.delete(job.topic)
         kafka.topic(2, job.topic)
-        job.cluster.crash(min(job.cluster.members)) if job.cluster.members else job.cluster.replace_driver()
-        wait(lambda: job.cluster.pass_time(1.0) or job.cluster.driver.outcome is not None, "the end of the run", 60)
+        job.crash()
+
+        def ended() -> bool:
+            job.cluster.pass_time(1.0)
+            return job.cluster.driver.outcome is not None
+
+        wait(ended, "the end of the run", 60)
         assert job.cluster.driver.outcome is not None
         outcome, error = job.cluster.driver.outcome
         assert outcome == "failed" and error is not None and error.kind == Damaged.kind and "recreated" in error.what
