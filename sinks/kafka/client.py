@@ -33,6 +33,8 @@ MISSING_FOR_S = 5.0
 """How long a topic is missing before that is believed: a broker that starts may not know its topics yet."""
 FLUSH_S = 1.0
 """How often a flush that takes long is looked at: it may take any time, as long as it gets on."""
+READ_WITHIN_S = 15.0
+"""How long the progress topic may take to be read, once its end is known: open transactions stand before it."""
 READ_WAIT_S = 0.1
 POLL_EVERY = 4_096
 """Records between two looks at the reports of failed ones."""
@@ -295,7 +297,7 @@ class ProgressReader:
         return int(found.offset)
 
     def _read_to(self, end: int) -> None:
-        until = time.monotonic() + WAIT_S
+        until = time.monotonic() + READ_WITHIN_S
         assert self._position is not None
         while self._position < end:
             message = self._consumer.poll(READ_WAIT_S)

@@ -116,9 +116,8 @@ class TestReaders:
         with kafka.transaction("another") as producer:
             producer.produce(progress_topic(topic.name), value, key, 0)
             producer.flush()
-            topic.sink.open(JOB, LEFT, None)
             with monkeypatch.context() as patch:
-                patch.setattr("holdfast.sinks.kafka.client.WAIT_S", 1.5)
+                patch.setattr("holdfast.sinks.kafka.client.READ_WITHIN_S", 1.0)
                 with pytest.raises(Unavailable, match="could be read up to 0 of 1 only"):
                     topic.sink.open(JOB, LEFT).deliver(tag(1), rows)
         assert topic.sink.open(JOB, LEFT).deliver(tag(1), rows) == Delivered(1)
