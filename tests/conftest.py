@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from kafka_server import KafkaServer
+from kafka_server import running as running_kafka
 from postgres_server import PostgresServer, running
 
 from holdfast.runtime.config.settings import MODES
@@ -60,6 +62,13 @@ def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 def postgres() -> Iterator[PostgresServer]:
     """A Postgres server for all tests of the session that ask for it."""
     with running() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[KafkaServer]:
+    """A Kafka broker for all tests of the session that ask for it; they carry the marker `kafka`."""
+    with running_kafka() as server:
         yield server
 
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Provides what `make` needs before it can run anything: a virtual environment, a Java runtime, Toxiproxy's server, an
-# S3 server and the generator of the documentation site.
+# S3 server, a Kafka broker and the generator of the documentation site.
 #
 #   tools/bootstrap.sh venv   create .venv, install requirements.lock and the project in it
 #   tools/bootstrap.sh java   find or install a Java that Spark can use, write its home to .venv/java-home
 #   tools/bootstrap.sh docs   create .venv/docs with the generator of the documentation site
 #   tools/bootstrap.sh toxiproxy   build Toxiproxy's server, for connection faults, unless it is installed
 #   tools/bootstrap.sh s3     build versitygw, an S3 server for tests, unless it is installed
+#   tools/bootstrap.sh kafka  download a Kafka broker for tests, unless it is there
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,6 +15,7 @@ venv=.venv
 java_package=openjdk-17-jre-headless
 go_lock=tools/go.lock
 docs_lock=tools/docs.lock
+kafka_lock=tools/kafka.lock
 
 stop() {
     printf '%s\n' "$@" >&2
@@ -125,6 +127,44 @@ build() {
     rm -rf "$building"
 }
 
+# The broker that tests start: the jars of tools/kafka-pom.xml, with the hashes in tools/kafka.lock, in a folder that is
+# named after that list. HOLDFAST_KAFKA may name an existing one. The same folder as in tests/shared/kafka_server.py.
+get_kafka() {
+    local target loading
+    if [ -n "${HOLDFAST_KAFKA-}" ]; then
+        [ -d "$HOLDFAST_KAFKA" ] && return
+        stop "HOLDFAST_KAFKA is $HOLDFAST_KAFKA, which is not a folder; nothing was downloaded." \
+            "Set it to a folder with the jars of Kafka, or unset it to have make download them."
+    fi
+    target="${XDG_CACHE_HOME:-$HOME/.cache}/holdfast/kafka-$(sha256sum "$kafka_lock" | cut -c1-12)"
+    [ -d "$target" ] && return
+    if ! command -v mvn >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        echo "Installing maven with apt-get: it downloads Kafka, which tests start, and was not found" >&2
+        apt-get update -qq >&2
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends maven >&2
+    fi
+    command -v mvn >/dev/null || stop \
+        "Maven was not found; Kafka's broker, which tests start, was not downloaded." \
+        "Install it, then run make again:  sudo apt-get install maven" \
+        "Or name a folder with the jars of tools/kafka-pom.xml:  HOLDFAST_KAFKA=/path/to/jars"
+    echo "Downloading Kafka (60 MB, once)" >&2
+    mkdir -p "$(dirname "$target")"
+    loading=$(mktemp -d "$(dirname "$target")/.loading-XXXXXX")
+    mvn -q -B -f tools/kafka-pom.xml org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies \
+        -DoutputDirectory="$loading" >&2 || {
+        rm -rf "$loading"
+        stop "Kafka's broker, which tests start, could not be downloaded; the output above says why." \
+            "Let Maven reach Maven Central, or a mirror by ~/.m2/settings.xml, then run make again." \
+            "Or name a folder with the jars of tools/kafka-pom.xml:  HOLDFAST_KAFKA=/path/to/jars"
+    }
+    (cd "$loading" && sha256sum --quiet --check) <"$kafka_lock" >&2 || {
+        rm -rf "$loading"
+        stop "Kafka's jars are not those of $kafka_lock; they were removed again." \
+            "Clear Maven's own copies, then run make again:  rm -r ~/.m2/repository/org/apache/kafka"
+    }
+    mv -T "$loading" "$target" || rm -rf "$loading" # another make was faster
+}
+
 case "${1-}" in
 venv)
     # Two makes in one checkout must not build the same environment at the same time.
@@ -139,5 +179,6 @@ docs) make_docs ;;
 # The same paths as in chaos/live/faults/proxy.py and tests/shared/s3_store.py.
 toxiproxy) build toxiproxy-server github.com/Shopify/toxiproxy/v2/cmd/server@v2.12.0 server HOLDFAST_TOXIPROXY ;;
 s3) build versitygw github.com/versity/versitygw/cmd/versitygw@v1.8.0 versitygw HOLDFAST_S3_SERVER ;;
-*) stop "usage: tools/bootstrap.sh venv|java|docs|toxiproxy|s3" ;;
+kafka) get_kafka ;;
+*) stop "usage: tools/bootstrap.sh venv|java|docs|toxiproxy|s3|kafka" ;;
 esac

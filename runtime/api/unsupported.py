@@ -15,18 +15,16 @@ from difflib import get_close_matches
 from holdfast.errors import ConfigError
 
 CAPTURE = "append its records to a log with `holdfast log append` or your own program, then read hf.Log"
+BYTES = "read the bytes with hf.Kafka(..., value=hf.Raw()), and decode them in .map_batches"
 WRITE = "write to hf.SQLite, hf.Postgres or hf.Log, and copy the rows from it"
 
 MODULE: Mapping[str, str] = {
-    "Kafka": f"{CAPTURE}; to write, use hf.Log or hf.SQLite",
     "Files": f"{CAPTURE}; to write, use hf.Log or hf.SQLite",
     "PostgresChanges": CAPTURE,
     "SQLiteChanges": CAPTURE,
     "Webhook": CAPTURE,
-    "JSON": "hf.Log takes rows with columns; convert values before they are appended",
-    "Avro": "hf.Log takes rows with columns; convert values before they are appended",
-    "Protobuf": "hf.Log takes rows with columns; convert values before they are appended",
-    "Raw": "hf.Log takes rows with columns; convert values before they are appended",
+    "Avro": BYTES,
+    "Protobuf": BYTES,
     "Redis": WRITE,
     "Delta": WRITE,
     "Iceberg": WRITE,

@@ -33,7 +33,7 @@ class Read:
 
     Args:
         batch: Records, as `OpenSource.read` describes them; None: there were none.
-        following: The offset after them.
+        following: The offset after them; without records, the offset to read from next: behind a gap, if there was one.
         token: Whatever the source needs in order to know whether it still stands by them.
     """
 
@@ -128,6 +128,7 @@ class ReaderAhead:
         if isinstance(answer, BaseException):
             raise answer
         if answer.batch is None:
+            self._offset = answer.following
             return answer
         if not self._take(self._offset, answer):
             return self.poll(bytes_max)  # asked for again, so the answer is up to date

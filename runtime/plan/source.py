@@ -111,6 +111,8 @@ class OpenSource(Protocol):
     def read(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
         """Return records from the offset on and the offset after them; None and the same offset if there are none.
 
+        None and a later offset: no record lies before that offset, now or later.
+
         They include undecodable records, either as runtime/rows/dead_letters.py describes (`with_refused`) or with a
         null where `schema` allows none. The source does not decide what happens to those.
 

@@ -24,6 +24,7 @@ from holdfast.errors import ConfigError
 GROUP = "holdfast.connectors"
 OWN = {
     "generator": "holdfast:Generator",
+    "kafka": "holdfast:Kafka",
     "log": "holdfast:Log",
     "postgres": "holdfast:Postgres",
     "spark-frame": "holdfast:SparkFrame",

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from holdfast.runtime.rows.windows import hopping, session, sliding, tumbling
     from holdfast.runtime.sources.generator import Generator
     from holdfast.runtime.sources.installed import connector
+    from holdfast.runtime.sources.kafka.connector import Kafka
+    from holdfast.runtime.sources.kafka.values import JSON, Raw
     from holdfast.runtime.sources.log import Log
     from holdfast.runtime.spark.tables.frames import SparkFrame
     from holdfast.secrets import secret
@@ -104,6 +106,9 @@ _HOMES = {
     "Log": "holdfast.runtime.sources.log",
     "log": "holdfast.runtime.inspect.logframe",
     "Generator": "holdfast.runtime.sources.generator",
+    "Kafka": "holdfast.runtime.sources.kafka.connector",
+    "JSON": "holdfast.runtime.sources.kafka.values",
+    "Raw": "holdfast.runtime.sources.kafka.values",
     "SparkFrame": "holdfast.runtime.spark.tables.frames",
     "Postgres": "holdfast.sinks.postgres.sink",
     "SQLite": "holdfast.sinks.sqlite.sink",
@@ -120,6 +125,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "JSON",
     "Aggregate",
     "App",
     "Collect",
@@ -131,11 +137,13 @@ __all__ = [
     "Generator",
     "HoldfastError",
     "JobFailed",
+    "Kafka",
     "KeyedProcess",
     "List",
     "Log",
     "Map",
     "Postgres",
+    "Raw",
     "Row",
     "SQLite",
     "SparkFrame",

@@ -8,6 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from kafka_server import KafkaServer
+from kafka_topics import KafkaTopic
 from sql_places import SqlPlace, delivery_of, place_of
 
 import holdfast as hf
@@ -41,6 +43,24 @@ def log_kit(folder: Path) -> SourceKit:
     return SourceKit(lambda: hf.Log(folder, NUMBERS).source(), append, add_partition)
 
 
+def topic_kit(kafka: KafkaServer) -> SourceKit:
+    topic = kafka.topic(2)
+
+    def append() -> None:
+        for partition in (0, 1):
+            kafka.produce(topic, [b'{"n": 1}', b'{"n": 2}', b'{"n": 3}'], partition)
+
+    def add_partition() -> None:
+        kafka.widen(topic, 3)
+        kafka.produce(topic, [b'{"n": 7}', b'{"n": 8}'], 2)
+
+    append()
+    with kafka.transaction(commit=False) as producer:
+        producer.produce(topic, b'{"n": 0}', partition=1)
+    append()
+    return SourceKit(lambda: hf.Kafka(kafka.servers, topic, hf.JSON(NUMBERS)).source(), append, add_partition)
+
+
 SOURCES: dict[str, Callable[[Path], SourceKit]] = {
     "log": log_kit,
     "generator": lambda _: SourceKit(lambda: hf.Generator(NUMBERS, lambda i: (i,), count=9, partitions=2)),
@@ -48,8 +68,10 @@ SOURCES: dict[str, Callable[[Path], SourceKit]] = {
 }
 
 
-@pytest.fixture(params=SOURCES)
+@pytest.fixture(params=[*SOURCES, pytest.param("kafka", marks=pytest.mark.kafka)])
 def source_kit(request: pytest.FixtureRequest, tmp_path: Path) -> SourceKit:
+    if request.param == "kafka":
+        return topic_kit(request.getfixturevalue("kafka"))
     return SOURCES[request.param](tmp_path / "log")
 
 
@@ -134,6 +156,15 @@ def in_log(folder: Path, key: tuple[str, ...] | None = None) -> SinkKit:
     return SinkKit(lambda: sink, rows, opened)
 
 
+def in_kafka(server: KafkaServer, key: tuple[str, ...] | None) -> SinkKit:
+    topic = KafkaTopic(server, key)
+
+    def opened(given: Sink, writer: Any, fault: Fault) -> Target:
+        return topic.sink.opened("6f9b0f6e-0000-4000-8000-000000000001", writer, fault=topic.watched(fault))
+
+    return SinkKit(lambda: topic.sink, topic.rows, opened)
+
+
 SINKS: dict[str, Callable[[Path], SinkKit]] = {
     "memory": lambda _: in_memory(False),
     "memory, key": lambda _: in_memory(True),
@@ -145,11 +176,17 @@ SINKS: dict[str, Callable[[Path], SinkKit]] = {
 TABLES = [f"{database}{how}" for database in ("sqlite", "other", "postgres") for how in ("", " key", " idempotent")]
 
 
-@pytest.fixture(params=[*SINKS, *TABLES])
+# The contract of sinks beside this file tests most of it with one broker in a fraction of the time.
+KAFKA = [pytest.param(kind, marks=[pytest.mark.kafka, pytest.mark.slow]) for kind in ("kafka", "kafka key")]
+
+
+@pytest.fixture(params=[*SINKS, *TABLES, *KAFKA])
 def sink_kit(request: pytest.FixtureRequest, tmp_path: Path) -> SinkKit:
     if request.param in SINKS:
         return SINKS[request.param](tmp_path)
     key = KEY if " " in request.param else None
+    if request.param.startswith("kafka"):
+        return in_kafka(request.getfixturevalue("kafka"), key)
     return in_table(place_of(request.param, tmp_path, request), key, delivery_of(request.param))
 
 

@@ -13,12 +13,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from kafka_server import KafkaServer
+from kafka_topics import KafkaTopic
 from sql_places import SqlPlace, delivery_of, place_of
 
 from holdfast.errors import Damaged, Fenced, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Rewinding
 from holdfast.sinks.immediate import ImmediateTarget, Origin, Owner
+from holdfast.sinks.kafka.sink import KafkaSink
 from holdfast.sinks.log import LogSink
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.memory_immediate import ImmediateTable
@@ -95,14 +98,27 @@ def in_log(folder: Path) -> World:
     return World(sink, numbers, back_up)
 
 
+def in_kafka(server: KafkaServer) -> World:
+    topic = KafkaTopic(server, partitions=1)
+    topic.sink.prepare(SCHEMA, None)
+    return World(topic.sink, lambda: sorted(n for (n,) in topic.rows()), topic.back_up)
+
+
 TABLES = [f"{kind}{how}" for kind in ("sqlite", "other", "postgres") for how in ("", " keyed", " idempotent")]
+WITH_REPAIRS = ("memory", "memory keyed", *TABLES, "log")
 
 
-@pytest.fixture(params=["memory", "memory keyed", *TABLES, "log"])
+@pytest.fixture(params=[*WITH_REPAIRS, pytest.param("kafka", marks=pytest.mark.kafka)])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    return world_of(request, tmp_path)
+
+
+def world_of(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     kind = request.param
     if kind == "log":
         return in_log(tmp_path)
+    if kind == "kafka":
+        return in_kafka(request.getfixturevalue("kafka"))
     if kind.startswith("memory"):
         return in_memory(kind == "memory keyed")
     return in_table(place_of(kind, tmp_path, request), ("n",) if " " in kind else None, delivery_of(kind))
@@ -192,7 +208,7 @@ class TestOwner:
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
         copy = world.sink.open(JOB, LEFT, COPY)
         world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2))
-        if isinstance(world.sink, LogSink):
+        if isinstance(world.sink, LogSink | KafkaSink):
             copy.forget(tag(1))  # the copy has none
             return
         with pytest.raises(Fenced):
@@ -200,6 +216,11 @@ class TestOwner:
 
 
 class TestRepair:
+    @pytest.fixture(params=WITH_REPAIRS)
+    def world(self, request: pytest.FixtureRequest, tmp_path: Path) -> World:
+        """A target that takes its output back."""
+        return world_of(request, tmp_path)
+
     def test_a_repair_takes_over_the_target(self, world: World) -> None:
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(2), rows(2))
@@ -270,11 +291,11 @@ class TestRestoredTarget:
         target.deliver(tag(2), rows(2), known=tag(1))
 
         def meanwhile() -> Iterator[pa.RecordBatch]:
-            if not isinstance(world.sink, LogSink):  # a log has no transaction across its commits
+            if not isinstance(world.sink, LogSink | KafkaSink):  # they have no transaction that reads what it writes
                 restore()
             yield from rows(3)
 
-        if isinstance(world.sink, LogSink):
+        if isinstance(world.sink, LogSink | KafkaSink):
             restore()
         with pytest.raises(Damaged, match="restored"):
             target.deliver(tag(3), meanwhile(), known=tag(2))

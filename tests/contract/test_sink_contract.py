@@ -15,6 +15,8 @@ from typing import Any, Protocol, cast
 
 import pyarrow as pa
 import pytest
+from kafka_server import KafkaServer
+from kafka_topics import KafkaTopic
 from sql_places import SqlPlace, delivery_of, place_of
 
 from holdfast.errors import AlreadyExists, ConfigError, Fenced, Unavailable
@@ -169,22 +171,50 @@ class LogWorld:
         return []
 
 
+class KafkaWorld:
+    def __init__(self, server: KafkaServer, key: tuple[str, ...] | None) -> None:
+        self._topic = KafkaTopic(server, key)
+        self.sink = self._topic.sink
+        self.sink.prepare(SCHEMA, key)
+        self._open: list[Target] = []
+
+    def open(self, writer: Writer, fault: Fault = no_fault, job: str = JOB) -> Target:
+        target = self.sink.opened(job, writer, fault=self._topic.watched(fault))
+        self._open.append(target)
+        return target
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        return sorted(self._topic.rows())
+
+    def before_images(self, writer: Writer) -> list[Image]:
+        return []
+
+    def close(self) -> None:
+        for target in self._open:
+            target.close()
+
+
+KAFKA = pytest.param("kafka", marks=pytest.mark.kafka)
 TABLES_WITH_KEY = ("sqlite", "sqlite idempotent", "other", "other idempotent", "postgres")
 KINDS_WITH_IMAGES = ("memory", *TABLES_WITH_KEY)
-KINDS_WITH_KEY = (*KINDS_WITH_IMAGES, "log")
-KINDS_WITHOUT_KEY = ("memory", "sqlite", "other", "postgres", "log")
+KINDS_WITH_KEY = (*KINDS_WITH_IMAGES, "log", KAFKA)
+KINDS_WITH_NUMBERS = ("memory", "sqlite", "other", "postgres")
+KINDS_WITHOUT_KEY = (*KINDS_WITH_NUMBERS, "log", KAFKA)
 
 
 @pytest.fixture
 def make(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[str, bool], World]]:
-    worlds: list[TableWorld] = []
+    worlds: list[TableWorld | KafkaWorld] = []
 
     def build(kind: str, keyed: bool) -> World:
         if kind == "memory":
             return MemoryWorld(KEY if keyed else None)
         if kind == "log":
             return LogWorld(tmp_path, KEY if keyed else None)
-        worlds.append(TableWorld(place_of(kind, tmp_path, request), keyed, delivery_of(kind)))
+        if kind == "kafka":
+            worlds.append(KafkaWorld(request.getfixturevalue("kafka"), KEY if keyed else None))
+        else:
+            worlds.append(TableWorld(place_of(kind, tmp_path, request), keyed, delivery_of(kind)))
         return worlds[-1]
 
     yield build
@@ -205,6 +235,12 @@ def imaged(request: pytest.FixtureRequest, make: Callable[[str, bool], World]) -
 
 @pytest.fixture(params=KINDS_WITHOUT_KEY)
 def append(request: pytest.FixtureRequest, make: Callable[[str, bool], World]) -> World:
+    return make(request.param, False)
+
+
+@pytest.fixture(params=KINDS_WITH_NUMBERS)
+def numbered(request: pytest.FixtureRequest, make: Callable[[str, bool], World]) -> World:
+    """A target without a key whose before-images say which rows a delivery added."""
     return make(request.param, False)
 
 
@@ -330,7 +366,7 @@ class TestCrash:
             keyed.open(LEFT, crash_at(point)).deliver(tag(2), batches)
         again = keyed.open(LEFT)
         assert (keyed.rows(), again.delivered()) == ([ANN, BEA], tag(1))
-        assert len(keyed.before_images(LEFT)) == (0 if isinstance(keyed, LogWorld) else 2)
+        assert len(keyed.before_images(LEFT)) == (0 if isinstance(keyed, LogWorld | KafkaWorld) else 2)
         assert again.deliver(tag(2), batches) == Delivered(2)
         assert (keyed.rows(), again.delivered()) == ([(1, 9.0, "anna")], tag(2))
 
@@ -392,7 +428,8 @@ class TestRepetition:
 
 KINDS_THAT_MERGE = (
     *((kind, True) for kind in KINDS_WITH_IMAGES),
-    *((kind, False) for kind in KINDS_WITHOUT_KEY if kind != "log"),
+    *((kind, False) for kind in KINDS_WITH_NUMBERS),
+    pytest.param(("kafka", False), marks=pytest.mark.kafka),
 )
 
 
@@ -445,11 +482,9 @@ class TestSeveralEpochs:
             (tag(4), 0, {"user": 1}, None),
         ]
 
-    def test_an_append_target_records_which_rows_each_epoch_added(self, append: World) -> None:
-        if isinstance(append, LogWorld):
-            pytest.skip("missing: delivery of several epochs to a log in one commit; a log takes one epoch at a time")
-        together(append.open(LEFT), *THREE)
-        found = [(at, n, key["first"], key["last"]) for at, n, key, _ in append.before_images(LEFT)]
+    def test_an_append_target_records_which_rows_each_epoch_added(self, numbered: World) -> None:
+        together(numbered.open(LEFT), *THREE)
+        found = [(at, n, key["first"], key["last"]) for at, n, key, _ in numbered.before_images(LEFT)]
         assert found == [(tag(2), 0, 1, 2), (tag(5), 0, 3, 3)]
 
     @pytest.mark.parametrize("point", [*POINTS_BEFORE_COMMIT, "between_epochs"])
@@ -577,14 +612,12 @@ class TestBeforeImages:
         imaged.open(LEFT).deliver(tag(1), [changed((*ANN, PUT))])
         assert imaged.before_images(LEFT) == [(tag(1), 0, {"user": 1}, None)]
 
-    def test_an_append_target_records_which_rows_a_delivery_added(self, append: World) -> None:
-        if isinstance(append, LogWorld):
-            pytest.skip("missing: before-images of a log; its commits say what each epoch added")
-        target = append.open(LEFT)
+    def test_an_append_target_records_which_rows_a_delivery_added(self, numbered: World) -> None:
+        target = numbered.open(LEFT)
         target.deliver(tag(1), [added(ANN, BEA)])
         target.deliver(tag(2), [])
         target.deliver(tag(3), [added(CAT)])
-        found = [(at, n, key["first"], key["last"], before) for at, n, key, before in append.before_images(LEFT)]
+        found = [(at, n, key["first"], key["last"], before) for at, n, key, before in numbered.before_images(LEFT)]
         assert found == [(tag(1), 0, 1, 2, None), (tag(3), 0, 3, 3, None)]
 
     def test_before_images_beyond_the_horizon_are_dropped_for_one_writer_only(self, imaged: World) -> None:

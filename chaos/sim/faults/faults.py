@@ -150,7 +150,7 @@ CODES: Mapping[Fault, tuple[str, ...]] = {
     Fault.STORE_DOWN: ("F7",),
     Fault.SINK_DOWN: ("F7",),
     Fault.SINK_REFUSED: ("F7",),
-    Fault.SINK_ROLLED_BACK: ("F7",),
+    Fault.SINK_ROLLED_BACK: ("F7", "F17"),  # the timeout of a transaction rolls it back, too
     Fault.LAUNCH_FAILED: ("F7",),
     Fault.WRITE_REPLY_LOST: ("F8",),
     Fault.APPEND_IN_DOUBT: ("F8",),

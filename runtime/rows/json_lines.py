@@ -1,0 +1,249 @@
+"""JSON values to columns, strictly and in batches: one JSON object per row, and no value is guessed.
+
+The values of a batch are joined to lines, and pyarrow's JSON reader turns these into columns: it refuses a string where
+a number is expected, a fraction in an integer column and a number that does not fit. Times, dates and bytes have no
+strict form in it, so they are read as text or integers, and converted here.
+
+pyarrow refuses a batch as a whole. A batch that is refused is halved until the rows at fault are alone. So a row is
+refused for itself, whatever is read together with it.
+
+| column | JSON |
+|---|---|
+| integer, float, bool, string | the same; an integer is also a float |
+| timestamp[., UTC] | RFC 3339 with a zone; or an integer: seconds, milliseconds or microseconds since 1970 |
+| date32 | "2026-11-26" |
+| binary | base64 |
+| decimal | a number or a string |
+
+Invariants
+    - A value is a line only if it begins with {, ends with } and has no line break. In what is joined, `}` and `{` on
+      two lines never belong to one object, and no string runs over a line break. So if there are as many rows as lines,
+      each line is one row.
+    - Which rows are refused, and why, depends on each row alone.
+
+Pure. Source: API.md (JSON); docs/design/0075-kafka-source.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+
+from holdfast.errors import ConfigError
+from holdfast.runtime.rows.dead_letters import Refused
+
+Times = Literal["rfc3339", "s", "ms", "us"]
+TIMES: tuple[Times, ...] = ("rfc3339", "s", "ms", "us")
+_BLANKS = b" \t\r\n"
+_BREAKS = bytes.maketrans(b"\r\n", b"\t\t")
+"""A tab is a blank between tokens, and forbidden in strings, as line breaks are: what is valid stays so."""
+_ROW = re.compile(r",? ?in row \d+$")
+_FINER_THAN_MICROSECONDS = r"(\.\d{6})\d+"
+_OBJECT: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
+Convert = Callable[[pa.Array], pa.Array]
+
+
+class _Unfit(Exception):
+    """The rows cannot be decoded together."""
+
+
+class JsonLines:
+    """Decodes JSON objects to rows.
+
+    Args:
+        schema: The columns; other fields of an object are ignored.
+        times: How times are written.
+        defaults: Values for fields that an object does not have, by column. Others become null.
+
+    Raises:
+        ConfigError: a column has no form in JSON.
+    """
+
+    def __init__(self, schema: pa.Schema, times: Times = "rfc3339", defaults: Mapping[str, Any] | None = None) -> None:
+        self._schema = schema
+        self._defaults = {name: value for name, value in (defaults or {}).items() if value is not None}
+        self._strict = [field.name for field in schema if not field.nullable]
+        forms = {field.name: _form_of(field, times) for field in schema}
+        self._convert = {name: convert for name, (_, convert) in forms.items()}
+        self._parse = pa.json.ParseOptions(
+            explicit_schema=pa.schema([pa.field(name, kind) for name, (kind, _) in forms.items()]),
+            newlines_in_values=False,
+            unexpected_field_behavior="ignore",
+        )
+
+    def decode(self, values: Sequence[bytes | None]) -> tuple[pa.RecordBatch, dict[int, Refused]]:
+        """Return the rows of these values, and those that are refused, by their index."""
+        why: dict[int, str] = {}
+        lines: Sequence[Any] = values
+        places: Sequence[int] = range(len(values))
+        if not _are_lines(values):
+            lines, places = _as_lines(values, why)
+        batches = list(self._pieces(lines, places, why))
+        rows = pa.Table.from_batches(batches, self._schema).combine_chunks().to_batches()
+        refused = {place: Refused(why[place], "bytes", values[place] or b"") for place in sorted(why)}
+        return (rows[0] if rows else _empty(self._schema)), refused
+
+    def _pieces(self, lines: Sequence[Any], places: Sequence[int], why: dict[int, str]) -> Iterator[pa.RecordBatch]:
+        """Decode lines together, or else the two halves of them."""
+        if not lines:
+            return
+        try:
+            yield self._together(lines, places, why)
+        except _Unfit as wrong:
+            if len(lines) == 1:
+                why[places[0]] = str(wrong)
+                return
+            half = len(lines) // 2
+            yield from self._pieces(lines[:half], places[:half], why)
+            yield from self._pieces(lines[half:], places[half:], why)
+
+    def _together(self, lines: Sequence[bytes], places: Sequence[int], why: dict[int, str]) -> pa.RecordBatch:
+        text = b"\n".join(lines)
+        try:
+            options = pa.json.ReadOptions(use_threads=False, block_size=len(text) + 1)
+            table = pa.json.read_json(pa.BufferReader(text), options, self._parse).combine_chunks()
+            table.validate(full=True)  # the reader takes text that is not UTF-8
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise _Unfit(_reason(error)) from None
+        if table.num_rows != len(lines):
+            raise _Unfit("it is more than one JSON value")
+        columns = [self._column(field, table.column(field.name), lines) for field in self._schema]
+        return self._without_nulls(columns, lines, places, why)
+
+    def _column(self, field: pa.Field, found: pa.ChunkedArray, lines: Sequence[bytes]) -> pa.Array:
+        column = found.chunk(0) if found.num_chunks == 1 else pa.concat_arrays(found.chunks)
+        try:
+            column = self._convert[field.name](column)
+        except (pa.ArrowInvalid, binascii.Error, ValueError) as error:
+            raise _Unfit(f"column {field.name!r}: {_reason(error)}") from None
+        if field.name in self._defaults and column.null_count:
+            column = _with_default(column, field, self._defaults[field.name], lines)
+        return column
+
+    def _without_nulls(
+        self, columns: list[pa.Array], lines: Sequence[bytes], places: Sequence[int], why: dict[int, str]
+    ) -> pa.RecordBatch:
+        """Refuse the rows that have a null where the schema allows none."""
+        nulls: dict[int, str] = {}
+        for field, column in zip(self._schema, columns, strict=True):
+            if not field.nullable and column.null_count:
+                rows = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist()
+                nulls = {**dict.fromkeys(rows, field.name), **nulls}
+        if not nulls:
+            return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        for row, name in nulls.items():
+            state = "null" if _has(lines[row], name) else "missing"
+            why[places[row]] = f"column {name!r} is {state}, which the job's schema does not allow"
+        kept = pa.array([row for row in range(len(lines)) if row not in nulls], pa.int64())
+        return pa.RecordBatch.from_arrays([column.take(kept) for column in columns], schema=self._schema)
+
+
+def _are_lines(values: Sequence[bytes | None]) -> bool:
+    """Return whether each value is one line that begins and ends as an object does."""
+    try:
+        text = b"\n".join(values)  # type: ignore[arg-type]
+    except TypeError:  # a value is null
+        return False
+    sizes = np.fromiter(map(len, values), np.int64, len(values))  # type: ignore[arg-type]
+    if not len(values) or sizes.min() < 2 or text.count(b"\n") != len(values) - 1 or b"\r" in text:
+        return False
+    last = np.cumsum(sizes + 1) - 2
+    found = np.frombuffer(text, np.uint8)
+    return bool((found[last] == ord("}")).all() and (found[last - sizes + 1] == ord("{")).all())
+
+
+def _as_lines(values: Sequence[bytes | None], why: dict[int, str]) -> tuple[list[bytes], list[int]]:
+    """Return the values that are objects as lines, and their places; refuse the others."""
+    lines, places = list[bytes](), list[int]()
+    for place, value in enumerate(values):
+        line = None if value is None else value.strip(_BLANKS).translate(_BREAKS)
+        if line is not None and line.startswith(b"{") and line.endswith(b"}"):
+            lines.append(line)
+            places.append(place)
+        else:
+            tombstone = "the value is null: a tombstone, which is no row"
+            why[place] = tombstone if value is None else "it is not a JSON object"
+    return lines, places
+
+
+def _with_default(column: pa.Array, field: pa.Field, default: Any, lines: Sequence[bytes]) -> pa.Array:
+    """Put the default where the field is missing; a null that is written stays one."""
+    nulls = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
+    missing = np.zeros(len(column), bool)
+    missing[[row for row in nulls.tolist() if not _has(lines[row], field.name)]] = True
+    values = pa.array([default] * int(missing.sum()), field.type)
+    return pc.replace_with_mask(column, pa.array(missing), values)
+
+
+def _has(line: bytes, name: str) -> bool:
+    try:
+        return name in _OBJECT.decode(line)
+    except msgspec.DecodeError:  # pyarrow accepts it: bytes that are not UTF-8 in a field that is ignored
+        return False
+
+
+def _form_of(field: pa.Field, times: Times) -> tuple[pa.DataType, Convert]:
+    """Return the type that pyarrow reads a column as, and what makes the column of it."""
+    kind = field.type
+    same = (
+        *(pa.types.is_integer, pa.types.is_boolean, pa.types.is_string, pa.types.is_large_string),
+        *(pa.types.is_decimal128, pa.types.is_decimal256),
+    )
+    if any(fits(kind) for fits in same):
+        return kind, lambda column: column
+    if pa.types.is_float32(kind) or pa.types.is_float64(kind):
+        return kind, _finite
+    if pa.types.is_timestamp(kind) and kind.tz == "UTC":
+        if times == "rfc3339":
+            return pa.utf8(), lambda column: _times(column, kind)
+        return pa.int64(), lambda column: column.cast(pa.timestamp(times, "UTC")).cast(kind)
+    if pa.types.is_date32(kind):
+        return pa.utf8(), lambda column: column.cast(kind)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return pa.utf8(), lambda column: _bytes(column, kind)
+    hint = "; a time needs the zone UTC" if pa.types.is_timestamp(kind) else ""
+    raise ConfigError(
+        f"column {field.name!r} is {kind}, which hf.JSON cannot read{hint}",
+        not_done="the job was not planned",
+        next_step="use int, float, str, bool, bytes, datetime, date or a decimal; or read the bytes with hf.Raw() and "
+        "decode them with .map_batches",
+    )
+
+
+def _finite(column: pa.Array) -> pa.Array:
+    """Refuse NaN and infinities, which the reader takes and JSON does not have."""
+    if pc.all(pc.is_finite(column)).as_py() is False:  # None: there are only nulls
+        raise ValueError("it is not a finite number")
+    return column
+
+
+def _times(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Parse times; digits behind the microseconds are dropped."""
+    try:
+        return column.cast(kind)
+    except pa.ArrowInvalid:
+        return pc.replace_substring_regex(column, _FINER_THAN_MICROSECONDS, r"\1").cast(kind)
+
+
+def _bytes(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    return pa.array(
+        [None if each is None else base64.b64decode(each, validate=True) for each in column.to_pylist()], kind
+    )
+
+
+def _reason(error: Exception) -> str:
+    """Return why one row is refused, without the place in the buffer that it happened to have."""
+    return _ROW.sub("", str(error).splitlines()[0].removeprefix("JSON parse error: "))
+
+
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)

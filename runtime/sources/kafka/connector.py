@@ -1,0 +1,100 @@
+"""`hf.Kafka`: a topic, as a connector.
+
+The client library is an extra, so it is imported when a topic is opened, not with this module: a job can be planned and
+tested without it.
+
+Source: API.md (sources); docs/design/0075-kafka-source.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from holdfast.arguments import checked
+from holdfast.errors import ConfigError
+from holdfast.runtime.rows.row_types import RowsOf, T
+from holdfast.runtime.sources.kafka.messages import META
+from holdfast.runtime.sources.kafka.source import KafkaSource
+from holdfast.runtime.sources.kafka.values import JSON, RAW, Raw
+from holdfast.sinks.kafka.encoding import JsonValues, RawValues
+from holdfast.sinks.kafka.sink import KafkaSink
+from holdfast.storage.kafka.place import Option, place_of
+from holdfast.traits import Library
+
+
+class Kafka(RowsOf[T]):
+    """A topic of Kafka: a source, read with offsets in the job's checkpoints, or a sink, written in transactions.
+
+    As a sink it gives exactly-once delivery to readers with `isolation.level=read_committed`: the records of an epoch
+    and their tag, in the topic NAME-holdfast-progress, are one transaction. A stream that replaces rows needs `key`;
+    a row that it deletes becomes a tombstone.
+
+    Args:
+        servers: "host:port" of some brokers, with commas between them or as a list.
+        topic: The topic. It must exist to be read; a sink creates a missing one.
+        value: How values are written: `hf.JSON(Bid)`, or `hf.Raw()` for bytes. A sink writes JSON if it is left out.
+        key: Columns by which the producers choose the partition, as `partitioned_by` of `app.source`. As a sink: the
+            columns of the records' key; for a stream that replaces rows, the columns by which it does.
+        meta: Add the columns kafka_key, kafka_timestamp, kafka_partition, kafka_offset and kafka_headers.
+        options: Options of librdkafka, such as {"security.protocol": "SASL_SSL"}. A secret is given by
+            `hf.secret("env:NAME")`.
+
+    Raises:
+        ConfigError: an argument cannot be used, or holds a secret.
+    """
+
+    library: ClassVar[Library] = Library(name="confluent-kafka", extra="kafka")
+
+    @checked("hf.Kafka", '("broker.example:9092", "bids", hf.JSON(Bid))')
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        topic: str,
+        value: JSON[T] | Raw | None = None,
+        key: str | Sequence[str] | None = None,
+        meta: bool = False,
+        options: Mapping[str, Option] | None = None,
+    ) -> None:
+        self.place = place_of(servers, topic, options)
+        self.key = None if key is None else (key,) if isinstance(key, str) else tuple(key)
+        self.value, self.meta = value, meta
+        given: Any = value
+        if given is not None and not isinstance(given, JSON | Raw):
+            raise _refused(f"value is {given!r}", "give hf.JSON(Bid), with your dataclass, or hf.Raw()")
+
+    @classmethod
+    def example(cls) -> Kafka[Any]:
+        """Return a topic that has every trait; see listed.py."""
+        return cls("broker.example:9092", "bids", Raw(), key=["value"])
+
+    def __repr__(self) -> str:
+        return f"Kafka({self.place.servers!r}, {self.place.topic!r})"
+
+    def source(self) -> KafkaSource:
+        """See Connector.source."""
+        value = self.value
+        if value is None or (isinstance(value, JSON) and value.schema is None):
+            raise _refused(f"{self!r} does not say how to read the values", "give value=hf.JSON(Bid) or value=hf.Raw()")
+        schema = RAW if isinstance(value, Raw) else value.schema
+        assert schema is not None
+        if self.meta and (twice := [field.name for field in META if field.name in schema.names]):
+            raise _refused(f"the column {twice[0]!r} is also one of meta=True", "rename the field, or leave meta out")
+        row_type = None if isinstance(value, Raw) or self.meta else value.row_type
+        lines = None if isinstance(value, Raw) else (value.time, value.defaults())
+        return KafkaSource(self.place, schema, lines, self.meta, row_type, self.key or ())
+
+    def sink(self) -> KafkaSink:
+        """See Connector.sink."""
+        if self.meta:
+            raise _refused(f"{self!r} is a sink with meta=True, but a sink reads no messages", "leave meta out")
+        value = self.value
+        if isinstance(value, Raw):
+            return KafkaSink(self.place, RawValues(), self.key)
+        if value is None:
+            return KafkaSink(self.place, JsonValues(), self.key)
+        return KafkaSink(self.place, JsonValues(value.time), self.key, value.schema)
+
+
+def _refused(what: str, next_step: str) -> ConfigError:
+    return ConfigError(f"hf.Kafka: {what}", not_done="the job was not planned", next_step=next_step)

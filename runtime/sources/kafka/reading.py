@@ -1,0 +1,191 @@
+"""A topic as one process reads it.
+
+The driver asks questions; a worker also has a consumer, which the lane of its readers uses. Every `VERIFY_EVERY_S` the
+lane asks the brokers which topic this is, and who serves its partitions. So a recreated topic is noticed, and "no
+records" is never said of a partition that no broker serves.
+
+Invariants
+    - One thread at a time uses the consumer; the operator thread takes the lock only to close.
+    - Records are decoded in the lane.
+    - Nothing is read of a topic other than the one that was opened.
+
+Source: runtime/plan/source.py; docs/design/0075-kafka-source.md.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from threading import Lock
+
+import pyarrow as pa
+
+from holdfast.errors import Damaged, HoldfastError, Unavailable, Where
+from holdfast.runtime.plan.ahead import Ahead, Read, ReaderAhead
+from holdfast.runtime.plan.source import PartitionReader
+from holdfast.runtime.rows.json_lines import JsonLines
+from holdfast.runtime.sources.kafka.feed import NOTHING_READ, Feed, OutOfRange
+from holdfast.runtime.sources.kafka.messages import batch_of
+from holdfast.storage.kafka.errors import unavailable
+from holdfast.storage.kafka.place import KafkaPlace
+from holdfast.storage.kafka.questions import Questions, Topic, log
+
+VERIFY_EVERY_S = 2.0
+_UNKNOWN = "-"
+"""In an identity: the brokers have no ids of topics."""
+
+
+class OpenKafka:
+    """A topic that is open. It may be used again after `close`, which drops connections only.
+
+    Args:
+        values: The columns of the values.
+        lines: Decodes values; None: they stay bytes.
+        meta: Whether the columns of `meta=True` follow.
+
+    Raises:
+        ConfigError: the topic does not exist, or the options are wrong.
+        Unavailable: no broker answers.
+    """
+
+    def __init__(self, place: KafkaPlace, values: pa.Schema, lines: JsonLines | None, meta: bool) -> None:
+        self._place, self._values, self._lines, self._meta = place, values, lines, meta
+        self._lock, self._closing, self._away = Lock(), False, False
+        self._questions = Questions(place, lambda: self._closing)
+        self._feed = Feed(place, lambda: self._closing)
+        self.topic = self._questions.existing("the source was not opened")
+        self._verified_at = time.monotonic()
+
+    def identity(self, partition: int, offset: int) -> str:
+        """Return the ids of cluster and topic: within one topic, records never change."""
+        return f"kafka {self.topic.cluster} {self.topic.id or _UNKNOWN}"
+
+    def changed(self, identity: str) -> str | None:
+        kind, *rest = identity.split(" ")
+        if kind != "kafka" or len(rest) != 2:
+            return f"it is {self._place.where}, but a {kind} was read"
+        now = self._questions.topic()
+        if now is None:
+            return f"{self._place.where} no longer exists"
+        return self._difference(rest[0], rest[1], now)
+
+    def partitions(self) -> list[int]:
+        self.topic = self._present()
+        return list(self.topic.partitions)
+
+    def end_offsets(self) -> dict[int, int]:
+        """Return the last stable offsets: no transaction that is open lies before them.
+
+        The operator thread calls it too, and does not wait while the lane finds that no broker answers.
+        """
+        self._questions.refuse_while_away()
+        return self._questions.offsets(self._present().partitions, "end")
+
+    def retention_start(self, partition: int) -> int:
+        return self._questions.offsets([partition], "first")[partition]
+
+    def whole_from(self, partition: int) -> int:
+        """See SparseSource.whole_from. Of a compacted topic nobody knows how far it is whole."""
+        compacted = self._questions.removes_single_records()
+        return self._questions.offsets([partition], "end" if compacted else "first")[partition]
+
+    def read(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
+        found = self._fetch(partition, offset, max_bytes)
+        return found.batch, found.following
+
+    def reader(self, partition: int, offset: int, ahead: Ahead) -> PartitionReader:
+        """See OpenSource.reader."""
+        return ReaderAhead(partial(self._fetch, partition), lambda _offset, _read: True, offset, ahead)
+
+    def ended(self, partition: int, offset: int) -> bool:
+        """A topic has no end."""
+        return False
+
+    def close(self) -> None:
+        self._closing = True  # a lane that waits gives up soon
+        with self._lock:
+            self._feed.close()
+            self._questions.close()
+            self._closing = False
+
+    def _fetch(self, partition: int, offset: int, max_bytes: int) -> Read:
+        with self._lock:
+            try:
+                self._verify(partition)
+                taken = self._feed.take(partition, offset, max_bytes)
+            except OutOfRange:
+                raise self._out_of_range(partition, offset) from None
+            except Unavailable as error:
+                self._unreachable(error)
+                raise
+            if self._away:
+                self._away = False
+                log.warning("%s answers again; reading continues", self._place.where)
+        if not taken.messages:
+            return Read(None, taken.following)
+        batch = batch_of(taken.messages, offset, self._values, self._lines, self._meta)
+        return Read(batch, taken.following)
+
+    def _verify(self, partition: int) -> None:
+        """Ask from time to time whether this is still the topic, and whether a broker serves the partition."""
+        now = time.monotonic()
+        if now - self._verified_at >= VERIFY_EVERY_S or self._away or partition in self.topic.leaderless:
+            self.topic = self._present()
+            self._verified_at = time.monotonic()
+        if partition in self.topic.leaderless:
+            raise unavailable(self._place, f"no broker serves partition {partition}", NOTHING_READ)
+
+    def _unreachable(self, error: Unavailable) -> None:
+        """Warn once per outage; the worker asks again, and its sources wait."""
+        if not self._away and not self._closing:
+            self._away = True
+            log.warning("%s; reading waits until it answers", error.what)
+
+    def _present(self) -> Topic:
+        """Return the topic as it is now. Raises Damaged if it is another one."""
+        now = self._questions.topic()
+        gone = f"{self._place.where} no longer exists"
+        if now is None or (why := self._difference(self.topic.cluster, self.topic.id or _UNKNOWN, now)) is not None:
+            raise Damaged(
+                gone if now is None else why or gone,
+                not_done="no more records were read; the job is at its last checkpoint",
+                next_step="restore the topic as it was; or, to read the present records from the first one, give the "
+                "job another name",
+            )
+        if len(now.partitions) < len(self.topic.partitions):  # a topic never loses partitions
+            raise unavailable(self._place, "a broker does not know all of its partitions yet", NOTHING_READ)
+        return now
+
+    def _difference(self, cluster: str, topic: str, now: Topic) -> str | None:
+        if now.cluster != cluster:
+            return f"{self._place.where} is in cluster {now.cluster}, but was read in cluster {cluster}"
+        if now.id is not None and topic not in (_UNKNOWN, now.id):
+            return f"{self._place.where} was recreated: its id is {now.id}, the topic that was read had {topic}"
+        return None
+
+    def _out_of_range(self, partition: int, offset: int) -> HoldfastError:
+        """Return the error for an offset that the server does not have; nothing is skipped."""
+        self.topic = self._present()
+        first = self._questions.offsets([partition], "first")[partition]
+        end = self._questions.offsets([partition], "end")[partition]
+        if first <= offset <= end:
+            return unavailable(self._place, f"it did not have offset {offset:,} a moment ago", NOTHING_READ)
+        where = Where(partition=partition, offset=offset)
+        not_done = "no record was skipped; the job is at its last checkpoint"
+        if offset < first:
+            return Damaged(
+                f"{self._place.where}: partition {partition} is to be read from offset {offset:,}, but begins at "
+                f"{first:,} now: {first - offset:,} offsets were removed before they were read",
+                not_done=not_done,
+                next_step="restore the records; or, to read those that are left, give the job another name and keep "
+                "them longer: raise retention.ms and retention.bytes of the topic above the longest stop of the job",
+                where=where,
+            )
+        return Damaged(
+            f"{self._place.where}: partition {partition} is to be read from offset {offset:,}, but ends at {end:,}: "
+            "the server has lost records that were read",
+            not_done=not_done,
+            next_step="restore the topic; or rewind to before the end that it has now: "
+            f"holdfast rewind JOB.py --to-offset SOURCE:{partition}:{end}",
+            where=where,
+        )

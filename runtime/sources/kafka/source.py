@@ -1,0 +1,81 @@
+"""A topic as a source: what is sent to the workers.
+
+Source: runtime/plan/source.py; docs/design/0075-kafka-source.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from holdfast.errors import ConfigError
+from holdfast.runtime.rows.json_lines import JsonLines, Times
+from holdfast.runtime.sources.kafka.messages import META
+from holdfast.runtime.sources.kafka.reading import OpenKafka
+from holdfast.storage.kafka.place import KafkaPlace
+from holdfast.traits import SourceTraits
+
+
+@dataclass(frozen=True)
+class KafkaSource:
+    """A topic to read.
+
+    Args:
+        place: Where it is.
+        values: The columns that the values have.
+        lines: How times are written in JSON, and the defaults of columns; None: values are bytes.
+        meta: Whether the columns `META` follow.
+        key: Columns by which producers choose the partition.
+    """
+
+    place: KafkaPlace
+    values: pa.Schema
+    lines: tuple[Times, Mapping[str, Any]] | None
+    meta: bool = False
+    row_type: type | None = None
+    key: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Kafka({self.place.servers!r}, {self.place.topic!r})"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """See Source.schema."""
+        return pa.schema([*self.values, *META]) if self.meta else self.values
+
+    @property
+    def where(self) -> str:
+        """How messages name it."""
+        return self.place.where
+
+    @property
+    def traits(self) -> SourceTraits:
+        """See Source.traits. A compacted topic loses single records."""
+        return SourceTraits(
+            kind="Kafka",
+            local_paths=(),
+            place={"servers": self.place.servers, "topic": self.place.topic},
+            sparse=True,
+            partitioned_by=self.key,
+            secrets=self.place.secrets,
+        )
+
+    def check(self) -> None:
+        """Refuse a topic that does not exist, or that the user may not read."""
+        opened = self.open()
+        rights = opened.topic.rights
+        opened.close()
+        if rights is not None and not rights & {"READ", "ALL"}:
+            raise ConfigError(
+                f"{self.where}: the job's user may see this topic, but not read it",
+                not_done="the job was not started",
+                next_step=f"grant the user READ on topic {self.place.topic!r}",
+            )
+
+    def open(self) -> OpenKafka:
+        """See Source.open."""
+        lines = None if self.lines is None else JsonLines(self.values, *self.lines)
+        return OpenKafka(self.place, self.values, lines, self.meta)

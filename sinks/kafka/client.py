@@ -1,0 +1,323 @@
+"""The connections of a Kafka target: a transactional producer, and a reader of the progress topic.
+
+librdkafka works in threads of its own; a producer is a queue in front of them. Records that fail are reported to a
+callback, which runs inside of `poll` and `flush`.
+
+Source: confluent_kafka; librdkafka's INTRODUCTION.md, transactional producer; docs/design/0076-kafka-sink.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from holdfast.errors import Unavailable
+from holdfast.sinks.kafka.errors import is_fenced, late, meaning_of
+from holdfast.sinks.kafka.options import producer_settings, reader_settings
+from holdfast.sinks.kafka.progress import Progress, progress_topic
+from holdfast.sinks.kafka.target import ProducerFenced, Records
+from holdfast.storage.kafka.errors import no_topic
+from holdfast.storage.kafka.place import KafkaPlace
+
+_log = logging.getLogger("holdfast.kafka")
+WAIT_S = 15.0
+"""How long a call waits for the brokers before it reports them as unreachable."""
+ABORT_WAIT_S = 5.0
+MISSING_FOR_S = 5.0
+"""How long a topic is missing before that is believed: a broker that starts may not know its topics yet."""
+FLUSH_S = 1.0
+"""How often a flush that takes long is looked at: it may take any time, as long as it gets on."""
+READ_WITHIN_S = 15.0
+"""How long the progress topic may take to be read, once its end is known: open transactions stand before it."""
+READ_WAIT_S = 0.1
+POLL_EVERY = 4_096
+"""Records between two looks at the reports of failed ones."""
+_FOLLOWING = (
+    *(KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._STATE, KafkaError._FATAL),
+    *(KafkaError._INCONSISTENT, KafkaError._MSG_TIMED_OUT),
+)
+"""Errors that follow from another one."""
+
+
+@contextmanager
+def raising(place: KafkaPlace) -> Iterator[None]:
+    """Raise the client's errors as ProducerFenced or as a HoldfastError."""
+    try:
+        yield
+    except KafkaException as error:
+        raise raised_for(place, error.args[0]) from None
+
+
+def raised_for(place: KafkaPlace, error: KafkaError) -> Exception:
+    """Return what to raise for an error of the client."""
+    return ProducerFenced(error.str()) if is_fenced(error) else meaning_of(place, error)
+
+
+class KafkaConnection:
+    """See target.Connection.
+
+    Args:
+        place: The topic of the rows.
+        transactional_id: That of every writer of the sink.
+    """
+
+    def __init__(self, place: KafkaPlace, transactional_id: str) -> None:
+        self._place, self._id = place, transactional_id
+        self._reader: ProgressReader | None = None
+
+    def producer(self) -> ConfluentProducer:
+        """See Connection.producer."""
+        return ConfluentProducer(self._place, self._id)
+
+    def progress(self) -> Progress:
+        """See Connection.progress. After an error, the next call reads the topic from its start."""
+        if self._reader is None:
+            self._reader = ProgressReader(self._place)
+        try:
+            return self._reader.read()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """See Connection.close."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+
+class ConfluentProducer:
+    """See target.TransactionalProducer."""
+
+    def __init__(self, place: KafkaPlace, transactional_id: str) -> None:
+        self._place, self._progress_topic = place, progress_topic(place.topic)
+        self._failed: KafkaError | None = None
+        self._disturbed = False
+        callbacks = {"on_delivery": self._reported, "error_cb": self._troubled}
+        with raising(place):
+            settings = {**producer_settings(place, transactional_id), **callbacks}
+            self._producer: Producer | None = Producer(settings, logger=_log)
+
+    @property
+    def disturbed(self) -> bool:
+        """See TransactionalProducer.disturbed."""
+        return self._disturbed
+
+    def init(self) -> None:
+        """See TransactionalProducer.init."""
+        producer = self._live()
+        with self._raising():
+            # Before a broker is connected, the library finds no coordinator, and waits half a second to ask again.
+            self._find_topic(producer)
+            producer.init_transactions(WAIT_S)
+
+    def begin(self) -> None:
+        """See TransactionalProducer.begin."""
+        with self._raising():
+            self._live().begin_transaction()
+
+    def mark(self, key: bytes, value: bytes) -> None:
+        """See TransactionalProducer.mark."""
+        with self._raising():
+            self._live().produce(self._progress_topic, value=value, key=key, partition=0)
+
+    def send(self, records: Records) -> None:
+        """See TransactionalProducer.send."""
+        producer, topic = self._live(), self._place.topic
+        produce = producer.produce
+        keys = records.keys or [None] * len(records.values)
+        until_poll = POLL_EVERY
+        with self._raising():
+            for key, value in zip(keys, records.values, strict=True):
+                try:
+                    produce(topic, value, key)
+                except BufferError:
+                    self._wait_for_room(topic, value, key)
+                until_poll -= 1
+                if not until_poll:
+                    until_poll = POLL_EVERY
+                    producer.poll(0)
+                    self._check()
+
+    def flush(self) -> None:
+        """See TransactionalProducer.flush."""
+        producer = self._live()
+        left, until = len(producer) + 1, 0.0
+        while left:
+            with self._raising():
+                still = producer.flush(min(FLUSH_S, WAIT_S))
+                self._check()
+            if still < left:
+                left, until = still, time.monotonic() + WAIT_S
+            elif time.monotonic() >= until:
+                raise late(self._place, "no record was confirmed", WAIT_S)
+
+    def commit(self) -> None:
+        """See TransactionalProducer.commit."""
+        producer = self._live()
+        with self._raising():
+            producer.commit_transaction(WAIT_S)
+            producer.poll(0)  # Errors that were reported meanwhile show that a request may have been resent.
+
+    def abort(self) -> None:
+        """See TransactionalProducer.abort."""
+        with suppress(KafkaException):
+            producer = self._live()
+            producer.purge()
+            producer.abort_transaction(ABORT_WAIT_S)
+
+    def destroy(self) -> None:
+        """See TransactionalProducer.destroy."""
+        if (producer := self._producer) is not None:
+            self._producer = None
+            with suppress(KafkaException):
+                producer.purge()
+
+    @contextmanager
+    def _raising(self) -> Iterator[None]:
+        """Raise the client's errors. Those that only follow from another one are replaced by that one.
+
+        If a fatal error and the report of a record come in one call, the client raises SystemError with the former.
+        """
+        try:
+            yield
+        except (KafkaException, SystemError) as error:
+            raised = error.__cause__ if isinstance(error, SystemError) else error
+            if not isinstance(raised, KafkaException):
+                raise
+            raise raised_for(self._place, self._cause(raised.args[0])) from None
+
+    def _cause(self, fault: KafkaError) -> KafkaError:
+        """Return why a transaction fails: a call that its state forbids raises the error that led to this state."""
+        if fault.code() in _FOLLOWING and self._producer is not None:
+            try:
+                self._producer.begin_transaction()
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError._STATE:
+                    return error.args[0]
+        return fault
+
+    def _find_topic(self, producer: Producer) -> None:
+        """Wait for a broker that knows the topic.
+
+        Raises:
+            ConfigError: the topic is missing.
+        """
+        until = time.monotonic() + MISSING_FOR_S
+        while True:
+            error = producer.list_topics(self._place.topic, timeout=WAIT_S).topics[self._place.topic].error
+            if error is None:
+                return
+            if error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise KafkaException(error)
+            if time.monotonic() >= until:
+                raise no_topic(self._place, "nothing was delivered")
+            producer.poll(READ_WAIT_S)
+
+    def _wait_for_room(self, topic: str, value: bytes | None, key: bytes | None) -> None:
+        """Put a record into the queue, once records in it have been sent."""
+        producer, until = self._live(), time.monotonic() + WAIT_S
+        while time.monotonic() < until:
+            producer.poll(READ_WAIT_S)
+            self._check()
+            with suppress(BufferError):
+                producer.produce(topic, value, key)
+                return
+        raise late(self._place, "the queue of records stayed full", WAIT_S)
+
+    def _live(self) -> Producer:
+        assert self._producer is not None, "a destroyed producer is not used again"
+        return self._producer
+
+    def _check(self) -> None:
+        """Raise KafkaException for the first record that failed."""
+        if self._failed is not None:
+            raise KafkaException(self._failed)
+
+    def _reported(self, error: KafkaError | None, _message: Message) -> None:
+        if error is not None and self._failed is None:
+            self._failed = error
+
+    def _troubled(self, _error: KafkaError) -> None:
+        self._disturbed = True
+
+
+class ProgressReader:
+    """Reads the progress topic of a topic, and goes on where it was."""
+
+    def __init__(self, place: KafkaPlace) -> None:
+        self._place, self._name = place, progress_topic(place.topic)
+        with raising(place):
+            self._admin = AdminClient(place.settings(), logger=_log)
+            self._consumer = Consumer(reader_settings(place), logger=_log)
+        self._progress = self._nothing()
+        self._position: int | None = None
+        """The offset up to which it has been read; None: not begun."""
+
+    def read(self) -> Progress:
+        """Return what all records up to the topic's end add up to.
+
+        Raises:
+            HoldfastError: the end cannot be read now.
+        """
+        with raising(self._place):
+            end = self._offset(OffsetSpec.latest())
+            if self._position is None or end < self._position:  # Below it, the topic was restored or recreated.
+                self._begin()
+            self._read_to(end)
+            self._admin.poll(0)  # forwards what the library logs
+        return self._progress
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._consumer.close()
+
+    def _begin(self) -> None:
+        """Start over. A logical offset would be looked up by the consumer, half a second after it has a connection."""
+        self._progress, self._position = self._nothing(), self._offset(OffsetSpec.earliest())
+        self._consumer.assign([TopicPartition(self._name, 0, self._position)])
+
+    def _nothing(self) -> Progress:
+        return Progress(f"{self._place.where}: its progress topic")
+
+    def _offset(self, which: OffsetSpec) -> int:
+        """Return an end of the topic; the later one is the high watermark.
+
+        The last stable offset would leave out what other transactions hide.
+        """
+        whole = TopicPartition(self._name, 0)
+        asked = self._admin.list_offsets({whole: which}, request_timeout=WAIT_S)
+        found: Any = asked[whole].result(WAIT_S + READ_WAIT_S)
+        return int(found.offset)
+
+    def _read_to(self, end: int) -> None:
+        until = time.monotonic() + READ_WITHIN_S
+        assert self._position is not None
+        while self._position < end:
+            message = self._consumer.poll(READ_WAIT_S)
+            if message is not None:
+                self._take(message)
+            elif time.monotonic() >= until:
+                raise Unavailable(
+                    f"{self._place.where}: its progress topic could be read up to {self._position} of {end} only",
+                    not_done="nothing was delivered",
+                    next_step="nothing: delivery retries; an open transaction of another job, or of a process that was "
+                    "killed, may stand before the rest, and ends by itself",
+                )
+
+    def _take(self, message: Message) -> None:
+        error, offset = message.error(), message.offset()
+        if error is None:
+            assert offset is not None
+            self._progress.apply(message.key(), message.value())
+            self._position = offset + 1
+        elif error.code() == KafkaError._PARTITION_EOF:
+            self._position = max(self._position or 0, offset or 0)
+        else:
+            raise KafkaException(error)

@@ -1,0 +1,98 @@
+"""What an error of Kafka means for a delivery, where it means more than it does for a reader.
+
+Invariants
+    - What may succeed when it is tried again is Unavailable; nothing else is.
+    - No code means that a transaction was committed.
+    - No message shows the value of a secret.
+
+Source: kafka.apache.org/protocol, error codes; librdkafka's rdkafka.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from confluent_kafka import KafkaError
+
+from holdfast.errors import ConfigError, HoldfastError, Unavailable
+from holdfast.storage.kafka.errors import translated
+from holdfast.storage.kafka.place import KafkaPlace
+
+Meaning = Callable[[KafkaPlace, str], HoldfastError]
+"""Makes the error from the topic's place and what the client said."""
+UNKNOWN = "it is not known whether this delivery is in"
+_FENCED = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH})
+
+
+def is_fenced(error: KafkaError) -> bool:
+    """Return whether a newer producer of the transactional id exists."""
+    return error.code() in _FENCED
+
+
+def meaning_of(place: KafkaPlace, error: KafkaError) -> HoldfastError:
+    """Return what the error means for a delivery."""
+    meaning = _BY_CODE.get(error.code())
+    if meaning is not None:
+        return meaning(place, place.without_secrets(error.str()))
+    found = translated(error, place, UNKNOWN)
+    if isinstance(found, Unavailable):
+        found.next_step = f"nothing: delivery reads the progress topic and retries; if it stays so, {found.next_step}"
+    else:
+        found.not_done = "nothing was committed to the topic"
+    return found
+
+
+def late(place: KafkaPlace, what: str, within_s: float) -> Unavailable:
+    """Return the error for brokers that took too long before anything was committed."""
+    return Unavailable(
+        f"{place.where}: {what} within {within_s:g} s",
+        not_done="nothing was committed to the topic",
+        next_step="nothing: delivery retries; if it stays so, check the brokers, and that enough replicas are in sync",
+    )
+
+
+def _configured(what: str, next_step: str) -> Meaning:
+    """Return the meaning of an error that only the configuration of the cluster or of the job can mend."""
+    return lambda place, said: ConfigError(
+        f"{place.where}: {what}: {said}", not_done="nothing was committed to the topic", next_step=next_step
+    )
+
+
+_TOPIC_RIGHT = _configured(
+    "the server does not permit this",
+    "grant the job's user WRITE and DESCRIBE on the topic, and READ, WRITE and DESCRIBE on the topic of the same name "
+    "with the suffix -holdfast-progress; CREATE too if they are missing",
+)
+_ID_RIGHT = _configured(
+    "the server does not permit this transactional id",
+    "grant the job's user WRITE and DESCRIBE on transactional ids with the prefix holdfast-",
+)
+_CLUSTER_RIGHT = _configured(
+    "the server does not permit this",
+    "grant the job's user CREATE on the cluster, or create both topics beforehand; brokers before 2.8 also want "
+    "IDEMPOTENT_WRITE",
+)
+_TOO_LARGE = _configured(
+    "a record is too large",
+    "raise max.message.bytes of the topic and message.max.bytes in options=, or make the rows smaller. Rows that the "
+    "topic can never take stay first in line: correct the job, and leave them behind with holdfast rewind JOB.py "
+    "--to-epoch N --apply, where N is the epoch that was last delivered (holdfast status JOB)",
+)
+_RECORD = _configured(
+    "the server refuses a record",
+    "a compacted topic takes no record without a key: give the sink key=[...], or name a topic that is not compacted",
+)
+_TIMEOUT = _configured(
+    "the server does not allow transactions of this length",
+    "raise transaction.max.timeout.ms of the brokers, or give a smaller transaction.timeout.ms in options=",
+)
+
+_BY_CODE: Mapping[int, Meaning] = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: _TOPIC_RIGHT,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: _ID_RIGHT,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: _CLUSTER_RIGHT,
+    KafkaError.MSG_SIZE_TOO_LARGE: _TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE: _TOO_LARGE,
+    KafkaError.INVALID_RECORD: _RECORD,
+    KafkaError.INVALID_TRANSACTION_TIMEOUT: _TIMEOUT,
+}

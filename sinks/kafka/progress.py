@@ -1,0 +1,118 @@
+"""The progress topic of a Kafka target: how far each writer has delivered, and which driver took the target over.
+
+The topic is compacted: the newest record of a key counts. A key is a JSON list that begins with its kind. Tags and
+owners are written in the transactions whose rows they describe, so a read_committed reader sees both or neither.
+
+Pure: no clock, thread or I/O. Source: PROTOCOL P17, P19; docs/design/0076-kafka-sink.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from holdfast.errors import Damaged
+from holdfast.model import Epoch, Generation, Tag, Timeline, Writer
+from holdfast.sinks.owners import Claim, Held
+
+VERSION = 1
+SUFFIX = "-holdfast-progress"
+NAME_MAX = 249
+"""Characters that a topic's name may have."""
+
+
+def progress_topic(topic: str) -> str:
+    """Return the name of the topic that holds the tags of a topic's writers."""
+    return f"{topic}{SUFFIX}"
+
+
+def tag_record(job_uuid: str, writer: Writer, tag: Tag) -> tuple[bytes, bytes]:
+    """Return key and value of the record that moves a writer's tag."""
+    value = {"v": VERSION, "timeline": tag.timeline, "epoch": tag.epoch}
+    return _bytes(["tag", job_uuid, writer.sink, writer.subtask]), _bytes(value)
+
+
+def owner_record(job_uuid: str, sink: str, claim: Claim) -> tuple[bytes, bytes]:
+    """Return key and value of the record by which a driver takes the target over."""
+    value = {"v": VERSION, "owner": claim.owner, "generation": claim.generation}
+    return _bytes(["owner", job_uuid, sink]), _bytes(value)
+
+
+class Progress:
+    """What the records read so far add up to.
+
+    Args:
+        where: How messages name the progress topic.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._tags: dict[tuple[str, str, int], Tag] = {}
+        self._owners: dict[tuple[str, str], Held] = {}
+
+    def apply(self, key: bytes | None, value: bytes | None) -> None:
+        """Take the next record in. A value of None deletes what the key had.
+
+        Raises:
+            Damaged: Holdfast did not write the record, or a newer version did.
+        """
+        try:
+            self._apply(json.loads(key or b""), None if value is None else json.loads(value))
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._unreadable(key, value) from error
+
+    def tag_of(self, job_uuid: str, writer: Writer) -> Tag | None:
+        """Return the writer's tag; None if it never delivered."""
+        return self._tags.get((job_uuid, writer.sink, writer.subtask))
+
+    def newest(self, job_uuid: str, sink: str) -> Tag | None:
+        """Return the newest tag of a sink's writers."""
+        return max((tag for (job, name, _), tag in self._tags.items() if (job, name) == (job_uuid, sink)), default=None)
+
+    def held(self, job_uuid: str, sink: str) -> Held | None:
+        """Return who owns the target for a sink of a job."""
+        return self._owners.get((job_uuid, sink))
+
+    def others(self, job_uuid: str | None, sink: str) -> Iterator[tuple[str, Tag]]:
+        """Yield other jobs that delivered under this sink name, each with a tag."""
+        for (job, name, _), tag in self._tags.items():
+            if name == sink and job != job_uuid:
+                yield job, tag
+
+    def _apply(self, key: list[Any], value: dict[str, Any] | None) -> None:
+        match key:
+            case ["tag", str(job), str(sink), int(subtask)]:
+                if value is None:
+                    self._tags.pop((job, sink, subtask), None)
+                else:
+                    self._tags[job, sink, subtask] = Tag(
+                        Timeline(_known(value, "timeline")), Epoch(_known(value, "epoch"))
+                    )
+            case ["owner", str(job), str(sink)]:
+                if value is None:
+                    self._owners.pop((job, sink), None)
+                else:
+                    generation = Generation(_known(value, "generation"))
+                    self._owners[job, sink] = Held(str(value["owner"]), generation)
+            case _:
+                raise ValueError("unknown kind of key")
+
+    def _unreadable(self, key: bytes | None, value: bytes | None) -> Damaged:
+        return Damaged(
+            f"{self._where} holds a record that this version cannot read: key {key!r:.200}, value {value!r:.200}",
+            not_done="nothing was delivered",
+            next_step="if a newer version of Holdfast wrote it, use that version; else let no other program write to "
+            "this topic, and delete the record with a tombstone of the same key",
+        )
+
+
+def _known(value: dict[str, Any], name: str) -> int:
+    if value["v"] != VERSION or not isinstance(value[name], int):
+        raise ValueError(f"version {value['v']!r}")
+    found: int = value[name]
+    return found
+
+
+def _bytes(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()

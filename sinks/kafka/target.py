@@ -1,0 +1,279 @@
+"""A Kafka topic as a target: rows and tag in one transaction, in an order that no older writer survives.
+
+A target initialises its transactional id, then reads the progress topic to its end, then compares, then delivers. From
+the init on, the commit of any older producer of the id fails, so nothing can change between the comparison and the
+commit. All writers of a sink have one id: the owner of the target is compared under the same fence.
+
+Invariants
+    - A session begins with the init; what it knows of the progress topic was read after it.
+    - A session ends with the first error, and with the first sign that the library has resent a request. Its producer
+      is never used again.
+    - An error after the commit was sent is never taken for a commit, nor for none: the progress topic decides.
+    - The tag is the first record of a transaction.
+
+Pure: no clock, thread or I/O of its own; client.py has the connections.
+Source: PROTOCOL P17, P19, P24; docs/design/0076-kafka-sink.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from holdfast.errors import HoldfastError, Unavailable
+from holdfast.model import Tag, Writer
+from holdfast.sinks.contract import AlreadyDelivered, Delivered, EpochOutput, Fault, Outcome, already, no_fault
+from holdfast.sinks.kafka.progress import Progress, owner_record, tag_record
+from holdfast.sinks.owners import Claim, check_continues
+
+Values = Sequence[bytes | None]
+
+
+@dataclass(frozen=True)
+class Records:
+    """Rows as the topic holds them; key and value of a record have the same place.
+
+    Args:
+        keys: None: the records have no key.
+        values: None deletes the key.
+    """
+
+    keys: Values | None
+    values: Values
+
+
+class ProducerFenced(Exception):
+    """A newer producer of the transactional id exists: this one's transaction can no longer be committed."""
+
+
+class TransactionalProducer(Protocol):
+    """One producer with its transactional id.
+
+    Its calls raise ProducerFenced or a HoldfastError; after either, only `abort` and `destroy` may be called.
+    """
+
+    def init(self) -> None:
+        """Fence older producers of the id, and end what they left open."""
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+
+    def mark(self, key: bytes, value: bytes) -> None:
+        """Add a record to the progress topic."""
+
+    def send(self, records: Records) -> None:
+        """Add records to the topic."""
+
+    def flush(self) -> None:
+        """Wait until the brokers have every record of the transaction."""
+
+    def commit(self) -> None:
+        """Commit the transaction, whose records are flushed. After an error, the outcome is unknown."""
+
+    def abort(self) -> None:
+        """Try to abort the transaction, so that readers need not wait for its timeout."""
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether the library reported any error, so that it may have resent a request."""
+
+    def destroy(self) -> None:
+        """Give up the producer without another word to the brokers."""
+
+
+class Connection(Protocol):
+    """What a target has open at the brokers."""
+
+    def producer(self) -> TransactionalProducer:
+        """Return a new producer of the target's transactional id, which is not initialised yet."""
+
+    def progress(self) -> Progress:
+        """Read the progress topic to its end, and return what all of its records add up to."""
+
+    def close(self) -> None:
+        """Release what is open for reading; the next call opens it again."""
+
+
+@dataclass
+class Session:
+    """A producer from its init to its first error."""
+
+    producer: TransactionalProducer
+    progress: Progress
+
+
+class KafkaTarget:
+    """One writer's way into a topic. See contract.MergingTarget.
+
+    Args:
+        where: How messages name the topic.
+        connection: Opens what is needed at the first use.
+        records: Returns rows as records. Raises ConfigError.
+        job_uuid: The job.
+        writer: Whose output this is.
+        claim: See Sink.open.
+        fault: Called at every fault point of a delivery; for tests.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        connection: Connection,
+        records: Callable[[pa.RecordBatch], Records],
+        job_uuid: str,
+        writer: Writer,
+        claim: Claim | None = None,
+        fault: Fault = no_fault,
+    ) -> None:
+        self._where = f"{where}, sink {writer.sink!r}, writer {writer.subtask}"
+        self._connection, self._records = connection, records
+        self._job, self._writer, self._claim, self._fault = job_uuid, writer, claim, fault
+        self._session: Session | None = None
+
+    def delivered(self) -> Tag | None:
+        """See Target.delivered."""
+        try:
+            return self._admit(self._refreshed().progress)
+        except ProducerFenced as error:
+            raise self._fenced() from error
+
+    def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
+        """See Target.deliver."""
+        return self.deliver_together([EpochOutput(tag, batches)], known)
+
+    def deliver_together(self, epochs: Sequence[EpochOutput], known: Tag | None = None) -> Outcome:
+        """See MergingTarget.deliver_together."""
+        first, last = epochs[0].tag, epochs[-1].tag
+        try:
+            session = self._refreshed()
+            if (found := self._covered(session, first, known)) is not None:
+                return found
+            read = [list(epoch.batches) for epoch in epochs]
+            self._fault("before_begin")
+            with suppress(ProducerFenced):
+                return Delivered(self._transact(session, last, read))
+            # The transaction is void. Whatever the newer producer has committed can be read after another init.
+            session = self._opened()
+            if (found := self._covered(session, first, known)) is not None:
+                return found
+            return Delivered(self._transact(session, last, read))
+        except ProducerFenced as error:
+            raise self._fenced() from error
+
+    def forget(self, through: Tag) -> None:
+        """A topic replaces no record, so there are no before-images."""
+
+    def close(self) -> None:
+        """See Target.close. The next target's init ends a transaction that is still open."""
+        self._end_session()
+        self._connection.close()
+
+    def _refreshed(self) -> Session:
+        """Return the open session with what the progress topic says now, or a new session."""
+        if self._session is None:
+            return self._opened()
+        try:
+            self._session.progress = self._connection.progress()
+        except BaseException:
+            self._end_session()
+            raise
+        return self._session
+
+    def _opened(self) -> Session:
+        """Begin a session: first the init, then the progress topic (P19)."""
+        producer = self._connection.producer()
+        try:
+            producer.init()
+            progress = self._connection.progress()
+        except BaseException:
+            producer.destroy()
+            self._connection.close()
+            raise
+        self._session = Session(producer, progress)
+        return self._session
+
+    def _end_session(self) -> None:
+        if self._session is not None:
+            self._session.producer.destroy()
+            self._session = None
+
+    def _covered(self, session: Session, first: Tag, known: Tag | None) -> AlreadyDelivered | None:
+        """Return the tag if it covers the delivery; else compare it with what the writer knows.
+
+        Raises:
+            Fenced, Damaged, Unavailable: see Target.deliver.
+        """
+        standing = self._admit(session.progress)
+        if standing is not None and standing >= first:
+            return already(self._where, first, standing)
+        if known is not None:
+            check_continues(self._where, standing, known)
+        return None
+
+    def _admit(self, progress: Progress) -> Tag | None:
+        """Compare the owner, and return the writer's tag."""
+        self._must_take_over(progress)
+        return progress.tag_of(self._job, self._writer)
+
+    def _must_take_over(self, progress: Progress) -> bool:
+        if self._claim is None:
+            return False
+        job, sink = self._job, self._writer.sink
+        return self._claim.must_take_over(self._where, progress.held(job, sink), lambda: progress.newest(job, sink))
+
+    def _transact(self, session: Session, tag: Tag, epochs: Sequence[Sequence[pa.RecordBatch]]) -> int:
+        """Commit the rows of the epochs with the last tag; return their number.
+
+        Raises:
+            ProducerFenced: nothing was committed, or a newer producer knows better.
+            HoldfastError: nothing was committed, or the outcome is unknown.
+        """
+        producer = session.producer
+        sent = False
+        try:
+            rows = self._filled(session, tag, epochs)
+            producer.flush()
+            self._fault("before_commit")
+            sent = True
+            producer.commit()
+            self._fault("after_commit")
+        except HoldfastError:
+            if not sent:
+                producer.abort()
+            self._end_session()
+            raise
+        except BaseException:
+            self._end_session()
+            raise
+        if producer.disturbed:
+            self._end_session()
+        return rows
+
+    def _filled(self, session: Session, tag: Tag, epochs: Sequence[Sequence[pa.RecordBatch]]) -> int:
+        """Begin the transaction, and add tag, owner and rows to it."""
+        producer, rows = session.producer, 0
+        producer.begin()
+        producer.mark(*tag_record(self._job, self._writer, tag))
+        if self._claim is not None and self._must_take_over(session.progress):
+            producer.mark(*owner_record(self._job, self._writer.sink, self._claim))
+        self._fault("after_tag")
+        for n, batches in enumerate(epochs):
+            if n:
+                self._fault("between_epochs")
+            for batch in batches:
+                producer.send(self._records(batch))
+                rows += batch.num_rows
+        return rows
+
+    def _fenced(self) -> Unavailable:
+        return Unavailable(
+            f"{self._where}: the transaction was ended twice, by another process with the same transactional id or by "
+            "its timeout",
+            not_done="nothing was delivered by this process",
+            next_step="nothing, if an older run of this job is about to end: delivery reads the tag and retries; else "
+            "find the other process, such as a copy of this job, or give a larger transaction.timeout.ms in options=",
+        )

@@ -1,0 +1,155 @@
+"""The topics of a Kafka target: creates missing ones, checks existing ones, and warns of settings that lose records.
+
+Source: kafka.apache.org/documentation, topic configs; docs/design/0076-kafka-sink.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
+
+from holdfast.errors import ConfigError
+from holdfast.sinks.kafka.client import WAIT_S, raised_for
+from holdfast.sinks.kafka.options import message_max_bytes
+from holdfast.sinks.kafka.progress import progress_topic
+from holdfast.storage.kafka.place import KafkaPlace
+from holdfast.storage.kafka.questions import Questions
+
+_log = logging.getLogger("holdfast.kafka")
+PROGRESS_SETTINGS: Mapping[str, str] = {
+    "cleanup.policy": "compact",
+    "min.cleanable.dirty.ratio": "0.1",
+    "segment.bytes": str(1 << 20),
+}
+"""Each start reads the whole progress topic, so it is cleaned often."""
+NOT_STARTED = "the job was not started"
+_NO_RIGHT = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic as it exists.
+
+    Args:
+        settings: None if this user may not read them.
+    """
+
+    partitions: int
+    replicas: int
+    settings: Mapping[str, str] | None
+
+
+def prepare(place: KafkaPlace, keyed: bool, replaces: bool) -> None:
+    """Create a topic and its progress topic if they are missing, else check that they fit.
+
+    Args:
+        keyed: The records have keys.
+        replaces: The newest record of a key counts: a missing topic is created as a compacted one.
+
+    Raises:
+        ConfigError: an existing topic does not fit, or one cannot be created.
+        Unavailable: the brokers are unreachable now.
+    """
+    found = _existing(place)
+    if found is None:
+        _create(place, {"cleanup.policy": "compact"} if replaces else {})
+        found = _existing(place) or Topic(1, -1, None)
+    check_topic(place, found, keyed)
+    beside = replace(place, topic=progress_topic(place.topic))
+    progress = _existing(beside)
+    if progress is None:
+        in_sync = (found.settings or {}).get("min.insync.replicas")
+        alike = {} if in_sync is None else {"min.insync.replicas": in_sync}
+        _create(beside, {**PROGRESS_SETTINGS, **alike}, 1, found.replicas)
+    else:
+        check_progress_topic(beside, progress)
+    for warning in warnings_of(place, found):
+        _log.warning("%s", warning)
+
+
+def check_topic(place: KafkaPlace, found: Topic, keyed: bool) -> None:
+    """Refuse a topic that cannot take the records. Raises ConfigError."""
+    settings = found.settings or {}
+    if not keyed and "compact" in settings.get("cleanup.policy", ""):
+        raise ConfigError(
+            f"{place.where} is compacted and takes no record without a key, but the sink has no key",
+            not_done=f"{NOT_STARTED}, the topic was not changed",
+            next_step="give the sink key=[...], or name another topic; a missing one is created to fit",
+        )
+    largest, limit = message_max_bytes(place), int(settings.get("max.message.bytes", 1 << 31))
+    if limit < largest:
+        raise ConfigError(
+            f"{place.where} takes batches of at most {limit:,} bytes, but the sink sends up to {largest:,}",
+            not_done=f"{NOT_STARTED}, the topic was not changed",
+            next_step=f'give options={{"message.max.bytes": {limit}}}, or raise max.message.bytes of the topic',
+        )
+
+
+def check_progress_topic(place: KafkaPlace, found: Topic) -> None:
+    """Refuse a progress topic that would forget a tag, or hide one. Raises ConfigError."""
+    policy = (found.settings or {}).get("cleanup.policy", "compact")
+    if policy == "compact" and found.partitions == 1:
+        return
+    fault = f"has cleanup.policy={policy}" if policy != "compact" else f"has {found.partitions} partitions"
+    raise ConfigError(
+        f"{place.where}, which holds the tags of deliveries, {fault}",
+        not_done=f"{NOT_STARTED}, no topic was changed",
+        next_step="it needs one partition and cleanup.policy=compact, so that no tag is ever deleted: set the policy, "
+        "or delete the topic if no job has written to it yet",
+    )
+
+
+def warnings_of(place: KafkaPlace, found: Topic) -> list[str]:
+    """Return what in a topic's settings lets the brokers lose records that they have confirmed."""
+    settings, warnings = found.settings or {}, []
+    if found.replicas > 1 and settings.get("min.insync.replicas") == "1":
+        warnings.append(
+            f"{place.where} has {found.replicas} replicas, but min.insync.replicas=1: one broker alone may confirm a "
+            "record, which is lost with it. Next: set min.insync.replicas=2, also of the progress topic"
+        )
+    if settings.get("unclean.leader.election.enable") == "true":
+        warnings.append(
+            f"{place.where} has unclean.leader.election.enable=true: a broker that lacks confirmed records may become "
+            "the leader, and they are lost. Next: set it to false, also of the progress topic"
+        )
+    return warnings
+
+
+def _existing(place: KafkaPlace) -> Topic | None:
+    """Return the topic; None if it is missing."""
+    if Questions(place).topic(NOT_STARTED) is None:
+        return None
+    admin, resource = AdminClient(place.settings(), logger=_log), ConfigResource(ResourceType.TOPIC, place.topic)
+    described = admin.describe_topics(TopicCollection([place.topic]), request_timeout=WAIT_S)[place.topic]
+    asked = admin.describe_configs([resource], request_timeout=WAIT_S)[resource]
+    partitions = _answer(place, described).partitions
+    settings = _answer(place, asked, forgiven=_NO_RIGHT)
+    if settings is None:
+        _log.warning("%s: this user has no right to read its settings, so they are not checked", place.where)
+    return Topic(
+        len(partitions),
+        min((len(each.replicas) for each in partitions), default=-1),
+        None if settings is None else {name: str(entry.value) for name, entry in settings.items()},
+    )
+
+
+def _create(place: KafkaPlace, settings: Mapping[str, str], partitions: int = -1, replicas: int = -1) -> None:
+    wanted = NewTopic(place.topic, num_partitions=partitions, replication_factor=replicas, config=dict(settings))
+    admin = AdminClient(place.settings(), logger=_log)
+    asked = admin.create_topics([wanted], request_timeout=WAIT_S, operation_timeout=WAIT_S)[place.topic]
+    _answer(place, asked, forgiven=(KafkaError.TOPIC_ALREADY_EXISTS,))
+
+
+def _answer(place: KafkaPlace, asked: Any, forgiven: tuple[int, ...] = ()) -> Any:
+    """Return the answer to a request; None for an error that is forgiven."""
+    try:
+        return asked.result(2 * WAIT_S)
+    except KafkaException as error:
+        if error.args[0].code() in forgiven:
+            return None
+        raise raised_for(place, error.args[0]) from None

@@ -1,0 +1,83 @@
+"""What errors of Kafka mean: who has to act, and what to do.
+
+Invariants
+    - No message shows the value of a secret.
+    - An error that a later retry may cure is `Unavailable`, and so is every error that is not known here.
+
+Source: librdkafka, rdkafka.h; kafka.apache.org/protocol (error codes).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.errors import ConfigError, HoldfastError, Unavailable
+from holdfast.storage.kafka.place import KafkaPlace
+
+NO_TOPIC = ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_ID")
+"""A broker, or the client's copy of what brokers know, lacks the topic or one of its partitions."""
+_NO_RIGHT = ("TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED", "TRANSACTIONAL_ID_AUTHORIZATION_FAILED")
+_CREDENTIALS = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE")
+_SETTINGS = ("_INVALID_ARG", "_UNKNOWN_PROTOCOL", "_NOT_CONFIGURED")
+PERMANENT = (*_CREDENTIALS, "_SSL")
+"""Errors of connections that no wait cures; a client reports them beside the request that then times out."""
+
+
+def translated(error: Any, place: KafkaPlace, not_done: str) -> HoldfastError:
+    """Return the error of Holdfast for a `confluent_kafka.KafkaError`."""
+    name, text = error.name(), place.without_secrets(error.str())
+    if name in NO_TOPIC:
+        return no_topic(place, not_done)
+    if name in _NO_RIGHT:
+        return ConfigError(
+            f"{place.where}: the server does not permit this: {text}",
+            not_done=not_done,
+            next_step=f"grant the job's user the rights that the documentation lists, such as DESCRIBE and READ on "
+            f"topic {place.topic!r}",
+        )
+    if name in _CREDENTIALS:
+        return ConfigError(
+            f"{place.where}: the server refused the credentials: {text}",
+            not_done=not_done,
+            next_step="correct security.protocol, sasl.mechanism, sasl.username and sasl.password in options=, "
+            "or the secret that they refer to",
+        )
+    if name == "_SSL":
+        return ConfigError(
+            f"{place.where}: no encrypted connection: {text}",
+            not_done=not_done,
+            next_step="correct security.protocol and the ssl.* options: ssl.ca.location names the authority that "
+            "signed the server's certificate",
+        )
+    if name in _SETTINGS:
+        return ConfigError(f"{place.where}: {text}", not_done=not_done, next_step="correct options=")
+    return unavailable(place, f"{name.strip('_').lower().replace('_', ' ')}: {text}", not_done)
+
+
+def no_topic(place: KafkaPlace, not_done: str) -> ConfigError:
+    """Return the error for a topic that does not exist."""
+    return ConfigError(
+        f"{place.where} does not exist",
+        not_done=not_done,
+        next_step=f"create it: kafka-topics.sh --bootstrap-server {place.servers} --create --topic {place.topic} "
+        "--partitions 4; or correct the name",
+    )
+
+
+def unavailable(place: KafkaPlace, why: str, not_done: str) -> Unavailable:
+    """Return the error for servers that give no answer."""
+    return Unavailable(
+        f"{place.where} is unreachable: {why}",
+        not_done=not_done,
+        next_step="check that the brokers run and that this machine reaches the addresses they advertise "
+        "(advertised.listeners)",
+    )
+
+
+def no_client(error: ImportError) -> ConfigError:
+    """Return the error for a machine without the client library."""
+    return ConfigError(
+        f"hf.Kafka needs confluent-kafka, which cannot be imported: {error}",
+        not_done="nothing was opened",
+        next_step="install it here and on every worker: pip install 'holdfast[kafka]'",
+    )

@@ -1,0 +1,222 @@
+"""Questions to the brokers about a topic: whether it exists, which one it is, its partitions, and their offsets.
+
+Connections fail in the background, where a client reports why; the request itself only times out. So a wait for an
+answer looks at what the client has reported, and ends early if no wait can help.
+
+Invariants
+    - Every wait is bounded, and ends within 0.1 s once `interrupted` says so.
+    - After a question that got no answer, `offsets` asks nothing for `AWAY_S`.
+
+Source: docs/design/0075-kafka-source.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from holdfast.errors import HoldfastError, Unavailable
+from holdfast.storage.kafka.errors import PERMANENT, no_client, no_topic, translated, unavailable
+from holdfast.storage.kafka.place import KafkaPlace
+
+FIRST_ANSWER_WITHIN_S = 10.0
+"""How long the first answer may take: a connection has to be opened, which may need a new address."""
+ANSWER_WITHIN_S = 3.0
+AWAY_S = 4.0
+"""Longer than a question waits, so that while one thread asks, others do not wait too."""
+LOOK_EVERY_S = 0.05
+log = logging.getLogger("holdfast.kafka")
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic as the brokers describe it now.
+
+    Args:
+        id: Differs between topics of one name; None if the brokers have no such ids.
+        partitions: All partitions, in order.
+        leaderless: Partitions that no broker serves now.
+        rights: What the user may do, such as "READ"; None: the brokers do not say.
+    """
+
+    cluster: str
+    id: str | None
+    partitions: tuple[int, ...]
+    leaderless: frozenset[int]
+    rights: frozenset[str] | None
+
+
+class Reported:
+    """What a client has reported by itself: why it cannot connect."""
+
+    def __init__(self) -> None:
+        self.error: Any = None
+
+    def __call__(self, error: Any) -> None:
+        # "All brokers are down" follows the error that says why, and would hide it.
+        if self.error is None or error.name() != "_ALL_BROKERS_DOWN":
+            self.error = error
+
+
+class Questions:
+    """A client that asks about one topic. It may be used by several threads, and again after `close`.
+
+    Args:
+        interrupted: Whether answers are no longer of interest.
+    """
+
+    def __init__(self, place: KafkaPlace, interrupted: Callable[[], bool] = lambda: False) -> None:
+        self._place, self._interrupted = place, interrupted
+        self._client: Any = None
+        self._reported = Reported()
+        self._answered = False
+        self._away_until = 0.0
+
+    def topic(self, not_done: str = "nothing was read") -> Topic | None:
+        """Return the topic; None if there is none of this name.
+
+        Raises:
+            ConfigError: the credentials or options are wrong, or the user may not see the topic.
+            Unavailable: no broker answers.
+        """
+        from confluent_kafka import TopicCollection
+
+        client, within = self._opened(not_done), self._within_s()
+        named = TopicCollection([self._place.topic])
+        [described] = client.describe_topics(named, request_timeout=within, include_authorized_operations=True).values()
+        cluster = client.describe_cluster(request_timeout=within)
+        found = self._answer(described, within, not_done)
+        if found is None:
+            return None
+        return _topic(found, self._answer(cluster, within, not_done).cluster_id)
+
+    def existing(self, not_done: str = "nothing was read") -> Topic:
+        """Return the topic. Raises ConfigError if there is none; see `topic`."""
+        if (found := self.topic(not_done)) is None:
+            raise no_topic(self._place, not_done)
+        return found
+
+    def offsets(self, partitions: Iterable[int], which: Literal["first", "end"]) -> dict[int, int]:
+        """Return the offset of the first record of each partition, or the one after the last committed record.
+
+        Raises:
+            ConfigError, Unavailable: as `topic`.
+        """
+        from confluent_kafka import IsolationLevel, TopicPartition
+        from confluent_kafka.admin import OffsetSpec
+
+        not_done = "the offsets of its partitions are not known"
+        self.refuse_while_away()
+        spec = OffsetSpec.earliest() if which == "first" else OffsetSpec.latest()
+        client, within = self._opened(not_done), self._within_s()
+        asked = client.list_offsets(
+            {TopicPartition(self._place.topic, each): spec for each in partitions},
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=within,
+        )
+        found = {place.partition: self._answer(each, within, not_done) for place, each in asked.items()}
+        if None in found.values():
+            raise unavailable(self._place, "a broker does not know its partitions yet", not_done)
+        return {partition: each.offset for partition, each in found.items()}
+
+    def refuse_while_away(self) -> None:
+        """Raise Unavailable if a question got no answer a moment ago: for a thread that must not wait for another."""
+        if time.monotonic() < self._away_until:
+            raise unavailable(self._place, "it did not answer a moment ago", "nothing was asked")
+
+    def removes_single_records(self) -> bool:
+        """Return whether the topic is compacted, or may be: the user has no right to see its settings."""
+        from confluent_kafka.admin import ConfigResource
+
+        not_done = "it is not known whether the topic is compacted"
+        client, within = self._opened(not_done), self._within_s()
+        resource = ConfigResource(ConfigResource.Type.TOPIC, self._place.topic)
+        [asked] = client.describe_configs([resource], request_timeout=within).values()
+        found = self._answer(asked, within, not_done, forgiven=("TOPIC_AUTHORIZATION_FAILED",))
+        return found is None or "compact" in found["cleanup.policy"].value
+
+    def close(self) -> None:
+        """Drop the client."""
+        self._client = None
+
+    def _opened(self, not_done: str) -> Any:
+        if self._client is None:
+            try:
+                from confluent_kafka import KafkaException
+                from confluent_kafka.admin import AdminClient
+            except ImportError as error:
+                raise no_client(error) from error
+            self._reported, self._answered = Reported(), False
+            settings = self._place.settings()
+            try:
+                self._client = AdminClient({**settings, "error_cb": self._reported}, logger=log)
+            except KafkaException as error:
+                raise translated(error.args[0], self._place, not_done) from None
+        return self._client
+
+    def _within_s(self) -> float:
+        return ANSWER_WITHIN_S if self._answered else FIRST_ANSWER_WITHIN_S
+
+    def _answer(
+        self, asked: Any, within_s: float, not_done: str, forgiven: tuple[str, ...] = ("UNKNOWN_TOPIC_OR_PART",)
+    ) -> Any:
+        """Return the answer to a request; None for an error that is forgiven."""
+        from confluent_kafka import KafkaException
+
+        until = time.monotonic() + within_s + LOOK_EVERY_S
+        while True:
+            try:
+                found = asked.result(timeout=LOOK_EVERY_S)
+                break
+            except TimeoutError:
+                self._keep_waiting(until, not_done)
+            except KafkaException as error:
+                fault = error.args[0]
+                if fault.name() in forgiven:
+                    found = None
+                    break
+                raise self._meaning(self._cause(fault), not_done) from None
+        self._answered, self._away_until, self._reported.error = True, 0.0, None
+        return found
+
+    def _keep_waiting(self, until: float, not_done: str) -> None:
+        if (client := self._client) is not None:
+            client.poll(0)  # the client reports why it cannot connect
+        reported = self._reported.error
+        if reported is not None and reported.name() in PERMANENT:
+            raise self._meaning(reported, not_done)
+        if self._interrupted():
+            raise unavailable(self._place, "the wait was interrupted", not_done)
+        if time.monotonic() > until:
+            self._away_until = time.monotonic() + AWAY_S
+            why = "it gives no answer" if reported is None else self._place.without_secrets(reported.str())
+            raise unavailable(self._place, why, not_done)
+
+    def _meaning(self, fault: Any, not_done: str) -> HoldfastError:
+        """Return the error to raise. Credentials that were accepted before are not wrong: a broker may be starting."""
+        raised = translated(fault, self._place, not_done)
+        if self._answered and fault.name() in PERMANENT:
+            raised = unavailable(self._place, self._place.without_secrets(fault.str()), not_done)
+        if isinstance(raised, Unavailable):
+            self._away_until = time.monotonic() + AWAY_S
+        return raised
+
+    def _cause(self, fault: Any) -> Any:
+        """Return why a request timed out, if the client has reported it."""
+        timed_out = fault.name() in ("_TIMED_OUT", "_TIMED_OUT_QUEUE", "_TRANSPORT")
+        return self._reported.error if timed_out and self._reported.error is not None else fault
+
+
+def _topic(found: Any, cluster: str) -> Topic:
+    without = (each.id for each in found.partitions if each.leader is None or each.leader.id < 0)
+    rights = found.authorized_operations
+    return Topic(
+        cluster,
+        None if found.topic_id is None or str(found.topic_id).strip("A") == "" else str(found.topic_id),
+        tuple(sorted(each.id for each in found.partitions)),
+        frozenset(without),
+        None if not rights else frozenset(each.name for each in rights),
+    )

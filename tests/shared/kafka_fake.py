@@ -1,0 +1,174 @@
+"""The transactions of Kafka's brokers without a network: what init, commit and late requests do to a topic.
+
+A transactional id has an epoch, which every init raises, and at most one open transaction. A request of an older
+epoch is refused. A request that is late meets whatever transaction is open then, if the epoch is still its own:
+brokers of version 1 of the transaction protocol cannot tell two transactions of one producer apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pyarrow as pa
+
+from holdfast.errors import HoldfastError, Unavailable
+from holdfast.sinks.kafka.progress import Progress
+from holdfast.sinks.kafka.target import ProducerFenced, Records
+
+CommitFault = Literal["none", "lost", "late", "resent", "timed out", "resent and lost"]
+"""none: the commit succeeds. lost: it succeeds without a reply. late: it lands later. resent: the library sent it
+twice, and the first request lands later. timed out: the brokers aborted the transaction before. resent and lost:
+resent, and no reply comes."""
+FAULTS: tuple[CommitFault, ...] = ("none", "lost", "late", "resent", "timed out", "resent and lost")
+
+
+@dataclass
+class Transaction:
+    """What a transaction adds."""
+
+    marks: list[tuple[bytes, bytes]] = field(default_factory=list)
+    rows: list[bytes | None] = field(default_factory=list)
+
+
+@dataclass
+class FakeBrokers:
+    """One topic, its progress topic, and the transactions of all ids."""
+
+    rows: list[bytes | None] = field(default_factory=list)
+    """Values that a read_committed reader sees."""
+    marks: list[tuple[bytes, bytes]] = field(default_factory=list)
+    epochs: dict[str, int] = field(default_factory=dict)
+    opened: dict[str, Transaction] = field(default_factory=dict)
+    late: list[tuple[str, int]] = field(default_factory=list)
+    """Commits that are on their way, each with the epoch of its producer."""
+    calls: list[str] = field(default_factory=list)
+    fault: Callable[[], CommitFault] = lambda: "none"
+    meanwhile: Callable[[], None] = lambda: None
+    """Called before an init and before the progress topic is read: what others do there."""
+
+    def commit(self, name: str) -> None:
+        """Make an open transaction visible."""
+        done = self.opened.pop(name)
+        self.rows += done.rows
+        self.marks += done.marks
+
+    def land(self) -> None:
+        """Let the oldest late commit arrive."""
+        if self.late:
+            name, epoch = self.late.pop(0)
+            if self.epochs[name] == epoch and name in self.opened:
+                self.commit(name)
+
+
+class FakeProducer:
+    """See target.TransactionalProducer."""
+
+    def __init__(self, brokers: FakeBrokers, name: str) -> None:
+        self._brokers, self._name, self._epoch = brokers, name, 0
+        self._disturbed = False
+
+    @property
+    def disturbed(self) -> bool:
+        """See TransactionalProducer.disturbed."""
+        return self._disturbed
+
+    def init(self) -> None:
+        """See TransactionalProducer.init."""
+        self._said("init")
+        self._brokers.meanwhile()
+        self._epoch = self._brokers.epochs.get(self._name, 0) + 1
+        self._brokers.epochs[self._name] = self._epoch
+        self._brokers.opened.pop(self._name, None)
+
+    def begin(self) -> None:
+        """See TransactionalProducer.begin."""
+        self._said("begin")
+        self._brokers.opened[self._name] = Transaction()
+
+    def mark(self, key: bytes, value: bytes) -> None:
+        """See TransactionalProducer.mark."""
+        self._said("mark")
+        self._transaction().marks.append((key, value))
+
+    def send(self, records: Records) -> None:
+        """See TransactionalProducer.send."""
+        self._said("send")
+        self._transaction().rows += records.values
+
+    def flush(self) -> None:
+        """See TransactionalProducer.flush."""
+        self._said("flush")
+        self._check()
+
+    def commit(self) -> None:
+        """See TransactionalProducer.commit."""
+        self._said("commit")
+        self._check()
+        brokers, fault = self._brokers, self._brokers.fault()
+        if fault == "timed out":
+            brokers.opened.pop(self._name, None)
+        if self._name not in brokers.opened:
+            raise self._unknown("invalid transaction state")
+        if fault in ("late", "resent", "resent and lost"):
+            brokers.late.append((self._name, self._epoch))
+        if fault == "late":
+            raise self._unknown("no reply")
+        brokers.commit(self._name)
+        if fault in ("lost", "resent and lost"):
+            raise self._unknown("no reply")
+        self._disturbed |= fault == "resent"
+
+    def abort(self) -> None:
+        """See TransactionalProducer.abort."""
+        self._said("abort")
+        if self._brokers.epochs[self._name] == self._epoch:
+            self._brokers.opened.pop(self._name, None)
+
+    def destroy(self) -> None:
+        """See TransactionalProducer.destroy."""
+        self._said("destroy")
+
+    def _transaction(self) -> Transaction:
+        self._check()
+        # A late commit may have ended the transaction: brokers of version 1 then begin another one.
+        return self._brokers.opened.setdefault(self._name, Transaction())
+
+    def _check(self) -> None:
+        if self._brokers.epochs[self._name] != self._epoch:
+            raise ProducerFenced("a newer producer exists")
+
+    def _said(self, what: str) -> None:
+        self._brokers.calls.append(what)
+
+    def _unknown(self, what: str) -> HoldfastError:
+        return Unavailable(what, next_step="read the tag")
+
+
+class FakeConnection:
+    """See target.Connection."""
+
+    def __init__(self, brokers: FakeBrokers, name: str) -> None:
+        self._brokers, self._name = brokers, name
+
+    def producer(self) -> FakeProducer:
+        """See Connection.producer."""
+        return FakeProducer(self._brokers, self._name)
+
+    def progress(self) -> Progress:
+        """See Connection.progress."""
+        self._brokers.calls.append("read")
+        self._brokers.meanwhile()
+        found = Progress("the progress topic")
+        for key, value in self._brokers.marks:
+            found.apply(key, value)
+        return found
+
+    def close(self) -> None:
+        """See Connection.close."""
+
+
+def as_records(batch: pa.RecordBatch) -> Records:
+    """Return rows of one text column as records without keys."""
+    return Records(None, [text.encode() for text in batch.column(0).to_pylist()])

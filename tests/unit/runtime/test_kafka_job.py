@@ -1,0 +1,137 @@
+"""A complete job in one thread that reads a real topic: crashes, a broker that is killed, partitions that are added."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from harness import wait
+from kafka_server import KafkaServer
+
+import holdfast as hf
+from holdfast.errors import Damaged
+from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH, MODES
+from holdfast.runtime.testing.cluster import Cluster
+from holdfast.sinks.memory import MemorySink
+from holdfast.storage.objects import MemoryObjects
+
+pytestmark = pytest.mark.kafka
+WORDS = ["a", "b", "c"]
+
+
+@dataclass
+class Said:
+    n: int
+    word: str
+
+
+class Job:
+    """The job, its input and its results."""
+
+    def __init__(self, kafka: KafkaServer, mode: str) -> None:
+        self.said, self.damaged, self._kafka, self.topic = list[tuple[int, str]](), 0, kafka, kafka.topic(2)
+        self.partitions = 2
+        self.copy, self.totals, self.dead = MemorySink(None), MemorySink(("word",)), MemorySink(None)
+        app = hf.App("words", checkpoint_every="1s", dlq=self.dead)
+        rows = app.source("rows", hf.Kafka(kafka.servers, self.topic, hf.JSON(Said)))
+        rows.sink("copy", self.copy)
+        rows.key_by("word").agg("totals", rows=hf.count(), total=hf.sum("n")).sink("totals-out", self.totals)
+        self.cluster = Cluster(app.plan(), 2, 0, MemoryObjects(), 1.0, {"rows": (0, 1)}, mode)
+        self.cluster.begin()
+
+    def say(self, count: int) -> None:
+        """Append rows to every partition, some in a transaction between aborted ones, and a damaged record."""
+        for partition in range(self.partitions):
+            first = len(self.said)
+            rows = [(n, WORDS[n % len(WORDS)]) for n in range(first, first + count)]
+            self.said += rows
+            values = [json.dumps({"n": n, "word": word}).encode() for n, word in rows]
+            self._kafka.produce(self.topic, [b"damaged", *values[: count // 2]], partition)
+            self.damaged += 1
+            for commit in (False, True, False):
+                with self._kafka.transaction(commit=commit) as producer:
+                    for value in values[count // 2 :]:
+                        producer.produce(self.topic, value, partition=partition)
+
+    def widen(self) -> None:
+        self.partitions += 1
+        self._kafka.widen(self.topic, self.partitions)
+
+    def crash(self) -> None:
+        """Kill a worker; in microbatch mode, the driver."""
+        if self.cluster.members:
+            self.cluster.crash(min(self.cluster.members))
+        else:
+            self.cluster.replace_driver()
+
+    def catch_up(self) -> None:
+        """Let time pass until everything was delivered."""
+
+        def done() -> bool:
+            self.cluster.pass_time(1.0)
+            assert self.cluster.driver.outcome is None, self.cluster.driver.outcome
+            return len(self.copy.rows()) >= len(self.said) and len(self.dead.rows()) >= self.damaged
+
+        wait(done, "all rows", 60)
+        self.cluster.pass_time(3.0)
+
+    def check(self) -> None:
+        assert Counter((row["n"], row["word"]) for row in self.copy.rows()) == Counter(self.said)
+        totals = {row["word"]: (row["rows"], row["total"]) for row in self.totals.rows()}
+        mine = {word: [n for n, said in self.said if said == word] for word in WORDS}
+        assert totals == {word: (len(found), sum(found)) for word, found in mine.items()}
+        assert [row["raw"] for row in self.dead.rows()] == [b"damaged"] * self.damaged
+
+
+@pytest.mark.thorough
+class TestJob:
+    @pytest.mark.parametrize("mode", MODES)
+    def test_counts_every_record_once_through_crashes_and_added_partitions(self, kafka: KafkaServer, mode: str) -> None:
+        job = Job(kafka, mode)
+        job.say(10)
+        job.catch_up()
+        job.check()
+        job.crash()
+        job.say(10)
+        job.catch_up()
+        job.widen()
+        job.say(10)
+        job.cluster.pass_time(12)
+        job.crash()
+        job.catch_up()
+        job.check()
+
+    @pytest.mark.parametrize("mode", [CONTINUOUS, pytest.param(MICROBATCH, marks=pytest.mark.slow)])
+    def test_continues_after_its_broker_was_killed(self, kafka: KafkaServer, mode: str) -> None:
+        job = Job(kafka, mode)
+        job.say(10)
+        job.catch_up()
+        kafka.kill()
+        try:
+            job.cluster.pass_time(2)
+            assert job.cluster.driver.outcome is None, "the job waits"
+        finally:
+            kafka.start()
+        job.say(10)
+        job.catch_up()
+        job.check()
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_ends_if_its_topic_is_recreated(self, kafka: KafkaServer, mode: str) -> None:
+        job = Job(kafka, mode)
+        job.say(4)
+        job.catch_up()
+        kafka.delete(job.topic)
+        kafka.topic(2, job.topic)
+        job.crash()
+
+        def ended() -> bool:
+            job.cluster.pass_time(1.0)
+            return job.cluster.driver.outcome is not None
+
+        wait(ended, "the end of the run", 60)
+        assert job.cluster.driver.outcome is not None
+        outcome, error = job.cluster.driver.outcome
+        assert outcome == "failed" and error is not None and error.kind == Damaged.kind and "recreated" in error.what
