@@ -61,6 +61,7 @@ class PeerInput:
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.timeout(1_800)
 def bench_microbatch(bench: Bench, tmp_path: Path) -> None:
     """Budget: 15 times the steady rate of Structured Streaming, over 1 M keys on two cores."""
