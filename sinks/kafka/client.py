@@ -183,25 +183,34 @@ class ConfluentProducer:
     def _raising(self) -> Iterator[None]:
         """Raise the client's errors. Those that only follow from another one are replaced by that one.
 
-        If a fatal error and the report of a record come in one call, the client raises SystemError with the former.
+        If a fatal error and the report of a record come in one call, the client raises SystemError, with the error or
+        with none; the producer's state has it then.
         """
         try:
             yield
-        except (KafkaException, SystemError) as error:
-            raised = error.__cause__ if isinstance(error, SystemError) else error
-            if not isinstance(raised, KafkaException):
+        except KafkaException as error:
+            raise raised_for(self._place, self._cause(error.args[0])) from None
+        except SystemError as error:
+            given = error.__cause__
+            fault = self._cause(given.args[0]) if isinstance(given, KafkaException) else self._fault()
+            if fault is None:
                 raise
-            raise raised_for(self._place, self._cause(raised.args[0])) from None
+            raise raised_for(self._place, fault) from None
 
     def _cause(self, fault: KafkaError) -> KafkaError:
-        """Return why a transaction fails: a call that its state forbids raises the error that led to this state."""
-        if fault.code() in _FOLLOWING and self._producer is not None:
+        """Return why a transaction fails: not an error that only follows from another one."""
+        return self._fault() or fault if fault.code() in _FOLLOWING else fault
+
+    def _fault(self) -> KafkaError | None:
+        """Return the error that ended the producer's transaction: a call that its state forbids raises it."""
+        if self._producer is not None:
             try:
                 self._producer.begin_transaction()
             except KafkaException as error:
                 if error.args[0].code() != KafkaError._STATE:
-                    return error.args[0]
-        return fault
+                    fault: KafkaError = error.args[0]
+                    return fault
+        return None
 
     def _find_topic(self, producer: Producer) -> None:
         """Wait for a broker that knows the topic.
