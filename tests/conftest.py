@@ -65,9 +65,12 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def kafka() -> Iterator[KafkaServer]:
-    """A Kafka broker for all tests of the session that ask for it; they carry the marker `kafka`."""
+    """A Kafka broker for the tests of a module that ask for it; they carry the marker `kafka`.
+
+    A broker with the topics of several modules would use a fifth of a core for the rest of the session.
+    """
     with running_kafka() as server:
         yield server
 
