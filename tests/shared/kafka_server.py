@@ -1,4 +1,4 @@
-"""A Kafka broker for tests: one node without ZooKeeper, on loopback ports, started once per module of tests and ended with it.
+"""A Kafka broker for tests: one node without ZooKeeper, on loopback ports, which ends with the module that started it.
 
 `tools/bootstrap.sh kafka` downloads the jars; HOLDFAST_KAFKA may name another folder with them. The broker has two
 listeners: one that trusts every client, and one on which clients have a name, a password and only the rights that a
