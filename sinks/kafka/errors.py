@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from confluent_kafka import KafkaError
 
-from holdfast.errors import ConfigError, HoldfastError, Unavailable
+from holdfast.errors import ConfigError, HoldfastError, NotAdmitted, Unavailable
 from holdfast.storage.kafka.errors import translated
 from holdfast.storage.kafka.place import KafkaPlace
 
@@ -35,7 +35,7 @@ def meaning_of(place: KafkaPlace, error: KafkaError) -> HoldfastError:
     if meaning is not None:
         return meaning(place, place.without_secrets(error.str()))
     found = translated(error, place, UNKNOWN)
-    if isinstance(found, Unavailable):
+    if isinstance(found, Unavailable) and not isinstance(found, NotAdmitted):
         found.next_step = f"nothing: delivery reads the progress topic and retries; if it stays so, {found.next_step}"
     else:
         found.not_done = "nothing was committed to the topic"
@@ -58,16 +58,23 @@ def _configured(what: str, next_step: str) -> Meaning:
     )
 
 
-_TOPIC_RIGHT = _configured(
+def _not_admitted(what: str, next_step: str) -> Meaning:
+    """Return the meaning of an error that an administrator of the cluster can mend while the job runs."""
+    return lambda place, said: NotAdmitted(
+        f"{place.where}: {what}: {said}", not_done="nothing was committed to the topic", next_step=next_step
+    )
+
+
+_TOPIC_RIGHT = _not_admitted(
     "the server does not permit this",
     "grant the job's user WRITE and DESCRIBE on the topic, and READ, WRITE and DESCRIBE on the topic of the same name "
     "with the suffix -holdfast-progress; CREATE too if they are missing",
 )
-_ID_RIGHT = _configured(
+_ID_RIGHT = _not_admitted(
     "the server does not permit this transactional id",
     "grant the job's user WRITE and DESCRIBE on transactional ids with the prefix holdfast-",
 )
-_CLUSTER_RIGHT = _configured(
+_CLUSTER_RIGHT = _not_admitted(
     "the server does not permit this",
     "grant the job's user CREATE on the cluster, or create both topics beforehand; brokers before 2.8 also want "
     "IDEMPOTENT_WRITE",

@@ -53,6 +53,7 @@ def prepare(place: KafkaPlace, keyed: bool, replaces: bool) -> None:
 
     Raises:
         ConfigError: an existing topic does not fit, or one cannot be created.
+        NotAdmitted: the login or a right is refused.
         Unavailable: the brokers are unreachable now.
     """
     found = _existing(place)

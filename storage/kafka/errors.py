@@ -2,6 +2,7 @@
 
 Invariants
     - No message shows the value of a secret.
+    - A refused login or right is NotAdmitted: an administrator may grant it while the job runs, and nothing is lost.
     - An error that a later retry may cure is `Unavailable`, and so is every error that is not known here.
 
 Source: librdkafka, rdkafka.h; kafka.apache.org/protocol (error codes).
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.errors import ConfigError, HoldfastError, Unavailable
+from holdfast.errors import ConfigError, HoldfastError, NotAdmitted, Unavailable
 from holdfast.storage.kafka.place import KafkaPlace
 
 NO_TOPIC = ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_ID")
@@ -29,14 +30,14 @@ def translated(error: Any, place: KafkaPlace, not_done: str) -> HoldfastError:
     if name in NO_TOPIC:
         return no_topic(place, not_done)
     if name in _NO_RIGHT:
-        return ConfigError(
+        return NotAdmitted(
             f"{place.where}: the server does not permit this: {text}",
             not_done=not_done,
             next_step=f"grant the job's user the rights that the documentation lists, such as DESCRIBE and READ on "
             f"topic {place.topic!r}",
         )
     if name in _CREDENTIALS:
-        return ConfigError(
+        return NotAdmitted(
             f"{place.where}: the server refused the credentials: {text}",
             not_done=not_done,
             next_step="correct security.protocol, sasl.mechanism, sasl.username and sasl.password in options=, "

@@ -79,7 +79,8 @@ class Questions:
         """Return the topic; None if there is none of this name.
 
         Raises:
-            ConfigError: the credentials or options are wrong, or the user may not see the topic.
+            ConfigError: the options are wrong.
+            NotAdmitted: the credentials are refused, or the user may not see the topic.
             Unavailable: no broker answers.
         """
         from confluent_kafka import TopicCollection

@@ -129,7 +129,8 @@ class Feed:
 
         Raises:
             OutOfRange: the server does not have the offset.
-            ConfigError: the topic does not exist, or may not be read.
+            ConfigError: the options are wrong.
+            NotAdmitted: the topic may not be read.
             Unavailable: there was no answer within `ANSWER_WITHIN_S`, or it was interrupted.
         """
         queue = self._at(partition, offset)

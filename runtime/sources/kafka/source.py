@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, NotAdmitted
 from holdfast.runtime.rows.json_lines import JsonLines, Times
 from holdfast.runtime.sources.kafka.messages import META
 from holdfast.runtime.sources.kafka.reading import OpenKafka
@@ -65,7 +65,10 @@ class KafkaSource:
 
     def check(self) -> None:
         """Refuse a topic that does not exist, or that the user may not read."""
-        opened = self.open()
+        try:
+            opened = self.open()
+        except NotAdmitted as error:  # while a job runs it is a reason to wait, before that a mistake
+            raise ConfigError(error.what, not_done=error.not_done, next_step=error.next_step) from error
         rights = opened.topic.rights
         opened.close()
         if rights is not None and not rights & {"READ", "ALL"}:
