@@ -8,15 +8,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from exact_targets import differences
 from running import IN_BOTH_MODES_SLOWLY, Run, pid_gone, running, tasks
 
 from holdfast.runtime.config.settings import CONTINUOUS
@@ -47,19 +46,6 @@ class Input:
             keys, numbers = zip(*more, strict=True)
             self.log.append({partition: pa.table([pa.array(keys), pa.array(numbers, pa.int64())], schema=SCHEMA)})
         return len(self.rows)
-
-    def differences(self) -> list[str]:
-        """Compare the targets with the appended rows."""
-        with closing(sqlite3.connect(self.folder / "every.db")) as db:
-            every = sorted(db.execute("SELECT key, n FROM every"))
-        with closing(sqlite3.connect(self.folder / "sums.db")) as db:
-            sums = {key: (rows, total) for key, rows, total in db.execute("SELECT key, rows, total FROM sums")}
-        wanted: dict[str, tuple[int, int]] = {}
-        for key, n in self.rows:
-            rows, total = wanted.get(key, (0, 0))
-            wanted[key] = rows + 1, total + n
-        wrong = [] if every == sorted(self.rows) else [f"{len(every)} rows, {len(self.rows)} were appended"]
-        return wrong + ([] if sums == wanted else [f"sums are {sums}, expected {wanted}"])
 
 
 def read_all(run: Run, records: int) -> dict[str, Any]:
@@ -117,7 +103,7 @@ class TestLogWithAddedPartitions:
             given.log.seal()
             assert run.finish() == 0, run.errors()
             assert run.lines[-1]["state"] == "finished"
-        assert given.differences() == []
+        assert differences(tmp_path, given.rows) == []
         root = ("--root", str(tmp_path / "root"))
         events = [
             each["cause"] for each in holdfast(tmp_path, "events", "growing", *root) if each["event"] == "partitions"

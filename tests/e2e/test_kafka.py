@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
+from exact_targets import delivered, differences
 from harness import wait
 from kafka_server import KafkaServer
 from running import running
@@ -36,25 +35,6 @@ class Input:
                 producer.produce(self.topic, _value("aborted", -1), partition=partition)
         return len(self.rows)
 
-    def delivered(self, folder: Path) -> int:
-        """Return how many rows the table without a key has."""
-        with closing(sqlite3.connect(folder / "every.db")) as db:
-            [(count,)] = db.execute("SELECT count(*) FROM every")
-        return int(count)
-
-    def differences(self, folder: Path) -> list[str]:
-        """Compare the targets with the appended rows."""
-        with closing(sqlite3.connect(folder / "every.db")) as db:
-            every = sorted(db.execute("SELECT key, n FROM every"))
-        with closing(sqlite3.connect(folder / "sums.db")) as db:
-            sums = {key: (rows, total) for key, rows, total in db.execute("SELECT key, rows, total FROM sums")}
-        wanted: dict[str, tuple[int, int]] = {}
-        for key, n in self.rows:
-            rows, total = wanted.get(key, (0, 0))
-            wanted[key] = rows + 1, total + n
-        wrong = [] if every == sorted(self.rows) else [f"{len(every)} rows, {len(self.rows)} were appended"]
-        return wrong + ([] if sums == wanted else [f"sums are {sums}, expected {wanted}"])
-
 
 def _value(key: str, n: int) -> bytes:
     return json.dumps({"key": key, "n": n}).encode()
@@ -71,10 +51,10 @@ def test_every_record_counts_once_although_workers_and_broker_are_killed_and_the
         kafka.kill()
         kafka.start()
         total = given.append(500)
-        wait(lambda: given.delivered(tmp_path) == total, f"{total} rows", timeout_s=80)
+        wait(lambda: delivered(tmp_path) == total, f"{total} rows", timeout_s=80)
         run.process.send_signal(signal.SIGTERM)
         assert run.finish() == 0, run.errors()
     given.append(500)
     with running(tmp_path, "--mode", "microbatch", "--once", job=JOB, **given.environment) as run:
         assert run.finish() == 0, run.errors()
-    assert given.differences(tmp_path) == []
+    assert differences(tmp_path, given.rows) == []

@@ -7,6 +7,7 @@ after each epoch; crashes, other drivers, other parallelism and rewinds are the 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -123,3 +124,8 @@ def timing(t: TestDriver, at: Callable[[float], datetime], advance: Callable[[fl
 def timed(t: TestDriver, record: Callable[..., Any], at: Callable[[float], datetime], oracle: Oracle) -> Own:
     """Return the steps `push` and `watermark` of a job whose only source is "rows"."""
     return {"push": pushing(t, record, oracle.take), "watermark": timing(t, at, oracle.advance)}
+
+
+def rows_of(t: TestDriver, sink: str) -> Counter[tuple[Any, ...]]:
+    """Return the rows of a sink, in any order."""
+    return Counter(tuple(row.values()) for row in t.rows(sink))

@@ -200,8 +200,8 @@ def play(
 
     def check() -> None:
         oracle.advance(seconds[-1])
-        assert rows_of(t, "out") == +oracle.out
-        assert rows_of(t, "odd") == +oracle.odd
+        assert job_player.rows_of(t, "out") == +oracle.out
+        assert job_player.rows_of(t, "odd") == +oracle.odd
 
     def advance(second: float) -> None:
         seconds.append(max(second, seconds[-1]))
@@ -214,7 +214,3 @@ def play(
     push = job_player.pushing(t, lambda number, k, second: Payment(k, number, at(second)), oracle.take)
     own: job_player.Own = {"push": push, "watermark": job_player.timing(t, at, advance)}
     job_player.play(t, steps, own, check, ends_epoch=ends_epoch, interrupt=lambda: interrupt(t))
-
-
-def rows_of(t: TestDriver, sink: str) -> Counter[tuple[Any, ...]]:
-    return Counter(tuple(row.values()) for row in t.rows(sink))

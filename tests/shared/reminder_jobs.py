@@ -276,9 +276,5 @@ class Player:
         self._before[self._t.cluster.driver.state.job.base_epoch] = copy.deepcopy(self.oracle)
 
     def _compare(self) -> None:
-        assert rows_of(self._t, "out") == self.oracle.out
-        assert rows_of(self._t, "nagged") == self.oracle.nagged
-
-
-def rows_of(t: TestDriver, sink: str) -> Counter[tuple[Any, ...]]:
-    return Counter(tuple(row.values()) for row in t.rows(sink))
+        assert job_player.rows_of(self._t, "out") == self.oracle.out
+        assert job_player.rows_of(self._t, "nagged") == self.oracle.nagged

@@ -14,7 +14,7 @@ import keyed_jobs
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from job_player import rescale
+from job_player import rescale, rows_of
 from planned_source import PlannedSource
 
 import holdfast as hf
@@ -165,8 +165,8 @@ class TestEveryKindOfState:
                 keyed_jobs.play(t, steps, oracle, lambda t: interrupt(t, seed % 40), mode)
                 t.finish()
                 oracle.advance(1e9)
-                assert keyed_jobs.rows_of(t, "out") == +oracle.out
-                assert keyed_jobs.rows_of(t, "odd") == +oracle.odd
+                assert rows_of(t, "out") == +oracle.out
+                assert rows_of(t, "odd") == +oracle.odd
 
 
 class TestRandomJobs:
