@@ -52,10 +52,12 @@ class KafkaTopic:
 
     def back_up(self) -> Callable[[], None]:
         """Remember the records; return what makes those that follow invisible, as a restored cluster lacks them."""
+        self._settle()
         [end] = self._server.ends(self.name).values()
         kept = self._progress()
 
         def restore() -> None:
+            self._settle()
             [now] = self._server.ends(self.name).values()
             self._lost.append((end, now))
             for key in self._progress():
@@ -93,8 +95,11 @@ class KafkaTopic:
         A transaction that a crash left open ends with the next init; until then it hides the rows behind it.
         """
         until = time.monotonic() + (HANGS_FOR_S if self._crashed else SETTLES_WITHIN_S)
-        while self._server.ends(self.name) != self._server.ends(self.name, "read_uncommitted"):
+        while not all(map(self._is_settled, (self.name, progress_topic(self.name)))):
             if time.monotonic() >= until:
                 assert self._crashed, "a transaction stayed open"
                 return
             self._server.admin.poll(0.01)
+
+    def _is_settled(self, topic: str) -> bool:
+        return self._server.ends(topic) == self._server.ends(topic, "read_uncommitted")
