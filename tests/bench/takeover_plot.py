@@ -15,7 +15,7 @@ from pathlib import Path
 
 LEFT, TOP, WIDE, HIGH = 60, 34, 420, 260
 SLOWEST_MS, FASTEST_MS = 100_000.0, 10.0
-SIZES = "0.1 GiB", "1 GiB", "4 GiB"
+SIZES = "0.16 GiB", "1.5 GiB", "4.4 GiB"
 WAYS = {
     "peer": ("survivor, rolled back in place", "#2ca02c"),
     "standby": ("taken over by a standby", "#1f77b4"),
