@@ -94,8 +94,8 @@ _LOGIN = _not_admitted(
 )
 _RIGHT = _not_admitted(
     "this user lacks a right",
-    "grant it: ACL SETUSER USER ~PREFIX* ~holdfast:PREFIX +eval +hgetall +hget +hlen +hset +hsetnx +set +del +info "
-    "+config|get +select +client|setname",
+    "grant it: ACL SETUSER USER ~PREFIX* ~holdfast:PREFIX +eval +hgetall +hget +hlen +hset +hsetnx +mset +del +info "
+    "+config|get +select",
 )
 _CLUSTER = _configured(
     "this is a node of a Redis Cluster, which cannot change keys of several slots in one script",

@@ -40,18 +40,28 @@ for _ = 1, tonumber(following()) do
 end
 local values = {}
 for _ = 1, 2 * tonumber(following()) do values[#values + 1] = following() end
+local doing, group = 0, {}
+local function flush()
+  if #group > 0 then redis.call(doing == 1 and 'DEL' or 'MSET', unpack(group)) end
+  group = {}
+end
 for n = at + 1, #ARGV do
   local chunk, place = ARGV[n], 1
   while place <= #chunk do
     local op, key, value
     op, key, value, place = struct.unpack('>BI4c0I4c0', chunk, place)
-    if op == 1 then redis.call('DEL', key) else redis.call('SET', key, value) end
+    if op ~= doing or #group >= 1000 then flush() end
+    doing = op
+    group[#group + 1] = key
+    if op == 0 then group[#group + 1] = value end
   end
 end
+flush()
 redis.call('HSET', KEYS[1], unpack(values))
 return 1
 """
-"""Returns 1 if it changed the target, 0 if a value was not the one that was read."""
+"""Rows go in groups: Redis keeps a list of what a script has done, which older versions extend one by one. Returns 1 if
+it changed the target, 0 if a value was not the one that was read."""
 
 
 @dataclass(frozen=True)

@@ -199,14 +199,14 @@ class TestScript:
         self, redis: RedisServer, keys: RedisKeys, guarded: Redis
     ) -> None:
         """Redis takes nothing back when a command fails in a script: the tag, which moves last, has not moved."""
-        rows = [batch(ANN, BEA)]
+        rows = [batch(ANN, (2, None), CAT)]
         redis.allow(f"~{keys.prefix}1", f"~holdfast:{keys.prefix}", "+@all")
         with pytest.raises(NotAdmitted):
             guarded.open(JOB, LEFT).deliver(tag(1), rows)
         assert keys.rows() == [ANN] and keys.sink.open(JOB, LEFT).delivered() is None
         redis.allow("~*", "+@all")
-        assert guarded.open(JOB, LEFT).deliver(tag(1), rows) == Delivered(2)
-        assert keys.rows() == [ANN, BEA]
+        assert guarded.open(JOB, LEFT).deliver(tag(1), rows) == Delivered(3)
+        assert keys.rows() == [ANN, CAT]
 
 
 @pytest.mark.redis
@@ -224,7 +224,7 @@ class TestRights:
         guarded.open(JOB, LEFT).deliver(tag(2), [batch((1, None))])
         assert guarded.holding(JOB, "out").newest == tag(2) and keys.rows() == [BEA]
 
-    @pytest.mark.parametrize("rule", ["-eval", "-set", "-hset", "-hgetall"])
+    @pytest.mark.parametrize("rule", ["-eval", "-mset", "-hset", "-hgetall"])
     def test_a_right_that_is_revoked_is_a_reason_to_wait(
         self, redis: RedisServer, keys: RedisKeys, guarded: Redis, rule: str
     ) -> None:
