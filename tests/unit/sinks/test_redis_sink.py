@@ -24,6 +24,7 @@ from holdfast.sinks.redis.book import Book, owner_field, tag_field, tag_value
 from holdfast.sinks.redis.script import CHUNK_BYTES, Change, packed
 from holdfast.sinks.redis.server import Server
 from holdfast.sinks.redis.sink import Redis
+from holdfast.sinks.redis.target import RedisTarget
 
 JOB, LEFT, RIGHT = "6f9b0f6e-0000-4000-8000-000000000001", Writer("out", Subtask(0)), Writer("out", Subtask(1))
 SCHEMA = pa.schema([pa.field("user", pa.int64()), pa.field("name", pa.string())])
@@ -57,6 +58,21 @@ def guarded(redis: RedisServer, keys: RedisKeys, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("REDIS_PASSWORD", PASSWORD)
     redis.allow("~*", "+@all")
     return Redis(redis.guarded, keys.prefix, KEY, hf.secret("env:REDIS_PASSWORD"))
+
+
+class Held:
+    """A connection whose requests do not arrive; a test makes them arrive later."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection, self.changes = connection, list[Change]()
+        self.book = connection.book
+
+    def apply(self, change: Change) -> bool:
+        self.changes.append(change)
+        raise Unavailable("the reply is lost", next_step="nothing")
+
+    def close(self) -> None:
+        self.connection.close()
 
 
 def at(point: FaultPoint, act: Callable[[], None]) -> Fault:
@@ -153,21 +169,29 @@ class TestColumns:
 
 @pytest.mark.redis
 class TestScript:
-    def test_a_request_that_runs_late_changes_nothing(self, redis: RedisServer, keys: RedisKeys) -> None:
+    @pytest.mark.parametrize("owner", [None, FIRST])
+    def test_a_request_that_runs_late_changes_nothing(self, keys: RedisKeys, owner: Claim | None) -> None:
         """Its reply was lost, and the next attempt, or the next owner, was faster."""
-        connection = keys.sink._connection()
-        field, old = tag_field(JOB, LEFT), list(packed([(f"{keys.prefix}1".encode(), b"late")]))
-        first = Change({field: b""}, {field: tag_value(tag(1))}, None, old)
-        keys.sink.open(JOB, LEFT).deliver(tag(1), [batch(ANN)])
-        assert connection.apply(first) is False and keys.rows() == [ANN]
-        owned = Change({field: tag_value(tag(1)), owner_field(JOB, "out"): b""}, {field: tag_value(tag(2))}, None, old)
-        keys.sink.open(JOB, RIGHT, FIRST).deliver(tag(2), [])
-        assert connection.apply(owned) is False and keys.rows() == [ANN]
-        connection.close()
+        held = Held(keys.sink._connection())
+        lost = RedisTarget("Redis x", held, keys.sink._rows().pairs, JOB, LEFT, owner)
+        for row in (ANN, (1, "anna")):
+            with pytest.raises(Unavailable, match="the reply is lost"):
+                lost.deliver(tag(1), [batch(row)])
+        first, second = held.changes
+        assert held.connection.apply(second) is True and keys.rows() == [(1, "anna")]
+        assert held.connection.apply(first) is False
+        with pytest.raises(Unavailable, match="the reply is lost"):
+            lost.deliver(tag(2), [batch(BEA)])
+        keys.sink.open(JOB, RIGHT if owner else LEFT, owner and SECOND).deliver(tag(2), [])
+        assert held.connection.apply(held.changes[-1]) is False and keys.rows() == [(1, "anna")]
+        held.connection.close()
 
-    def test_a_takeover_notices_a_writer_that_delivers_meanwhile(self, keys: RedisKeys) -> None:
-        """The old owner delivers beyond what the new one knows of it, by a writer without a tag so far."""
+    @pytest.mark.parametrize("delivered", [False, True])
+    def test_a_takeover_notices_a_writer_that_delivers_meanwhile(self, keys: RedisKeys, delivered: bool) -> None:
+        """The old owner delivers beyond what the new one knows of it, by a writer with a tag or without one so far."""
         keys.sink.open(JOB, LEFT, FIRST).deliver(tag(1), [batch(ANN)])
+        if delivered:
+            keys.sink.open(JOB, RIGHT, FIRST).deliver(tag(1), [])
         claim = Claim("second", Generation(2), {"first": tag(1)})
         late = at("before_commit", lambda: keys.sink.open(JOB, RIGHT, FIRST).deliver(tag(2), [batch(BEA)]))
         with pytest.raises(Damaged, match="was copied or restored"):
