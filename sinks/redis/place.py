@@ -39,7 +39,8 @@ class RedisPlace:
     @property
     def server(self) -> str:
         """The server and the database, as messages and plans name them: "redis.example:6379/0"."""
-        return f"{self.host}:{self.port}/{self.database}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}/{self.database}"
 
     @property
     def where(self) -> str:
@@ -91,10 +92,15 @@ def _no_url() -> ConfigError:
 
 
 def _check_prefix(prefix: str) -> None:
-    size = len(prefix.encode(errors="replace"))
-    if 1 <= size <= PREFIX_MAX and not prefix.startswith(OWN):
+    encoded = prefix.encode(errors="replace")
+    if prefix.startswith(OWN):
+        fault = f"begins with {OWN!r}, as Holdfast's own keys do"
+    elif not 1 <= len(encoded) <= PREFIX_MAX:
+        fault = f"has {len(encoded)} bytes"
+    elif encoded.decode() != prefix:
+        fault = "is not text in UTF-8"
+    else:
         return
-    fault = f"begins with {OWN!r}, as Holdfast's own keys do" if size and size <= PREFIX_MAX else f"has {size} bytes"
     raise ConfigError(
         f"hf.Redis: the prefix {fault}",
         not_done="the job was not planned",

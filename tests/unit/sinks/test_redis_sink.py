@@ -335,6 +335,13 @@ class TestFaults:
         assert target.deliver(tag(2), [batch(BEA)]) == Delivered(1)
         assert keys.rows() == [ANN, BEA]
 
+    def test_a_server_without_encryption_is_unavailable_to_a_url_that_asks_for_it(
+        self, redis: RedisServer, keys: RedisKeys
+    ) -> None:
+        sink = Redis(redis.url.replace("redis:", "rediss:"), keys.prefix, KEY)
+        with pytest.raises(Unavailable, match="Redis 127.0.0.1"):
+            sink.open(JOB, LEFT).delivered()
+
     def test_an_emptied_server_is_noticed(self, redis: RedisServer, keys: RedisKeys) -> None:
         target = keys.sink.open(JOB, LEFT)
         target.deliver(tag(1), [batch(ANN)])
@@ -448,6 +455,10 @@ class TestPlace:
         assert (made.place.user, made.place.tls, made.place.book) == ("app@x", True, "holdfast:hot:")
         assert made.traits.place == {"server": "redis.example:6379/3", "prefix": "hot:"}
 
+    def test_what_a_url_leaves_out_has_defaults(self) -> None:
+        place = hf.Redis("redis://[::1]", "hot:", ["auction"]).place
+        assert (place.server, place.user, place.tls) == ("[::1]:6379/0", None, False)
+
     @pytest.mark.parametrize(
         "url",
         [
@@ -466,7 +477,7 @@ class TestPlace:
             hf.Redis(url, "hot:", ["auction"])
         assert "hunter2" not in str(error.value)
 
-    @pytest.mark.parametrize("prefix", ["", "x" * 513, "holdfast:hot:"])
+    @pytest.mark.parametrize("prefix", ["", "x" * 513, "holdfast:hot:", "\udc80"])
     def test_a_prefix_that_cannot_be_one_is_refused(self, prefix: str) -> None:
         with pytest.raises(ConfigError, match=r"^hf\.Redis: the prefix"):
             hf.Redis("redis://redis.example", prefix, ["auction"])
