@@ -35,7 +35,7 @@ def meaning_of(where: str, error: exceptions.RedisError) -> HoldfastError:
     for kinds, words, meaning in _MEANINGS:
         if isinstance(error, kinds) or (words is not None and re.search(words, said)):
             return meaning(where, said)
-    return _refused(where, said)
+    return _REFUSED(where, said)
 
 
 def _unavailable(where: str, said: str) -> HoldfastError:
@@ -104,7 +104,7 @@ _CLUSTER = _configured(
 _WRONG_TYPE = _configured(
     "the key of Holdfast's hash holds something else", "delete that key, or give the sink another prefix"
 )
-_refused = _configured(
+_REFUSED = _configured(
     "Redis refuses the delivery", "check the URL, the database's number and the server's version (6.0 or newer)"
 )
 

@@ -80,7 +80,7 @@ class Redis:
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits. No before-images are kept, as they would take as much memory again: a rewind is refused."""
+        """See Sink.traits. No before-images are kept, as they would fill the memory: no rewind takes rows back."""
         return SinkTraits(
             kind="Redis",
             local_paths=(),

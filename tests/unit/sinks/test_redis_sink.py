@@ -60,7 +60,7 @@ def guarded(redis: RedisServer, keys: RedisKeys, monkeypatch: pytest.MonkeyPatch
     return Redis(redis.guarded, keys.prefix, KEY, hf.secret("env:REDIS_PASSWORD"))
 
 
-class Held:
+class Lost:
     """A connection whose requests do not arrive; a test makes them arrive later."""
 
     def __init__(self, connection: Any) -> None:
@@ -172,7 +172,7 @@ class TestScript:
     @pytest.mark.parametrize("owner", [None, FIRST])
     def test_a_request_that_runs_late_changes_nothing(self, keys: RedisKeys, owner: Claim | None) -> None:
         """Its reply was lost, and the next attempt, or the next owner, was faster."""
-        held = Held(keys.sink._connection())
+        held = Lost(keys.sink._connection())
         lost = RedisTarget("Redis x", held, keys.sink._rows().pairs, JOB, LEFT, owner)
         for row in (ANN, (1, "anna")):
             with pytest.raises(Unavailable, match="the reply is lost"):
