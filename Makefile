@@ -30,7 +30,7 @@ demo: java ## run the flights job on real data, kill a worker, verify the result
 	@$(WITH_JAVA) $(BIN)/holdfast demo $(if $(MODE),--mode $(MODE))
 
 quick: check ## run ruff, types, import rules, tests without Spark (2 min at most)
-	@$(IN_MEMORY) $(PYTEST) $(BOTH) -m "not e2e and not slow and not thorough and not toxiproxy and not s3 and not kafka" $(QUICK)
+	@$(IN_MEMORY) $(PYTEST) $(BOTH) -m "not e2e and not slow and not thorough and not toxiproxy and not s3 and not kafka and not redis" $(QUICK)
 
 test: check java servers generator ## run everything except soak: quick, every scenario, Spark, smoke benchmarks
 	@$(WITH_JAVA) $(PYTEST) $(BOTH) -m "not slow" tests
@@ -70,6 +70,7 @@ servers: $(READY)
 	@tools/bootstrap.sh toxiproxy
 	@tools/bootstrap.sh s3
 	@tools/bootstrap.sh kafka
+	@tools/bootstrap.sh redis
 
 $(READY): requirements.lock pyproject.toml
 	@tools/bootstrap.sh venv

@@ -11,6 +11,8 @@ from hypothesis import settings
 from kafka_server import KafkaServer
 from kafka_server import running as running_kafka
 from postgres_server import PostgresServer, running
+from redis_server import RedisServer
+from redis_server import running as running_redis
 
 from holdfast.runtime.config.settings import MODES
 
@@ -62,6 +64,13 @@ def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 def postgres() -> Iterator[PostgresServer]:
     """A Postgres server for all tests of the session that ask for it."""
     with running() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis() -> Iterator[RedisServer]:
+    """A Redis server for all tests of the session that ask for it."""
+    with running_redis() as server:
         yield server
 
 

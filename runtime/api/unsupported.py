@@ -25,7 +25,6 @@ MODULE: Mapping[str, str] = {
     "Webhook": CAPTURE,
     "Avro": BYTES,
     "Protobuf": BYTES,
-    "Redis": WRITE,
     "Delta": WRITE,
     "Iceberg": WRITE,
     "Http": WRITE,

@@ -27,6 +27,7 @@ OWN = {
     "kafka": "holdfast:Kafka",
     "log": "holdfast:Log",
     "postgres": "holdfast:Postgres",
+    "redis": "holdfast:Redis",
     "spark-frame": "holdfast:SparkFrame",
     "sqlite": "holdfast:SQLite",
 }

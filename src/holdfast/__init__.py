@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from holdfast.sinks.collect import Collect
     from holdfast.sinks.console import Console
     from holdfast.sinks.postgres.sink import Postgres
+    from holdfast.sinks.redis.sink import Redis
     from holdfast.sinks.sqlite.sink import SQLite
 
     __version__: str
@@ -111,6 +112,7 @@ _HOMES = {
     "Raw": "holdfast.runtime.sources.kafka.values",
     "SparkFrame": "holdfast.runtime.spark.tables.frames",
     "Postgres": "holdfast.sinks.postgres.sink",
+    "Redis": "holdfast.sinks.redis.sink",
     "SQLite": "holdfast.sinks.sqlite.sink",
     "Collect": "holdfast.sinks.collect",
     "Console": "holdfast.sinks.console",
@@ -144,6 +146,7 @@ __all__ = [
     "Map",
     "Postgres",
     "Raw",
+    "Redis",
     "Row",
     "SQLite",
     "SparkFrame",

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from kafka_server import KafkaServer
 from kafka_topics import KafkaTopic
+from redis_server import RedisServer
 from sql_places import SqlPlace, delivery_of, place_of
 
 import holdfast as hf
@@ -165,6 +166,16 @@ def in_kafka(server: KafkaServer, key: tuple[str, ...] | None) -> SinkKit:
     return SinkKit(lambda: topic.sink, topic.rows, opened)
 
 
+def in_redis(server: RedisServer) -> SinkKit:
+    keys = server.keys(KEY)
+
+    def opened(given: Sink, writer: Any, fault: Fault) -> Target:
+        target: Target = keys.sink.opened("6f9b0f6e-0000-4000-8000-000000000001", writer, fault=fault)
+        return target
+
+    return SinkKit(lambda: keys.sink, keys.rows, opened)
+
+
 SINKS: dict[str, Callable[[Path], SinkKit]] = {
     "memory": lambda _: in_memory(False),
     "memory, key": lambda _: in_memory(True),
@@ -180,10 +191,12 @@ TABLES = [f"{database}{how}" for database in ("sqlite", "other", "postgres") for
 KAFKA = [pytest.param(kind, marks=[pytest.mark.kafka, pytest.mark.slow]) for kind in ("kafka", "kafka key")]
 
 
-@pytest.fixture(params=[*SINKS, *TABLES, *KAFKA])
+@pytest.fixture(params=[*SINKS, *TABLES, pytest.param("redis", marks=pytest.mark.redis), *KAFKA])
 def sink_kit(request: pytest.FixtureRequest, tmp_path: Path) -> SinkKit:
     if request.param in SINKS:
         return SINKS[request.param](tmp_path)
+    if request.param == "redis":
+        return in_redis(request.getfixturevalue("redis"))
     key = KEY if " " in request.param else None
     if request.param.startswith("kafka"):
         return in_kafka(request.getfixturevalue("kafka"), key)

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from kafka_server import KafkaServer
 from kafka_topics import KafkaTopic
+from redis_server import RedisServer
 from sql_places import SqlPlace, delivery_of, place_of
 
 from holdfast.errors import Damaged, Fenced, Unavailable
@@ -26,6 +27,7 @@ from holdfast.sinks.log import LogSink
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.memory_immediate import ImmediateTable
 from holdfast.sinks.owners import NEVER, Claim, Held
+from holdfast.sinks.redis.sink import Redis
 from holdfast.storage.log.log import LogReader
 from holdfast.storage.objects import LocalObjects
 
@@ -104,11 +106,20 @@ def in_kafka(server: KafkaServer) -> World:
     return World(topic.sink, lambda: sorted(n for (n,) in topic.rows()), topic.back_up)
 
 
+def in_redis(server: RedisServer) -> World:
+    keys = server.keys(("n",))
+    keys.sink.prepare(SCHEMA, None)
+    return World(keys.sink, lambda: sorted(n for (n,) in keys.rows()), keys.back_up)
+
+
 TABLES = [f"{kind}{how}" for kind in ("sqlite", "other", "postgres") for how in ("", " keyed", " idempotent")]
 WITH_REPAIRS = ("memory", "memory keyed", *TABLES, "log")
+SERVERS = [
+    pytest.param(kind, marks=mark) for kind, mark in (("redis", pytest.mark.redis), ("kafka", pytest.mark.kafka))
+]
 
 
-@pytest.fixture(params=[*WITH_REPAIRS, pytest.param("kafka", marks=pytest.mark.kafka)])
+@pytest.fixture(params=[*WITH_REPAIRS, *SERVERS])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     return world_of(request, tmp_path)
 
@@ -119,6 +130,8 @@ def world_of(request: pytest.FixtureRequest, tmp_path: Path) -> World:
         return in_log(tmp_path)
     if kind == "kafka":
         return in_kafka(request.getfixturevalue("kafka"))
+    if kind == "redis":
+        return in_redis(request.getfixturevalue("redis"))
     if kind.startswith("memory"):
         return in_memory(kind == "memory keyed")
     return in_table(place_of(kind, tmp_path, request), ("n",) if " " in kind else None, delivery_of(kind))
@@ -208,7 +221,7 @@ class TestOwner:
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
         copy = world.sink.open(JOB, LEFT, COPY)
         world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2))
-        if isinstance(world.sink, LogSink | KafkaSink):
+        if isinstance(world.sink, LogSink | KafkaSink | Redis):
             copy.forget(tag(1))  # the copy has none
             return
         with pytest.raises(Fenced):

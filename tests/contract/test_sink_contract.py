@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from kafka_server import KafkaServer
 from kafka_topics import KafkaTopic
+from redis_server import RedisServer
 from sql_places import SqlPlace, delivery_of, place_of
 
 from holdfast.errors import AlreadyExists, ConfigError, Fenced, Unavailable
@@ -194,17 +195,41 @@ class KafkaWorld:
             target.close()
 
 
+class RedisWorld:
+    def __init__(self, server: RedisServer) -> None:
+        self._keys = server.keys(KEY)
+        self.sink = self._keys.sink
+        self.sink.prepare(SCHEMA, KEY)
+        self._open: list[Target] = []
+
+    def open(self, writer: Writer, fault: Fault = no_fault, job: str = JOB) -> Target:
+        target: Target = self.sink.opened(job, writer, fault=fault)
+        self._open.append(target)
+        return target
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        return sorted(self._keys.rows())
+
+    def before_images(self, writer: Writer) -> list[Image]:
+        return []
+
+    def close(self) -> None:
+        for target in self._open:
+            target.close()
+
+
 KAFKA = pytest.param("kafka", marks=pytest.mark.kafka)
+REDIS = pytest.param("redis", marks=pytest.mark.redis)
 TABLES_WITH_KEY = ("sqlite", "sqlite idempotent", "other", "other idempotent", "postgres")
 KINDS_WITH_IMAGES = ("memory", *TABLES_WITH_KEY)
-KINDS_WITH_KEY = (*KINDS_WITH_IMAGES, "log", KAFKA)
+KINDS_WITH_KEY = (*KINDS_WITH_IMAGES, "log", REDIS, KAFKA)
 KINDS_WITH_NUMBERS = ("memory", "sqlite", "other", "postgres")
 KINDS_WITHOUT_KEY = (*KINDS_WITH_NUMBERS, "log", KAFKA)
 
 
 @pytest.fixture
 def make(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[str, bool], World]]:
-    worlds: list[TableWorld | KafkaWorld] = []
+    worlds: list[TableWorld | KafkaWorld | RedisWorld] = []
 
     def build(kind: str, keyed: bool) -> World:
         if kind == "memory":
@@ -213,6 +238,8 @@ def make(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[s
             return LogWorld(tmp_path, KEY if keyed else None)
         if kind == "kafka":
             worlds.append(KafkaWorld(request.getfixturevalue("kafka"), KEY if keyed else None))
+        elif kind == "redis":
+            worlds.append(RedisWorld(request.getfixturevalue("redis")))
         else:
             worlds.append(TableWorld(place_of(kind, tmp_path, request), keyed, delivery_of(kind)))
         return worlds[-1]
@@ -244,9 +271,9 @@ def numbered(request: pytest.FixtureRequest, make: Callable[[str, bool], World])
     return make(request.param, False)
 
 
-@pytest.fixture(params=[*KINDS_WITHOUT_KEY, "sqlite idempotent", "other idempotent"])
+@pytest.fixture(params=[*KINDS_WITHOUT_KEY, "sqlite idempotent", "other idempotent", REDIS])
 def either(request: pytest.FixtureRequest, make: Callable[[str, bool], World]) -> World:
-    return make(request.param, request.param.endswith("idempotent"))
+    return make(request.param, request.param.endswith(("idempotent", "redis")))
 
 
 def tag(epoch: int, timeline: int = 1) -> Tag:
@@ -366,7 +393,7 @@ class TestCrash:
             keyed.open(LEFT, crash_at(point)).deliver(tag(2), batches)
         again = keyed.open(LEFT)
         assert (keyed.rows(), again.delivered()) == ([ANN, BEA], tag(1))
-        assert len(keyed.before_images(LEFT)) == (0 if isinstance(keyed, LogWorld | KafkaWorld) else 2)
+        assert len(keyed.before_images(LEFT)) == (0 if isinstance(keyed, LogWorld | KafkaWorld | RedisWorld) else 2)
         assert again.deliver(tag(2), batches) == Delivered(2)
         assert (keyed.rows(), again.delivered()) == ([(1, 9.0, "anna")], tag(2))
 
@@ -429,6 +456,7 @@ class TestRepetition:
 KINDS_THAT_MERGE = (
     *((kind, True) for kind in KINDS_WITH_IMAGES),
     *((kind, False) for kind in KINDS_WITH_NUMBERS),
+    pytest.param(("redis", True), marks=pytest.mark.redis),
     pytest.param(("kafka", False), marks=pytest.mark.kafka),
 )
 

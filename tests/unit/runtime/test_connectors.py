@@ -49,9 +49,9 @@ class TestNames:
         assert hf.connector("numbers", last=3).last == 3
 
     def test_that_are_unknown_are_refused_with_the_known_names(self) -> None:
-        with pytest.raises(hf.ConfigError, match="there is no connector 'redis'") as caught:
-            hf.connector("redis")
-        assert "generator, kafka, log, postgres, spark-frame, sqlite" in caught.value.next_step
+        with pytest.raises(hf.ConfigError, match="there is no connector 'rabbit'") as caught:
+            hf.connector("rabbit")
+        assert "generator, kafka, log, postgres, redis, spark-frame, sqlite" in caught.value.next_step
 
     def test_of_built_in_connectors_cannot_be_registered_again(self, install: Install) -> None:
         install("acme", log="acme_named:Log")

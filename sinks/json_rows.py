@@ -1,0 +1,143 @@
+"""Rows as JSON objects, and their keys as bytes: the forms in which rows leave for systems that take bytes.
+
+A value is a JSON object with the columns of a row, in their order. A key is made of some columns. One column of text or
+bytes is the key as it is; one column of another type is a JSON value, several columns are a JSON object.
+
+In JSON, times are text in RFC 3339 (UTC, six digits of a second) or numbers since 1970, dates are text, decimals are
+text, so that no reader rounds them, and bytes are base64: the forms that hf.JSON reads. JSON has none for NaN and
+infinities, so rows with them are refused before they are staged.
+
+Pure: values in, values out. Source: API.md (sources); docs/guide/kafka.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.errors import ConfigError
+
+TimeForm = Literal["rfc3339", "s", "ms", "us"]
+_PER_US: Mapping[str, int] = {"s": 1_000_000, "ms": 1_000, "us": 1}
+_ESCAPED_MAX = 6
+"""Bytes that JSON takes for one byte of text at most."""
+_PLAIN_MAX = 90
+"""Bytes that JSON takes for a value of a fixed width at most."""
+
+
+def check_forms(where: str, schema: pa.Schema) -> None:
+    """Refuse columns that have no form. Raises ConfigError."""
+    for field in schema:
+        if not _has_form(field.type):
+            raise ConfigError(
+                f"{where}: the column {field.name!r} has type {field.type}, which JSON values cannot hold here",
+                not_done="the job was not planned",
+                next_step=f"before the sink, cast it: .with_columns({field.name}=pl.col({field.name!r})"
+                ".cast(pl.String)), or leave it out",
+            )
+
+
+def check_finite(where: str, batch: pa.RecordBatch) -> None:
+    """Refuse rows that have no form. Raises ConfigError."""
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        if pa.types.is_floating(field.type) and not pc.all(pc.is_finite(column), min_count=0).as_py():
+            raise ConfigError(
+                f"{where}: the column {field.name!r} holds NaN or an infinity, for which JSON has no form",
+                not_done="the rows were not written",
+                next_step=f"before the sink, drop such rows with .filter(pl.col({field.name!r}).is_finite()), or "
+                "replace the values",
+            )
+
+
+def objects(batch: pa.RecordBatch, names: Sequence[str], time: TimeForm = "rfc3339") -> list[bytes]:
+    """Return a JSON object per row, with these columns."""
+    if not names or not batch.num_rows:
+        return [b"{}"] * batch.num_rows
+    columns = [_plain(batch.column(name), time).alias(name) for name in names]
+    text = pl.DataFrame(columns).write_ndjson()
+    assert isinstance(text, str)
+    return text.encode().splitlines()
+
+
+def keys_of(batch: pa.RecordBatch, key: tuple[str, ...]) -> list[bytes | None]:
+    """Return the key of each row; None for a single key column that is null."""
+    if len(key) > 1:
+        return list(objects(batch, key))
+    column = batch.column(key[0])
+    if is_raw(column.type):
+        return raw(column)
+    prefix = len(_member(key[0])) + 1
+    found = [text[prefix:-1] for text in objects(batch, key)]
+    if column.null_count:
+        return [None if missing else text for missing, text in zip(column.is_null().to_pylist(), found, strict=True)]
+    return list(found)
+
+
+def raw(column: pa.Array) -> list[bytes | None]:
+    """Return text or bytes as bytes."""
+    found: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
+    return found
+
+
+def is_raw(kind: pa.DataType) -> bool:
+    """Return whether a column holds text or bytes."""
+    return bool(_is_binary(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def largest(batch: pa.RecordBatch) -> int:
+    """Return a number of bytes that no row takes as key and value together."""
+    size = 0
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        size += len(_member(field.name)) + 2
+        if is_raw(field.type):
+            size += _ESCAPED_MAX * (pc.max(pc.binary_length(column)).as_py() or 0)
+        else:
+            size += _PLAIN_MAX
+    return 2 * size  # The columns of the key come twice.
+
+
+def _plain(column: pa.Array, time: TimeForm) -> pl.Series:
+    """Return a column whose values have the form that JSON gives them."""
+    series = pl.from_arrow(column)
+    assert isinstance(series, pl.Series)
+    if _is_time(column.type):
+        if time == "rfc3339":
+            return series.dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ")
+        return series.dt.timestamp("us") // _PER_US[time]
+    if pa.types.is_date32(column.type):
+        return series.dt.strftime("%Y-%m-%d")
+    if pa.types.is_decimal(column.type):
+        return series.cast(pl.String)
+    return series.bin.encode("base64") if _is_binary(column.type) else series
+
+
+def _member(name: str) -> bytes:
+    """Return how an object begins the member of this name."""
+    return pl.DataFrame({name: [0]}).write_ndjson().encode()[1:-3]
+
+
+def _has_form(kind: pa.DataType) -> bool:
+    return is_raw(kind) or any(fits(kind) for fits in _FIXED_WIDTH)
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) and kind.tz == "UTC")
+
+
+_FIXED_WIDTH: tuple[Callable[[pa.DataType], bool], ...] = (
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_date32,
+    pa.types.is_decimal,
+    _is_time,
+)
+"""Types whose values have a bounded length as JSON."""

@@ -1,0 +1,180 @@
+"""A Redis database as a target: rows, tag and owner in one script.
+
+A target reads the book, compares tag and owner, and reads the rows of the delivery. Then one request carries them
+together with the values that were read. The script compares those with what the book holds now, and changes everything
+or nothing. If another process was faster, the book is read and compared again.
+
+A request whose reply was lost may run late, even after the next attempt. Then the tag that it names is no longer there,
+and it changes nothing.
+
+Invariants
+    - A change of the target names the tag and, under a claim, the owner that were read.
+    - A takeover also names the tags of all writers of the sink, and the number of fields: a writer that is new since
+      then is noticed.
+    - The book is read again after every failure.
+
+Pure: no clock, thread or I/O of its own; client.py has the connection.
+Source: PROTOCOL P17, P24; docs/design/0021-owned-targets.md, 0057-what-owners-completed.md, 0081-redis-sink.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from holdfast.errors import ConfigError, Unavailable
+from holdfast.model import Tag, Writer
+from holdfast.sinks.contract import AlreadyDelivered, Delivered, EpochOutput, Fault, Outcome, already, no_fault
+from holdfast.sinks.owners import Claim, check_continues
+from holdfast.sinks.redis.book import Book, owner_field, owner_value, tag_field, tag_value
+from holdfast.sinks.redis.script import REQUEST_BYTES_MAX, Change, packed
+
+Pairs = Iterable[tuple[bytes, bytes | None]]
+ATTEMPTS_MAX = 5
+"""How often a delivery starts over because another process changed the book meanwhile."""
+
+
+class Connection(Protocol):
+    """What a target has open at the server. Its calls raise a HoldfastError."""
+
+    def book(self) -> Book:
+        """Read the book."""
+
+    def apply(self, change: Change) -> bool:
+        """Make a change; return whether it was made. After an error its outcome is unknown."""
+
+    def close(self) -> None:
+        """Release the connection; the next call opens another."""
+
+
+class RedisTarget:
+    """One writer's access to the keys. See contract.MergingTarget.
+
+    Args:
+        where: How messages name the target.
+        connection: Opens what is needed at the first use.
+        pairs: Returns rows as keys and values. Raises ConfigError.
+        job_uuid: The job.
+        writer: Whose output this is.
+        claim: See Sink.open.
+        fault: Called at every fault point of a delivery; for tests.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        connection: Connection,
+        pairs: Callable[[pa.RecordBatch], Pairs],
+        job_uuid: str,
+        writer: Writer,
+        claim: Claim | None = None,
+        fault: Fault = no_fault,
+    ) -> None:
+        self._where = f"{where}, sink {writer.sink!r}, writer {writer.subtask}"
+        self._connection, self._pairs = connection, pairs
+        self._job, self._writer, self._claim, self._fault = job_uuid, writer, claim, fault
+
+    def delivered(self) -> Tag | None:
+        """See Target.delivered."""
+        book = self._connection.book()
+        self._must_take_over(book)
+        return book.tag_of(self._job, self._writer)
+
+    def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
+        """See Target.deliver."""
+        return self.deliver_together([EpochOutput(tag, batches)], known)
+
+    def deliver_together(self, epochs: Sequence[EpochOutput], known: Tag | None = None) -> Outcome:
+        """See MergingTarget.deliver_together."""
+        first, last = epochs[0].tag, epochs[-1].tag
+        book = self._connection.book()
+        if (found := self._covered(book, first, known)) is not None:
+            return found
+        rows, chunks = self._read(epochs)
+        self._fault("before_begin")
+        for _ in range(ATTEMPTS_MAX):
+            change = self._change(book, last, chunks)
+            self._fault("after_tag")  # Rows and tag are one request, so there is one point for all of these.
+            for _ in epochs[1:]:
+                self._fault("between_epochs")
+            self._fault("before_commit")
+            if self._connection.apply(change):
+                self._fault("after_commit")
+                return Delivered(rows)
+            book = self._connection.book()
+            if (found := self._covered(book, first, known)) is not None:
+                return found
+        raise Unavailable(
+            f"{self._where}: another process changed tags or owner {ATTEMPTS_MAX} times while this delivery was made",
+            not_done="nothing was delivered",
+            next_step="nothing: delivery retries",
+        )
+
+    def forget(self, through: Tag) -> None:
+        """See Target.forget. There are no before-images."""
+
+    def close(self) -> None:
+        """See Target.close."""
+        self._connection.close()
+
+    def _covered(self, book: Book, first: Tag, known: Tag | None) -> AlreadyDelivered | None:
+        """Return the tag if it covers the delivery; else compare it with what the writer knows.
+
+        Raises:
+            Fenced, Damaged, Unavailable: see Target.deliver.
+        """
+        self._must_take_over(book)
+        standing = book.tag_of(self._job, self._writer)
+        if standing is not None and standing >= first:
+            return already(self._where, first, standing)
+        if known is not None:
+            check_continues(self._where, standing, known)
+        return None
+
+    def _must_take_over(self, book: Book) -> bool:
+        if self._claim is None:
+            return False
+        job, sink = self._job, self._writer.sink
+        return self._claim.must_take_over(self._where, book.held(job, sink), lambda: book.newest(job, sink))
+
+    def _change(self, book: Book, last: Tag, chunks: Sequence[bytes]) -> Change:
+        """Return what moves the tag from where the book has it, and takes the target over if necessary."""
+        tag, owner = tag_field(self._job, self._writer), owner_field(self._job, self._writer.sink)
+        read, sets = {tag: book.raw(tag)}, {tag: tag_value(last)}
+        if self._claim is None:
+            return Change(read, sets, None, chunks)
+        read[owner] = book.raw(owner)
+        if not self._must_take_over(book):
+            return Change(read, sets, None, chunks)
+        sets[owner] = owner_value(self._claim)
+        read.update((each, book.raw(each)) for each in book.tag_fields(self._job, self._writer.sink))
+        return Change(read, sets, len(book), chunks)
+
+    def _read(self, epochs: Sequence[EpochOutput]) -> tuple[int, list[bytes]]:
+        """Read all rows; return their number, and them as chunks."""
+        rows, size, chunks = 0, 0, list[bytes]()
+
+        def pairs() -> Iterator[tuple[bytes, bytes | None]]:
+            nonlocal rows
+            for epoch in epochs:
+                for batch in epoch.batches:
+                    rows += batch.num_rows
+                    yield from self._pairs(batch)
+
+        for chunk in packed(pairs()):
+            size += len(chunk)
+            if size > REQUEST_BYTES_MAX:
+                raise self._too_large(epochs[-1].tag)
+            chunks.append(chunk)
+        return rows, chunks
+
+    def _too_large(self, tag: Tag) -> ConfigError:
+        return ConfigError(
+            f"{self._where}: the rows up to epoch {tag.epoch} take more than {REQUEST_BYTES_MAX:,} bytes, which is too "
+            "much for one request",
+            not_done="no row of this epoch was written, nor of any later one",
+            next_step="rewind to the epoch that was last delivered (holdfast status JOB; holdfast rewind JOB.py "
+            "--to-epoch N --apply), with shorter checkpoint intervals or more workers",
+        )
