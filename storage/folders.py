@@ -174,7 +174,7 @@ class LocalFolder:
     def opened(self, file: Found) -> ReadFile | None:
         """See Folder.opened."""
         try:
-            handle = open(self._place(file.name), "rb")
+            handle = open(self._place(file.name), "rb")  # noqa: SIM115 - closed by the caller
         except _NO_SUCH:
             return None if self.look(file.name) is None else self.opened(file)
         except OSError as error:

@@ -64,7 +64,7 @@ def refuse_columns(schema: pa.Schema) -> None:
             raise ConfigError(
                 f"column {field.name!r} is {kind}, which CSV does not have{hint}",
                 not_done="the job was not planned",
-                next_step="use int, float, str, bool, bytes, datetime, date or a decimal; or write JSON lines or Parquet",
+                next_step="use int, float, str, bool, bytes, datetime, date, a decimal; or use JSON lines or Parquet",
             )
 
 

@@ -25,14 +25,16 @@ PARTITIONS_MAX = 1_000
 class Files(RowsOf[T]):
     """Files of one format below a folder or a prefix of S3; each is read once, in the order of a catalogue.
 
-    The first start lists the files into a catalogue in the job's folder, sorted by name. Later ones are appended while the
-    job runs, every `partition_discovery_ms`. A file must be complete when it appears, and must not change then.
+    The first start lists the files into a catalogue in the job's folder, sorted by name. New ones are appended at every
+    start and, while the job runs, every `partition_discovery_ms`. A file must be complete when it appears, and must not
+    change after that.
 
     Args:
         path: A folder, or a URL such as s3://bucket/prefix. Folders below it are read too. A relative path is resolved
             in the working directory of the program that creates this.
         schema: A dataclass or pyarrow.Schema: the columns that the job reads; files may have more.
-        format: "parquet"; "jsonl", with one JSON object per line, read as `hf.JSON` reads values; or "csv", with a header.
+        format: "parquet"; "jsonl", with one JSON object per line, decoded as `hf.JSON` decodes values; or "csv", with a
+            header.
         partitions: How many files are read side by side, 1 to 1,000; fixed for the job's life.
         bounded: Read the files that the first start finds, then end. Otherwise the source never ends.
 

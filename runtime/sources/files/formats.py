@@ -17,7 +17,7 @@ from holdfast.runtime.sources.files.catalogue import Entry
 from holdfast.runtime.sources.files.contents import Contents, WrongFile
 from holdfast.runtime.sources.files.parquet import ParquetContents
 from holdfast.runtime.sources.files.text import TextContents, csv_contents
-from holdfast.storage.folders import ReadFile
+from holdfast.storage.folders import Found, ReadFile
 
 FormatName = Literal["parquet", "jsonl", "csv"]
 FORMATS: tuple[FormatName, ...] = ("parquet", "jsonl", "csv")
@@ -48,8 +48,16 @@ class Format:
         elif self.name == "csv":
             refuse_columns(self.schema)
 
-    def rows(self, handle: ReadFile) -> int:
-        """Return how many rows a Parquet file has. Raises WrongFile, Unavailable."""
+    @property
+    def is_opened_to_list(self) -> bool:
+        """Whether the beginning or the end of a file is read when it is listed."""
+        return self.name != "jsonl"
+
+    def span(self, handle: ReadFile, file: Found) -> int:
+        """Return how many positions a file takes: its rows, or its bytes. Raises WrongFile, Unavailable."""
+        if self.is_text:
+            self.contents(handle, Entry(*file, span=file.size))
+            return file.size
         return ParquetContents(handle, self.schema).rows
 
     def contents(self, handle: ReadFile, entry: Entry) -> Contents:

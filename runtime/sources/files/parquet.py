@@ -99,7 +99,9 @@ def _check(schema: pa.Schema, found: pa.Schema) -> None:
         there = found.get_all_field_indices(field.name)
         if len(there) != 1:
             has = f"it has {', '.join(found.names)}" if not there else "it is there twice"
-            raise WrongFile(f"column {field.name!r} is missing: {has}" if not there else f"column {field.name!r}: {has}")
+            raise WrongFile(
+                f"column {field.name!r} is missing: {has}" if not there else f"column {field.name!r}: {has}"
+            )
         kind = found.field(there[0]).type
         if not _widens(kind, field.type):
             raise WrongFile(f"column {field.name!r} is {kind}, but the job reads {field.type}")

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from functools import partial
 from threading import Lock
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from holdfast.errors import Damaged, HoldfastError, Where
@@ -31,6 +31,8 @@ from holdfast.storage.folders import Folder, Found, ReadFile
 
 LEFT_OUT_BEFORE, LEFT_OUT_AFTER = (".", "_"), (".tmp", ".crc")
 COMPRESSED = (".gz", ".bz2", ".zst", ".xz", ".lz4", ".snappy")
+OPENED_TOGETHER = 16
+"""How many files are opened at the same time when they are listed: in a bucket each takes some requests."""
 _NOT_READ = "no more records were read; the job is at its last checkpoint"
 
 
@@ -138,7 +140,7 @@ class OpenFiles:
             self._open.clear()
 
     def list_files(self) -> int:
-        """Append new files to the catalogue, sorted by name; return how many there are.
+        """Append new files to the catalogue, sorted by name; return how many it has.
 
         Raises:
             Damaged: a file of the catalogue has changed, or a new one cannot be read.
@@ -147,9 +149,14 @@ class OpenFiles:
         with self._catalogue_lock:
             self._catalogue.refresh()
             found = sorted(filter(is_data, self._folder.files()))
-            while new := [file for file in found if self._is_new(file)][:FILES_PER_LISTING]:
-                if not self._catalogue.append([self._entry(file) for file in new]):
-                    self._catalogue.refresh()
+            new = [file for file in found if self._is_new(file)]
+            while new:
+                entries = self._entries(new[:FILES_PER_LISTING])
+                if entries and not self._catalogue.append(entries):
+                    self._catalogue.refresh()  # another driver was faster
+                    new = [file for file in new if self._is_new(file)]
+                else:
+                    new = new[FILES_PER_LISTING:]
             return len(self._catalogue)
 
     def _is_new(self, file: Found) -> bool:
@@ -158,14 +165,24 @@ class OpenFiles:
             raise self._refused(file.name, _difference(known.file, file), RESTORE)
         return known is None
 
-    def _entry(self, file: Found) -> Entry:
-        if self._form.is_text:
-            if file.name.endswith(COMPRESSED):
-                raise self._refused(file.name, "it is compressed, and text cannot be read from a byte on then", MOVE)
+    def _entries(self, files: Sequence[Found]) -> list[Entry]:
+        """Return the entries of files, in order, of which some may be opened; those that change now are left out."""
+        with ThreadPoolExecutor(OPENED_TOGETHER) as pool:
+            try:
+                return [entry for entry in pool.map(self._entry, files) if entry is not None]
+            except HoldfastError:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _entry(self, file: Found) -> Entry | None:
+        if self._form.is_text and file.name.endswith(COMPRESSED):
+            raise self._refused(file.name, "it is compressed, and text cannot be read from a byte on then", MOVE)
+        if not self._form.is_opened_to_list:
             return Entry(*file, span=file.size)
-        handle = self._opened(file)
-        with _closing(handle), self._names(file):
-            return Entry(*file, span=self._form.rows(handle))
+        if (handle := self._folder.opened(file)) is None:
+            return None
+        with closing(handle), self._names(file, MEND):
+            return Entry(*file, span=self._form.span(handle, file))
 
     def _fetch(self, partition: int, offset: int, max_bytes: int) -> Read:
         with self._catalogue_lock:
@@ -189,7 +206,7 @@ class OpenFiles:
     def _piece(self, partition: int, place: Place, at: int, max_bytes: int) -> Piece:
         file = place.entry.file
         where = Where(partition=partition, offset=place.start + at)
-        with self._names(file, where):
+        with self._names(file, REPLACE, where):
             piece = self._contents(partition, place).read(at, max_bytes)
         if not self._folder.verify(file):
             raise self._changed(file, where)
@@ -199,15 +216,10 @@ class OpenFiles:
         held = self._open.get(partition)
         if held is None or held.number != place.number:
             self._close(partition)
-            handle = self._opened(place.entry.file)
+            if (handle := self._folder.opened(place.entry.file)) is None:
+                raise self._changed(place.entry.file, Where(partition=partition, offset=place.start))
             held = self._open[partition] = _Open(place.number, handle, self._form.contents(handle, place.entry))
         return held.contents
-
-    def _opened(self, file: Found) -> ReadFile:
-        handle = self._folder.opened(file)
-        if handle is None:
-            raise self._changed(file, Where())
-        return handle
 
     def _close(self, partition: int) -> None:
         if (held := self._open.pop(partition, None)) is not None:
@@ -221,33 +233,35 @@ class OpenFiles:
                 self._next_look = now + self._every_s
 
     @contextmanager
-    def _names(self, file: Found, where: Where = Where()) -> Iterator[None]:
+    def _names(self, file: Found, next_step: str, where: Where | None = None) -> Iterator[None]:
         """Name the file in errors of its contents, unless these are due to a change of the file."""
         try:
             yield
         except WrongFile as wrong:
             if not self._folder.verify(file):
                 raise self._changed(file, where) from wrong
-            raise self._refused(file.name, str(wrong), REPLACE, where) from wrong
+            raise self._refused(file.name, str(wrong), next_step, where) from wrong
 
-    def _changed(self, file: Found, where: Where) -> Damaged:
+    def _changed(self, file: Found, where: Where | None) -> Damaged:
         now = self._folder.look(file.name)
         what = "it is gone, and was not read to its end" if now is None else _difference(file, now)
         return self._refused(file.name, what, RESTORE, where)
 
-    def _refused(self, name: str, why: str, next_step: str, where: Where = Where()) -> Damaged:
-        return Damaged(f"file {name} of {self._where}: {why}", not_done=_NOT_READ, next_step=next_step, where=where)
+    def _refused(self, name: str, why: str, next_step: str, where: Where | None = None) -> Damaged:
+        what = f"file {name} of {self._where}: {why}"
+        return Damaged(what, not_done=_NOT_READ, next_step=next_step, where=where or Where())
 
 
 RESTORE = (
-    "restore the file as it was listed, with its time of change; write other records to files with new names, and "
-    "rename them into the folder when they are complete"
+    "restore the file as it was listed, with its time of change, or remove it if the job has read all of it; write "
+    "other records to files with new names, and rename these into the folder when they are complete"
 )
+MEND = "replace the file by one that can be read, or move it out of the folder; then start the job again"
 REPLACE = (
-    "a job that has a checkpoint cannot leave the file out: to read the folder without it, remove the file and give the "
-    "job another name; a job without a checkpoint lists the folder again at its next start"
+    "restore the bytes that were written, with the time of change. A job that has a checkpoint cannot leave out a "
+    "listed file: to read the folder without it, move it elsewhere and give the job another name"
 )
-MOVE = "move the file elsewhere, decompress it, and start the job again"
+MOVE = "move the file out of the folder, and put it there again decompressed; then start the job again"
 
 
 def _difference(listed: Found, now: Found) -> str:
@@ -256,17 +270,9 @@ def _difference(listed: Found, now: Found) -> str:
     return f"it was replaced or changed since it was listed (version {now.version}, was {listed.version})"
 
 
-@contextmanager
-def _closing(handle: ReadFile) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        handle.close()
-
-
 def _with_offsets(piece: Piece, start: int) -> pa.RecordBatch | None:
     batch = piece.rows
     if batch is None or piece.offsets is None:
         return batch
-    offsets: Sequence[pa.Array] = [*batch.columns, pa.array(np.asarray(piece.offsets + start, np.int64))]
-    return pa.RecordBatch.from_arrays(list(offsets), names=[*batch.schema.names, OFFSETS])
+    offsets = pa.array(piece.offsets + start, pa.int64())
+    return pa.RecordBatch.from_arrays([*batch.columns, offsets], names=[*batch.schema.names, OFFSETS])

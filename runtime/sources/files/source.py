@@ -115,8 +115,8 @@ class FilesSource:
             raise ConfigError(
                 f"{self.where} holds no files, and a source with bounded=True would read nothing",
                 not_done="the job was not started",
-                next_step="correct the path; or, to read files that appear later, leave bounded=True out. Empty files and "
-                "names that begin with . or _, or end with .tmp or .crc, do not count",
+                next_step="correct the path; or, to read files that appear later, leave bounded=True out. Empty files, "
+                "and names that begin with . or _ or end with .tmp or .crc, do not count",
             )
 
     def open(self) -> OpenFiles:

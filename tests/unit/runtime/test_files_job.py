@@ -15,13 +15,14 @@ from harness import wait
 
 import holdfast as hf
 from holdfast.errors import Damaged
-from holdfast.runtime.config.settings import MICROBATCH, MODES
+from holdfast.runtime.config.settings import MODES
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.plan.source import copied, in_folder
 from holdfast.runtime.rewind.sources import missing_records
 from holdfast.runtime.sources.files.formats import FormatName
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks.memory import MemorySink
+from holdfast.state.keys.keygroups import range_of
 from holdfast.storage.objects import MemoryObjects
 
 WORDS = ["a", "b", "c"]
@@ -142,7 +143,9 @@ class TestJob:
         job.catch_up()
         for parallelism in (1, 3):
             job.say(20)
-            job.cluster.change_rules(parallelism=parallelism)
+            groups = job.cluster.rules.key_groups
+            ranges = tuple(range_of(number, parallelism, groups) for number in range(parallelism))
+            job.cluster.rules = replace(job.cluster.rules, key_ranges=ranges)
             job.cluster.replace_driver(job.bound(again=False))
             job.catch_up()
             job.check()
@@ -182,6 +185,16 @@ class TestJob:
         (job.inbox / "part-004").unlink()
         assert "rows" in (missing() or "")
 
+    def test_ends_if_a_file_grows_after_it_was_read(self, tmp_path: Path, mode: str) -> None:
+        job = Job(tmp_path, mode)
+        job.say(5)
+        job.begin()
+        job.catch_up()
+        with (job.inbox / "part-000").open("a") as file:
+            file.write('{"n": 1, "word": "a"}\n')
+        self.ends(job, "part-000")
+        job.check()
+
     @pytest.mark.parametrize("change", ["gone", "replaced"])
     def test_ends_if_a_file_is_not_the_one_that_was_listed(self, tmp_path: Path, mode: str, change: str) -> None:
         job = Job(tmp_path, mode)
@@ -191,10 +204,7 @@ class TestJob:
         path.unlink()
         if change == "replaced":
             path.write_text("{}\n")
-        job.until(lambda: job.cluster.driver.outcome is not None, "the end of the run")
-        assert job.cluster.driver.outcome is not None
-        outcome, error = job.cluster.driver.outcome
-        assert outcome == "failed" and error is not None and error.kind == Damaged.kind and "part-001" in error.what
+        self.ends(job, "part-001")
 
     def test_that_is_bounded_finishes(self, tmp_path: Path, mode: str) -> None:
         job = Job(tmp_path, mode, bounded=True)
@@ -205,6 +215,8 @@ class TestJob:
         assert job.cluster.driver.outcome == ("finished", None)
         job.check()
 
-
-def test_the_microbatch_mode_is_one_of_them() -> None:
-    assert MICROBATCH in MODES
+    def ends(self, job: Job, name: str) -> None:
+        job.until(lambda: job.cluster.driver.outcome is not None, "the end of the run")
+        assert job.cluster.driver.outcome is not None
+        outcome, error = job.cluster.driver.outcome
+        assert outcome == "failed" and error is not None and error.kind == Damaged.kind and name in error.what
