@@ -91,15 +91,11 @@ class CsvLines:
     def decode(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, dict[int, Refused]]:
         """Return the rows of these lines, which have no line ends, and those that are refused, by their index."""
         why: dict[int, str] = {}
-        lines, places = list[bytes](), list[int]()
-        for place, line in enumerate(values):
-            if line.count(b'"') % 2:
-                why[place] = "a value has no closing quote in its line"
-            elif b"\r" in line:
-                why[place] = "it has a carriage return within it"
-            else:
-                lines.append(line)
-                places.append(place)
+        text = b"".join(values)
+        if b'"' in text or b"\r" in text:
+            why = {place: wrong for place, line in enumerate(values) if (wrong := _goes_on(line)) is not None}
+        places: Sequence[int] = [place for place in range(len(values)) if place not in why]
+        lines = [values[place] for place in places] if why else values
         batches = list(by_halves(lines, places, why, self._together))
         rows = pa.Table.from_batches(batches, self._schema).combine_chunks().to_batches()
         empty = pa.RecordBatch.from_arrays([pa.array([], each.type) for each in self._schema], schema=self._schema)
@@ -117,6 +113,13 @@ class CsvLines:
             raise Unfit("it is more than one row")
         columns = [_column(field, table.column(field.name)) for field in self._schema]
         return _without_nulls(self._schema, columns, places, why)
+
+
+def _goes_on(line: bytes) -> str | None:
+    """Return why a line is not a row of its own; None if it may be."""
+    if line.count(b'"') % 2:
+        return "a value has no closing quote in its line"
+    return "it has a carriage return within it" if b"\r" in line else None
 
 
 def _column(field: pa.Field, found: pa.ChunkedArray) -> pa.Array:

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from holdfast.runtime.rows.csv_lines import CsvLines, header_of
 from holdfast.runtime.rows.dead_letters import Refused, with_refused
@@ -55,21 +56,16 @@ class TextContents:
         """See Contents.read."""
         raw = self._raw(max(at, self._begin), bytes_max)
         self._line_at = following = raw.first + len(raw.data)
-        lines = raw.data.split(b"\n")
-        starts = raw.first + np.cumsum([0, *(len(line) + 1 for line in lines[:-1])])
-        values, offsets = list[bytes](), list[int]()
-        for start, line in zip(starts.tolist(), lines, strict=True):
-            if (line := line.removesuffix(b"\r")).strip(_BLANKS):
-                values.append(line)
-                offsets.append(start)
+        values, offsets = _lines_of(raw.data)
         if not values:
             return Piece(None, None, following)
+        offsets += raw.first
         batch, refused = self._lines.decode(values)
         placed = {
             row: replace(each, error=f"{each.error} (file {self._name}, byte {offsets[row]})")
             for row, each in refused.items()
         }
-        return Piece(with_refused(batch, placed), np.array(offsets, np.int64), following)
+        return Piece(with_refused(batch, placed), offsets, following)
 
     def _raw(self, at: int, bytes_max: int) -> _Raw:
         """Return lines that begin at a byte or after it; none if no line does."""
@@ -101,6 +97,23 @@ class TextContents:
                 return at + ended + 1
             at += len(data)
         return self._size
+
+
+def _lines_of(data: bytes) -> tuple[list[bytes], NDArray[np.int64]]:
+    """Return the lines that are not blank, without their ends, and where each begins."""
+    found = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(found == ord("\n"))
+    starts = np.concatenate([[0], ends + 1]).astype(np.int64)
+    lines = data.split(b"\n")
+    if starts[-1] == len(data):  # nothing follows the last line end
+        starts, lines = starts[:-1], lines[:-1]
+    if b"\r" in data:
+        lines = [line.removesuffix(b"\r") for line in lines]
+    maybe = np.flatnonzero(found[starts] <= ord(" ")).tolist()
+    if blank := {place for place in maybe if not lines[place].strip(_BLANKS)}:
+        kept = [place for place in range(len(lines)) if place not in blank]
+        return [lines[place] for place in kept], starts[kept]
+    return lines, starts
 
 
 def csv_contents(file: ReadFile, name: str, size: int, schema: pa.Schema) -> TextContents:
