@@ -12,9 +12,9 @@ Source: runtime/plan/source.py; docs/design/0080-files-source.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import partial
 from threading import Lock
 from typing import NamedTuple
@@ -109,7 +109,8 @@ class OpenFiles:
         return list(self._partitions)
 
     def end_offsets(self) -> dict[int, int]:
-        self._look()
+        """Return the ends of the catalogue as it is now: a run whose end lies further on must not stop before it."""
+        self._look(now=True)
         return {partition: self._catalogue.end(partition) for partition in self._partitions}
 
     def retention_start(self, partition: int) -> int:
@@ -166,7 +167,7 @@ class OpenFiles:
         return known is None
 
     def _entries(self, files: Sequence[Found]) -> list[Entry]:
-        """Return the entries of files, in order, of which some may be opened; those that change now are left out."""
+        """Return the entries of files, in order. Files that change while they are opened wait for the next listing."""
         with ThreadPoolExecutor(OPENED_TOGETHER) as pool:
             try:
                 return [entry for entry in pool.map(self._entry, files) if entry is not None]
@@ -181,8 +182,13 @@ class OpenFiles:
             return Entry(*file, span=file.size)
         if (handle := self._folder.opened(file)) is None:
             return None
-        with closing(handle), self._names(file, MEND):
-            return Entry(*file, span=self._form.span(handle, file))
+        with closing(handle):
+            try:
+                return Entry(*file, span=self._form.span(handle, file))
+            except WrongFile as wrong:
+                if not self._folder.verify(file):
+                    return None
+                raise self._refused(file.name, str(wrong), MEND) from wrong
 
     def _fetch(self, partition: int, offset: int, max_bytes: int) -> Read:
         with self._catalogue_lock:
@@ -206,8 +212,12 @@ class OpenFiles:
     def _piece(self, partition: int, place: Place, at: int, max_bytes: int) -> Piece:
         file = place.entry.file
         where = Where(partition=partition, offset=place.start + at)
-        with self._names(file, REPLACE, where):
+        try:
             piece = self._contents(partition, place).read(at, max_bytes)
+        except WrongFile as wrong:
+            if not self._folder.verify(file):
+                raise self._changed(file, where) from wrong
+            raise self._refused(file.name, str(wrong), REPLACE, where) from wrong
         if not self._folder.verify(file):
             raise self._changed(file, where)
         return piece
@@ -225,24 +235,15 @@ class OpenFiles:
         if (held := self._open.pop(partition, None)) is not None:
             held.handle.close()
 
-    def _look(self) -> None:
-        """Look for more of the catalogue, unless it was done just now."""
+    def _look(self, *, now: bool = False) -> None:
+        """Look for more of the catalogue, unless it was done a moment ago and need not be `now`."""
         with self._catalogue_lock:
-            if not self._bounded and (now := self._clock()) >= self._next_look:
+            at = self._clock()
+            if not self._bounded and (now or at >= self._next_look):
                 self._catalogue.refresh()
-                self._next_look = now + self._every_s
+                self._next_look = at + self._every_s
 
-    @contextmanager
-    def _names(self, file: Found, next_step: str, where: Where | None = None) -> Iterator[None]:
-        """Name the file in errors of its contents, unless these are due to a change of the file."""
-        try:
-            yield
-        except WrongFile as wrong:
-            if not self._folder.verify(file):
-                raise self._changed(file, where) from wrong
-            raise self._refused(file.name, str(wrong), next_step, where) from wrong
-
-    def _changed(self, file: Found, where: Where | None) -> Damaged:
+    def _changed(self, file: Found, where: Where) -> Damaged:
         now = self._folder.look(file.name)
         what = "it is gone, and was not read to its end" if now is None else _difference(file, now)
         return self._refused(file.name, what, RESTORE, where)

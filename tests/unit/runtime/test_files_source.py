@@ -180,6 +180,26 @@ class TestFiles:
                 opened.partitions()
             assert "restore the file as it was listed" in caught.value.next_step
 
+    def test_that_are_written_while_they_are_listed_wait_for_the_next_listing(
+        self, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        inbox.put_table("a", pa.table({"n": [1]}))
+        whole = inbox.put_table("writing.tmp", pa.table({"n": [2]}))
+        with inbox.opened("parquet") as opened:
+            path = inbox.put("b", whole.read_bytes()[:40])
+            verify = opened._folder.verify
+
+            def verified(file: Found) -> bool:
+                path.write_bytes(whole.read_bytes())
+                return verify(file)
+
+            monkeypatch.setattr(opened._folder, "verify", verified)
+            opened.partitions()
+            monkeypatch.undo()
+            assert numbers(opened) == [1]
+            opened.partitions()
+            assert numbers(opened) == [1, 2]
+
     def test_that_go_while_they_are_listed_are_left_out(self, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
         inbox.put_table("a", pa.table({"n": [1]}))
         inbox.put_table("b", pa.table({"n": [2]}))
@@ -321,6 +341,17 @@ class TestCatalogue:
         assert other.append([self.entry(3)]) and len(other) == 4
         one.refresh()
         assert [one.hash_of(p, 1) for p in range(3)] == [other.hash_of(p, 1) for p in range(3)]
+
+    def test_is_read_further_by_workers_that_are_open(self, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("holdfast.runtime.sources.files.source.LOOK_EVERY_S", 3600.0)
+        inbox.put("a", lines(1))
+        source = inbox.source().copied(again=True)
+        with closing(source.open()) as driver, closing(source.open()) as worker:
+            assert numbers(worker) == [1]
+            inbox.put("b", lines(2))
+            driver.partitions()
+            assert worker.read(0, 9, ANY) == (None, 9), "it has looked within the hour"
+            assert worker.end_offsets() == {0: 18} and numbers(worker) == [1, 2]
 
     def test_lists_a_file_once_with_two_drivers(self, inbox: Inbox) -> None:
         inbox.put("a", lines(1))
