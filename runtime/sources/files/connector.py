@@ -6,7 +6,6 @@ Source: API.md (sources); docs/design/0080-files-source.md.
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import pyarrow as pa
 
@@ -65,9 +64,9 @@ class Files(RowsOf[T]):
         self.partitions, self.bounded = partitions, bounded
 
     @classmethod
-    def example(cls) -> Files[Any]:
-        """Return files that have every trait; see listed.py."""
-        return cls("data/bids", pa.schema([pa.field("auction", pa.int64())]), "parquet")
+    def example(cls) -> FilesSource:
+        """Return a source that has every trait; see listed.py."""
+        return cls("data/bids", pa.schema([pa.field("auction", pa.int64())]), "parquet").source()
 
     def __repr__(self) -> str:
         return f"Files({self.path!r}, {self.form.name!r})"

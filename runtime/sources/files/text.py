@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.runtime.rows.csv_lines import CsvLines, header_of
-from holdfast.runtime.rows.dead_letters import Refused, with_refused
+from holdfast.runtime.rows.dead_letters import Form, Refused, with_refused
 from holdfast.runtime.sources.files.contents import Piece, WrongFile
 from holdfast.storage.folders import ReadFile
 
@@ -61,11 +61,18 @@ class TextContents:
             return Piece(None, None, following)
         offsets += raw.first
         batch, refused = self._lines.decode(values)
-        placed = {
-            row: replace(each, error=f"{each.error} (file {self._name}, byte {offsets[row]})")
-            for row, each in refused.items()
-        }
+        placed = {row: self._placed(each, int(offsets[row])) for row, each in refused.items()}
         return Piece(with_refused(batch, placed), offsets, following)
+
+    def _placed(self, refused: Refused, at: int) -> Refused:
+        """Return a refused line with its place, as text if it is some."""
+        try:
+            refused.raw.decode("utf-8")
+        except UnicodeDecodeError:
+            form: Form = "bytes"
+        else:
+            form = "text"
+        return replace(refused, error=f"{refused.error} (file {self._name}, byte {at})", form=form)
 
     def _raw(self, at: int, bytes_max: int) -> _Raw:
         """Return lines that begin at a byte or after it; none if no line does."""

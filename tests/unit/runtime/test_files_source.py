@@ -20,7 +20,7 @@ import pytest
 import holdfast as hf
 from holdfast.errors import Damaged, Unavailable
 from holdfast.runtime.plan.source import same_from
-from holdfast.runtime.rows.dead_letters import ERROR
+from holdfast.runtime.rows.dead_letters import ERROR, FORM, RAW
 from holdfast.runtime.sources.files.catalogue import PACKED, Catalogue, Entry, Head
 from holdfast.runtime.sources.files.reading import OpenFiles
 from holdfast.runtime.sources.files.source import FilesSource
@@ -493,6 +493,7 @@ class TestCsv:
         bad = rows.pop(20)
         assert [row["n"] for row in rows.values()] == [7] * 9 + [8] * 4
         assert re.search(why, bad[ERROR]) and bad[ERROR].endswith("(file a, byte 20)"), bad
+        assert (bad[FORM], bad[RAW]) == ("bytes" if line == b"\xff" else "text", line)
 
     @pytest.mark.parametrize(
         ("header", "why"),
