@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
-from typing import Any, BinaryIO, NoReturn, cast
+from typing import Any, BinaryIO, NamedTuple, NoReturn, cast
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -49,12 +49,7 @@ class FsspecObjects:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        options = _client() if urlsplit(url).scheme == "s3" else {}
-        self._files, root = url_to_fs(self.url, use_listings_cache=False, skip_instance_cache=True, **options)
-        self._root = root.rstrip("/")
-        if options:
-            self._files.loop.call_soon_threadsafe(self._files.loop.set_exception_handler, _without_lost_connections)
-        self._failures = _failures_of(urlsplit(url).scheme)
+        self._files, self._root, self._failures = reached(self.url)
         self._in_parts = _IN_PARTS if urlsplit(url).scheme == "s3" else {}
         self._whole = _WHOLE if urlsplit(url).scheme == "s3" else {}
 
@@ -222,14 +217,40 @@ class FsspecObjects:
             self._refused(error, doing, "nothing was changed")
 
     def _refused(self, error: BaseException, doing: str, not_done: str) -> NoReturn:
-        known = meaning(error)
-        if known is None and isinstance(error, RuntimeError):
-            raise error  # a fault of a program
-        cause, next_step = known or (
-            f"{type(error).__name__}: {error}",
-            f"check that {self.url} is reachable and the credentials are valid, then try again",
-        )
-        raise Unavailable(f"{doing} in {self.url} failed: {cause}", not_done=not_done, next_step=next_step) from error
+        raise unreachable(self.url, error, doing, not_done) from error
+
+
+class Reached(NamedTuple):
+    """What a URL names."""
+
+    files: Any
+    """A file system of fsspec."""
+    root: str
+    """The path in it, without a final slash."""
+    failures: tuple[type[BaseException], ...]
+    """The errors that it raises if it is unreachable."""
+
+
+def reached(url: str) -> Reached:
+    """Return the file system of a path or URL, without caches of listings."""
+    scheme = urlsplit(url).scheme
+    options = _client() if scheme == "s3" else {}
+    files, root = url_to_fs(url, use_listings_cache=False, skip_instance_cache=True, **options)
+    if options:
+        files.loop.call_soon_threadsafe(files.loop.set_exception_handler, _without_lost_connections)
+    return Reached(files, root.rstrip("/"), _failures_of(scheme))
+
+
+def unreachable(url: str, error: BaseException, doing: str, not_done: str) -> Unavailable:
+    """Return the error of Holdfast for one of `Reached.failures`; raise it unchanged if it is a fault of a program."""
+    known = meaning(error)
+    if known is None and isinstance(error, RuntimeError):
+        raise error
+    cause, next_step = known or (
+        f"{type(error).__name__}: {error}",
+        f"check that {url} is reachable and the credentials are valid, then try again",
+    )
+    return Unavailable(f"{doing} in {url} failed: {cause}", not_done=not_done, next_step=next_step)
 
 
 def _without_lost_connections(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -179,7 +179,7 @@ def _with_copy(spec: SourceSpec, before: Manifest | None, note: Callable[[str], 
     if not spec.source.traits.copied:
         return spec
     if before is None:
-        note(f"copying source {spec.name!r} into the job's folder")
+        note(f"copying the {spec.source.traits.copies} of source {spec.name!r} into the job's folder")
     return replace(spec, source=copied(spec.source, again=before is None))
 
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -40,6 +40,7 @@ import pyarrow.json
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.dead_letters import Refused
+from holdfast.runtime.rows.halving import Unfit, by_halves
 
 Times = Literal["rfc3339", "s", "ms", "us"]
 TIMES: tuple[Times, ...] = ("rfc3339", "s", "ms", "us")
@@ -50,10 +51,6 @@ _ROW = re.compile(r",? ?in row \d+$")
 _FINER_THAN_MICROSECONDS = r"(\.\d{6})\d+"
 _OBJECT: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 Convert = Callable[[pa.Array], pa.Array]
-
-
-class _Unfit(Exception):
-    """The rows cannot be decoded together."""
 
 
 class JsonLines:
@@ -87,24 +84,10 @@ class JsonLines:
         places: Sequence[int] = range(len(values))
         if not _are_lines(values):
             lines, places = _as_lines(values, why)
-        batches = list(self._pieces(lines, places, why))
+        batches = list(by_halves(lines, places, why, self._together))
         rows = pa.Table.from_batches(batches, self._schema).combine_chunks().to_batches()
         refused = {place: Refused(why[place], "bytes", values[place] or b"") for place in sorted(why)}
         return (rows[0] if rows else _empty(self._schema)), refused
-
-    def _pieces(self, lines: Sequence[Any], places: Sequence[int], why: dict[int, str]) -> Iterator[pa.RecordBatch]:
-        """Decode lines together, or else the two halves of them."""
-        if not lines:
-            return
-        try:
-            yield self._together(lines, places, why)
-        except _Unfit as wrong:
-            if len(lines) == 1:
-                why[places[0]] = str(wrong)
-                return
-            half = len(lines) // 2
-            yield from self._pieces(lines[:half], places[:half], why)
-            yield from self._pieces(lines[half:], places[half:], why)
 
     def _together(self, lines: Sequence[bytes], places: Sequence[int], why: dict[int, str]) -> pa.RecordBatch:
         text = b"\n".join(lines)
@@ -113,9 +96,9 @@ class JsonLines:
             table = pa.json.read_json(pa.BufferReader(text), options, self._parse).combine_chunks()
             table.validate(full=True)  # the reader takes text that is not UTF-8
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise _Unfit(_reason(error)) from None
+            raise Unfit(_reason(error)) from None
         if table.num_rows != len(lines):
-            raise _Unfit("it is more than one JSON value")
+            raise Unfit("it is more than one JSON value")
         columns = [self._column(field, table.column(field.name), lines) for field in self._schema]
         return self._without_nulls(columns, lines, places, why)
 
@@ -124,7 +107,7 @@ class JsonLines:
         try:
             column = self._convert[field.name](column)
         except (pa.ArrowInvalid, binascii.Error, ValueError) as error:
-            raise _Unfit(f"column {field.name!r}: {_reason(error)}") from None
+            raise Unfit(f"column {field.name!r}: {_reason(error)}") from None
         if field.name in self._defaults and column.null_count:
             column = _with_default(column, field, self._defaults[field.name], lines)
         return column

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.rows.row_types import Row
     from holdfast.runtime.rows.triggers import all_time, count_of
     from holdfast.runtime.rows.windows import hopping, session, sliding, tumbling
+    from holdfast.runtime.sources.files.connector import Files
     from holdfast.runtime.sources.generator import Generator
     from holdfast.runtime.sources.installed import connector
     from holdfast.runtime.sources.kafka.connector import Kafka
@@ -106,6 +107,7 @@ _HOMES = {
     "calendar": "holdfast.runtime.rows.calendar",
     "Log": "holdfast.runtime.sources.log",
     "log": "holdfast.runtime.inspect.logframe",
+    "Files": "holdfast.runtime.sources.files.connector",
     "Generator": "holdfast.runtime.sources.generator",
     "Kafka": "holdfast.runtime.sources.kafka.connector",
     "JSON": "holdfast.runtime.sources.kafka.values",
@@ -136,6 +138,7 @@ __all__ = [
     "Context",
     "Damaged",
     "Fenced",
+    "Files",
     "Generator",
     "HoldfastError",
     "JobFailed",

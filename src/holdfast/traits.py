@@ -71,6 +71,8 @@ class SourceTraits(Traits):
     has `appeared`."""
     copied: bool = False
     """It is read from a copy in the job's folder, which the first start of a job makes: `in_folder`, `copied`."""
+    copies: str = "rows"
+    """With `copied`: what is copied, for messages."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from kafka_server import KafkaServer
 from kafka_topics import KafkaTopic
@@ -62,7 +63,37 @@ def topic_kit(kafka: KafkaServer) -> SourceKit:
     return SourceKit(lambda: hf.Kafka(kafka.servers, topic, hf.JSON(NUMBERS)).source(), append, add_partition)
 
 
+def files_kit(form: Any, encode: Callable[[list[int]], bytes]) -> Callable[[Path], SourceKit]:
+    """Return a kit of files that a job has listed; every append is a file of three numbers."""
+
+    def kit(folder: Path) -> SourceKit:
+        inbox = folder / "inbox"
+        inbox.mkdir(parents=True)
+
+        def append() -> None:
+            count = len(list(inbox.iterdir()))
+            (inbox / f"part-{count}").write_bytes(encode([count, count + 1, count + 2]))
+
+        append()
+        append()
+        append()
+        source = hf.Files(inbox, NUMBERS, form, partitions=2).source().in_folder(str(folder / "job"))
+        listed = source.copied(again=True)
+        return SourceKit(lambda: listed, append)
+
+    return kit
+
+
+def in_parquet(numbers: list[int]) -> bytes:
+    written = pa.BufferOutputStream()
+    pq.write_table(pa.table({"more": numbers, "n": numbers}), written, row_group_size=2)
+    return bytes(written.getvalue())
+
+
 SOURCES: dict[str, Callable[[Path], SourceKit]] = {
+    "parquet": files_kit("parquet", in_parquet),
+    "jsonl": files_kit("jsonl", lambda numbers: "".join(f'{{"n": {n}}}\n' for n in numbers).encode()),
+    "csv": files_kit("csv", lambda numbers: ("more,n\n" + "\n".join(f"x,{n}" for n in numbers)).encode()),
     "log": log_kit,
     "generator": lambda _: SourceKit(lambda: hf.Generator(NUMBERS, lambda i: (i,), count=9, partitions=2)),
     "vectorised": lambda _: SourceKit(lambda: hf.Generator(NUMBERS, lambda i: {"n": i}, count=9, vectorised=True)),

@@ -62,7 +62,7 @@ def _failed(name: str, error: HoldfastError) -> Check:
 def _source(spec: SourceSpec) -> str:
     spec.source.check()
     if spec.source.traits.copied:
-        return "the first start copies it"
+        return f"the first start copies its {spec.source.traits.copies}"
     with closing(spec.source.open()) as opened:
         return f"{text.plural(len(opened.partitions()), 'partition')} can be read"
 

@@ -51,7 +51,7 @@ class TestNames:
     def test_that_are_unknown_are_refused_with_the_known_names(self) -> None:
         with pytest.raises(hf.ConfigError, match="there is no connector 'rabbit'") as caught:
             hf.connector("rabbit")
-        assert "generator, kafka, log, postgres, redis, spark-frame, sqlite" in caught.value.next_step
+        assert "files, generator, kafka, log, postgres, redis, spark-frame, sqlite" in caught.value.next_step
 
     def test_of_built_in_connectors_cannot_be_registered_again(self, install: Install) -> None:
         install("acme", log="acme_named:Log")
@@ -80,6 +80,8 @@ class TestCommand:
         assert postgres["source"] is None and postgres["problem"] is None
         assert found["log"]["source"]["traits"]["sparse"] and found["log"]["sink"]["traits"]["commits_once"]
         assert found["spark-frame"]["source"]["traits"]["copied"] and found["generator"]["source"]["traits"]["paced"]
+        assert found["files"]["source"]["traits"]["sparse"] and found["files"]["sink"] is None
+        assert found["files"]["problem"] is None
         assert found["sqlite"]["library"] == {"name": "sqlite", "version": sqlite3.sqlite_version, "extra": None}
 
     def test_a_line_of_the_table_is_a_side(self, capsys: pytest.CaptureFixture[str]) -> None:

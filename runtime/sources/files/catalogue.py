@@ -1,0 +1,241 @@
+"""The catalogue of one source: which files it has, in which order, at which positions.
+
+Layout below the source's folder in the job's root:
+
+    catalogue.json                      names the folder of the catalogue that the job reads (`Head`)
+    files-<random>/0/00000000           files that one listing found (`Listing`), numbered without gaps
+    files-<random>/1/00000000           the objects 0 to 63 of level 0 as one; a level above packs 64 of the one below
+
+Packs only save requests: the objects that they hold stay, so a pack that a killed driver did not write is not missed.
+
+Invariants
+    - The catalogue only grows, by conditional creates; all readers see the same files in the same order.
+    - File n is in partition n mod `partitions`, and begins where the file before it in that partition ends.
+    - Its name is in the catalogue once.
+
+Source: docs/design/0080-files-source.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from holdfast.errors import AlreadyExists, ConfigError, Damaged, NotFound
+from holdfast.ports import ObjectStore
+from holdfast.storage.folders import Found
+from holdfast.storage.hashed import fits_hash, with_hash
+
+HEAD_PATH = "catalogue.json"
+FORMAT_VERSION = 1
+FILES_PER_LISTING = 10_000
+PACKED = 64
+"""How many objects of a level one object of the next level holds."""
+LEVELS = 4
+_NOT_OPENED = "the source was not opened"
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """Contents of `catalogue.json`: what a catalogue is of. It never changes."""
+
+    folder: str
+    path: str
+    format: str
+    partitions: int
+    bounded: bool
+    v: int = FORMAT_VERSION
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """A file in the catalogue.
+
+    Args:
+        span: How many positions it takes: rows, or bytes of text.
+    """
+
+    name: str
+    size: int
+    version: str
+    span: int
+
+    @property
+    def file(self) -> Found:
+        """The file as it was listed."""
+        return Found(self.name, self.size, self.version)
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """Contents of an object: files that follow those of the objects before it."""
+
+    files: tuple[Entry, ...]
+    v: int = FORMAT_VERSION
+
+
+class Place(NamedTuple):
+    """Where a position lies: in the file `number` of its partition, which begins at `start`."""
+
+    number: int
+    entry: Entry
+    start: int
+
+
+_HEAD, _LISTING = msgspec.json.Decoder(Head), msgspec.json.Decoder(Listing)
+
+
+def read_head(store: ObjectStore) -> Head | None:
+    """Return what `catalogue.json` says; None before there is one. Raises Damaged, ConfigError."""
+    try:
+        data = store.get(HEAD_PATH)
+    except NotFound:
+        return None
+    head: Head = _checked(_HEAD, data, HEAD_PATH)
+    return head
+
+
+def write_head(store: ObjectStore, head: Head) -> None:
+    """Name the catalogue that the job reads."""
+    store.put(HEAD_PATH, with_hash(msgspec.json.encode(head)))
+
+
+class Catalogue:
+    """A catalogue as one process knows it. Not safe to share between threads.
+
+    Args:
+        store: The source's folder.
+    """
+
+    def __init__(self, store: ObjectStore, head: Head) -> None:
+        self._store, self._head = store, head
+        self._objects = 0
+        self._files = 0
+        self._entries: dict[str, Entry] = {}
+        self._parts: list[list[Entry]] = [[] for _ in range(head.partitions)]
+        self._ends: list[list[int]] = [[] for _ in range(head.partitions)]
+        self._hashes: list[list[bytes]] = [[] for _ in range(head.partitions)]
+
+    def __len__(self) -> int:
+        return self._files
+
+    def get(self, name: str) -> Entry | None:
+        """Return the file with this name; None if the catalogue does not have it."""
+        return self._entries.get(name)
+
+    def refresh(self) -> None:
+        """Read what was appended. Raises Damaged, Unavailable."""
+        while (found := self._next()) is not None:
+            level, listing = found
+            self._take(listing.files)
+            self._objects += PACKED**level
+
+    def append(self, entries: Sequence[Entry]) -> bool:
+        """Append files; false if another process has appended some: nothing was written then. Raises Unavailable."""
+        assert 0 < len(entries) <= FILES_PER_LISTING
+        listing = Listing(tuple(entries))
+        try:
+            self._store.create(self._path(0, self._objects), _encoded(listing))
+        except AlreadyExists:
+            return False
+        self._take(listing.files)
+        self._objects += 1
+        self._pack()
+        return True
+
+    def end(self, partition: int) -> int:
+        """Return the position after the last file of a partition."""
+        return self._ends[partition][-1] if self._ends[partition] else 0
+
+    def place(self, partition: int, offset: int) -> Place | None:
+        """Return the file that holds a position; None at the end."""
+        ends = self._ends[partition]
+        number = bisect_right(ends, offset)
+        if number == len(ends):
+            return None
+        return Place(number, self._parts[partition][number], ends[number - 1] if number else 0)
+
+    def begun(self, partition: int, offset: int) -> int:
+        """Return how many files of a partition begin before a position above 0."""
+        return min(len(self._ends[partition]), 1 + bisect_left(self._ends[partition], offset))
+
+    def hash_of(self, partition: int, count: int) -> str | None:
+        """Return the hash over the first files of a partition, at least one; None if it has fewer."""
+        hashes = self._hashes[partition]
+        return hashes[count - 1].hex() if 0 < count <= len(hashes) else None
+
+    def whole_from(self, partition: int, there: dict[str, Found]) -> int:
+        """Return the lowest position from which on all files are there as they were listed."""
+        parts, ends = self._parts[partition], self._ends[partition]
+        for number in reversed(range(len(parts))):
+            if parts[number].span and there.get(parts[number].name) != parts[number].file:
+                return ends[number]
+        return 0
+
+    def _next(self) -> tuple[int, Listing] | None:
+        """Return the largest object that follows what is known, and its level; None if there is none."""
+        for level in reversed(range(LEVELS)):
+            if self._objects % PACKED**level == 0:
+                path = self._path(level, self._objects // PACKED**level)
+                try:
+                    return level, _checked(_LISTING, self._store.get(path), path)
+                except NotFound:
+                    continue
+        return None
+
+    def _take(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            partition = self._files % self._head.partitions
+            self._entries[entry.name] = entry
+            hashes = self._hashes[partition]
+            before = hashes[-1] if hashes else self._head.folder.encode()
+            self._parts[partition].append(entry)
+            hashes.append(hashlib.blake2b(before + msgspec.json.encode(entry), digest_size=16).digest())
+            self._ends[partition].append(self.end(partition) + entry.span)
+            self._files += 1
+
+    def _pack(self) -> None:
+        """Write the packs that the newest object completes."""
+        for level in range(1, LEVELS):
+            if self._objects % PACKED**level:
+                return
+            first = self._objects // PACKED ** (level - 1) - PACKED
+            parts = [self._path(level - 1, first + number) for number in range(PACKED)]
+            try:
+                found = [_checked(_LISTING, self._store.get(path), path) for path in parts]
+            except NotFound:  # the driver that was to write one was killed
+                return
+            whole = Listing(tuple(entry for each in found for entry in each.files))
+            self._store.put(self._path(level, first // PACKED), _encoded(whole))
+
+    def _path(self, level: int, number: int) -> str:
+        return f"{self._head.folder}/{level}/{number:08d}"
+
+
+def _encoded(listing: Listing) -> bytes:
+    return with_hash(msgspec.json.encode(listing))
+
+
+def _checked(decoder: msgspec.json.Decoder[Any], data: bytes, path: str) -> Any:
+    if not fits_hash(data):
+        raise _damaged(path, "its hash does not match its bytes")
+    try:
+        found = decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise _damaged(path, str(error)) from error
+    if found.v > FORMAT_VERSION:
+        raise ConfigError(
+            f"{path} of a source's catalogue has version {found.v}, this version of Holdfast reads {FORMAT_VERSION}",
+            not_done=_NOT_OPENED,
+            next_step="run the job with the newer version",
+        )
+    return found
+
+
+def _damaged(path: str, why: str) -> Damaged:
+    return Damaged(
+        f"{path} of a source's catalogue cannot be read: {why}",
+        not_done=_NOT_OPENED,
+        next_step="restore it from a backup of the job's folder",
+    )

@@ -1,0 +1,140 @@
+"""Reads a Parquet file by row groups, and only the columns of the job.
+
+A position is the number of a row. One batch is decoded at a time; what a read leaves of it is kept for the next one.
+
+Source: docs/design/0080-files-source.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from holdfast.runtime.sources.files.contents import Piece, WrongFile
+from holdfast.storage.folders import ReadFile
+
+_WRONG = (pa.ArrowException, OSError, ValueError)
+"""What pyarrow raises for a damaged file; a file that cannot be read raises Unavailable, which is none of them."""
+_ROWS_MAX = 65_536
+
+
+class ParquetContents:
+    """An open Parquet file.
+
+    Args:
+        schema: The columns that are read.
+
+    Raises:
+        WrongFile: it is no Parquet file, or lacks a column, or has one of another type.
+    """
+
+    def __init__(self, file: ReadFile, schema: pa.Schema) -> None:
+        self._schema = schema
+        try:
+            self._file: Any = pq.ParquetFile(pa.PythonFile(file, mode="r"))
+            found = self._file.schema_arrow
+            groups = [self._file.metadata.row_group(number) for number in range(self._file.metadata.num_row_groups)]
+        except _WRONG as error:
+            raise WrongFile(f"it cannot be read as Parquet: {_first_line(error)}") from error
+        _check(schema, found)
+        self._firsts = [0, *accumulate(group.num_rows for group in groups)]
+        size = sum(group.total_byte_size for group in groups)
+        self._row_bytes = max(1, size // max(1, self.rows))
+        self._at = 0
+        self._rest: pa.RecordBatch | None = None
+        self._batches: Iterator[pa.RecordBatch] = iter(())
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return int(self._firsts[-1])
+
+    def read(self, at: int, bytes_max: int) -> Piece:
+        """See Contents.read."""
+        try:
+            batch = self._following(at, bytes_max)
+            rows = self._fitted(batch.slice(0, _rows_within(batch, bytes_max)), at)
+        except _WRONG as error:
+            raise WrongFile(f"row {at + 1} or a later one cannot be read: {_first_line(error)}") from error
+        self._at = at + rows.num_rows
+        self._rest = batch.slice(rows.num_rows) if rows.num_rows < batch.num_rows else None
+        return Piece(rows, None, self._at)
+
+    def _following(self, at: int, bytes_max: int) -> pa.RecordBatch:
+        """Return decoded rows from a position on."""
+        if at != self._at:
+            self._rest, self._batches = None, iter(())
+        if self._rest is not None:
+            return self._rest
+        if (batch := next(self._batches, None)) is not None:
+            return batch
+        group = max(number for number, first in enumerate(self._firsts[:-1]) if first <= at)
+        size = max(1, min(_ROWS_MAX, bytes_max // self._row_bytes))
+        self._batches = self._file.iter_batches(size, row_groups=[group], columns=self._schema.names, use_threads=False)
+        skipped = self._firsts[group]
+        for batch in self._batches:
+            if skipped + batch.num_rows > at:
+                return batch.slice(at - skipped)
+            skipped += batch.num_rows
+        raise WrongFile(f"its row group {group} has fewer rows than its footer says")
+
+    def _fitted(self, batch: pa.RecordBatch, at: int) -> pa.RecordBatch:
+        columns = []
+        for field in self._schema:
+            try:
+                columns.append(batch.column(field.name).cast(field.type))
+            except pa.ArrowInvalid as error:
+                rows = f"rows {at + 1:,} to {at + batch.num_rows:,}"
+                raise WrongFile(f"column {field.name!r} in {rows}: {_first_line(error)}") from error
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+def _check(schema: pa.Schema, found: pa.Schema) -> None:
+    """Refuse a file without a column of the schema, or with one of another type. Raises WrongFile."""
+    for field in schema:
+        there = found.get_all_field_indices(field.name)
+        if len(there) != 1:
+            has = f"it has {', '.join(found.names)}" if not there else "it is there twice"
+            raise WrongFile(
+                f"column {field.name!r} is missing: {has}" if not there else f"column {field.name!r}: {has}"
+            )
+        kind = found.field(there[0]).type
+        if not _widens(kind, field.type):
+            raise WrongFile(f"column {field.name!r} is {kind}, but the job reads {field.type}")
+
+
+def _widens(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether values of a type are read as another: a wider one, or another layout or unit of the same."""
+    kinds = pa.types
+    if kinds.is_dictionary(found):
+        return _widens(found.value_type, wanted)
+    if kinds.is_timestamp(found) and kinds.is_timestamp(wanted):
+        return (found.tz is None) == (wanted.tz is None)
+    if kinds.is_integer(found) and kinds.is_integer(wanted):
+        signed = kinds.is_signed_integer(found) == kinds.is_signed_integer(wanted)
+        return bool(found.bit_width < wanted.bit_width or (signed and found.bit_width == wanted.bit_width)) and (
+            signed or kinds.is_signed_integer(wanted)
+        )
+    if kinds.is_floating(found) and kinds.is_floating(wanted):
+        return bool(found.bit_width <= wanted.bit_width)
+    texts, blobs = (kinds.is_string, kinds.is_large_string), (kinds.is_binary, kinds.is_large_binary)
+    for same in (texts, blobs):
+        if any(each(found) for each in same) and any(each(wanted) for each in same):
+            return True
+    return bool(found.equals(wanted))
+
+
+def _rows_within(batch: pa.RecordBatch, bytes_max: int) -> int:
+    """Return how many rows from the first on take at most so many bytes, at least one."""
+    rows: int = batch.num_rows
+    while rows > 1 and (size := batch.slice(0, rows).nbytes) > bytes_max:
+        rows = max(1, min(rows - 1, rows * bytes_max // size))
+    return rows
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
