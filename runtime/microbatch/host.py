@@ -103,6 +103,8 @@ class Host:
         """The next generation need not wait before its first epoch: the run begins, or an epoch was completed since."""
         self._some_wait = False
         """Some partitions are not read in this epoch, as they are ahead in event time."""
+        self._triggered = NO_EPOCH
+        """The last epoch of this generation that the driver has triggered."""
         self._groups = [group._replace(patience=STANDSTILL_EPOCHS) for group in plan.aligned()]
         self._timers: list[tuple[float, int, Callable[[], object]]] = []
         self._timer_ids = itertools.count()
@@ -206,13 +208,11 @@ class Host:
     def _current(self, state: Batches, message: m.Trigger | m.Committed | m.EndInput) -> None:
         assert self._outlook is not None
         match message:
-            case m.Trigger(barrier=barrier) if barrier.epoch > state.newest:
+            case m.Trigger(barrier=barrier) if barrier.epoch > max(state.newest, self._triggered):
                 state, effects = batches.committed(state, Cut(barrier.committed_through, ""), self._delivered())
                 self._perform(state, effects)
-                rows_max = self._pace.rows_max(self._now() - self._began)
-                offsets, ends = self._in_step(state, rows_max)
-                self._prompt = False
-                self._perform(*batches.triggered(state, message, ends_of_epoch(offsets, ends, rows_max)))
+                self._triggered = barrier.epoch
+                self._outlook.renewed(state.positions, partial(self._begin_epoch, message))
             case m.Committed(_, epoch, manifest):
                 self._perform(*batches.committed(state, Cut(epoch, manifest), self._delivered()))
                 self._completed(Cut(epoch, manifest))
@@ -220,6 +220,16 @@ class Host:
             case m.EndInput(_, drop_unread):
                 self._outlook.end_input(state.positions, drop_unread=drop_unread)
                 self._beat_soon()
+
+    def _begin_epoch(self, trigger: m.Trigger) -> None:
+        """Fix what an epoch reads, and start its job: the sources were looked at since it was triggered."""
+        state = self._batches
+        if state is None or trigger.generation != state.generation:
+            return
+        rows_max = self._pace.rows_max(self._now() - self._began)
+        offsets, ends = self._in_step(state, rows_max)
+        self._prompt = False
+        self._perform(*batches.triggered(state, trigger, ends_of_epoch(offsets, ends, rows_max)))
 
     def _completed(self, cut: Cut) -> None:
         """Note an epoch of which a machine may have the state."""
@@ -248,6 +258,7 @@ class Host:
         if deploy.generation > self._generation:
             self._cancel()
             self._generation, self._batches, self._deploys, self._lineage = deploy.generation, None, {}, {}
+            self._triggered = NO_EPOCH
         self._workers[worker] = deploy.subtask
         self._deploys[deploy.subtask] = deploy
         self._deliveries.deploy(deploy)

@@ -6,6 +6,7 @@ Invariants
     - Nothing counts as ended, or as read by this run, before a look has shown it.
     - A look that was begun in an older generation changes nothing.
     - What a rate still holds back is not there, but a run that reads to the end of its input waits for it.
+    - A request to look again is answered by looks that were begun after it, or when ANSWER_S are over.
 
 Source: PROTOCOL P11, P12, P13; docs/design/0047-microbatch.md.
 """
@@ -27,6 +28,8 @@ from holdfast.runtime.wire.messages import PartitionTime
 
 LOOK_EVERY_S = 0.5
 """Time between two looks at the ends of a source."""
+ANSWER_S = 0.5
+"""How long an epoch waits at most for sources that are looked at again before it is fixed what it reads."""
 
 
 class Seen(NamedTuple):
@@ -76,6 +79,10 @@ class Outlook:
         self._look_at: dict[str, float] = {}
         self._read_at: dict[Place, float] = {}
         """When each partition was last seen to have something to read."""
+        self._then: Callable[[], object] | None = None
+        """Waits until every source was looked at again."""
+        self._asked, self._awaited, self._answer_by = 0, set[str](), 0.0
+        """The number of such requests, the sources that have not answered the last one, and how long it waits."""
         self.rested: Mapping[Place, bool] = {}
         """Partitions that the last epoch took for quiet, or idle (True)."""
 
@@ -85,16 +92,34 @@ class Outlook:
         for name in self._opened:
             if not self._over and name not in self._looking and now >= self._look_at.get(name, 0.0):
                 self._begin_look(name, positions)
+        self._give_answer()
+
+    def renewed(self, positions: Positions, then: Callable[[], object]) -> None:
+        """Look at every source again, and call `then` when all have answered, or did not for so long.
+
+        It takes the place of an earlier request that still waits.
+        """
+        self._then, self._asked, self._awaited = then, self._asked + 1, set(self._opened)
+        self._answer_by, self._look_at = self._clock.monotonic() + ANSWER_S, {}
+        self.turn(positions)
+
+    def _give_answer(self) -> None:
+        if self._then is None or self._over:
+            return
+        if not self._awaited or self._clock.monotonic() >= self._answer_by:
+            then, self._then = self._then, None
+            then()
 
     def _begin_look(self, name: str, positions: Positions) -> None:
-        finish = self._finish_asked
+        finish, asked = self._finish_asked, self._asked
         places = tuple(place for place in positions if place[0] == name)
         self._begun.update((place, positions[place].offset) for place in places if place not in self._begun)
         begun = {place[1]: self._begun[place] for place in places}
 
         def done(result: object) -> None:
             self._looking.discard(name)
-            self._look_at[name] = self._clock.monotonic() + LOOK_EVERY_S
+            fresh = asked == self._asked
+            self._look_at[name] = self._clock.monotonic() + (LOOK_EVERY_S if fresh else 0.0)
             if self._over:
                 return
             if isinstance(result, Unavailable):  # it is asked again; who cannot be asked is not silent
@@ -107,6 +132,9 @@ class Outlook:
             else:
                 assert isinstance(result, Seen)
                 self._saw(name, result, positions, finish=finish)
+            if fresh:
+                self._awaited.discard(name)
+                self._give_answer()
 
         self._looking.add(name)
         self._lane(f"ends-{name}").submit(lambda: self._look(name, begun), done)

@@ -10,7 +10,7 @@ and dead letters only through its `OperatorContext`: it knows no channel, thread
 Invariants
     - A step is comparable and can be shipped; it holds no table and no open resource.
     - `Step.reads` alone decides which columns a step gets; other columns may be missing.
-    - An operator emits the results of an epoch before `on_barrier` returns; the tables are frozen afterwards.
+    - An operator emits the results of an epoch in `on_barrier`, or in work that it defers there; then tables freeze.
 
 Pure.
 Source: docs/design/0031-operator-kernel.md.
@@ -380,7 +380,7 @@ class Operator(ABC):
         return None
 
     def on_barrier(self) -> None:
-        """Emit the results of the epoch; the tables are frozen afterwards."""
+        """Emit the results of the epoch, or defer work that does; the tables are frozen afterwards."""
         return
 
     def progress(self) -> OperatorProgress | None:

@@ -87,9 +87,9 @@ class TimeSlice:
         """Return the wall clock, in microseconds since 1970; 0 without a clock."""
         return 0 if self._clock is None else self._clock.wall_us()
 
-    def pace(self) -> Pace:
-        """Return a pace that learns from this clock; without one there is no limit."""
-        return Pace(ROWS_MAX if self._clock is None else ROWS_FIRST)
+    def pace(self, first: int = ROWS_FIRST) -> Pace:
+        """Return a pace that learns from this clock, beginning with so many rows; without a clock there is no limit."""
+        return Pace(ROWS_MAX if self._clock is None else first)
 
 
 class Pace:

@@ -69,7 +69,7 @@ class Context(Protocol):
         """
 
     def random(self) -> float:
-        """Return a number in [0, 1) that depends only on the key and on how often its function asked."""
+        """Return a number in [0, 1) that depends only on operator, key and how often its function asked."""
 
     def emit(self, row: Any) -> None:
         """Emit a row of `to`."""

@@ -4,13 +4,14 @@ Between two barriers rows flow through the operators batch by batch. At a barrie
 the epoch, before the loop freezes the tables, and these rows take the same path.
 
 Steps that fuse run as one operator. The input of several steps is computed once. Python functions see only rows; if a
-turn ends before a function completes, the remaining rows wait in `backlog`.
+turn ends before a function completes, the remaining rows wait in `backlog`, and so do results of the epoch.
 
 Invariants
     - Rows of one input batch leave in their order; an epoch's results leave at its barrier, never later.
     - Only columns that a later step needs are computed or sent.
     - A batch without rows changes nothing and sends nothing.
-    - While `backlog` holds rows, nothing else enters; the owner calls `backlog.go_on` until it is empty.
+    - While a fragment is busy, nothing else enters; its owner calls `go_on` until it is not.
+    - At a barrier an operator emits once those before it are through: their results are part of its input.
 
 Pure: the caller owns the tables and handles the output.
 Source: DESIGN section 4 (steps 2 to 4).
@@ -18,6 +19,7 @@ Source: DESIGN section 4 (steps 2 to 4).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -81,6 +83,8 @@ class FragmentRuntime:
         self._begins: list[list[Consumer]] = [[], *([] for _ in fragment.further)]
         """By port."""
         self._operators: list[Operator] = []
+        self._closing = deque[Operator]()
+        """Those that have not begun to emit the results of the epoch, whose barrier has arrived."""
         self._clocked: list[Operator] = []
         """Those that are told processing time."""
         self._delay_us = max((placed.step.delay_us() for placed in fragment.steps), default=0)
@@ -98,22 +102,40 @@ class FragmentRuntime:
             JobFailed: an expression cannot be computed, a sum overflows, or a function fails.
         """
         if batch.num_rows:
-            assert not self.backlog
+            assert not self.busy
             self._arrival.take(arrival or Arrival())
             for consumer in self._begins[port]:
                 consumer(batch)
             self.backlog.go_on()
 
-    def on_barrier(self) -> None:
-        """Emit the results of the epoch; the tables are not frozen yet.
+    @property
+    def busy(self) -> bool:
+        """Whether it has to go on before it takes anything else."""
+        return bool(self.backlog or self._closing)
+
+    def go_on(self) -> None:
+        """Work until nothing is left or the turn is over.
 
         Raises:
             JobFailed: an expression cannot be computed, or a function fails.
         """
-        assert not self.backlog, "a barrier must not overtake a row"
+        self.backlog.go_on()
+        while self._closing and not self.backlog:
+            self._closing.popleft().on_barrier()
+            self.backlog.go_on()
+            if self._time_slice.over():
+                return
+
+    def on_barrier(self) -> None:
+        """Emit the results of the epoch, now or in later turns; the tables are not frozen before it is no longer busy.
+
+        Raises:
+            JobFailed: an expression cannot be computed, or a function fails.
+        """
+        assert not self.busy, "a barrier must not overtake a row"
         self._arrival.take(Arrival())
-        for operator in self._operators:
-            operator.on_barrier()
+        self._closing.extend(self._operators)
+        self.go_on()
 
     def on_watermark(self, at_us: int) -> None:
         """Close windows: event time has reached this point.
@@ -132,7 +154,7 @@ class FragmentRuntime:
         Raises:
             JobFailed: an expression cannot be computed, or a function fails.
         """
-        assert not self.backlog
+        assert not self.busy
         self._arrival.take(Arrival())
         worked = [operator.on_clock(now_us) for operator in self._clocked]
         self.backlog.go_on()

@@ -9,6 +9,7 @@ Invariants
     - A barrier goes into an output channel after every row that its fragment emitted before it.
     - Output of a fragment belongs to the epoch that the fragment is in; other fragments may be in other epochs.
     - Tables are frozen after operators have emitted for the epoch, and before any later row.
+    - A fragment behind channels emits for the epoch before it reports the last barrier, over several turns if need be.
     - Source positions are noted at the barrier, by the thread that reads; never while a source is midway.
     - A watermark goes into an output channel after the rows that it covers or that it made operators emit.
 
@@ -21,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import pyarrow as pa
 
@@ -173,10 +175,17 @@ class SubtaskRun:
         return next((name for run in self._fragments.values() if (name := run.backlog.at_work) is not None), None)
 
     def close_fragment(self, index: int, barrier: Barrier) -> tuple[tuple[SourcePosition, ...], PartAudit | None]:
-        """Close the fragment's epoch; return its source's positions, if it reads one, and what it took and emitted."""
+        """Close the fragment's epoch; return its source's positions, if it reads one, and what it took and emitted.
+
+        A fragment behind channels has emitted the results of the epoch before it reported the last barrier.
+        """
         if index in self._intakes:
             self.quiet = barrier.epoch
-        self._fragments[index].on_barrier()
+            run = self._fragments[index]
+            run.on_barrier()
+            while run.busy:
+                run.go_on()
+        assert not self._fragments[index].busy, "results of the epoch are left"
         for operator in self._plan.operators:
             if operator.fragment == index:
                 self._state.freeze(operator.id, barrier.epoch, barrier.committed_through)
@@ -407,13 +416,13 @@ class SubtaskRun:
 
     def _once_through(self, index: int, then: Callable[[], None]) -> None:
         """Call `then` when the fragment's functions have completed: now, or some turns later."""
-        if self._fragments[index].backlog:
+        if self._fragments[index].busy:
             self._behind[index] = then
         else:
             then()
 
     def _go_on(self, index: int) -> bool:
-        self._fragments[index].backlog.go_on()
+        self._fragments[index].go_on()
         self._once_through(index, self._behind.pop(index))
         return True
 
@@ -427,7 +436,7 @@ class SubtaskRun:
             if channel in self._paused or (frame := self.links.take(channel)) is None:
                 continue
             if isinstance(frame, Barrier):
-                arrived(index, channel, frame)
+                self._barrier_taken(index, channel, partial(arrived, index, channel, frame))
             elif isinstance(frame, Watermark):
                 self._time_arrived(index, channel, frame)
             else:
@@ -436,6 +445,17 @@ class SubtaskRun:
                 self._once_through(index, lambda: None)
             return True
         return False
+
+    def _barrier_taken(self, index: int, channel: ChannelId, arrived: Callable[[], None]) -> None:
+        """Report a barrier; the last one of an epoch once the operators have emitted the results of the epoch.
+
+        Then no other channel of the fragment delivers anything: those that have delivered the barrier are paused.
+        """
+        if self._paused.issuperset(other for other in self._inputs[index] if other != channel):
+            self._fragments[index].on_barrier()
+            self._once_through(index, arrived)
+        else:
+            arrived()
 
     def _read_one(self) -> bool:
         if self._throttle.wait_s() > 0 or self._throttle.clock.monotonic() < self._away_until:

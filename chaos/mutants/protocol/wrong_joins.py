@@ -22,8 +22,8 @@ EARLY_US = 2_000_000
 
 
 def emits_before_the_watermark(right: Right) -> Right:
-    def unmatched(kept: KeptRows, at_us: int) -> Any:
-        return right(kept, at_us + EARLY_US if at_us < EARLY_US << 32 else at_us)
+    def unmatched(kept: KeptRows, at_us: int, *limit: int) -> Any:
+        return right(kept, at_us + EARLY_US if at_us < EARLY_US << 32 else at_us, *limit)
 
     return unmatched
 

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from holdfast.errors import JobFailed, Where
 from holdfast.runtime.operators.aggregates import changes
+from holdfast.runtime.operators.aggregates.pieces import calls_users, in_pieces, results_in_pieces
 from holdfast.runtime.operators.contract import (
     OP_FIELD,
     Description,
@@ -115,6 +116,7 @@ class AggregateOperator(Operator):
         self._table = ctx.table(step.operator)
         self._folding = Folding(step.operator, step.aggregations, self._table, ctx.job, time_slice=ctx.time_slice)
         self._taken = in_pieces(ctx, step.operator, step.aggregations, self._take)
+        self._give = results_in_pieces(ctx, step.operator, step.aggregations)
         self.rows_in = self.rows_out = 0
 
     def on_batch(self, port: int, batch: pa.RecordBatch) -> None:
@@ -129,45 +131,23 @@ class AggregateOperator(Operator):
             return
         slots = self._table.changed()
         if slots.size:
-            arrays = [*self._table.key_columns(slots), *self._folding.results(slots)]
-            arrays.append(pa.array(np.full(slots.size, PUT, np.int8)))
-            self.rows_out += slots.size
-            self._ctx.emit(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+            self._give(self._results(slots))
 
     def progress(self) -> OperatorProgress:
         return OperatorProgress(self._name, self.rows_in, self.rows_out, 0)
 
-
-@dataclass
-class _Pieces:
-    """Work on the batches of an operator whose aggregates call functions of the user, which may be slow."""
-
-    name: str
-    mark: str
-    take: Take
-    time_slice: TimeSlice
-    pace: Pace
-
-    def some(self, batch: pa.RecordBatch, at: int, base: int) -> tuple[int, list[pa.RecordBatch]]:
-        piece, began = batch.slice(at, self.pace.rows), self.time_slice.now()
-        self.take(piece)
-        self.pace.took(piece.num_rows, self.time_slice.now() - began)
-        return piece.num_rows, []
-
-
-def in_pieces(ctx: OperatorContext, operator: str, aggregations: Sequence[BoundAggregation], take: Take) -> Take:
-    """Return what takes the batches of an operator: in pieces, over several turns, if it calls the user's functions."""
-    if not any(bound.kind.calls for bound in aggregations):
-        return take
-    work = _Pieces(operator, FUNCTION + operator, take, ctx.time_slice, ctx.time_slice.pace())
-    return lambda batch: ctx.defer(work, batch)
+    def _results(self, slots: Slots) -> Iterator[pa.RecordBatch]:
+        for part, results in self._folding.each_piece(slots):
+            arrays = [*self._table.key_columns(part), *results, pa.array(np.full(part.size, PUT, np.int8))]
+            self.rows_out += part.size
+            yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
 class Folding:
     """The aggregates of one table.
 
-    Functions of the user that give results or merge are called within one turn, for all keys that an epoch changed or a
-    watermark closes. So they are called for few keys at a time, as a `Pace` learns, and the worker is marked each time.
+    Functions of the user that give results or merge are called for few keys at a time, as a `Pace` learns, and the
+    worker is marked each time. An operator asks for few results at a time, too (pieces.py).
 
     Args:
         operator: Named in errors, with the job.
@@ -185,7 +165,9 @@ class Folding:
     ) -> None:
         self._operator, self._table, self._job = operator, table, job
         self._time_slice = time_slice or TimeSlice()
-        self._paces = self._time_slice.pace(), self._time_slice.pace()
+        self._paces = self._time_slice.pace(1), self._time_slice.pace(1)
+        """Of functions that give results, and of those that merge."""
+        self._calls = calls_users(aggregations)
         self._aggregations = tuple(aggregations)
         self._conditions = tuple(dict.fromkeys(each.condition for each in aggregations if each.condition is not None))
         self._known: dict[str, Known] = {}
@@ -326,6 +308,26 @@ class Folding:
         """
         return [self._result(bound, self._held(bound, slots), slots) for bound in self._aggregations]
 
+    def each_piece(self, slots: Slots) -> Iterator[tuple[Slots, list[pa.Array]]]:
+        """Yield the result columns of these slots, of as many at a time as a turn should ask for.
+
+        Raises:
+            JobFailed: a function of the user failed.
+        """
+        first = 0
+        while first < slots.size:
+            part = slots[first : first + self.at_once()]
+            yield part, self.results(part)
+            first += part.size
+
+    def at_once(self, *, merged: bool = False) -> int:
+        """Return for how many keys a turn should ask together: few if functions of the user are called.
+
+        Args:
+            merged: Whether states are merged before.
+        """
+        return min(KEYS_MAX, *(pace.rows for pace in self._paces[: 1 + merged])) if self._calls else UNLIMITED
+
     def _result(self, bound: BoundAggregation, states: State, slots: Slots | None = None) -> pa.Array:
         try:
             if not bound.kind.calls:
@@ -426,8 +428,9 @@ class Folding:
         return repr(key if len(key) <= KEY_SHOWN else f"{key[:KEY_SHOWN]}...")
 
 
-Take = Callable[[pa.RecordBatch], None]
 NOT_DONE = "the epoch was not completed; state and output stay as of the last checkpoint"
+KEYS_MAX = 1_024
+"""Keys for which functions of the user are asked together at most, as they may become slow after many fast calls."""
 KEY_SHOWN = 60
 """Characters of a key in messages."""
 _Column = tuple[str | None, Condition | None]

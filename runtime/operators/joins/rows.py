@@ -95,8 +95,19 @@ class Due:
         order = np.argsort(over, kind="stable")
         self._parts[first:] = [(over[order], slots[order])]
 
-    def take(self, at_us: int) -> Slots:
-        """Remove and return the slots that are over at this time."""
+    def is_due(self, at_us: int) -> bool:
+        """Return whether some slot is over at this time."""
+        return any(over.size and over[0] <= at_us for over, _ in self._parts)
+
+    def take(self, at_us: int, limit: int | None = None) -> Slots:
+        """Remove and return the slots that are over at this time.
+
+        Args:
+            limit: Take so many, those that are over first, and all others that are over when the last of them is.
+        """
+        if limit is not None:
+            firsts = np.sort(np.concatenate([_NO_SLOTS, *(over[:limit] for over, _ in self._parts)]))
+            at_us = min(at_us, int(firsts[min(limit, firsts.size) - 1])) if firsts.size else at_us
         taken, left = [_NO_SLOTS], []
         for over, slots in self._parts:
             count = int(np.searchsorted(over, at_us, side="right"))
@@ -115,8 +126,10 @@ class KeptRows:
         self._bound, self._port, self._time = bound, port, KEPT + time
         self._columns = [column for column in table.spec.columns if column.name.startswith(KEPT)]
         self._due: Due | None = None
+        self._over = Due()
+        """Rows that were due and have not left the state, by the time at which their bucket does; if `outer`."""
         self._expires_us = NEVER_US
-        """No bucket leaves the state before this time."""
+        """No bucket leaves the state before this time; unless `outer`."""
         self._looked_up = 0
         """Slots added since vacant slots were last dropped that have no row."""
 
@@ -180,7 +193,10 @@ class KeptRows:
     # Rows that are over
 
     def find_due(self, clock: EventClock) -> None:
-        """Find the rows that are not over, if unmatched ones are emitted. Call it before the clock advances."""
+        """Find the rows that are not over, if unmatched ones are emitted. Call it before the clock advances.
+
+        It looks at all rows, once after a start or a restore.
+        """
         if not self.outer or self._due is not None:
             return
         self._due = Due()
@@ -188,31 +204,64 @@ class KeptRows:
             over = self.over(slots)
             waiting = over > clock.of(lambda at=slots: self.table.keys_at(at))  # type: ignore[misc]
             self._due.add(over[waiting], slots[waiting])
+            self._note_over(slots[~waiting])
 
-    def unmatched(self, at_us: int) -> Slots:
-        """Return the rows that are over at this time and have not joined, in the order of time, bucket, number, key."""
-        if self._due is None or not (slots := self._due.take(at_us)).size:
+    def is_due(self, at_us: int) -> bool:
+        """Return whether some row is over at this time that `unmatched` has not looked at."""
+        return self._due is not None and self._due.is_due(at_us)
+
+    def unmatched(self, at_us: int, limit: int | None = None) -> Slots:
+        """Return the rows that are over at this time and have not joined, in the order of time, bucket, number, key.
+
+        Args:
+            limit: Look at so many rows, those that are over first, and at others that are over at the time of the last.
+        """
+        if self._due is None or not (slots := self._due.take(at_us, limit)).size:
             return _NO_SLOTS
-        slots = slots[~self.table.values(MATCHED.name, slots)]
-        slots = slots[self.table.keys_at(slots).order(np.zeros(slots.size, np.uint16))]
+        keys, lone = self.table.keys_at(slots), np.flatnonzero(~self.table.values(MATCHED.name, slots))
+        self._over.add(keys.leading() + self._bound.after_us(self._port), slots)
+        slots = slots[lone][keys.take(lone).order(np.zeros(lone.size, np.uint16))]
         ordered: Slots = slots[np.argsort(self.times(slots), kind="stable")]
         return ordered
 
     def expire(self, clock: EventClock, at_us: int) -> None:
-        """Let the buckets leave the state whose rows are all over; event time has reached `at_us`."""
-        if at_us >= self._expires_us:
-            after, expired, self._expires_us = self._bound.after_us(self._port), [_NO_SLOTS], LAST_US
-            for slots in self.table.present_parts():
-                keys = self.table.keys_at(slots)
-                leaves = keys.leading() + after
-                gone = leaves <= clock.of(lambda at=keys: at)  # type: ignore[misc]
-                expired.append(slots[gone])
-                self._expires_us = min(self._expires_us, int(leaves[~gone].min(initial=LAST_US)))
-            slots = np.concatenate(expired)
-            if slots.size:
-                self.table.expire(slots, clock.expired_through(after))
+        """Let the buckets leave the state whose rows are all over; event time has reached `at_us`.
+
+        If `outer`, it looks only at rows that were due since buckets last left; else at all rows if any leaves.
+        """
+        slots = self._leaving(clock) if self.outer else self._found_leaving(clock, at_us)
+        if slots.size:
+            self.table.expire(slots, clock.expired_through(self._bound.after_us(self._port)))
         if drop_vacant(self.table, self._looked_up):
             self._looked_up = 0
+
+    def _note_over(self, slots: Slots) -> None:
+        if slots.size:
+            self._over.add(self._leave_at(slots), slots)
+
+    def _leave_at(self, slots: Slots) -> Times:
+        """Return when the buckets of rows leave the state."""
+        return self.table.keys_at(slots).leading() + self._bound.after_us(self._port)
+
+    def _leaving(self, clock: EventClock) -> Slots:
+        slots = self._over.take(int(clock.expired_through(0).max()))
+        at = clock.of(lambda: self.table.keys_at(slots))
+        if isinstance(at, np.ndarray):  # the clocks of key groups differ for a while after a restore
+            gone = self._leave_at(slots) <= at
+            self._note_over(slots[~gone])
+            slots = slots[gone]
+        return slots
+
+    def _found_leaving(self, clock: EventClock, at_us: int) -> Slots:
+        if at_us < self._expires_us:
+            return _NO_SLOTS
+        found, self._expires_us = [_NO_SLOTS], LAST_US
+        for slots in self.table.present_parts():
+            leaves = self._leave_at(slots)
+            gone = leaves <= clock.of(lambda at=slots: self.table.keys_at(at))  # type: ignore[misc]
+            found.append(slots[gone])
+            self._expires_us = min(self._expires_us, int(leaves[~gone].min(initial=LAST_US)))
+        return np.concatenate(found)
 
     # Keys
 

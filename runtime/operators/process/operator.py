@@ -77,6 +77,7 @@ from holdfast.state.collections.timers import Timers
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.keys.keygroups import splitmix64
 from holdfast.state.tables.table import Table
+from holdfast.storage.xxh3 import xxh3_of
 
 E = TypeVar("E", bound=Events)
 PIECE_ROWS = 16_384
@@ -201,6 +202,8 @@ class ProcessOperator(Operator):
         declared = declared_by(step.process)
         self._own, self._cells, self._timers, attributes = _opened(step, ctx, declared)
         self._draws = self._own.cells[DRAWS]
+        self._draws_of = int(xxh3_of(pa.array([f"random of {step.operator}"]))[0])
+        """Keeps the random numbers of two operators apart that have the same keys."""
         self._function = bound_to(step.process, attributes)
         self._handlers = [getattr(self._function, timer.handler) for timer in self._timers]
         self._timers_of = {clock: [t for t in self._timers if t.clock == clock] for clock in (EVENT, PROCESSING)}
@@ -278,7 +281,8 @@ class ProcessOperator(Operator):
         """Return the next random number of the key at hand."""
         draws = self._draws.get(0)
         self._draws.set(draws + 1)
-        seed = np.uint64((int(self.frame.users.hashes[self.frame.k]) + draws * _ODD) % (1 << 64))
+        own = int(self.frame.users.hashes[self.frame.k]) ^ self._draws_of
+        seed = np.uint64((own + draws * _ODD) % (1 << 64))
         return (int(splitmix64(np.array([seed]).view(np.int64))[0]) >> 11) / (1 << 53)
 
     # Frames

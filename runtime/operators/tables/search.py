@@ -2,7 +2,8 @@
 
 A query is data: values with which columns of a row have to be equal, and bounds between which they have to be. Queries
 are state, ordered by the columns that a row and its queries have in common, so a row meets the queries of its key and
-no others. Their terms are tested on columns of pairs, the rest of which shrinks with every term.
+no others. If a term is an equality, a batch sorts the queries of its keys by that column, and a row meets those that
+have its value or none. The other terms are tested on columns of pairs, the rest of which shrinks with every term.
 
 The queries come as rows that are added and taken back (retractions.py), because one that changes may leave the key.
 
@@ -56,6 +57,8 @@ QUERY = "query."
 """Is put before the names of the table's key in the state, where the columns of `on` come first."""
 PAIRS_MAX = 65_536
 """Rows and queries that are compared together."""
+RANGES = 2
+"""Of the queries of a row, if they are found by a value: those without one, and those with that of the row."""
 HOLDS = {
     "==": pc.equal,
     ">=": pc.greater_equal,
@@ -79,6 +82,11 @@ class Term:
     def passed(self, values: pa.Array, bounds: pa.Array) -> pa.Array:
         """Return whether each value satisfies the query beside it."""
         return pc.or_(bounds.is_null(), HOLDS[self.compares](values, bounds).fill_null(False))
+
+    @property
+    def finds(self) -> bool:
+        """Whether queries can be found by its value: 0.0 and -0.0 are equal, and differ as keys do."""
+        return self.compares == "==" and not pa.types.is_floating(self.type)
 
     def text(self) -> str:
         return f"{self.column} {self.compares} {self.query}"
@@ -150,6 +158,7 @@ class SearchOperator(Operator):
         self._queries, self._kind = OrderedRows(self._table), self._table.spec.key
         needed = ctx.needed()
         self._schema = pa.schema([field for field in ctx.placed[0].schema if field.name in needed])
+        self._indexed = next((each for each in step.terms if each.finds), None)
         self._shown = {shown: name for name, shown in step.names if shown in needed}
         self.name = step.operator
         self.rows_in = self.rows_out = self.dropped = 0
@@ -206,9 +215,18 @@ class SearchOperator(Operator):
         owners = grouped(keys)
         found = self._queries.find(owners.keys)
         counts = found.counts[owners.numbers]
-        if counts.any():
+        if not counts.any():
+            return
+        if self._indexed is None:
             firsts = (np.cumsum(found.counts) - found.counts)[owners.numbers]
             self._ctx.defer(_Pairs(self, batch, self._met(found.slots)), _ranges(firsts, counts))
+            return
+        whose, place = np.repeat(np.arange(found.counts.size), found.counts), self._step.terms.index(self._indexed)
+        met = self._met(found.slots)
+        asked = by_value(batch.column(self._indexed.column), owners.numbers, met.bounds[place], whose)
+        if asked.counts.any():
+            met = Met(met.slots[asked.order], tuple(each.take(pa.array(asked.order)) for each in met.bounds))
+            self._ctx.defer(_Pairs(self, batch, met), _ranges(asked.firsts, asked.counts, RANGES))
 
     def _met(self, slots: Slots) -> Met:
         """Read the queries of a batch: once, however many rows have their key."""
@@ -228,12 +246,44 @@ class SearchOperator(Operator):
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
-def _ranges(firsts: Slots, counts: Slots) -> pa.RecordBatch:
+class Asked(NamedTuple):
+    """Which queries the rows of a batch have to be compared with."""
+
+    order: Slots
+    """The queries, in the order in which ranges name them."""
+    firsts: Slots
+    """The first query of each range; RANGES per row."""
+    counts: Slots
+
+
+def by_value(values: pa.Array, owners: Slots, bounds: pa.Array, whose: Slots) -> Asked:
+    """Let each row of a batch meet the queries of its key that have its value of one column, or none.
+
+    Args:
+        values: The column of the rows.
+        owners: The number of the key of each row.
+        bounds: The column of the queries, of the same type.
+        whose: The number of the key of each query.
+    """
+    codes = pa.concat_arrays([bounds, values.cast(bounds.type)]).dictionary_encode().indices
+    codes = codes.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False) + 1
+    restricted, given = codes[: len(bounds)], codes[len(bounds) :]
+    width = int(codes.max()) + 1
+    places = whose * width + restricted
+    order = np.argsort(places, kind="stable")
+    asked = np.stack([owners * width, owners * width + given], axis=1).ravel()
+    firsts = np.searchsorted(places[order], asked)
+    counts = np.searchsorted(places[order], asked, "right") - firsts
+    counts[1::RANGES][given == 0] = 0  # a null meets the queries without a value once
+    return Asked(order, firsts, counts)
+
+
+def _ranges(firsts: Slots, counts: Slots, per_row: int = 1) -> pa.RecordBatch:
     """Return the queries of each row as rows of the backlog, each with a bounded number of them."""
     parts = -(-counts // PAIRS_MAX)
     row = np.repeat(np.arange(parts.size), parts)
     before = (np.arange(row.size) - (np.cumsum(parts) - parts)[row]) * PAIRS_MAX
-    columns = row, firsts[row] + before, np.minimum(counts[row] - before, PAIRS_MAX)
+    columns = row // per_row, firsts[row] + before, np.minimum(counts[row] - before, PAIRS_MAX)
     return pa.RecordBatch.from_arrays([pa.array(each) for each in columns], ["row", "first", "count"])
 
 

@@ -9,7 +9,8 @@ Invariants
     - A row that arrives in time gets the version that is valid at its time, whatever the order of arrival.
     - For every key, the last version at or before the clock is kept, unless it deletes, and all later ones.
     - A row behind the clock is looked up if the version of its time has not left, and else is late.
-    - A row is emitted once per committed history: when the clock passes it.
+    - A row is emitted once per committed history: when the clock passes it, in pieces over several turns.
+    - A watermark or barrier looks at rows that are due, and at no others that wait.
 
 Pure.
 Source: docs/design/0067-tables-and-lookups.md; Flink's event-time temporal join.
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 
 from holdfast.model import LAST_US, NEVER_US
 from holdfast.runtime.operators.contract import (
+    ROUNDS,
     Description,
     Operator,
     OperatorContext,
@@ -65,7 +67,7 @@ LEAVES = ColumnSpec("leaves_at", np.dtype(np.int64), LAST_US)
 WAITING = "waiting"
 """The table of the rows that wait."""
 PIECE_ROWS = 65_536
-"""Rows that are looked up together when event time advances."""
+"""Rows that are sorted and looked up together when event time advances; those of one time are sorted together."""
 _AT_ONCE = Between(0, 0)
 """A row waits until the clock is past its own time."""
 
@@ -132,6 +134,8 @@ class VersionedOperator(Operator):
         self.name = step.operator
         self.mark = f"operator: {self.name}"
         self._at_us = NEVER_US
+        self._next: Slots = np.empty(0, np.int64)
+        """Rows that are due, in the order of their times, and were not looked up yet; empty at a barrier."""
         self.rows_in = self.rows_out = self.dropped = self.late = 0
 
     def on_batch(self, port: int, batch: pa.RecordBatch) -> None:
@@ -163,8 +167,8 @@ class VersionedOperator(Operator):
         self._at_us = at_us
         if self._clock.advance(at_us) is None:
             return
-        if (slots := self._waiting.unmatched(at_us)).size:
-            self._ctx.defer(self, pa.RecordBatch.from_arrays([pa.array(slots)], ["slot"]))
+        if self._waiting.is_due(at_us):
+            self._ctx.defer(self, ROUNDS)
 
     def on_barrier(self) -> None:
         self._clock.note()
@@ -173,11 +177,15 @@ class VersionedOperator(Operator):
         drop_absent(self._versions.table)
 
     def some(self, batch: pa.RecordBatch, at: int, base: int) -> tuple[int, list[pa.RecordBatch]]:
-        """Look up some of the rows that have waited; see Work."""
-        slots = batch.column("slot").to_numpy()[at : at + PIECE_ROWS]
+        """Look up some of the rows that are due, the first ones first; see Work."""
+        if not self._next.size:
+            self._next = self._waiting.unmatched(self._at_us, PIECE_ROWS)
+        if not self._next.size:
+            return batch.num_rows - at, []
+        slots, self._next = self._next[:PIECE_ROWS], self._next[PIECE_ROWS:]
         rows = self._kept(slots)
         made = self._made(rows, self._versions.at(rows, micros_of(rows.column(self._step.times[ROWS]))).slots)
-        return slots.size, [] if made is None else [made]
+        return 1, [] if made is None else [made]
 
     def progress(self) -> OperatorProgress:
         counts = self.rows_in, self.rows_out, 0

@@ -5,6 +5,7 @@ Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -18,15 +19,27 @@ from holdfast.state.tables.spec import Columns, TableSpec
 from holdfast.state.tables.table import Table
 
 
-def merged(table: Table, folding: Folding, rows: Slots) -> tuple[list[pa.Array], list[pa.Array]]:
-    """Return the key columns and the result columns, one row per user key, whatever times are in the keys of the rows.
+def merged(table: Table, folding: Folding, rows: Slots) -> Iterator[tuple[list[pa.Array], list[pa.Array]]]:
+    """Yield the key columns and the result columns, one row per user key, whatever times are in the keys of the rows.
+
+    All keys come together, unless functions of the user are called: then as many as a turn should ask for.
 
     Raises:
-        JobFailed: a merged sum does not fit.
+        JobFailed: a merged sum does not fit, or a function of the user failed.
     """
     groups, keys = grouped(table.keys_at(rows).routed())
-    states = folding.combined(rows, groups, len(keys))
-    return keys.type.decode(keys), folding.results_of(states)
+    if len(keys) <= folding.at_once(merged=True):
+        yield keys.type.decode(keys), folding.results_of(folding.combined(rows, groups, len(keys)))
+        return
+    order = np.argsort(groups, kind="stable")
+    bounds, first = np.searchsorted(groups[order], np.arange(len(keys) + 1)), 0
+    while first < len(keys):
+        end = min(first + folding.at_once(merged=True), len(keys))
+        members = order[bounds[first] : bounds[end]]
+        states = folding.combined(rows[members], groups[members] - first, end - first)
+        part = keys.take(np.arange(first, end))
+        yield part.type.decode(part), folding.results_of(states)
+        first = end
 
 
 def merged_states(folding: Folding, keys: Keys, rows: Slots) -> tuple[Keys, Columns]:

@@ -18,7 +18,7 @@ Source: docs/design/0063-sessions.md; PROTOCOL P11.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -27,7 +27,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.model import LAST_US, NEVER_US
-from holdfast.runtime.operators.aggregates.aggregate import Folding, in_pieces, value_columns
+from holdfast.runtime.operators.aggregates.aggregate import Folding, value_columns
+from holdfast.runtime.operators.aggregates.pieces import in_pieces, results_in_pieces
 from holdfast.runtime.operators.contract import Description, Operator, OperatorContext, TableDraft
 from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, Times, time_not_held
 from holdfast.runtime.operators.side import LATE
@@ -88,6 +89,7 @@ class SessionOperator(Operator):
         also = (START_COLUMN.name, WINDOW_END)
         self._folding = Folding(step.operator, step.aggregations, self._table, ctx.job, also, ctx.time_slice)
         self._taken = in_pieces(ctx, step.operator, step.aggregations, self._take)
+        self._give = results_in_pieces(ctx, step.operator, step.aggregations)
         self._held = step.times_held()
         self.rows_in = self.rows_out = self.late = 0
 
@@ -133,8 +135,7 @@ class SessionOperator(Operator):
         clock = self._clock.of(lambda: self._table.keys_at(slots))
         over = slots[self._table.values(WINDOW_END, slots) + lateness <= clock]
         if over.size:
-            self._give(over)
-            self._table.delete(over)
+            self._give(self._closed(over))
 
     def on_barrier(self) -> None:
         self._clock.note()
@@ -195,12 +196,14 @@ class SessionOperator(Operator):
         if self._ctx.wanted(LATE):
             self._ctx.emit(batch.filter(pa.array(late)), LATE)
 
-    def _give(self, slots: Slots) -> None:
-        *keys, starts = self._table.key_columns(slots)
-        ends = pa.array(self._table.values(WINDOW_END, slots)).view(TIME)
-        self.rows_out += slots.size
-        arrays = [*keys, starts, ends, *self._folding.results(slots)]
-        self._ctx.emit(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+    def _closed(self, slots: Slots) -> Iterator[pa.RecordBatch]:
+        """Yield sessions; delete them behind the last one."""
+        for part, results in self._folding.each_piece(slots):
+            *keys, starts = self._table.key_columns(part)
+            ends = pa.array(self._table.values(WINDOW_END, part)).view(TIME)
+            self.rows_out += part.size
+            yield pa.RecordBatch.from_arrays([*keys, starts, ends, *results], schema=self._schema)
+        self._table.delete(slots)
 
 
 def merged(owners: NDArray[np.int64], starts: Times, ends: Times) -> Sessions:

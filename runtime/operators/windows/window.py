@@ -20,7 +20,7 @@ Source: docs/design/0006-watermarks.md, 0062-slices.md; PROTOCOL P11; DESIGN sec
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -35,9 +35,9 @@ from holdfast.runtime.operators.aggregates.aggregate import (
     aggregates_identity,
     aggregates_text,
     columns_read,
-    in_pieces,
     value_columns,
 )
+from holdfast.runtime.operators.aggregates.pieces import in_pieces, results_in_pieces
 from holdfast.runtime.operators.contract import (
     OP_FIELD,
     Description,
@@ -172,6 +172,7 @@ class WindowOperator(Operator):
         self._table, self._clock = ctx.table(step.operator), EventClock(step.operator, ctx)
         self._folding = Folding(step.operator, step.aggregations, self._table, ctx.job, (WINDOW_END,), ctx.time_slice)
         self._taken = in_pieces(ctx, step.operator, step.aggregations, self._take)
+        self._give = results_in_pieces(ctx, step.operator, step.aggregations)
         self._keys = KeyType.of(placed.schema.field(name) for name in step.keys)
         self.rows_in = self.rows_out = self.late = 0
         self._due = NEVER_US
@@ -247,9 +248,15 @@ class WindowOperator(Operator):
             is_due = (ends + self._spread_us > after) & (ends <= through)
             due.append(Due(slots[is_due], ends[is_due], at(after, is_due), at(through, is_due)))
             over.append(slots[is_over])
-        self._give_due(due)
         if sum(slots.size for slots in over):
-            self._table.expire(np.concatenate(over), self._clock.expired_through(self._reach_us))
+            self._give(self._closed(due, np.concatenate(over)))
+        else:
+            self._give(self._results_due(due))
+
+    def _closed(self, due: list[Due], over: Slots) -> Iterator[pa.RecordBatch]:
+        """Yield the windows that are due; delete the rows that are over behind the last one."""
+        yield from self._results_due(due)
+        self._table.expire(over, self._clock.expired_through(self._reach_us))
 
     def _became_due(self, before: Clock, now: Clock) -> tuple[Clock, Clock]:
         """Return between which ends windows became due: after the first, up to the second."""
@@ -286,13 +293,18 @@ class WindowOperator(Operator):
             return
         rows, closed = windows_between(ends, np.maximum(clock, NEVER_US + lateness) - lateness, clock, window)
         if window.overlap == 1:
-            self._give_rows(distinct(slots[rows]))
+            self._emit(self._results(distinct(slots[rows])))
             return
         if rows.size:
-            self._give_corrected(self._table.keys_at(slots[rows]).routed(), closed)
+            self._emit(self._corrected(self._table.keys_at(slots[rows]).routed(), closed))
 
-    def _give_corrected(self, keys: Keys, closed: Times) -> None:
-        """Emit, for each of these keys, the closed window beside it, each pair once."""
+    def _emit(self, results: Iterator[pa.RecordBatch]) -> None:
+        """Emit results together with the rows that changed them."""
+        for each in results:
+            self._ctx.emit(each)
+
+    def _corrected(self, keys: Keys, closed: Times) -> Iterator[pa.RecordBatch]:
+        """Yield, for each of these keys, the closed window beside it, each pair once."""
         window, owners = self._step.window, grouped(keys)
         first, last = int(closed.min()) - window.size_us + window.every_us, int(closed.max())
         width = (last - first) // window.every_us + 1
@@ -305,7 +317,7 @@ class WindowOperator(Operator):
             members, groups = spread(begins[part], sizes[part])
             states = self._folding.combined(known[members], groups, part.size)
             keys_given = keys.type.decode(owners.keys.take(of[part]))
-            self._give(first + at_end[part] * window.every_us, keys_given, self._folding.results_of(states))
+            yield self._made(first + at_end[part] * window.every_us, keys_given, self._folding.results_of(states))
 
     def _known_slices(self, users: Keys, first: int, width: int) -> tuple[Slots, Times]:
         """Return the slots of slices that have state, and their places: `width` for each user key, from `first` on."""
@@ -323,13 +335,13 @@ class WindowOperator(Operator):
         slots, places = (np.concatenate(each) for each in zip(*found, strict=True))
         return slots, places
 
-    def _give_due(self, due: list[Due]) -> None:
-        """Emit windows in the order of their ends."""
+    def _results_due(self, due: list[Due]) -> Iterator[pa.RecordBatch]:
+        """Yield windows in the order of their ends."""
         slots, ends = (np.concatenate([each[i] for each in due] or [np.empty(0, np.int64)]) for i in (0, 1))
         if not slots.size:
             return
         if self._step.window.overlap == 1:
-            self._give_rows(slots[np.argsort(ends, kind="stable")])
+            yield from self._results(slots[np.argsort(ends, kind="stable")])
             return
         order = in_order(ends, self._step.window.every_us)
         slots, ends = slots[order], ends[order]
@@ -340,27 +352,26 @@ class WindowOperator(Operator):
         for end in np.unique(windows).tolist():
             held = slice(*np.searchsorted(ends, [end - self._step.window.size_us, end], "right"))
             is_due = (at(after, held) < end) & (end <= at(through, held))
-            self._give_window(end, slots[held][np.broadcast_to(is_due, held.stop - held.start)])
+            yield from self._window(end, slots[held][np.broadcast_to(is_due, held.stop - held.start)])
 
-    def _give_window(self, end: int, members: Slots) -> None:
-        """Emit a window that consists of several slices."""
+    def _window(self, end: int, members: Slots) -> Iterator[pa.RecordBatch]:
+        """Yield a window that consists of several slices."""
         if members.size:
-            keys, results = merged(self._table, self._folding, members)
-            self._give(np.full(len(keys[0]), end), keys, results)
+            for keys, results in merged(self._table, self._folding, members):
+                yield self._made(np.full(len(keys[0]), end), keys, results)
 
-    def _give_rows(self, slots: Slots) -> None:
-        """Emit windows that are one slice each."""
-        if slots.size:
-            keys = self._table.key_columns(slots)[1:]
-            self._give(self._table.values(WINDOW_END, slots), keys, self._folding.results(slots))
+    def _results(self, slots: Slots) -> Iterator[pa.RecordBatch]:
+        """Yield windows that are one slice each."""
+        for part, results in self._folding.each_piece(slots):
+            yield self._made(self._table.values(WINDOW_END, part), self._table.key_columns(part)[1:], results)
 
-    def _give(self, ends: Times, keys: list[pa.Array], results: list[pa.Array]) -> None:
+    def _made(self, ends: Times, keys: list[pa.Array], results: list[pa.Array]) -> pa.RecordBatch:
         bounds = [pa.array(each).view(TIME) for each in (self._step.window.starts(ends), ends)]
         arrays = [*keys, *bounds, *results]
         if self._upsert:
             arrays.append(pa.array(np.full(ends.size, PUT, np.int8)))
         self.rows_out += ends.size
-        self._ctx.emit(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
 def at(clock: Clock, rows: Any) -> Clock:

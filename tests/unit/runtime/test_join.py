@@ -331,6 +331,18 @@ class TestParts:
         assert sorted(np.concatenate([*taken, due.take(1 << 60)]).tolist()) == sorted((added * 1_000).tolist())
         assert due.take(1 << 60).size == 0
 
+    def test_some_slots_are_taken_in_order_with_all_that_are_due_at_the_time_of_the_last(self) -> None:
+        due, over = Due(), np.random.default_rng(2).integers(0, 50, 400)
+        for part in np.array_split(np.arange(400), 9):
+            due.add(over[part], part)
+        left = np.sort(over)
+        while due.is_due(40):
+            last = min(40, int(left[min(29, left.size - 1)]))
+            assert np.sort(over[due.take(40, 30)]).tolist() == left[left <= last].tolist()
+            left = left[left > last]
+        assert left.min() == 41 and np.sort(over[due.take(99, 1_000)]).tolist() == left.tolist()
+        assert not due.is_due(1 << 60)
+
     @pytest.mark.parametrize(
         ("kind", "values"),
         [

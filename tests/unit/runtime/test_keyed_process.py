@@ -575,6 +575,17 @@ class Drawing(hf.KeyedProcess[Event, Out]):
 
 
 class TestContext:
+    def test_operators_draw_different_random_numbers_for_a_key(self) -> None:
+        app = hf.App("keyed", key_groups=8)
+        keyed = app.source("rows", PlannedSource(SCHEMA, Event), event_time="at").key_by("id")
+        for name in ("one", "other"):
+            keyed.process(name, Drawing(), to=Out).sink(f"{name}-out", MemorySink())
+        with TestDriver(app, parallelism=2) as t:
+            t.push("rows", [event(n, f"k{n % 4}") for n in range(40)])
+            t.checkpoint()
+            drawn = [{row["n"] for row in t.rows(f"{name}-out")} for name in ("one", "other")]
+            assert [len(each) for each in drawn] == [40, 40] and drawn[0].isdisjoint(drawn[1])
+
     def test_random_numbers_are_the_same_in_a_replay_and_differ_by_key_and_draw(self) -> None:
         with TestDriver(app_of(Drawing()), parallelism=2) as t:
             t.push("rows", [event(n, f"k{n % 4}") for n in range(8)])

@@ -21,6 +21,8 @@ from planned_source import PlannedSource
 import holdfast as hf
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.sinks.memory import MemorySink
+from holdfast.state.keys.batch import Keys
+from holdfast.state.tables.table import Table
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 BEGIN_US = int(BEGIN.timestamp()) * 1_000_000
@@ -299,6 +301,39 @@ class TestVersions:
     def test_rows_that_were_looked_up_leave_the_state(self) -> None:
         play = Play(VERSIONED, 2).play([("rows", [("a", 1_000), ("b", 2_000)]), ("barrier", True)])
         assert play.held("look.waiting") == 0
+
+    def test_rows_that_are_due_together_are_sorted_and_looked_up_in_pieces(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("holdfast.runtime.operators.tables.versioned.PIECE_ROWS", 3)
+        monkeypatch.setattr("holdfast.runtime.operators.backlog.OUTPUT_ROWS", 1)
+        sizes = list[int]()
+        order = Keys.order
+
+        def noted(keys: Keys, groups: Any) -> Any:
+            sizes.append(len(keys))
+            return order(keys, groups)
+
+        monkeypatch.setattr(Keys, "order", noted)
+        times = [7_000, 3_000, 5_000, 1_000, 6_000, 2_000, 4_000, 0, 8_000, 8_000, 8_000, 8_000]
+        play = Play(Case("event_time", "left"), 1)
+        play.do_rows([("a", at) for at in times])
+        play.do_time(9_000)
+        written = play.job.subtasks[0].written["out"]
+        assert [row["at"] for row in written] == [time_of(at) for at in sorted(times)]
+        assert sizes == [3, 3, 6], "the four rows of one time are sorted together"
+
+    def test_a_barrier_looks_at_no_row_that_still_waits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        play = Play(Case("event_time", "left"), 1)
+        play.do_time(0)
+        play.do_rows([("ab"[n % 2], 1_000 * n) for n in range(1, 9_000)])
+        with monkeypatch.context() as patch:
+            patch.setattr(Table, "present_parts", lambda table: pytest.fail(f"all rows of {table.spec.name} are read"))
+            for ms in (500, 3_500, 6_500):
+                play.do_time(1_000 * ms)
+                play.do_barrier(True)
+                assert len(play.job.rows["out"]) == ms - 1
+        assert play.held("look.waiting") == 2_500
 
 
 class TestModel:

@@ -98,6 +98,29 @@ class TestQueries:
         assert [(row["n"], row["id"]) for row in job.rows["out"]] == [(1, "q1")]
         assert job.progress() == {"rows_in": 6, "rows_out": 1, "late": 0, "dropped": 1}
 
+    def test_an_event_is_compared_with_the_queries_of_its_value_and_with_those_without_one(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        compared, passed = list[int](), search.Term.passed
+
+        def noted(term: search.Term, values: pa.Array, bounds: pa.Array) -> pa.Array:
+            compared.append(len(values) if term.compares == "==" else 0)
+            return passed(term, values, bounds)
+
+        monkeypatch.setattr(search.Term, "passed", noted)
+        kinds = [None if n % 10 == 0 else f"kind {n}" for n in range(100)]
+        rows = [query(n, ("ab"[n % 2], kind, None, None, None)) | {"_weight": 1} for n, kind in enumerate(kinds)]
+        events = [event(n, "ab"[n % 2]) | {"kind": None if n > 95 else f"kind {n}"} for n in range(100)]
+        job = Job(app_of().plan(), FRAGMENT, 2)
+        schema = pa.schema([*list(QUERIES)[:-1], pa.field("_weight", pa.int64(), False)])
+        job.take(1, pa.RecordBatch.from_pylist(rows, schema))
+        job.take(0, pa.RecordBatch.from_pylist(events, EVENTS))
+        job.barrier(True)
+        found = sorted((row["n"], row["id"]) for row in job.rows["out"])
+        own = [(n, f"q{n}") for n in range(96) if n % 10]
+        anything = [(n, f"q{q}") for n in range(0, 100, 2) for q in range(0, 100, 10)]
+        assert found == sorted(own + anything) and sum(compared) == len(found)
+
     def test_to_names_the_columns_of_the_result(self) -> None:
         @dataclass
         class Alert:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -14,7 +15,9 @@ import pytest
 import holdfast as hf
 from holdfast.errors import JobFailed
 from holdfast.runtime.api.stream import Stream
+from holdfast.runtime.operators.aggregates.aggregate import KEYS_MAX
 from holdfast.runtime.operators.time_slice import LONG_S, ROWS_FIRST, Pace
+from holdfast.runtime.rows.windows import Hopping
 from holdfast.runtime.spark.host import Session, WorkerTask
 from holdfast.runtime.spark.tls import make_credentials
 from holdfast.runtime.testing.cluster import Cluster
@@ -46,9 +49,14 @@ def task(played: Played) -> WorkerTask:
 
 
 class Played:
-    """A job on one worker whose functions take virtual time; heartbeats go out between turns."""
+    """A job, by default on one worker, whose functions take virtual time; heartbeats go out between turns."""
 
-    def __init__(self, build: Callable[[hf.App, Callable[[float], None]], Stream], sources: tuple[str, ...] = ("s",)):
+    def __init__(
+        self,
+        build: Callable[[hf.App, Callable[[float], None]], Stream],
+        sources: tuple[str, ...] = ("s",),
+        workers: int = 1,
+    ) -> None:
         app = hf.App("slow", checkpoint_every="1s")
         self.epochs = 0
         stream = build(app, self.takes)
@@ -56,7 +64,7 @@ class Played:
         self.sink.prepare(stream.schema, stream.upsert_key)
         stream.sink("out", self.sink)
         self.plan = app.plan()
-        self.cluster = Cluster(self.plan, 1, 0, MemoryObjects(), 1.0, dict.fromkeys(sources, (0,)))
+        self.cluster = Cluster(self.plan, workers, 0, MemoryObjects(), 1.0, dict.fromkeys(sources, (0,)))
         self.longest = 0.0
         self.cluster.begin()
 
@@ -329,7 +337,120 @@ def added(state: Total, row: hf.Row) -> Total:
 
 
 class TestASlowAggregateOfTheUser:
-    """`result` and `merge` run at a barrier or watermark, for many keys in one turn."""
+    """`result` and `merge` run at a barrier or watermark, for many keys: a few of them in each turn."""
+
+    def app(
+        self, window: hf.Windows | None, keys: int, takes: Callable[[float], None], slow: str
+    ) -> Callable[[hf.App, Callable[[float], None]], Stream]:
+        """Return a job with two rows per key, 5 s apart."""
+
+        def rows(i: np.ndarray[tuple[int], np.dtype[np.int64]]) -> dict[str, object]:
+            at = pa.array(i // keys * 5_000_000).cast(pa.timestamp("us", "UTC"))
+            return {"k": i % keys, "at": at}
+
+        def merge(one: Total, other: Total) -> Total:
+            takes(0.0025 if slow == "merge" else 0.0)
+            return Total(one.n + other.n)
+
+        def result(state: Total) -> int:
+            takes(0.0025 if slow == "result" else 0.0)
+            return state.n
+
+        def build(app: hf.App, _: Callable[[float], None]) -> Stream:
+            source = hf.Generator(Timed, rows, count=2 * keys, vectorised=True)
+            keyed = app.source("s", source, event_time="at").key_by("k")
+            grouped = keyed if window is None else keyed.window(window)
+            kinds = {} if window is None else {"emit": "final"}
+            return grouped.agg("own", n=hf.Aggregate(Total, added, merge, result), **kinds)  # type: ignore[arg-type]
+
+        return build
+
+    @pytest.mark.parametrize(
+        ("window", "slow"),
+        [
+            (None, "result"),
+            (hf.tumbling("20s"), "result"),
+            (hf.hopping("20s", every="5s"), "result"),
+            (hf.hopping("20s", every="5s"), "merge"),
+            (hf.session("10s"), "result"),
+        ],
+    )
+    def test_keeps_time_slices_short(self, window: hf.Windows | None, slow: str) -> None:
+        keys = 2_000
+        played = Played(self.app(window, keys, lambda seconds: played.takes(seconds), slow))
+        played.run(200)
+        assert (played.cluster.driver.outcome or ("",))[0] == "finished"
+        # The first windows have one slice, so merging looks cheap at first.
+        assert played.longest < TURN_MAX_S + (KEYS_MAX * 0.0025 if slow == "merge" else 0.0)
+        assert not played.cluster.driver.state.restarts
+        found = [(row["k"], row["n"]) for row in played.sink.rows()]
+        if isinstance(window, Hopping):
+            assert Counter(found) == Counter({(k, 2): 3 for k in range(keys)} | {(k, 1): 2 for k in range(keys)})
+        else:
+            assert sorted(found) == [(k, 2) for k in range(keys)]
+
+    @pytest.mark.parametrize("window", [None, hf.tumbling("20s"), hf.hopping("20s", every="5s"), hf.session("10s")])
+    def test_whose_worker_is_lost_between_two_turns_gives_every_result_once(self, window: hf.Windows | None) -> None:
+        keys, called = 300, [0]
+
+        def takes(seconds: float) -> None:
+            called[0] += 1
+            played.takes(seconds)
+
+        played = Played(self.app(window, keys, takes, "result"))
+        while called[0] < keys // 2:
+            played.cluster.step()
+            played.cluster.clock.now += 0.01
+            for member in played.cluster.members.values():
+                member.loop.beat()
+        (worker,) = played.cluster.members
+        assert played.sink.rows() == []
+        played.cluster.crash(worker)
+        played.run(200)
+        assert (played.cluster.driver.outcome or ("",))[0] == "finished"
+        assert len(played.cluster.driver.state.restarts) == 1
+        found = Counter((row["k"], row["n"]) for row in played.sink.rows())
+        if isinstance(window, Hopping):
+            assert found == Counter({(k, 2): 3 for k in range(keys)} | {(k, 1): 2 for k in range(keys)})
+        else:
+            assert found == Counter({(k, 2): 1 for k in range(keys)})
+
+    def test_behind_several_channels_gives_the_results_of_every_epoch(self) -> None:
+        """Barriers arrive one by one; rows of the next epoch wait behind them until the last result."""
+
+        def rows(i: np.ndarray[tuple[int], np.dtype[np.int64]]) -> dict[str, object]:
+            return {"k": i % 400, "at": pa.array(i).cast(pa.timestamp("us", "UTC"))}
+
+        def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
+            def read(row: Timed) -> Timed:
+                takes(0.0005)
+                return row
+
+            def result(state: Total) -> int:
+                takes(0.0025)
+                return state.n
+
+            source = hf.Generator(Timed, rows, count=20_000, vectorised=True)
+            own = hf.Aggregate(Total, added, lambda one, other: Total(one.n + other.n), result)
+            return app.source("s", source).map(read, to=Timed).key_by("k").agg("own", n=own)
+
+        played = Played(build, workers=2).run(300)
+        assert (played.cluster.driver.outcome or ("",))[0] == "finished"
+        assert played.longest < TURN_MAX_S and played.completed() >= 5
+        assert not played.cluster.driver.state.restarts
+        assert sorted((row["k"], row["n"]) for row in played.sink.rows()) == [(k, 50) for k in range(400)]
+
+    def test_that_becomes_slow_after_many_fast_calls_holds_a_turn_for_a_limited_number_of_keys(self) -> None:
+        calls = [0]
+
+        def takes(_: float) -> None:
+            calls[0] += 1
+            played.takes(0.001 if calls[0] > 15_000 else 0.0)
+
+        played = Played(self.app(None, 20_000, takes, "result"))
+        played.run(200)
+        assert (played.cluster.driver.outcome or ("",))[0] == "finished"
+        assert played.longest < KEYS_MAX * 0.001 + TURN_MAX_S
 
     @pytest.mark.parametrize("window", [None, hf.tumbling("10s"), hf.hopping("10s", every="5s"), hf.session("10s")])
     def test_is_named_and_no_hang_while_its_calls_return(self, window: hf.Windows | None) -> None:

@@ -45,6 +45,16 @@ class TestOneJob:
             t.checkpoint()
             assert by_auction(t) == {1: (2, 4.0), 2: (1, 3.0)}
 
+    @pytest.mark.parametrize("waited", ["10s", "10250ms"])
+    def test_a_checkpoint_holds_what_was_pushed_just_before_it(self, waited: str) -> None:
+        for seed in range(2):
+            with TestDriver(hot(), seed=seed, mode="microbatch") as t:
+                for count in (1, 2):
+                    t.advance(waited)
+                    t.push("bids", [Bid(1, 2.0)], partition=count)
+                    t.checkpoint()
+                    assert by_auction(t) == {1: (count, 2.0)}
+
     def test_committed_state_can_be_read(self) -> None:
         with TestDriver(hot()) as t:
             t.push("bids", [{"auction": 7, "price": 5.0}])

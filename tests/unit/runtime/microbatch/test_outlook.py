@@ -116,3 +116,53 @@ def test_a_partition_with_records_is_not_silent_while_the_next_look_takes_long(
     seen.silent(1, 1_000, 900)
     monkeypatch.setattr(seen.outlook, "_begin_look", lambda *_: None)
     assert seen.silent(100, 1_001, 900) == {PLACES[0]: True}
+
+
+class Slow:
+    """A lane whose work ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.looks: list[tuple[Callable[[], object], Callable[[object], None]]] = []
+
+    def submit(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
+        self.looks.append((work, done))
+
+    def answer(self) -> None:
+        work, done = self.looks.pop(0)
+        done(work())
+
+
+class TestALookThatWasAskedFor:
+    """An epoch asks for it before it is fixed what the epoch reads."""
+
+    def asked(self) -> tuple[Seen, Slow, list[int]]:
+        seen, lane, ends = Seen(), Slow(), list[int]()
+        seen.outlook._lane = lambda name: lane if name == "ends-in" else Now()
+        seen.silent(1, 0, 0)
+        seen.outlook.renewed({}, lambda: ends.append(seen.outlook.readable().get(("in", 0), 0)))
+        return seen, lane, ends
+
+    def test_is_answered_by_looks_begun_after_it(self) -> None:
+        seen, lane, ends = self.asked()
+        lane.answer()  # this one was begun before
+        assert ends == []
+        seen.outlook.turn({})
+        seen.source.ends[0] = 2_000
+        lane.answer()
+        assert ends == [2_001]
+        seen.outlook.turn({})
+        assert ends == [2_001] and not lane.looks
+
+    def test_does_not_wait_for_a_source_that_is_slow(self) -> None:
+        seen, lane, ends = self.asked()
+        lane.answer()
+        seen.clock.pass_by(outlook.ANSWER_S)
+        seen.outlook.turn({})
+        assert ends == [1_001] and lane.looks
+
+    def test_does_not_wait_for_a_source_that_is_away(self) -> None:
+        seen, lane, ends = self.asked()
+        lane.answer()
+        seen.outlook.turn({})
+        lane.looks.pop()[1](Unavailable("the source is away", not_done="", next_step=""))
+        assert ends == [1_001]
