@@ -23,7 +23,7 @@ from harness import wait
 from kafka_numbers import Numbers, Seen
 from kafka_server import KafkaServer
 from proxied import Proxied
-from running import Run, lasts, pid_gone, running
+from running import TIMEOUT_S, Run, lasts, pid_gone, running
 
 from holdfast.chaos.live.faults.proxy import Toxiproxy
 from holdfast.chaos.live.faults.sockets import established
@@ -116,7 +116,9 @@ class Chaos:
     def catch_up(self) -> float:
         """Wait until the rows that were given by now have arrived; return the seconds that it took."""
         given, began = self.numbers.rows, time.monotonic()
-        self.run.wait_for(lambda p: p["state"] == "running" and self.seen.rows >= given, f"row {given}")
+        ended = self.run.process.poll
+        wait(lambda: self.seen.rows >= given or ended() is not None, f"row {given}", TIMEOUT_S)
+        assert ended() is None, self.run.errors()
         return time.monotonic() - began
 
     # Faults
@@ -126,11 +128,9 @@ class Chaos:
 
     def kill_worker_out_of_reach(self) -> None:
         """Kill a worker that cannot reach Kafka: its successor cannot either, at first."""
-        self.topics.link.reachable(False)
-        generation, pid = self._signal_worker(signal.SIGKILL)
-        lasts(self.chance.uniform(*LASTS_S))
-        self.topics.link.reachable(True)
-        self._replaced((generation, pid))
+        with self._out_of_reach():
+            killed = self._signal_worker(signal.SIGKILL)
+        self._replaced(killed)
 
     def stop_worker(self) -> None:
         """Stop a worker until another one has its work; when it resumes, its deliveries must be fenced."""
@@ -142,12 +142,8 @@ class Chaos:
             os.kill(pid, signal.SIGCONT)
 
     def cut_link(self) -> None:
-        """End all connections, and refuse new ones."""
-        assert self.topics.connections()
-        self.topics.link.reachable(False)
-        wait(lambda: not self.topics.connections(), "the end of connections", SEEN_WITHIN_S)
-        lasts(self.chance.uniform(*LASTS_S))
-        self.topics.link.reachable(True)
+        with self._out_of_reach():
+            pass
 
     def limit_link(self) -> None:
         """End connections in the middle of answers."""
@@ -170,6 +166,16 @@ class Chaos:
         assert pid_gone(pid)
         lasts(self.chance.uniform(*LASTS_S))
         kafka.start()
+
+    @contextlib.contextmanager
+    def _out_of_reach(self) -> Iterator[None]:
+        """End all connections, and refuse new ones for some time."""
+        assert self.topics.connections()
+        self.topics.link.reachable(False)
+        wait(lambda: not self.topics.connections(), "the end of connections", SEEN_WITHIN_S)
+        yield
+        lasts(self.chance.uniform(*LASTS_S))
+        self.topics.link.reachable(True)
 
     def _signal_worker(self, number: int) -> tuple[int, int]:
         """Send a signal to a worker; return the generation and the worker's process id."""
@@ -224,6 +230,15 @@ def strike_for(chaos: Chaos, seconds: float) -> None:
             chaos.strike(kind)
 
 
+def read_more_in_microbatch_mode(topics: Topics, folder: Path, numbers: Numbers) -> None:
+    """Append further rows, and let the job read them in the other mode, from where it was."""
+    numbers.append(1_000)
+    numbers.flush()
+    with running(folder, *LOCAL, "--mode", "microbatch", "--once", job=JOB, **topics.environment) as run:
+        assert run.finish() == 0, run.errors()
+    wait(topics.is_settled, "the end of all transactions", MARKED_WITHIN_S)
+
+
 @pytest.mark.parametrize("minutes", [0, pytest.param(10, marks=pytest.mark.slow)])
 def test_a_reader_sees_each_row_once_and_in_order_whatever_fails_meanwhile(
     topics: Topics, tmp_path: Path, minutes: int
@@ -240,11 +255,9 @@ def test_a_reader_sees_each_row_once_and_in_order_whatever_fails_meanwhile(
             chaos.catch_up()
             run.process.send_signal(signal.SIGTERM)
             assert run.finish() == 0, run.errors()
-        numbers.append(1_000)
-        numbers.flush()
-        with running(tmp_path, *LOCAL, "--mode", "microbatch", "--once", job=JOB, **topics.environment) as rest:
-            assert rest.finish() == 0, rest.errors()
-        wait(topics.is_settled, "the end of all transactions", MARKED_WITHIN_S)
+            wait(topics.is_settled, "the end of all transactions", MARKED_WITHIN_S)
+        if minutes:  # it takes another minute
+            read_more_in_microbatch_mode(topics, tmp_path, numbers)
         wait(lambda: seen.rows >= numbers.rows, "the last rows", SEEN_WITHIN_S)
     restarts = run.lines[-1]["restarts"]
     voided = len(kafka.records(topics.counted, "read_uncommitted")) - seen.rows

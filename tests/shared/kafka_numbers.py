@@ -39,17 +39,14 @@ class Numbers:
 
         self.given = Counter[str]()
         """The number of the newest row of each key."""
+        self.rows = 0
+        """How many were appended, or wait for the broker."""
         self._kafka, self._topic, self._partitions = kafka, topic, partitions
         self._per_second, self._chance = per_second, chance
         self._failed: list[str] = []
         self._producer = Producer({**kafka.quiet(), "enable.idempotence": True, "on_delivery": self._reported})
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="numbers")
-
-    @property
-    def rows(self) -> int:
-        """Return how many rows were appended, or wait for the broker."""
-        return self.given.total()
 
     def append(self, count: int) -> None:
         """Append so many rows of random keys."""
@@ -58,6 +55,7 @@ class Numbers:
             key = f"key-{place}"
             self._producer.produce(self._topic, _value(key, self.given[key] + 1), partition=place % self._partitions)
             self.given[key] += 1
+            self.rows += 1
         self._producer.poll(0)
 
     def abort(self) -> None:
@@ -97,8 +95,36 @@ class Numbers:
             self._failed.append(str(error))
 
 
-class Seen:
-    """Reads the committed records of a topic all along, and compares each with the one that its key must have next.
+class Order:
+    """Compares each record with the one that its key must have next."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.newest = Counter[str]()
+        """The number of the newest record of each key."""
+        self.lost, self.repeated, self.wrong = list[str](), list[str](), list[str]()
+        """Records whose predecessor is missing, that came before or too late, and with a count that is not theirs."""
+
+    @property
+    def faults(self) -> list[str]:
+        """Return what was wrong, a part of it if that is much."""
+        return [*self.lost[:5], *self.repeated[:5], *self.wrong[:5]]
+
+    def take(self, key: str, row: dict[str, Any]) -> None:
+        """Take the next record of a partition."""
+        n, due = row["n"], self.newest[key] + 1
+        if n > due:
+            self.lost.append(f"{key}: {n} came instead of {due}")
+        if n < due:
+            self.repeated.append(f"{key}: {n} came again or late, instead of {due}")
+        if row != {"key": key, "n": n, "count": n}:
+            self.wrong.append(f"{key}: {row}")
+        self.newest[key] = max(n, due - 1)
+        self.rows += 1
+
+
+class Seen(Order):
+    """The committed records of a topic, read all along.
 
     Args:
         topic: Its records have the key of a row, and its key, number and count as JSON.
@@ -108,21 +134,12 @@ class Seen:
     def __init__(self, kafka: KafkaServer, topic: str, partitions: int) -> None:
         from confluent_kafka import Consumer, TopicPartition
 
-        self.newest = Counter[str]()
-        """The number of the newest record of each key."""
-        self.rows = 0
-        self.lost, self.repeated, self.wrong = list[str](), list[str](), list[str]()
-        """Records whose predecessor is missing, that came before or too late, and with a count that is not theirs."""
+        super().__init__()
         settings = {"group.id": "seen", "isolation.level": "read_committed", "enable.auto.commit": False}
         self._consumer = Consumer({**kafka.quiet(), **settings, "auto.offset.reset": "error"})
         self._consumer.assign([TopicPartition(topic, each, 0) for each in range(partitions)])
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="seen")
-
-    @property
-    def faults(self) -> list[str]:
-        """Return what was wrong, a part of it if that is much."""
-        return [*self.lost[:5], *self.repeated[:5], *self.wrong[:5]]
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -137,18 +154,7 @@ class Seen:
         while not self._closed.is_set():
             for message in self._consumer.consume(READ_MAX, PAUSE_S):
                 if message.error() is None:  # the client retries; what it never reads is missing at the end
-                    self._take(message.key(), json.loads(message.value()))
-
-    def _take(self, named: bytes, row: dict[str, Any]) -> None:
-        key, n, due = named.decode(), row["n"], self.newest[named.decode()] + 1
-        if n > due:
-            self.lost.append(f"{key}: {n} came instead of {due}")
-        if n < due:
-            self.repeated.append(f"{key}: {n} came again or late, instead of {due}")
-        if row != {"key": key, "n": n, "count": n}:
-            self.wrong.append(f"{key}: {row}")
-        self.newest[key] = max(n, due - 1)
-        self.rows += 1
+                    self.take(message.key().decode(), json.loads(message.value()))
 
 
 def _value(key: str, n: int) -> bytes:
