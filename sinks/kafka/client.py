@@ -24,13 +24,12 @@ from holdfast.sinks.kafka.progress import Progress, progress_topic
 from holdfast.sinks.kafka.target import ProducerFenced, Records
 from holdfast.storage.kafka.errors import no_topic
 from holdfast.storage.kafka.place import KafkaPlace
+from holdfast.storage.kafka.questions import MISSING_FOR_S
 
 _log = logging.getLogger("holdfast.kafka")
 WAIT_S = 15.0
 """How long a call waits for the brokers before it reports them as unreachable."""
 ABORT_WAIT_S = 5.0
-MISSING_FOR_S = 5.0
-"""How long a topic is missing before that is believed: a broker that starts may not know its topics yet."""
 FLUSH_S = 1.0
 """How often a flush that takes long is looked at: it may take any time, as long as it gets on."""
 READ_WITHIN_S = 15.0

@@ -27,6 +27,8 @@ FIRST_ANSWER_WITHIN_S = 10.0
 ANSWER_WITHIN_S = 3.0
 AWAY_S = 4.0
 """Longer than a question waits, so that while one thread asks, others do not wait too."""
+MISSING_FOR_S = 5.0
+"""How long a topic is missing before that is believed: a broker that starts may not know its topics yet."""
 LOOK_EVERY_S = 0.05
 log = logging.getLogger("holdfast.kafka")
 
@@ -95,9 +97,14 @@ class Questions:
         return _topic(found, self._answer(cluster, within, not_done).cluster_id)
 
     def existing(self, not_done: str = "nothing was read") -> Topic:
-        """Return the topic. Raises ConfigError if there is none; see `topic`."""
-        if (found := self.topic(not_done)) is None:
-            raise no_topic(self._place, not_done)
+        """Return the topic. Raises ConfigError if no broker has known it for `MISSING_FOR_S`; see `topic`."""
+        until = time.monotonic() + MISSING_FOR_S
+        while (found := self.topic(not_done)) is None:
+            if self._interrupted():
+                raise unavailable(self._place, "the wait was interrupted", not_done)
+            if time.monotonic() >= until:
+                raise no_topic(self._place, not_done)
+            time.sleep(LOOK_EVERY_S)
         return found
 
     def offsets(self, partitions: Iterable[int], which: Literal["first", "end"]) -> dict[int, int]:

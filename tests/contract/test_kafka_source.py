@@ -218,7 +218,8 @@ class TestTopicThatChanges:
         with opened(kafka.servers, topic) as source, pytest.raises(Damaged, match="offset 5, but ends at 2"):
             source.read(0, 5, ANY)
 
-    def test_a_recreated_topic_is_another_topic(self, kafka: KafkaServer) -> None:
+    def test_a_recreated_topic_is_another_topic(self, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("holdfast.runtime.sources.kafka.reading.MISSING_FOR_S", 0.0)
         topic = kafka.topic()
         kafka.produce(topic, numbers(0, 3))
         with opened(kafka.servers, topic) as source:
@@ -326,7 +327,10 @@ class TestErrors:
         assert PASSWORD not in f"{caught.value} {caught.value.__cause__} {caught.value.__context__}"
         return caught.value
 
-    def test_of_a_topic_that_does_not_exist_say_how_to_create_it(self, kafka: KafkaServer) -> None:
+    def test_of_a_topic_that_does_not_exist_say_how_to_create_it(
+        self, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(questions, "MISSING_FOR_S", 0.0)
         error = self.check(kafka.servers, "no-such-topic")
         assert isinstance(error, hf.ConfigError) and "'no-such-topic'" in error.what and "--create" in error.next_step
 

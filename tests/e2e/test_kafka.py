@@ -1,60 +1,271 @@
-"""A job on real Spark that reads a topic of a real broker: workers and broker are killed, the mode changes."""
+"""A job on Spark from Kafka to Kafka, while workers, connections and broker fail; a reader compares all along.
+
+Everything that the job does with the broker goes through Toxiproxy; the rows and their reader go past it. Each fault is
+seen to take effect, and after it every row that was given until then has to arrive.
+"""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
+import random
 import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
-from exact_targets import delivered, differences
 from harness import wait
+from kafka_numbers import Numbers, Seen
 from kafka_server import KafkaServer
-from running import running
+from proxied import Proxied
+from running import TIMEOUT_S, Run, lasts, pid_gone, running
 
-pytestmark = [pytest.mark.e2e, pytest.mark.kafka, pytest.mark.slow]
+from holdfast.chaos.live.faults.proxy import Toxiproxy
+from holdfast.chaos.live.faults.sockets import established
+from holdfast.sinks.kafka.progress import progress_topic
+
+pytestmark = [pytest.mark.e2e, pytest.mark.kafka, pytest.mark.toxiproxy, pytest.mark.timeout(1_800)]
 
 JOB = Path(__file__).with_name("kafka_job.py")
+LOCAL = ("--master", "local[4]")
+"""Two workers, and room for the successors of two that are stopped."""
+SETTINGS = {"HOLDFAST_SILENT_AFTER_MS": "3s", "HOLDFAST_RESTART_FAILURES_MAX": "1000"}
+PARTITIONS, PER_SECOND = 4, 400
+LASTS_S = (0.5, 3.0)
+PAUSE_S = (0.0, 1.0)
+SEEN_WITHIN_S = 30.0
+MARKED_WITHIN_S = 10.0
+"""A commit is confirmed before its markers are in all partitions."""
 
 
-class Input:
-    """The topic of the job, and the rows appended to it."""
+@dataclass(frozen=True)
+class Topics:
+    """The topics of a job, and its way to them."""
 
-    def __init__(self, kafka: KafkaServer) -> None:
-        self.kafka, self.topic, self.rows = kafka, kafka.topic(2), list[tuple[str, int]]()
-        self.environment = {"KAFKA_SERVERS": kafka.servers, "KAFKA_TOPIC": self.topic}
+    kafka: KafkaServer
+    link: Proxied
+    given: str
+    counted: str
 
-    def append(self, count: int) -> int:
-        """Append so many rows to every partition, and an aborted one; return how many there are by now."""
-        for partition in (0, 1):
-            more = [(f"key-{n % 17}", len(self.rows) + n) for n in range(count)]
-            self.rows += more
-            self.kafka.produce(self.topic, [_value(*row) for row in more], partition)
-            with self.kafka.transaction(commit=False) as producer:
-                producer.produce(self.topic, _value("aborted", -1), partition=partition)
-        return len(self.rows)
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the job needs."""
+        return {"KAFKA_SERVERS": self.link.address, "KAFKA_INPUT": self.given, "KAFKA_OUTPUT": self.counted, **SETTINGS}
+
+    def connections(self) -> dict[bytes, int]:
+        """Return the connections of the job to the proxy, and how many bytes each has brought."""
+        return {each.cookie: each.received for each in established() if each.local == self.kafka.ports.proxy}
+
+    def answers(self) -> dict[bytes, int]:
+        """Return the connections of the proxy to the broker, and how many bytes each has brought."""
+        return {each.cookie: each.received for each in established() if each.remote == self.kafka.ports.behind}
+
+    def past_proxy(self, run: Run) -> list[int]:
+        """Return the processes of the job that are connected with the broker itself."""
+        driver = psutil.Process(run.process.pid)
+        return [each.pid for each in (driver, *driver.children(recursive=True)) if self._is_connected(each)]
+
+    def is_settled(self) -> bool:
+        """Return whether no transaction is open in what the job writes."""
+        written = (self.counted, progress_topic(self.counted))
+        return all(self.kafka.ends(each) == self.kafka.ends(each, "read_uncommitted") for each in written)
+
+    def _is_connected(self, process: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            connections = process.net_connections("tcp")
+            return any(each.raddr and each.raddr.port in self.kafka.ports.of_broker for each in connections)
+        return False
 
 
-def _value(key: str, n: int) -> bytes:
-    return json.dumps({"key": key, "n": n}).encode()
+@pytest.fixture
+def topics(tmp_path: Path, kafka: KafkaServer) -> Iterator[Topics]:
+    with contextlib.closing(Toxiproxy(tmp_path / "toxiproxy.log")) as proxies:
+        link = Proxied("kafka", kafka.behind_proxy, proxies, kafka.proxied)
+        link.create()
+        yield Topics(kafka, link, kafka.topic(PARTITIONS), kafka.topic(PARTITIONS))
 
 
-def test_every_record_counts_once_although_workers_and_broker_are_killed_and_the_mode_changes(
-    kafka: KafkaServer, tmp_path: Path
-) -> None:
-    given = Input(kafka)
-    total = given.append(500)
-    with running(tmp_path, "--master", "local[3]", job=JOB, **given.environment) as run:
-        run.wait_until_running(total)
-        os.kill(run.lines[-1]["workers"][0]["pid"], signal.SIGKILL)
+@dataclass
+class Chaos:
+    """Strikes one thing after the other."""
+
+    run: Run
+    topics: Topics
+    numbers: Numbers
+    seen: Seen
+    chance: random.Random
+    fired: Counter[str] = field(default_factory=Counter)
+    """The faults that were seen to take effect."""
+    caught_up_s: dict[str, float] = field(default_factory=dict)
+    """The longest time from the end of a fault of a kind until every row that was given by then had arrived."""
+
+    def strike(self, kind: str) -> None:
+        """Let a fault of this kind take effect, end it, and wait until the job has made up for it."""
+        FAULTS[kind](self)
+        self.fired[kind] += 1
+        took_s = self.catch_up()
+        self.caught_up_s[kind] = max(self.caught_up_s.get(kind, 0.0), took_s)
+        self.numbers.abort()
+        lasts(self.chance.uniform(*PAUSE_S))
+
+    def catch_up(self) -> float:
+        """Wait until the rows that were given by now have arrived; return the seconds that it took."""
+        given, began = self.numbers.rows, time.monotonic()
+        ended = self.run.process.poll
+        wait(lambda: self.seen.rows >= given or ended() is not None, f"row {given}", TIMEOUT_S)
+        assert ended() is None, self.run.errors()
+        return time.monotonic() - began
+
+    # Faults
+
+    def kill_worker(self) -> None:
+        self._replaced(self._signal_worker(signal.SIGKILL))
+
+    def kill_worker_out_of_reach(self) -> None:
+        """Kill a worker that cannot reach Kafka: its successor cannot either, at first."""
+        with self._out_of_reach():
+            killed = self._signal_worker(signal.SIGKILL)
+        self._replaced(killed)
+
+    def stop_worker(self) -> None:
+        """Stop a worker until another one has its work; when it resumes, its deliveries must be fenced."""
+        generation, pid = self._signal_worker(signal.SIGSTOP)
+        try:
+            self._next_generation(generation)
+            assert psutil.Process(pid).status() == psutil.STATUS_STOPPED
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    def cut_link(self) -> None:
+        with self._out_of_reach():
+            pass
+
+    def limit_link(self) -> None:
+        """End connections in the middle of answers."""
+        self._end_connections("limit_data", bytes=self.chance.randint(100, 2_000))
+
+    def reset_link(self) -> None:
+        self._end_connections("reset_peer", timeout=0)
+
+    def slow_link(self) -> None:
+        self.topics.link.toxic("latency", latency=self.chance.randint(100, 400), jitter=100)
+        before = self.topics.answers()
+        wait(lambda: self._received_since(before), "bytes that are late", SEEN_WITHIN_S)
+        lasts(self.chance.uniform(*LASTS_S))
+        self.topics.link.untoxic("latency")
+
+    def kill_broker(self) -> None:
+        kafka = self.topics.kafka
+        pid = kafka.pid
         kafka.kill()
+        assert pid_gone(pid)
+        lasts(self.chance.uniform(*LASTS_S))
         kafka.start()
-        total = given.append(500)
-        wait(lambda: delivered(tmp_path) == total, f"{total} rows", timeout_s=80)
-        run.process.send_signal(signal.SIGTERM)
+
+    @contextlib.contextmanager
+    def _out_of_reach(self) -> Iterator[None]:
+        """End all connections, and refuse new ones for some time."""
+        assert self.topics.connections()
+        self.topics.link.reachable(False)
+        wait(lambda: not self.topics.connections(), "the end of connections", SEEN_WITHIN_S)
+        yield
+        lasts(self.chance.uniform(*LASTS_S))
+        self.topics.link.reachable(True)
+
+    def _signal_worker(self, number: int) -> tuple[int, int]:
+        """Send a signal to a worker; return the generation and the worker's process id."""
+        now = self.run.wait_for(lambda p: p["state"] == "running" and len(_pids(p)) == 2, "two workers")
+        pid = self.chance.choice(_pids(now))
+        os.kill(pid, number)
+        return now["generation"], pid
+
+    def _replaced(self, killed: tuple[int, int]) -> None:
+        generation, pid = killed
+        after = self._next_generation(generation)
+        assert pid_gone(pid) and pid not in _pids(after)
+
+    def _next_generation(self, generation: int) -> dict[str, Any]:
+        return self.run.wait_for(lambda p: p["state"] == "running" and p["generation"] > generation, "a new generation")
+
+    def _end_connections(self, toxic: str, **given: int) -> None:
+        before = self.topics.connections()
+        self.topics.link.toxic(toxic, "downstream", **given)
+        wait(lambda: before.keys() - self.topics.connections().keys(), f"a connection ended by {toxic}", SEEN_WITHIN_S)
+        lasts(self.chance.uniform(*LASTS_S))
+        self.topics.link.untoxic(toxic)
+
+    def _received_since(self, before: Mapping[bytes, int]) -> bool:
+        return any(size > before.get(each, 0) for each, size in self.topics.answers().items())
+
+
+FAULTS: Mapping[str, Callable[[Chaos], None]] = {
+    "worker killed": Chaos.kill_worker,
+    "worker killed while Kafka is out of reach": Chaos.kill_worker_out_of_reach,
+    "worker stopped": Chaos.stop_worker,
+    "link cut": Chaos.cut_link,
+    "link ended in the middle of answers": Chaos.limit_link,
+    "link reset": Chaos.reset_link,
+    "link slow": Chaos.slow_link,
+    "broker killed": Chaos.kill_broker,
+}
+
+
+def _pids(progress: dict[str, Any]) -> list[int]:
+    """Return the process ids of the workers that have a part of the job."""
+    return [each["pid"] for each in progress["workers"] if each["subtasks"]]
+
+
+def strike_for(chaos: Chaos, seconds: float) -> None:
+    """Let faults of all kinds strike, in random order, for so long; at least one of each."""
+    until = time.monotonic() + seconds
+    while True:
+        for kind in chaos.chance.sample(sorted(FAULTS), len(FAULTS)):
+            if chaos.fired.keys() == FAULTS.keys() and time.monotonic() >= until:
+                return
+            chaos.strike(kind)
+
+
+def read_more_in_microbatch_mode(topics: Topics, folder: Path, numbers: Numbers) -> None:
+    """Append further rows, and let the job read them in the other mode, from where it was."""
+    numbers.append(1_000)
+    numbers.flush()
+    with running(folder, *LOCAL, "--mode", "microbatch", "--once", job=JOB, **topics.environment) as run:
         assert run.finish() == 0, run.errors()
-    given.append(500)
-    with running(tmp_path, "--mode", "microbatch", "--once", job=JOB, **given.environment) as run:
-        assert run.finish() == 0, run.errors()
-    assert differences(tmp_path, given.rows) == []
+    wait(topics.is_settled, "the end of all transactions", MARKED_WITHIN_S)
+
+
+@pytest.mark.parametrize("minutes", [0, pytest.param(10, marks=pytest.mark.slow)])
+def test_a_reader_sees_each_row_once_and_in_order_whatever_fails_meanwhile(
+    topics: Topics, tmp_path: Path, minutes: int
+) -> None:
+    kafka, chance = topics.kafka, random.Random(minutes)
+    numbers = Numbers(kafka, topics.given, PARTITIONS, PER_SECOND, chance)
+    with Seen(kafka, topics.counted, PARTITIONS) as seen:
+        with numbers, running(tmp_path, *LOCAL, job=JOB, **topics.environment) as run:
+            run.wait_until_running(1_000)
+            assert topics.connections() and topics.past_proxy(run) == []
+            chaos = Chaos(run, topics, numbers, seen, random.Random(minutes))
+            strike_for(chaos, 60.0 * minutes)
+            numbers.stop()
+            chaos.catch_up()
+            run.process.send_signal(signal.SIGTERM)
+            assert run.finish() == 0, run.errors()
+            wait(topics.is_settled, "the end of all transactions", MARKED_WITHIN_S)
+        if minutes:  # it takes another minute
+            read_more_in_microbatch_mode(topics, tmp_path, numbers)
+        wait(lambda: seen.rows >= numbers.rows, "the last rows", SEEN_WITHIN_S)
+    restarts = run.lines[-1]["restarts"]
+    voided = len(kafka.records(topics.counted, "read_uncommitted")) - seen.rows
+    took = ", ".join(f"{kind} {count} ({chaos.caught_up_s[kind]:.1f} s)" for kind, count in sorted(chaos.fired.items()))
+    print(f"{seen.rows:,} rows, {voided:,} more in aborted transactions, {len(restarts)} restarts; {took}")
+    assert chaos.fired.keys() == FAULTS.keys()
+    assert seen.faults == []
+    assert seen.newest == numbers.given
+    assert len(kafka.records(topics.counted)) == seen.rows == numbers.rows
+    assert len(restarts) >= sum(count for kind, count in chaos.fired.items() if kind.startswith("worker"))
+    assert all(each["cause"].startswith("worker ") for each in restarts), "no fault of Kafka restarts anything"

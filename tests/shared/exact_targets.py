@@ -8,13 +8,6 @@ from contextlib import closing
 from pathlib import Path
 
 
-def delivered(folder: Path) -> int:
-    """Return how many rows the table without a key has."""
-    with closing(sqlite3.connect(folder / "every.db")) as db:
-        [(count,)] = db.execute("SELECT count(*) FROM every")
-    return int(count)
-
-
 def differences(folder: Path, rows: Sequence[tuple[str, int]]) -> list[str]:
     """Compare the targets with the rows that the job was given."""
     with closing(sqlite3.connect(folder / "every.db")) as db:

@@ -1,8 +1,9 @@
 """A Kafka broker for tests: one node without ZooKeeper, on loopback ports, which ends with the module that started it.
 
-`tools/bootstrap.sh kafka` downloads the jars; HOLDFAST_KAFKA may name another folder with them. The broker has two
-listeners: one that trusts every client, and one on which clients have a name, a password and only the rights that a
-test gives them. It ends with the test process, even when that is killed.
+`tools/bootstrap.sh kafka` downloads the jars; HOLDFAST_KAFKA may name another folder with them. The broker has three
+listeners: one that trusts every client, one on which clients have a name, a password and only the rights that a test
+gives them, and one that sends its clients to a proxy, which a test may run. It ends with the test process, even when
+that is killed.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from harness import wait
@@ -37,11 +38,12 @@ _SETTINGS = """\
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{open},GUARDED://127.0.0.1:{guarded},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{open},GUARDED://127.0.0.1:{guarded}
+listeners=PLAINTEXT://127.0.0.1:{open},GUARDED://127.0.0.1:{guarded},PROXIED://127.0.0.1:{behind},\
+CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{open},GUARDED://127.0.0.1:{guarded},PROXIED://127.0.0.1:{proxy}
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
-listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,GUARDED:SASL_PLAINTEXT
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT,GUARDED:SASL_PLAINTEXT
 sasl.enabled.mechanisms=PLAIN
 listener.name.guarded.plain.sasl.jaas.config=\
 org.apache.kafka.common.security.plain.PlainLoginModule required user_{user}="{password}";
@@ -81,17 +83,33 @@ def find_jars() -> Path:
     return folder
 
 
+class Ports(NamedTuple):
+    """The ports of a broker, and the one at which a test may run a proxy: clients follow what a listener advertises."""
+
+    open: int
+    guarded: int
+    behind: int
+    """The listener to which a proxy connects."""
+    proxy: int
+    controller: int
+
+    @property
+    def of_broker(self) -> frozenset[int]:
+        """Return those at which the broker itself listens for clients."""
+        return frozenset((self.open, self.guarded, self.behind))
+
+
 @dataclass
 class KafkaServer:
     """A broker whose files are in a folder; it keeps its ports and topics when it starts again.
 
     Args:
         folder: Holds settings, data and the broker's log.
-        ports: Of the open listener, the guarded one and the controller.
+        ports: Where it listens.
     """
 
     folder: Path
-    ports: tuple[int, int, int]
+    ports: Ports
     _made: Iterator[int] = field(default_factory=lambda: count(1))
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _clients: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -99,20 +117,28 @@ class KafkaServer:
     @property
     def servers(self) -> str:
         """The address at which every client may do everything."""
-        return f"127.0.0.1:{self.ports[0]}"
+        return f"127.0.0.1:{self.ports.open}"
 
     @property
     def guarded(self) -> str:
         """The address at which clients need `USER`, `PASSWORD` and rights."""
-        return f"127.0.0.1:{self.ports[1]}"
+        return f"127.0.0.1:{self.ports.guarded}"
+
+    @property
+    def behind_proxy(self) -> str:
+        """The address to which a proxy connects that listens at `proxied`."""
+        return f"127.0.0.1:{self.ports.behind}"
+
+    @property
+    def proxied(self) -> str:
+        """The address that the broker tells clients of `behind_proxy`; only a proxy of the test listens there."""
+        return f"127.0.0.1:{self.ports.proxy}"
 
     # The process
 
     def create(self) -> None:
         """Create the files."""
-        opened, guarded, controller = self.ports
-        names = {"open": opened, "guarded": guarded, "controller": controller, "folder": self.folder}
-        text = _SETTINGS.format(**names, user=USER, password=PASSWORD)
+        text = _SETTINGS.format(**self.ports._asdict(), folder=self.folder, user=USER, password=PASSWORD)
         (self.folder / "server.properties").write_text(text)
         settings = str(self.folder / "server.properties")
         done = subprocess.run(
@@ -136,6 +162,12 @@ class KafkaServer:
                 cwd=self.folder,
             )
         wait(self._answers, "the Kafka broker", timeout_s=START_WITHIN_S)
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running broker."""
+        assert self._process is not None, "the broker does not run"
+        return self._process.pid
 
     def stop(self) -> None:
         """End the process in an orderly way."""
@@ -253,7 +285,7 @@ class KafkaServer:
         """Give a producer in a transaction, which is committed or aborted when the block ends."""
         from confluent_kafka import Producer
 
-        producer = Producer({**self._quiet(), "transactional.id": name})
+        producer = Producer({**self.quiet(), "transactional.id": name})
         producer.init_transactions(ANSWER_WITHIN_S)
         producer.begin_transaction()
         yield producer
@@ -269,7 +301,7 @@ class KafkaServer:
 
         consumer = Consumer(
             {
-                **self._quiet(),
+                **self.quiet(),
                 "group.id": "test",
                 "isolation.level": isolation,
                 "enable.partition.eof": True,
@@ -306,13 +338,13 @@ class KafkaServer:
         from confluent_kafka.admin import AdminClient
 
         if kind not in self._clients:
-            quiet = self._quiet()
+            quiet = self.quiet()
             made = AdminClient(quiet) if kind == "admin" else Producer({**quiet, "enable.idempotence": True})
             self._clients[kind] = made
         return self._clients[kind]
 
-    def _quiet(self) -> dict[str, Any]:
-        """Return the settings of clients that say nothing of a broker that a test has ended."""
+    def quiet(self) -> dict[str, Any]:
+        """Return the settings of clients that report nothing of a broker that a test has ended."""
         return {"bootstrap.servers": self.servers, "log_level": 0, "reconnect.backoff.max.ms": 500}
 
 
@@ -339,11 +371,12 @@ def _java() -> Sequence[str]:
     return (f"{home}/bin/java" if home else "java", *_JVM, _QUIET, "-cp", f"{find_jars()}/*")
 
 
-def _free_ports() -> tuple[int, int, int]:
-    with socket.socket() as first, socket.socket() as second, socket.socket() as third:
-        for each in (first, second, third):
+def _free_ports() -> Ports:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in Ports._fields]
+        for each in sockets:
             each.bind(("127.0.0.1", 0))
-        return first.getsockname()[1], second.getsockname()[1], third.getsockname()[1]
+        return Ports(*(each.getsockname()[1] for each in sockets))
 
 
 def _done(futures: dict[Any, Any]) -> None:

@@ -28,7 +28,7 @@ from holdfast.runtime.sources.kafka.feed import NOTHING_READ, Feed, OutOfRange
 from holdfast.runtime.sources.kafka.messages import batch_of
 from holdfast.storage.kafka.errors import unavailable
 from holdfast.storage.kafka.place import KafkaPlace
-from holdfast.storage.kafka.questions import Questions, Topic, log
+from holdfast.storage.kafka.questions import MISSING_FOR_S, Questions, Topic, log
 
 VERIFY_EVERY_S = 2.0
 _UNKNOWN = "-"
@@ -54,6 +54,8 @@ class OpenKafka:
         self._questions = Questions(place, lambda: self._closing)
         self._feed = Feed(place, lambda: self._closing)
         self.topic = self._questions.existing("the source was not opened")
+        self._missing_since: float | None = None
+        """Since when no broker has known the topic."""
         self._verified_at = time.monotonic()
 
     def identity(self, partition: int, offset: int) -> str:
@@ -64,7 +66,7 @@ class OpenKafka:
         kind, *rest = identity.split(" ")
         if kind != "kafka" or len(rest) != 2:
             return f"it is {self._place.where}, but a {kind} was read"
-        now = self._questions.topic()
+        now = self._known()
         if now is None:
             return f"{self._place.where} no longer exists"
         return self._difference(rest[0], rest[1], now)
@@ -143,7 +145,7 @@ class OpenKafka:
 
     def _present(self) -> Topic:
         """Return the topic as it is now. Raises Damaged if it is another one."""
-        now = self._questions.topic()
+        now = self._known()
         gone = f"{self._place.where} no longer exists"
         if now is None or (why := self._difference(self.topic.cluster, self.topic.id or _UNKNOWN, now)) is not None:
             raise Damaged(
@@ -155,6 +157,23 @@ class OpenKafka:
         if len(now.partitions) < len(self.topic.partitions):  # a topic never loses partitions
             raise unavailable(self._place, "a broker does not know all of its partitions yet", NOTHING_READ)
         return now
+
+    def _known(self) -> Topic | None:
+        """Return the topic as it is now; None if no broker has known it for `MISSING_FOR_S`.
+
+        Raises:
+            Unavailable: a broker does not know it, which may be one that starts.
+        """
+        now = self._questions.topic()
+        if now is not None:
+            self._missing_since = None
+            return now
+        asked = time.monotonic()
+        if self._missing_since is None:
+            self._missing_since = asked
+        if asked - self._missing_since < MISSING_FOR_S:
+            raise unavailable(self._place, "a broker does not know it", NOTHING_READ)
+        return None
 
     def _difference(self, cluster: str, topic: str, now: Topic) -> str | None:
         if now.cluster != cluster:
