@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +20,10 @@ from holdfast.runtime.config.settings import MODES
 # A machine that others use too may be slow at any moment: the time of a test case is no evidence about the code.
 settings.register_profile("holdfast", deadline=None)
 settings.load_profile("holdfast")
+
+# A shell starts what it runs in the background with interrupts ignored, and processes of tests would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CAUGHT = "wrong version"
 """A property of a test: the name of a wrong version that was caught, and after how many seeds or examples."""

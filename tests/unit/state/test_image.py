@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from open_files import open_below
 
 from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state.changelog import SegmentHeader, seal
@@ -277,7 +278,7 @@ class TestLocks:
         code = """
 import sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = [sys.argv[2], sys.argv[2] + "/tests/shared"]
 import tests.unit.state.test_image as t
 job = t.Job(Path(sys.argv[1]), t.random.Random(0))
 job.close(t.StateStore(t.IDENTITY, t.SPECS, t.GROUPS, t.ALL), job.rows)
@@ -330,14 +331,14 @@ class TestMappedFiles:
         def none_left(*_: object) -> None:
             raise OSError(12, "Cannot allocate memory")
 
-        memory, files = MappedFiles(tmp_path), len(os.listdir("/proc/self/fd"))
+        memory, files = MappedFiles(tmp_path), open_below(tmp_path)
         monkeypatch.setattr("mmap.mmap", none_left)
         with pytest.raises(MemoryError):
             memory.room(np.dtype(np.int64), 1 << 20)
         (tmp_path / "7").write_bytes(bytes(1 << 20))
         with pytest.raises(OSError, match="Cannot allocate"):
             memory.mapped("7", np.int64)
-        assert len(os.listdir("/proc/self/fd")) == files
+        assert open_below(tmp_path) == files
 
     def test_a_private_mapping_changes_no_file(self, tmp_path: Path) -> None:
         shared = MappedFiles(tmp_path)

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
+from open_files import open_below
 
 from holdfast.model import Epoch
 from holdfast.state.compiled.sources import Input, sources_of
@@ -169,10 +170,10 @@ class TestRoom:
         memory.settle()
         memory.bring(array.ctypes.data, [0], True)
         assert memory._recent
-        files = len(os.listdir("/proc/self/fd"))
+        files = open_below(tmp_path)
         del array
         assert memory.used_bytes == 0 and not memory._recent
-        assert len(os.listdir("/proc/self/fd")) == files - 1
+        assert open_below(tmp_path) == files - 1
         assert not list(tmp_path.iterdir())
 
     def test_stays_in_memory_while_the_disk_is_full(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,23 +199,23 @@ class TestRoom:
         array = memory.use(room, 8 * MIB)
         array[:] = 1
         memory.settle()
-        files = len(os.listdir("/proc/self/fd"))
+        files = open_below(tmp_path)
         kept = memory.use(room, REGION_BYTES // 8)
         assert memory.used_bytes == REGION_BYTES and kept.size == REGION_BYTES // 8
         assert (kept == 1).all()
         again = memory.use(room, 2 * kept.size)
         assert (again[: kept.size] == 1).all() and not again[kept.size :].any()
         memory.use(room, 0)
-        assert (memory.used_bytes, len(os.listdir("/proc/self/fd"))) == (0, files - 1)
+        assert (memory.used_bytes, open_below(tmp_path)) == (0, files - 1)
 
     def test_becomes_ordinary_memory_again_once_it_is_well_below_its_budget(self, tmp_path: Path) -> None:
         memory = Swap(tmp_path, resident_max=1, tables_max=16 * MIB)
         room, other = memory.room(INT, 2 * MIB), memory.zeros(MIB)
         array = memory.use(room, 2 * MIB)
         array[:], other[:] = np.arange(array.size), 7
-        files = len(os.listdir("/proc/self/fd"))
+        files = open_below(tmp_path)
         memory.settle()
-        assert len(os.listdir("/proc/self/fd")) == files + 2
+        assert open_below(tmp_path) == files + 2
         memory.use(room, MIB // 2 * 3 - 1)
         assert (memory.used_bytes, memory.swapping) == (20 * MIB, True)
         kept = memory.use(room, 3 * MIB // 4)
@@ -224,7 +225,7 @@ class TestRoom:
         dropped = memory.dropped_regions
         for _ in range(-(-memory.used_bytes // REGION_BYTES // RETURNED_AT_ONCE) + 1):
             memory.settle()
-        assert memory.dropped_regions == dropped and len(os.listdir("/proc/self/fd")) == files
+        assert memory.dropped_regions == dropped and open_below(tmp_path) == files
         assert (kept == np.arange(kept.size)).all() and (other == 7).all()
 
 
