@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.errors import ConfigError, Fenced, NotAdmitted, NotFound, Unavailable, Where
+from holdfast.errors import ConfigError, Fenced, HoldfastError, NotAdmitted, NotFound, Unavailable, Where
 from holdfast.model import DriverProcess, Epoch, SourcePosition
 from holdfast.ports import ObjectStore
 from holdfast.runtime.driver.partitions import FIRST_RECORD, no_longer_listed, refusal_to_grow
@@ -32,6 +32,10 @@ from holdfast.sinks.contract import owned
 LOOK_EVERY_S = 0.2
 NOTED_AFTER_S = 1.0
 """By then a live driver has usually renewed its `live.json`."""
+AGAIN = (
+    "start the job again; if this repeats, check that the target runs, that this host reaches it, and that no other "
+    "program blocks it"
+)
 
 
 def refuse_second_run(
@@ -178,9 +182,14 @@ def prepare_sink(spec: SinkSpec, job: joblog.Job | None) -> None:
     except Unavailable as error:
         if job is not None and job.completed:
             return
-        if isinstance(error, NotAdmitted):
-            raise ConfigError(error.what, not_done=error.not_done, next_step=error.next_step) from error
-        raise
+        raise at_a_start(error) from error
+
+
+def at_a_start(error: Unavailable) -> HoldfastError:
+    """Return the error of a target as a start reports it: no delivery was under way, and none retries."""
+    kind = ConfigError if isinstance(error, NotAdmitted) else Unavailable
+    next_step = AGAIN if error.next_step.startswith("nothing") else error.next_step
+    return kind(error.what, not_done="the job was not started", next_step=next_step, where=error.where)
 
 
 def check_repairable(plan: Plan, written: set[str], accepted: Collection[str]) -> None:

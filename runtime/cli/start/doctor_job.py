@@ -12,12 +12,12 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
-from holdfast.errors import ConfigError, HoldfastError, NotAdmitted
+from holdfast.errors import HoldfastError, Unavailable
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.start.doctor_cluster import Check
 from holdfast.runtime.cli.start.jobfile import load
 from holdfast.runtime.config.settings import resolve
-from holdfast.runtime.execution.admission import missing_secrets
+from holdfast.runtime.execution.admission import at_a_start, missing_secrets
 from holdfast.runtime.execution.results import with_places
 from holdfast.runtime.plan.model import SinkSpec, SourceSpec
 from holdfast.runtime.plan.topic import outputs_of
@@ -55,8 +55,8 @@ def _tried(name: str, where: str, look: Callable[[], str]) -> Check:
 
 
 def _failed(name: str, error: HoldfastError) -> Check:
-    mistaken = isinstance(error, NotAdmitted)  # as at the first start of a job
-    return Check(name, "fail", error.what, error.next_step, ConfigError.exit_status if mistaken else error.exit_status)
+    seen = at_a_start(error) if isinstance(error, Unavailable) else error
+    return Check(name, "fail", seen.what, seen.next_step, seen.exit_status)
 
 
 def _source(spec: SourceSpec) -> str:

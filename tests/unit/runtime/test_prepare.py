@@ -41,8 +41,9 @@ class TestLockedTarget:
     def test_fails_a_job_that_never_used_it(self, tmp_path: Path) -> None:
         with closing(sqlite3.connect(tmp_path / "out.db", isolation_level=None)) as other:
             other.execute("BEGIN EXCLUSIVE")
-            with pytest.raises(Unavailable):
+            with pytest.raises(Unavailable) as caught:
                 admission.prepare_sink(self.spec(tmp_path / "out.db"), None)
+        assert caught.value.not_done == "the job was not started"
 
     def test_does_not_fail_a_job_that_has_used_it_before(self, tmp_path: Path) -> None:
         """P24: processing does not wait for a target, each writer's delivery does."""
@@ -64,6 +65,7 @@ class TestTargetThatDoesNotAdmitTheUser:
             with pytest.raises(ConfigError, match="^not this user") as caught:
                 admission.prepare_sink(self.spec(), job)
             assert (caught.value.exit_status, caught.value.next_step) == (2, "ask the administrator")
+            assert caught.value.not_done == "the job was not started"
 
     def test_does_not_fail_a_job_that_has_used_it_before(self) -> None:
         admission.prepare_sink(self.spec(), USED)
@@ -76,6 +78,18 @@ class Refusing:
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
         raise NotAdmitted("not this user", next_step="ask the administrator")
+
+
+class TestUnreachableTarget:
+    @pytest.mark.parametrize(
+        ("said", "told"),
+        [("nothing: delivery retries", admission.AGAIN), ("raise maxmemory", "raise maxmemory")],
+        ids=["by itself", "by the reader"],
+    )
+    def test_promises_no_retry_at_a_first_start(self, said: str, told: str) -> None:
+        seen = admission.at_a_start(Unavailable("away", not_done="it is not known", next_step=said))
+        assert type(seen) is Unavailable
+        assert (seen.what, seen.not_done, seen.next_step) == ("away", "the job was not started", told)
 
 
 class TestSecrets:
