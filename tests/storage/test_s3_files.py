@@ -61,7 +61,7 @@ def opened(bucket: Bucket, form: FormatName, *, again: bool = True) -> OpenFiles
     """List and open the files as a start of a job does; its root is in the bucket, too."""
     source = hf.Files(f"{bucket.url}/in", NUMBERS, form, partitions=1).source()
     source.check()
-    return source.in_folder(f"{bucket.url}/root/job/sources/rows").copied(again=again).open()
+    return source.in_folder(f"{bucket.url}/jobs/numbers/sources/rows").copied(again=again).open()
 
 
 def numbers(opened: OpenFiles, offset: int = 0) -> list[int]:
