@@ -86,9 +86,7 @@ def aggregated(
         step = SlidingAggregate
     early_us = emit.us if isinstance(emit, Every) else 0
     at_end = emit if isinstance(emit, str) else "close"
-    kind = step(
-        checked, grouping.keys, bounds, grouping.time, grouping.window, grouping.lateness_us, at_end, early_us
-    )
+    kind = step(checked, grouping.keys, bounds, grouping.time, grouping.window, grouping.lateness_us, at_end, early_us)
     fields = [
         *(schema.field(key) for key in grouping.keys),
         pa.field(WINDOW_START, TIME, nullable=False),

@@ -88,7 +88,7 @@ class Watch:
             assert found[window] == expected
         for window, numbers in self.given.items():
             early = [self.shown[window, n] for n in numbers if (window, n) in self.shown]
-            for before, after in zip(early, early[1:], strict=False):
+            for before, after in itertools.pairwise(early):
                 # A result that was made again after a failure has several times: the latest counts for the second one.
                 assert max(after) - min(before) >= self._interval_us or after is before, "an interval was cut short"
 

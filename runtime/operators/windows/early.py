@@ -1,10 +1,10 @@
 """Early results of windows: which rows of state changed since their windows were shown, and when they are shown next.
 
-Every record marks the row of state that it is folded into. Windows are shown in sweeps. A sweep begins at the first
+Every record marks the row of state that it is folded into. Windows are shown in passes. A pass begins at the first
 multiple of the interval after the oldest change that was not shown, but not before an interval has passed since the
-last round of the sweep before. It takes the rows that are marked when it begins, in rounds, between batches of records;
+last round of the pass before. It takes the rows that are marked when it begins, in rounds, between batches of records;
 a round shows the open windows of its rows and clears their marks. A row that changes behind its round is marked for the
-next sweep. Slices of one key are in one round, so that a window that consists of several is shown once per sweep.
+next pass. Slices of one key are in one round, so that a window that consists of several is shown once per pass.
 
 When windows were last shown, and since when a change has not been, is in the state in a separate table, with one row
 per key group. So a restored operator knows without a look at its rows whether there is anything to show.
@@ -57,18 +57,18 @@ class Schedule:
 
     def __init__(self, every_us: int, shown_us: int = NEVER_US, since_us: int = NEVER_US) -> None:
         self._every_us, self._shown_us, self._since_us = every_us, shown_us, since_us
-        self._sweeping_us: int | None = None
-        """The oldest change that the sweep in progress shows."""
+        self._pass_us: int | None = None
+        """The oldest change that the pass in progress shows."""
 
     @property
     def times(self) -> tuple[int, int]:
         """When windows were last shown, and the oldest change that was not; NEVER_US: never, none."""
-        return self._shown_us, self._since_us if self._sweeping_us is None else self._sweeping_us
+        return self._shown_us, self._since_us if self._pass_us is None else self._pass_us
 
     @property
-    def sweeping(self) -> bool:
-        """Whether a sweep is in progress."""
-        return self._sweeping_us is not None
+    def in_pass(self) -> bool:
+        """Whether a pass is in progress."""
+        return self._pass_us is not None
 
     def changed(self, now_us: int) -> None:
         """Note that a row was marked."""
@@ -77,8 +77,8 @@ class Schedule:
 
     def due_us(self) -> int | None:
         """Return when the next round is due; None if there is nothing to show."""
-        if self._sweeping_us is not None:
-            return self._sweeping_us
+        if self._pass_us is not None:
+            return self._pass_us
         if self._since_us == NEVER_US:
             return None
         following = self._since_us - self._since_us % self._every_us + self._every_us
@@ -91,28 +91,28 @@ class Schedule:
         waits until the clock has caught up.
         """
         self._shown_us, self._since_us = min(self._shown_us, now_us), min(self._since_us, now_us)
-        if self._sweeping_us is not None:
-            self._sweeping_us = min(self._sweeping_us, now_us)
+        if self._pass_us is not None:
+            self._pass_us = min(self._pass_us, now_us)
         due_us = self.due_us()
         return due_us is not None and due_us <= now_us
 
     def begin(self) -> None:
-        """Begin a sweep: changes from now on are for the next one."""
-        assert not self.sweeping and self._since_us != NEVER_US
-        self._sweeping_us, self._since_us = self._since_us, NEVER_US
+        """Begin a pass: changes from now on are for the next one."""
+        assert not self.in_pass and self._since_us != NEVER_US
+        self._pass_us, self._since_us = self._since_us, NEVER_US
 
     def show(self, now_us: int) -> None:
         """Note that a round shows windows."""
         self._shown_us = now_us
 
     def end(self) -> None:
-        """End the sweep: all of its rows were shown, or are gone."""
-        self._sweeping_us = None
+        """End the pass: all of its rows were shown, or are gone."""
+        self._pass_us = None
 
     def give_up(self) -> None:
-        """End the sweep with rows left, which have their marks: the next one shows them."""
-        if self._sweeping_us is not None:
-            self._since_us, self._sweeping_us = self._sweeping_us, None
+        """End the pass with rows left, which have their marks: the next one shows them."""
+        if self._pass_us is not None:
+            self._since_us, self._pass_us = self._pass_us, None
 
 
 class EarlyResults:
@@ -133,8 +133,8 @@ class EarlyResults:
         self._schedule = Schedule(every_us, *self._read())
         self._noted = self._schedule.times
         self._pace = ctx.time_slice.pace(ROUND_ROWS)
-        self._left, self._bounds = _NO_ROWS, _NO_ROWS
-        """The rows of the sweep that no round has had yet, and after which of them a round may end."""
+        self._rows, self._bounds, self._at = _NO_ROWS, _NO_ROWS, 0
+        """The rows of the pass, after how many of them a round may end, and how many were in rounds."""
 
     def marks(self, is_open: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Return the marks of the rows that records are about to change.
@@ -158,12 +158,12 @@ class EarlyResults:
         """
         if not self._schedule.look(now_us):
             return _NO_ROWS
-        if not self._schedule.sweeping:
+        if not self._schedule.in_pass:
             self._schedule.begin()
             self._find_marked()
-        while self._left.size:
+        while self._at < self._rows.size:
             part = self._next(min(self._pace.rows, self._rows_max, at_once))
-            slots = part[self._table.values(MARK.name, part) != 0]  # those that are over have none
+            slots: Slots = part[self._table.values(MARK.name, part) != 0]  # those that are over have none
             if slots.size:
                 self._table.write(slots, {MARK.name: np.zeros(slots.size, np.int64)})
                 self._schedule.show(now_us)
@@ -177,8 +177,8 @@ class EarlyResults:
         self._pace.took(rows, seconds)
 
     def give_up(self) -> None:
-        """Forget the rows of a sweep in progress, because slots are about to get new keys; their marks stay."""
-        self._left = self._bounds = _NO_ROWS
+        """Forget the rows of a pass in progress, because slots are about to get new keys; their marks stay."""
+        self._rows, self._bounds, self._at = _NO_ROWS, _NO_ROWS, 0
         self._schedule.give_up()
 
     def note(self) -> None:
@@ -197,23 +197,22 @@ class EarlyResults:
         return int(shown.max(initial=NEVER_US)), int(waiting.min()) if waiting.size else NEVER_US
 
     def _find_marked(self) -> None:
-        """Find the rows of a sweep; those of one key follow each other if windows consist of several."""
+        """Find the rows of a pass; those of one key follow each other if windows consist of several."""
         found = [part[self._table.values(MARK.name, part) != 0] for part in self._table.present_parts()]
         slots = np.concatenate([_NO_ROWS, *found])
-        self._left, self._bounds = slots, np.arange(1, slots.size + 1)
+        self._rows, self._bounds, self._at = slots, np.arange(1, slots.size + 1), 0
         if self._shared and slots.size:
             owners = grouped(self._table.keys_at(slots).routed()).numbers
             order = np.argsort(owners, kind="stable")
-            self._left = slots[order]
+            self._rows = slots[order]
             self._bounds = np.append(np.flatnonzero(np.diff(owners[order])) + 1, slots.size)
 
     def _next(self, rows: int) -> Slots:
-        """Take the next rows of the sweep: so many, or those of one key."""
-        keys = max(1, int(np.searchsorted(self._bounds, rows, "right")))
-        end = int(self._bounds[keys - 1])
-        part, self._left, self._bounds = self._left[:end], self._left[end:], self._bounds[keys:] - end
-        return part
+        """Take the next rows of the pass: at most so many, unless one key has more."""
+        fitting, least = np.searchsorted(self._bounds, [self._at + rows, self._at], "right") - [1, 0]
+        first, self._at = self._at, int(self._bounds[max(fitting, least)])
+        return self._rows[first : self._at]
 
     def _end_if_done(self) -> None:
-        if not self._left.size:
+        if self._at == self._rows.size:
             self._schedule.end()
