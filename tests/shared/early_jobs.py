@@ -61,6 +61,7 @@ class Watch:
         """By window and number of records: when an operator made that result early, on the test's clock."""
         self.given: dict[Window, list[int]] = defaultdict(list)
         """By window: the numbers of records in the results that the sink got, in order."""
+        self._unchecked: list[dict[str, Any]] = []
 
     def note(self, batch: Any) -> None:
         """Note results that an operator shows early."""
@@ -68,13 +69,9 @@ class Watch:
             self.shown[(each["k"], each["window_end"]), each["n"]].append(self._t.cluster.clock.wall_us())
 
     def take(self, each: dict[str, Any]) -> None:
-        """Compare a row that the sink gets with the first records of its window."""
-        window, n = (each["k"], each["window_end"]), each["n"]
-        end = round((each["window_end"] - START).total_seconds())
-        records = self.oracle.held[each["k"], end]
-        assert 0 < n <= len(records), "a result has records that its window has not"
-        assert result_in(each) == self.oracle.result(end, records[:n])
-        self.given[window].append(n)
+        """Note a row that the sink gets."""
+        self._unchecked.append(each)
+        self.given[each["k"], each["window_end"]].append(each["n"])
 
     def forget(self) -> None:
         """Forget what was shown: a rewind takes it back, with the times of it."""
@@ -82,10 +79,16 @@ class Watch:
         self.given.clear()
 
     def check(self) -> None:
-        """Windows that event time has passed have all of their records, and results are an interval apart."""
+        """Check the results since the last check, the windows that event time has passed, and the intervals."""
+        for each in self._unchecked:
+            end = round((each["window_end"] - START).total_seconds())
+            records = self.oracle.held[each["k"], end][: each["n"]]
+            assert 0 < len(records) == each["n"], "a result has records that its window has not"
+            assert result_in(each) == self.oracle.result(end, records)
+        self._unchecked.clear()
         found = given_rows(self._t)
         for window, expected in self.oracle.rows().items():
-            assert found[window] == expected
+            assert found.get(window) == expected, "a closed window lacks its last result"
         for window, numbers in self.given.items():
             early = [self.shown[window, n] for n in numbers if (window, n) in self.shown]
             for before, after in itertools.pairwise(early):
@@ -110,9 +113,9 @@ def watched(t: TestDriver, oracle: hopping_jobs.Oracle, interval: int) -> Iterat
                 watch.take(each)
         publish(job_uuid, writer, epochs)
 
-    def repairing(*given: Any) -> Any:
+    def repairing(*given: Any, **named: Any) -> Any:
         watch.forget()
-        return repair(*given)
+        return repair(*given, **named)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(WindowOperator, "_open_windows", noting)

@@ -112,6 +112,11 @@ class WindowAggregate(KeyedStep):
     keeps: ClassVar[str] = "aggregates per window and key"
 
     @property
+    def emission(self) -> str:
+        """When windows are emitted, as the state is compared by: the interval of early results may change."""
+        return "every" if self.early_us else self.emit
+
+    @property
     def uses_clock(self) -> bool:
         return self.early_us > 0
 
@@ -131,7 +136,7 @@ class WindowAggregate(KeyedStep):
 
     def tables(self, given: Sequence[pa.Schema]) -> tuple[TableDraft, ...]:
         fields = [pa.field(WINDOW_END, TIME, nullable=False), *(given[0].field(key) for key in self.keys)]
-        text = f"{self.window}, allowed_lateness={self.lateness_us}us, emit={self.emit}"
+        text = f"{self.window}, allowed_lateness={self.lateness_us}us, emit={self.emission}"
         marks = (MARK,) if self.early_us else ()
         columns = (END_COLUMN, *marks, *value_columns(self.aggregations))
         own = TableDraft(KeyType.of(fields, unrouted=1), columns, window=text)
@@ -141,7 +146,7 @@ class WindowAggregate(KeyedStep):
         window = self.window.identity() | {
             "time": column(self.time),
             "lateness_us": self.lateness_us,
-            "emit": "every" if self.early_us else self.emit,  # the interval may change
+            "emit": self.emission,
         }
         return aggregates_identity(self.keys, self.aggregations, column) | {"window": window}
 
@@ -163,7 +168,7 @@ class WindowAggregate(KeyedStep):
         return (self.operator,) if any(bound.kind.calls for bound in self.aggregations) else ()
 
     def text(self) -> str:
-        emit = f"every {span(self.early_us)}" if self.early_us else self.emit
+        emit = f"{self.emission} {span(self.early_us)}" if self.early_us else self.emission
         window = f"{self.window.shown()} of {self.time}, lateness {span(self.lateness_us)}, emit {emit}"
         keys = ", ".join(self.keys)
         return f"aggregate {self.operator} by {keys} over {window}: {aggregates_text(self.aggregations)}"
