@@ -1,10 +1,10 @@
 """Wrong versions of windows, look-ups, groups and patterns, which tests of whole jobs must catch.
 
-The simulator plays tumbling windows and joins; these are of windows that share slices, of sessions, of patterns, of
-rows that are looked up in the versions of a table, of groups of its rows, and of queries in it. They are applied as
-those of mutants.py are; tests/unit/runtime/test_operator_mutants.py names the test that catches each.
+The simulator plays tumbling windows and joins; these are of windows that share slices or are shown early, of sessions,
+of patterns, of rows that are looked up in the versions of a table, of groups of its rows, and of queries in it. They
+are applied as those of mutants.py are; tests/unit/runtime/test_operator_mutants.py names the test that catches each.
 
-Source: docs/design/0062, 0063, 0067 to 0070, 0072, 0073.
+Source: docs/design/0062, 0063, 0067 to 0070, 0072, 0073, 0082.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from holdfast.runtime.operators.tables.search import SearchOperator, Term
 from holdfast.runtime.operators.tables.versioned import LEAVES, Versions
 from holdfast.runtime.operators.windows import counted, session, sliding, window
 from holdfast.runtime.operators.windows.counted import CountedOperator
+from holdfast.runtime.operators.windows.early import EarlyResults, Schedule
 from holdfast.runtime.operators.windows.session import SessionOperator
 from holdfast.runtime.operators.windows.sliding import SlidingOperator
 from holdfast.runtime.operators.windows.window import WindowOperator
@@ -203,6 +204,10 @@ OPERATOR_MUTANTS = (
            (Swap(counted, "windows_of", _one_too_few),)),
     Mutant("count-window-without-the-held", "design/0073", "a count window has only the records of its last batch",
            (Swap(CountedOperator, "_emit", _only_rows),)),
+    Mutant("unshown-change-forgotten", "design/0082", "a restored operator does not know that changes were not shown",
+           (Swap(EarlyResults, "note", lambda _: lambda results: None),)),
+    Mutant("interval-cut-short", "design/0082", "windows are shown again before the interval is over",
+           (Swap(Schedule, "show", lambda _: lambda schedule, now_us: None),)),
     Mutant("retraction-dropped", "design/0068", "a row that is replaced stays in its group",
            (Swap(RetractionsOperator, "_taken_back", lambda _: lambda operator, slots: []),)),
     Mutant("removed-query-matches", "design/0070", "a query that was deleted or has moved is still found",

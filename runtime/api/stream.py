@@ -43,7 +43,7 @@ from holdfast.runtime.rows.join_bounds import Between
 from holdfast.runtime.rows.keyed_process import KeyedProcess
 from holdfast.runtime.rows.patterns import PARTIALS, Pattern
 from holdfast.runtime.rows.row_types import ArrowSchema, R, Row, T
-from holdfast.runtime.rows.triggers import AllTime
+from holdfast.runtime.rows.triggers import AllTime, Every
 from holdfast.runtime.rows.windows import LENGTH_MAX_US, WINDOW_END, Windows
 from holdfast.runtime.sources.connector import Connector, sink_of
 from holdfast.sinks.contract import Sink
@@ -686,7 +686,7 @@ class Windowed:
         return f"<Windowed: stream {self.node.stream!r} by {keys} over {window}>"
 
     def agg(
-        self, name: str = NOT_GIVEN, *unnamed: Never, emit: str = "close", **aggregates: Aggregation
+        self, name: str = NOT_GIVEN, *unnamed: Never, emit: str | Every = "close", **aggregates: Aggregation
     ) -> TimedStream:
         """Keep aggregates per window and key; columns: the keys, window_start, window_end, the aggregates.
 
@@ -695,7 +695,8 @@ class Windowed:
         Args:
             name: Identity of the state. Renaming the operator starts it empty.
             emit: "close": when the window ends, corrected by later records within the lateness (an upsert stream
-                unless the lateness is 0). "final": once, after the lateness.
+                unless the lateness is 0). "final": once, after the lateness. `hf.every("10s")`: as "close", and early,
+                by processing time, while the window is open and changes (an upsert stream).
             aggregates: Result columns: `bids=hf.count(), top=hf.max("price")`.
 
         Raises:

@@ -29,7 +29,7 @@ from holdfast.runtime.rows.aggregates.aggregation import (
     refuse_unnamed,
 )
 from holdfast.runtime.rows.expressions import unknown_column
-from holdfast.runtime.rows.triggers import AllTime
+from holdfast.runtime.rows.triggers import AllTime, Every
 from holdfast.runtime.rows.windows import LENGTH_MAX_US, TIME, WINDOW_END, WINDOW_START, Windows
 
 EMITS = ("close", "final")
@@ -52,7 +52,7 @@ def aggregated(
     grouping: Grouping,
     name: str,
     unnamed: tuple[Never, ...],
-    emit: str,
+    emit: str | Every,
     aggregates: Mapping[str, Aggregation],
 ) -> Node:
     """Add aggregates per window and key to the graph; see Windowed.agg.
@@ -63,8 +63,7 @@ def aggregated(
     check_name(name, "operator")
     where = f"agg {name!r} on windows of stream {node.stream!r} at {position()}"
     refuse_unnamed(unnamed, where)
-    if emit not in EMITS:
-        raise refused(f"{where}: emit={emit!r} is unknown", 'use emit="close" or emit="final"')
+    _check_emit(grouping, emit, where)
     if not aggregates:
         raise refused(f"{where} has no aggregate", "give at least one, for example rows=hf.count()")
     schema = node.schema
@@ -77,12 +76,6 @@ def aggregated(
     for aggregation in bounds:
         if aggregation.result.name in taken:
             raise refused(f"{where}: {aggregation.result.name!r} is already a column", "rename the aggregate")
-    if grouping.window.merging and grouping.lateness_us and emit == "close":
-        raise refused(
-            f"{where}: {grouping.window.shown()} with lateness and emit='close': a session that was emitted may "
-            "become part of another one, and no row takes it back",
-            'use emit="final", which emits each session once, after the lateness',
-        )
     if grouping.window.per_record:
         for aggregation in bounds:
             if aggregation.kind.calls:
@@ -91,17 +84,55 @@ def aggregated(
     step = SessionAggregate if grouping.window.merging else WindowAggregate
     if grouping.window.per_record:
         step = SlidingAggregate
-    kind = step(checked, grouping.keys, bounds, grouping.time, grouping.window, grouping.lateness_us, emit)
+    early_us = emit.us if isinstance(emit, Every) else 0
+    at_end = emit if isinstance(emit, str) else "close"
+    kind = step(checked, grouping.keys, bounds, grouping.time, grouping.window, grouping.lateness_us, at_end, early_us)
     fields = [
         *(schema.field(key) for key in grouping.keys),
         pa.field(WINDOW_START, TIME, nullable=False),
         pa.field(WINDOW_END, TIME, nullable=False),
         *(aggregation.result for aggregation in bounds),
     ]
-    corrected = emit == "close" and grouping.lateness_us > 0
+    corrected = early_us > 0 or (at_end == "close" and grouping.lateness_us > 0)
     upsert_key = (*grouping.keys, WINDOW_END) if corrected else None
     event_time = None if corrected else grouping.window.time_of_results
     return graph.add(kind, node, checked, pa.schema(fields), upsert_key, event_time=event_time)
+
+
+def _check_emit(grouping: Grouping, emit: str | Every, where: str) -> None:
+    """Refuse emissions that are unknown or do not fit the windows.
+
+    Raises:
+        ConfigError: always in these cases.
+    """
+    window = grouping.window
+    if isinstance(emit, Every):
+        if isinstance(window, AllTime):
+            raise refused(
+                f"{where}: {window.shown()} with emit=hf.every(...): a window of this kind has a result with its last "
+                "record only",
+                'leave emit out; for the aggregates so far, once per epoch, .key_by(...).agg(..., emit="changes")',
+            )
+        if window.merging:
+            raise refused(
+                f"{where}: {window.shown()} with emit=hf.every(...): a session that was emitted early gets another end "
+                "with its next record, and no row takes the former one back",
+                'leave emit out, which emits each session once, or use emit="final"',
+            )
+        if window.per_record:
+            raise refused(
+                f"{where}: {window.shown()} with emit=hf.every(...): a record of these windows is emitted once",
+                'leave emit out; for aggregates without a wait, .key_by(...).agg(..., emit="each")',
+            )
+        return
+    if emit not in EMITS:
+        raise refused(f"{where}: emit={emit!r} is unknown", 'use emit="close", emit="final" or emit=hf.every("10s")')
+    if not isinstance(window, AllTime) and window.merging and grouping.lateness_us and emit == "close":
+        raise refused(
+            f"{where}: {window.shown()} with lateness and emit='close': a session that was emitted may "
+            "become part of another one, and no row takes it back",
+            'use emit="final", which emits each session once, after the lateness',
+        )
 
 
 def _counted(
@@ -125,7 +156,7 @@ def _counted(
     return graph.add(step, node, checked, pa.schema(fields), event_time=grouping.time)
 
 
-def checked_keep(emit: str, keep: object, schema: pa.Schema, where: str) -> tuple[str, ...]:
+def checked_keep(emit: str | Every, keep: object, schema: pa.Schema, where: str) -> tuple[str, ...]:
     """Check how aggregates without windows are emitted; return the columns to keep.
 
     Raises:
@@ -134,8 +165,9 @@ def checked_keep(emit: str, keep: object, schema: pa.Schema, where: str) -> tupl
     kept = (keep,) if isinstance(keep, str) else keep
     if not isinstance(kept, Sequence):
         raise refused(f"{where}: keep={keep!r} names no columns", 'give names, keep=["at"]; rename an aggregate "keep"')
-    if emit in EMITS:
-        raise refused(f"{where}: emit={emit!r} is for windows", 'put .window(...) before it, or use emit="changes"')
+    if isinstance(emit, Every) or emit in EMITS:
+        given = "hf.every(...)" if isinstance(emit, Every) else repr(emit)
+        raise refused(f"{where}: emit={given} is for windows", 'put .window(...) before it, or use emit="changes"')
     if emit not in ("changes", "each"):
         raise refused(f"{where}: emit={emit!r} is unknown", 'use emit="changes" or emit="each"')
     if kept and emit != "each":

@@ -1,7 +1,7 @@
-"""Windows that never end, and the triggers that say when their aggregates are emitted.
+"""When aggregates of windows are emitted: triggers of windows that never end, and intervals of early results.
 
 Pure.
-Source: API.md (windows); docs/design/0073-count-windows.md.
+Source: API.md (windows); docs/design/0073-count-windows.md, 0082-early-results.md.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from holdfast.arguments import checked, position
 from holdfast.errors import ConfigError
+from holdfast.runtime.config.settings import duration_ms
+from holdfast.runtime.rows.windows import LENGTH_MAX_US, span
 
 RECORDS_MAX = 1_000_000_000
 """Limit on the records of a count window."""
@@ -68,3 +70,40 @@ def all_time(trigger: CountOf) -> AllTime:
             "without a window: .key_by(...).agg(...)",
         )
     return AllTime(trigger)
+
+
+@dataclass(frozen=True)
+class Every:
+    """Emits open windows that have changed, each at most once in this time by the clock of the worker."""
+
+    us: int
+
+    def __str__(self) -> str:
+        return f"every({span(self.us)})"
+
+
+@checked("hf.every", '("10s")')
+def every(interval: str) -> Every:
+    """Emit windows early: `.agg("minutes", emit=hf.every("10s"), sales=hf.count())`.
+
+    Every 10 seconds of processing time, windows that are open and have changed are emitted; a window is emitted again
+    when it ends. The results are an upsert stream.
+
+    Raises:
+        ConfigError: the interval is not a duration above 0, up to 1,000 years.
+    """
+    where = f"every({interval!r}) at {position()}"
+    if not isinstance(interval, str):
+        raise ConfigError(
+            f"{where}: that is not a duration",
+            not_done="the job was not planned",
+            next_step='use, for example, hf.every("10s"); for a result per 100 records, hf.all_time(hf.count_of(100))',
+        )
+    us = 1_000 * duration_ms(interval, f"interval of hf.{where}")
+    if not 0 < us <= LENGTH_MAX_US:
+        raise ConfigError(
+            f"{where}: the interval must be above 0 and at most 1,000 years",
+            not_done="the job was not planned",
+            next_step='use, for example, hf.every("10s")',
+        )
+    return Every(us)

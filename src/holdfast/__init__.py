@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.rows.keyed_process import Context, KeyedProcess, List, Map, Timer, Value
     from holdfast.runtime.rows.patterns import pattern
     from holdfast.runtime.rows.row_types import Row
-    from holdfast.runtime.rows.triggers import all_time, count_of
+    from holdfast.runtime.rows.triggers import all_time, count_of, every
     from holdfast.runtime.rows.windows import hopping, session, sliding, tumbling
     from holdfast.runtime.sources.files.connector import Files
     from holdfast.runtime.sources.generator import Generator
@@ -104,6 +104,7 @@ _HOMES = {
     "sliding": "holdfast.runtime.rows.windows",
     "all_time": "holdfast.runtime.rows.triggers",
     "count_of": "holdfast.runtime.rows.triggers",
+    "every": "holdfast.runtime.rows.triggers",
     "calendar": "holdfast.runtime.rows.calendar",
     "Log": "holdfast.runtime.sources.log",
     "log": "holdfast.runtime.inspect.logframe",
@@ -168,6 +169,7 @@ __all__ = [
     "device_clock",
     "distinct",
     "errors",
+    "every",
     "first",
     "hopping",
     "last",

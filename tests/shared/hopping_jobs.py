@@ -30,7 +30,7 @@ def at(second: float) -> datetime:
     return START + timedelta(seconds=second)
 
 
-def app_of(size: int = 10, every: int = 2, emit: str = "close", lateness: int = 0) -> hf.App:
+def app_of(size: int = 10, every: int = 2, emit: Any = "close", lateness: int = 0) -> hf.App:
     app = hf.App("slices", key_groups=8)
     generator = hf.Generator(SCHEMA, lambda i: ("a", i, None, at(i)), count=0)
     rows = app.source("rows", generator, event_time="at", idle_after="1h")
@@ -84,13 +84,15 @@ class Oracle:
         found = {}
         for (k, end), rows in self.held.items():
             if end + wait <= (self.clock if through is None else through):
-                values = [each["v"] for each in rows]
-                words = [each["word"] for each in rows if each["word"] is not None]
-                mean = sum(values) / len(values)
-                found[k, at(end)] = (
-                    at(end - self.size), len(rows), sum(values), max(values), mean, len(words), min(words, default=None)
-                )  # fmt: skip
+                found[k, at(end)] = self.result(end, rows)
         return found
+
+    def result(self, end: int, rows: list[dict[str, Any]]) -> tuple[Any, ...]:
+        """Return what a window has that ends at this second and holds these records."""
+        values = [each["v"] for each in rows]
+        words = [each["word"] for each in rows if each["word"] is not None]
+        mean = sum(values) / len(values)
+        return at(end - self.size), len(rows), sum(values), max(values), mean, len(words), min(words, default=None)
 
 
 def given_rows(t: TestDriver) -> dict[tuple[str, datetime], tuple[Any, ...]]:
@@ -98,9 +100,13 @@ def given_rows(t: TestDriver) -> dict[tuple[str, datetime], tuple[Any, ...]]:
     for each in t.rows("out"):
         key = each["k"], each["window_end"]
         assert key not in found, "a window was given twice"
-        names = ("window_start", "n", "total", "top", "mean", "words", "first")
-        found[key] = tuple(each[name] for name in names)
+        found[key] = result_in(each)
     return found
+
+
+def result_in(given: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what a row says of its window."""
+    return tuple(given[name] for name in ("window_start", "n", "total", "top", "mean", "words", "first"))
 
 
 STEPS = st.one_of(

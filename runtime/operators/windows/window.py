@@ -4,7 +4,8 @@ Rows of state are keyed by (end of the slice, keys); aggregates/aggregate.py fol
 slices, and merging.py merges the slices of a window. The clock of a key group (event_clock.py) is the watermark up to
 which its windows are closed. A closed window never opens again (P11).
 
-Windows that are due are found by a scan over all rows, but only when event time passes the earliest due time.
+Windows that are due are found by a scan over all rows, but only when event time passes the earliest due time. Windows
+that are shown before their end are found likewise, by processing time: early.py says which, and when.
 
 Invariants
     - A record is late if and only if the end of its last window plus the lateness is not after the clock.
@@ -13,9 +14,11 @@ Invariants
     - `close` emits a window when the clock reaches its end, and again whenever a later batch changes it, up to the
       lateness. `final` emits it once, when the clock reaches its end plus the lateness.
     - The clock of every owned key group is in the state before the barrier's freeze.
+    - A window is emitted when it closes, whether or not it has changed since it was last shown.
 
 Pure.
-Source: docs/design/0006-watermarks.md, 0062-slices.md; PROTOCOL P11; DESIGN section 5 (keys of windows).
+Source: docs/design/0006-watermarks.md, 0062-slices.md, 0082-early-results.md; PROTOCOL P11; DESIGN section 5 (keys of
+windows).
 """
 
 from __future__ import annotations
@@ -50,6 +53,7 @@ from holdfast.runtime.operators.contract import (
 from holdfast.runtime.operators.differences import Found, columns_text, compare_keys, typed
 from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, Times, drop_vacant, time_not_held
 from holdfast.runtime.operators.side import LATE
+from holdfast.runtime.operators.windows.early import MARK, TIMES_TABLE, EarlyResults
 from holdfast.runtime.operators.windows.merging import grouped, merged
 from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation
 from holdfast.runtime.rows.aggregates.contract import Slots
@@ -101,9 +105,20 @@ class WindowAggregate(KeyedStep):
     lateness_us: int
     emit: str
     """`close` or `final`."""
+    early_us: int = 0
+    """How often windows are also emitted before they close, in processing time; 0: not."""
 
     kind: ClassVar[str] = "windowaggregate"
     keeps: ClassVar[str] = "aggregates per window and key"
+
+    @property
+    def emission(self) -> str:
+        """When windows are emitted, as the state is compared by: the interval of early results may change."""
+        return "every" if self.early_us else self.emit
+
+    @property
+    def uses_clock(self) -> bool:
+        return self.early_us > 0
 
     def keyed_by(self, port: int) -> tuple[str, ...]:
         return self.keys
@@ -121,18 +136,17 @@ class WindowAggregate(KeyedStep):
 
     def tables(self, given: Sequence[pa.Schema]) -> tuple[TableDraft, ...]:
         fields = [pa.field(WINDOW_END, TIME, nullable=False), *(given[0].field(key) for key in self.keys)]
-        text = f"{self.window}, allowed_lateness={self.lateness_us}us, emit={self.emit}"
-        columns = (END_COLUMN, *value_columns(self.aggregations))
-        return (
-            TableDraft(KeyType.of(fields, unrouted=1), columns, window=text),
-            CLOCK_TABLE,
-        )
+        text = f"{self.window}, allowed_lateness={self.lateness_us}us, emit={self.emission}"
+        marks = (MARK,) if self.early_us else ()
+        columns = (END_COLUMN, *marks, *value_columns(self.aggregations))
+        own = TableDraft(KeyType.of(fields, unrouted=1), columns, window=text)
+        return (own, CLOCK_TABLE, TIMES_TABLE) if self.early_us else (own, CLOCK_TABLE)
 
     def identity(self, column: Description) -> dict[str, Any]:
         window = self.window.identity() | {
             "time": column(self.time),
             "lateness_us": self.lateness_us,
-            "emit": self.emit,
+            "emit": self.emission,
         }
         return aggregates_identity(self.keys, self.aggregations, column) | {"window": window}
 
@@ -154,7 +168,8 @@ class WindowAggregate(KeyedStep):
         return (self.operator,) if any(bound.kind.calls for bound in self.aggregations) else ()
 
     def text(self) -> str:
-        window = f"{self.window.shown()} of {self.time}, lateness {span(self.lateness_us)}, emit {self.emit}"
+        emit = f"{self.emission} {span(self.early_us)}" if self.early_us else self.emission
+        window = f"{self.window.shown()} of {self.time}, lateness {span(self.lateness_us)}, emit {emit}"
         keys = ", ".join(self.keys)
         return f"aggregate {self.operator} by {keys} over {window}: {aggregates_text(self.aggregations)}"
 
@@ -170,7 +185,11 @@ class WindowOperator(Operator):
         self._step, self._ctx, self._upsert = step, ctx, placed.upsert_key is not None
         self._schema = pa.schema([*placed.schema, OP_FIELD] if self._upsert else placed.schema)
         self._table, self._clock = ctx.table(step.operator), EventClock(step.operator, ctx)
-        self._folding = Folding(step.operator, step.aggregations, self._table, ctx.job, (WINDOW_END,), ctx.time_slice)
+        also = (WINDOW_END, MARK.name) if step.early_us else (WINDOW_END,)
+        self._folding = Folding(step.operator, step.aggregations, self._table, ctx.job, also, ctx.time_slice)
+        overlap = step.window.overlap
+        early = EarlyResults(step.operator, step.early_us, ctx, overlap, MERGED_AT_ONCE) if step.early_us else None
+        self._early = early
         self._taken = in_pieces(ctx, step.operator, step.aggregations, self._take)
         self._give = results_in_pieces(ctx, step.operator, step.aggregations)
         self._keys = KeyType.of(placed.schema.field(name) for name in step.keys)
@@ -209,7 +228,10 @@ class WindowOperator(Operator):
             if batch.num_rows == 0:
                 return
         columns = [pa.array(ends).view(TIME), *(batch.column(name) for name in self._step.keys)]
-        slots = self._folding.fold(self._table.spec.key.encode(columns), batch, (ends,))
+        also = [ends]
+        if self._early is not None:
+            also.append(self._early.marks(ends + self._spread_us > clock))
+        slots = self._folding.fold(self._table.spec.key.encode(columns), batch, also)
         self._due = min(self._due, self._first_due(ends, clock))
         if self._step.emit == "close":
             self._correct(slots, ends, clock)
@@ -220,10 +242,31 @@ class WindowOperator(Operator):
         if old is not None and at_us >= self._due:
             self._close(old)
 
+    def on_clock(self, now_us: int) -> bool:
+        """Emit open windows that have changed since they were last shown, if it is time: one round."""
+        if self._early is None:
+            return False
+        slots = self._early.take_round(now_us, self._folding.at_once(merged=self._step.window.overlap > 1))
+        if not slots.size:
+            return False
+        began = self._ctx.time_slice.now()
+        self._give(self._open_windows(slots))
+        self._early.took(slots.size, self._ctx.time_slice.now() - began)
+        return True
+
+    def due_us(self) -> int | None:
+        """Return when windows are shown next; None while none has changed."""
+        return None if self._early is None else self._early.due_us()
+
     def on_barrier(self) -> None:
         self._clock.note()
-        if drop_vacant(self._table, self._looked_up):
+        dropped = drop_vacant(self._table, self._looked_up)
+        if dropped:
             self._looked_up = 0
+        if self._early is not None:
+            if dropped:
+                self._early.give_up()
+            self._early.note()
 
     def _set_late_apart(self, batch: pa.RecordBatch, late: NDArray[np.bool_]) -> None:
         """Emit or count the late records."""
@@ -288,27 +331,39 @@ class WindowOperator(Operator):
 
     def _correct(self, slots: Slots, ends: Times, clock: Clock) -> None:
         """Emit the windows of changed slices that are closed and not over yet."""
-        lateness, window = self._step.lateness_us, self._step.window
+        lateness = self._step.lateness_us
         if not lateness or not (ends <= clock).any():
             return
-        rows, closed = windows_between(ends, np.maximum(clock, NEVER_US + lateness) - lateness, clock, window)
-        if window.overlap == 1:
-            self._emit(self._results(distinct(slots[rows])))
+        self._emit(self._windows_of(slots, ends, np.maximum(clock, NEVER_US + lateness) - lateness, clock))
+
+    def _open_windows(self, slots: Slots) -> Iterator[pa.RecordBatch]:
+        """Yield the windows of slices that event time has not passed yet."""
+        clock = self._clock.of(lambda: self._table.keys_at(slots))
+        yield from self._windows_of(slots, self._table.values(WINDOW_END, slots), clock, _FAR_US)
+
+    def _windows_of(self, slots: Slots, ends: Times, after: Clock, through: Clock) -> Iterator[pa.RecordBatch]:
+        """Yield the windows of slices that end after the first time, and by the second, each window and key once."""
+        rows, windows = windows_between(ends, after, through, self._step.window)
+        if self._step.window.overlap == 1:
+            yield from self._results(distinct(slots[rows]))
             return
-        if rows.size:
-            self._emit(self._corrected(self._table.keys_at(slots[rows]).routed(), closed))
+        # Windows that are farther apart than their size share no slice: what lies between is not looked up.
+        order = np.argsort(windows, kind="stable")
+        for part in np.split(order, np.flatnonzero(np.diff(windows[order]) >= self._step.window.size_us) + 1):
+            if part.size:
+                yield from self._merged(self._table.keys_at(slots[rows[part]]).routed(), windows[part])
 
     def _emit(self, results: Iterator[pa.RecordBatch]) -> None:
         """Emit results together with the rows that changed them."""
         for each in results:
             self._ctx.emit(each)
 
-    def _corrected(self, keys: Keys, closed: Times) -> Iterator[pa.RecordBatch]:
-        """Yield, for each of these keys, the closed window beside it, each pair once."""
+    def _merged(self, keys: Keys, windows: Times) -> Iterator[pa.RecordBatch]:
+        """Yield, for each of these keys, the window whose end is beside it, each pair once."""
         window, owners = self._step.window, grouped(keys)
-        first, last = int(closed.min()) - window.size_us + window.every_us, int(closed.max())
+        first, last = int(windows.min()) - window.size_us + window.every_us, int(windows.max())
         width = (last - first) // window.every_us + 1
-        pairs = np.unique((closed - first) // window.every_us * len(owners.keys) + owners.numbers)
+        pairs = np.unique((windows - first) // window.every_us * len(owners.keys) + owners.numbers)
         of, at_end = pairs % len(owners.keys), pairs // len(owners.keys)
         known, places = self._known_slices(owners.keys, first, width)
         begins = np.searchsorted(places, of * width + at_end - window.overlap + 1)

@@ -38,7 +38,7 @@ IN_BOTH_MODES = True
 FOLDER = Path(operators.__file__).parent
 FOR_ALL = {
     *("backlog", "contract", "differences", "event_clock", "processing_clock", "time_slice"),
-    *("aggregates.changes", "joins.rows", "tables.lookup", "windows.merging"),
+    *("aggregates.changes", "joins.rows", "tables.lookup", "windows.early", "windows.merging"),
     *("process.cells", "process.changes", "process.events", "process.step"),
     *("patterns.automaton", "patterns.conditions", "patterns.kept", "patterns.results"),
 }

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import count_window_jobs
+import early_jobs
 import grouped_jobs
 import hopping_jobs
 import lookup_jobs
@@ -145,6 +146,22 @@ def count_windows(seed: int) -> None:
         count_window_jobs.play(t, steps, oracle)
 
 
+def early(seed: int) -> None:
+    """Windows are shown for a while; then changes that were not shown move to other workers."""
+    rng, steps, interval = random.Random(seed), list[Any](), 7
+    for _ in range(4):
+        given = [(rng.choice("abc"), rng.randrange(30), rng.choice([None, "x", "y"])) for _ in range(4)]
+        steps += [("push", given), ("wait", rng.randrange(1_000, 9_000))]
+    steps += [("wait", 15_000), ("push", [("a", 1, None), ("b", 2, None), ("c", 3, None)]), ("parallelism", 3)]
+    oracle = hopping_jobs.Oracle(10, 2, "close", 0)
+    with (
+        TestDriver(early_jobs.app_of(10, 2, interval), 2, seed) as t,
+        early_jobs.watched(t, oracle, interval) as watch,
+    ):
+        early_jobs.play(t, steps, watch)
+        early_jobs.finish(t, watch, interval)
+
+
 def groups(seed: int) -> None:
     rng, steps = random.Random(seed), list[Any]()
     for _ in range(4):
@@ -189,6 +206,8 @@ PLAYS: dict[str, Callable[[int], None]] = {
     "running-from-nothing": running,
     "count-window-too-short": count_windows,
     "count-window-without-the-held": count_windows,
+    "unshown-change-forgotten": early,
+    "interval-cut-short": early,
     "retraction-dropped": groups,
     "removed-query-matches": searches,
     "upper-bound-ignored": searches,
@@ -209,7 +228,7 @@ class TestOperatorMutants:
     @pytest.mark.parametrize(
         "play",
         [
-            *(hopping, sessions, slides, running, count_windows, lookups, groups, searches, kept_patterns),
+            *(hopping, sessions, slides, running, count_windows, early, lookups, groups, searches, kept_patterns),
             *(patterns(name) for name in ("relaxed", "row", "guarded")),
         ],
     )
