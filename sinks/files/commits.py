@@ -193,6 +193,8 @@ class Commits:
     def discard(self, staged: Iterable[str]) -> None:
         """Delete staged files that no commit names. They only take space, so an error is not passed on."""
         paths = sorted(staged)
+        if not paths:
+            return
         try:
             delete_each(self.stores.own, paths)
         except Unavailable as error:
@@ -220,8 +222,8 @@ class Commits:
             self.stores.data.get(file.path)
         except NotFound:
             raise Damaged(
-                f"{self._where}: {file.path}, with {file.rows:,} rows, is neither there nor in {OWN_FOLDER}/{STAGING}: the "
-                "folder was restored meanwhile, or another process deletes files in it",
+                f"{self._where}: {file.path}, with {file.rows:,} rows, is neither there nor in {OWN_FOLDER}/{STAGING}: "
+                "the folder was restored meanwhile, or another process deletes files in it",
                 not_done="these rows are not visible, and nothing more was delivered",
                 next_step="bring the newer folder back, or rewind the job to a checkpoint before this delivery",
             ) from None

@@ -61,6 +61,8 @@ class FilesTarget:
         self._by = Claimed(job_uuid, writer.sink, claim)
         self._name = writer_name(job_uuid, writer)
         self._commits = Commits(self._where, stores)
+        self._staged: list[str] = []
+        """Files of deliveries that were not completed, which a commit in doubt may name."""
 
     def delivered(self) -> Tag | None:
         """See Target.delivered. First completes what a crash after a commit left."""
@@ -80,13 +82,13 @@ class FilesTarget:
         for _ in range(ATTEMPTS_MAX):
             tail = self._commits.refresh()
             if (found := self._covered(tag, known)) is not None:
-                self._commits.discard(each.path for each in staged)
                 return found
             self._fault("after_tag")  # Files and tag are one commit, so there is one point for both.
             self._fault("before_commit")
             commit = delivery(tail, id, WriterTag(self._name, tag.timeline, tag.epoch), staged, self._by)
             if self._commits.append(commit):
                 self._commits.publish(commit.files)
+                self._discard()
                 self._fault("after_commit")
                 return Delivered(sum(each.rows for each in staged))
         raise Unavailable(
@@ -118,12 +120,20 @@ class FilesTarget:
             return None
         outcome = already(self._where, tag, standing)
         self._commits.settle()
+        self._discard()
         return outcome
+
+    def _discard(self) -> None:
+        """Delete what was staged for nothing, now that the tag covers it."""
+        named = {file.staged for file in self._commits.tail.files}
+        self._commits.discard(path for path in self._staged if path not in named)
+        self._staged = []
 
     def _stage(self, tag: Tag, id: str, batches: Iterable[pa.RecordBatch]) -> Iterator[StagedFile]:
         """Store the rows as files that no reader sees; yield them."""
         for number, file in enumerate(self._files(batches)):
             path = staged_path(self._job, self._writer, tag, id, number)
+            self._staged.append(path)
             self._commits.stores.own.put(path, file.data)
             yield StagedFile(file.folder, file.rows, len(file.data), path)
 
