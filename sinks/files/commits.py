@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import dropwhile
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -139,7 +140,7 @@ class Commits:
             Damaged: a commit is broken.
         """
         known = self._tail
-        if known is None or known.sequence == 0 or self._read(known.sequence) != known:
+        if known is None or known.sequence == 0 or not self._stands(known):
             known = self._newest()
         while (following := self._read(known.sequence + 1)) is not None:
             known = following
@@ -164,7 +165,7 @@ class Commits:
         try:
             self.stores.own.create(commit_path(commit.sequence), encode(commit))
         except AlreadyExists:
-            if self._read(commit.sequence) != commit:  # else the reply to the first of two sends was lost
+            if not self._stands(commit):  # else the reply to the first of two sends was lost
                 return False
         self._tail = commit
         return True
@@ -186,8 +187,7 @@ class Commits:
         """
         for file in files:
             self._publish(file)
-        for path in self.tail.emptied:
-            self._empty(path)
+        self._empty(self.tail.emptied)
         self._published = self.tail.sequence
 
     def discard(self, staged: Iterable[str]) -> None:
@@ -228,14 +228,23 @@ class Commits:
                 next_step="bring the newer folder back, or rewind the job to a checkpoint before this delivery",
             ) from None
 
-    def _empty(self, path: str) -> None:
-        """Replace a file by one without rows. One that is empty stays as it is: readers compare times of change."""
+    def _empty(self, paths: Sequence[str]) -> None:
+        """Replace files by ones without rows, in order.
+
+        Those that were emptied before a crash come first, and stay as they are: a job that reads them compares the times
+        of their changes.
+        """
+        if not paths:
+            return
+        data, empty = self.stores.data, empty_file(self.meta.partitioning.in_files(self.meta.columns))
+        for path in dropwhile(self._is_empty, paths):
+            data.put(path, empty)
+
+    def _is_empty(self, path: str) -> bool:
         try:
-            if is_empty(self.stores.data.get(path)):
-                return
+            return is_empty(self.stores.data.get(path))
         except NotFound:
-            pass  # removed since; the name must stay taken
-        self.stores.data.put(path, empty_file(self.meta.partitioning.in_files(self.meta.columns)))
+            return False  # removed since; its name must stay taken
 
     def _may_count(self, staged: Iterable[str]) -> Iterable[str]:
         """Yield staged files that a commit may still name: those above the tag of their writer."""
@@ -246,6 +255,13 @@ class Commits:
             standing = self.tail.tag_of(by.writer)
             if standing is None or standing < by.tag:
                 yield path
+
+    def _stands(self, commit: Commit) -> bool:
+        """Return whether the folder holds this commit, byte for byte; one of another folder is not decoded."""
+        try:
+            return self.stores.own.get(commit_path(commit.sequence)) == encode(commit)
+        except NotFound:
+            return False
 
     def _read(self, sequence: int) -> Commit | None:
         assert self._meta is not None
@@ -261,8 +277,7 @@ class Commits:
             gone, self._meta = self._meta is None, known
             raise self._replaced("missing" if gone else "another one than before", known)
         self._published = -1
-        sequence = newest_sequence(self.stores.own)
-        return self.at(sequence)
+        return self.at(newest_sequence(self.stores.own))
 
     def _replaced(self, what: str, known: Meta | None) -> ConfigError | Unavailable:
         if known is None:

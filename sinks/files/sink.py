@@ -102,7 +102,7 @@ class FilesSink:
         self.check(schema, upsert_key)
         meta = read_meta(open_stores(self.path).own)
         if meta is None:
-            return "the first start creates the folder, or makes it one of committed files"
+            return "the first start creates the folder; files that are there already stay"
         self._compare(meta, schema)
         return "the folder exists and fits the stream"
 

@@ -165,7 +165,7 @@ class FaultyOwnObjects(LocalObjects):
 
 
 class FilesWorld:
-    key = None
+    key: tuple[str, ...] | None = None
 
     def __init__(self, path: Path) -> None:
         self.sink = FilesSink(str(path / "files"))

@@ -144,4 +144,4 @@ class TestASecondJob:
             if batch is not None:
                 found += batch.to_pylist()
         opened.close()
-        assert sorted((row["n"], row["word"], row["at"]) for row in found) == job.said  # type: ignore[type-var]
+        assert sorted((row["n"], row["word"], row["at"]) for row in found) == job.said

@@ -211,6 +211,24 @@ class TestCrash:
         assert folder.deliver(3, 3, timeline=2) == Delivered(1)
         assert folder.shown() == [1, 3]
 
+    def test_in_the_middle_of_a_rewind_does_not_touch_files_that_are_empty_already(self, folder: Folder) -> None:
+        """A job that has listed one of them compares the time of its last change."""
+        folder.deliver(1, 1)
+        folder.deliver(2, 2, 3)
+        puts = list[str]()
+
+        def crash_at_the_second(request: str, path: str) -> None:
+            if request == "put":
+                puts.append(path)
+                if len(puts) == 2:
+                    raise Crash
+
+        with pytest.raises(Crash):
+            folder.back(1, before=crash_at_the_second)
+        assert len(set(puts)) == 2 and len(folder.shown()) == 2
+        assert folder.back(1, before=crash_at_the_second).delete == 0
+        assert puts[2:] == puts[1:2] and folder.shown() == [1]
+
     def _crash_after_the_commit(self, folder: Folder) -> None:
         def crash(request: str, path: str) -> None:
             if (request, path) == ("create", commit_path(1)):
@@ -251,6 +269,16 @@ class TestSuspended:
         folder.target(after=meanwhile).deliver(tag(2), rows(2))
         assert not others and folder.shown() == [1]
         assert folder.deliver(3, 3, timeline=2) == Delivered(1) and folder.shown() == [1, 3]
+
+    def test_a_publisher_finds_that_another_process_published_its_files(self, folder: Folder) -> None:
+        others = [lambda: folder.target().delivered()]
+
+        def meanwhile(request: str, path: str) -> None:
+            if request == "get" and path.startswith(STAGING) and others:
+                others.pop()()
+
+        assert folder.target(before=meanwhile).deliver(tag(1), rows(1, 2)) == Delivered(2)
+        assert not others and (folder.shown(), folder.staged()) == ([1, 2], [])
 
     def test_a_writer_before_its_commit_is_fenced_by_a_rewind(self, folder: Folder) -> None:
         folder.deliver(1, 1)
@@ -341,10 +369,12 @@ class TestFolderThatOthersChange:
             folder.own.delete(path)
         with pytest.raises(Unavailable, match=r"files\.json is missing: the folder was deleted or replaced"):
             target.deliver(tag(2), rows(2))
-        create_folder(folder.own, SCHEMA, BY_C)
+        other = Folder()
+        other.deliver(1, 9)
+        for path in other.own.list(""):
+            folder.own.put(path, other.own.get(path))
         with pytest.raises(Unavailable, match="is another one than before"):
             target.delivered()
-        folder.own.delete(META_PATH)
         for path, data in kept.items():
             folder.own.put(path, data)
         assert target.deliver(tag(2), rows(2), tag(1)) == Delivered(1) and folder.shown() == [1, 2]
