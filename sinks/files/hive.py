@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 DATE = "date"
 """The column that `date_of` adds to what readers see."""
 DEFAULT = "__HIVE_DEFAULT_PARTITION__"
+_DEFAULT_AS_TEXT = DEFAULT.replace("_", "%5F", 1)
 NAME_BYTES_MAX = 255
 """How long the name of a folder may be on common file systems."""
 _ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
@@ -116,7 +117,8 @@ def folder_of(name: str, value: Any) -> str:
     if value is None or value == "":
         return f"{name}={DEFAULT}"
     text = str(value).lower() if isinstance(value, bool) else str(value)
-    return f"{name}={_ESCAPED.sub(lambda found: f'%{ord(found[0]):02X}', text)}"
+    encoded = _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
+    return f"{name}={_DEFAULT_AS_TEXT if encoded == DEFAULT else encoded}"
 
 
 def values_in(path: str) -> dict[str, str | None]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.sinks.files.hive import (
@@ -48,6 +48,7 @@ class TestFolders:
             ("x\n'\"*?#\\{}[]^\x7f", pa.string(), "c=x%0A%27%22%2A%3F%23%5C%7B}%5B%5D%5E%7F"),
             ("zürich", pa.string(), "c=zürich"),
             ("..", pa.string(), "c=.."),
+            (DEFAULT, pa.string(), "c=%5F_HIVE_DEFAULT_PARTITION__"),
             ("", pa.string(), f"c={DEFAULT}"),
             (None, pa.string(), f"c={DEFAULT}"),
             (None, pa.int32(), f"c={DEFAULT}"),
@@ -61,6 +62,7 @@ class TestFolders:
         assert folders([value], kind) == [folder] == [folder_of("c", value)]
 
     @given(st.text(st.characters(codec="utf-8"), min_size=1, max_size=20))
+    @example(DEFAULT)
     def test_every_text_is_read_as_it_was(self, text: str) -> None:
         folder = folder_of("c", text)
         assert "/" not in folder and values_in(f"{folder}/part-1.parquet") == {"c": text}
