@@ -231,8 +231,8 @@ class Commits:
     def _empty(self, paths: Sequence[str]) -> None:
         """Replace files by ones without rows, in order.
 
-        Those that were emptied before a crash come first, and stay as they are: a job that reads them compares the times
-        of their changes.
+        Those that were emptied before a crash come first, and stay as they are: a job that reads them compares the
+        times of their changes.
         """
         if not paths:
             return

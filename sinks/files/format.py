@@ -147,6 +147,9 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         return max((each.tag for each in self.tags if is_writer_of(each.writer, job_uuid, sink)), default=None)
 
 
+_META, _COMMIT = msgspec.json.Decoder(Meta), msgspec.json.Decoder(Commit)
+
+
 class Claimed(NamedTuple):
     """A sink of a job, with the driver that writes to it."""
 
@@ -243,13 +246,13 @@ def encode(record: Meta | Commit) -> bytes:
 
 def decode_meta(data: bytes) -> Meta:
     """Return the contents of `files.json`. Raises Damaged, ConfigError."""
-    return _decoded(META_PATH, data, Meta)
+    return _decoded(META_PATH, data, _META)
 
 
 def decode_commit(folder: str, sequence: int, data: bytes) -> Commit:
     """Return the contents of a commit. Raises Damaged, ConfigError."""
     path = commit_path(sequence)
-    commit = _decoded(path, data, Commit)
+    commit = _decoded(path, data, _COMMIT)
     if (commit.folder, commit.sequence) != (folder, sequence):
         raise damaged(path, f"belongs to folder {commit.folder}, as commit {commit.sequence}")
     for file in commit.files:
@@ -269,11 +272,11 @@ def damaged(path: str, what: str) -> Damaged:
     )
 
 
-def _decoded(path: str, data: bytes, kind: type[_Record]) -> _Record:
+def _decoded(path: str, data: bytes, decoder: msgspec.json.Decoder[_Record]) -> _Record:
     if not fits_hash(data):
         raise damaged(path, "has no hash, or one that does not match its bytes")
     try:
-        record = msgspec.json.decode(data, type=kind)
+        record = decoder.decode(data)
     except msgspec.DecodeError as error:
         raise damaged(path, f"cannot be read: {error}") from error
     if record.v > FORMAT_VERSION:
