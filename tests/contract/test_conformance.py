@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from kafka_server import KafkaServer
@@ -15,7 +16,7 @@ from redis_server import RedisServer
 from sql_places import SqlPlace, delivery_of, place_of
 
 import holdfast as hf
-from holdfast.runtime.testing.sink_kit import KEY, Row
+from holdfast.runtime.testing.sink_kit import KEY, SCHEMA, Row
 from holdfast.sinks.contract import Fault, Sink, Target
 from holdfast.sinks.log import LogTarget
 from holdfast.sinks.memory import MemorySink
@@ -188,6 +189,19 @@ def in_log(folder: Path, key: tuple[str, ...] | None = None) -> SinkKit:
     return SinkKit(lambda: sink, rows, opened)
 
 
+def in_files(folder: Path, **how: Any) -> SinkKit:
+    sink = hf.Files(folder, **how).sink()
+
+    def rows() -> list[Row]:
+        found = ds.dataset(folder, SCHEMA, format="parquet", partitioning="hive").to_table()
+        return [tuple(row.values()) for row in found.to_pylist()]
+
+    def opened(given: Sink, writer: Any, fault: Fault) -> Target:
+        return sink.opened("6f9b0f6e-0000-4000-8000-000000000001", writer, fault=fault)
+
+    return SinkKit(lambda: sink, rows, opened)
+
+
 def in_kafka(server: KafkaServer, key: tuple[str, ...] | None) -> SinkKit:
     topic = KafkaTopic(server, key)
 
@@ -212,6 +226,8 @@ SINKS: dict[str, Callable[[Path], SinkKit]] = {
     "memory, key": lambda _: in_memory(True),
     "log": lambda folder: in_log(folder / "log"),
     "changelog": lambda folder: in_log(folder / "log", KEY),
+    "files": lambda folder: in_files(folder / "files"),
+    "partitioned files": lambda folder: in_files(folder / "files", partition_by="name"),
 }
 
 

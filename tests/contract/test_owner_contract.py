@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 from kafka_server import KafkaServer
 from kafka_topics import KafkaTopic
@@ -21,6 +22,7 @@ from sql_places import SqlPlace, delivery_of, place_of
 from holdfast.errors import Damaged, Fenced, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Rewinding
+from holdfast.sinks.files.sink import FilesSink
 from holdfast.sinks.immediate import ImmediateTarget, Origin, Owner
 from holdfast.sinks.kafka.sink import KafkaSink
 from holdfast.sinks.log import LogSink
@@ -88,16 +90,29 @@ def in_log(folder: Path) -> World:
             batch, offset = reader.read(0, offset, 1 << 20)
         return sorted(found)
 
-    def back_up() -> Callable[[], None]:
-        shutil.copytree(folder / "log", folder / "backup")
+    return World(sink, numbers, lambda: backed_up(folder / "log"))
 
-        def restore() -> None:
-            shutil.rmtree(folder / "log")
-            shutil.copytree(folder / "backup", folder / "log")
 
-        return restore
+def in_files(folder: Path) -> World:
+    sink = FilesSink(str(folder / "files"))
+    sink.prepare(SCHEMA, None)
 
-    return World(sink, numbers, back_up)
+    def numbers() -> list[int]:
+        return sorted(ds.dataset(sink.path, SCHEMA, format="parquet").to_table().column("n").to_pylist())
+
+    return World(sink, numbers, lambda: backed_up(folder / "files"))
+
+
+def backed_up(folder: Path) -> Callable[[], None]:
+    """Copy a folder; return what restores it."""
+    backup = folder.with_name("backup")
+    shutil.copytree(folder, backup)
+
+    def restore() -> None:
+        shutil.rmtree(folder)
+        shutil.copytree(backup, folder)
+
+    return restore
 
 
 def in_kafka(server: KafkaServer) -> World:
@@ -113,7 +128,7 @@ def in_redis(server: RedisServer) -> World:
 
 
 TABLES = [f"{kind}{how}" for kind in ("sqlite", "other", "postgres") for how in ("", " keyed", " idempotent")]
-WITH_REPAIRS = ("memory", "memory keyed", *TABLES, "log")
+WITH_REPAIRS = ("memory", "memory keyed", *TABLES, "log", "files")
 SERVERS = [
     pytest.param(kind, marks=mark) for kind, mark in (("redis", pytest.mark.redis), ("kafka", pytest.mark.kafka))
 ]
@@ -128,6 +143,8 @@ def world_of(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     kind = request.param
     if kind == "log":
         return in_log(tmp_path)
+    if kind == "files":
+        return in_files(tmp_path)
     if kind == "kafka":
         return in_kafka(request.getfixturevalue("kafka"))
     if kind == "redis":
@@ -221,7 +238,7 @@ class TestOwner:
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
         copy = world.sink.open(JOB, LEFT, COPY)
         world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2))
-        if isinstance(world.sink, LogSink | KafkaSink | Redis):
+        if isinstance(world.sink, LogSink | FilesSink | KafkaSink | Redis):
             copy.forget(tag(1))  # the copy has none
             return
         with pytest.raises(Fenced):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,6 +38,10 @@ from holdfast.sinks.contract import (
     no_fault,
     repairable,
 )
+from holdfast.sinks.files import repair as files_repair
+from holdfast.sinks.files.commits import Commits, Stores
+from holdfast.sinks.files.format import OWN_FOLDER
+from holdfast.sinks.files.sink import FilesSink
 from holdfast.sinks.log import LogSink
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.sql.repair import repair as repair_table
@@ -145,17 +150,55 @@ class LogWorld:
         return log_sink.repair(self.sink.where, store, rewinding, pause=lambda _: None)
 
 
+class FaultyOwnObjects(LocalObjects):
+    """What is below `_holdfast/`; calls `fault` before the commit of a repair. After it, files are emptied."""
+
+    def __init__(self, root: str, fault: Fault) -> None:
+        super().__init__(root)
+        self._fault = fault
+
+    def create(self, path: str, data: bytes) -> None:
+        self._fault("before_begin")
+        self._fault("after_tag")
+        self._fault("before_commit")
+        super().create(path, data)
+
+
+class FilesWorld:
+    key: tuple[str, ...] | None = None
+
+    def __init__(self, path: Path) -> None:
+        self.sink = FilesSink(str(path / "files"))
+        self.sink.prepare(SCHEMA, None)
+
+    def rows(self) -> list[Row]:
+        found = ds.dataset(self.sink.path, SCHEMA, format="parquet").to_table().to_pylist()
+        return sorted((row["user"], row["total"], row["name"]) for row in found)
+
+    def repair(self, rewinding: Rewinding, fault: Fault = no_fault) -> Repair:
+        own = FaultyOwnObjects(f"{self.sink.path}/{OWN_FOLDER}", fault)
+        commits = Commits(self.sink.where, lambda: Stores(LocalObjects(self.sink.path), own))
+        done = files_repair.repair(self.sink.where, commits, self._size_of, rewinding)
+        fault("after_commit")
+        return done
+
+    def _size_of(self, path: str) -> int:
+        return (Path(self.sink.path) / path).stat().st_size
+
+
 def built(kind: str, keyed: bool, path: Path, request: pytest.FixtureRequest) -> World:
     if kind == "memory":
         return MemoryWorld(KEY if keyed else None)
     if kind == "log":
         return LogWorld(path, KEY if keyed else None)
+    if kind == "files":
+        return FilesWorld(path)
     return TableWorld(place_of(kind, path, request), KEY if keyed else None, delivery_of(kind))
 
 
 REPLACING = ("memory", "sqlite", "sqlite idempotent", "other", "other idempotent", "postgres")
 KEYED = (*REPLACING, "log")
-APPEND = ("memory", "sqlite", "other", "postgres", "log")
+APPEND = ("memory", "sqlite", "other", "postgres", "log", "files")
 
 
 @pytest.fixture(params=KEYED)
@@ -453,8 +496,8 @@ class TestZombies:
 class TestHorizon:
     @pytest.fixture
     def forgetful(self, either: World) -> World:
-        if isinstance(either, LogWorld):
-            pytest.skip("missing: a horizon of a log; what a repair needs is never forgotten")
+        if isinstance(either, LogWorld | FilesWorld):
+            pytest.skip("missing: a horizon of a log or of files; what a repair needs is never forgotten")
         deliver(either, *HISTORY)
         with closing(either.sink.open(JOB, LEFT)) as target:
             target.forget(tag(3))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 from kafka_server import KafkaServer
 from kafka_topics import KafkaTopic
@@ -37,6 +38,7 @@ from holdfast.sinks.contract import (
     Target,
     no_fault,
 )
+from holdfast.sinks.files.sink import FilesSink
 from holdfast.sinks.log import LogSink, LogTarget
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.sql.target import SqlTarget
@@ -172,6 +174,24 @@ class LogWorld:
         return []
 
 
+class FilesWorld:
+    """Files as a reader that knows nothing of the sink finds them."""
+
+    def __init__(self, path: Path) -> None:
+        self.sink = FilesSink(str(path / "files"))
+        self.sink.prepare(SCHEMA, None)
+
+    def open(self, writer: Writer, fault: Fault = no_fault, job: str = JOB) -> Target:
+        return self.sink.opened(job, writer, fault=fault)
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        found = ds.dataset(self.sink.path, SCHEMA, format="parquet").to_table()
+        return sorted(tuple(row.values()) for row in found.to_pylist())
+
+    def before_images(self, writer: Writer) -> list[Image]:
+        return []
+
+
 class KafkaWorld:
     def __init__(self, server: KafkaServer, key: tuple[str, ...] | None) -> None:
         self._topic = KafkaTopic(server, key)
@@ -224,7 +244,7 @@ TABLES_WITH_KEY = ("sqlite", "sqlite idempotent", "other", "other idempotent", "
 KINDS_WITH_IMAGES = ("memory", *TABLES_WITH_KEY)
 KINDS_WITH_KEY = (*KINDS_WITH_IMAGES, "log", REDIS, KAFKA)
 KINDS_WITH_NUMBERS = ("memory", "sqlite", "other", "postgres")
-KINDS_WITHOUT_KEY = (*KINDS_WITH_NUMBERS, "log", KAFKA)
+KINDS_WITHOUT_KEY = (*KINDS_WITH_NUMBERS, "log", "files", KAFKA)
 
 
 @pytest.fixture
@@ -236,6 +256,8 @@ def make(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[s
             return MemoryWorld(KEY if keyed else None)
         if kind == "log":
             return LogWorld(tmp_path, KEY if keyed else None)
+        if kind == "files":
+            return FilesWorld(tmp_path)
         if kind == "kafka":
             worlds.append(KafkaWorld(request.getfixturevalue("kafka"), KEY if keyed else None))
         elif kind == "redis":

@@ -1,4 +1,4 @@
-"""`hf.Files` on a real S3 server: what is listed, ETags, many pages, a server that does not answer."""
+"""`hf.Files` on a real S3 server: what is listed, ETags, many pages, a server that does not answer; and as a sink."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from s3_store import S3Store, s3_store
 
 import holdfast as hf
 from holdfast.errors import Damaged, Unavailable
+from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
 from holdfast.runtime.sources.files.formats import FormatName
 from holdfast.runtime.sources.files.reading import OpenFiles
+from holdfast.sinks.contract import AlreadyDelivered, Delivered, Rewinding
 from holdfast.storage.objects import FsspecObjects, open_objects
 
 pytestmark = [pytest.mark.s3, pytest.mark.toxiproxy]
@@ -142,3 +144,41 @@ class TestFiles:
         with pytest.raises(Unavailable, match="no-such-bucket"):
             source.copied(again=True)
         assert open_objects(tmp_path).list("") == []
+
+
+JOB, WRITER = "6f9b0f6e-0000-4000-8000-000000000001", Writer("out", Subtask(0))
+
+
+def rows(*found: int) -> list[pa.RecordBatch]:
+    return [pa.record_batch([pa.array(found, pa.int64())], schema=NUMBERS)]
+
+
+class TestSink:
+    def test_what_was_delivered_is_read_once_and_taken_back(self, bucket: Bucket) -> None:
+        sink = hf.Files(f"{bucket.url}/in").sink()
+        assert sink.probe(NUMBERS, None).startswith("the first start creates the folder")
+        sink.prepare(NUMBERS, None)
+        first, second = Tag(Timeline(1), Epoch(1)), Tag(Timeline(1), Epoch(2))
+        with closing(sink.open(JOB, WRITER)) as target:
+            assert target.deliver(first, rows(1, 2)) == Delivered(2)
+            assert target.deliver(second, rows(3)) == Delivered(1)
+        with closing(sink.open(JOB, WRITER)) as target:
+            assert target.deliver(second, rows(3)) == AlreadyDelivered(second)
+        with closing(opened(bucket, "parquet")) as files:
+            assert numbers(files) == [1, 2, 3]
+        back = Rewinding(JOB, "out", Tag(Timeline(2), Epoch(1)), (WRITER,))
+        assert sink.plan_repair(back, NUMBERS, None).delete == sink.repair(back, NUMBERS, None).delete == 1
+        assert sink.repair(back, NUMBERS, None).delete == 0
+        with closing(opened(bucket, "parquet", again=False)) as files, pytest.raises(Damaged, match="part-0000000002-"):
+            files.list_files()
+        with closing(opened(bucket, "parquet")) as files:
+            assert numbers(files) == [1, 2]
+        assert not bucket.inbox.list("_holdfast/staging")
+
+    def test_many_commits_are_found_without_listing_all(self, bucket: Bucket) -> None:
+        sink = hf.Files(f"{bucket.url}/in").sink()
+        sink.prepare(NUMBERS, None)
+        with closing(sink.open(JOB, WRITER)) as target:
+            for epoch in range(1, 31):
+                target.deliver(Tag(Timeline(1), Epoch(epoch)), [])
+        assert sink.holding(JOB, "out").newest == Tag(Timeline(1), Epoch(30))

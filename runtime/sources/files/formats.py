@@ -1,6 +1,6 @@
 """How files are written: Parquet, JSON lines or CSV.
 
-Source: docs/design/0080-files-source.md.
+Source: docs/design/0080-files-source.md, 0083-files-sink.md.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from holdfast.runtime.sources.files.catalogue import Entry
 from holdfast.runtime.sources.files.contents import Contents, WrongFile
 from holdfast.runtime.sources.files.parquet import ParquetContents
 from holdfast.runtime.sources.files.text import TextContents, csv_contents
+from holdfast.sinks.files.hive import Unfit, has_folders, is_text, value_of, values_in
 from holdfast.storage.folders import Found, ReadFile
 
 FormatName = Literal["parquet", "jsonl", "csv"]
@@ -58,7 +59,7 @@ class Format:
         if self.is_text:
             self.contents(handle, Entry(*file, span=file.size))
             return file.size
-        return ParquetContents(handle, self.schema).rows
+        return ParquetContents(handle, self.schema, self._held(file.name)).rows
 
     def contents(self, handle: ReadFile, entry: Entry) -> Contents:
         """Return the contents of an open file. Raises WrongFile, Unavailable."""
@@ -67,7 +68,24 @@ class Format:
             return TextContents(handle, entry.name, entry.size, lines)
         if self.name == "csv":
             return csv_contents(handle, entry.name, entry.size, self.schema)
-        found = ParquetContents(handle, self.schema)
+        found = ParquetContents(handle, self.schema, self._held(entry.name))
         if found.rows != entry.span:
             raise WrongFile(f"it has {found.rows:,} rows, but had {entry.span:,} when it was listed")
         return found
+
+    def _held(self, name: str) -> Mapping[str, pa.Scalar]:
+        """Return the values that the folders of a file hold, by column. Raises WrongFile."""
+        texts = values_in(name)
+        fields = [each for each in self.schema if each.name in texts and has_folders(each.type)]
+        try:
+            return {each.name: _value(texts[each.name], each) for each in fields}
+        except Unfit as error:
+            raise WrongFile(f"its folders do not fit the columns of the job: {error}") from error
+
+
+def _value(text: str | None, field: pa.Field) -> pa.Scalar:
+    if text is None and not field.nullable:
+        if is_text(field.type):
+            return pa.scalar("", field.type)  # null and the empty text share a folder
+        raise Unfit(f"column {field.name!r} has no value, but the job reads it as never null")
+    return value_of(text, field.type)

@@ -1,14 +1,17 @@
 """Reads a Parquet file by row groups, and only the columns of the job.
 
+A column that the file does not have is taken from its folder, `region=eu/`, if that holds it.
+
 A position is the number of a row. One batch is decoded at a time; what a read leaves of it is kept for the next one.
 
-Source: docs/design/0080-files-source.md.
+Source: docs/design/0080-files-source.md, 0083-files-sink.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -27,12 +30,13 @@ class ParquetContents:
 
     Args:
         schema: The columns that are read.
+        held: Values of the folders that the file is in, for columns that it does not have.
 
     Raises:
         WrongFile: it is no Parquet file, or lacks a column, or has one of another type.
     """
 
-    def __init__(self, file: ReadFile, schema: pa.Schema) -> None:
+    def __init__(self, file: ReadFile, schema: pa.Schema, held: Mapping[str, pa.Scalar] = MappingProxyType({})) -> None:
         self._schema = schema
         try:
             self._file: Any = pq.ParquetFile(pa.PythonFile(file, mode="r"))
@@ -40,7 +44,9 @@ class ParquetContents:
             groups = [self._file.metadata.row_group(number) for number in range(self._file.metadata.num_row_groups)]
         except _WRONG as error:
             raise WrongFile(f"it cannot be read as Parquet: {_first_line(error)}") from error
-        _check(schema, found)
+        self._held = {name: value for name, value in held.items() if name not in found.names}
+        self._read = pa.schema([field for field in schema if field.name not in self._held])
+        _check(self._read, found)
         self._firsts = [0, *accumulate(group.num_rows for group in groups)]
         size = sum(group.total_byte_size for group in groups)
         self._row_bytes = max(1, size // max(1, self.rows))
@@ -74,7 +80,7 @@ class ParquetContents:
             return batch
         group = max(number for number, first in enumerate(self._firsts[:-1]) if first <= at)
         size = max(1, min(_ROWS_MAX, bytes_max // self._row_bytes))
-        self._batches = self._file.iter_batches(size, row_groups=[group], columns=self._schema.names, use_threads=False)
+        self._batches = self._file.iter_batches(size, row_groups=[group], columns=self._read.names, use_threads=False)
         skipped = self._firsts[group]
         for batch in self._batches:
             if skipped + batch.num_rows > at:
@@ -85,6 +91,9 @@ class ParquetContents:
     def _fitted(self, batch: pa.RecordBatch, at: int) -> pa.RecordBatch:
         columns = []
         for field in self._schema:
+            if field.name in self._held:
+                columns.append(pa.repeat(self._held[field.name], batch.num_rows))
+                continue
             try:
                 columns.append(batch.column(field.name).cast(field.type))
             except pa.ArrowInvalid as error:

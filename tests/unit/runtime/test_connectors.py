@@ -80,7 +80,7 @@ class TestCommand:
         assert postgres["source"] is None and postgres["problem"] is None
         assert found["log"]["source"]["traits"]["sparse"] and found["log"]["sink"]["traits"]["commits_once"]
         assert found["spark-frame"]["source"]["traits"]["copied"] and found["generator"]["source"]["traits"]["paced"]
-        assert found["files"]["source"]["traits"]["sparse"] and found["files"]["sink"] is None
+        assert found["files"]["source"]["traits"]["sparse"] and found["files"]["sink"]["traits"]["repairs"]
         assert found["files"]["problem"] is None
         assert found["sqlite"]["library"] == {"name": "sqlite", "version": sqlite3.sqlite_version, "extra": None}
 

@@ -594,7 +594,11 @@ class TestArguments:
         [
             (lambda: hf.Files("in", NUMBERS, "arrow"), "the format is 'arrow'"),  # type: ignore[arg-type]
             (lambda: hf.Files("in", NUMBERS, "csv", partitions=0), "partitions is 0"),
-            (lambda: hf.Files("in", NUMBERS), "lacks 'format'"),  # type: ignore[call-arg]
+            (lambda: hf.Files(), "lacks 'path'"),  # type: ignore[call-arg]
+            (lambda: hf.Files("in").source(), "does not say which columns to read"),
+            (lambda: hf.Files("in", NUMBERS, "csv").sink(), "is a sink, which writes Parquet"),
+            (lambda: hf.Files("in", NUMBERS, bounded=True).sink(), "only a source has an end"),
+            (lambda: hf.Files("in", file_bytes=1), "file_bytes is 1"),
             (lambda: hf.Files("s3://key:secret@bucket/in", NUMBERS, "csv"), "holds a password"),
             (lambda: hf.Files("gopher://x/in", NUMBERS, "csv").source().check(), "unknown scheme 'gopher'"),
         ],

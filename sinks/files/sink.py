@@ -1,0 +1,182 @@
+"""A folder of Parquet files as a sink: what `hf.Files` gives to a stream.
+
+Source: API.md (sinks); docs/design/0083-files-sink.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from holdfast.errors import ConfigError
+from holdfast.model import Writer
+from holdfast.sinks.contract import Fault, Repair, Rewinding, check_key, no_fault
+from holdfast.sinks.files.commits import Commits, create_folder, open_stores, read_meta
+from holdfast.sinks.files.format import Meta
+from holdfast.sinks.files.hive import Partitioning, Unfit
+from holdfast.sinks.files.repair import plan_repair, repair
+from holdfast.sinks.files.rolling import empty_file
+from holdfast.sinks.files.target import FilesTarget, unfit
+from holdfast.sinks.owners import Claim, Holding
+from holdfast.storage.folders import open_folder
+from holdfast.storage.log.format import describe_column
+from holdfast.traits import SinkTraits, local
+
+FILE_BYTES = 128 << 20
+FILE_BYTES_MIN, FILE_BYTES_MAX = 1 << 10, 1 << 30
+
+
+@dataclass(frozen=True)
+class FilesSink:
+    """A folder as users configure it; see contract.Sink.
+
+    Args:
+        path: A folder or URL, absolute.
+        partitioning: How rows are spread over folders.
+        file_bytes: How large a file becomes before the next one of its epoch begins.
+        expected: The columns that the user says the rows have; None: those of the stream.
+    """
+
+    path: str
+    partitioning: Partitioning = field(default_factory=Partitioning)
+    file_bytes: int = FILE_BYTES
+    expected: pa.Schema | None = None
+
+    def __repr__(self) -> str:
+        return f"Files({self.path!r})"
+
+    @property
+    def key(self) -> None:
+        """See Sink.key. Rows are only ever added."""
+
+    @property
+    def where(self) -> str:
+        """How messages name the target."""
+        return f"files in {self.path}"
+
+    @property
+    def traits(self) -> SinkTraits:
+        """See Sink.traits."""
+        return SinkTraits(
+            kind="Files",
+            local_paths=local(self.path),
+            place={"path": self.path},
+            repairs=True,
+            checks_owner=True,
+            remembers_owner=True,
+            commits_once=True,
+            probes=True,
+        )
+
+    def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """See Sink.check."""
+        if upsert_key is not None:
+            raise ConfigError(
+                f"{self.where}: the stream replaces rows by {list(upsert_key)}, but rows are only ever added to files",
+                not_done="the job was not planned",
+                next_step='use emit="each" or emit="final", or a sink with a key, such as hf.SQLite or hf.Log',
+            )
+        check_key(self.where, schema, upsert_key, None)
+        if self.expected is not None and not _alike(self.expected, schema):
+            raise self._differs("the schema given to hf.Files has", self.expected, schema)
+        try:
+            self.partitioning.refuse(schema)
+            empty_file(self.partitioning.in_files(schema))
+        except (Unfit, pa.ArrowException) as error:
+            raise ConfigError(
+                f"{self.where}: {error}",
+                not_done="the job was not planned",
+                next_step="select or convert columns before the sink, or change partition_by or date_of",
+            ) from error
+
+    def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """See Sink.prepare."""
+        self.check(schema, upsert_key)
+        own = open_stores(self.path, writable=True).own
+        meta = read_meta(own)
+        self._compare(create_folder(own, schema, self.partitioning) if meta is None else meta, schema)
+
+    def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
+        """See ProbingSink.probe."""
+        self.check(schema, upsert_key)
+        meta = read_meta(open_stores(self.path).own)
+        if meta is None:
+            return "the first start creates the folder; files that are there already stay"
+        self._compare(meta, schema)
+        return "the folder exists and fits the stream"
+
+    def check_owner(self, job_uuid: str | None, name: str) -> None:
+        """See OwnedSink.check_owner."""
+        for known in self._commits().refresh().tags:
+            owner, _, rest = known.writer.partition("/")
+            if rest.rpartition("/")[0] == name and owner != job_uuid:
+                raise ConfigError(
+                    f"{self.where}: holds output of a sink {name!r} of another job, {owner}, up to epoch "
+                    f"{known.epoch} of timeline {known.timeline}",
+                    not_done="the job was not started, the folder was not changed",
+                    next_step="if that job was deleted and recreated, its rows would come twice: name another folder. "
+                    "If both jobs are to write here, give this sink another name",
+                )
+
+    def accept(self, batch: pa.RecordBatch) -> None:
+        """See Sink.accept."""
+        try:
+            self.partitioning.folders(batch)
+        except Unfit as error:
+            raise unfit(self.where, error) from error
+
+    def holding(self, job_uuid: str, name: str) -> Holding:
+        """See HeldSink.holding."""
+        tail = self._commits().refresh()
+        return Holding(tail.held(job_uuid, name), tail.newest_of(job_uuid, name))
+
+    def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> FilesTarget:
+        """See Sink.open."""
+        return self.opened(job_uuid, writer, claim)
+
+    def opened(self, job_uuid: str, writer: Writer, claim: Claim | None = None, fault: Fault = no_fault) -> FilesTarget:
+        """Return a target that calls `fault` at every point of a delivery."""
+        stores = lambda: open_stores(self.path)
+        return FilesTarget(self.where, stores, job_uuid, writer, self.file_bytes, claim, fault)
+
+    def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
+        """See RepairableSink.plan_repair."""
+        return plan_repair(self.where, self._commits(), self._size_of, rewinding)
+
+    def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
+        """See RepairableSink.repair."""
+        return repair(self.where, self._commits(), self._size_of, rewinding)
+
+    def _commits(self) -> Commits:
+        return Commits(self.where, lambda: open_stores(self.path))
+
+    def _size_of(self, path: str) -> int | None:
+        found = open_folder(self.path).look(path)
+        return None if found is None else found.size
+
+    def _compare(self, meta: Meta, schema: pa.Schema) -> None:
+        """Refuse rows that differ from those in the folder: readers would find both forms."""
+        if not _alike(meta.columns, schema):
+            raise self._differs("its files hold", meta.columns, schema)
+        if meta.partitioning != self.partitioning:
+            raise ConfigError(
+                f"{self.where}: its files are spread by partition_by={list(meta.partition_by)}, "
+                f"date_of={meta.date_of!r}; the sink has {list(self.partitioning.columns)} and "
+                f"{self.partitioning.date_of!r}",
+                not_done="the job was not started, the folder was not changed",
+                next_step="use the former arguments, or name another folder",
+            )
+
+    def _differs(self, what: str, found: pa.Schema, stream: pa.Schema) -> ConfigError:
+        columns = [", ".join(map(describe_column, each)) for each in (found, stream)]
+        return ConfigError(
+            f"{self.where}: {what} {columns[0]}; the stream has {columns[1]}",
+            not_done="the job was not started, the folder was not changed",
+            next_step="select columns that fit before the sink, or name another folder; a missing one is created",
+        )
+
+
+def _alike(one: pa.Schema, other: pa.Schema) -> bool:
+    """Return whether names and types are equal. All columns of a file may be null."""
+    return bool(one.names == other.names and one.types == other.types)
