@@ -1,12 +1,12 @@
 """The book of a Delta table: tags and owners as `txn` actions, which a table keeps for good.
 
-A `txn` action is a name (`appId`) with a number (`version`). The newest number of each name is part of the table's state:
-checkpoints copy it, and log clean-up, VACUUM, OPTIMIZE and RESTORE leave it alone. The commit's own information
+A `txn` action is a name (`appId`) with a number (`version`). The newest number of each name is part of the table's
+state: checkpoints copy it, and log clean-up, VACUUM, OPTIMIZE and RESTORE leave it alone. The commit's own information
 (`commitInfo`) goes with old log files, so nothing here rests on it.
 
-- Names cannot be listed, only asked for. So the newest tag of a sink has a name of its own, beside those of its writers.
+- Names cannot be listed, only looked up. So a sink's newest tag has a name of its own, beside those of its writers.
 - A number holds a tag: timeline * 2**40 + epoch, which grows as tags do.
-- A number holds 7 bytes of a text: an owner's token takes several names.
+- A number holds 6 bytes of a text: an owner's token takes several names.
 
 Invariants
     - Every change of a table by a sink moves the newest tag of the sink.
@@ -29,8 +29,8 @@ PREFIX = "holdfast/1"
 """How all names begin; the number is the version of names and numbers."""
 EPOCH_BITS = 40
 TIMELINE_MAX = (1 << 63 - EPOCH_BITS) - 1
-WORD_BYTES = 7
-"""Bytes of a text in one number, which is signed and has 64 bits."""
+WORD_BYTES = 6
+"""Bytes of a text in one number. More would not survive a program that reads the numbers of JSON as doubles."""
 TEXT_BYTES_MAX = 1024
 Numbers = dict[str, int]
 """Names with their numbers."""
@@ -128,7 +128,7 @@ def tag_number(tag: Tag) -> int:
 
 
 def job_number(job_uuid: str) -> int:
-    """Return the number by which a job is recognised under a sink's name: 56 bits of a hash."""
+    """Return the number by which a job is recognised under a sink's name: 48 bits of a hash."""
     return int.from_bytes(hashlib.blake2b(job_uuid.encode(), digest_size=WORD_BYTES).digest(), "big")
 
 

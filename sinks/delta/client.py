@@ -64,8 +64,7 @@ class DeltaConnection:
         raise Damaged(
             f"{self.place.where}: there is no table any more: it was deleted since the job started",
             not_done="nothing was delivered",
-            next_step="bring the table back from a backup; a rewind of the job to a checkpoint that it covers continues "
-            "from there",
+            next_step="bring the table back from a backup, and rewind the job to a checkpoint that the backup covers",
         )
 
     def create(self, columns: pa.Schema, partition_by: Sequence[str]) -> None:
@@ -140,9 +139,8 @@ class LoadedVersion:
     def generated(self) -> tuple[str, ...]:
         """The columns that the table computes or checks itself."""
         marks = ("delta.generationExpression", "delta.invariants", "delta.identity")
-        return tuple(
-            each.name for each in self._table.schema().fields if any(k.startswith(marks) for k in each.metadata)
-        )
+        fields = self._table.schema().fields
+        return tuple(each.name for each in fields if any(name.startswith(marks) for name in each.metadata))
 
     def number(self, name: str) -> int | None:
         """See target.Version."""

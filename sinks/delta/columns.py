@@ -113,7 +113,7 @@ class Columns:
         return given.num_rows, self._cast(last.drop_columns([OP])).append_column(OP, ops)
 
     def differences(self, found: pa.Schema, partition_by: tuple[str, ...], schema: pa.Schema) -> str | None:
-        """Return how a table's columns differ from what the stream needs, None if they do not; order does not matter."""
+        """Return how a table differs from what the stream needs; None: at most in the order of columns."""
         wanted = self.stored(schema)
         texts = [f"{name} is missing" for name in wanted.names if name not in found.names]
         texts += [f"{name} is not in the stream" for name in found.names if name not in wanted.names]

@@ -21,10 +21,8 @@ from holdfast.errors import ConfigError, HoldfastError
 from holdfast.secrets import SHOWN, Secret
 
 Option = str | Secret
-_SECRET = re.compile(
-    r"secret|password|token|account_key|access_key$|sas_key|service_account_key|private", re.IGNORECASE
-)
-_PUBLIC = re.compile(r"access_key_id|token_file|path$|_url$|_uri$|endpoint", re.IGNORECASE)
+_SECRET = re.compile(r"secret|password|token|account_key|access_key$|sas_key|private", re.IGNORECASE)
+_FILE = re.compile(r"token_file$", re.IGNORECASE)
 _UNSAFE = {
     "aws_s3_allow_unsafe_rename": "two commits could take the same version of the table, and one of them be lost",
     "mount_allow_unsafe_rename": "two commits could take the same version of the table, and one of them be lost",
@@ -104,7 +102,7 @@ def _check(name: str, value: object) -> None:
         raise _refused(f"the option {name!r} is refused: {_UNSAFE[name.lower()]}", "leave it out")
     if isinstance(value, Secret):
         return
-    if _SECRET.search(name) and not _PUBLIC.search(name):
+    if _SECRET.search(name) and not _FILE.search(name):
         raise _refused(
             f"the option {name!r} holds a secret, which a plan or a pickled job would expose",
             f'give a reference: options={{"{name}": hf.secret("env:NAME")}}; then change this secret, as it stands in '

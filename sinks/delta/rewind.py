@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import polars as pl
 
-from holdfast.errors import ConfigError, Unavailable
+from holdfast.errors import Unavailable
 from holdfast.model import Epoch, Tag, Timeline
 from holdfast.sinks.contract import Fault, Repair, Rewinding, Verdict, no_fault
 from holdfast.sinks.delta.book import Book, owner_numbers, rewind_numbers
@@ -247,6 +247,3 @@ def _gone(rewinding: Rewinding) -> str:
         f"no version with the rows of epoch {rewinding.to.epoch} alone is left: it lies beyond the retention of the "
         "table's log, or an older epoch was delivered after a newer one"
     )
-
-
-__all__ = ["DIGEST", "ConfigError", "Entry", "Planned", "RewindConnection", "RewindVersion", "plan", "repair", "undone"]

@@ -189,9 +189,7 @@ class Delta:
         checks = sorted(name for name in settings if name.startswith("delta.constraints."))
         unknown = sorted(set(table.features) - set(_KNOWN_FEATURES))
         if differs := self._columns.differences(table.columns, table.partition_by, schema):
-            raise self._unfit(
-                f"its columns are not those of the stream: {differs}", "select the columns before the sink"
-            )
+            raise self._unfit(f"its columns are not the stream's: {differs}", "select the columns before the sink")
         if _FORGETS in settings:
             raise self._unfit(
                 f"it has {_FORGETS}, which lets it forget the tags that make each delivery happen once",

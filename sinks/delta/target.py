@@ -72,7 +72,7 @@ class Connection(Protocol):
         """Load the newest version."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class DeltaTarget:
     """One writer's access to a table. See contract.Target.
 
@@ -95,9 +95,6 @@ class DeltaTarget:
     writer: Writer
     claim: Claim | None = None
     fault: Fault = field(default=no_fault)
-
-    def __post_init__(self) -> None:
-        self.where = f"{self.where}, sink {self.writer.sink!r}, writer {self.writer.subtask}"
 
     def delivered(self) -> Tag | None:
         """See Target.delivered."""
@@ -123,7 +120,7 @@ class DeltaTarget:
                 self.fault("after_commit")
                 return Delivered(count)
         raise Unavailable(
-            f"{self.where}: other commits were first {ATTEMPTS_MAX} times while this delivery was made",
+            f"{self._where}: other commits were first {ATTEMPTS_MAX} times while this delivery was made",
             not_done="nothing was delivered",
             next_step="nothing: delivery retries; if it stays so, let other writers of the table commit less often",
         )
@@ -134,8 +131,12 @@ class DeltaTarget:
     def close(self) -> None:
         """See Target.close. No connection stays open."""
 
+    @property
+    def _where(self) -> str:
+        return f"{self.where}, sink {self.writer.sink!r}, writer {self.writer.subtask}"
+
     def _book(self, version: Version) -> Book:
-        return Book(self.where, version.number)
+        return Book(self._where, version.number)
 
     def _covered(self, book: Book, tag: Tag, known: Tag | None) -> AlreadyDelivered | None:
         """Return the tag if it covers the delivery; else compare it with what the writer knows.
@@ -146,19 +147,19 @@ class DeltaTarget:
         self._must_take_over(book)
         newest = book.newest(self.job_uuid, self.writer.sink)
         if newest is not None and newest.timeline > tag.timeline:
-            return already(self.where, tag, newest)  # fenced, also if the writer has no tag on the new timeline
+            return already(self._where, tag, newest)  # fenced, also if the writer has no tag on the new timeline
         standing = book.tag_of(self.job_uuid, self.writer)
         if standing is not None and standing >= tag:
-            return already(self.where, tag, standing)
+            return already(self._where, tag, standing)
         if known is not None:
-            check_continues(self.where, standing, known)
+            check_continues(self._where, standing, known)
         return None
 
     def _must_take_over(self, book: Book) -> bool:
         if self.claim is None:
             return False
         job, sink = self.job_uuid, self.writer.sink
-        return self.claim.must_take_over(self.where, book.held(job, sink), lambda: book.newest(job, sink))
+        return self.claim.must_take_over(self._where, book.held(job, sink), lambda: book.newest(job, sink))
 
     def _change(self, book: Book, tag: Tag, version: int, rows: pa.Table | None) -> Change:
         numbers = delivery_numbers(book, self.job_uuid, self.writer, tag)
