@@ -19,15 +19,18 @@ from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolErr
 from holdfast.errors import ConfigError, HoldfastError, NotAdmitted, Unavailable
 from holdfast.sinks.delta.place import DeltaPlace
 
-RAISED = (DeltaError, OSError, ValueError, RuntimeError, NotImplementedError)
+RAISED = (DeltaError, OSError, ValueError, RuntimeError)
 """What calls of the library raise."""
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m↳?")
 _CONFLICT = re.compile(r"Failed to commit transaction|existing table version|already exists", re.IGNORECASE)
 _NOT_ADMITTED = re.compile(
     r"permission denied|access ?denied|forbidden|unauthori[sz]ed|unauthenticated|InvalidAccessKeyId|"
     r"SignatureDoesNotMatch|ExpiredToken|InvalidToken|\b40[13]\b",
     re.IGNORECASE,
 )
-_REFUSED = re.compile(r"append-only|features? (must|required)|unsupported|invariant|constraint", re.IGNORECASE)
+_REFUSED = re.compile(
+    r"append-only|features? (must|required)|unsupported|not (yet )?implemented|invariant|constraint", re.IGNORECASE
+)
 
 
 def is_conflict(error: Exception) -> bool:
@@ -37,7 +40,7 @@ def is_conflict(error: Exception) -> bool:
 
 def meaning_of(place: DeltaPlace, error: Exception) -> HoldfastError:
     """Return what the error means for a delivery."""
-    said = place.without_secrets(" ".join(str(error).split()))
+    said = place.without_secrets(" ".join(_COLOURS.sub(" ", str(error)).split()))
     if _NOT_ADMITTED.search(said):
         return NotAdmitted(
             f"{place.where}: the store did not let this user in: {said}",
@@ -45,7 +48,7 @@ def meaning_of(place: DeltaPlace, error: Exception) -> HoldfastError:
             next_step="give this user the rights to read, write and list below the table, or correct the credentials "
             "in options= or in the environment of the driver and of each worker",
         )
-    permanent = isinstance(error, DeltaProtocolError | SchemaMismatchError | NotImplementedError)
+    permanent = isinstance(error, DeltaProtocolError | SchemaMismatchError)
     if permanent or _REFUSED.search(said):
         return ConfigError(
             f"{place.where}: the table refuses the delivery: {said}",

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from delta_tables import FolderTable
 from kafka_server import KafkaServer
 from kafka_topics import KafkaTopic
 from redis_server import RedisServer
@@ -207,11 +208,23 @@ def in_redis(server: RedisServer) -> SinkKit:
     return SinkKit(lambda: keys.sink, keys.rows, opened)
 
 
+def in_delta(folder: Path, key: tuple[str, ...] | None = None) -> SinkKit:
+    table = FolderTable(folder, key)
+
+    def opened(given: Sink, writer: Any, fault: Fault) -> Target:
+        target: Target = table.sink.opened("6f9b0f6e-0000-4000-8000-000000000001", writer, fault=fault)
+        return target
+
+    return SinkKit(lambda: table.sink, table.rows, opened)
+
+
 SINKS: dict[str, Callable[[Path], SinkKit]] = {
     "memory": lambda _: in_memory(False),
     "memory, key": lambda _: in_memory(True),
     "log": lambda folder: in_log(folder / "log"),
     "changelog": lambda folder: in_log(folder / "log", KEY),
+    "delta": in_delta,
+    "delta key": lambda folder: in_delta(folder, KEY),
 }
 
 
