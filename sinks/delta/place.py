@@ -30,6 +30,8 @@ _UNSAFE = {
     "aws_conditional_put": "commits are made by conditional puts",
     "conditional_put": "commits are made by conditional puts",
 }
+DEFAULTS: Mapping[str, str] = {"max_retries": "3", "retry_timeout": "20s"}
+"""Options that a job may change. The library would try for three minutes before a status could report anything."""
 _SCHEMES = ("s3://", "s3a://", "gs://", "az://", "abfs://", "abfss://")
 
 
@@ -61,7 +63,8 @@ class DeltaPlace:
         Raises:
             ConfigError, NotAdmitted: a secret cannot be read.
         """
-        return {name: each.value() if isinstance(each, Secret) else each for name, each in self.options}
+        given = {name: each.value() if isinstance(each, Secret) else each for name, each in self.options}
+        return {**DEFAULTS, **given} if "://" in self.path else given
 
     def without_secrets(self, text: str) -> str:
         """Return a text of a library without the values of this place's secrets."""

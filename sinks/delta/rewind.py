@@ -207,8 +207,8 @@ def _restoring(
 def _compared(then: pl.DataFrame, now: pl.DataFrame, key: Sequence[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the keys whose rows are restored, and those whose rows are deleted."""
     names = list(key)
-    restored = then.join(now, on=[*names, DIGEST], how="anti").select(names)
-    return restored, now.join(then, on=names, how="anti").select(names)
+    restored = then.join(now, on=[*names, DIGEST], how="anti").select(names).sort(names)
+    return restored, now.join(then, on=names, how="anti").select(names).sort(names)
 
 
 def _change(where: str, table: RewindVersion, rewinding: Rewinding, restore: int | None) -> Change:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _FORGETS = "delta.setTransactionRetentionDuration"
 """A property that lets a table drop old transaction identifiers."""
-_KNOWN_FEATURES = ("appendOnly", "changeDataFeed", "invariants", "checkConstraints", "timestampNtz", "v2Checkpoint")
+_KNOWN_FEATURES = ("appendOnly", "changeDataFeed", "invariants", "checkConstraints", "timestampNtz")
 """Features of a table that a delivery can leave as they are; some are then checked one by one."""
 
 

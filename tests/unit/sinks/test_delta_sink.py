@@ -25,7 +25,7 @@ from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, NotAdmi
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import DELETE, OP, PUT, AlreadyDelivered, Delivered, FaultPoint, Repair, Rewinding
 from holdfast.sinks.delta.errors import is_conflict, meaning_of
-from holdfast.sinks.delta.place import place_of, unsafe
+from holdfast.sinks.delta.place import DEFAULTS, place_of, unsafe
 from holdfast.sinks.owners import Claim, Held
 
 JOB, LEFT, RIGHT = "6f9b0f6e-0000-4000-8000-000000000001", Writer("out", Subtask(0)), Writer("out", Subtask(1))
@@ -447,7 +447,7 @@ class TestPlace:
         monkeypatch.setenv("LAKE", "hunter2")
         sink = hf.Delta("s3://lake/t", options={name: hf.secret("env:LAKE"), "AWS_ACCESS_KEY_ID": "me"})
         assert sink.traits.secrets == (hf.secret("env:LAKE"),) and b"hunter2" not in pickle.dumps(sink)
-        assert sink.place.settings() == {name: "hunter2", "AWS_ACCESS_KEY_ID": "me"}
+        assert sink.place.settings() == {**DEFAULTS, name: "hunter2", "AWS_ACCESS_KEY_ID": "me"}
         assert sink.place.without_secrets("key hunter2 is bad") == "key *** is bad"
 
     @pytest.mark.parametrize("name", ["AWS_S3_ALLOW_UNSAFE_RENAME", "aws_s3_locking_provider", "conditional_put"])
