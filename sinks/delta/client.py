@@ -246,6 +246,11 @@ class LoadedVersion:
 
 
 def _digest(batch: pa.RecordBatch, key: Sequence[str]) -> pl.DataFrame:
-    rows = pl.from_arrow(batch.select(sorted(batch.schema.names)))
+    """Return the key and a hash of each row; nested values, which cannot be hashed, count by their text."""
+    values = {
+        name: pa.array(map(repr, column.to_pylist()), pa.string()) if pa.types.is_nested(column.type) else column
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    }
+    rows = pl.from_arrow(pa.table({name: values[name] for name in sorted(values)}))
     assert isinstance(rows, pl.DataFrame)
     return rows.select(*key).with_columns(rows.hash_rows(seed=1).alias(DIGEST))

@@ -378,12 +378,22 @@ class TestRewind:
     def test_of_a_partitioned_table_counts_its_rows(self, tmp_path: Path) -> None:
         table = FolderTable(tmp_path, KEY, partition_by=["name"])
         table.sink.prepare(SCHEMA, KEY)
-        deliver(table, 1, ANN, BEA)
-        deliver(table, 2, (1, "x"), CAT)
+        odd = (2, "a/b=c %25 ö")
+        deliver(table, 1, ANN, odd)
+        deliver(table, 2, (1, "x"), (2, "b"), CAT)
         found = planned(table, 1)
-        assert (found.restore, found.delete) == (1, 1)
+        assert (found.restore, found.delete) == (2, 1)
         table.sink.repair(back(1), SCHEMA, KEY)
-        assert sorted(table.rows()) == [ANN, BEA]
+        assert sorted(table.rows()) == [ANN, odd]
+
+    def test_counts_rows_of_every_type(self, tmp_path: Path) -> None:
+        table, rows = FolderTable(tmp_path, KEY), rows_of_every_type(1, 2)
+        table.sink.prepare(rows.schema, KEY)
+        for epoch, each in ((1, rows), (2, rows_of_every_type(2, 3))):
+            given = each.append_column(OP, pa.array([PUT, PUT], pa.int8()))
+            table.sink.open(JOB, LEFT).deliver(tag(epoch), [given])
+        found = table.sink.plan_repair(back(1), rows.schema, KEY)
+        assert (found.restore, found.delete) == (1, 1)
 
     def test_is_impossible_after_another_program_wrote(self, added: FolderTable) -> None:
         deliver(added, 1, ANN)
