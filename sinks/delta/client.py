@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import unquote
 
 import polars as pl
 import pyarrow as pa
@@ -164,7 +165,6 @@ class LoadedVersion:
                 if is_conflict(error):
                     return False
                 raise
-        assert self._table.version() == self.version + 1, "a commit lands on the version after the one compared"
         self._connection.committed(name, {**self._numbers, **change.numbers})
         return True
 
@@ -187,7 +187,8 @@ class LoadedVersion:
         with self._connection.raising():
             found = pa.table(self._table.get_add_actions())
         rows = found.column("num_records").to_pylist() if "num_records" in found.column_names else [None] * len(found)
-        return {path: count or 0 for path, count in zip(found.column("path").to_pylist(), rows, strict=True)}
+        paths = map(unquote, found.column("path").to_pylist())  # the log quotes them once more
+        return {path: count or 0 for path, count in zip(paths, rows, strict=True)}
 
     def missing(self, files: Iterable[str]) -> int:
         """See rewind.RewindVersion."""
@@ -214,15 +215,17 @@ class LoadedVersion:
         if change.restore is not None:
             self._table.restore(change.restore, commit_properties=properties)
         elif change.rows is None:
-            self._write_nothing(properties)
+            return self._write_nothing(properties)
         elif change.key is None:
             write_deltalake(self._table, self._ordered(change.rows), mode="append", commit_properties=properties)
         else:
             self._merge(change.rows, change.key, properties)
             if self._table.version() == self.version:  # it found nothing to change, and committed nothing
-                self._write_nothing(properties)
+                return self._write_nothing(properties)
+        assert self._table.version() == self.version + 1, "a commit lands on the version after the one compared"
 
     def _write_nothing(self, properties: CommitProperties) -> None:
+        """Commit the tag alone; the library does not load the new version then."""
         schema, partition_by = self._table.schema(), list(self.partition_by)
         self._table.create_write_transaction([], "append", schema, partition_by, commit_properties=properties)
 

@@ -95,6 +95,13 @@ class TestCommit:
         late = added.sink.opened(JOB, LEFT, fault=zombie)
         assert late.deliver(tag(1), [batch(ANN)]) == AlreadyDelivered(tag(1)) and added.rows() == [ANN]
 
+    def test_without_rows_is_repeated_after_another_commit(self, added: FolderTable) -> None:
+        other = meanwhile(lambda: write_deltalake(str(added.path), pa.table({"user": [9], "name": ["x"]}), mode="append"))
+        assert added.sink.opened(JOB, LEFT, fault=other).deliver(tag(1), []) == Delivered(0)
+        zombie = meanwhile(lambda: deliver(added, 2, ANN))
+        assert added.sink.opened(JOB, LEFT, fault=zombie).deliver(tag(2), []) == AlreadyDelivered(tag(2))
+        assert sorted(added.rows()) == [ANN, (9, "x")] and added.load().version() == 3
+
     def test_of_the_library_alone_would_let_the_zombie_through(self, added: FolderTable) -> None:
         """It compares names of transaction identifiers, not their numbers, and only of its own commit."""
         late = added.load()
