@@ -96,7 +96,9 @@ class TestCommit:
         assert late.deliver(tag(1), [batch(ANN)]) == AlreadyDelivered(tag(1)) and added.rows() == [ANN]
 
     def test_without_rows_is_repeated_after_another_commit(self, added: FolderTable) -> None:
-        other = meanwhile(lambda: write_deltalake(str(added.path), pa.table({"user": [9], "name": ["x"]}), mode="append"))
+        other = meanwhile(
+            lambda: write_deltalake(str(added.path), pa.table({"user": [9], "name": ["x"]}), mode="append")
+        )
         assert added.sink.opened(JOB, LEFT, fault=other).deliver(tag(1), []) == Delivered(0)
         zombie = meanwhile(lambda: deliver(added, 2, ANN))
         assert added.sink.opened(JOB, LEFT, fault=zombie).deliver(tag(2), []) == AlreadyDelivered(tag(2))
