@@ -16,7 +16,7 @@ import re
 
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, SchemaMismatchError
 
-from holdfast.errors import ConfigError, HoldfastError, NotAdmitted, Unavailable
+from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Unavailable
 from holdfast.sinks.delta.place import DeltaPlace
 
 RAISED = (DeltaError, OSError, ValueError, RuntimeError)
@@ -28,6 +28,7 @@ _NOT_ADMITTED = re.compile(
     r"SignatureDoesNotMatch|ExpiredToken|InvalidToken|\b40[13]\b",
     re.IGNORECASE,
 )
+_GAP = re.compile(r"contiguous commit files|found gap", re.IGNORECASE)
 _REFUSED = re.compile(
     r"append-only|features? (must|required)|unsupported|not (yet )?implemented|invariant|constraint", re.IGNORECASE
 )
@@ -47,6 +48,12 @@ def meaning_of(place: DeltaPlace, error: Exception) -> HoldfastError:
             not_done="nothing was delivered, and nothing is skipped",
             next_step="give this user the rights to read, write and list below the table, or correct the credentials "
             "in options= or in the environment of the driver and of each worker",
+        )
+    if _GAP.search(said):
+        return Damaged(
+            f"{place.where}: commits are missing in the middle of the table's log: {said[:300]}",
+            not_done="nothing was delivered",
+            next_step="restore the table from a backup, and rewind the job to a checkpoint that the backup covers",
         )
     permanent = isinstance(error, DeltaProtocolError | SchemaMismatchError)
     if permanent or _REFUSED.search(said):

@@ -2,8 +2,8 @@
 
 A target loads the newest version v, compares tag and owner in its book, and reads the rows of the delivery. Then it
 loads the newest version again, compares again, and commits on v + 1 or not at all. A commit of anyone else in between
-takes v + 1, so ours fails, and the target loads and compares again. Two appends do not conflict in Delta, so the
-library's own conflict check would let a zombie through: its retries are off (P23).
+takes v + 1, so ours fails, and the target loads and compares again. The library's retries are off (P23): two appends do
+not conflict in Delta, so it would commit on a version that was not compared.
 
 Invariants
     - A commit lands on the version after the one whose tag and owner were compared.

@@ -104,8 +104,8 @@ class TestCommit:
         assert added.sink.opened(JOB, LEFT, fault=zombie).deliver(tag(2), []) == AlreadyDelivered(tag(2))
         assert sorted(added.rows()) == [ANN, (9, "x")] and added.load().version() == 3
 
-    def test_of_the_library_alone_would_let_the_zombie_through(self, added: FolderTable) -> None:
-        """It compares names of transaction identifiers, not their numbers, and only of its own commit."""
+    def test_without_identifiers_would_let_the_zombie_through(self, added: FolderTable) -> None:
+        """For the library two appends do not conflict: it commits the late one on top of the other."""
         late = added.load()
         deliver(added, 1, ANN)
         write_deltalake(late, pa.table({"user": [1], "name": ["ann"]}), mode="append")
@@ -497,6 +497,7 @@ class TestErrors:
             (OSError("Permission denied (os error 13)"), NotAdmitted),
             (OSError("403 Forbidden: SignatureDoesNotMatch"), NotAdmitted),
             (CommitFailedError("Log storage error: timed out"), Unavailable),
+            (DeltaError("Kernel error: Expected contiguous commit files, but found gap: ..."), Damaged),
             (DeltaError("Unsupported table features required: [RowTracking]"), ConfigError),
         ],
         ids=str,
