@@ -188,10 +188,8 @@ def _restoring(
     then, now = older.files(), table.files()
     back, gone = sorted(then.keys() - now.keys()), sorted(now.keys() - then.keys())
     if missing := table.missing(back):
-        return Planned(
-            impossible(f"{missing} files of version {older.version} are missing; VACUUM deletes what is older than its "
-                       "retention")
-        )  # fmt: skip
+        gone_by = "VACUUM deletes what is older than its retention"
+        return Planned(impossible(f"{missing} files of version {older.version} are missing; {gone_by}"))
     rows_back, rows_gone = sum(then[name] for name in back), sum(now[name] for name in gone)
     reason = f"the table gets the rows of version {older.version} back"
     if key is None:
