@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PYTHONS = ("3.11", "3.12", "3.13")
 PLATFORMS = ("x86_64", "aarch64")
-GLIBC = ("2_17", "2_27", "2_28")
+GLIBC = ("2_17", "2_24", "2_27", "2_28")
 HEADER = """\
 # Every package that Holdfast and its tests need, pinned and hashed.
 # For Linux on {platforms}, Python {pythons}. Written by `make lock` from pyproject.toml; do not edit.

@@ -23,6 +23,7 @@ from holdfast.errors import ConfigError
 
 GROUP = "holdfast.connectors"
 OWN = {
+    "delta": "holdfast:Delta",
     "files": "holdfast:Files",
     "generator": "holdfast:Generator",
     "kafka": "holdfast:Kafka",

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from holdfast.secrets import secret
     from holdfast.sinks.collect import Collect
     from holdfast.sinks.console import Console
+    from holdfast.sinks.delta.sink import Delta
     from holdfast.sinks.postgres.sink import Postgres
     from holdfast.sinks.redis.sink import Redis
     from holdfast.sinks.sqlite.sink import SQLite
@@ -114,6 +115,7 @@ _HOMES = {
     "JSON": "holdfast.runtime.sources.kafka.values",
     "Raw": "holdfast.runtime.sources.kafka.values",
     "SparkFrame": "holdfast.runtime.spark.tables.frames",
+    "Delta": "holdfast.sinks.delta.sink",
     "Postgres": "holdfast.sinks.postgres.sink",
     "Redis": "holdfast.sinks.redis.sink",
     "SQLite": "holdfast.sinks.sqlite.sink",
@@ -138,6 +140,7 @@ __all__ = [
     "Console",
     "Context",
     "Damaged",
+    "Delta",
     "Fenced",
     "Files",
     "Generator",

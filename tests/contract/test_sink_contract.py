@@ -16,6 +16,7 @@ from typing import Any, Protocol, cast
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+from delta_tables import FolderTable
 from kafka_server import KafkaServer
 from kafka_topics import KafkaTopic
 from redis_server import RedisServer
@@ -238,13 +239,30 @@ class RedisWorld:
             target.close()
 
 
+class DeltaWorld:
+    def __init__(self, path: Path, key: tuple[str, ...] | None) -> None:
+        self._table = FolderTable(path, key)
+        self.sink = self._table.sink
+        self.sink.prepare(SCHEMA, key)
+
+    def open(self, writer: Writer, fault: Fault = no_fault, job: str = JOB) -> Target:
+        target: Target = self.sink.opened(job, writer, fault=fault)
+        return target
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        return sorted(self._table.rows())
+
+    def before_images(self, writer: Writer) -> list[Image]:
+        return []
+
+
 KAFKA = pytest.param("kafka", marks=pytest.mark.kafka)
 REDIS = pytest.param("redis", marks=pytest.mark.redis)
 TABLES_WITH_KEY = ("sqlite", "sqlite idempotent", "other", "other idempotent", "postgres")
 KINDS_WITH_IMAGES = ("memory", *TABLES_WITH_KEY)
-KINDS_WITH_KEY = (*KINDS_WITH_IMAGES, "log", REDIS, KAFKA)
+KINDS_WITH_KEY = (*KINDS_WITH_IMAGES, "log", "delta", REDIS, KAFKA)
 KINDS_WITH_NUMBERS = ("memory", "sqlite", "other", "postgres")
-KINDS_WITHOUT_KEY = (*KINDS_WITH_NUMBERS, "log", "files", KAFKA)
+KINDS_WITHOUT_KEY = (*KINDS_WITH_NUMBERS, "log", "files", "delta", KAFKA)
 
 
 @pytest.fixture
@@ -258,6 +276,8 @@ def make(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[s
             return LogWorld(tmp_path, KEY if keyed else None)
         if kind == "files":
             return FilesWorld(tmp_path)
+        if kind == "delta":
+            return DeltaWorld(tmp_path, KEY if keyed else None)
         if kind == "kafka":
             worlds.append(KafkaWorld(request.getfixturevalue("kafka"), KEY if keyed else None))
         elif kind == "redis":
@@ -415,7 +435,9 @@ class TestCrash:
             keyed.open(LEFT, crash_at(point)).deliver(tag(2), batches)
         again = keyed.open(LEFT)
         assert (keyed.rows(), again.delivered()) == ([ANN, BEA], tag(1))
-        assert len(keyed.before_images(LEFT)) == (0 if isinstance(keyed, LogWorld | KafkaWorld | RedisWorld) else 2)
+        assert len(keyed.before_images(LEFT)) == (
+            0 if isinstance(keyed, LogWorld | DeltaWorld | KafkaWorld | RedisWorld) else 2
+        )
         assert again.deliver(tag(2), batches) == Delivered(2)
         assert (keyed.rows(), again.delivered()) == ([(1, 9.0, "anna")], tag(2))
 

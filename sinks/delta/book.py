@@ -1,0 +1,165 @@
+"""The book of a Delta table: tags and owners as `txn` actions, which a table keeps for good.
+
+A `txn` action is a name (`appId`) with a number (`version`). The newest number of each name is part of the table's
+state: checkpoints copy it, and log clean-up, VACUUM, OPTIMIZE and RESTORE leave it alone. The commit's own information
+(`commitInfo`) goes with old log files, so nothing here rests on it.
+
+- Names cannot be listed, only looked up. So a sink's newest tag has a name of its own, beside those of its writers.
+- A number holds a tag: timeline * 2**40 + epoch, which grows as tags do.
+- A number holds 6 bytes of a text: an owner's token takes several names.
+
+Invariants
+    - Every change of a table by a sink moves the newest tag of the sink.
+    - What a rewind has undone keeps its tags; the newest tag is on the new timeline and refuses writers of older ones.
+
+Pure: no clock, thread or I/O. Source: the Delta protocol, "Transaction Identifiers"; docs/design/0084-delta-sink.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from urllib.parse import quote
+
+from holdfast.errors import Damaged
+from holdfast.model import Epoch, Generation, Tag, Timeline, Writer
+from holdfast.sinks.owners import Claim, Held
+
+PREFIX = "holdfast/1"
+"""How all names begin; the number is the version of names and numbers."""
+EPOCH_BITS = 40
+TIMELINE_MAX = (1 << 63 - EPOCH_BITS) - 1
+WORD_BYTES = 6
+"""Bytes of a text in one number. More would not survive a program that reads the numbers of JSON as doubles."""
+TEXT_BYTES_MAX = 1024
+Numbers = dict[str, int]
+"""Names with their numbers."""
+
+
+class Book:
+    """What one version of a table says of tags and owners.
+
+    Args:
+        where: How messages name the target.
+        number: Returns the number of a name; None if the table has none. Raises a HoldfastError.
+    """
+
+    def __init__(self, where: str, number: Callable[[str], int | None]) -> None:
+        self._where, self._number = where, number
+
+    def tag_of(self, job_uuid: str, writer: Writer) -> Tag | None:
+        """Return the writer's tag; None if it never delivered. Raises Damaged."""
+        return self._tag(tag_name(job_uuid, writer))
+
+    def newest(self, job_uuid: str, sink: str) -> Tag | None:
+        """Return the newest tag of a sink's writers. Raises Damaged."""
+        return self._tag(newest_name(job_uuid, sink))
+
+    def held(self, job_uuid: str, sink: str) -> Held | None:
+        """Return who owns the target for a sink of a job. Raises Damaged."""
+        owner, generation = owner_name(job_uuid, sink), self._number(generation_name(job_uuid, sink))
+        size = self._number(owner)
+        if size is None or generation is None:
+            return None
+        if not 0 <= size <= TEXT_BYTES_MAX:
+            raise self._unreadable(owner, size)
+        words = [self._number(f"{owner}/{n}") for n in range(_words_of(size))]
+        try:
+            data = b"".join((-1 if word is None else word).to_bytes(WORD_BYTES, "big") for word in words)
+            return Held(data[:size].decode(), Generation(generation))
+        except (OverflowError, UnicodeDecodeError):
+            raise self._unreadable(owner, size) from None
+
+    def another_job(self, job_uuid: str | None, sink: str) -> bool:
+        """Return whether another job was the last one that delivered under this sink name."""
+        found = self._number(job_name(sink))
+        return found is not None and (job_uuid is None or found != job_number(job_uuid))
+
+    def _tag(self, name: str) -> Tag | None:
+        number = self._number(name)
+        if number is None:
+            return None
+        if number < 0:
+            raise self._unreadable(name, number)
+        return Tag(Timeline(number >> EPOCH_BITS), Epoch(number & (1 << EPOCH_BITS) - 1))
+
+    def _unreadable(self, name: str, number: int) -> Damaged:
+        return Damaged(
+            f"{self._where}: the transaction identifier {name!r} has the version {number}, which Holdfast never wrote",
+            not_done="nothing was delivered",
+            next_step=f"let no other program commit transaction identifiers that begin with {PREFIX!r}, and restore "
+            "the table from a backup",
+        )
+
+
+def delivery_numbers(book: Book, job_uuid: str, writer: Writer, tag: Tag) -> Numbers:
+    """Return what a delivery notes besides its owner."""
+    newest = book.newest(job_uuid, writer.sink)
+    return {
+        tag_name(job_uuid, writer): tag_number(tag),
+        newest_name(job_uuid, writer.sink): tag_number(tag if newest is None else max(newest, tag)),
+        job_name(writer.sink): job_number(job_uuid),
+    }
+
+
+def rewind_numbers(job_uuid: str, sink: str, to: Tag, writers: Iterable[Writer]) -> Numbers:
+    """Return what a rewind notes besides its owner."""
+    numbers = {tag_name(job_uuid, writer): tag_number(to) for writer in writers}
+    return {**numbers, newest_name(job_uuid, sink): tag_number(to), job_name(sink): job_number(job_uuid)}
+
+
+def owner_numbers(job_uuid: str, sink: str, claim: Claim) -> Numbers:
+    """Return what notes that a driver has taken the target over."""
+    name, data = owner_name(job_uuid, sink), claim.owner.encode()
+    assert len(data) <= TEXT_BYTES_MAX, "an owner's token is short"
+    padded = data.ljust(_words_of(len(data)) * WORD_BYTES, b"\0")
+    words = (padded[at : at + WORD_BYTES] for at in range(0, len(padded), WORD_BYTES))
+    return {
+        name: len(data),
+        generation_name(job_uuid, sink): claim.generation,
+        **{f"{name}/{n}": int.from_bytes(word, "big") for n, word in enumerate(words)},
+    }
+
+
+def tag_number(tag: Tag) -> int:
+    """Return a tag as a number, which grows as tags do."""
+    assert 0 <= tag.timeline <= TIMELINE_MAX and 0 <= tag.epoch < 1 << EPOCH_BITS, "tags are far below these limits"
+    return tag.timeline << EPOCH_BITS | tag.epoch
+
+
+def job_number(job_uuid: str) -> int:
+    """Return the number by which a job is recognised under a sink's name: 48 bits of a hash."""
+    return int.from_bytes(hashlib.blake2b(job_uuid.encode(), digest_size=WORD_BYTES).digest(), "big")
+
+
+def tag_name(job_uuid: str, writer: Writer) -> str:
+    """Return the name of a writer's tag."""
+    return f"{PREFIX}/tag/{_quoted(job_uuid)}/{_quoted(writer.sink)}/{writer.subtask}"
+
+
+def newest_name(job_uuid: str, sink: str) -> str:
+    """Return the name of the newest tag of a sink's writers."""
+    return f"{PREFIX}/newest/{_quoted(job_uuid)}/{_quoted(sink)}"
+
+
+def owner_name(job_uuid: str, sink: str) -> str:
+    """Return the name of the length of an owner's token; its bytes follow under /0, /1 and so on."""
+    return f"{PREFIX}/owner/{_quoted(job_uuid)}/{_quoted(sink)}"
+
+
+def generation_name(job_uuid: str, sink: str) -> str:
+    """Return the name of the generation with which the owner took the target over."""
+    return f"{PREFIX}/generation/{_quoted(job_uuid)}/{_quoted(sink)}"
+
+
+def job_name(sink: str) -> str:
+    """Return the name of the job that last delivered under a sink's name."""
+    return f"{PREFIX}/job/{_quoted(sink)}"
+
+
+def _words_of(size: int) -> int:
+    return -(-size // WORD_BYTES)
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="")

@@ -1,0 +1,259 @@
+"""The table of a Delta target: the library deltalake, with its own retries off, since only the book decides.
+
+Every look at the table loads it from the start. A table that is refreshed would not notice that it was restored from a
+backup, and would commit with a gap. What the book said is kept as long as the newest commit is our own last one.
+
+Source: delta-io.github.io/delta-rs; docs/design/0084-delta-sink.md.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import unquote
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset as ds
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.fs import DeltaStorageHandler
+from pyarrow import fs
+
+from holdfast.errors import ConfigError, Damaged
+from holdfast.sinks.contract import DELETE, OP, PUT
+from holdfast.sinks.delta.errors import RAISED, is_conflict, meaning_of
+from holdfast.sinks.delta.place import DeltaPlace, unsafe
+from holdfast.sinks.delta.rewind import DIGEST, Entry
+from holdfast.sinks.delta.target import Change
+
+INFO = "holdfast"
+"""What a commit of a sink says of itself, as one member of its commitInfo."""
+COMMIT = "commit"
+"""A random name in it, by which a process recognises its own last commit."""
+
+
+class DeltaConnection:
+    """A way to a table. See target.Connection; nothing stays open."""
+
+    def __init__(self, place: DeltaPlace) -> None:
+        self.place = place
+        self._last: str | None = None
+        self._numbers: dict[str, int | None] = {}
+
+    def found(self) -> LoadedVersion | None:
+        """Load the newest version; None if there is no table."""
+        if variable := unsafe(os.environ):
+            raise ConfigError(
+                f"{self.place.where}: the environment has {variable}, with which two commits can take the same version",
+                not_done="nothing was opened",
+                next_step=f"unset {variable} for the driver and for each worker",
+            )
+        with self.raising():
+            try:
+                return LoadedVersion(self, self.load())
+            except TableNotFoundError:
+                return None
+
+    def latest(self) -> LoadedVersion:
+        """See target.Connection. Raises ConfigError if there is no table."""
+        if (version := self.found()) is not None:
+            return version
+        raise Damaged(
+            f"{self.place.where}: there is no table any more: it was deleted since the job started",
+            not_done="nothing was delivered",
+            next_step="bring the table back from a backup, and rewind the job to a checkpoint that the backup covers",
+        )
+
+    def create(self, columns: pa.Schema, partition_by: Sequence[str]) -> None:
+        """Create the table; if another process was first, change nothing."""
+        with self.raising():
+            try:
+                DeltaTable.create(
+                    self.place.path,
+                    pa.schema(columns),
+                    mode="error",
+                    partition_by=list(partition_by),
+                    storage_options=self.place.settings(),
+                )
+            except DeltaError as error:
+                if not (is_conflict(error) or "already exist" in str(error)):
+                    raise
+
+    def load(self, version: int | None = None) -> DeltaTable:
+        """Load a version of the table, or the newest one. Raises what the library raises."""
+        return DeltaTable(self.place.path, version=version, storage_options=self.place.settings())
+
+    def numbers(self, table: DeltaTable) -> dict[str, int | None]:
+        """Return what is known of the book of a table's newest version."""
+        if self._last is not None:
+            newest = table.history(1)
+            if newest and (newest[0].get(INFO) or {}).get(COMMIT) == self._last:
+                return dict(self._numbers)
+        return {}
+
+    def committed(self, name: str, numbers: dict[str, int | None]) -> None:
+        """Remember our own last commit, and what the book says after it."""
+        self._last, self._numbers = name, numbers
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """Raise the library's errors as a HoldfastError."""
+        try:
+            yield
+        except RAISED as error:
+            raise meaning_of(self.place, error) from None
+
+
+class LoadedVersion:
+    """One version of the table. See target.Version and rewind.RewindVersion."""
+
+    def __init__(self, connection: DeltaConnection, table: DeltaTable, *, newest: bool = True) -> None:
+        self._connection, self._table = connection, table
+        self.version: int = table.version()
+        self._numbers = connection.numbers(table) if newest else {}
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The columns of the table."""
+        return pa.schema(self._table.schema().to_arrow())
+
+    @property
+    def partition_by(self) -> tuple[str, ...]:
+        """The columns by which it is partitioned."""
+        return tuple(self._table.metadata().partition_columns)
+
+    @property
+    def configuration(self) -> Mapping[str, str]:
+        """The properties of the table."""
+        return dict(self._table.metadata().configuration)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The features that a writer of the table has to support, as far as they are listed."""
+        return tuple(self._table.protocol().writer_features or ())
+
+    @property
+    def generated(self) -> tuple[str, ...]:
+        """The columns that the table computes or checks itself."""
+        marks = ("delta.generationExpression", "delta.invariants", "delta.identity")
+        fields = self._table.schema().fields
+        return tuple(each.name for each in fields if any(name.startswith(marks) for name in each.metadata))
+
+    def number(self, name: str) -> int | None:
+        """See target.Version."""
+        if name not in self._numbers:
+            with self._connection.raising():
+                self._numbers[name] = self._table.transaction_version(name)
+        return self._numbers[name]
+
+    def commit(self, change: Change) -> bool:
+        """See target.Version."""
+        name = uuid.uuid4().hex
+        properties = CommitProperties(
+            custom_metadata={INFO: {**change.info, COMMIT: name}},
+            max_commit_retries=0,
+            app_transactions=[Transaction(each, number) for each, number in sorted(change.numbers.items())],
+        )
+        with self._connection.raising():
+            try:
+                self._write(change, properties)
+            except DeltaError as error:
+                if is_conflict(error):
+                    return False
+                raise
+        self._connection.committed(name, {**self._numbers, **change.numbers})
+        return True
+
+    def history(self) -> Iterable[Entry]:
+        """See rewind.RewindVersion."""
+        with self._connection.raising():
+            found = self._table.history()
+        return [Entry(each["version"], str(each.get("operation")), each.get(INFO)) for each in found]
+
+    def at(self, version: int) -> LoadedVersion | None:
+        """See rewind.RewindVersion."""
+        with self._connection.raising():
+            try:
+                return LoadedVersion(self._connection, self._connection.load(version), newest=False)
+            except (DeltaError, FileNotFoundError):
+                return None
+
+    def files(self) -> Mapping[str, int]:
+        """See rewind.RewindVersion."""
+        with self._connection.raising():
+            found = pa.table(self._table.get_add_actions())
+        rows = found.column("num_records").to_pylist() if "num_records" in found.column_names else [None] * len(found)
+        paths = map(unquote, found.column("path").to_pylist())  # the log quotes them once more
+        return {path: count or 0 for path, count in zip(paths, rows, strict=True)}
+
+    def missing(self, files: Iterable[str]) -> int:
+        """See rewind.RewindVersion."""
+        with self._connection.raising():
+            found = self._files().get_file_info(list(files))
+        return sum(each.type is not fs.FileType.File for each in found)
+
+    def digests(self, files: Iterable[str], key: Sequence[str]) -> pl.DataFrame:
+        """See rewind.RewindVersion."""
+        wanted = set(files)
+        with self._connection.raising():
+            whole = self._table.to_pyarrow_dataset()
+            chosen = [each for each in whole.get_fragments() if each.path in wanted]
+            assert len(chosen) == len(wanted), "a version has the files that it lists"
+            part = ds.FileSystemDataset(chosen, whole.schema, whole.format, whole.filesystem)
+            found = [_digest(batch, key) for batch in part.to_batches() if batch.num_rows]
+        return pl.concat(found or [_digest(pa.RecordBatch.from_pylist([], whole.schema), key)])
+
+    def _files(self) -> Any:
+        handler = DeltaStorageHandler.from_table(self._table._table)
+        return fs.PyFileSystem(handler)
+
+    def _write(self, change: Change, properties: CommitProperties) -> None:
+        if change.restore is not None:
+            self._table.restore(change.restore, commit_properties=properties)
+        elif change.rows is None:
+            return self._write_nothing(properties)
+        elif change.key is None:
+            write_deltalake(self._table, self._ordered(change.rows), mode="append", commit_properties=properties)
+        else:
+            self._merge(change.rows, change.key, properties)
+            if self._table.version() == self.version:  # it found nothing to change, and committed nothing
+                return self._write_nothing(properties)
+        assert self._table.version() == self.version + 1, "a commit lands on the version after the one compared"
+
+    def _write_nothing(self, properties: CommitProperties) -> None:
+        """Commit the tag alone; the library does not load the new version then."""
+        schema, partition_by = self._table.schema(), list(self.partition_by)
+        self._table.create_write_transaction([], "append", schema, partition_by, commit_properties=properties)
+
+    def _merge(self, rows: pa.Table, key: Sequence[str], properties: CommitProperties) -> None:
+        names = [name for name in rows.column_names if name != OP]
+        values = {f"target.`{name}`": f"source.`{name}`" for name in names}
+        merger = self._table.merge(
+            rows,
+            " AND ".join(f"target.`{name}` = source.`{name}`" for name in key),
+            source_alias="source",
+            target_alias="target",
+            commit_properties=properties,
+        )
+        merger.when_matched_delete(f"source.`{OP}` = {DELETE}")
+        merger.when_matched_update(values)
+        merger.when_not_matched_insert(values, f"source.`{OP}` = {PUT}")
+        merger.execute()
+
+    def _ordered(self, rows: pa.Table) -> pa.Table:
+        return rows.select(self.columns.names)
+
+
+def _digest(batch: pa.RecordBatch, key: Sequence[str]) -> pl.DataFrame:
+    """Return the key and a hash of each row; nested values, which cannot be hashed, count by their text."""
+    values = {
+        name: pa.array(map(repr, column.to_pylist()), pa.string()) if pa.types.is_nested(column.type) else column
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    }
+    rows = pl.from_arrow(pa.table({name: values[name] for name in sorted(values)}))
+    assert isinstance(rows, pl.DataFrame)
+    return rows.select(*key).with_columns(rows.hash_rows(seed=1).alias(DIGEST))

@@ -1,0 +1,207 @@
+"""Columns of a stream as columns of a Delta table, and rows as a table that can be committed.
+
+Delta has no unsigned numbers, no durations and no nanoseconds. What widens without a loss is widened, anything else is
+refused when the job is planned. All columns of a table that Holdfast creates may be null: a key is checked by the sink.
+
+Pure: values in, values out. Source: the Delta protocol, "Primitive Types" and "Partition Value Serialization".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.errors import ConfigError
+from holdfast.sinks.contract import DELETE, OP, PUT, check_key, check_null_keys
+from holdfast.sinks.staging import last_per_key
+
+_NOT_IN_NAMES = " ,;{}()\n\t=`"
+"""Characters that a column's name cannot have without column mapping, and the one that quotes it."""
+PARTITION_BYTES_MAX = 200
+"""A partition value in the name of a folder, where 255 bytes are the limit of most file systems."""
+_WIDER = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()}
+_AS_THEY_ARE = (
+    *(pa.types.is_boolean, pa.types.is_signed_integer, pa.types.is_float32, pa.types.is_float64, pa.types.is_date32),
+    *(pa.types.is_string, pa.types.is_binary),
+)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How the rows of a sink become rows of a table.
+
+    Args:
+        where: How messages name the target.
+        key: None: rows are only added.
+    """
+
+    where: str
+    key: tuple[str, ...] | None
+    partition_by: tuple[str, ...]
+
+    def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """Refuse a stream that the table can never take. Raises ConfigError."""
+        check_key(self.where, schema, upsert_key, self.key)
+        stored = self.stored(schema)
+        self._check_names(schema)
+        for name in self.key or ():
+            if pa.types.is_floating(stored.field(name).type) or _is_opaque(stored.field(name).type):
+                raise self._refused(
+                    f"the key column {name!r} is {schema.field(name).type}, which MERGE cannot compare reliably",
+                    "choose key columns of text, whole numbers, dates, times or decimals",
+                )
+        unknown = [name for name in self.partition_by if name not in schema.names]
+        if unknown or len(set(self.partition_by)) != len(self.partition_by):
+            fault = f"names unknown columns {unknown}" if unknown else "names a column twice"
+            raise self._refused(f"partition_by={list(self.partition_by)} {fault}", f"choose from {schema.names}")
+        for name in self.partition_by:
+            kind = stored.field(name).type
+            if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date32(kind)):
+                raise self._refused(
+                    f"the partition column {name!r} is {schema.field(name).type}",
+                    "partition by whole numbers, text or a date, such as a day that a .select(...) adds",
+                )
+        if schema.names and len(self.partition_by) == len(schema.names):
+            raise self._refused("all columns are in partition_by", "leave out at least one")
+
+    def stored(self, schema: pa.Schema) -> pa.Schema:
+        """Return the columns of the table for rows of a stream, all of them nullable. Raises ConfigError."""
+        fields = []
+        for field in schema:
+            kind = stored_type(field.type)
+            if kind is None:
+                raise self._refused(
+                    f"the column {field.name!r} is {field.type}, which a Delta table cannot hold",
+                    f"before the sink, cast it in a .select(...): {_instead(field.type)}",
+                )
+            fields.append(pa.field(field.name, kind))
+        return pa.schema(fields)
+
+    def accept(self, batch: pa.RecordBatch) -> None:
+        """Refuse rows that the table can never take. Raises ConfigError."""
+        check_null_keys(self.where, self.key, batch)
+        if OP in batch.schema.names:
+            batch = batch.filter(pc.not_equal(batch.column(OP), DELETE)).drop_columns([OP])
+        self._cast(pa.Table.from_batches([batch]))
+        for name in self.partition_by:
+            if pa.types.is_string(batch.schema.field(name).type) or pa.types.is_large_string(
+                batch.schema.field(name).type
+            ):
+                self._check_partition(name, batch.column(name))
+
+    def table_of(self, batches: Iterable[pa.RecordBatch]) -> tuple[int, pa.Table | None]:
+        """Read rows; return their number, and what a commit writes: with a key, the last row of each, with `_op`.
+
+        None: there are no rows. Raises ConfigError.
+        """
+        read = [batch for batch in batches if batch.num_rows]
+        if not read:
+            return 0, None
+        given = pa.Table.from_batches(read)
+        if self.key is None:
+            return given.num_rows, self._cast(given)
+        for batch in read:
+            check_null_keys(self.where, self.key, batch)
+        if OP not in given.column_names:
+            given = given.append_column(OP, pa.repeat(pa.scalar(PUT, pa.int8()), given.num_rows))
+        last = last_per_key(given, self.key)
+        ops = last.column(OP)
+        return given.num_rows, self._cast(last.drop_columns([OP])).append_column(OP, ops)
+
+    def differences(self, found: pa.Schema, partition_by: tuple[str, ...], schema: pa.Schema) -> str | None:
+        """Return how a table differs from what the stream needs; None: at most in the order of columns."""
+        wanted = self.stored(schema)
+        texts = [f"{name} is missing" for name in wanted.names if name not in found.names]
+        texts += [f"{name} is not in the stream" for name in found.names if name not in wanted.names]
+        for field in found:
+            if field.name not in wanted.names:
+                continue
+            kind, needed = stored_type(field.type), wanted.field(field.name).type
+            if kind != needed:
+                texts.append(f"{field.name} is {field.type}, the stream needs {needed}")
+            elif not field.nullable:
+                texts.append(f"{field.name} must not be null, which the stream does not promise")
+        if partition_by != self.partition_by:
+            texts.append(f"it is partitioned by {list(partition_by)}, the sink has {list(self.partition_by)}")
+        return "; ".join(texts) or None
+
+    def _cast(self, rows: pa.Table) -> pa.Table:
+        stored = self.stored(rows.schema)
+        if rows.schema.equals(stored):
+            return rows
+        try:
+            return rows.cast(stored)
+        except pa.ArrowInvalid as error:
+            raise ConfigError(
+                f"{self.where}: a value does not fit its column: {error}",
+                not_done="the rows were not written",
+                next_step="drop such rows with .filter(...) before the sink, or correct them",
+            ) from error
+
+    def _check_partition(self, name: str, column: pa.Array) -> None:
+        """Refuse an empty text, which a partition value cannot tell from null, and one too long for a folder's name."""
+        for value in column.unique().to_pylist():
+            if value is None or 0 < len(quote(value)) <= PARTITION_BYTES_MAX:
+                continue
+            fault = f"is longer than {PARTITION_BYTES_MAX} bytes" if value else "is empty, which Delta reads as null"
+            raise ConfigError(
+                f"{self.where}: a value of the partition column {name!r} {fault}",
+                not_done="the rows were not written",
+                next_step=f"before the sink, drop such rows with .filter(...), or give {name!r} another value",
+            )
+
+    def _check_names(self, schema: pa.Schema) -> None:
+        lower = [name.lower() for name in schema.names]
+        for name in schema.names:
+            if not name or any(each in name for each in _NOT_IN_NAMES):
+                fault = f"has a character out of {_NOT_IN_NAMES!r}" if name else "is empty"
+                raise self._refused(f"the name of the column {name!r} {fault}", "rename it in a .select(...)")
+            if lower.count(name.lower()) > 1:
+                raise self._refused(
+                    f"two columns are named {name!r} without regard to case, which Delta does not tell apart",
+                    "rename one of them in a .select(...)",
+                )
+
+    def _refused(self, what: str, next_step: str) -> ConfigError:
+        return ConfigError(f"{self.where}: {what}", not_done="the job was not planned", next_step=next_step)
+
+
+def stored_type(kind: pa.DataType) -> pa.DataType | None:
+    """Return the type that holds a column's values in a table, in one form for each; None: there is none."""
+    if pa.types.is_dictionary(kind):
+        return stored_type(kind.value_type)
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_timestamp(kind):
+        return None if kind.unit == "ns" else pa.timestamp("us", None if kind.tz is None else "UTC")
+    if pa.types.is_decimal128(kind):
+        return kind if kind.scale >= 0 else None
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inner = stored_type(kind.value_type)
+        return None if inner is None else pa.list_(pa.field("element", inner))
+    if pa.types.is_struct(kind):
+        inners = [(field.name, stored_type(field.type)) for field in kind]
+        return None if any(inner is None for _, inner in inners) else pa.struct(inners)
+    if any(fits(kind) for fits in _AS_THEY_ARE):
+        return kind
+    return _WIDER.get(kind)
+
+
+def _is_opaque(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_nested(kind) or pa.types.is_binary(kind))
+
+
+def _instead(kind: pa.DataType) -> str:
+    if pa.types.is_timestamp(kind):
+        return 'to pl.Datetime("us", "UTC")'
+    if pa.types.is_unsigned_integer(kind):
+        return "to pl.Int64 or pl.Decimal(20, 0)"
+    if pa.types.is_duration(kind) or pa.types.is_time(kind):
+        return "to pl.Int64, a number of microseconds"
+    return "to text, a number or a time"

@@ -1,0 +1,70 @@
+"""What an error of delta-rs means for a delivery: who acts.
+
+The library raises few kinds. Its conflicts, refusals of the table and errors of the object store have fixed texts, so
+class and text are compared.
+
+Invariants
+    - An error that may have come after the commit is Unavailable: the newest version decides.
+    - No message shows the value of a secret.
+
+Source: delta-rs, python/src/error.rs and crates/core/src/kernel/transaction.
+"""
+
+from __future__ import annotations
+
+import re
+
+from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, SchemaMismatchError
+
+from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Unavailable
+from holdfast.sinks.delta.place import DeltaPlace
+
+RAISED = (DeltaError, OSError, ValueError, RuntimeError)
+"""What calls of the library raise."""
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m↳?")
+_CONFLICT = re.compile(r"Failed to commit transaction|existing table version|already exists", re.IGNORECASE)
+_NOT_ADMITTED = re.compile(
+    r"permission denied|access ?denied|forbidden|unauthori[sz]ed|unauthenticated|InvalidAccessKeyId|"
+    r"SignatureDoesNotMatch|ExpiredToken|InvalidToken|\b40[13]\b",
+    re.IGNORECASE,
+)
+_GAP = re.compile(r"contiguous commit files|found gap", re.IGNORECASE)
+_REFUSED = re.compile(
+    r"append-only|features? (must|required)|unsupported|not (yet )?implemented|invariant|constraint", re.IGNORECASE
+)
+
+
+def is_conflict(error: Exception) -> bool:
+    """Return whether another commit took the version, so that ours is not in."""
+    return isinstance(error, CommitFailedError) and bool(_CONFLICT.search(str(error)))
+
+
+def meaning_of(place: DeltaPlace, error: Exception) -> HoldfastError:
+    """Return what the error means for a delivery."""
+    said = place.without_secrets(" ".join(_COLOURS.sub(" ", str(error)).split()))
+    if _NOT_ADMITTED.search(said):
+        return NotAdmitted(
+            f"{place.where}: the store did not let this user in: {said}",
+            not_done="nothing was delivered, and nothing is skipped",
+            next_step="give this user the rights to read, write and list below the table, or correct the credentials "
+            "in options= or in the environment of the driver and of each worker",
+        )
+    if _GAP.search(said):
+        return Damaged(
+            f"{place.where}: commits are missing in the middle of the table's log: {said[:300]}",
+            not_done="nothing was delivered",
+            next_step="restore the table from a backup, and rewind the job to a checkpoint that the backup covers",
+        )
+    permanent = isinstance(error, DeltaProtocolError | SchemaMismatchError)
+    if permanent or _REFUSED.search(said):
+        return ConfigError(
+            f"{place.where}: the table refuses the delivery: {said}",
+            not_done="nothing was delivered",
+            next_step="undo what was changed about the table since the job started, or give the sink another table",
+        )
+    return Unavailable(
+        f"{place.where}: {said}",
+        not_done="it is not known whether this delivery is in",
+        next_step="nothing: delivery reads the tag and retries; if it stays so, check that the store is reachable from "
+        "this host and has space left",
+    )

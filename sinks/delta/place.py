@@ -1,0 +1,119 @@
+"""Where a Delta table is, and the options of its object store, which hold no secret.
+
+Options travel to the workers and stand in a pickled job. So an option that is secret takes a `Secret`, which each
+process reads when it opens the table.
+
+Invariants
+    - No value of this module but the result of `settings` holds a secret.
+    - An option that lets two commits take the same version is refused.
+
+Source: delta-rs, object store options; docs/design/0084-delta-sink.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from holdfast.errors import ConfigError, HoldfastError
+from holdfast.secrets import SHOWN, Secret
+
+Option = str | Secret
+_SECRET = re.compile(r"secret|password|token|account_key|access_key$|sas_key|private", re.IGNORECASE)
+_FILE = re.compile(r"token_file$", re.IGNORECASE)
+_UNSAFE = {
+    "aws_s3_allow_unsafe_rename": "two commits could take the same version of the table, and one of them be lost",
+    "mount_allow_unsafe_rename": "two commits could take the same version of the table, and one of them be lost",
+    "aws_s3_locking_provider": "commits are made by conditional puts, which need no lock",
+    "aws_conditional_put": "commits are made by conditional puts",
+    "conditional_put": "commits are made by conditional puts",
+}
+DEFAULTS: Mapping[str, str] = {"max_retries": "3", "retry_timeout": "20s"}
+"""Options that a job may change. The library would try for three minutes before a status could report anything."""
+_SCHEMES = ("s3://", "s3a://", "gs://", "az://", "abfs://", "abfss://")
+
+
+@dataclass(frozen=True)
+class DeltaPlace:
+    """A table.
+
+    Args:
+        path: An absolute path, or a URL.
+        options: Options of the object store, sorted by name.
+    """
+
+    path: str
+    options: tuple[tuple[str, Option], ...] = ()
+
+    @property
+    def where(self) -> str:
+        """How messages name it."""
+        return f"Delta table {self.path}"
+
+    @property
+    def secrets(self) -> tuple[Secret, ...]:
+        """The secrets that the options name."""
+        return tuple(each for _, each in self.options if isinstance(each, Secret))
+
+    def settings(self) -> dict[str, str]:
+        """Return the options with the values of secrets.
+
+        Raises:
+            ConfigError, NotAdmitted: a secret cannot be read.
+        """
+        given = {name: each.value() if isinstance(each, Secret) else each for name, each in self.options}
+        return {**DEFAULTS, **given} if "://" in self.path else given
+
+    def without_secrets(self, text: str) -> str:
+        """Return a text of a library without the values of this place's secrets."""
+        for each in self.secrets:
+            with suppress(HoldfastError):  # it cannot be read any more; the next commit reports that
+                text = text.replace(each.value(), SHOWN)
+        return text
+
+
+def place_of(path: str, options: Mapping[str, Option] | None) -> DeltaPlace:
+    """Return the place that a job gives.
+
+    Args:
+        path: An absolute path, or a URL without a password.
+
+    Raises:
+        ConfigError: it is malformed, holds a secret, or makes commits unsafe.
+    """
+    if "://" in path and not path.startswith(_SCHEMES):
+        raise _refused(
+            f"{path.partition('://')[0]}:// is not a place for tables",
+            f"give a path, or a URL that begins with {', '.join(_SCHEMES)}",
+        )
+    given = {} if options is None else dict(options)
+    for name, value in given.items():
+        _check(name, value)
+    return DeltaPlace(path.rstrip("/") or path, tuple(sorted(given.items())))
+
+
+def unsafe(environment: Mapping[str, str]) -> str | None:
+    """Return the variable that makes commits unsafe, None if there is none; delta-rs reads its options there too."""
+    names = (name for name in environment if name.lower() in _UNSAFE and "unsafe" in name.lower())
+    return next((name for name in names if environment[name].lower() in ("1", "true", "on", "yes", "y")), None)
+
+
+def _check(name: str, value: object) -> None:
+    if name.lower() in _UNSAFE:
+        raise _refused(f"the option {name!r} is refused: {_UNSAFE[name.lower()]}", "leave it out")
+    if isinstance(value, Secret):
+        return
+    if _SECRET.search(name) and not _FILE.search(name):
+        raise _refused(
+            f"the option {name!r} holds a secret, which a plan or a pickled job would expose",
+            f'give a reference: options={{"{name}": hf.secret("env:NAME")}}; then change this secret, as it stands in '
+            "the code",
+        )
+    if not isinstance(value, str):
+        raise _refused(f"the option {name!r} is a {type(value).__name__}", "give text, or hf.secret(...)")
+
+
+def _refused(what: str, next_step: str) -> ConfigError:
+    return ConfigError(f"hf.Delta: {what}", not_done="the job was not planned", next_step=next_step)

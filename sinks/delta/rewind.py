@@ -1,0 +1,247 @@
+"""Taking the output of a sink back: the table gets the rows of an older version, in one commit that moves the tags too.
+
+The commits of the sink are found in the history of the table, where each says its tag. From the newest one back, those
+that the rewind undoes are followed until the first that stays; the version before the oldest of them is restored. That
+version's book has to agree, so a history with gaps, or a late commit of an old epoch, refuses the rewind instead of
+restoring too little.
+
+RESTORE takes back everything that came after a version. So another program's commit in between refuses the rewind, but
+for OPTIMIZE and VACUUM, which change no rows. What VACUUM has deleted refuses it too.
+
+Pure: no clock, thread or I/O of its own; client.py has the table.
+Source: PROTOCOL P21; docs/design/0084-delta-sink.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+import polars as pl
+
+from holdfast.errors import Unavailable
+from holdfast.model import Epoch, Tag, Timeline
+from holdfast.sinks.contract import Fault, Repair, Rewinding, Verdict, no_fault
+from holdfast.sinks.delta.book import Book, owner_numbers, rewind_numbers
+from holdfast.sinks.delta.target import ATTEMPTS_MAX, Change, Version, commit_info
+from holdfast.sinks.undo import SAMPLE_MAX, impossible, is_undone, overtaken, refused, untouched
+
+ROWS_COMPARED_MAX = 20_000_000
+"""Rows of files that are read to count what a rewind of a table with a key changes; beyond, files are counted."""
+HARMLESS = ("OPTIMIZE", "VACUUM START", "VACUUM END")
+"""Operations of other programs that leave every row as it is."""
+DIGEST = "_digest"
+"""The column with a hash of a whole row."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One commit of a table's history.
+
+    Args:
+        info: What the commit of a Holdfast sink says of itself; None: another program made it.
+    """
+
+    version: int
+    operation: str
+    info: Mapping[str, Any] | None
+
+
+class RewindVersion(Version, Protocol):
+    """A version of the table as rewinds see it. Its calls raise a HoldfastError."""
+
+    def history(self) -> Iterable[Entry]:
+        """Return the commits that the log still has, the newest first."""
+
+    def at(self, version: int) -> RewindVersion | None:
+        """Load an older version; None if the log no longer has it."""
+
+    def files(self) -> Mapping[str, int]:
+        """Return the files of the table, each with its number of rows."""
+
+    def missing(self, files: Iterable[str]) -> int:
+        """Return how many of these files no longer exist."""
+
+    def digests(self, files: Iterable[str], key: Sequence[str]) -> pl.DataFrame:
+        """Return the key and a hash of each row of these files."""
+
+
+class RewindConnection(Protocol):
+    """A way to the table."""
+
+    def latest(self) -> RewindVersion:
+        """Load the newest version."""
+
+
+@dataclass(frozen=True)
+class Undo:
+    """What a rewind does to a table that is not on its timeline yet.
+
+    Args:
+        since: The oldest version that it takes back; None: no rows are taken back.
+        others: What other programs did to rows after it, newest first.
+    """
+
+    since: int | None
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A repair, and the version that it restores, if any."""
+
+    repair: Repair
+    restore: int | None = None
+    done: bool = False
+    """Whether the table stands on the new timeline already."""
+
+
+def plan(where: str, table: RewindVersion, rewinding: Rewinding, key: tuple[str, ...] | None) -> Planned:
+    """Decide what a rewind does to this version of the table. Only reads.
+
+    Raises:
+        Fenced: a later rewind was first, or another history owns the target.
+        Damaged: see Claim.must_take_over.
+    """
+    book = Book(where, table.number)
+    _must_take_over(where, book, rewinding)
+    verdict: Verdict = "truncate" if key is None else "overwrite"
+    newest = book.newest(rewinding.job_uuid, rewinding.sink)
+    if newest is not None and newest.timeline > rewinding.to.timeline:
+        raise overtaken(where, newest, rewinding)
+    if newest is not None and newest.timeline == rewinding.to.timeline:
+        return Planned(untouched(verdict, rewinding), done=True)
+    undo = undone(table.history(), table.version, rewinding)
+    if undo is None:
+        return Planned(impossible("commits of the table's history are missing, so its versions cannot be told apart"))
+    if undo.since is None:
+        if newest is not None and is_undone(newest, rewinding):
+            return Planned(impossible(_gone(rewinding)))
+        reason = f"the table holds nothing of epochs after {rewinding.to.epoch}"
+        return Planned(Repair(verdict, 0, 0, 0, (), reason))
+    return _restoring(where, table, rewinding, key, undo)
+
+
+def repair(
+    where: str,
+    connection: RewindConnection,
+    rewinding: Rewinding,
+    key: tuple[str, ...] | None,
+    fault: Fault = no_fault,
+) -> Repair:
+    """Do what `plan` says, in one commit on the version that was planned for. Raises as RepairableSink.repair."""
+    fault("before_begin")
+    for _ in range(ATTEMPTS_MAX):
+        table = connection.latest()
+        planned = plan(where, table, rewinding, key)
+        if planned.repair.verdict == "impossible":
+            raise refused(where, planned.repair.reason)
+        if planned.done:
+            return planned.repair
+        fault("after_tag")  # Rows and tags are one commit, so there is one point for both.
+        fault("before_commit")
+        if table.commit(_change(where, table, rewinding, planned.restore)):
+            fault("after_commit")
+            return planned.repair
+    raise Unavailable(
+        f"{where}: other commits were first {ATTEMPTS_MAX} times while the rewind was made",
+        not_done="nothing in the table was changed",
+        next_step="nothing: the rewind is repeated; if it stays so, let other writers of the table pause",
+    )
+
+
+def undone(history: Iterable[Entry], current: int, rewinding: Rewinding) -> Undo | None:
+    """Find the commits that a rewind takes back; None: the numbers of versions in the history are wrong."""
+    since: int | None = None
+    others: list[str] = []
+    pending: list[str] = []
+    for back, entry in enumerate(history):
+        if entry.version != current - back or (entry.info is not None and entry.info.get("version") != entry.version):
+            return None
+        tag = _tag_of(entry, rewinding)
+        if tag is not None and not is_undone(tag, rewinding):
+            break
+        if tag is not None:
+            since, others, pending = entry.version, [*others, *pending], []
+        elif entry.operation not in HARMLESS:
+            pending.append(_said(entry))
+    return Undo(since, tuple(others))
+
+
+def _restoring(
+    where: str, table: RewindVersion, rewinding: Rewinding, key: tuple[str, ...] | None, undo: Undo
+) -> Planned:
+    """Plan to restore the version before the oldest commit that is taken back."""
+    assert undo.since is not None
+    if undo.others:
+        more = f" and {len(undo.others) - 1} more" if len(undo.others) > 1 else ""
+        reason = f"other commits came after version {undo.since - 1}, which a restore would take back too: "
+        return Planned(impossible(f"{reason}{undo.others[0]}{more}"))
+    older = table.at(undo.since - 1) if undo.since else None
+    if older is None:
+        return Planned(impossible(_gone(rewinding)))
+    newest = Book(where, older.number).newest(rewinding.job_uuid, rewinding.sink)
+    if newest is not None and is_undone(newest, rewinding):
+        return Planned(impossible(_gone(rewinding)))
+    then, now = older.files(), table.files()
+    back, gone = sorted(then.keys() - now.keys()), sorted(now.keys() - then.keys())
+    if missing := table.missing(back):
+        gone_by = "VACUUM deletes what is older than its retention"
+        return Planned(impossible(f"{missing} files of version {older.version} are missing; {gone_by}"))
+    rows_back, rows_gone = sum(then[name] for name in back), sum(now[name] for name in gone)
+    reason = f"the table gets the rows of version {older.version} back"
+    if key is None:
+        return Planned(Repair("truncate", 0, rows_gone - rows_back, 0, (), reason), older.version)
+    if rows_back + rows_gone > ROWS_COMPARED_MAX:
+        reason += "; counted are all rows of the files that change"
+        return Planned(Repair("overwrite", rows_back, max(0, rows_gone - rows_back), 0, (), reason), older.version)
+    restored, deleted = _compared(older.digests(back, key), table.digests(gone, key), key)
+    sample = tuple(islice((*restored.iter_rows(named=True), *deleted.iter_rows(named=True)), SAMPLE_MAX))
+    return Planned(Repair("overwrite", len(restored), len(deleted), 0, sample, reason), older.version)
+
+
+def _compared(then: pl.DataFrame, now: pl.DataFrame, key: Sequence[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the keys whose rows are restored, and those whose rows are deleted."""
+    names = list(key)
+    restored = then.join(now, on=[*names, DIGEST], how="anti").select(names).sort(names)
+    return restored, now.join(then, on=names, how="anti").select(names).sort(names)
+
+
+def _change(where: str, table: RewindVersion, rewinding: Rewinding, restore: int | None) -> Change:
+    job, sink, to = rewinding.job_uuid, rewinding.sink, rewinding.to
+    numbers = rewind_numbers(job, sink, to, rewinding.writers)
+    if rewinding.claim is not None and _must_take_over(where, Book(where, table.number), rewinding):
+        numbers.update(owner_numbers(job, sink, rewinding.claim))
+    return Change(numbers, commit_info(job, sink, to, table.version + 1), restore=restore)
+
+
+def _must_take_over(where: str, book: Book, rewinding: Rewinding) -> bool:
+    if rewinding.claim is None:
+        return False
+    job, sink = rewinding.job_uuid, rewinding.sink
+    return rewinding.claim.must_take_over(where, book.held(job, sink), lambda: book.newest(job, sink))
+
+
+def _tag_of(entry: Entry, rewinding: Rewinding) -> Tag | None:
+    """Return the tag of a commit of this sink; None: it is another one's."""
+    info = entry.info
+    if info is None or (info.get("job"), info.get("sink")) != (rewinding.job_uuid, rewinding.sink):
+        return None
+    try:
+        return Tag(Timeline(int(info["timeline"])), Epoch(int(info["epoch"])))
+    except (KeyError, TypeError, ValueError):
+        return None  # not written by a sink, whatever it says
+
+
+def _said(entry: Entry) -> str:
+    who = "" if entry.info is None else f" by sink {entry.info.get('sink')!r} of job {entry.info.get('job')}"
+    return f"{entry.operation}{who} in version {entry.version}"
+
+
+def _gone(rewinding: Rewinding) -> str:
+    return (
+        f"no version with the rows of epoch {rewinding.to.epoch} alone is left: it lies beyond the retention of the "
+        "table's log, or an older epoch was delivered after a newer one"
+    )

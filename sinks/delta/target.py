@@ -1,0 +1,173 @@
+"""A Delta table as a target: rows, tag and owner in one commit, on exactly the version whose book was compared.
+
+A target loads the newest version v, compares tag and owner in its book, and reads the rows of the delivery. Then it
+loads the newest version again, compares again, and commits on v + 1 or not at all. A commit of anyone else in between
+takes v + 1, so ours fails, and the target loads and compares again. The library's retries are off (P23): two appends do
+not conflict in Delta, so it would commit on a version that was not compared.
+
+Invariants
+    - A commit lands on the version after the one whose tag and owner were compared.
+    - Nothing is taken from an error: after one, the newest version is loaded and its book decides.
+
+Pure: no clock, thread or I/O of its own; client.py has the table.
+Source: PROTOCOL P17, P23, P24; docs/design/0021-owned-targets.md, 0084-delta-sink.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from holdfast.errors import Unavailable
+from holdfast.model import Tag, Writer
+from holdfast.sinks.contract import AlreadyDelivered, Delivered, Fault, Outcome, already, no_fault
+from holdfast.sinks.delta.book import Book, Numbers, delivery_numbers, owner_numbers
+from holdfast.sinks.owners import Claim, check_continues
+
+Read = Callable[[Iterable[pa.RecordBatch]], tuple[int, pa.Table | None]]
+ATTEMPTS_MAX = 5
+"""How often a delivery starts over because another commit was first."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One commit.
+
+    Args:
+        numbers: Transaction identifiers and their numbers.
+        info: What the commit says of itself, for people and for the plan of a rewind.
+        rows: Rows to add, or to merge by key; None: none.
+        key: None: the rows are added. Else they have the column `_op` last, and each key once.
+        restore: The version whose rows the table gets back.
+    """
+
+    numbers: Numbers
+    info: Mapping[str, Any]
+    rows: pa.Table | None = None
+    key: tuple[str, ...] | None = None
+    restore: int | None = None
+
+
+class Version(Protocol):
+    """The table as it was when it was loaded. Its calls raise a HoldfastError."""
+
+    @property
+    def version(self) -> int:
+        """Its number."""
+
+    def number(self, name: str) -> int | None:
+        """Return the number of a transaction identifier; None if the table has none of this name."""
+
+    def commit(self, change: Change) -> bool:
+        """Commit as the next version; return whether it was done. After an error the outcome is unknown."""
+
+
+class Connection(Protocol):
+    """A way to the table. Its calls raise a HoldfastError."""
+
+    def latest(self) -> Version:
+        """Load the newest version."""
+
+
+@dataclass(frozen=True)
+class DeltaTarget:
+    """One writer's access to a table. See contract.Target.
+
+    Args:
+        where: How messages name the table.
+        connection: Loads what is needed at the first use.
+        read: Returns the number of rows, and the rows as a commit writes them. Raises ConfigError.
+        key: The key of the sink.
+        job_uuid: The job.
+        writer: Whose output this is.
+        claim: See Sink.open.
+        fault: Called at every fault point of a delivery; for tests.
+    """
+
+    where: str
+    connection: Connection
+    read: Read
+    key: tuple[str, ...] | None
+    job_uuid: str
+    writer: Writer
+    claim: Claim | None = None
+    fault: Fault = field(default=no_fault)
+
+    def delivered(self) -> Tag | None:
+        """See Target.delivered."""
+        book = self._book(self.connection.latest())
+        self._must_take_over(book)
+        return book.tag_of(self.job_uuid, self.writer)
+
+    def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
+        """See Target.deliver."""
+        if (found := self._covered(self._book(self.connection.latest()), tag, known)) is not None:
+            return found
+        count, rows = self.read(batches)
+        self.fault("before_begin")
+        for _ in range(ATTEMPTS_MAX):
+            version = self.connection.latest()
+            book = self._book(version)
+            if (found := self._covered(book, tag, known)) is not None:
+                return found
+            change = self._change(book, tag, version.version, rows)
+            self.fault("after_tag")  # Rows and tag are one commit, so there is one point for both.
+            self.fault("before_commit")
+            if version.commit(change):
+                self.fault("after_commit")
+                return Delivered(count)
+        raise Unavailable(
+            f"{self._where}: other commits were first {ATTEMPTS_MAX} times while this delivery was made",
+            not_done="nothing was delivered",
+            next_step="nothing: delivery retries; if it stays so, let other writers of the table commit less often",
+        )
+
+    def forget(self, through: Tag) -> None:
+        """See Target.forget. Older versions of the table are the before-images; VACUUM drops them."""
+
+    def close(self) -> None:
+        """See Target.close. No connection stays open."""
+
+    @property
+    def _where(self) -> str:
+        return f"{self.where}, sink {self.writer.sink!r}, writer {self.writer.subtask}"
+
+    def _book(self, version: Version) -> Book:
+        return Book(self._where, version.number)
+
+    def _covered(self, book: Book, tag: Tag, known: Tag | None) -> AlreadyDelivered | None:
+        """Return the tag if it covers the delivery; else compare it with what the writer knows.
+
+        Raises:
+            Fenced, Damaged, Unavailable: see Target.deliver.
+        """
+        self._must_take_over(book)
+        newest = book.newest(self.job_uuid, self.writer.sink)
+        if newest is not None and newest.timeline > tag.timeline:
+            return already(self._where, tag, newest)  # fenced, also if the writer has no tag on the new timeline
+        standing = book.tag_of(self.job_uuid, self.writer)
+        if standing is not None and standing >= tag:
+            return already(self._where, tag, standing)
+        if known is not None:
+            check_continues(self._where, standing, known)
+        return None
+
+    def _must_take_over(self, book: Book) -> bool:
+        if self.claim is None:
+            return False
+        job, sink = self.job_uuid, self.writer.sink
+        return self.claim.must_take_over(self._where, book.held(job, sink), lambda: book.newest(job, sink))
+
+    def _change(self, book: Book, tag: Tag, version: int, rows: pa.Table | None) -> Change:
+        numbers = delivery_numbers(book, self.job_uuid, self.writer, tag)
+        if self.claim is not None and self._must_take_over(book):
+            numbers.update(owner_numbers(self.job_uuid, self.writer.sink, self.claim))
+        return Change(numbers, commit_info(self.job_uuid, self.writer.sink, tag, version + 1), rows, self.key)
+
+
+def commit_info(job_uuid: str, sink: str, tag: Tag, version: int) -> dict[str, Any]:
+    """Return what a commit says of itself."""
+    return {"job": job_uuid, "sink": sink, "timeline": tag.timeline, "epoch": tag.epoch, "version": version}

@@ -1,0 +1,520 @@
+"""What only Delta tables have: columns, other writers, maintenance, versions, and options of their store.
+
+The contracts of all targets run in tests/contract; test_delta_order.py plays races in memory.
+"""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from delta_tables import FolderTable
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError
+
+import holdfast as hf
+from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, NotAdmitted, Unavailable
+from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
+from holdfast.sinks.contract import DELETE, OP, PUT, AlreadyDelivered, Delivered, FaultPoint, Repair, Rewinding
+from holdfast.sinks.delta.errors import is_conflict, meaning_of
+from holdfast.sinks.delta.place import DEFAULTS, place_of, unsafe
+from holdfast.sinks.owners import Claim, Held
+
+JOB, LEFT, RIGHT = "6f9b0f6e-0000-4000-8000-000000000001", Writer("out", Subtask(0)), Writer("out", Subtask(1))
+SCHEMA = pa.schema([pa.field("user", pa.int64()), pa.field("name", pa.string())])
+KEY = ("user",)
+ANN, BEA, CAT = (1, "ann"), (2, "bea"), (3, "cat")
+FIRST = Claim("0123456789abcdef0123456789abcdef", Generation(1))
+
+
+def tag(epoch: int, timeline: int = 1) -> Tag:
+    return Tag(Timeline(timeline), Epoch(epoch))
+
+
+def batch(*rows: tuple[int, str | None]) -> pa.RecordBatch:
+    """Rows of an append stream."""
+    columns = [pa.array([user for user, _ in rows], pa.int64()), pa.array([name for _, name in rows], pa.string())]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def changes(*rows: tuple[int, str | None]) -> pa.RecordBatch:
+    """Rows of an upsert stream; a name of None deletes."""
+    ops = pa.array([DELETE if name is None else PUT for _, name in rows], pa.int8())
+    return batch(*rows).append_column(OP, ops)
+
+
+@pytest.fixture
+def added(tmp_path: Path) -> FolderTable:
+    table = FolderTable(tmp_path)
+    table.sink.prepare(SCHEMA, None)
+    return table
+
+
+@pytest.fixture
+def keyed(tmp_path: Path) -> FolderTable:
+    table = FolderTable(tmp_path, KEY)
+    table.sink.prepare(SCHEMA, KEY)
+    return table
+
+
+def deliver(table: FolderTable, epoch: int, *rows: tuple[int, str | None], timeline: int = 1) -> None:
+    one = changes(*rows) if table.sink.key else batch(*rows)
+    found = table.sink.open(JOB, LEFT).deliver(tag(epoch, timeline), [one] if rows else [])
+    assert found == Delivered(len(rows))
+
+
+def meanwhile(act: Callable[[], object]) -> Callable[[FaultPoint], None]:
+    """Return a fault that acts once, between the last comparison and the commit."""
+    left = [act]
+
+    def fault(point: FaultPoint) -> None:
+        if point == "before_commit" and left:
+            left.pop()()
+
+    return fault
+
+
+class TestCommit:
+    def test_of_another_program_is_not_lost_and_loses_nothing(self, added: FolderTable) -> None:
+        other = meanwhile(
+            lambda: write_deltalake(str(added.path), pa.table({"user": [9], "name": ["x"]}), mode="append")
+        )
+        assert added.sink.opened(JOB, LEFT, fault=other).deliver(tag(1), [batch(ANN)]) == Delivered(1)
+        assert sorted(added.rows()) == [ANN, (9, "x")] and added.load().version() == 2
+
+    def test_of_a_zombie_between_comparison_and_commit_is_not_repeated(self, added: FolderTable) -> None:
+        zombie = meanwhile(lambda: deliver(added, 1, ANN))
+        late = added.sink.opened(JOB, LEFT, fault=zombie)
+        assert late.deliver(tag(1), [batch(ANN)]) == AlreadyDelivered(tag(1)) and added.rows() == [ANN]
+
+    def test_without_rows_is_repeated_after_another_commit(self, added: FolderTable) -> None:
+        other = meanwhile(
+            lambda: write_deltalake(str(added.path), pa.table({"user": [9], "name": ["x"]}), mode="append")
+        )
+        assert added.sink.opened(JOB, LEFT, fault=other).deliver(tag(1), []) == Delivered(0)
+        zombie = meanwhile(lambda: deliver(added, 2, ANN))
+        assert added.sink.opened(JOB, LEFT, fault=zombie).deliver(tag(2), []) == AlreadyDelivered(tag(2))
+        assert sorted(added.rows()) == [ANN, (9, "x")] and added.load().version() == 3
+
+    def test_without_identifiers_would_let_the_zombie_through(self, added: FolderTable) -> None:
+        """For the library two appends do not conflict: it commits the late one on top of the other."""
+        late = added.load()
+        deliver(added, 1, ANN)
+        write_deltalake(late, pa.table({"user": [1], "name": ["ann"]}), mode="append")
+        assert added.rows() == [ANN, ANN]
+
+    def test_by_merge_is_repeated_after_another_commit(self, keyed: FolderTable) -> None:
+        deliver(keyed, 1, ANN)
+        compact = meanwhile(
+            lambda: write_deltalake(str(keyed.path), pa.table({"user": [9], "name": ["x"]}), mode="append")
+        )
+        merging = keyed.sink.opened(JOB, LEFT, fault=compact)
+        assert merging.deliver(tag(2), [changes((1, "anna"), BEA)]) == Delivered(2)
+        assert sorted(keyed.rows()) == [(1, "anna"), BEA, (9, "x")]
+
+    def test_of_a_merge_that_changes_nothing_moves_the_tag(self, keyed: FolderTable) -> None:
+        deliver(keyed, 1, ANN)
+        deliver(keyed, 2, (7, None))
+        target = keyed.sink.open(JOB, LEFT)
+        assert target.delivered() == tag(2) and keyed.rows() == [ANN]
+        assert target.deliver(tag(2), [changes(CAT)]) == AlreadyDelivered(tag(2))
+
+    def test_says_what_it_is(self, added: FolderTable) -> None:
+        deliver(added, 7, ANN)
+        [newest] = added.load().history(1)
+        said = {name: value for name, value in newest["holdfast"].items() if name != "commit"}
+        assert said == {"job": JOB, "sink": "out", "timeline": 1, "epoch": 7, "version": 1}
+
+    def test_of_one_target_after_the_other_needs_no_new_look_at_the_book(
+        self, added: FolderTable, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        target = added.sink.open(JOB, LEFT, FIRST)
+        target.deliver(tag(1), [batch(ANN)])
+        monkeypatch.setattr(DeltaTable, "transaction_version", None)
+        assert target.deliver(tag(2), [batch(BEA)], tag(1)) == Delivered(1)
+        assert target.delivered() == tag(2)
+
+
+class TestTags:
+    def test_survive_checkpoints_a_cleaned_log_and_vacuum(self, added: FolderTable) -> None:
+        added.sink.open(JOB, RIGHT, FIRST).deliver(tag(3), [batch(ANN)])
+        deliver(added, 4, BEA)
+        table = added.load()
+        table.optimize.compact()
+        table.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+        table = added.load()
+        table.create_checkpoint()
+        for each in (added.path / "_delta_log").glob("*.json"):
+            each.unlink()
+        assert [added.sink.open(JOB, writer).delivered() for writer in (LEFT, RIGHT)] == [tag(4), tag(3)]
+        holding = added.sink.holding(JOB, "out")
+        assert (holding.held, holding.newest) == (Held(FIRST.owner, Generation(1)), tag(4))
+        assert sorted(added.rows()) == [ANN, BEA]
+
+    def test_survive_a_restore_by_hand(self, added: FolderTable) -> None:
+        """Which therefore takes rows back that the job does not write again; the guide says so."""
+        deliver(added, 1, ANN)
+        deliver(added, 2, BEA)
+        added.load().restore(1)
+        assert added.sink.open(JOB, LEFT).delivered() == tag(2) and added.rows() == [ANN]
+
+    def test_of_a_table_that_was_deleted_are_missed(self, added: FolderTable) -> None:
+        target = added.sink.open(JOB, LEFT)
+        target.deliver(tag(1), [batch(ANN)])
+        shutil.rmtree(added.path)
+        with pytest.raises(Damaged, match="there is no table any more"):
+            target.deliver(tag(2), [batch(BEA)], tag(1))
+        assert not added.path.exists()
+
+    def test_of_a_table_that_was_created_again_are_missed(self, added: FolderTable) -> None:
+        target = added.sink.open(JOB, LEFT)
+        target.deliver(tag(1), [batch(ANN)])
+        shutil.rmtree(added.path)
+        added.sink.prepare(SCHEMA, None)
+        with pytest.raises(Damaged, match="has no tag"):
+            target.deliver(tag(2), [batch(BEA)], tag(1))
+
+    def test_of_another_job_are_noticed_at_a_start(self, added: FolderTable) -> None:
+        deliver(added, 1, ANN)
+        added.sink.check_owner(JOB, "out")
+        added.sink.check_owner("another", "else")
+        for job in ("another", None):
+            with pytest.raises(ConfigError, match="holds output of a sink 'out' of another job"):
+                added.sink.check_owner(job, "out")
+
+    def test_that_no_sink_wrote_are_damage(self, added: FolderTable) -> None:
+        broken = CommitProperties(app_transactions=[Transaction(f"holdfast/1/newest/{JOB}/out", -5)])
+        write_deltalake(
+            str(added.path), pa.table({"user": [9], "name": ["x"]}), mode="append", commit_properties=broken
+        )
+        with pytest.raises(Damaged, match="has the version -5"):
+            added.sink.holding(JOB, "out")
+
+
+EVERY_TYPE: Mapping[str, tuple[pa.DataType, list[Any]]] = {
+    "flag": (pa.bool_(), [True, None]),
+    "tiny": (pa.int8(), [-128, None]),
+    "small": (pa.uint8(), [255, None]),
+    "wide": (pa.uint32(), [2**32 - 1, None]),
+    "whole": (pa.int64(), [-(2**63), None]),
+    "part": (pa.float64(), [float("inf"), None]),
+    "text": (pa.large_string(), ["ö\n", None]),
+    "kind": (pa.dictionary(pa.int32(), pa.string()), ["x", None]),
+    "bytes": (pa.binary(), [b"\0\xff", None]),
+    "day": (pa.date32(), [date(2026, 1, 2), None]),
+    "at": (pa.timestamp("us", "UTC"), [datetime(2026, 1, 2, 3, 4, 5, 6, UTC), None]),
+    "seconds": (pa.timestamp("s", "UTC"), [datetime(2026, 1, 2, tzinfo=UTC), None]),
+    "local": (pa.timestamp("ms"), [datetime(2026, 1, 2, 3), None]),
+    "price": (pa.decimal128(38, 9), [Decimal("-0.123456789"), None]),
+    "many": (pa.list_(pa.int32()), [[1, None, 3], None]),
+    "inner": (pa.struct([("a", pa.int16()), ("b", pa.list_(pa.string()))]), [{"a": 1, "b": ["x"]}, None]),
+}
+
+
+def rows_of_every_type(*keys: int) -> pa.RecordBatch:
+    columns = {"user": pa.array(keys, pa.int64())}
+    for name, (kind, values) in EVERY_TYPE.items():
+        columns[name] = pa.array((values * len(keys))[: len(keys)], kind)
+    return pa.RecordBatch.from_pydict(columns)
+
+
+class TestColumns:
+    @pytest.mark.parametrize("key", [None, KEY])
+    def test_of_every_type_are_kept(self, tmp_path: Path, key: tuple[str, ...] | None) -> None:
+        table, rows = FolderTable(tmp_path, key), rows_of_every_type(1, 2)
+        table.sink.prepare(rows.schema, key)
+        table.sink.prepare(rows.schema, key)
+        for epoch in (1, 2):
+            given = rows if key is None else rows.append_column(OP, pa.array([PUT, PUT], pa.int8()))
+            table.sink.accept(given)
+            table.sink.open(JOB, LEFT).deliver(tag(epoch), [given])
+        expected = rows.to_pylist() * (2 if key is None else 1)
+        assert sorted(table.load().to_pyarrow_table().to_pylist(), key=lambda row: row["user"]) == sorted(
+            expected, key=lambda row: row["user"]
+        )
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("text", "it's; `--"),
+            ("flag", True),
+            ("day", date(2026, 1, 2)),
+            ("at", datetime(2026, 1, 2, 3, 4, 5, 6, UTC)),
+            ("price", Decimal("1.500000000")),
+            ("select", "reserved"),
+            ("Upper Case".replace(" ", "."), "dot"),
+        ],
+    )
+    def test_of_every_type_can_be_keys(self, tmp_path: Path, name: str, value: Any) -> None:
+        kind = EVERY_TYPE[name][0] if name in EVERY_TYPE else pa.string()
+        schema = pa.schema([pa.field(name, kind), pa.field("n", pa.int64())])
+        table = FolderTable(tmp_path, (name,))
+        table.sink.prepare(schema, (name,))
+        for epoch, op in ((1, PUT), (2, PUT), (3, DELETE)):
+            rows = pa.RecordBatch.from_pylist([{name: value, "n": epoch}], schema=schema)
+            given = rows.append_column(OP, pa.array([op], pa.int8()))
+            table.sink.open(JOB, LEFT).deliver(tag(epoch), [given])
+            assert [n for _, n in table.rows()] == ([epoch] if op == PUT else [])
+
+    @pytest.mark.parametrize(
+        "kind", [pa.uint64(), pa.timestamp("ns"), pa.time64("us"), pa.duration("s"), pa.float16(), pa.null()], ids=str
+    )
+    def test_that_a_table_cannot_hold_are_refused_when_planned(self, kind: pa.DataType) -> None:
+        with pytest.raises(ConfigError, match="the column 'x' is .*, which a Delta table cannot hold"):
+            hf.Delta("t").check(pa.schema([pa.field("x", kind)]), None)
+
+    @pytest.mark.parametrize("name", ["a b", "a,b", "a=b", "a`b", "a\n"])
+    def test_with_names_that_a_table_cannot_hold_are_refused(self, name: str) -> None:
+        with pytest.raises(ConfigError, match="has a character out of"):
+            hf.Delta("t").check(pa.schema([pa.field(name, pa.int64())]), None)
+
+    def test_whose_names_differ_in_case_alone_are_refused(self) -> None:
+        with pytest.raises(ConfigError, match="without regard to case"):
+            hf.Delta("t").check(pa.schema([pa.field("a", pa.int64()), pa.field("A", pa.int64())]), None)
+
+    @pytest.mark.parametrize("kind", [pa.float64(), pa.binary(), pa.list_(pa.int64())], ids=str)
+    def test_that_cannot_be_compared_are_no_keys(self, kind: pa.DataType) -> None:
+        with pytest.raises(ConfigError, match="which MERGE cannot compare reliably"):
+            hf.Delta("t", key="x").check(pa.schema([pa.field("x", kind)]), ("x",))
+
+    def test_of_a_key_are_never_null(self, keyed: FolderTable) -> None:
+        with pytest.raises(ConfigError, match="1 rows have no value in the key column 'user'"):
+            keyed.sink.accept(pa.RecordBatch.from_pylist([{"user": None, "name": "x"}], schema=SCHEMA))
+
+
+class TestPartitions:
+    def test_are_folders_by_value_and_a_row_moves_between_them(self, tmp_path: Path) -> None:
+        table = FolderTable(tmp_path, KEY, partition_by=["name"])
+        table.sink.prepare(SCHEMA, KEY)
+        deliver(table, 1, ANN, (2, "a/b=c %"))
+        deliver(table, 2, (1, "bea"), CAT)
+        assert sorted(table.rows()) == [(1, "bea"), (2, "a/b=c %"), CAT]
+        assert all(each.parent.name.startswith("name=") for each in table.path.glob("*/*.parquet"))
+
+    @pytest.mark.parametrize(("value", "fault"), [("", "is empty"), ("ö" * 40, "is longer than 200 bytes")])
+    def test_that_would_be_read_as_another_value_are_refused(self, tmp_path: Path, value: str, fault: str) -> None:
+        sink = FolderTable(tmp_path, partition_by=["name"]).sink
+        with pytest.raises(ConfigError, match=fault):
+            sink.accept(batch((1, value)))
+        sink.accept(pa.RecordBatch.from_pylist([{"user": 1, "name": None}], schema=SCHEMA))
+
+    @pytest.mark.parametrize(
+        ("given", "fault"),
+        [
+            (["x"], "names unknown columns"),
+            (["name", "name"], "names a column twice"),
+            (["user", "name"], "all columns"),
+        ],
+    )
+    def test_that_do_not_fit_are_refused(self, given: list[str], fault: str) -> None:
+        with pytest.raises(ConfigError, match=fault):
+            hf.Delta("t", partition_by=given).check(SCHEMA, None)
+
+    def test_by_a_fraction_are_refused(self) -> None:
+        with pytest.raises(ConfigError, match="the partition column 'x' is double"):
+            hf.Delta("t", partition_by="x").check(
+                pa.schema([pa.field("x", pa.float64()), pa.field("y", pa.int8())]), None
+            )
+
+
+class TestExistingTable:
+    def make(self, path: Path, schema: pa.Schema = SCHEMA, **arguments: Any) -> DeltaTable:
+        return DeltaTable.create(str(path / "table"), schema, **arguments)
+
+    def test_is_taken_with_its_columns_in_any_order(self, tmp_path: Path) -> None:
+        self.make(tmp_path, pa.schema([SCHEMA.field("name"), SCHEMA.field("user")]))
+        table = FolderTable(tmp_path)
+        table.sink.prepare(SCHEMA, None)
+        deliver(table, 1, ANN)
+        assert table.rows() == [("ann", 1)]
+
+    @pytest.mark.parametrize(
+        ("arguments", "key", "fault"),
+        [
+            ({"configuration": {"delta.setTransactionRetentionDuration": "interval 7 days"}}, None, "forget the tags"),
+            ({"configuration": {"delta.appendOnly": "true"}}, KEY, "delta.appendOnly, but the sink replaces rows"),
+            ({"partition_by": ["name"]}, None, r"partitioned by \['name'\], the sink has \[\]"),
+            ({"schema": SCHEMA.append(pa.field("more", pa.int64()))}, None, "more is not in the stream"),
+            ({"schema": SCHEMA.remove(1)}, None, "name is missing"),
+            ({"schema": SCHEMA.set(0, pa.field("user", pa.int32()))}, None, "user is int32, the stream needs int64"),
+            ({"schema": SCHEMA.set(0, pa.field("user", pa.int64(), nullable=False))}, None, "user must not be null"),
+        ],
+        ids=lambda value: str(value)[:40],
+    )
+    def test_that_does_not_fit_is_refused(
+        self, tmp_path: Path, arguments: dict[str, Any], key: tuple[str, ...] | None, fault: str
+    ) -> None:
+        made = self.make(tmp_path, raise_if_key_not_exists=False, **arguments)
+        for act in (hf.Delta(tmp_path / "table", key).prepare, hf.Delta(tmp_path / "table", key).probe):
+            with pytest.raises(ConfigError, match=fault):
+                act(SCHEMA, key)
+        assert FolderTable(tmp_path).load().version() == made.version()
+
+    def test_with_a_constraint_is_refused(self, tmp_path: Path) -> None:
+        self.make(tmp_path).alter.add_constraint({"positive": "user > 0"})
+        with pytest.raises(ConfigError, match=r"checks or computes values itself: delta\.constraints\.positive"):
+            FolderTable(tmp_path).sink.prepare(SCHEMA, None)
+
+
+def back(epoch: int, timeline: int = 2) -> Rewinding:
+    return Rewinding(JOB, "out", tag(epoch, timeline), (LEFT, RIGHT))
+
+
+def planned(table: FolderTable, epoch: int) -> Repair:
+    return table.sink.plan_repair(back(epoch), SCHEMA, table.sink.key)
+
+
+class TestRewind:
+    def test_after_maintenance_shows_the_base_epoch(self, keyed: FolderTable) -> None:
+        deliver(keyed, 1, ANN, BEA)
+        deliver(keyed, 2, (1, "anna"), CAT)
+        keyed.load().optimize.compact()
+        deliver(keyed, 3, (2, None))
+        keyed.load().create_checkpoint()
+        found = keyed.sink.repair(back(1), SCHEMA, KEY)
+        assert (found.verdict, found.restore, found.delete, found.changed_by_others) == ("overwrite", 2, 1, 0)
+        assert sorted(keyed.rows()) == [ANN, BEA]
+        assert sorted(row["user"] for row in found.sample) == [1, 2, 3]
+
+    def test_of_a_partitioned_table_counts_its_rows(self, tmp_path: Path) -> None:
+        table = FolderTable(tmp_path, KEY, partition_by=["name"])
+        table.sink.prepare(SCHEMA, KEY)
+        odd = (2, "a/b=c %25 ö")
+        deliver(table, 1, ANN, odd)
+        deliver(table, 2, (1, "x"), (2, "b"), CAT)
+        found = planned(table, 1)
+        assert (found.restore, found.delete) == (2, 1)
+        table.sink.repair(back(1), SCHEMA, KEY)
+        assert sorted(table.rows()) == [ANN, odd]
+
+    def test_counts_rows_of_every_type(self, tmp_path: Path) -> None:
+        table, rows = FolderTable(tmp_path, KEY), rows_of_every_type(1, 2)
+        table.sink.prepare(rows.schema, KEY)
+        for epoch, each in ((1, rows), (2, rows_of_every_type(2, 3))):
+            given = each.append_column(OP, pa.array([PUT, PUT], pa.int8()))
+            table.sink.open(JOB, LEFT).deliver(tag(epoch), [given])
+        found = table.sink.plan_repair(back(1), rows.schema, KEY)
+        assert (found.restore, found.delete) == (1, 1)
+
+    def test_is_impossible_after_another_program_wrote(self, added: FolderTable) -> None:
+        deliver(added, 1, ANN)
+        deliver(added, 2, BEA)
+        added.load().delete("user = 2")
+        found = planned(added, 1)
+        assert found.verdict == "impossible" and "DELETE in version 3" in found.reason
+
+    def test_is_impossible_once_files_are_vacuumed(self, keyed: FolderTable) -> None:
+        deliver(keyed, 1, ANN)
+        deliver(keyed, 2, (1, "anna"))
+        keyed.load().vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+        found = planned(keyed, 1)
+        assert found.verdict == "impossible" and "VACUUM deletes" in found.reason
+        with pytest.raises(ConfigError, match="cannot undo its output"):
+            keyed.sink.repair(back(1), SCHEMA, KEY)
+        assert keyed.rows() == [(1, "anna")] and keyed.sink.open(JOB, LEFT).delivered() == tag(2)
+
+    def test_is_impossible_once_the_log_is_cleaned(self, added: FolderTable) -> None:
+        for epoch in (1, 2, 3):
+            deliver(added, epoch, (epoch, "x"))
+        added.load().create_checkpoint()
+        for version in (0, 1, 2):
+            (added.path / "_delta_log" / f"{version:020}.json").unlink()
+        assert planned(added, 1).verdict == "impossible"
+
+    def test_fences_in_the_commit_that_restores(self, added: FolderTable) -> None:
+        deliver(added, 1, ANN)
+        zombie = added.sink.opened(JOB, LEFT, fault=meanwhile(lambda: added.sink.repair(back(1), SCHEMA, None)))
+        with pytest.raises(Fenced, match="timeline 2"):
+            zombie.deliver(tag(2), [batch(BEA)])
+        assert added.rows() == [ANN] and added.sink.open(JOB, RIGHT).delivered() == tag(1, 2)
+
+
+class TestPlace:
+    def test_relative_paths_are_absolute_and_local(self) -> None:
+        sink = hf.Delta("lake/t")
+        assert sink.place.path == str(Path("lake/t").absolute()) and sink.traits.local_paths == (sink.place.path,)
+        assert (
+            hf.Delta("s3://lake/t/").traits.local_paths == () and hf.Delta("s3://lake/t/").place.path == "s3://lake/t"
+        )
+
+    @pytest.mark.parametrize("path", ["", "ftp://host/t", "hdfs://host/t"])
+    def test_that_cannot_be_is_refused(self, path: str) -> None:
+        with pytest.raises(ConfigError, match=r"hf\.Delta"):
+            hf.Delta(path)
+
+    def test_with_a_password_is_refused_and_not_repeated(self) -> None:
+        with pytest.raises(ConfigError) as caught:
+            hf.Delta("s3://user:hunter2@lake/t")
+        assert "hunter2" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "name",
+        ["AWS_SECRET_ACCESS_KEY", "aws_session_token", "azure_storage_account_key", "google_service_account_key"],
+    )
+    def test_takes_secrets_by_their_place_alone(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(ConfigError, match="holds a secret") as caught:
+            hf.Delta("s3://lake/t", options={name: "hunter2"})
+        assert "hunter2" not in str(caught.value)
+        monkeypatch.setenv("LAKE", "hunter2")
+        sink = hf.Delta("s3://lake/t", options={name: hf.secret("env:LAKE"), "AWS_ACCESS_KEY_ID": "me"})
+        assert sink.traits.secrets == (hf.secret("env:LAKE"),) and b"hunter2" not in pickle.dumps(sink)
+        assert sink.place.settings() == {**DEFAULTS, name: "hunter2", "AWS_ACCESS_KEY_ID": "me"}
+        assert sink.place.without_secrets("key hunter2 is bad") == "key *** is bad"
+
+    @pytest.mark.parametrize("name", ["AWS_S3_ALLOW_UNSAFE_RENAME", "aws_s3_locking_provider", "conditional_put"])
+    def test_options_that_decide_how_commits_are_made_are_refused(self, name: str) -> None:
+        with pytest.raises(ConfigError, match="is refused"):
+            hf.Delta("s3://lake/t", options={name: "true"})
+
+    def test_unsafe_commits_by_the_environment_are_refused(
+        self, added: FolderTable, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert unsafe({"AWS_S3_ALLOW_UNSAFE_RENAME": "false"}) is None
+        monkeypatch.setenv("AWS_S3_ALLOW_UNSAFE_RENAME", "true")
+        with pytest.raises(ConfigError, match="AWS_S3_ALLOW_UNSAFE_RENAME, with which two commits"):
+            added.sink.open(JOB, LEFT).delivered()
+
+    def test_without_the_library_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "holdfast.sinks.delta.client", None)
+        with pytest.raises(ConfigError, match="needs deltalake") as caught:
+            hf.Delta("t").prepare(SCHEMA, None)
+        assert "pip install 'holdfast[delta]'" in caught.value.next_step
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("error", "meaning"),
+        [
+            (OSError("Generic S3 error: connection refused"), Unavailable),
+            (OSError("Permission denied (os error 13)"), NotAdmitted),
+            (OSError("403 Forbidden: SignatureDoesNotMatch"), NotAdmitted),
+            (CommitFailedError("Log storage error: timed out"), Unavailable),
+            (DeltaError("Kernel error: Expected contiguous commit files, but found gap: ..."), Damaged),
+            (DeltaError("Unsupported table features required: [RowTracking]"), ConfigError),
+        ],
+        ids=str,
+    )
+    def test_have_a_meaning_for_the_delivery(self, error: Exception, meaning: type[HoldfastError]) -> None:
+        found = meaning_of(place_of("/t", None), error)
+        assert type(found) is meaning and "Delta table /t" in found.what
+
+    def test_of_lost_races_are_no_errors(self, added: FolderTable) -> None:
+        stale = added.load()
+        deliver(added, 1, ANN)
+        with pytest.raises(CommitFailedError) as caught:
+            write_deltalake(
+                stale,
+                pa.table({"user": [1], "name": ["x"]}),
+                mode="append",
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+        assert is_conflict(caught.value)
+        assert not is_conflict(CommitFailedError("Log storage error: timed out"))
