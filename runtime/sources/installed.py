@@ -31,6 +31,7 @@ OWN = {
     "redis": "holdfast:Redis",
     "spark-frame": "holdfast:SparkFrame",
     "sqlite": "holdfast:SQLite",
+    "webhook": "holdfast:Webhook",
 }
 
 
