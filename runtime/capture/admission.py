@@ -100,9 +100,9 @@ class Admission:
         self._stopping = False
 
     @property
-    def idle(self) -> bool:
-        """Whether no request is held."""
-        return self._held_requests == 0
+    def held(self) -> int:
+        """How many requests were admitted and have no answer yet."""
+        return self._held_requests
 
     @property
     def known(self) -> int:
@@ -118,7 +118,7 @@ class Admission:
         if self._stopping:
             return Verdict.STOPPING
         over = self._held_requests >= self._limits.requests_max or self._held_bytes + size > self._limits.bytes_max
-        if over and not self.idle:  # alone, a body of any accepted size fits
+        if over and self._held_requests:  # alone, a body of any accepted size fits
             return Verdict.OVERLOADED
         self._held_requests += 1
         self._held_bytes += size

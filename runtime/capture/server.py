@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
 import time
 from collections import Counter
@@ -93,7 +94,7 @@ class Server:
 
     def __init__(self, receiving: Receiving, appending: Appending, limits: Limits = USUAL) -> None:
         self._of, self._appending = receiving, appending
-        self._requests, self._secrets = Requests(receiving), _Secrets(receiving.secrets)
+        self._requests, self._secrets = Requests(receiving), SecretValues(receiving.secrets)
         keys = Keys(receiving.horizon_us)
         for key, at_us in appending.recover():
             keys.add(key, at_us)
@@ -105,6 +106,11 @@ class Server:
         self._tasks = set[asyncio.Task[None]]()
         self.counts = Counter[str]()
         """Answers by kind: see COUNTED."""
+
+    @property
+    def held(self) -> int:
+        """How many requests were admitted and have no answer yet."""
+        return self._admission.held
 
     async def run(self, stop: asyncio.Event, listening: Callable[[Listening], None]) -> None:
         """Receive until `stop` is set; then store and answer what was admitted.
@@ -254,10 +260,10 @@ class Server:
         self._perform(self._admission.due(self._now_ms()))
 
     def _note_drained(self) -> None:
-        if self._admission.idle:
-            self._drained.set()
-        else:
+        if self.held:
             self._drained.clear()
+        else:
+            self._drained.set()
 
     async def _commit(self, batch: Sequence[Accepted]) -> None:
         try:
@@ -295,16 +301,16 @@ class Server:
         return int(self._loop.time() * 1_000)
 
 
-class _Secrets:
+class SecretValues:
     """The values of secrets, read again every few seconds: a replaced file takes effect."""
 
-    def __init__(self, secrets: Sequence[Secret]) -> None:
-        self._secrets, self._values = secrets, tuple[bytes, ...]()
-        self._until_s = -1.0
+    def __init__(self, secrets: Sequence[Secret], clock: Callable[[], float] = time.monotonic) -> None:
+        self._secrets, self._clock, self._values = secrets, clock, tuple[bytes, ...]()
+        self._until_s = -math.inf
 
     def values(self) -> tuple[bytes, ...]:
         """Return the values. Raises ConfigError, NotAdmitted."""
-        if (now_s := time.monotonic()) >= self._until_s:
+        if (now_s := self._clock()) >= self._until_s:
             self._values = tuple(each.value().encode() for each in self._secrets)
             self._until_s = now_s + SECRETS_EVERY_S
         return self._values

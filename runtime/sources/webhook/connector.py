@@ -149,9 +149,9 @@ class Webhook(RowsOf[T]):
         )
 
     @classmethod
-    def example(cls) -> Webhook[Any]:
-        """Return a webhook that has every trait; see listed.py."""
-        return cls("127.0.0.1:8080", Log("data/payments"), pa.schema([pa.field("id", pa.utf8())]))
+    def example(cls) -> WebhookSource:
+        """Return a source that has every trait; see listed.py."""
+        return cls("127.0.0.1:8080", Log("data/payments"), pa.schema([pa.field("id", pa.utf8())])).source()
 
     def __repr__(self) -> str:
         return f"Webhook('{self.receiving.host}:{self.receiving.port}', into=Log({self.receiving.log!r}))"

@@ -62,7 +62,7 @@ class TestBatches:
         assert send(of, 1) == [Commit((1,))]
         assert send(of, 2, now_ms=1) == send(of, 3, now_ms=9) == [] and of.wake_ms() is None
         assert committed(of, 9) == [Answer(1, STORED), Commit((2, 3))]
-        assert committed(of, 10) == [Answer(2, STORED), Answer(3, STORED)] and of.idle
+        assert committed(of, 10) == [Answer(2, STORED), Answer(3, STORED)] and of.held == 0
 
     def test_a_failed_commit_ends_its_requests_and_not_those_behind_it(self) -> None:
         of = machine(replace(USUAL, linger_ms=0))
@@ -78,7 +78,7 @@ class TestKeys:
         of = machine(replace(USUAL, linger_ms=0))
         send(of, 1, A)
         committed(of)
-        assert send(of, 2, A) == [Answer(2, REPEATED)] and of.idle
+        assert send(of, 2, A) == [Answer(2, REPEATED)] and of.held == 0
 
     def test_a_key_of_the_log_is_repeated(self) -> None:
         assert send(machine(USUAL, A), 1, A) == [Answer(1, REPEATED)]
@@ -87,14 +87,14 @@ class TestKeys:
         of = machine(replace(USUAL, linger_ms=0))
         assert send(of, 1, A) == [Commit((1,))]
         assert send(of, 2, A) == []
-        assert committed(of) == [Answer(1, STORED), Answer(2, REPEATED)] and of.idle
+        assert committed(of) == [Answer(1, STORED), Answer(2, REPEATED)] and of.held == 0
 
     def test_a_repeated_key_shares_the_failure(self) -> None:
         of = machine()
         send(of, 1, A)
         send(of, 2, A)
         assert of.due(5) == [Commit((1,))]
-        assert of.failed(6) == [Answer(1, UNREACHABLE), Answer(2, UNREACHABLE)] and of.idle
+        assert of.failed(6) == [Answer(1, UNREACHABLE), Answer(2, UNREACHABLE)] and of.held == 0
 
     def test_requests_without_keys_are_never_repeated(self) -> None:
         of = machine()
@@ -114,7 +114,7 @@ class TestKeys:
         of = machine(replace(USUAL, linger_ms=0))
         send(of, 1, A)
         send(of, 2, B)
-        assert committed(of, 1, seen=B) == [Answer(1, STORED), Answer(2, REPEATED)] and of.idle
+        assert committed(of, 1, seen=B) == [Answer(1, STORED), Answer(2, REPEATED)] and of.held == 0
 
     def test_a_key_is_known_for_the_horizon_and_at_most_a_slice_longer(self) -> None:
         keys = Keys(HORIZON_US)
@@ -171,12 +171,12 @@ class TestStop:
         send(of, 1)
         assert of.stop(1) == [Commit((1,))]
         assert of.admit(10) is STOPPING
-        assert committed(of) == [Answer(1, STORED)] and of.idle
+        assert committed(of) == [Answer(1, STORED)] and of.held == 0
 
     def test_stores_what_was_admitted_when_it_arrives(self) -> None:
         of = machine()
         assert of.admit(10) is None
-        assert of.stop(1) == [] and not of.idle
+        assert of.stop(1) == [] and of.held == 1
         assert of.arrived(1, A, 10, 2) == [Commit((1,))]
 
 
@@ -250,7 +250,7 @@ class TestAnyOrder:
         played.take(played.of.stop(played.now_ms))
         while played.running:
             played.end("committed", 0)
-        assert played.of.idle and len(played.answers) == played.sent
+        assert played.of.held == 0 and len(played.answers) == played.sent
         assert all(stored == 1 for key, stored in played.log.items() if key)
         stored = Counter(played.key_of[each] for each, verdict in played.answers.items() if verdict is STORED)
         assert stored[0] == played.log[0]
