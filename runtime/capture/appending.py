@@ -1,8 +1,8 @@
 """Appends batches of requests to the log, and finds the keys that are in it. For use by one thread.
 
-All processes that append to one log share one tag (P17): each append moves it by one, and is refused unless it stands
-where this process last read it. So a process has read every row that others stored before its own rows are
-committed, and leaves out those whose keys it found there. The log is the only place where keys are kept.
+All processes that append to one log share one tag (P17): each append moves it one beyond where this process has read it,
+and is refused unless the tag grows. So it is refused if another process has appended meanwhile. Then this process reads
+what was appended, leaves out the requests whose keys it finds, and tries again. The log is the only place that has keys.
 
 Invariants
     - A row is committed only if no row with its key was committed before it and less than a horizon ago.
@@ -132,7 +132,7 @@ class Appending:
             )
         tag = Tag(Timeline(0), Epoch(self._tag.epoch + 1))
         try:
-            first = self._writer.append_tagged(parts, WRITER, tag, follows={WRITER: self._tag})
+            first = self._writer.append_tagged(parts, WRITER, tag)
         except Unavailable:
             if (first := self._writer.settle()) is None:
                 raise

@@ -81,6 +81,8 @@ class Requests:
         key = None if self._of.key is None else _key_of(self._of.key, headers, body)
         if isinstance(key, Refused):
             return key
+        if self._lines is None:
+            return Accepted(key, pa.RecordBatch.from_arrays([pa.array([body], pa.binary())], schema=self._of.schema))
         rows, refused = self._lines.decode([body])
         return Refused(400, refused[0].error) if refused else Accepted(key, rows)
 

@@ -20,7 +20,7 @@ from holdfast.errors import ConfigError
 from holdfast.runtime.config.settings import duration_ms, size_bytes
 from holdfast.runtime.rows.json_lines import JsonLines, Times
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
-from holdfast.runtime.sources.kafka.values import JSON
+from holdfast.runtime.sources.kafka.values import JSON, RAW, Raw
 from holdfast.runtime.sources.log import Log, LogSource
 from holdfast.runtime.sources.webhook.signatures import Scheme, is_header, scheme_of
 from holdfast.secrets import Secret, secret_argument
@@ -60,6 +60,8 @@ class Receiving:
     schema: pa.Schema
     times: Times
     defaults: Mapping[str, Any]
+    raw: bool
+    """Whether the only column is the body as it was sent."""
     key: KeyPlace | None
     horizon_us: int
     scheme: Scheme | None
@@ -72,9 +74,9 @@ class Receiving:
         """The columns of the log."""
         return pa.schema([*self.schema, *META])
 
-    def lines(self) -> JsonLines:
-        """Return what decodes bodies."""
-        return JsonLines(self.schema, self.times, self.defaults)
+    def lines(self) -> JsonLines | None:
+        """Return what decodes bodies; None: they stay bytes."""
+        return None if self.raw else JsonLines(self.schema, self.times, self.defaults)
 
 
 class Webhook(RowsOf[T]):
@@ -86,7 +88,8 @@ class Webhook(RowsOf[T]):
     Args:
         listen: "host:port" of the port, such as "127.0.0.1:8080"; port 0 takes a free one.
         into: The log, such as `hf.Log("data/payments")`; `capture` creates it if it is missing.
-        schema: A dataclass or pyarrow.Schema: the fields of a body, decoded as `hf.JSON` decodes values.
+        schema: A dataclass or pyarrow.Schema: the fields of a body, decoded as `hf.JSON` decodes values. Or `hf.Raw()`:
+            one column, `value`, with the body as it was sent, JSON or not.
         path: The path of the URL that requests are sent to.
         key: Where a request has its idempotency key: "header:NAME", or "body:FIELD" for a string or an integer. A
             repeated key is answered 200 and not stored again. None: requests have none, and each is stored.
@@ -110,7 +113,7 @@ class Webhook(RowsOf[T]):
         self,
         listen: str,
         into: Log[Any],
-        schema: type[T] | ArrowSchema,
+        schema: type[T] | ArrowSchema | Raw,
         *,
         path: str = "/",
         key: str | None = None,
@@ -122,14 +125,15 @@ class Webhook(RowsOf[T]):
         time: Times = "rfc3339",
         meta: bool = False,
     ) -> None:
-        (host, port), log, value, secrets = _address(listen), _log_of(into), JSON(schema, time), _secrets(secret)
-        columns = _columns(value)
+        (host, port), log, secrets = _address(listen), _log_of(into), _secrets(secret)
+        value = None if isinstance(schema, Raw) else JSON(schema, time)
+        columns = RAW if value is None else _columns(value)
         if not _PATH.fullmatch(str(path)):
             raise _refused(f"path is {path!r}", 'give the path of a URL, such as "/payments"')
         if (signature is None) != (not secrets):
             given, lacking = ("secret", "signature") if signature is None else ("signature", "secret")
             raise _refused(f"{given} is given without {lacking}", "give both, or none if requests are not signed")
-        self._row_type, self._meta = None if meta else value.row_type, meta
+        self._row_type, self._meta = None if meta or value is None else value.row_type, meta
         self.receiving = Receiving(
             host=host,
             port=port,
@@ -139,7 +143,8 @@ class Webhook(RowsOf[T]):
             partition_key=log.key or (),
             schema=columns,
             times=time,
-            defaults=value.defaults(),
+            defaults={} if value is None else value.defaults(),
+            raw=value is None,
             key=None if key is None else _key_place(key, columns),
             horizon_us=_within("horizon", duration_ms(horizon, "hf.Webhook(horizon=)"), HORIZON_MOST_MS) * 1_000,
             scheme=None if signature is None else scheme_of(signature),

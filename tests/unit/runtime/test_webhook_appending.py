@@ -20,7 +20,7 @@ from holdfast.runtime.capture.appending import FIRST_LOOK_ROWS, SKEW_US, WRITER,
 from holdfast.runtime.capture.keys import Keys, digest_of
 from holdfast.runtime.capture.requests import Accepted, Requests
 from holdfast.runtime.sources.webhook.connector import META, Receiving
-from holdfast.storage.log.log import LogReader, LogWriter, create_log
+from holdfast.storage.log.log import SENDS_MAX, LogReader, LogWriter, create_log
 from holdfast.storage.objects import MemoryObjects
 
 HOUR_US = 3_600_000_000
@@ -286,6 +286,18 @@ class TestUnknownOutcomes:
         done = appending.append([request("a"), request("b")])
         assert done.repeated == {digest_of("a")} and keys(store) == ["a", "b"]
 
+    def test_an_earlier_append_that_is_settled_late_is_not_taken_for_this_one(self) -> None:
+        store = Faulty()
+        appending = opened(store)
+        store.plan("lost", 2)
+        store.unreachable_after = True
+        with pytest.raises(Unavailable):
+            appending.append([request("a")])
+        store.down, store.refused = False, SENDS_MAX
+        with pytest.raises(Unavailable):
+            appending.append([request("b")])
+        assert appending.append([request("b")]).repeated == frozenset() and keys(store) == ["a", "b"]
+
     def test_an_append_that_did_not_happen_is_not_taken_for_stored(self) -> None:
         store = Faulty()
         appending = opened(store)
@@ -325,6 +337,8 @@ class Faulty(MemoryObjects):
         super().__init__()
         self.kind, self.left = "", 0
         self.down = self.unreachable_after = False
+        self.refused = 0
+        """How many writes from now on are refused."""
         self.before_commit: Callable[[], object] | None = None
 
     def plan(self, kind: str, writes: int) -> None:
@@ -349,6 +363,9 @@ class Faulty(MemoryObjects):
 
     def _write(self, write: Callable[[], None]) -> None:
         self._check()
+        if self.refused:
+            self.refused -= 1
+            raise Unavailable("the store is unreachable", next_step="wait")
         self.left -= 1
         due = self.left == 0 and self.kind
         if due == "before":

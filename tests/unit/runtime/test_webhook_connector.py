@@ -163,6 +163,17 @@ class TestBodies:
         assert isinstance(found, Refused) and found.status == 400
 
 
+    def test_of_any_form_are_kept_as_they_are_where_the_schema_is_raw(self) -> None:
+        of = hf.Webhook(LISTEN, hf.Log("data/payments"), hf.Raw(), key="body:id")
+        assert of.source().schema.names == ["value"] and of.source().row_type is None
+        body = b'{"id":"p1","data":{"cents":250}}'
+        found = Requests(of.receiving).read({}, body, (), 0.0)
+        assert isinstance(found, Accepted) and (found.key, found.row.to_pylist()) == ("p1", [{"value": body}])
+        assert isinstance(Requests(of.receiving).read({}, b"text=hello", (), 0.0), Refused), "it has no key"
+        of = hf.Webhook(LISTEN, hf.Log("data/payments"), hf.Raw())
+        assert isinstance(Requests(of.receiving).read({}, b"text=hello", (), 0.0), Accepted)
+
+
 class TestKeys:
     BODY = b'{"id":"p1","cents":250,"number":7}'
 
