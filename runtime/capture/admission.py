@@ -30,18 +30,15 @@ from holdfast.runtime.capture.keys import Keys
 class Limits:
     """How much is held, and how much is stored together."""
 
+    linger_ms: int
+    """How long the first request of a batch waits for others."""
     requests_max: int = 10_000
     bytes_max: int = 64 * 1024 * 1024
     """Of bodies: those that are read, wait, or are being stored."""
     batch_requests: int = 5_000
     batch_bytes: int = 4 * 1024 * 1024
-    linger_ms: int = 5
-    """How long the first request of a batch waits for others. A commit takes about as long on a local disk."""
     keys_max: int = 4_000_000
     """About 400 MB. Beyond it requests with new keys are refused, as a key is never forgotten early."""
-
-
-USUAL = Limits()
 
 
 class Verdict(Enum):
@@ -51,6 +48,8 @@ class Verdict(Enum):
     REPEATED = "repeated"
     OVERLOADED = "overloaded"
     """There is no room for it now."""
+    FULL = "full"
+    """Too many keys are known."""
     UNREACHABLE = "unreachable"
     """The log could not be written: whether the request was stored is unknown."""
     STOPPING = "stopping"
@@ -151,7 +150,7 @@ class Admission:
                 others.append(waiting)
                 return []
             if len(self._pending) + len(self._keys) >= self._limits.keys_max:
-                return [self._answer(waiting, Verdict.OVERLOADED)]
+                return [self._answer(waiting, Verdict.FULL)]
             self._pending[key] = []
         self._queue.append(waiting)
         self._queued_bytes += size

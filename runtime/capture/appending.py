@@ -80,7 +80,10 @@ class Appending:
         _prepare(store, receiving)
         self._newest_us = 0
         self._writer = LogWriter(store, pause=pause, wall_us=self._now_us)
-        _check_columns(self._writer.meta.schema, receiving)
+        meta = self._writer.meta
+        _check_columns(meta.schema, receiving)
+        if meta.key:
+            partition_rows(meta.schema.empty_table(), meta.key, meta.partitions)  # refuses types that cannot be a key
         if self._writer.newest().sealed:
             raise _unfit(receiving, "is sealed", "name another log")
         self._tag = BEFORE_FIRST

@@ -105,13 +105,13 @@ def _field(body: bytes, name: str) -> str | Refused:
         return "" if value is None else str(_SCALAR.decode(value))
     except msgspec.ValidationError:
         return Refused(400, f"the body is not an object, or its field {name!r} is neither a string nor an integer")
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return Refused(400, f"the body is not JSON: {error}")
 
 
 def _challenge(body: bytes) -> str | None:
     try:
         found = _CHALLENGE.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return found.challenge if found.type == "url_verification" else None

@@ -33,7 +33,7 @@ from typing import Any
 from aiohttp import web
 
 from holdfast.errors import ConfigError, HoldfastError, Unavailable
-from holdfast.runtime.capture.admission import USUAL, Admission, Answer, Commit, Effect, Limits, Verdict
+from holdfast.runtime.capture.admission import Admission, Answer, Commit, Effect, Limits, Verdict
 from holdfast.runtime.capture.appending import Appending
 from holdfast.runtime.capture.keys import Keys, digest_of
 from holdfast.runtime.capture.requests import Accepted, Echo, Refused, Requests
@@ -49,13 +49,14 @@ CLOSE_WITHIN_S = 5.0
 KEEP_ALIVE_S = 75.0
 SECRETS_EVERY_S = 5.0
 """How long a secret that was read is used."""
-RETRY_AFTER_S = {Verdict.OVERLOADED: 1, Verdict.UNREACHABLE: 5, Verdict.STOPPING: 5}
+RETRY_AFTER_S = {Verdict.OVERLOADED: 1, Verdict.FULL: 60, Verdict.UNREACHABLE: 5, Verdict.STOPPING: 5}
 REASONS = {
     Verdict.OVERLOADED: (429, "too many requests wait to be stored; send it again"),
+    Verdict.FULL: (429, "too many idempotency keys are known; send it again when older ones have expired"),
     Verdict.UNREACHABLE: (503, "the log could not be written in time: the request may be stored or not; send it again"),
     Verdict.STOPPING: (503, "the receiving process is stopping; nothing was stored; send it again"),
 }
-COUNTED = ("stored", "repeated", "refused", "overloaded", "unreachable", "stopping")
+COUNTED = ("stored", "repeated", "refused", "overloaded", "full", "unreachable", "stopping")
 
 _log = logging.getLogger("holdfast.capture")
 
@@ -89,21 +90,22 @@ class Server:
     Args:
         receiving: What is received.
         appending: The log.
-        limits: How much is held.
+        limits: How much is held, and stored together; None: the usual limits.
     """
 
-    def __init__(self, receiving: Receiving, appending: Appending, limits: Limits = USUAL) -> None:
+    def __init__(self, receiving: Receiving, appending: Appending, limits: Limits | None = None) -> None:
         self._of, self._appending = receiving, appending
         self._requests, self._secrets = Requests(receiving), SecretValues(receiving.secrets)
         keys = Keys(receiving.horizon_us)
         for key, at_us in appending.recover():
             keys.add(key, at_us)
-        self._admission = Admission(limits, keys)
+        self._admission = Admission(limits or Limits(receiving.linger_ms), keys)
         self._waiting: dict[int, _Waiting] = {}
         self._numbers = count()
         self._thread = ThreadPoolExecutor(1, "append")
         self._timer: asyncio.TimerHandle | None = None
         self._tasks = set[asyncio.Task[None]]()
+        self._full_reported = False
         self.counts = Counter[str]()
         """Answers by kind: see COUNTED."""
 
@@ -176,7 +178,7 @@ class Server:
         try:
             return await self._take(request)
         except _Refusal as refused:
-            self.counts["refused"] += 1
+            self.counts["unreachable" if refused.status == 503 else "refused"] += 1
             return web.json_response({"error": refused.reason}, status=refused.status, headers=refused.headers)
 
     async def _take(self, request: web.Request) -> web.Response:
@@ -287,6 +289,9 @@ class Server:
         self.counts[verdict.value] += 1
         if verdict not in REASONS:
             return web.json_response({"status": verdict.value})
+        if verdict is Verdict.FULL and not self._full_reported:
+            self._full_reported = True
+            _log.error("%d idempotency keys are known, so new ones are refused: shorten horizon", self._admission.known)
         status, reason = REASONS[verdict]
         headers: Mapping[str, str] = {"Retry-After": str(RETRY_AFTER_S[verdict])}
         response = web.json_response({"error": reason}, status=status, headers=headers)

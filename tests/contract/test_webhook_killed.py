@@ -194,6 +194,6 @@ def test_reports_what_it_received(folder: Path) -> None:
         }
         senders.send(KEYS[:5], [process.listening["url"]], process)
         ended = {"event": "stopped", "source": "payments", "stored": 5, "repeated": 0, "refused": 0}
-        assert process.stop() == {**ended, "overloaded": 0, "unreachable": 0, "stopping": 0}
+        assert process.stop() == {**ended, "overloaded": 0, "full": 0, "unreachable": 0, "stopping": 0}
     with receiving(folder) as process:
         assert process.listening["known_keys"] == 5

@@ -34,6 +34,7 @@ META = pa.schema([pa.field(KEY, pa.utf8()), pa.field(AT, pa.timestamp("us", "UTC
 """Columns of the log behind those of the schema: the idempotency key, and when the request was appended."""
 BODY_MOST = 16 * 1024 * 1024
 HORIZON_MOST_MS = 90 * 86_400_000
+LINGER_MOST_MS = 5_000
 _PATH = re.compile(r"/[A-Za-z0-9._~/-]*")
 _PORT_MOST = 65_535
 
@@ -68,6 +69,7 @@ class Receiving:
     secrets: tuple[Secret, ...]
     tolerance_s: float
     body_max: int
+    linger_ms: int
 
     @property
     def columns(self) -> pa.Schema:
@@ -99,6 +101,8 @@ class Webhook(RowsOf[T]):
         secret: The secret of the signatures: `hf.secret("env:STRIPE_SECRET")`; several while one is replaced.
         tolerance: How far a signed time may be from the time here.
         body_max: The largest body, at most "16MiB".
+        linger: How long a request may wait for others that are stored in the same commit, at most "5s". Every commit adds
+            an object of rows to the log, so a longer time makes fewer of them.
         time: How times are written in JSON: "rfc3339", "s", "ms" or "us".
         meta: Add the columns webhook_key and webhook_at, the time at which the request was appended.
 
@@ -122,6 +126,7 @@ class Webhook(RowsOf[T]):
         secret: Secret | Sequence[Secret] | None = None,
         tolerance: str = "5m",
         body_max: str | int = "1MiB",
+        linger: str = "50ms",
         time: Times = "rfc3339",
         meta: bool = False,
     ) -> None:
@@ -151,6 +156,7 @@ class Webhook(RowsOf[T]):
             secrets=secrets,
             tolerance_s=duration_ms(tolerance, "hf.Webhook(tolerance=)") / 1_000,
             body_max=_within("body_max", size_bytes(body_max, "hf.Webhook(body_max=)"), BODY_MOST),
+            linger_ms=_within("linger", duration_ms(linger, "hf.Webhook(linger=)"), LINGER_MOST_MS, 0),
         )
 
     @classmethod
@@ -236,10 +242,10 @@ def _secrets(given: Secret | Sequence[Secret] | None) -> tuple[Secret, ...]:
     return tuple(each for each in found if each is not None)
 
 
-def _within(name: str, value: int, most: int) -> int:
-    if not 1 <= value <= most:
-        limit = f"{most // 86_400_000} days" if name == "horizon" else f"{most // 1024**2} MiB"
-        raise _refused(f"{name} is {'0' if value < 1 else 'too large'}", f"give more than 0 and at most {limit}")
+def _within(name: str, value: int, most: int, least: int = 1) -> int:
+    if not least <= value <= most:
+        limit = {"horizon": "90 days", "body_max": "16 MiB", "linger": "5 seconds"}[name]
+        raise _refused(f"{name} is {'0' if value < least else 'too large'}", f"give more than 0 and at most {limit}")
     return value
 
 

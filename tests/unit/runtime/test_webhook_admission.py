@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.capture.admission import USUAL, Admission, Answer, Commit, Effect, Limits, Verdict
+from holdfast.runtime.capture.admission import Admission, Answer, Commit, Effect, Limits, Verdict
 from holdfast.runtime.capture.keys import SLICES, Keys, digest_of
 
 STORED, REPEATED, OVERLOADED = Verdict.STORED, Verdict.REPEATED, Verdict.OVERLOADED
 UNREACHABLE, STOPPING = Verdict.UNREACHABLE, Verdict.STOPPING
+FULL = Verdict.FULL
+USUAL = Limits(linger_ms=5)
 HORIZON_US = 16_000_000
 AT_US = 1_000_000_000
 NONE: frozenset[bytes] = frozenset()
@@ -126,7 +128,7 @@ class TestKeys:
 
     def test_keys_are_forgotten_when_nothing_is_stored_too(self) -> None:
         of = machine(replace(USUAL, keys_max=1), A)
-        assert send(of, 1, B) == [Answer(1, OVERLOADED)]
+        assert send(of, 1, B) == [Answer(1, FULL)]
         of.forget(AT_US + 2 * HORIZON_US)
         assert send(of, 2, B) == [] and of.known == 0
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import holdfast as hf
 from holdfast.errors import Unavailable
 from holdfast.ports import ObjectStore
-from holdfast.runtime.capture.admission import USUAL, Admission, Answer, Commit, Effect, Verdict
+from holdfast.runtime.capture.admission import Admission, Answer, Commit, Effect, Limits, Verdict
 from holdfast.runtime.capture.appending import FIRST_LOOK_ROWS, SKEW_US, WRITER, Appending
 from holdfast.runtime.capture.keys import Keys, digest_of
 from holdfast.runtime.capture.requests import Accepted, Requests
@@ -162,6 +162,11 @@ class TestLogs:
         create_log(store, receiving().columns, 2)
         with pytest.raises(hf.ConfigError, match="is partitioned by no key"):
             started(store, receiving(log={"key": "id"}))
+
+    def test_whose_key_chooses_no_partition_are_refused(self) -> None:
+        schema = pa.schema([SCHEMA.field("id"), pa.field("price", pa.float64())])
+        with pytest.raises(hf.ConfigError, match="'price' of type Float64 cannot be a key"):
+            started(MemoryObjects(), receiving(schema, log={"key": "price"}))
 
     def test_that_are_sealed_are_refused(self) -> None:
         store = MemoryObjects()
@@ -397,7 +402,7 @@ class Process:
         self.appending, known = started(store), Keys(HOUR_US)
         for key, at_us in self.appending.recover():
             known.add(key, at_us)
-        self.admission, self.batch = Admission(USUAL, known), dict[int, Accepted]()
+        self.admission, self.batch = Admission(Limits(linger_ms=5), known), dict[int, Accepted]()
 
     def send(self, key: str) -> Verdict:
         """Send a request; return its answer. Raises Killed."""

@@ -83,7 +83,7 @@ class TestArguments:
     def test_have_safe_values_where_they_are_left_out(self) -> None:
         of = receiving()
         assert (of.host, of.port, of.path, of.key, of.scheme, of.secrets) == ("127.0.0.1", 8080, "/", None, None, ())
-        assert (of.horizon_us, of.tolerance_s, of.body_max) == (3 * 86_400 * 10**6, 300.0, 1 << 20)
+        assert (of.horizon_us, of.tolerance_s, of.body_max, of.linger_ms) == (3 * 86_400 * 10**6, 300.0, 1 << 20, 50)
         assert of.defaults == {"at": None, "channel": "web"} and of.log.endswith("/data/payments")
 
     def test_name_an_address_of_either_family(self) -> None:
@@ -113,6 +113,7 @@ class TestArguments:
             (lambda: webhook(horizon="0s"), "horizon is 0"),
             (lambda: webhook(horizon="91d"), "horizon is too large"),
             (lambda: webhook(body_max="17MiB"), "body_max is too large"),
+            (lambda: webhook(linger="6s"), "linger is too large"),
             (lambda: webhook(time="ns"), "time is 'ns'"),
             (lambda: webhook(signature="sha1", secret=SECRET), "signature is 'sha1'"),
             (lambda: webhook(signature="github"), "signature is given without secret"),
@@ -201,6 +202,9 @@ class TestKeys:
             ("body:k", {}, b'{"id":"p1","cents":1,"k":{"x":1}}'),
             ("body:k", {}, b"[]"),
             ("body:k", {}, b"{"),
+            ("body:k", {}, b'{"id":"p1","cents":1,"k":"\xff"}'),
+            ("body:k", {}, b'{"id":"p1","cents":1,"k":"\\ud800"}'),
+            ("body:k", {}, b'{"id":"p1","cents":1,"x":' + b"[" * 100_000),
         ],
     )
     def test_that_are_missing_or_no_keys_are_refused(self, place: str, headers: dict[str, str], body: bytes) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.errors import NotAdmitted, Unavailable
-from holdfast.runtime.capture.admission import USUAL, Limits
+from holdfast.runtime.capture.admission import Limits
 from holdfast.runtime.capture.appending import Appending
 from holdfast.runtime.capture.server import SECRETS_EVERY_S, Listening, SecretValues, Server
 from holdfast.runtime.sources.webhook.connector import Receiving
@@ -30,6 +30,7 @@ from holdfast.storage.objects import MemoryObjects
 
 SCHEMA = pa.schema([pa.field("id", pa.utf8(), nullable=False), pa.field("cents", pa.int64(), nullable=False)])
 STORED, REPEATED = (200, {"status": "stored"}), (200, {"status": "repeated"})
+USUAL = Limits(linger_ms=5)
 TRIES_MAX = 10_000
 Reply = tuple[int, Any]
 
