@@ -26,7 +26,7 @@ from holdfast.ports import ObjectStore
 from holdfast.runtime.capture.keys import digest_of
 from holdfast.runtime.capture.requests import Accepted
 from holdfast.runtime.sources.webhook.connector import AT, KEY, META, Receiving
-from holdfast.storage.log.format import describe_column
+from holdfast.storage.log.format import LogSegment, describe_column
 from holdfast.storage.log.log import BEFORE_FIRST, LogReader, LogWriter, create_log, read_meta, wall_us
 from holdfast.storage.log.partitioning import partition_rows
 
@@ -57,6 +57,15 @@ class Appended(NamedTuple):
     seen: tuple[Seen, ...]
 
 
+class _Staged(NamedTuple):
+    """Rows that are in the store, and in no commit yet."""
+
+    at_us: int
+    segments: tuple[LogSegment, ...]
+    rows: dict[int, int]
+    """By partition."""
+
+
 class Appending:
     """One log, as one process appends to it.
 
@@ -80,20 +89,20 @@ class Appending:
         _prepare(store, receiving)
         self._newest_us = 0
         self._writer = LogWriter(store, pause=pause, wall_us=self._now_us)
-        meta = self._writer.meta
-        _check_columns(meta.schema, receiving)
-        if meta.key:
-            partition_rows(meta.schema.empty_table(), meta.key, meta.partitions)  # refuses types that cannot be a key
+        _check_columns(self._writer.meta.schema, receiving)
         if self._writer.newest().sealed:
             raise _unfit(receiving, "is sealed", "name another log")
         self._tag = BEFORE_FIRST
         self._ends: dict[int, int] = {}
-        """Before these offsets all keys are known."""
+        """Before these offsets all keys are known, here or to the caller."""
+        self._news: list[Seen] = []
+        """Keys that other processes stored, and that no append has returned yet."""
         self._turn = 0
 
     def recover(self) -> Iterator[Seen]:
         """Return the keys that were stored within the horizon; to be read to its end before the first append."""
-        reader = self._look()
+        reader = LogReader(self._store)
+        self._note(reader)
         since_us = self._now_us() - self._of.horizon_us
         for partition, end in reader.end_offsets().items():
             start = end if self._of.key is None else _first_since(reader, partition, since_us - SKEW_US)
@@ -109,22 +118,38 @@ class Appending:
             Damaged: the log was deleted, or restored from a copy.
         """
         self._writer.settle()  # of an earlier append, not to be taken for this one
-        seen, repeated = list[Seen](), set[bytes]()
+        fresh, staged = list[Accepted](), None
         for _ in range(RACES_MAX):
-            fresh = [each for each in batch if each.key is None or digest_of(each.key) not in repeated]
-            at_us = self._now_us()
-            if not fresh or self._commit(self._parts(fresh, at_us)):
-                return Appended(at_us, frozenset(repeated), tuple(seen))
-            found = self._catch_up()
-            seen += found
-            repeated.update({each.key for each in found} & {digest_of(each.key) for each in batch if each.key})
+            left = self._unknown(batch)
+            if not left:
+                return self._report(batch, left, self._now_us())
+            if staged is None or len(left) < len(fresh):  # otherwise the rows stay as they were staged
+                fresh, staged = left, self._stage(left)
+            if self._commit(staged):
+                return self._report(batch, left, staged.at_us)
+            self._catch_up()
         raise Unavailable(
             f"other processes appended first {RACES_MAX} times in a row",
             not_done="the requests were not stored",
             next_step="run fewer processes for this log",
         )
 
-    def _commit(self, parts: dict[int, pa.Table]) -> bool:
+    def _unknown(self, batch: Sequence[Accepted]) -> list[Accepted]:
+        """Return the requests whose keys are not among the news."""
+        known = {each.key for each in self._news}
+        return [each for each in batch if each.key is None or digest_of(each.key) not in known]
+
+    def _report(self, batch: Sequence[Accepted], stored: Sequence[Accepted], at_us: int) -> Appended:
+        seen, self._news = tuple(self._news), []
+        return Appended(at_us, frozenset(_digests(batch) - _digests(stored)), seen)
+
+    def _stage(self, batch: Sequence[Accepted]) -> _Staged:
+        at_us = self._now_us()
+        parts = self._parts(batch, at_us)
+        rows = {partition: part.num_rows for partition, part in parts.items()}
+        return _Staged(at_us, self._writer.stage(parts), rows)
+
+    def _commit(self, staged: _Staged) -> bool:
         """Commit; return False if another process did since this one last read the log."""
         if not self._writer.holds_tail():
             raise Damaged(
@@ -135,32 +160,32 @@ class Appending:
             )
         tag = Tag(Timeline(0), Epoch(self._tag.epoch + 1))
         try:
-            first = self._writer.append_tagged(parts, WRITER, tag)
+            first = self._writer.append_tagged({}, WRITER, tag, staged=staged.segments)
         except Unavailable:
             if (first := self._writer.settle()) is None:
                 raise
         if first is None:
             return False
         self._tag = tag
-        self._ends |= {partition: offset + parts[partition].num_rows for partition, offset in first.items()}
+        self._ends |= {partition: offset + staged.rows[partition] for partition, offset in first.items()}
         return True
 
-    def _catch_up(self) -> list[Seen]:
-        """Read what other processes, or an append of unknown outcome, have added."""
-        reader, found = self._look(), list[Seen]()
-        for partition, end in reader.end_offsets().items():
+    def _catch_up(self) -> None:
+        """Read what other processes, or an append of unknown outcome, have added. After an error nothing has changed."""
+        reader, found = LogReader(self._store), list[Seen]()
+        ends = reader.end_offsets()
+        for partition, end in ends.items():
             start = end if self._of.key is None else self._ends.get(partition, 0)
             found += _keys(reader, partition, start, end)
-            self._ends[partition] = end
+        self._note(reader)
+        self._ends = ends
         since_us = self._now_us() - self._of.horizon_us
-        return [each for each in found if each.at_us >= since_us]
+        self._news += [each for each in found if each.at_us >= since_us]
 
-    def _look(self) -> LogReader:
-        """Open the log at its newest commit, and note the tag and the time there."""
-        reader = LogReader(self._store)
+    def _note(self, reader: LogReader) -> None:
+        """Note the tag and the time of the newest commit, of which all rows are known."""
         self._tag = reader.newest().tag_of(WRITER) or BEFORE_FIRST
         self._newest_us = max(self._newest_us, reader.newest().at_us)
-        return reader
 
     def _now_us(self) -> int:
         self._newest_us = max(self._newest_us, self._clock_us())
@@ -182,22 +207,32 @@ class Appending:
         return {self._turn % meta.partitions: rows}
 
 
+def _digests(batch: Sequence[Accepted]) -> set[bytes]:
+    return {digest_of(each.key) for each in batch if each.key is not None}
+
+
 def _prepare(store: ObjectStore, of: Receiving) -> None:
     """Create the log if it is missing; add columns that it lacks, as those of a log that was created by hand."""
-    if read_meta(store) is None:
+    if (meta := read_meta(store)) is None:
+        _check_key(of.columns, of.partition_key)
         try:
-            create_log(store, of.columns, of.partitions, of.partition_key)
+            meta = create_log(store, of.columns, of.partitions, of.partition_key)
         except ConfigError:  # another process may have been first
-            if read_meta(store) is None:
+            if (meta := read_meta(store)) is None:
                 raise
-    meta = read_meta(store)
-    assert meta is not None
     if meta.changelog:
         raise _unfit(of, "is a changelog", "give the webhook a log of its own")
     if of.partition_key and set(of.partition_key) != set(meta.key):
         raise _unfit(of, f"is partitioned by {list(meta.key) or 'no key'}", "correct key of hf.Log, or leave it out")
+    _check_key(meta.schema, meta.key)
     if any(name not in meta.schema.names for name in of.columns.names):
         LogWriter(store).grow(of.columns)
+
+
+def _check_key(schema: pa.Schema, key: Sequence[str]) -> None:
+    """Refuse a key of the log whose columns are missing, or of a type that chooses no partition."""
+    if key:
+        partition_rows(schema.empty_table(), key, 1)
 
 
 def _check_columns(log: pa.Schema, of: Receiving) -> None:

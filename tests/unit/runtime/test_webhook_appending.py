@@ -165,8 +165,10 @@ class TestLogs:
 
     def test_whose_key_chooses_no_partition_are_refused(self) -> None:
         schema = pa.schema([SCHEMA.field("id"), pa.field("price", pa.float64())])
+        store = MemoryObjects()
         with pytest.raises(hf.ConfigError, match="'price' of type Float64 cannot be a key"):
-            started(MemoryObjects(), receiving(schema, log={"key": "price"}))
+            started(store, receiving(schema, log={"key": "price"}))
+        assert store.list("") == []
 
     def test_that_are_sealed_are_refused(self) -> None:
         store = MemoryObjects()
@@ -257,6 +259,13 @@ class TestTwoProcesses:
         assert one.append([request("a"), request("b")]).repeated == {digest_of("a")}
         assert keys(store) == ["a", "b"]
 
+    def test_that_commit_different_keys_at_the_same_time_write_their_rows_once(self) -> None:
+        store = Raced()
+        one, two = opened(store), opened(store)
+        store.before_commit = lambda: two.append([request("a")])
+        one.append([request("b")])
+        assert keys(store) == ["a", "b"] and len(store.list("data")) == len(store.list("commits")) == 2
+
     def test_that_start_at_the_same_time_create_one_log(self) -> None:
         store = Raced()
         store.before_meta = lambda: started(store)
@@ -269,6 +278,32 @@ class TestTwoProcesses:
         one.append([request("a")])
         clock.us += 2 * HOUR_US
         assert two.append([request("a")]).repeated == frozenset() and keys(store) == ["a", "a"]
+
+
+class TestNewsOfOtherProcesses:
+    def test_that_cannot_be_read_are_read_by_the_next_append(self) -> None:
+        store = Faulty()
+        one, two = opened(store), opened(store)
+        two.append([request("a")])
+        two.append([request("b")])
+        store.unreadable = sorted(store.list("data"))[-1]
+        with pytest.raises(Unavailable):
+            one.append([request("c")])
+        store.unreadable = ""
+        assert one.append(list(map(request, "abc"))).repeated == set(map(digest_of, "ab"))
+        assert keys(store) == ["a", "b", "c"]
+
+    def test_survive_an_append_that_fails_after_it_has_read_them(self) -> None:
+        store = Faulty()
+        one, two = opened(store), opened(store)
+        two.append([request("a")])
+        store.before_commit = store.go_down
+        with pytest.raises(Unavailable):
+            one.append([request("b")])
+        store.down = False
+        done = one.append(list(map(request, "abc")))
+        assert done.repeated >= {digest_of("a")} and {each.key for each in done.seen} >= {digest_of("a")}
+        assert keys(store) == ["a", "b", "c"]
 
 
 class TestUnknownOutcomes:
@@ -336,12 +371,15 @@ class Killed(BaseException):
 
 
 class Faulty(MemoryObjects):
-    """Objects whose nth write from now on kills the process, before or after it, or loses its reply."""
+    """Objects whose nth write from now on kills the process, before or after it, or loses its reply; or whose nth read
+    fails."""
 
     def __init__(self) -> None:
         super().__init__()
         self.kind, self.left = "", 0
         self.down = self.unreachable_after = False
+        self.unreadable = ""
+        """An object that cannot be read."""
         self.refused = 0
         """How many writes from now on are refused."""
         self.before_commit: Callable[[], object] | None = None
@@ -360,7 +398,14 @@ class Faulty(MemoryObjects):
 
     def get(self, path: str) -> bytes:
         self._check()
+        if self.kind == "read":
+            self.left -= 1
+        if path == self.unreadable or (self.kind == "read" and self.left == 0):
+            raise Unavailable("the object cannot be read", next_step="wait")
         return super().get(path)
+
+    def go_down(self) -> None:
+        self.down = True
 
     def _check(self) -> None:
         if self.down:
@@ -371,6 +416,9 @@ class Faulty(MemoryObjects):
         if self.refused:
             self.refused -= 1
             raise Unavailable("the store is unreachable", next_step="wait")
+        if self.kind == "read":
+            write()
+            return
         self.left -= 1
         due = self.left == 0 and self.kind
         if due == "before":
@@ -390,7 +438,7 @@ class Turn:
     process: int
     key: int
     fault: str = ""
-    writes: int = 1
+    at: int = 1
     rival: int | None = None
     """The key of a request that the other process stores right before the commit."""
 
@@ -433,7 +481,7 @@ class Senders:
         if turn.rival is not None:
             rival = str(turn.rival)
             self.store.before_commit = lambda: self.send(1 - turn.process, rival)
-        self.store.plan(turn.fault, turn.writes)
+        self.store.plan(turn.fault, turn.at)
         self.send(turn.process, str(turn.key))
         self.store.before_commit = None
         self.store.plan("", 0)
@@ -447,6 +495,7 @@ class Senders:
             self.store.plan("", 0)
             self.processes[process] = Process(self.store)
             return
+        self.store.plan("", 0)
         if verdict in (Verdict.STORED, Verdict.REPEATED):
             assert key in keys(self.store), "a request that was answered 200 is in the log"
             self.answered.add(key)
@@ -457,8 +506,8 @@ TURNS = st.builds(
     Turn,
     process=st.integers(0, 1),
     key=st.integers(0, 5),
-    fault=st.sampled_from(["", "before", "after", "lost"]),
-    writes=st.integers(1, 3),
+    fault=st.sampled_from(["", "before", "after", "lost", "read"]),
+    at=st.integers(1, 8),
     rival=st.none() | st.integers(0, 5),
 )
 
