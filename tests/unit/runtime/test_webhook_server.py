@@ -257,6 +257,8 @@ class TestLoad:
             _, writer = await asyncio.open_connection(*client.raw_address())
             writer.write(b"POST /in HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
             await writer.drain()
+            while not client.server.held:
+                await asyncio.sleep(0)
             writer.close()
             await writer.wait_closed()
             for _ in range(TRIES_MAX):
