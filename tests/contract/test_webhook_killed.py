@@ -156,7 +156,7 @@ async def _post(session: aiohttp.ClientSession, url: str, key: str) -> str | Non
         return None
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=[pytest.mark.slow])])
 def test_killed_at_any_moment_it_has_stored_each_answered_key_once(folder: Path, seed: int) -> None:
     chance, senders = random.Random(seed), Senders()
     for _ in range(ROUNDS):

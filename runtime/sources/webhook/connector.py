@@ -101,8 +101,8 @@ class Webhook(RowsOf[T]):
         secret: The secret of the signatures: `hf.secret("env:STRIPE_SECRET")`; several while one is replaced.
         tolerance: How far a signed time may be from the time here.
         body_max: The largest body, at most "16MiB".
-        linger: How long a request may wait for others that are stored in the same commit, at most "5s". Every commit adds
-            an object of rows to the log, so a longer time makes fewer of them.
+        linger: How long a request may wait for others that are stored in the same commit, at most "5s". Every commit
+            adds an object of rows to the log, so a longer time makes fewer of them.
         time: How times are written in JSON: "rfc3339", "s", "ms" or "us".
         meta: Add the columns webhook_key and webhook_at, the time at which the request was appended.
 

@@ -286,7 +286,7 @@ class TestNewsOfOtherProcesses:
         one, two = opened(store), opened(store)
         two.append([request("a")])
         two.append([request("b")])
-        store.unreadable = sorted(store.list("data"))[-1]
+        store.unreadable = max(store.list("data"))
         with pytest.raises(Unavailable):
             one.append([request("c")])
         store.unreadable = ""
@@ -456,7 +456,7 @@ class Process:
         """Send a request; return its answer. Raises Killed."""
         assert self.admission.admit(1) is None
         self.batch[1] = request(key)
-        effects = self.admission.arrived(1, digest_of(key), 1, 0) or self.admission.due(10)
+        effects: Sequence[Effect] = self.admission.arrived(1, digest_of(key), 1, 0) or self.admission.due(10)
         while not isinstance(effects[0], Answer):
             effects = self.store(effects)
         return effects[0].verdict

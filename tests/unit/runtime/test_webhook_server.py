@@ -275,7 +275,7 @@ class TestEnds:
         store = Gated()
 
         async def work(client: Client) -> None:
-            idle = await asyncio.gather(client.send(payment("a")), client.send(payment("b")))
+            idle = await asyncio.gather(*(client.send(payment(name)) for name in "ab"))
             assert idle == [STORED, STORED], "two connections are open now"
             store.close()
             waiting = asyncio.ensure_future(client.send(payment("c")))
