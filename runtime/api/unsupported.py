@@ -21,7 +21,6 @@ WRITE = "write to hf.SQLite, hf.Postgres or hf.Log, and copy the rows from it"
 MODULE: Mapping[str, str] = {
     "PostgresChanges": CAPTURE,
     "SQLiteChanges": CAPTURE,
-    "Webhook": CAPTURE,
     "Avro": BYTES,
     "Protobuf": BYTES,
     "Delta": WRITE,

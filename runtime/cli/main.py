@@ -23,6 +23,7 @@ COMMANDS = {
     "demo": "run a job on real data, kill a worker on purpose, and check the result",
     "new": "create a folder with a job, its test and its data",
     "run": "run the job that a Python file describes",
+    "capture": "receive requests over HTTP, and append them to the log that a job reads",
     "plan": "show what a job would do: graph, settings, changes against the last checkpoint",
     "jobs": "list the jobs under a root",
     "status": "show how a job is doing",
@@ -42,7 +43,7 @@ COMMANDS = {
     "completion": "print a completion script for a shell",
 }
 PLACES = {
-    "start": ("demo", "new", "run", "plan", "connectors", "doctor"),
+    "start": ("demo", "new", "run", "capture", "plan", "connectors", "doctor"),
     "operate": (
         *("jobs", "status", "events", "explain", "stop", "savepoint", "rewind"),
         *("checkpoints", "state", "audit", "dlq"),

@@ -160,6 +160,13 @@ class CopiedSource(Source, Protocol):
         """
 
 
+class CapturedSource(Source, Protocol):
+    """With the trait `captured`: it reads a log that a process of `holdfast capture` fills."""
+
+    def capture(self) -> object:
+        """Return what that process captures, such as the `Receiving` of a webhook."""
+
+
 class PacedSource(Source, Protocol):
     """With the trait `paced`: records appear over time at a rate."""
 
@@ -207,6 +214,11 @@ def in_folder(source: Source, folder: str) -> Source:
 def copied(source: Source, *, again: bool) -> Source:
     """Return a source with the trait `copied` as `CopiedSource.copied` does."""
     return cast(CopiedSource, source).copied(again=again)
+
+
+def capture_of(source: Source) -> object | None:
+    """Return what fills the log that a source reads; None if it is no captured one."""
+    return cast(CapturedSource, source).capture() if source.traits.captured else None
 
 
 def unpaced(source: Source, ends: Mapping[int, int] | None = None) -> Source:

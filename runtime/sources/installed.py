@@ -32,6 +32,7 @@ OWN = {
     "redis": "holdfast:Redis",
     "spark-frame": "holdfast:SparkFrame",
     "sqlite": "holdfast:SQLite",
+    "webhook": "holdfast:Webhook",
 }
 
 

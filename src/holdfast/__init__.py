@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.sources.kafka.connector import Kafka
     from holdfast.runtime.sources.kafka.values import JSON, Raw
     from holdfast.runtime.sources.log import Log
+    from holdfast.runtime.sources.webhook.connector import Webhook
     from holdfast.runtime.spark.tables.frames import SparkFrame
     from holdfast.secrets import secret
     from holdfast.sinks.collect import Collect
@@ -116,6 +117,7 @@ _HOMES = {
     "Raw": "holdfast.runtime.sources.kafka.values",
     "SparkFrame": "holdfast.runtime.spark.tables.frames",
     "Delta": "holdfast.sinks.delta.sink",
+    "Webhook": "holdfast.runtime.sources.webhook.connector",
     "Postgres": "holdfast.sinks.postgres.sink",
     "Redis": "holdfast.sinks.redis.sink",
     "SQLite": "holdfast.sinks.sqlite.sink",
@@ -161,6 +163,7 @@ __all__ = [
     "Timer",
     "Unavailable",
     "Value",
+    "Webhook",
     "all_time",
     "approx_distinct",
     "between",

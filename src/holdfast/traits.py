@@ -73,6 +73,8 @@ class SourceTraits(Traits):
     """It is read from a copy in the job's folder, which the first start of a job makes: `in_folder`, `copied`."""
     copies: str = "rows"
     """With `copied`: what is copied, for messages."""
+    captured: bool = False
+    """The log that it reads is filled by a process of its own, `holdfast capture`: `capture`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +123,7 @@ _SINK = ("traits", "key", "where", "check", "prepare", "accept", "open")
 _BY_TRAIT: Mapping[str, tuple[str, ...]] = {
     "paced": ("unpaced",),
     "copied": ("in_folder", "copied"),
+    "captured": ("capture",),
     "repairs": ("plan_repair", "repair"),
     "audits": ("contents",),
     "immediate": ("immediate",),

@@ -1,0 +1,117 @@
+"""What a request says: whether it is signed, its idempotency key, and its body as a row.
+
+Pure: no clock or I/O. Source: docs/design/0085-webhooks.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+
+from holdfast.runtime.sources.webhook.connector import KeyPlace, Receiving
+from holdfast.runtime.sources.webhook.signatures import problem_of
+
+KEY_LENGTH_MAX = 512
+"""Characters of an idempotency key."""
+_FIELDS: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_SCALAR: msgspec.json.Decoder[str | int] = msgspec.json.Decoder(str | int)
+
+
+class _Challenge(msgspec.Struct):
+    """What Slack sends once to find out whether an address answers."""
+
+    type: str
+    challenge: str
+
+
+_CHALLENGE: msgspec.json.Decoder[_Challenge] = msgspec.json.Decoder(_Challenge)
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A request that can be stored."""
+
+    key: str | None
+    row: pa.RecordBatch
+    """One row, with the columns of the schema."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A request that is not stored."""
+
+    status: int
+    """400: the body or the key; 401: the signature."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class Echo:
+    """A request that is answered with this text, and not stored."""
+
+    text: str
+
+
+class Requests:
+    """Reads requests as a `Receiving` describes them."""
+
+    def __init__(self, receiving: Receiving) -> None:
+        self._of, self._lines = receiving, receiving.lines()
+
+    def read(
+        self, headers: Mapping[str, str], body: bytes, secrets: Sequence[bytes], now_s: float
+    ) -> Accepted | Refused | Echo:
+        """Return what is to be done with a request.
+
+        Args:
+            headers: By name in lower case.
+            body: As it was sent.
+            secrets: The values of the secrets.
+            now_s: Seconds since 1970.
+        """
+        scheme = self._of.scheme
+        if scheme is not None:
+            if problem := problem_of(scheme, headers, body, secrets, now_s, self._of.tolerance_s):
+                return Refused(401, problem)
+            if scheme.name == "slack" and (text := _challenge(body)) is not None:
+                return Echo(text)
+        key = None if self._of.key is None else _key_of(self._of.key, headers, body)
+        if isinstance(key, Refused):
+            return key
+        if self._lines is None:
+            return Accepted(key, pa.RecordBatch.from_arrays([pa.array([body], pa.binary())], schema=self._of.schema))
+        rows, refused = self._lines.decode([body])
+        return Refused(400, refused[0].error) if refused else Accepted(key, rows)
+
+
+def _key_of(place: KeyPlace, headers: Mapping[str, str], body: bytes) -> str | Refused:
+    where = f"the header {place.name}" if place.part == "header" else f"the field {place.name!r} of the body"
+    found = headers.get(place.name, "").strip() if place.part == "header" else _field(body, place.name)
+    if isinstance(found, Refused):
+        return found
+    if not found:
+        return Refused(400, f"{where}, which holds the idempotency key, is missing or empty")
+    if len(found) > KEY_LENGTH_MAX or not found.isprintable():
+        return Refused(400, f"{where} is no key: it has more than {KEY_LENGTH_MAX} characters, or control characters")
+    return found
+
+
+def _field(body: bytes, name: str) -> str | Refused:
+    try:
+        value = _FIELDS.decode(body).get(name)
+        return "" if value is None else str(_SCALAR.decode(value))
+    except msgspec.ValidationError:
+        return Refused(400, f"the body is not an object, or its field {name!r} is neither a string nor an integer")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return Refused(400, f"the body is not JSON: {error}")
+
+
+def _challenge(body: bytes) -> str | None:
+    try:
+        found = _CHALLENGE.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return found.challenge if found.type == "url_verification" else None
