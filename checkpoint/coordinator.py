@@ -15,10 +15,11 @@ Source: Carbone et al. 2015; PROTOCOL P2, P4, P8, P9.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from holdfast.checkpoint.manifest import SubtaskPart
-from holdfast.frozen import replace
+from holdfast.frozen import changed, replace
 from holdfast.model import EPOCHS_GIVEN_UP_MAX, Barrier, Epoch, Subtask
 
 
@@ -40,7 +41,7 @@ class Collecting:
     barrier: Barrier
     given_up: int
     started: float
-    parts: dict[Subtask, SubtaskPart]
+    parts: Mapping[Subtask, SubtaskPart]
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Deciding:
     parallelism: int
     barrier: Barrier
     started: float
-    parts: dict[Subtask, SubtaskPart]
+    parts: Mapping[Subtask, SubtaskPart]
 
 
 Coordinator = Idle | Collecting | Deciding
@@ -115,7 +116,7 @@ def acked(state: Coordinator, epoch: Epoch, part: SubtaskPart) -> tuple[Coordina
     if not isinstance(state, Collecting) or state.barrier.epoch != epoch:
         return state, []
     assert 0 <= part.subtask < state.parallelism, f"subtask {part.subtask} does not belong to this generation"
-    parts = {**state.parts, part.subtask: state.parts.get(part.subtask, part)}
+    parts = state.parts if part.subtask in state.parts else changed(state.parts, part.subtask, part)
     if len(parts) < state.parallelism:
         return replace(state, parts=parts), []
     decided = Deciding(state.parallelism, state.barrier, state.started, parts)

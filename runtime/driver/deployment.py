@@ -15,7 +15,7 @@ from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.committing import gathered, left_by_others
 from holdfast.checkpoint.manifest import Confirmed, Manifest, follow
 from holdfast.checkpoint.timeline import lineage_of
-from holdfast.frozen import replace
+from holdfast.frozen import changed, replace
 from holdfast.model import CHANGELOG, NO_EPOCH, Epoch, ObjectRef, SnapshotHandle, SourcePosition, Subtask, WorkerId
 from holdfast.runtime.driver.claims import claim_of
 from holdfast.runtime.driver.partitions import added, counts_of, deployed, unassigned
@@ -207,7 +207,9 @@ def standby_allowed_at(state: Master) -> float:
 
 def confirm(state: Master, delivered: tuple[Confirmed, ...]) -> Master:
     """Remember the newest tag of every writer."""
-    confirmed = {**state.confirmed}
+    confirmed = state.confirmed
     for done in delivered:
-        confirmed[done.writer] = max(done.tag, confirmed.get(done.writer, done.tag))
+        known = confirmed.get(done.writer)
+        if known is None or known < done.tag:
+            confirmed = changed(confirmed, done.writer, done.tag)
     return replace(state, confirmed=confirmed)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.errors import ErrorReport
-from holdfast.frozen import replace
+from holdfast.frozen import changed, replace
 from holdfast.model import WorkerId
 from holdfast.runtime.driver.deployment import launch_allowed_at, standby_allowed_at
 from holdfast.runtime.driver.hosts.avoiding import avoided, doubt
@@ -52,13 +52,13 @@ def spoken_for(state: Master, message: m.Vitals, now: float) -> Step:
             held_by = (message.mark or vitals.INTERPRETER,)
             hosted = replace(hosted, seen=now, progress=msgspec.structs.replace(hosted.progress, held_by=held_by))
         case "hung":
-            state = replace(state, workers={**state.workers, message.worker: hosted})
+            state = replace(state, workers=changed(state.workers, message.worker, hosted))
             cause = f"worker {message.worker} (pid {hosted.pid} on {hosted.host}) was ended: it held its interpreter"
             cause += f" for {message.for_ms / 1000:.0f} s"
             return lose(state, message.worker, cause, None, now)
         case _:
             pass  # the end of its stream follows, and counts as the loss
-    return replace(state, workers={**state.workers, message.worker: hosted}), []
+    return replace(state, workers=changed(state.workers, message.worker, hosted)), []
 
 
 def is_held(state: Master) -> bool:

@@ -64,7 +64,7 @@ from collections.abc import Sequence
 from holdfast.checkpoint import append, coordinator, joblog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ErrorReport, Fenced, HoldfastError, Where
-from holdfast.frozen import replace
+from holdfast.frozen import changed, replace
 from holdfast.model import NO_EPOCH, Epoch, ObjectRef, SourcePosition, Tag, Timeline, WorkerId
 from holdfast.runtime.driver import partitions, retention, rewinding, severed
 from holdfast.runtime.driver.abreast import hold_back
@@ -244,7 +244,7 @@ def registered(state: Master, message: m.Register, now: float) -> Step:
         state = standby_failed(replace(state, launching=launching), refused.what, now)
         return state, [Send(message.worker, m.Exit(refused.what))]
     hosted = Hosted(message.data_address, message.host, message.pid, message.launch, now)
-    state = replace(state, launching=launching, workers={**state.workers, message.worker: hosted})
+    state = replace(state, launching=launching, workers=changed(state.workers, message.worker, hosted))
     state = trust(state, message.host)
     if refused is not None:
         return end(state, "refused", refused)
@@ -556,4 +556,4 @@ def _heartbeat(state: Master, message: m.Heartbeat, now: float) -> Step:
 
 
 def _update(state: Master, worker: WorkerId, hosted: Hosted) -> Master:
-    return replace(state, workers={**state.workers, worker: hosted})
+    return replace(state, workers=changed(state.workers, worker, hosted))

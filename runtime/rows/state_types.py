@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import msgspec.inspect as inspected
@@ -170,24 +170,35 @@ def _packer(declared: Any, decode: Callable[[Any], Any]) -> Callable[[Any], Any]
 
 
 def _inspected(declared: Any) -> Any:
-    """Return what msgspec knows of a type, and remove what it has stored on the user's classes.
+    """Return what msgspec knows of a type, and make the user's classes fit to be sent to workers as values.
 
-    Workers receive the classes of a job's file as values, and a class with that attribute cannot be pickled. Decoders
-    that exist do not need it.
+    A class with what msgspec stores on it cannot be pickled, and decoders that exist do not need that. Annotations that
+    are texts, as all are after `from __future__ import annotations`, mean nothing to a worker: it has no module of that
+    name to look them up in. So classes get what they stand for.
     """
     found = inspected.type_info(declared)
-    _forget(found, ())
+    _make_sendable(found, ())
     return found
 
 
-def _forget(info: Any, seen: tuple[Any, ...]) -> None:
+def _make_sendable(info: Any, seen: tuple[Any, ...]) -> None:
     kind = getattr(info, "cls", None)
     if kind is not None and kind in seen:
         return
     if kind is not None and MSGSPEC_CACHE in vars(kind):
         delattr(kind, MSGSPEC_CACHE)
+    if hasattr(info, "fields"):
+        _resolve_annotations(kind)
     for each in _inner(info):
-        _forget(each, (*seen, kind))
+        _make_sendable(each, (*seen, kind))
+
+
+def _resolve_annotations(kind: type) -> None:
+    for base in kind.__mro__:
+        own = vars(base).get("__annotations__", {})
+        if any(isinstance(each, str) for each in own.values()):
+            hints = get_type_hints(base, include_extras=True)
+            base.__annotations__ = {name: hints[name] for name in own}
 
 
 def _inner(info: Any) -> list[Any]:

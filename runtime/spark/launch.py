@@ -289,6 +289,8 @@ _CAUSE = re.compile(r"(?:[A-Za-z]\w*(?:Error|Exception)|exited)\b[^:]*: \S.*")
 _LOST = re.compile(r"ExecutorLostFailure .*?Reason: (\S.*)")
 _OWN = re.compile(r"\bholdfast\.errors\.([A-Z]\w*: \S.*)")
 _NEXT = "Next: "
+_RAISED = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*([\w.]+(?:: .*)?)$", re.MULTILINE)
+"""A traceback of Python; what it ends with, an error's type and message, is the first line that is not indented."""
 
 
 def first_line(error: Exception) -> str:
@@ -299,6 +301,8 @@ def first_line(error: Exception) -> str:
             advice = next((line for line in lines[at + 1 :] if line.startswith(_NEXT)), "")
             what = found.group(1).rstrip(".")[:300]
             return f"{what}; {advice.removeprefix(_NEXT)[:200]}" if advice else what
+    if raised := _RAISED.findall(str(error)):
+        return str(raised[-1])[:300]
     causes = [m.group(0) for line in lines if "SparkException: Job aborted" not in line and (m := _CAUSE.search(line))]
     if not causes and (lost := next((found for line in lines if (found := _LOST.search(line))), None)):
         return f"its executor was lost: {lost.group(1)}"[:300]

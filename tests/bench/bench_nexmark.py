@@ -71,6 +71,7 @@ def bench_nexmark(bench: Bench, tmp_path: Path) -> None:
         for query in nexmark.QUERIES if bench.full else ["q5"]:
             given = Events(events // 10 if query in EXACT_DISTINCT else events, group=1_000)
             found.append(measured(query, given, tmp_path))
+            print(found[-1].line(), flush=True)  # what stands if a later query fails
     rows = sum(each.rows_in for each in found)
     bench.report(per=rows, unit="row", check=sum(each.rows_out for each in found))
     bench.note("| query | lines of code | rows in | rows out | rows/s | CPU us per row |")

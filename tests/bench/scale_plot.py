@@ -1,6 +1,6 @@
 """Measures a master with more and more workers, fits the model of docs/operate/scale.md, and draws its plot.
 
-    python tests/bench/scale_plot.py docs/operate/scale.svg
+    PYTHONPATH=tests/shared python tests/bench/scale_plot.py docs/operate/scale.svg
 
 Times are those of the processor; the points are measured, the lines are the fitted model.
 """

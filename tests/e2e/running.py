@@ -125,15 +125,10 @@ def lasts(seconds: float) -> None:
     wait(lambda: time.monotonic() > ends_at, "the end of a fault", 2 * seconds + 10)
 
 
-def make_input(folder: Path | str, rows: int) -> pl.DataFrame:
-    """Write the sealed input log of the counting job into this folder or URL; return its rows."""
-    import pyarrow as pa
-
-    from holdfast.storage.log.log import LogWriter, create_log
-    from holdfast.storage.objects import open_objects
-
+def visited(rows: int) -> pl.DataFrame:
+    """Return the rows of the counting job's input."""
     index = pl.int_range(0, rows, eager=True)
-    frame = pl.DataFrame(
+    return pl.DataFrame(
         {
             "user": "user-" + ((index * 7919) % 5_003).cast(pl.String),
             "page": (index * 104_729) % 997,
@@ -141,6 +136,16 @@ def make_input(folder: Path | str, rows: int) -> pl.DataFrame:
             "part": index // (rows // 4),
         }
     )
+
+
+def make_input(folder: Path | str, rows: int) -> pl.DataFrame:
+    """Write the sealed input log of the counting job into this folder or URL; return its rows."""
+    import pyarrow as pa
+
+    from holdfast.storage.log.log import LogWriter, create_log
+    from holdfast.storage.objects import open_objects
+
+    frame = visited(rows)
     schema = pa.schema(
         [
             pa.field("user", pa.string(), nullable=False),

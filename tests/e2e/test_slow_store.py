@@ -8,12 +8,18 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import polars as pl
 import pytest
 from harness import wait
-from running import Run, differences, lasts, make_input, running
+from running import JOB, Run, differences, lasts, make_input, running, visited
 from s3_store import S3Store, s3_store
+
+import holdfast as hf
+from holdfast.chaos.judge.findings import Context
+from holdfast.examples import flights_check, flights_data
 
 pytestmark = [pytest.mark.e2e, pytest.mark.s3, pytest.mark.toxiproxy]
 
@@ -110,31 +116,99 @@ def strikes(run: Run, store: S3Store, rng: random.Random) -> dict[str, Callable[
     return {strike.__name__: strike for strike in (kill, without_answers, slower, away, restarted)}
 
 
+@dataclass(frozen=True)
+class Job:
+    """A job for the long test.
+
+    Args:
+        file: Where it is.
+        environment: Its own variables, for the store and the folder of local results.
+        fill: Writes its input, enough for these minutes and for some beyond; returns the number of records.
+        wrong: Returns the differences between its results and the oracle's.
+    """
+
+    file: Path
+    environment: Callable[[S3Store, Path], dict[str, str]]
+    fill: Callable[[S3Store, float], int]
+    wrong: Callable[[S3Store, Path, int], list[str]]
+
+
+def visits(store: S3Store, minutes: float) -> int:
+    return make_input(store.url("jobs"), int(minutes * 60 * 12_000)).height
+
+
+def flights(store: S3Store, _minutes: float) -> int:
+    flights_data.main(store.url("jobs/events"))
+    return int(hf.log(store.url("jobs/events")).select(pl.len()).collect().item())
+
+
+def in_counting_tables(store: S3Store, folder: Path, rows: int) -> list[str]:
+    return differences(folder, visited(rows), store=store.url("jobs"))
+
+
+def in_flights(store: S3Store, folder: Path, _rows: int) -> list[str]:
+    places = {"FLIGHTS_DB": str(folder / "flights.db"), "FLIGHTS_OUT": str(store.files / "jobs" / "out")}
+    findings = list(flights_check.check(Context(str(folder), store.url("jobs/root"), "flights", places)))
+    assert findings
+    return [f"{each.name}: {each.detail}" for each in findings if not each.held]
+
+
+def in_turns(store: S3Store, _folder: Path, rows: int) -> list[str]:
+    numbers = visited(rows).select(user=pl.col("user").str.strip_prefix("user-").cast(pl.Int64))
+    turns = numbers.with_columns(turn=pl.int_range(1, pl.len() + 1).over("user") % 10).group_by("turn")
+    wanted = set(turns.agg(n=pl.len().cast(pl.Int64), users=pl.col("user").sum()).rows())
+    found = set(hf.log(store.url("jobs/turns"), as_table=True).select("turn", "n", "users").collect().rows())
+    return (
+        [f"missing or wrong {sorted(wanted - found)}, unexpected {sorted(found - wanted)}"] if wanted != found else []
+    )
+
+
+JOBS = {
+    "three streams": Job(JOB, lambda store, _: {"COUNTING_STORE": store.url("jobs")}, visits, in_counting_tables),
+    "two shuffles": Job(
+        JOB.with_name("shuffled_twice_job.py"), lambda store, _: {"COUNTING_STORE": store.url("jobs")}, visits, in_turns
+    ),
+    "the demo": Job(
+        Path(flights_check.__file__).with_name("flights.py"),
+        lambda store, folder: {
+            "HOLDFAST_ROOT": store.url("jobs/root"),
+            "FLIGHTS_LOG": store.url("jobs/events"),
+            "FLIGHTS_DB": str(folder / "flights.db"),
+            "FLIGHTS_OUT": store.url("jobs/out"),
+        },
+        flights,
+        in_flights,
+    ),
+}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3_600)
-def test_many_faults_of_store_and_workers_lose_and_duplicate_nothing(tmp_path: Path, store: S3Store) -> None:
+@pytest.mark.parametrize("name", JOBS)
+def test_many_faults_of_store_and_workers_lose_and_duplicate_nothing(tmp_path: Path, store: S3Store, name: str) -> None:
     """For MINUTES, 15 by default; prints what it did, and what an epoch asked of the store."""
-    minutes, rng = float(os.environ.get("MINUTES", "15")), random.Random(7)
-    at, rows, fired = store.url("jobs"), int(minutes * 60 * 12_000), Counter[str]()
-    frame = make_input(at, rows)
+    minutes, rng, job = float(os.environ.get("MINUTES", "15")), random.Random(7), JOBS[name]
+    rows, fired, environment = job.fill(store, minutes), Counter[str](), job.environment(store, tmp_path)
+    environment["HOLDFAST_RESTART_FAILURES_MAX"] = "1000"
+    rate = ("--max-records-per-second", str(int(rows / (minutes * 60 * 1.2))))
     store.toxic("latency", latency=100, jitter=20)
-    with running(tmp_path, *LOCAL, *RATE, COUNTING_STORE=at, HOLDFAST_RESTART_FAILURES_MAX="1000") as run:
+    with running(tmp_path, *LOCAL, *rate, job=job.file, **environment) as run:
         run.wait_until_running(1_000)
         began, asked, before = time.monotonic(), store.requests(), store.requests("/manifests/")
         every = strikes(run, store, rng)
         while len(fired) < len(every) or time.monotonic() < began + minutes * 60:
             assert run.lines[-1]["records_in"] < rows * 0.95, "the input was too short"
-            name = rng.choice([each for each in every if not fired[each]] or list(every))
-            every[name]()
-            fired[name] += 1
+            strike = rng.choice([each for each in every if not fired[each]] or list(every))
+            every[strike]()
+            fired[strike] += 1
             epochs_go_on(run)
         requests, epochs = store.requests() - asked, (store.requests("/manifests/") - before)["PutObject"]
         store.untoxic("latency")
         run.process.send_signal(signal.SIGINT)
         assert run.finish() == 0, run.errors()
         assert run.lines[-1]["state"] == "stopped"
-    with running(tmp_path, *LOCAL, COUNTING_STORE=at) as run:  # reads the rest at full speed
+    with running(tmp_path, *LOCAL, job=job.file, **environment) as run:  # reads the rest at full speed
         assert run.finish(1_800) == 0, run.errors()
     per_epoch = ", ".join(f"{kind} {count / epochs:.1f}" for kind, count in requests.most_common())
-    print(f"\nfaults: {dict(fired)}; epochs: {epochs}; requests per epoch: {per_epoch}")
-    assert differences(tmp_path, frame, store=at) == []
+    print(f"\n{name}: faults: {dict(fired)}; epochs: {epochs}; requests per epoch: {per_epoch}")
+    assert job.wrong(store, tmp_path, rows) == []

@@ -1,14 +1,19 @@
-"""Changes to frozen dataclasses."""
+"""Changes to frozen dataclasses and to mappings."""
 
 from __future__ import annotations
 
+import sys
+import tracemalloc
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from holdfast.frozen import replace
+from holdfast.frozen import changed, replace
 
 
 @dataclass(frozen=True)
@@ -98,3 +103,32 @@ class TestReplace:
     def test_refuses_a_field_that_the_initializer_does_not_take(self) -> None:
         with pytest.raises((TypeError, ValueError)):
             replace(Numbered(1), doubled=5)
+
+
+class TestChanged:
+    @given(st.integers(0, 200), st.lists(st.tuples(st.integers(0, 250), st.integers()), max_size=300))
+    def test_copies_read_like_dicts_and_leave_their_originals_alone(
+        self, size: int, changes: list[tuple[int, int]]
+    ) -> None:
+        table: Mapping[int, int] = {n: -n for n in range(size)}
+        plain = dict(table)
+        kept = [(table, plain)]
+        for key, value in changes:
+            table, plain = changed(table, key, value), {**plain, key: value}
+            kept.append((table, plain))
+        for found, wanted in kept[:: max(1, len(kept) // 20)]:
+            assert list(found.items()) == list(wanted.items())
+            assert list(found) == list(wanted) and list(found.values()) == list(wanted.values())
+            assert len(found) == len(wanted) and found == wanted and {**found} == wanted
+            assert all((key in found) == (key in wanted) and found.get(key) == wanted.get(key) for key in range(251))
+
+    def test_a_change_of_a_large_table_does_not_copy_it(self) -> None:
+        table: Mapping[int, int] = dict.fromkeys(range(10_000), 0)
+        copies = list[Mapping[int, int]]()
+        for key in range(1_000):
+            copies.append(table := changed(table, key, 1))
+        tracemalloc.start()
+        copies += [table := changed(table, key, 2) for key in range(1_000)]
+        size, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert size / 1_000 < sys.getsizeof(dict.fromkeys(range(10_000), 0)) / 10

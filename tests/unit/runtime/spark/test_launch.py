@@ -166,3 +166,23 @@ class TestCauses:
         )
         found = launch.first_line(RuntimeError(report))
         assert found == "its executor was lost: Remote RPC client disassociated."
+
+    def test_of_an_error_in_a_worker_is_what_its_traceback_ends_with(self) -> None:
+        raised = (
+            "Traceback (most recent call last):\n"
+            '  File "/job/state_types.py", line 66, in state_type\n'
+            "    decode = msgspec.msgpack.Decoder(declared).decode\n"
+            "             ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^\n"
+            '  File "<string>", line 1, in <module>\n'
+            "NameError: name 'datetime' is not defined\n"
+        )
+        report = (
+            ": org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 45.0 failed 1 times, "
+            "most recent failure: Lost task 0.0 in stage 45.0 (TID 45) (h3 executor driver): "
+            "org.apache.spark.api.python.PythonException: [PYTHON_EXCEPTION] An exception was thrown from the Python "
+            f"worker: {raised} SQLSTATE: 38000\n"
+            "\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(Runner.scala:1097)"
+        )
+        assert launch.first_line(RuntimeError(report)) == "NameError: name 'datetime' is not defined"
+        cut = RuntimeError(report[: report.index("NameError")] + "    a()\n" * 10_000)
+        assert "PythonException" in launch.first_line(cut)  # and soon: a long traceback that was cut off
