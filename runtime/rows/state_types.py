@@ -182,7 +182,7 @@ def _inspected(declared: Any) -> Any:
 
 
 def _make_sendable(info: Any, seen: tuple[Any, ...]) -> None:
-    kind = getattr(info, "cls", None)
+    kind: Any = getattr(info, "cls", None)
     if kind is not None and kind in seen:
         return
     if kind is not None and MSGSPEC_CACHE in vars(kind):

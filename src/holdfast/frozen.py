@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 __all__ = ["changed", "replace"]
 
 T = TypeVar("T")
-K, V = TypeVar("K"), TypeVar("V")
+K = TypeVar("K")
+V = TypeVar("V")
 COPIED_WHOLE = 64
 """Up to this size a mapping is copied as a whole, which takes less than a microsecond."""
 

@@ -177,9 +177,8 @@ class TestCauses:
             "NameError: name 'datetime' is not defined\n"
         )
         report = (
-            ": org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 45.0 failed 1 times, "
-            "most recent failure: Lost task 0.0 in stage 45.0 (TID 45) (h3 executor driver): "
-            "org.apache.spark.api.python.PythonException: [PYTHON_EXCEPTION] An exception was thrown from the Python "
+            "An error occurred while calling o45.collect.\n"
+            ": org.apache.spark.api.python.PythonException: [PYTHON_EXCEPTION] An exception was thrown from the Python "
             f"worker: {raised} SQLSTATE: 38000\n"
             "\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(Runner.scala:1097)"
         )
