@@ -28,6 +28,7 @@ from holdfast.runtime.driver import master
 from holdfast.runtime.driver.compactions import Compactions
 from holdfast.runtime.driver.folds import Folds
 from holdfast.runtime.driver.listing import Listings
+from holdfast.runtime.driver.publications import Publications
 from holdfast.runtime.driver.repair import Repairs
 from holdfast.runtime.driver.state import Site
 from holdfast.runtime.driver.sweep import Sweep
@@ -98,6 +99,7 @@ class DriverLoop:
             ports.repository, ports.sinks, ports.lane, self._after, self._repaired, self._fail, rules.adopted
         )
         self._listings = Listings(rules.name, ports.sources, lambda: ports.lane("sources"))
+        self.publications = Publications(ports.sources, lambda: ports.lane("positions"))
         self.outcome: tuple[str, ErrorReport | None] | None = None
         self.refused: HoldfastError | None = None
         """Why the root did not take the last record or manifest; None once it does."""
@@ -186,11 +188,15 @@ class DriverLoop:
                     self.sweep.request(job)
                     self.compactions.request(job)
                 case master.End("failed", error) if error is not None and error.kind in (Damaged.kind, Fenced.kind):
-                    self._listings.close()
+                    self._close_sources()
                     self._end_if_ours(error)
                 case master.End(outcome, error):
                     self.outcome = outcome, error
-                    self._listings.close()
+                    self._close_sources()
+
+    def _close_sources(self) -> None:
+        self._listings.close()
+        self.publications.close()
 
     def _listed(self, number: int, result: object) -> None:
         if isinstance(self.state.phase, master.Over):
@@ -249,6 +255,8 @@ class DriverLoop:
                 at_us = self._ports.clock.wall_us()
                 self._perform(*master.record_found(self.state, result, self._now(), at_us))
                 self._folds.seen(self.state.job)
+                if (running := self.state.running) is not None:
+                    self.publications.completed(running.last)
             case Unavailable() as error:
                 self.refused = error
                 self._after(LOG_RETRY_S, lambda: self._perform(*master.retry_append(self.state)))

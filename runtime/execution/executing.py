@@ -81,7 +81,7 @@ class Publisher:
         """Return the status of the run, and write it unless another run owns the file."""
         shown = status.of_run(loop.state, self._root, self._mode, myself(self._owner, now_us))
         problems = list(shown.problems)
-        in_background = loop.sweep.problem, loop.compactions.problem
+        in_background = loop.sweep.problem, loop.compactions.problem, loop.publications.problem
         problems += [status.refused(problem) for problem in in_background if problem is not None]
         if (refused := loop.refused or self._refused) is not None:
             problems.append(status.root_refused(refused))

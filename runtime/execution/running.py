@@ -132,7 +132,7 @@ class Run:
             self.mailbox.wait(POLL_S)
         left_undone = partial(master.left_undone, loop.state)
         self._lanes.lane("requests").submit(lambda: self._inbox.close(left_undone), lambda _: None)
-        self._flush("requests")  # before the last status: commands take that as the end of the run
+        self._flush("requests", "positions")  # before the last status: commands take that as the end of the run
         last = self._publish()
         self._flush("live")
         kind, error = loop.outcome

@@ -167,6 +167,23 @@ class CapturedSource(Source, Protocol):
         """Return what that process captures, such as the `Receiving` of a webhook."""
 
 
+class Publisher(Protocol):
+    """Shows positions of checkpoints in the source's own system; used by one thread of the driver."""
+
+    def publish(self, offsets: Mapping[int, int]) -> None:
+        """Show, per partition, the offset that is read next. Raises ConfigError, Unavailable."""
+
+    def close(self) -> None:
+        """Release connections."""
+
+
+class PublishingSource(Source, Protocol):
+    """With the trait `publishes`: tools of its own system can see how far a job is."""
+
+    def publisher(self) -> Publisher:
+        """Return what shows that; it connects when it is used first."""
+
+
 class PacedSource(Source, Protocol):
     """With the trait `paced`: records appear over time at a rate."""
 
@@ -219,6 +236,11 @@ def copied(source: Source, *, again: bool) -> Source:
 def capture_of(source: Source) -> object | None:
     """Return what fills the log that a source reads; None if it is no captured one."""
     return cast(CapturedSource, source).capture() if source.traits.captured else None
+
+
+def publisher_of(source: Source) -> Publisher:
+    """Return the publisher of a source with the trait `publishes`."""
+    return cast(PublishingSource, source).publisher()
 
 
 def unpaced(source: Source, ends: Mapping[int, int] | None = None) -> Source:

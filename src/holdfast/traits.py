@@ -75,6 +75,8 @@ class SourceTraits(Traits):
     """With `copied`: what is copied, for messages."""
     captured: bool = False
     """The log that it reads is filled by a process of its own, `holdfast capture`: `capture`."""
+    publishes: bool = False
+    """It shows the positions of completed checkpoints where tools of its own system look for them: `publisher`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +126,7 @@ _BY_TRAIT: Mapping[str, tuple[str, ...]] = {
     "paced": ("unpaced",),
     "copied": ("in_folder", "copied"),
     "captured": ("capture",),
+    "publishes": ("publisher",),
     "repairs": ("plan_repair", "repair"),
     "audits": ("contents",),
     "immediate": ("immediate",),

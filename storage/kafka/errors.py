@@ -17,7 +17,16 @@ from holdfast.storage.kafka.place import KafkaPlace
 
 NO_TOPIC = ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_ID")
 """A broker, or the client's copy of what brokers know, lacks the topic or one of its partitions."""
-_NO_RIGHT = ("TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED", "TRANSACTIONAL_ID_AUTHORIZATION_FAILED")
+NO_RIGHT = (
+    "TOPIC_AUTHORIZATION_FAILED",
+    "CLUSTER_AUTHORIZATION_FAILED",
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+    "GROUP_AUTHORIZATION_FAILED",
+)
+COORDINATOR_STARTS = ("COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR")
+"""The broker that keeps a group's offsets is not ready, as when the group is used first."""
+GROUP_IN_USE = ("UNKNOWN_MEMBER_ID", "NON_EMPTY_GROUP")
+"""The group has members, which alone store offsets."""
 _CREDENTIALS = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE")
 _SETTINGS = ("_INVALID_ARG", "_UNKNOWN_PROTOCOL", "_NOT_CONFIGURED")
 PERMANENT = (*_CREDENTIALS, "_SSL")
@@ -29,7 +38,7 @@ def translated(error: Any, place: KafkaPlace, not_done: str) -> HoldfastError:
     name, text = error.name(), place.without_secrets(error.str())
     if name in NO_TOPIC:
         return no_topic(place, not_done)
-    if name in _NO_RIGHT:
+    if name in NO_RIGHT:
         return NotAdmitted(
             f"{place.where}: the server does not permit this: {text}",
             not_done=not_done,

@@ -18,7 +18,7 @@ from harness import wait
 from kafka_server import PASSWORD, USER, KafkaServer
 
 import holdfast as hf
-from holdfast.errors import Damaged, Unavailable
+from holdfast.errors import Damaged, NotAdmitted, Unavailable
 from holdfast.runtime.plan.ahead import Ahead, Read, inline
 from holdfast.runtime.rows.dead_letters import ERROR
 from holdfast.runtime.sources.kafka import feed
@@ -409,3 +409,46 @@ def _drained(reader: Any) -> list[int]:
     while (read := reader.poll(ANY)) is not None and read.batch is not None:
         found += [row["n"] for row in split(read.batch)[0].to_pylist()]
     return found
+
+
+class TestConsumerGroup:
+    def test_shows_what_was_published_and_refuses_a_group_that_has_members(self, kafka: KafkaServer) -> None:
+        from confluent_kafka import Consumer, TopicPartition
+
+        topic = kafka.topic(2)
+        for partition in range(2):
+            kafka.produce(topic, numbers(0, 10), partition)
+        source = hf.Kafka(kafka.servers, topic, hf.JSON(NUMBERS), group="billing").source()
+        assert source.traits.publishes
+        publisher = source.publisher()
+        settings = {"bootstrap.servers": kafka.servers, "group.id": "billing", "enable.auto.commit": False}
+        consumer = Consumer(settings)
+        try:
+            publisher.publish({0: 3, 1: 10})
+            publisher.publish({0: 4, 1: 10})
+            asked = [TopicPartition(topic, partition) for partition in range(2)]
+            assert [each.offset for each in consumer.committed(asked, timeout=30)] == [4, 10]
+            consumer.subscribe([topic])
+            wait(lambda: consumer.consume(1, 0.1), "a member of the group", 60)
+            with pytest.raises(hf.ConfigError, match="consumer group 'billing' has members"):
+                publisher.publish({0: 5, 1: 10})
+        finally:
+            consumer.close()
+        publisher.publish({0: 6, 1: 10})
+        publisher.close()
+
+    def test_cannot_be_used_without_the_right_to_it(self, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        topic = kafka.topic()
+        monkeypatch.setenv("KAFKA_PASSWORD", PASSWORD)
+        kafka.allow(topic, "READ", "DESCRIBE")
+        options = {**GUARDED, "sasl.password": hf.secret("env:KAFKA_PASSWORD")}
+        publisher = hf.Kafka(kafka.guarded, topic, hf.Raw(), options=options, group="billing").source().publisher()
+        with pytest.raises(NotAdmitted, match="Group authorization failed"):
+            publisher.publish({0: 1})
+        publisher.close()
+
+    def test_of_a_sink_or_without_a_name_is_refused_when_it_is_planned(self) -> None:
+        with pytest.raises(hf.ConfigError, match="a sink has no offsets"):
+            hf.Kafka("localhost:1", "t", group="billing").sink()
+        with pytest.raises(hf.ConfigError, match="group is empty"):
+            hf.Kafka("localhost:1", "t", hf.Raw(), group=" ")

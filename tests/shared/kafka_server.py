@@ -251,6 +251,17 @@ class KafkaServer:
         found = self.admin.list_offsets(wanted, isolation_level=IsolationLevel[isolation.upper()])
         return {place.partition: each.result(ANSWER_WITHIN_S).offset for place, each in found.items()}
 
+    def stored(self, group: str, topic: str) -> dict[int, int]:
+        """Return the offsets of a consumer group."""
+        from confluent_kafka import Consumer, TopicPartition
+
+        asked = [TopicPartition(topic, partition) for partition in self._partitions(topic)]
+        consumer = Consumer({**self.quiet(), "group.id": group})
+        try:
+            return {each.partition: each.offset for each in consumer.committed(asked, timeout=30)}
+        finally:
+            consumer.close()
+
     def _partitions(self, topic: str) -> list[int]:
         found = self.admin.list_topics(timeout=ANSWER_WITHIN_S).topics.get(topic)
         return [] if found is None or found.error is not None else sorted(found.partitions)

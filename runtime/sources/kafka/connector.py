@@ -39,6 +39,8 @@ class Kafka(RowsOf[T]):
         meta: Add the columns kafka_key, kafka_timestamp, kafka_partition, kafka_offset and kafka_headers.
         options: Options of librdkafka, such as {"security.protocol": "SASL_SSL"}. A secret is given by
             `hf.secret("env:NAME")`.
+        group: Store the positions of checkpoints as the offsets of this consumer group, so that tools of Kafka show
+            the job's lag. The job itself never reads them. No consumer may be a member of the group.
 
     Raises:
         ConfigError: an argument cannot be used, or holds a secret.
@@ -55,10 +57,13 @@ class Kafka(RowsOf[T]):
         key: str | Sequence[str] | None = None,
         meta: bool = False,
         options: Mapping[str, Option] | None = None,
+        group: str | None = None,
     ) -> None:
         self.place = place_of(servers, topic, options)
         self.key = None if key is None else (key,) if isinstance(key, str) else tuple(key)
-        self.value, self.meta = value, meta
+        self.value, self.meta, self.group = value, meta, group
+        if group is not None and not group.strip():
+            raise _refused("group is empty", 'name a consumer group, such as "billing", or leave it out')
         given: Any = value
         if given is not None and not isinstance(given, JSON | Raw):
             raise _refused(f"value is {given!r}", "give hf.JSON(Bid), with your dataclass, or hf.Raw()")
@@ -66,7 +71,7 @@ class Kafka(RowsOf[T]):
     @classmethod
     def example(cls) -> Kafka[Any]:
         """Return a topic that has every trait; see listed.py."""
-        return cls("broker.example:9092", "bids", Raw(), key=["value"])
+        return cls("broker.example:9092", "bids", Raw(), key=["value"], group="billing")
 
     def __repr__(self) -> str:
         return f"Kafka({self.place.servers!r}, {self.place.topic!r})"
@@ -82,10 +87,12 @@ class Kafka(RowsOf[T]):
             raise _refused(f"the column {twice[0]!r} is also one of meta=True", "rename the field, or leave meta out")
         row_type = None if isinstance(value, Raw) or self.meta else value.row_type
         lines = None if isinstance(value, Raw) else (value.time, value.defaults())
-        return KafkaSource(self.place, schema, lines, self.meta, row_type, self.key or ())
+        return KafkaSource(self.place, schema, lines, self.meta, row_type, self.key or (), self.group)
 
     def sink(self) -> KafkaSink:
         """See Connector.sink."""
+        if self.group is not None:
+            raise _refused(f"{self!r} is a sink with group=, but a sink has no offsets to store", "leave group out")
         if self.meta:
             raise _refused(f"{self!r} is a sink with meta=True, but a sink reads no messages", "leave meta out")
         value = self.value

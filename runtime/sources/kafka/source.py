@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError, NotAdmitted
 from holdfast.runtime.rows.json_lines import JsonLines, Times
+from holdfast.runtime.sources.kafka.group import GroupOffsets
 from holdfast.runtime.sources.kafka.messages import META
 from holdfast.runtime.sources.kafka.reading import OpenKafka
 from holdfast.storage.kafka.place import KafkaPlace
@@ -29,6 +30,7 @@ class KafkaSource:
         lines: How times are written in JSON, and the defaults of columns; None: values are bytes.
         meta: Whether the columns `META` follow.
         key: Columns by which producers choose the partition.
+        group: The consumer group that shows the positions of checkpoints; None: none.
     """
 
     place: KafkaPlace
@@ -37,6 +39,7 @@ class KafkaSource:
     meta: bool = False
     row_type: type | None = None
     key: tuple[str, ...] = ()
+    group: str | None = None
 
     def __repr__(self) -> str:
         return f"Kafka({self.place.servers!r}, {self.place.topic!r})"
@@ -61,6 +64,7 @@ class KafkaSource:
             sparse=True,
             partitioned_by=self.key,
             secrets=self.place.secrets,
+            publishes=self.group is not None,
         )
 
     def check(self) -> None:
@@ -77,6 +81,11 @@ class KafkaSource:
                 not_done="the job was not started",
                 next_step=f"grant the user READ on topic {self.place.topic!r}",
             )
+
+    def publisher(self) -> GroupOffsets:
+        """See PublishingSource.publisher."""
+        assert self.group is not None
+        return GroupOffsets(self.place, self.group)
 
     def open(self) -> OpenKafka:
         """See Source.open."""

@@ -19,6 +19,8 @@ from holdfast.storage.objects import MemoryObjects
 
 pytestmark = pytest.mark.kafka
 WORDS = ["a", "b", "c"]
+GROUP = "words"
+"""Shows how far the job is."""
 
 
 @dataclass
@@ -35,7 +37,7 @@ class Job:
         self.partitions = 2
         self.copy, self.totals, self.dead = MemorySink(None), MemorySink(("word",)), MemorySink(None)
         app = hf.App("words", checkpoint_every="1s", dlq=self.dead)
-        rows = app.source("rows", hf.Kafka(kafka.servers, self.topic, hf.JSON(Said)))
+        rows = app.source("rows", hf.Kafka(kafka.servers, self.topic, hf.JSON(Said), group=GROUP))
         rows.sink("copy", self.copy)
         rows.key_by("word").agg("totals", rows=hf.count(), total=hf.sum("n")).sink("totals-out", self.totals)
         self.cluster = Cluster(app.plan(), 2, 0, MemoryObjects(), 1.0, {"rows": (0, 1)}, mode)
@@ -83,6 +85,7 @@ class Job:
         mine = {word: [n for n, said in self.said if said == word] for word in WORDS}
         assert totals == {word: (len(found), sum(found)) for word, found in mine.items()}
         assert [row["raw"] for row in self.dead.rows()] == [b"damaged"] * self.damaged
+        assert self._kafka.stored(GROUP, self.topic) == self._kafka.ends(self.topic), "tools of Kafka show no lag"
 
 
 @pytest.mark.thorough

@@ -1,0 +1,157 @@
+"""Positions of completed checkpoints that a source shows in its own system."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import pyarrow as pa
+import pytest
+from harness import wait
+
+import holdfast as hf
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.errors import Unavailable
+from holdfast.model import SourcePosition
+from holdfast.runtime.driver.publications import Publications
+from holdfast.runtime.plan.model import SourceSpec
+from holdfast.runtime.testing.cluster import Cluster
+from holdfast.sinks.memory import MemorySink
+from holdfast.storage.objects import MemoryObjects
+from holdfast.traits import SourceTraits
+
+AWAY = Unavailable("it is away", not_done="nothing was shown", next_step="wait")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What was published, and what happens to the next publication."""
+
+    offsets: list[dict[int, int]] = field(default_factory=list)
+    closed: list[bool] = field(default_factory=list)
+    failing: list[Exception] = field(default_factory=list)
+
+    def publish(self, offsets: Mapping[int, int]) -> None:
+        if self.failing:
+            raise self.failing.pop()
+        self.offsets.append(dict(offsets))
+
+    def close(self) -> None:
+        self.closed.append(True)
+
+
+class Publishing(hf.Generator):
+    """A generator that shows positions."""
+
+    shown: Shown
+
+    @property
+    def traits(self) -> SourceTraits:
+        return replace(super().traits, publishes=True)
+
+    def publisher(self) -> Shown:
+        return self.shown
+
+
+class SlowLane:
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Callable[[], object], Callable[[object], None]]] = []
+
+    def submit(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
+        self.jobs.append((work, done))
+
+    def step(self) -> None:
+        work, done = self.jobs.pop(0)
+        try:
+            result = work()
+        except Unavailable as error:
+            result = error
+        done(result)
+
+
+@pytest.fixture
+def shown() -> Shown:
+    return Shown()
+
+
+def specs(app: hf.App) -> tuple[SourceSpec, ...]:
+    return tuple(app.plan().sources)
+
+
+def app_of(shown: Shown, count: int = 1_000) -> tuple[hf.App, MemorySink]:
+    app, sink = hf.App("publishing", checkpoint_every="1s"), MemorySink(None)
+    numbers = Publishing(pa.schema([("n", pa.int64())]), lambda n: {"n": n}, count=count, rate=1_000)
+    numbers.shown = shown
+    app.source("numbers", numbers).sink("out", sink)
+    return app, sink
+
+
+class TestPublications:
+    def last(self, run: Cluster) -> Manifest | None:
+        running = run.driver.state.running
+        return None if running is None else running.last
+
+    def manifest(self, run: Cluster, offset: int) -> Manifest:
+        last = self.last(run)
+        assert last is not None
+        return msgspec.structs.replace(last, positions=(SourcePosition("numbers", 0, offset),))
+
+    @pytest.fixture
+    def made(self, shown: Shown) -> tuple[Publications, SlowLane, Callable[[int], Manifest]]:
+        app, _ = app_of(Shown(), 1_000_000)
+        run = Cluster(app.plan(), 1, 0, MemoryObjects(), 1.0, {"numbers": (0,)})
+        run.begin()
+        wait(lambda: run.pass_time(1.0) or self.last(run), "a checkpoint")  # type: ignore[func-returns-value]
+        lane = SlowLane()
+        published = Publications(specs(app_of(shown)[0]), lambda: lane)
+        return published, lane, lambda offset: self.manifest(run, offset)
+
+    def test_of_checkpoints_completed_meanwhile_only_the_last_one_is_published(
+        self, shown: Shown, made: tuple[Publications, SlowLane, Callable[[int], Manifest]]
+    ) -> None:
+        published, lane, manifest = made
+        for offset in (10, 20, 30):
+            completed = manifest(offset)
+            published.completed(completed)
+            published.completed(completed)
+        assert len(lane.jobs) == 1
+        lane.step()
+        lane.step()
+        assert not lane.jobs and shown.offsets == [{0: 10}, {0: 30}]
+
+    def test_a_failure_is_a_problem_until_a_later_checkpoint_is_published(
+        self, shown: Shown, made: tuple[Publications, SlowLane, Callable[[int], Manifest]]
+    ) -> None:
+        published, lane, manifest = made
+        shown.failing.append(AWAY)
+        published.completed(manifest(10))
+        lane.step()
+        assert published.problem is AWAY and not lane.jobs
+        published.completed(manifest(20))
+        lane.step()
+        assert published.problem is None and shown.offsets == [{0: 20}]
+
+    def test_publishers_are_closed_after_what_is_due(
+        self, shown: Shown, made: tuple[Publications, SlowLane, Callable[[int], Manifest]]
+    ) -> None:
+        published, lane, manifest = made
+        published.completed(manifest(10))
+        published.close()
+        lane.step()
+        assert shown.offsets == [{0: 10}] and not shown.closed
+        lane.step()
+        assert shown.closed == [True]
+
+
+class TestAJob:
+    def test_shows_what_completed_checkpoints_cover_and_in_the_end_all_it_has_read(self, shown: Shown) -> None:
+        app, sink = app_of(shown)
+        run = Cluster(app.plan(), 2, 0, MemoryObjects(), 1.0, {"numbers": (0,)})
+        run.begin()
+        wait(lambda: run.pass_time(1.0) or shown.offsets, "a publication")  # type: ignore[func-returns-value]
+        run.crash(min(run.members))
+        wait(lambda: run.pass_time(1.0) or run.driver.outcome, "the end of the job")  # type: ignore[func-returns-value]
+        offsets = [each[0] for each in shown.offsets]
+        assert offsets == sorted(offsets) and len(offsets) > 1
+        assert run.driver.outcome == ("finished", None) and offsets[-1] == 1_000 == len(sink.rows())
