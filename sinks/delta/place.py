@@ -19,9 +19,10 @@ from dataclasses import dataclass
 
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.secrets import SHOWN, Secret
+from holdfast.storage.paths import refuse_password
 
 Option = str | Secret
-_SECRET = re.compile(r"secret|password|token|account_key|access_key$|sas_key|private", re.IGNORECASE)
+_SECRET = re.compile(r"secret|password|token|(account|master|customer|sas)_key|access_key$|private", re.IGNORECASE)
 _FILE = re.compile(r"token_file$", re.IGNORECASE)
 _UNSAFE = {
     "aws_s3_allow_unsafe_rename": "two commits could take the same version of the table, and one of them be lost",
@@ -113,6 +114,7 @@ def _check(name: str, value: object) -> None:
         )
     if not isinstance(value, str):
         raise _refused(f"the option {name!r} is a {type(value).__name__}", "give text, or hf.secret(...)")
+    refuse_password(value, f"the option {name!r} of hf.Delta")
 
 
 def _refused(what: str, next_step: str) -> ConfigError:

@@ -113,6 +113,7 @@ class Delta:
         self.check(schema, upsert_key)
         connection = self._connection()
         if (table := connection.found()) is None:
+            self._refuse_others(connection)
             connection.create(self._columns.stored(schema), self.partition_by)
             table = connection.latest()
         self._compare(table, schema)
@@ -120,7 +121,9 @@ class Delta:
     def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
         """See ProbingSink.probe."""
         self.check(schema, upsert_key)
-        if (table := self._connection().found()) is None:
+        connection = self._connection()
+        if (table := connection.found()) is None:
+            self._refuse_others(connection)
             return "there is no table; the first start creates it"
         self._compare(table, schema)
         return f"the table, at version {table.version}, has the columns of the stream"
@@ -182,6 +185,15 @@ class Delta:
                 next_step="install it here and on every worker: pip install 'holdfast[delta]'",
             ) from error
         return DeltaConnection(self.place)
+
+    def _refuse_others(self, connection: DeltaConnection) -> None:
+        """Refuse to create a table around files of others: VACUUM deletes what a table does not name."""
+        if (found := connection.others()) is not None:
+            raise ConfigError(
+                f"{self.where}: the folder holds no table, but other things, such as {found}; VACUUM would delete them",
+                not_done="no table was created",
+                next_step="correct the path, name a new folder for the table, or move the other files away",
+            )
 
     def _compare(self, table: LoadedVersion, schema: pa.Schema) -> None:
         """Refuse a table that cannot take the rows of the stream, or forgets tags. Raises ConfigError."""
