@@ -37,6 +37,8 @@ COMMIT = "commit"
 """A random name in it, by which a process recognises its own last commit."""
 _CHECKPOINT_INTERVAL = 100
 """Commits per checkpoint of a table that does not say."""
+_IDENTITY_VERSION = 6
+"""The version of the protocol whose writers have to support identity columns."""
 
 
 class DeltaConnection:
@@ -146,8 +148,11 @@ class LoadedVersion:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The features that a writer of the table has to support, as far as they are listed."""
-        return tuple(self._table.protocol().writer_features or ())
+        """The features that a writer of the table has to support: those listed, or the one that the library lacks."""
+        protocol = self._table.protocol()
+        if protocol.writer_features is None:
+            return ("identityColumns",) if protocol.min_writer_version == _IDENTITY_VERSION else ()
+        return tuple(protocol.writer_features)
 
     @property
     def generated(self) -> tuple[str, ...]:

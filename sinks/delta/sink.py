@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _FORGETS = "delta.setTransactionRetentionDuration"
 """A property that lets a table drop old transaction identifiers."""
+_MAPS = "delta.columnMapping.mode"
+"""A property that gives columns other names in the files."""
 _KNOWN_FEATURES = ("appendOnly", "changeDataFeed", "invariants", "checkConstraints", "timestampNtz")
 """Features of a table that a delivery can leave as they are; some are then checked one by one."""
 
@@ -207,6 +209,8 @@ class Delta:
                 f"it has {_FORGETS}, which lets it forget the tags that make each delivery happen once",
                 f"remove the property: ALTER TABLE ... UNSET TBLPROPERTIES ('{_FORGETS}')",
             )
+        if (mapping := settings.get(_MAPS, "none")) != "none":
+            raise self._unfit(f"it has {_MAPS}={mapping}, which rewinds and some readers do not support", "disable it")
         if self.key is not None and settings.get("delta.appendOnly") == "true":
             raise self._unfit("it has delta.appendOnly, but the sink replaces rows by key", "remove the property")
         if checks or table.generated:

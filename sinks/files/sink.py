@@ -86,7 +86,7 @@ class FilesSink:
         try:
             self.partitioning.refuse(schema)
             empty_file(self.partitioning.in_files(schema))
-        except (Unfit, pa.ArrowException) as error:
+        except (Unfit, pa.ArrowException, OSError) as error:  # Parquet's own errors are OSErrors
             raise ConfigError(
                 f"{self.where}: {error}",
                 not_done="the job was not planned",

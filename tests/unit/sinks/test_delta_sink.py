@@ -144,7 +144,6 @@ class TestCommit:
         assert target.deliver(tag(2), [batch(BEA)], tag(1)) == Delivered(1)
         assert target.delivered() == tag(2)
 
-
     @pytest.mark.parametrize("key", [None, KEY])
     @pytest.mark.parametrize(
         ("change", "fault"),
@@ -190,9 +189,7 @@ class TestCommit:
         said = CommitProperties(custom_metadata={"holdfast": "hello"})
         target = added.sink.open(JOB, LEFT)
         target.deliver(tag(2), [batch(BEA)])
-        write_deltalake(
-            str(added.path), pa.table({"user": [9], "name": ["x"]}), mode="append", commit_properties=said
-        )
+        write_deltalake(str(added.path), pa.table({"user": [9], "name": ["x"]}), mode="append", commit_properties=said)
         assert target.deliver(tag(3), [batch(CAT)]) == Delivered(1)
         assert "WRITE in version 3" in planned(added, 1).reason
 
@@ -428,6 +425,12 @@ class TestExistingTable:
         [
             ({"configuration": {"delta.setTransactionRetentionDuration": "interval 7 days"}}, None, "forget the tags"),
             ({"configuration": {"delta.appendOnly": "true"}}, KEY, "delta.appendOnly, but the sink replaces rows"),
+            ({"configuration": {"delta.columnMapping.mode": "name"}}, None, "has delta.columnMapping.mode=name"),
+            (
+                {"configuration": {"delta.minWriterVersion": "6", "delta.minReaderVersion": "2"}},
+                None,
+                "a sink does not support: identityColumns",
+            ),
             ({"partition_by": ["name"]}, None, r"partitioned by \['name'\], the sink has \[\]"),
             ({"schema": SCHEMA.append(pa.field("more", pa.int64()))}, None, "more is not in the stream"),
             ({"schema": SCHEMA.remove(1)}, None, "name is missing"),
@@ -580,6 +583,23 @@ class TestPlace:
         with pytest.raises(ConfigError, match=r"hf\.Delta"):
             hf.Delta(path)
 
+    @pytest.mark.parametrize("part", ["a#b", "a?sig=hunter2", "[a]", "a^", "a|b", "a\\b", "a\nb", "%20"])
+    @pytest.mark.parametrize("root", ["/lake", "s3://lake"])
+    def test_that_the_library_would_misread_is_refused(self, root: str, part: str) -> None:
+        with pytest.raises(ConfigError, match="would look for the table in another place") as caught:
+            hf.Delta(f"{root}/{part}/t")
+        assert "hunter2" not in str(caught.value)
+
+    @pytest.mark.parametrize("part", ["50%", "a b", "ü", "a+b=c;d", "(x)", "%zz"])
+    def test_with_other_characters_is_found_again(self, tmp_path: Path, part: str) -> None:
+        (tmp_path / part).mkdir()
+        table = FolderTable(tmp_path / part)
+        table.sink.prepare(SCHEMA, None)
+        deliver(table, 1, ANN)
+        deliver(table, 2, BEA)
+        assert table.sink.repair(back(1), SCHEMA, None).delete == 1 and table.rows() == [ANN]
+        assert [each.name for each in tmp_path.iterdir()] == [part]
+
     def test_with_a_password_is_refused_and_not_repeated(self) -> None:
         with pytest.raises(ConfigError) as caught:
             hf.Delta("s3://user:hunter2@lake/t")
@@ -645,7 +665,9 @@ class TestErrors:
         assert type(found) is meaning and "Delta table /t" in found.what
 
     @pytest.mark.parametrize("name", ["constraint", "forbidden", "not implemented", "unsupported"])
-    @pytest.mark.parametrize("form", ["PUT http://host/lake/{}/t/_delta_log/1.json", "GET http://h/lake?prefix={}%2Ft%2F"])
+    @pytest.mark.parametrize(
+        "form", ["PUT http://host/lake/{}/t/_delta_log/1.json", "GET http://h/lake?prefix={}%2Ft%2F"]
+    )
     def test_are_not_judged_by_the_names_of_folders(self, name: str, form: str) -> None:
         said = form.format(name) if "PUT" in form else form.format(quote(name))
         found = meaning_of(place_of(f"s3://lake/{name}/t", None), OSError(f"Error performing {said}: reset"))

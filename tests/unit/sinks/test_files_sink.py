@@ -562,9 +562,18 @@ class TestPlanning:
             self.sink(tmp_path, **how).check(SCHEMA, None)
         assert not (tmp_path / "out").exists()
 
-    def test_a_column_that_parquet_cannot_hold_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="month_interval|Unhandled type|not implemented"):
-            self.sink(tmp_path).check(pa.schema([pa.field("i", pa.month_day_nano_interval())]), None)
+    @pytest.mark.parametrize(
+        ("kind", "why"),
+        [
+            (pa.month_day_nano_interval(), "month_interval|Unhandled type|not implemented"),
+            (pa.struct([]), "no child field"),
+            (pa.decimal128(5, -2), "Scale must be a non-negative integer"),
+        ],
+        ids=str,
+    )
+    def test_a_column_that_parquet_cannot_hold_is_refused(self, tmp_path: Path, kind: pa.DataType, why: str) -> None:
+        with pytest.raises(ConfigError, match=why):
+            self.sink(tmp_path).check(pa.schema([pa.field("i", kind)]), None)
 
     def test_a_stream_that_replaces_rows_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"the stream replaces rows by \['n'\], but rows are only ever added"):
