@@ -351,6 +351,11 @@ class TestColumns:
             keyed.sink.accept(pa.RecordBatch.from_pylist([{"user": None, "name": "x"}], schema=SCHEMA))
 
 
+def _days(schema: pa.Schema, *days: int) -> pa.RecordBatch:
+    """Rows with these days since 1970."""
+    return pa.record_batch([pa.array([1] * len(days)), pa.array(days, pa.int32()).cast(pa.date32())], schema=schema)
+
+
 class TestPartitions:
     def test_are_folders_by_value_and_a_row_moves_between_them(self, tmp_path: Path) -> None:
         table = FolderTable(tmp_path, KEY, partition_by=["name"])
@@ -392,12 +397,9 @@ class TestPartitions:
         schema = pa.schema([SCHEMA.field(0), pa.field("day", pa.date32())])
         table = FolderTable(tmp_path, partition_by=["day"])
         table.sink.prepare(schema, None)
-        days = lambda *given: pa.record_batch(
-            [pa.array([1] * len(given)), pa.array(given, pa.int32()).cast(pa.date32())], schema=schema
-        )
         with pytest.raises(ConfigError, match="'day' lies outside the years 1 to 9999"):
-            table.sink.accept(days(0, day))
-        furthest = days(-719_162, 2_932_896)
+            table.sink.accept(_days(schema, 0, day))
+        furthest = _days(schema, -719_162, 2_932_896)
         table.sink.accept(furthest)
         table.sink.open(JOB, LEFT).deliver(tag(1), [furthest])
         assert sorted(table.rows()) == [(1, date.min), (1, date.max)]
@@ -540,7 +542,7 @@ class TestRewind:
         restore = DeltaTable.restore
 
         def followed(table: DeltaTable, *args: Any, **named: Any) -> dict[str, Any]:
-            found = restore(table, *args, **named)
+            found: dict[str, Any] = restore(table, *args, **named)
             write_deltalake(str(added.path), pa.table({"user": [9], "name": ["x"]}), mode="append")
             table.update_incremental()
             return found
