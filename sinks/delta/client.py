@@ -25,6 +25,7 @@ from pyarrow import fs
 
 from holdfast.errors import ConfigError, Damaged
 from holdfast.sinks.contract import DELETE, OP, PUT
+from holdfast.sinks.delta.columns import stored_type
 from holdfast.sinks.delta.errors import RAISED, is_conflict, meaning_of, other_columns
 from holdfast.sinks.delta.place import DeltaPlace, unsafe
 from holdfast.sinks.delta.rewind import DIGEST, Entry
@@ -265,9 +266,10 @@ class LoadedVersion:
 
     def _must_have_columns(self, rows: pa.Table) -> None:
         """Refuse a table whose columns another program has changed since the job started. Raises ConfigError."""
-        given, found = set(rows.column_names) - {OP}, set(self.columns.names)
-        if given != found:
-            raise other_columns(self._connection.place, sorted(given - found), sorted(found - given))
+        needed = {field.name: field.type for field in rows.schema if field.name != OP}
+        found = {field.name: stored_type(field.type) for field in self.columns}
+        if needed != found:
+            raise other_columns(self._connection.place, needed, found)
 
     def _afterwards(self) -> PostCommitHookProperties:
         """Clean the log with each checkpoint. The library does it with each commit, and lists a month of commits."""

@@ -150,8 +150,9 @@ class TestCommit:
         [
             ({"user": [9], "name": ["x"], "more": [1]}, "more is not in the stream"),
             ({"user": [9]}, "name is missing"),
+            ({"user": ["9"], "name": ["x"]}, "user is string, the stream needs int64"),
         ],
-        ids=["added", "dropped"],
+        ids=["added", "dropped", "retyped"],
     )
     def test_to_a_table_whose_columns_were_changed_meanwhile_is_refused(
         self, tmp_path: Path, key: tuple[str, ...] | None, change: dict[str, list[Any]], fault: str
