@@ -18,22 +18,28 @@ from urllib.parse import unquote
 import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as ds
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs
 
 from holdfast.errors import ConfigError, Damaged
 from holdfast.sinks.contract import DELETE, OP, PUT
-from holdfast.sinks.delta.errors import RAISED, is_conflict, meaning_of
+from holdfast.sinks.delta.columns import stored_type
+from holdfast.sinks.delta.errors import RAISED, is_conflict, meaning_of, other_columns
 from holdfast.sinks.delta.place import DeltaPlace, unsafe
 from holdfast.sinks.delta.rewind import DIGEST, Entry
 from holdfast.sinks.delta.target import Change
+from holdfast.traits import local
 
 INFO = "holdfast"
 """What a commit of a sink says of itself, as one member of its commitInfo."""
 COMMIT = "commit"
 """A random name in it, by which a process recognises its own last commit."""
+_CHECKPOINT_INTERVAL = 100
+"""Commits per checkpoint of a table that does not say."""
+_IDENTITY_VERSION = 6
+"""The version of the protocol whose writers have to support identity columns."""
 
 
 class DeltaConnection:
@@ -68,6 +74,16 @@ class DeltaConnection:
             next_step="bring the table back from a backup, and rewind the job to a checkpoint that the backup covers",
         )
 
+    def others(self) -> str | None:
+        """Return what a local folder without a table holds and VACUUM would reach; None if nothing, or not known."""
+        if not local(self.place.path):
+            return None
+        try:
+            names = os.listdir(self.place.path)
+        except OSError:  # there is no such folder, or creating the table reports the error
+            return None
+        return min((name for name in names if not name.startswith(("_", "."))), default=None)
+
     def create(self, columns: pa.Schema, partition_by: Sequence[str]) -> None:
         """Create the table; if another process was first, change nothing."""
         with self.raising():
@@ -91,7 +107,7 @@ class DeltaConnection:
         """Return what is known of the book of a table's newest version."""
         if self._last is not None:
             newest = table.history(1)
-            if newest and (newest[0].get(INFO) or {}).get(COMMIT) == self._last:
+            if newest and (_info(newest[0]) or {}).get(COMMIT) == self._last:
                 return dict(self._numbers)
         return {}
 
@@ -133,8 +149,11 @@ class LoadedVersion:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The features that a writer of the table has to support, as far as they are listed."""
-        return tuple(self._table.protocol().writer_features or ())
+        """The features that a writer of the table has to support: those listed, or the one that the library lacks."""
+        protocol = self._table.protocol()
+        if protocol.writer_features is None:
+            return ("identityColumns",) if protocol.min_writer_version == _IDENTITY_VERSION else ()
+        return tuple(protocol.writer_features)
 
     @property
     def generated(self) -> tuple[str, ...]:
@@ -172,7 +191,7 @@ class LoadedVersion:
         """See rewind.RewindVersion."""
         with self._connection.raising():
             found = self._table.history()
-        return [Entry(each["version"], str(each.get("operation")), each.get(INFO)) for each in found]
+        return [Entry(each["version"], str(each.get("operation")), _info(each)) for each in found]
 
     def at(self, version: int) -> LoadedVersion | None:
         """See rewind.RewindVersion."""
@@ -213,11 +232,20 @@ class LoadedVersion:
 
     def _write(self, change: Change, properties: CommitProperties) -> None:
         if change.restore is not None:
+            # The library writes version + 1 or fails. Then it loads the newest version, which may be another one's.
             self._table.restore(change.restore, commit_properties=properties)
-        elif change.rows is None:
+            return
+        if change.rows is None:
             return self._write_nothing(properties)
-        elif change.key is None:
-            write_deltalake(self._table, self._ordered(change.rows), mode="append", commit_properties=properties)
+        self._must_have_columns(change.rows)
+        if change.key is None:
+            write_deltalake(
+                self._table,
+                change.rows.select(self.columns.names),
+                mode="append",
+                commit_properties=properties,
+                post_commithook_properties=self._afterwards(),
+            )
         else:
             self._merge(change.rows, change.key, properties)
             if self._table.version() == self.version:  # it found nothing to change, and committed nothing
@@ -227,7 +255,28 @@ class LoadedVersion:
     def _write_nothing(self, properties: CommitProperties) -> None:
         """Commit the tag alone; the library does not load the new version then."""
         schema, partition_by = self._table.schema(), list(self.partition_by)
-        self._table.create_write_transaction([], "append", schema, partition_by, commit_properties=properties)
+        self._table.create_write_transaction(
+            [],
+            "append",
+            schema,
+            partition_by,
+            commit_properties=properties,
+            post_commithook_properties=self._afterwards(),
+        )
+
+    def _must_have_columns(self, rows: pa.Table) -> None:
+        """Refuse a table whose columns another program has changed since the job started. Raises ConfigError."""
+        needed = {field.name: field.type for field in rows.schema if field.name != OP}
+        found = {field.name: stored_type(field.type) for field in self.columns}
+        if needed != found:
+            raise other_columns(self._connection.place, needed, found)
+
+    def _afterwards(self) -> PostCommitHookProperties:
+        """Clean the log with each checkpoint. The library does it with each commit, and lists a month of commits."""
+        given = self.configuration.get("delta.checkpointInterval", "")
+        interval = int(given) if given.isdecimal() else _CHECKPOINT_INTERVAL
+        due = interval > 0 and (self.version + 2) % interval == 0  # so the library decides, too
+        return PostCommitHookProperties(cleanup_expired_logs=None if due else False)
 
     def _merge(self, rows: pa.Table, key: Sequence[str], properties: CommitProperties) -> None:
         names = [name for name in rows.column_names if name != OP]
@@ -238,14 +287,18 @@ class LoadedVersion:
             source_alias="source",
             target_alias="target",
             commit_properties=properties,
+            post_commithook_properties=self._afterwards(),
         )
         merger.when_matched_delete(f"source.`{OP}` = {DELETE}")
         merger.when_matched_update(values)
         merger.when_not_matched_insert(values, f"source.`{OP}` = {PUT}")
         merger.execute()
 
-    def _ordered(self, rows: pa.Table) -> pa.Table:
-        return rows.select(self.columns.names)
+
+def _info(commit: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return what the commit of a sink says of itself; None: another program made it."""
+    found = commit.get(INFO)
+    return found if isinstance(found, Mapping) else None
 
 
 def _digest(batch: pa.RecordBatch, key: Sequence[str]) -> pl.DataFrame:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import date
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -23,6 +24,8 @@ _NOT_IN_NAMES = " ,;{}()\n\t=`"
 """Characters that a column's name cannot have without column mapping, and the one that quotes it."""
 PARTITION_BYTES_MAX = 200
 """A partition value in the name of a folder, where 255 bytes are the limit of most file systems."""
+_FIRST_DAY, _LAST_DAY = ((day - date(1970, 1, 1)).days for day in (date.min, date.max))
+"""The days that a partition value can name."""
 _WIDER = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()}
 _AS_THEY_ARE = (
     *(pa.types.is_boolean, pa.types.is_signed_integer, pa.types.is_float32, pa.types.is_float64, pa.types.is_date32),
@@ -86,12 +89,9 @@ class Columns:
         check_null_keys(self.where, self.key, batch)
         if OP in batch.schema.names:
             batch = batch.filter(pc.not_equal(batch.column(OP), DELETE)).drop_columns([OP])
-        self._cast(pa.Table.from_batches([batch]))
+        rows = self._cast(pa.Table.from_batches([batch]))
         for name in self.partition_by:
-            if pa.types.is_string(batch.schema.field(name).type) or pa.types.is_large_string(
-                batch.schema.field(name).type
-            ):
-                self._check_partition(name, batch.column(name))
+            self._check_partition(name, rows.column(name))
 
     def table_of(self, batches: Iterable[pa.RecordBatch]) -> tuple[int, pa.Table | None]:
         """Read rows; return their number, and what a commit writes: with a key, the last row of each, with `_op`.
@@ -142,12 +142,14 @@ class Columns:
                 next_step="drop such rows with .filter(...) before the sink, or correct them",
             ) from error
 
-    def _check_partition(self, name: str, column: pa.Array) -> None:
-        """Refuse an empty text, which a partition value cannot tell from null, and one too long for a folder's name."""
-        for value in column.unique().to_pylist():
-            if value is None or 0 < len(quote(value)) <= PARTITION_BYTES_MAX:
-                continue
-            fault = f"is longer than {PARTITION_BYTES_MAX} bytes" if value else "is empty, which Delta reads as null"
+    def _check_partition(self, name: str, column: pa.ChunkedArray) -> None:
+        """Refuse values whose text in the table's log would be read as another value, or as none."""
+        values = column.unique()
+        if pa.types.is_string(values.type):
+            fault = next(filter(None, map(_fault_of_text, values.to_pylist())), None)
+        else:
+            fault = _fault_of_days(values) if pa.types.is_date32(values.type) else None
+        if fault is not None:
             raise ConfigError(
                 f"{self.where}: a value of the partition column {name!r} {fault}",
                 not_done="the rows were not written",
@@ -155,6 +157,8 @@ class Columns:
             )
 
     def _check_names(self, schema: pa.Schema) -> None:
+        for field in schema:
+            self._check_inner_names(field.name, field.type)
         lower = [name.lower() for name in schema.names]
         for name in schema.names:
             if not name or any(each in name for each in _NOT_IN_NAMES):
@@ -165,6 +169,22 @@ class Columns:
                     f"two columns are named {name!r} without regard to case, which Delta does not tell apart",
                     "rename one of them in a .select(...)",
                 )
+
+    def _check_inner_names(self, column: str, kind: pa.DataType) -> None:
+        """Refuse fields of a struct, at any depth, that Spark does not tell apart."""
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            self._check_inner_names(column, kind.value_type)
+        if not pa.types.is_struct(kind):
+            return
+        lower = [field.name.lower() for field in kind]
+        for field in kind:
+            if lower.count(field.name.lower()) > 1:
+                raise self._refused(
+                    f"two fields in the column {column!r} are named {field.name!r} without regard to case, which Delta "
+                    "does not tell apart",
+                    "rename one of them in a .select(...)",
+                )
+            self._check_inner_names(column, field.type)
 
     def _refused(self, what: str, next_step: str) -> ConfigError:
         return ConfigError(f"{self.where}: {what}", not_done="the job was not planned", next_step=next_step)
@@ -187,10 +207,23 @@ def stored_type(kind: pa.DataType) -> pa.DataType | None:
         return None if inner is None else pa.list_(pa.field("element", inner))
     if pa.types.is_struct(kind):
         inners = [(field.name, stored_type(field.type)) for field in kind]
-        return None if any(inner is None for _, inner in inners) else pa.struct(inners)
+        return None if not inners or any(inner is None for _, inner in inners) else pa.struct(inners)
     if any(fits(kind) for fits in _AS_THEY_ARE):
         return kind
     return _WIDER.get(kind)
+
+
+def _fault_of_text(value: str | None) -> str | None:
+    if value is None or 0 < len(quote(value)) <= PARTITION_BYTES_MAX:
+        return None
+    return f"is longer than {PARTITION_BYTES_MAX} bytes" if value else "is empty, which Delta reads as null"
+
+
+def _fault_of_days(values: pa.Array) -> str | None:
+    days = pc.min_max(values.cast(pa.int32())).as_py()
+    if days["min"] is None or (days["min"] >= _FIRST_DAY and days["max"] <= _LAST_DAY):
+        return None
+    return "lies outside the years 1 to 9999"
 
 
 def _is_opaque(kind: pa.DataType) -> bool:

@@ -13,6 +13,8 @@ Source: delta-rs, python/src/error.rs and crates/core/src/kernel/transaction.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from urllib.parse import quote
 
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, SchemaMismatchError
 
@@ -41,22 +43,23 @@ def is_conflict(error: Exception) -> bool:
 
 def meaning_of(place: DeltaPlace, error: Exception) -> HoldfastError:
     """Return what the error means for a delivery."""
-    said = place.without_secrets(" ".join(_COLOURS.sub(" ", str(error)).split()))
-    if _NOT_ADMITTED.search(said):
+    said = " ".join(_COLOURS.sub(" ", place.without_secrets(str(error))).split())
+    judged = _without_names(place, said)
+    if _NOT_ADMITTED.search(judged):
         return NotAdmitted(
             f"{place.where}: the store did not let this user in: {said}",
             not_done="nothing was delivered, and nothing is skipped",
             next_step="give this user the rights to read, write and list below the table, or correct the credentials "
             "in options= or in the environment of the driver and of each worker",
         )
-    if _GAP.search(said):
+    if _GAP.search(judged):
         return Damaged(
             f"{place.where}: commits are missing in the middle of the table's log: {said[:300]}",
             not_done="nothing was delivered",
             next_step="restore the table from a backup, and rewind the job to a checkpoint that the backup covers",
         )
     permanent = isinstance(error, DeltaProtocolError | SchemaMismatchError)
-    if permanent or _REFUSED.search(said):
+    if permanent or _REFUSED.search(judged):
         return ConfigError(
             f"{place.where}: the table refuses the delivery: {said}",
             not_done="nothing was delivered",
@@ -68,3 +71,34 @@ def meaning_of(place: DeltaPlace, error: Exception) -> HoldfastError:
         next_step="nothing: delivery reads the tag and retries; if it stays so, check that the store is reachable from "
         "this host and has space left",
     )
+
+
+def other_columns(place: DeltaPlace, needed: Mapping[str, object], found: Mapping[str, object]) -> ConfigError:
+    """Return the error for a table whose columns were changed while the job ran.
+
+    Args:
+        needed: The types of the stream's columns.
+        found: The types of the table's columns.
+    """
+    texts = [f"{name} is missing" for name in needed if name not in found]
+    texts += [f"{name} is not in the stream" for name in found if name not in needed]
+    texts += [
+        f"{name} is {found[name]}, the stream needs {kind}"
+        for name, kind in needed.items()
+        if name in found and found[name] != kind
+    ]
+    return ConfigError(
+        f"{place.where}: its columns were changed since the job started: {'; '.join(texts)}",
+        not_done="nothing was delivered",
+        next_step="undo that change, or change the stream and start the job again, or give the sink another table",
+    )
+
+
+def _without_names(place: DeltaPlace, said: str) -> str:
+    """Return a text without the names of the table's folders, which may contain any word."""
+    whole = place.path.partition("://")[2] or place.path
+    inner = whole.partition("/")[2]  # without the bucket, which may be part of the host's name
+    for name in (whole, inner, quote(inner, safe="")):
+        if name:
+            said = re.sub(rf"(?<!\w){re.escape(name)}(?=[/?]|%2F)", "", said)
+    return said

@@ -19,10 +19,13 @@ from dataclasses import dataclass
 
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.secrets import SHOWN, Secret
+from holdfast.storage.paths import refuse_password
 
 Option = str | Secret
-_SECRET = re.compile(r"secret|password|token|account_key|access_key$|sas_key|private", re.IGNORECASE)
+_SECRET = re.compile(r"secret|password|token|(account|master|customer|sas)_key|access_key$|private", re.IGNORECASE)
 _FILE = re.compile(r"token_file$", re.IGNORECASE)
+_MISREAD = re.compile(r"[#?\[\]\\^|\x00-\x1f\x7f]|%[0-9A-Fa-f]{2}")
+"""What the library takes for a part of a URL, or reads as another character."""
 _UNSAFE = {
     "aws_s3_allow_unsafe_rename": "two commits could take the same version of the table, and one of them be lost",
     "mount_allow_unsafe_rename": "two commits could take the same version of the table, and one of them be lost",
@@ -88,6 +91,11 @@ def place_of(path: str, options: Mapping[str, Option] | None) -> DeltaPlace:
             f"{path.partition('://')[0]}:// is not a place for tables",
             f"give a path, or a URL that begins with {', '.join(_SCHEMES)}",
         )
+    if found := _MISREAD.search(path):
+        raise _refused(
+            f"the path contains {found[0]!r}, with which the library would look for the table in another place",
+            "rename the folder; what follows a ? in a URL belongs in options=",
+        )
     given = {} if options is None else dict(options)
     for name, value in given.items():
         _check(name, value)
@@ -113,6 +121,7 @@ def _check(name: str, value: object) -> None:
         )
     if not isinstance(value, str):
         raise _refused(f"the option {name!r} is a {type(value).__name__}", "give text, or hf.secret(...)")
+    refuse_password(value, f"the option {name!r} of hf.Delta")
 
 
 def _refused(what: str, next_step: str) -> ConfigError:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _FORGETS = "delta.setTransactionRetentionDuration"
 """A property that lets a table drop old transaction identifiers."""
+_MAPS = "delta.columnMapping.mode"
+"""A property that gives columns other names in the files."""
 _KNOWN_FEATURES = ("appendOnly", "changeDataFeed", "invariants", "checkConstraints", "timestampNtz")
 """Features of a table that a delivery can leave as they are; some are then checked one by one."""
 
@@ -113,6 +115,7 @@ class Delta:
         self.check(schema, upsert_key)
         connection = self._connection()
         if (table := connection.found()) is None:
+            self._refuse_others(connection)
             connection.create(self._columns.stored(schema), self.partition_by)
             table = connection.latest()
         self._compare(table, schema)
@@ -120,7 +123,9 @@ class Delta:
     def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
         """See ProbingSink.probe."""
         self.check(schema, upsert_key)
-        if (table := self._connection().found()) is None:
+        connection = self._connection()
+        if (table := connection.found()) is None:
+            self._refuse_others(connection)
             return "there is no table; the first start creates it"
         self._compare(table, schema)
         return f"the table, at version {table.version}, has the columns of the stream"
@@ -183,6 +188,15 @@ class Delta:
             ) from error
         return DeltaConnection(self.place)
 
+    def _refuse_others(self, connection: DeltaConnection) -> None:
+        """Refuse to create a table around files of others: VACUUM deletes what a table does not name."""
+        if (found := connection.others()) is not None:
+            raise ConfigError(
+                f"{self.where}: the folder holds no table, but other things, such as {found}; VACUUM would delete them",
+                not_done="no table was created",
+                next_step="correct the path, name a new folder for the table, or move the other files away",
+            )
+
     def _compare(self, table: LoadedVersion, schema: pa.Schema) -> None:
         """Refuse a table that cannot take the rows of the stream, or forgets tags. Raises ConfigError."""
         settings = table.configuration
@@ -195,6 +209,8 @@ class Delta:
                 f"it has {_FORGETS}, which lets it forget the tags that make each delivery happen once",
                 f"remove the property: ALTER TABLE ... UNSET TBLPROPERTIES ('{_FORGETS}')",
             )
+        if (mapping := settings.get(_MAPS, "none")) != "none":
+            raise self._unfit(f"it has {_MAPS}={mapping}, which rewinds and some readers do not support", "disable it")
         if self.key is not None and settings.get("delta.appendOnly") == "true":
             raise self._unfit("it has delta.appendOnly, but the sink replaces rows by key", "remove the property")
         if checks or table.generated:

@@ -52,6 +52,8 @@ from holdfast.storage.log.tail import newest_sequence
 from holdfast.storage.objects import open_objects
 from holdfast.storage.paths import join
 
+FOLLOWED_MAX = 16
+"""How many commits are read one after the other before the newest one is searched for."""
 _log = logging.getLogger(__name__)
 
 
@@ -142,8 +144,11 @@ class Commits:
         known = self._tail
         if known is None or known.sequence == 0 or not self._stands(known):
             known = self._newest()
+        followed = 0
         while (following := self._read(known.sequence + 1)) is not None:
-            known = following
+            known, followed = following, followed + 1
+            if followed == FOLLOWED_MAX:  # other sinks have committed for long
+                known, followed = self.at(newest_sequence(self.stores.own, known.sequence)), 0
         self._tail = known
         return known
 

@@ -15,16 +15,19 @@ from holdfast.sinks.contract import Fault, Repair, Rewinding, check_key, no_faul
 from holdfast.sinks.files.commits import Commits, create_folder, open_stores, read_meta
 from holdfast.sinks.files.format import Meta
 from holdfast.sinks.files.hive import Partitioning, Unfit
-from holdfast.sinks.files.repair import plan_repair, repair
+from holdfast.sinks.files.repair import Size, plan_repair, repair
 from holdfast.sinks.files.rolling import empty_file
 from holdfast.sinks.files.target import FilesTarget, unfit
 from holdfast.sinks.owners import Claim, Holding
+from holdfast.storage.bulk import get_each
 from holdfast.storage.folders import open_folder
 from holdfast.storage.log.format import describe_column
 from holdfast.traits import SinkTraits, local
 
 FILE_BYTES = 128 << 20
 FILE_BYTES_MIN, FILE_BYTES_MAX = 1 << 10, 1 << 30
+_DELTA_LOG = ("_delta_log/_last_checkpoint", f"_delta_log/{0:020}.json")
+"""Objects of which every Delta table has at least one."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class FilesSink:
         try:
             self.partitioning.refuse(schema)
             empty_file(self.partitioning.in_files(schema))
-        except (Unfit, pa.ArrowException) as error:
+        except (Unfit, pa.ArrowException, OSError) as error:  # Parquet's own errors are OSErrors
             raise ConfigError(
                 f"{self.where}: {error}",
                 not_done="the job was not planned",
@@ -93,15 +96,16 @@ class FilesSink:
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
         """See Sink.prepare."""
         self.check(schema, upsert_key)
+        if (meta := self._found()) is not None:
+            self._compare(meta, schema)
         own = open_stores(self.path, writable=True).own
-        meta = read_meta(own)
-        self._compare(create_folder(own, schema, self.partitioning) if meta is None else meta, schema)
+        if meta is None:
+            self._compare(create_folder(own, schema, self.partitioning), schema)
 
     def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
         """See ProbingSink.probe."""
         self.check(schema, upsert_key)
-        meta = read_meta(open_stores(self.path).own)
-        if meta is None:
+        if (meta := self._found()) is None:
             return "the first start creates the folder; files that are there already stay"
         self._compare(meta, schema)
         return "the folder exists and fits the stream"
@@ -142,18 +146,39 @@ class FilesSink:
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
         """See RepairableSink.plan_repair."""
-        return plan_repair(self.where, self._commits(), self._size_of, rewinding)
+        return plan_repair(self.where, self._commits(), self._sizes(), rewinding)
 
     def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
         """See RepairableSink.repair."""
-        return repair(self.where, self._commits(), self._size_of, rewinding)
+        return repair(self.where, self._commits(), self._sizes(), rewinding)
 
     def _commits(self) -> Commits:
         return Commits(self.where, lambda: open_stores(self.path))
 
-    def _size_of(self, path: str) -> int | None:
-        found = open_folder(self.path).look(path)
-        return None if found is None else found.size
+    def _sizes(self) -> Size:
+        """Return what looks at the files of the folder, which is opened once for all of them."""
+        folder = open_folder(self.path)
+
+        def size_of(path: str) -> int | None:
+            found = folder.look(path)
+            return None if found is None else found.size
+
+        return size_of
+
+    def _found(self) -> Meta | None:
+        """Return what the folder says of itself; None if it is to be created.
+
+        Raises:
+            ConfigError: it is that of a Delta table, whose readers would not see the files of this sink.
+        """
+        data, own = open_stores(self.path)
+        if (meta := read_meta(own)) is None and get_each(data, _DELTA_LOG):
+            raise ConfigError(
+                f"{self.where}: the folder holds a Delta table, whose VACUUM would delete the files of this sink",
+                not_done="the job was not started, the folder was not changed",
+                next_step="name another folder, or write to the table with hf.Delta",
+            )
+        return meta
 
     def _compare(self, meta: Meta, schema: pa.Schema) -> None:
         """Refuse rows that differ from those in the folder: readers would find both forms."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cluster_steps
+import polars as pl
 import pyarrow as pa
 import pytest
 from delta_tables import FolderTable
@@ -21,6 +22,8 @@ from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 
 WORDS = ["a", "b", "c"]
+LATE = 8
+"""The least number in a row of the table of late ones."""
 
 
 @dataclass
@@ -36,11 +39,13 @@ class Job:
         self.said: list[tuple[int, str]] = []
         self.rows = FolderTable(folder / "rows", partition_by=["word"])
         self.totals = FolderTable(folder / "totals", ("word",))
+        self.late = FolderTable(folder / "late")
         create_log(LocalObjects(folder / "input"), schema_of(Said))
         self._input = LogWriter(LocalObjects(folder / "input"))
         app = hf.App("words", checkpoint_every="1s")
         rows = app.source("rows", hf.Log(folder / "input", Said))
         rows.sink("rows-out", self.rows.sink)
+        rows.filter(pl.col("n") >= LATE).sink("late-out", self.late.sink)
         totals = rows.key_by("word").agg("totals", rows=hf.count(), total=hf.sum("n"))
         totals.sink("totals-out", self.totals.sink)
         self.plan = app.plan()
@@ -115,6 +120,17 @@ class TestJob:
         job.finish()
         made = [each["holdfast"] for each in job.rows.load().history() if "holdfast" in each]
         assert len({(each["timeline"], each["epoch"]) for each in made}) == len(made) > 0
+
+    def test_an_epoch_without_rows_for_the_table_commits_nothing(self, start: Callable[[str], Job], mode: str) -> None:
+        job = start(mode)
+        job.say(6)
+        job.cluster.pass_time(3)
+        epoch = job.cluster.driver.state.job.base_epoch
+        assert job.shows() and job.late.rows() == [] and job.late.load().version() == 0
+        job.say(6)
+        job.cluster.pass_time(3)
+        assert job.cluster.driver.state.job.base_epoch > epoch
+        assert job.shows() and sorted(job.late.rows()) == [each for each in job.said if each[0] >= LATE]
 
     def test_maintenance_runs_beside_the_job(self, start: Callable[[str], Job], mode: str) -> None:
         job = start(mode)

@@ -5,6 +5,7 @@ The contracts of all targets run in tests/contract; test_delta_order.py plays ra
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
 import sys
@@ -13,6 +14,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pytest
@@ -142,6 +144,56 @@ class TestCommit:
         assert target.deliver(tag(2), [batch(BEA)], tag(1)) == Delivered(1)
         assert target.delivered() == tag(2)
 
+    @pytest.mark.parametrize("key", [None, KEY])
+    @pytest.mark.parametrize(
+        ("change", "fault"),
+        [
+            ({"user": [9], "name": ["x"], "more": [1]}, "more is not in the stream"),
+            ({"user": [9]}, "name is missing"),
+            ({"user": ["9"], "name": ["x"]}, "user is string, the stream needs int64"),
+        ],
+        ids=["added", "dropped", "retyped"],
+    )
+    def test_to_a_table_whose_columns_were_changed_meanwhile_is_refused(
+        self, tmp_path: Path, key: tuple[str, ...] | None, change: dict[str, list[Any]], fault: str
+    ) -> None:
+        table = FolderTable(tmp_path, key)
+        table.sink.prepare(SCHEMA, key)
+        deliver(table, 1, ANN)
+        write_deltalake(str(table.path), pa.table(change), mode="overwrite", schema_mode="overwrite")
+        rows = changes(BEA) if key else batch(BEA)
+        with pytest.raises(ConfigError, match=f"columns were changed since the job started: {fault}") as caught:
+            table.sink.open(JOB, LEFT).deliver(tag(2), [rows], tag(1))
+        assert caught.value.not_done == "nothing was delivered"
+        assert table.sink.open(JOB, LEFT).delivered() == tag(1) and table.load().version() == 2
+
+    @pytest.mark.parametrize("key", [None, KEY])
+    def test_cleans_the_log_with_a_checkpoint_alone(self, tmp_path: Path, key: tuple[str, ...] | None) -> None:
+        """To clean it is to list all of it, which is up to a month of epochs."""
+        table = FolderTable(tmp_path, key)
+        DeltaTable.create(str(table.path), SCHEMA, configuration={"delta.checkpointInterval": "4"})
+        for epoch in (1, 2, 3):
+            deliver(table, epoch, (epoch, "x"))
+        log = table.path / "_delta_log"
+        assert (log / f"{3:020}.checkpoint.parquet").exists()
+        for each in log.glob("*.json"):
+            os.utime(each, (0, 0))
+        for epoch in (4, 5):
+            deliver(table, epoch, *[(epoch, "x")] * (epoch == 4))
+            assert (log / f"{1:020}.json").exists()
+        deliver(table, 6, (6, "x"))
+        deliver(table, 7, (7, "x"))
+        assert not (log / f"{1:020}.json").exists() and len(table.rows()) == 6
+
+    def test_of_another_program_that_says_something_under_our_name_is_not_ours(self, added: FolderTable) -> None:
+        deliver(added, 1, ANN)
+        said = CommitProperties(custom_metadata={"holdfast": "hello"})
+        target = added.sink.open(JOB, LEFT)
+        target.deliver(tag(2), [batch(BEA)])
+        write_deltalake(str(added.path), pa.table({"user": [9], "name": ["x"]}), mode="append", commit_properties=said)
+        assert target.deliver(tag(3), [batch(CAT)]) == Delivered(1)
+        assert "WRITE in version 3" in planned(added, 1).reason
+
 
 class TestTags:
     def test_survive_checkpoints_a_cleaned_log_and_vacuum(self, added: FolderTable) -> None:
@@ -265,7 +317,12 @@ class TestColumns:
             assert [n for _, n in table.rows()] == ([epoch] if op == PUT else [])
 
     @pytest.mark.parametrize(
-        "kind", [pa.uint64(), pa.timestamp("ns"), pa.time64("us"), pa.duration("s"), pa.float16(), pa.null()], ids=str
+        "kind",
+        [
+            *(pa.uint64(), pa.timestamp("ns"), pa.time64("us"), pa.duration("s"), pa.float16(), pa.null()),
+            *(pa.struct([]), pa.list_(pa.struct([]))),
+        ],
+        ids=str,
     )
     def test_that_a_table_cannot_hold_are_refused_when_planned(self, kind: pa.DataType) -> None:
         with pytest.raises(ConfigError, match="the column 'x' is .*, which a Delta table cannot hold"):
@@ -280,6 +337,11 @@ class TestColumns:
         with pytest.raises(ConfigError, match="without regard to case"):
             hf.Delta("t").check(pa.schema([pa.field("a", pa.int64()), pa.field("A", pa.int64())]), None)
 
+    def test_whose_fields_differ_in_case_alone_are_refused(self) -> None:
+        kind = pa.list_(pa.struct([("in", pa.struct([("a", pa.int64()), ("A", pa.int64())]))]))
+        with pytest.raises(ConfigError, match="two fields in the column 'x' are named 'a' without regard to case"):
+            hf.Delta("t").check(pa.schema([pa.field("x", kind)]), None)
+
     @pytest.mark.parametrize("kind", [pa.float64(), pa.binary(), pa.list_(pa.int64())], ids=str)
     def test_that_cannot_be_compared_are_no_keys(self, kind: pa.DataType) -> None:
         with pytest.raises(ConfigError, match="which MERGE cannot compare reliably"):
@@ -288,6 +350,11 @@ class TestColumns:
     def test_of_a_key_are_never_null(self, keyed: FolderTable) -> None:
         with pytest.raises(ConfigError, match="1 rows have no value in the key column 'user'"):
             keyed.sink.accept(pa.RecordBatch.from_pylist([{"user": None, "name": "x"}], schema=SCHEMA))
+
+
+def _days(schema: pa.Schema, *days: int) -> pa.RecordBatch:
+    """Rows with these days since 1970."""
+    return pa.record_batch([pa.array([1] * len(days)), pa.array(days, pa.int32()).cast(pa.date32())], schema=schema)
 
 
 class TestPartitions:
@@ -318,6 +385,26 @@ class TestPartitions:
         with pytest.raises(ConfigError, match=fault):
             hf.Delta("t", partition_by=given).check(SCHEMA, None)
 
+    def test_are_checked_by_the_text_that_they_become(self, tmp_path: Path) -> None:
+        kind = pa.dictionary(pa.int32(), pa.string())
+        schema = pa.schema([SCHEMA.field(0), pa.field("name", kind)])
+        sink = FolderTable(tmp_path, partition_by=["name"]).sink
+        sink.check(schema, None)
+        with pytest.raises(ConfigError, match="is empty, which Delta reads as null"):
+            sink.accept(pa.record_batch([pa.array([1]), pa.array([""]).dictionary_encode()], schema=schema))
+
+    @pytest.mark.parametrize("day", [-719_163, 2_932_897])
+    def test_by_a_day_that_no_reader_can_parse_are_refused(self, tmp_path: Path, day: int) -> None:
+        schema = pa.schema([SCHEMA.field(0), pa.field("day", pa.date32())])
+        table = FolderTable(tmp_path, partition_by=["day"])
+        table.sink.prepare(schema, None)
+        with pytest.raises(ConfigError, match="'day' lies outside the years 1 to 9999"):
+            table.sink.accept(_days(schema, 0, day))
+        furthest = _days(schema, -719_162, 2_932_896)
+        table.sink.accept(furthest)
+        table.sink.open(JOB, LEFT).deliver(tag(1), [furthest])
+        assert sorted(table.rows()) == [(1, date.min), (1, date.max)]
+
     def test_by_a_fraction_are_refused(self) -> None:
         with pytest.raises(ConfigError, match="the partition column 'x' is double"):
             hf.Delta("t", partition_by="x").check(
@@ -341,6 +428,12 @@ class TestExistingTable:
         [
             ({"configuration": {"delta.setTransactionRetentionDuration": "interval 7 days"}}, None, "forget the tags"),
             ({"configuration": {"delta.appendOnly": "true"}}, KEY, "delta.appendOnly, but the sink replaces rows"),
+            ({"configuration": {"delta.columnMapping.mode": "name"}}, None, "has delta.columnMapping.mode=name"),
+            (
+                {"configuration": {"delta.minWriterVersion": "6", "delta.minReaderVersion": "2"}},
+                None,
+                "a sink does not support: identityColumns",
+            ),
             ({"partition_by": ["name"]}, None, r"partitioned by \['name'\], the sink has \[\]"),
             ({"schema": SCHEMA.append(pa.field("more", pa.int64()))}, None, "more is not in the stream"),
             ({"schema": SCHEMA.remove(1)}, None, "name is missing"),
@@ -357,6 +450,18 @@ class TestExistingTable:
             with pytest.raises(ConfigError, match=fault):
                 act(SCHEMA, key)
         assert FolderTable(tmp_path).load().version() == made.version()
+
+    def test_is_not_created_around_other_files(self, tmp_path: Path) -> None:
+        """VACUUM would delete them, such as those of the tables in a folder that was named by mistake."""
+        table = FolderTable(tmp_path)
+        (table.path / "_delta_log").mkdir(parents=True)
+        assert "the first start creates it" in table.sink.probe(SCHEMA, None)
+        (table.path / "sales").mkdir()
+        for act in (table.sink.prepare, table.sink.probe):
+            with pytest.raises(ConfigError, match="holds no table, but other things, such as sales"):
+                act(SCHEMA, None)
+        (table.path / "sales").rmdir()
+        table.sink.prepare(SCHEMA, None)
 
     def test_with_a_constraint_is_refused(self, tmp_path: Path) -> None:
         self.make(tmp_path).alter.add_constraint({"positive": "user > 0"})
@@ -429,6 +534,37 @@ class TestRewind:
             (added.path / "_delta_log" / f"{version:020}.json").unlink()
         assert planned(added, 1).verdict == "impossible"
 
+    def test_that_another_commit_follows_at_once_is_no_failure(
+        self, added: FolderTable, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The library loads the newest version after it has restored one."""
+        deliver(added, 1, ANN)
+        deliver(added, 2, BEA)
+        restore = DeltaTable.restore
+
+        def followed(table: DeltaTable, *args: Any, **named: Any) -> dict[str, Any]:
+            found: dict[str, Any] = restore(table, *args, **named)
+            write_deltalake(str(added.path), pa.table({"user": [9], "name": ["x"]}), mode="append")
+            table.update_incremental()
+            return found
+
+        monkeypatch.setattr(DeltaTable, "restore", followed)
+        assert added.sink.repair(back(1), SCHEMA, None).delete == 1
+        assert sorted(added.rows()) == [ANN, (9, "x")] and added.sink.open(JOB, LEFT).delivered() == tag(1, 2)
+
+    def test_that_another_commit_overtakes_is_planned_again(self, added: FolderTable) -> None:
+        deliver(added, 1, ANN)
+        deliver(added, 2, BEA)
+        late = meanwhile(lambda: deliver(added, 3, CAT))
+        assert added.sink.repaired(back(1), late).delete == 2 and added.rows() == [ANN]
+
+    def test_over_epochs_without_rows_moves_the_tags(self, added: FolderTable) -> None:
+        deliver(added, 1, ANN)
+        deliver(added, 2)
+        deliver(added, 3)
+        assert added.sink.repair(back(1), SCHEMA, None).delete == 0
+        assert added.rows() == [ANN] and added.sink.open(JOB, RIGHT).delivered() == tag(1, 2)
+
     def test_fences_in_the_commit_that_restores(self, added: FolderTable) -> None:
         deliver(added, 1, ANN)
         zombie = added.sink.opened(JOB, LEFT, fault=meanwhile(lambda: added.sink.repair(back(1), SCHEMA, None)))
@@ -450,6 +586,23 @@ class TestPlace:
         with pytest.raises(ConfigError, match=r"hf\.Delta"):
             hf.Delta(path)
 
+    @pytest.mark.parametrize("part", ["a#b", "a?sig=hunter2", "[a]", "a^", "a|b", "a\\b", "a\nb", "%20"])
+    @pytest.mark.parametrize("root", ["/lake", "s3://lake"])
+    def test_that_the_library_would_misread_is_refused(self, root: str, part: str) -> None:
+        with pytest.raises(ConfigError, match="would look for the table in another place") as caught:
+            hf.Delta(f"{root}/{part}/t")
+        assert "hunter2" not in str(caught.value)
+
+    @pytest.mark.parametrize("part", ["50%", "a b", "ü", "a+b=c;d", "(x)", "%zz"])
+    def test_with_other_characters_is_found_again(self, tmp_path: Path, part: str) -> None:
+        (tmp_path / part).mkdir()
+        table = FolderTable(tmp_path / part)
+        table.sink.prepare(SCHEMA, None)
+        deliver(table, 1, ANN)
+        deliver(table, 2, BEA)
+        assert table.sink.repair(back(1), SCHEMA, None).delete == 1 and table.rows() == [ANN]
+        assert [each.name for each in tmp_path.iterdir()] == [part]
+
     def test_with_a_password_is_refused_and_not_repeated(self) -> None:
         with pytest.raises(ConfigError) as caught:
             hf.Delta("s3://user:hunter2@lake/t")
@@ -457,7 +610,10 @@ class TestPlace:
 
     @pytest.mark.parametrize(
         "name",
-        ["AWS_SECRET_ACCESS_KEY", "aws_session_token", "azure_storage_account_key", "google_service_account_key"],
+        [
+            *("AWS_SECRET_ACCESS_KEY", "aws_session_token", "aws_sse_customer_key_base64", "azure_storage_account_key"),
+            *("azure_storage_master_key", "google_service_account_key"),
+        ],
     )
     def test_takes_secrets_by_their_place_alone(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ConfigError, match="holds a secret") as caught:
@@ -473,6 +629,11 @@ class TestPlace:
     def test_options_that_decide_how_commits_are_made_are_refused(self, name: str) -> None:
         with pytest.raises(ConfigError, match="is refused"):
             hf.Delta("s3://lake/t", options={name: "true"})
+
+    def test_an_option_with_a_password_in_a_url_is_refused_and_not_repeated(self) -> None:
+        with pytest.raises(ConfigError, match="the option 'proxy_url' of hf.Delta") as caught:
+            hf.Delta("s3://lake/t", options={"proxy_url": "http://me:hunter2@proxy:3128"})
+        assert "hunter2" not in str(caught.value)
 
     def test_unsafe_commits_by_the_environment_are_refused(
         self, added: FolderTable, monkeypatch: pytest.MonkeyPatch
@@ -505,6 +666,23 @@ class TestErrors:
     def test_have_a_meaning_for_the_delivery(self, error: Exception, meaning: type[HoldfastError]) -> None:
         found = meaning_of(place_of("/t", None), error)
         assert type(found) is meaning and "Delta table /t" in found.what
+
+    @pytest.mark.parametrize("name", ["constraint", "forbidden", "not implemented", "unsupported"])
+    @pytest.mark.parametrize(
+        "form", ["PUT http://host/lake/{}/t/_delta_log/1.json", "GET http://h/lake?prefix={}%2Ft%2F"]
+    )
+    def test_are_not_judged_by_the_names_of_folders(self, name: str, form: str) -> None:
+        said = form.format(name) if "PUT" in form else form.format(quote(name))
+        found = meaning_of(place_of(f"s3://lake/{name}/t", None), OSError(f"Error performing {said}: reset"))
+        assert type(found) is Unavailable
+        local = meaning_of(place_of(f"/lake/{name}", None), OSError(f"/lake/{name}/_delta_log: Input/output error"))
+        assert type(local) is Unavailable
+
+    def test_never_show_a_secret_of_several_lines(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LAKE", "-----BEGIN-----\nhunter2\n-----END-----")
+        place = place_of("gs://lake/t", {"google_service_account_key": hf.secret("env:LAKE")})
+        found = meaning_of(place, OSError("cannot parse -----BEGIN-----\nhunter2\n-----END----- as a key"))
+        assert "hunter2" not in str(found) and "***" in found.what
 
     def test_of_lost_races_are_no_errors(self, added: FolderTable) -> None:
         stale = added.load()

@@ -17,13 +17,15 @@ from holdfast.errors import AlreadyExists, ConfigError, Damaged, Fenced, Unavail
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.ports import ObjectStore
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Outcome, Repair, Rewinding
-from holdfast.sinks.files.commits import Commits, Stores, create_folder
+from holdfast.sinks.files.commits import FOLLOWED_MAX, Commits, Stores, create_folder
 from holdfast.sinks.files.format import META_PATH, OWN_FOLDER, STAGING
 from holdfast.sinks.files.hive import Partitioning, values_in
 from holdfast.sinks.files.repair import plan_repair, repair
 from holdfast.sinks.files.sink import FilesSink
 from holdfast.sinks.files.target import ATTEMPTS_MAX, FilesTarget
 from holdfast.sinks.owners import NEVER, Claim
+from holdfast.storage.folders import Folder as OpenFolder
+from holdfast.storage.folders import open_folder
 from holdfast.storage.log.format import commit_path
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 
@@ -310,6 +312,16 @@ class TestSuspended:
         assert target.deliver(tag(1), rows(1, 2)) == Delivered(2)
         assert (folder.shown(), folder.commits(), folder.staged()) == ([1, 2, 7], 2, [])
 
+    def test_many_commits_of_other_sinks_are_not_read_one_by_one(self, folder: Folder) -> None:
+        read = list[str]()
+        target = folder.target(after=lambda request, path: read.append(path) if request == "get" else None)
+        target.deliver(tag(1), rows(1))
+        for epoch in range(1, 101):
+            folder.deliver(epoch, writer=RIGHT)
+        read.clear()
+        assert target.deliver(tag(2), rows(2), tag(1)) == Delivered(1)
+        assert len(read) < 2 * FOLLOWED_MAX and folder.commits() == 102
+
     def test_others_that_are_always_faster_make_it_wait(self, folder: Folder) -> None:
         epochs = iter(range(1, 100))
 
@@ -484,6 +496,24 @@ class TestRewind:
         folder.data.delete(path)
         assert folder.back(1).delete == 1 and folder.shown() == []
 
+    def test_opens_the_folder_once_for_all_files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """In S3 each time is a client with connections of its own."""
+        sink = FilesSink(str(tmp_path / "out"))
+        sink.prepare(SCHEMA, None)
+        for epoch in (1, 2, 3, 4):
+            sink.open(JOB, LEFT).deliver(tag(epoch), rows(epoch))
+        opened = list[str]()
+
+        def counted(path: str) -> OpenFolder:
+            opened.append(path)
+            return open_folder(path)
+
+        monkeypatch.setattr("holdfast.sinks.files.sink.open_folder", counted)
+        back = Rewinding(JOB, "out", tag(1, 2), (LEFT,))
+        for act in (sink.plan_repair, sink.repair):
+            opened.clear()
+            assert act(back, SCHEMA, None).delete == 3 and len(opened) == 1
+
     def test_stops_a_job_that_reads_the_files(self, tmp_path: Path) -> None:
         sink = FilesSink(str(tmp_path / "out"))
         sink.prepare(SCHEMA, None)
@@ -501,6 +531,14 @@ class TestRewind:
 class TestPlanning:
     def sink(self, path: Path, **how: Any) -> FilesSink:
         return hf.Files(path / "out", **how).sink()
+
+    @pytest.mark.parametrize("name", [f"{0:020}.json", "_last_checkpoint"])
+    def test_the_folder_of_a_delta_table_is_refused(self, tmp_path: Path, name: str) -> None:
+        LocalObjects(tmp_path / "out").put(f"_delta_log/{name}", b"{}")
+        for act in (self.sink(tmp_path).prepare, self.sink(tmp_path).probe):
+            with pytest.raises(ConfigError, match="VACUUM would delete the files of this sink"):
+                act(SCHEMA, None)
+        assert not (tmp_path / "out" / OWN_FOLDER).exists()
 
     def test_columns_and_folders_that_differ_are_refused(self, tmp_path: Path) -> None:
         self.sink(tmp_path).prepare(SCHEMA, None)
@@ -524,9 +562,18 @@ class TestPlanning:
             self.sink(tmp_path, **how).check(SCHEMA, None)
         assert not (tmp_path / "out").exists()
 
-    def test_a_column_that_parquet_cannot_hold_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="month_interval|Unhandled type|not implemented"):
-            self.sink(tmp_path).check(pa.schema([pa.field("i", pa.month_day_nano_interval())]), None)
+    @pytest.mark.parametrize(
+        ("kind", "why"),
+        [
+            (pa.month_day_nano_interval(), "month_interval|Unhandled type|not implemented"),
+            (pa.struct([]), "no child field"),
+            (pa.decimal128(5, -2), "Scale must be a non-negative integer"),
+        ],
+        ids=str,
+    )
+    def test_a_column_that_parquet_cannot_hold_is_refused(self, tmp_path: Path, kind: pa.DataType, why: str) -> None:
+        with pytest.raises(ConfigError, match=why):
+            self.sink(tmp_path).check(pa.schema([pa.field("i", kind)]), None)
 
     def test_a_stream_that_replaces_rows_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"the stream replaces rows by \['n'\], but rows are only ever added"):
