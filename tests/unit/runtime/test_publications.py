@@ -127,7 +127,7 @@ class TestPublications:
         shown.failing.append(AWAY)
         published.completed(manifest(10))
         lane.step()
-        assert published.problem is AWAY and not lane.jobs
+        assert str(published.problem) == str(AWAY) and not lane.jobs
         published.completed(manifest(20))
         lane.step()
         assert published.problem is None and shown.offsets == [{0: 20}]
