@@ -23,7 +23,6 @@ MODULE: Mapping[str, str] = {
     "SQLiteChanges": CAPTURE,
     "Avro": BYTES,
     "Protobuf": BYTES,
-    "Delta": WRITE,
     "Iceberg": WRITE,
     "Http": WRITE,
 }
