@@ -291,10 +291,12 @@ def _check_taken_back(each: BoundAggregation, schema: pa.Schema, where: str) -> 
 
 
 def _summed(each: BoundAggregation, schema: pa.Schema) -> pa.Field:
-    """Return the column that an aggregate reads, in the type in which it is summed."""
+    """Return the column that an aggregate reads, in the type in which it is summed, if it is."""
     if not each.columns:
         return WEIGHT
     field = schema.field(each.columns[0])
+    if each.kind.name in PARTS:
+        return field
     if pa.types.is_integer(field.type):
         return field.with_type(pa.int64())
     return field.with_type(pa.float64()) if pa.types.is_floating(field.type) else field

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from datetime import date, time
+from decimal import Decimal
 from typing import Any
 
 import polars as pl
@@ -150,23 +151,36 @@ class TestState:
             "cities.low", "cities.spread", "cities.of_all", "cities.top",
         }  # fmt: skip
 
-    def test_text_dates_and_times_have_ends_too(self) -> None:
-        schema = pa.schema([
-            pa.field("id", pa.int64(), nullable=False),
-            pa.field("day", pa.date32()), pa.field("name", pa.string()), pa.field("hour", pa.time64("us")),
-        ])  # fmt: skip
+    def test_every_type_has_ends_that_are_taken_back(self) -> None:
+        kinds = {
+            "day": pa.date32(), "who": pa.string(), "hour": pa.time64("us"), "size": pa.uint64(), "small": pa.int8(),
+            "share": pa.float32(), "price": pa.decimal128(9, 2),
+        }  # fmt: skip
+        schema = pa.schema([pa.field("id", pa.int64(), False), *(pa.field(name, kind) for name, kind in kinds.items())])
         app = hf.App("ends")
         table = app.table("rows", never(schema), key="id").with_columns(all=pl.lit(1))
-        ends = table.group_by("all").agg("ends", day=hf.min("day"), who=hf.max("name"), hour=hf.max("hour"))
-        ends.sink("out", MemorySink(key=["all"]))
+        spread = {"apart": hf.var("size", ddof=0)}
+        table.group_by("all").agg("least", **{name: hf.min(name) for name in kinds}, **spread).sink(
+            "least-out", MemorySink(key=["all"])
+        )
+        table.group_by("all").agg("most", **{name: hf.max(name) for name in kinds}, **spread).sink(
+            "most-out", MemorySink(key=["all"])
+        )
 
-        def row(id: int, day: int, name: str) -> dict[str, Any]:
-            return {"id": id, "day": date(2026, 1, day), "name": name, "hour": time(day)}
+        def row(n: int, who: str) -> dict[str, Any]:
+            numbers = {"size": 2**64 - 9 + n, "small": n - 4, "share": n / 4, "price": Decimal(n) / 4}
+            return {"day": date(2026, 1, n), "who": who, "hour": time(n)} | numbers
 
+        def apart(*rows: dict[str, Any]) -> dict[str, float | None]:
+            return {"all": 1, "apart": variance([row["size"] for row in rows], ddof=0)}
+
+        low, middle, high = row(3, "a"), row(5, "zoe"), row(7, "zoe\0")
         with TestDriver(app) as t:
-            t.push("rows", [row(1, 5, "zoe\0"), row(2, 3, "zoe"), row(3, 4, "ann")])
+            t.push("rows", [{"id": n} | each for n, each in enumerate([high, low, middle])])
             t.checkpoint()
-            assert t.rows("out") == [{"all": 1, "day": date(2026, 1, 3), "who": "zoe\0", "hour": time(5)}]
-            t.push("rows", [row(1, 4, "bob"), row(2, 6, "ann")])
+            assert (t.rows("least-out"), t.rows("most-out")) == (
+                [low | apart(low, middle, high)], [high | apart(low, middle, high)],
+            )  # fmt: skip
+            t.push("rows", [{"id": 0} | middle, {"id": 1} | middle])
             t.checkpoint()
-            assert t.rows("out") == [{"all": 1, "day": date(2026, 1, 4), "who": "bob", "hour": time(6)}]
+            assert t.rows("least-out") == t.rows("most-out") == [middle | apart(middle, middle)]
