@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import foreign_jobs
+import pyarrow as pa
 import pytest
 from foreign_jobs import CUSTOMERS, ORDERS, STEPS, Oracle, app_of, customer, no_order, order
 from hypothesis import HealthCheck, given, settings
@@ -73,6 +74,31 @@ class TestForeignKeys:
             t.checkpoint()
             found = sorted((row["buyer"], row["id"], row["amount_right"]) for row in t.rows("out"))
             assert found == [("ann", 1, 7), ("bob", 1, 8)]
+
+    def test_a_table_may_refer_to_itself_by_a_number(self) -> None:
+        schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("boss", pa.int64())])
+        app = hf.App("staff", key_groups=8)
+        staff = app.table("staff", never(schema), key="id")
+        staff.join("both", staff, on=[("boss", "id")], how="left").sink("out", MemorySink(key=["id"]))
+
+        def above(t: TestDriver) -> dict[int, tuple[int | None, int | None]]:
+            return {row["id"]: (row["boss"], row["boss_right"]) for row in t.rows("out")}
+
+        with TestDriver(app, 3) as t:
+            t.push("staff", [{"id": n, "boss": n // 2 or None} for n in range(1, 8)])
+            t.checkpoint()
+            assert above(t) == {n: (n // 2 or None, n // 4 or None) for n in range(1, 8)}
+            t.push("staff", [{"id": 2, "boss": 3}, {"id": 7, "boss": None}])
+            t.checkpoint()
+            assert above(t) == {
+                1: (None, None),
+                2: (3, 1),
+                3: (1, None),
+                4: (2, 3),
+                5: (2, 3),
+                6: (3, 1),
+                7: (None, None),
+            }
 
     def test_a_plan_names_the_three_states(self) -> None:
         shown = render(app_of("left").plan())
