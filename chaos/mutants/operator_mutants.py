@@ -4,7 +4,7 @@ The simulator plays tumbling windows and joins; these are of windows that share 
 of patterns, of rows that are looked up in the versions of a table, of groups of its rows, and of queries in it. They
 are applied as those of mutants.py are; tests/unit/runtime/test_operator_mutants.py names the test that catches each.
 
-Source: docs/design/0062, 0063, 0067 to 0070, 0072, 0073, 0082.
+Source: docs/design/0062, 0063, 0067 to 0070, 0072, 0073, 0082, 0096, 0097.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from holdfast.chaos.mutants.mutation import Mutant, Right, Swap
 from holdfast.model import LAST_US
@@ -22,6 +23,8 @@ from holdfast.runtime.operators.patterns.automaton import Automaton
 from holdfast.runtime.operators.patterns.kept import KeptRows as RowsOfPatterns
 from holdfast.runtime.operators.patterns.match import MatchOperator
 from holdfast.runtime.operators.tables import versioned
+from holdfast.runtime.operators.tables.below import Below
+from holdfast.runtime.operators.tables.foreign import MatchesOperator
 from holdfast.runtime.operators.tables.retractions import RetractionsOperator
 from holdfast.runtime.operators.tables.search import SearchOperator, Term
 from holdfast.runtime.operators.tables.versioned import LEAVES, Versions
@@ -33,6 +36,23 @@ from holdfast.runtime.operators.windows.sliding import SlidingOperator
 from holdfast.runtime.operators.windows.window import WindowOperator
 from holdfast.runtime.rows.aggregates.ranges import Runs
 from holdfast.runtime.worker.fragment import FragmentRuntime
+
+
+def _adds_only(right: Right) -> Right:
+    def fold(below: Below, groups: Any, values: Any, weights: Any) -> None:
+        added = np.flatnonzero(weights > 0)
+        rows = pa.array(added)
+        right(below, [column.take(rows) for column in groups], values.take(rows), weights[added])
+
+    return fold
+
+
+def _answers_what_it_finds(right: Right) -> Right:
+    def answer(operator: MatchesOperator, slots: Any) -> None:
+        count = len(operator._step.references)
+        right(operator, slots[operator._asked(operator._left.table.key_columns(slots)[:count]) >= 0])
+
+    return answer
 
 
 def _counts_twice(right: Right) -> Right:
@@ -210,6 +230,12 @@ OPERATOR_MUTANTS = (
            (Swap(Schedule, "show", lambda _: lambda schedule, now_us: None),)),
     Mutant("retraction-dropped", "design/0068", "a row that is replaced stays in its group",
            (Swap(RetractionsOperator, "_taken_back", lambda _: lambda operator, slots: []),)),
+    Mutant("value-not-taken-back", "design/0096", "a value that is taken back stays below its group",
+           (Swap(Below, "fold", _adds_only),)),
+    Mutant("match-not-followed", "design/0097", "a row that others refer to changes, and they do not",
+           (Swap(MatchesOperator, "_referring", lambda _: lambda operator, slots: slots[:0]),)),
+    Mutant("former-match-kept", "design/0097", "a row that refers to nothing any more keeps its match",
+           (Swap(MatchesOperator, "_answer", _answers_what_it_finds),)),
     Mutant("removed-query-matches", "design/0070", "a query that was deleted or has moved is still found",
            (Swap(SearchOperator, "_remove", lambda _: lambda operator, slots: None),)),
     Mutant("upper-bound-ignored", "design/0070", "a row above the upper bound of a query finds it",

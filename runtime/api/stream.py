@@ -802,20 +802,23 @@ class Table(Stream[Row]):
         how: str = "inner",
         suffix: str = "_right",
     ) -> Table:
-        """Join rows of two tables with the same key into one row, which follows the changes of both.
+        """Join each row of this table with the row of another that it refers to, and follow the changes of both.
 
-        Columns: those of this table, then those of the other except its key. A null in a key column joins nothing.
+        Columns: those of this table, then those of the other except its key. The result is a table by the key of this
+        one. A null in a column of `on`, or in the key, joins nothing.
 
         Args:
-            name: Identity of the state. Renaming the operator starts it empty.
+            name: Identity of the state. Renaming the operator starts it empty. If `on` is not the key of this table,
+                `<name>-rows` and `<name>-matches` name two more operators with state.
             other: The right table.
-            on: The key of both: names that both have, or pairs of a column of this table and one of the other.
-            how: "inner"; or "left", "right", "full", which keep rows that only this table, the other, or one of them
-                has.
+            on: The key of the other table, and the columns of this one that refer to it: names that both have, or pairs
+                of a column of this table and one of the other. They may be the key of this table too.
+            how: "inner"; or "left", which keeps rows that find none. By the key of both also "right" and "full", which
+                keep rows that only the other table, or one of them has.
             suffix: Is appended to the names of the other's columns that this table has too.
 
         Raises:
-            ConfigError: `on` is not the key of both, or a column cannot be kept.
+            ConfigError: `on` is not the key of the other table, or a column cannot be kept.
         """
         where = f"join {name!r} on table {self._node.stream!r} at {position()}"
         if not isinstance(other, Table) or other._graph is not self._graph:
@@ -862,7 +865,8 @@ class GroupedTable:
 
         Args:
             name: Identity of the state; the rows of the table are kept under `<name>-rows`.
-            aggregates: Result columns, of hf.count, hf.sum and hf.mean: others would need all rows of a group.
+            aggregates: Result columns, of hf.count, hf.sum, hf.mean, hf.var, hf.min and hf.max: others would need all
+                rows of a group. For `min` and `max` the state keeps the different values of a group.
 
         Raises:
             ConfigError: a name is taken, a column unknown, or an aggregate cannot take rows back.

@@ -12,7 +12,8 @@ from holdfast.arguments import position
 from holdfast.errors import ConfigError
 from holdfast.runtime.operators.joins.join import OUTER
 from holdfast.runtime.operators.tables.changes import Changes
-from holdfast.runtime.operators.tables.group import INVERTIBLE, Group
+from holdfast.runtime.operators.tables.foreign import ForeignJoin, Matches
+from holdfast.runtime.operators.tables.group import PARTS, SUMMED, Group
 from holdfast.runtime.operators.tables.join import TableJoin
 from holdfast.runtime.operators.tables.latest import LatestLookup
 from holdfast.runtime.operators.tables.lookup import ROWS, TABLE, Lookup
@@ -202,7 +203,7 @@ def grouped(
     check_former(given, where)
     bounds = tuple(bound(column, each, node.schema, where) for column, each in given.items())
     for each in bounds:
-        _check_invertible(each, node.schema, where)
+        _check_taken_back(each, node.schema, where)
         if each.name in keys:
             raise refused(f"{where}: {each.name!r} is also a key column", "rename the aggregate")
     assert node.upsert_key is not None
@@ -221,28 +222,51 @@ def joined_tables(graph: Graph, nodes: tuple[Node, Node], name: str, on: object,
     """Add a join of two tables to the graph; see Table.join.
 
     Raises:
-        ConfigError: a name is taken, `on` is not the key of both, or a column cannot be kept.
+        ConfigError: a name is taken, `on` is not the key of the other table, or a column cannot be kept.
     """
     check_name(name, "operator")
     where = f"join {name!r} on table {nodes[LEFT].stream!r} at {position()}"
     if how not in OUTER:
         raise refused(f"{where}: how={how!r} is unknown", f"use one of {', '.join(map(repr, OUTER))}")
-    pairs = _pairs(nodes, on, where)
-    keys = tuple(ours for ours, _ in pairs), tuple(theirs for _, theirs in pairs)
-    if set(keys[LEFT]) != set(nodes[LEFT].upsert_key or ()):
-        raise refused(
-            f"{where}: on={on!r} is not the key of the table {nodes[LEFT].stream!r}, which is "
-            f"{', '.join(nodes[LEFT].upsert_key or ())}; by other columns, changes of one row would change many",
-            "join tables by the key of both; or look the changes up: .to_changes().lookup(name, table, on=...)",
-        )
+    pairs, key = _pairs(nodes, on, where), tuple(nodes[LEFT].upsert_key or ())
     names, fields = _columns(nodes, pairs, "left", suffix, where)
-    _check_waiting(nodes[LEFT].schema, keys[LEFT], where, "table")
-    ours = tuple((name, name) for name in nodes[LEFT].schema.names if name not in keys[LEFT])
+    _check_waiting(nodes[LEFT].schema, key, where, "table")
+    ours = tuple((name, name) for name in nodes[LEFT].schema.names if name not in key)
     # Rows that leave the result continue as deletes, with nothing but their key.
-    fields = [field.with_nullable(field.nullable if field.name in keys[LEFT] else True) for field in fields]
-    step = TableJoin(graph.claim(name, "operator"), keys, how, (ours, names))
-    key = tuple(nodes[LEFT].upsert_key or ())
-    return graph.add(step, nodes[LEFT], step.operator, pa.schema(fields), key, others=(nodes[RIGHT],))
+    fields = [field.with_nullable(field.nullable if field.name in key else True) for field in fields]
+    keys = tuple(ours for ours, _ in pairs), tuple(theirs for _, theirs in pairs)
+    if set(keys[LEFT]) == set(key):
+        step, right = TableJoin(graph.claim(name, "operator"), keys, how, (ours, names)), nodes[RIGHT]
+    else:
+        if how not in HOWS:
+            raise refused(
+                f"{where}: how={how!r}, and on={on!r} is not the key of the table {nodes[LEFT].stream!r}, which is "
+                f"{', '.join(key)}; a row of the table {nodes[RIGHT].stream!r} to which none refers would have no key",
+                f"use one of {', '.join(map(repr, HOWS))}; or join tables by the key of both",
+            )
+        operator = graph.claim(name, "operator")
+        right = _matches(graph, nodes, name, keys, names, fields)
+        shown = tuple((each, each) for _, each in names)
+        step = ForeignJoin(operator, (key, key), how, (ours, shown), keys[LEFT])
+    return graph.add(step, nodes[LEFT], step.operator, pa.schema(fields), key, others=(right,))
+
+
+def _matches(
+    graph: Graph,
+    nodes: tuple[Node, Node],
+    name: str,
+    keys: tuple[tuple[str, ...], tuple[str, ...]],
+    names: tuple[tuple[str, str], ...],
+    fields: Sequence[pa.Field],
+) -> Node:
+    """Add a table by the key of the left one, with the row of the right one that each row refers to."""
+    left, right = nodes
+    key, shown = left.upsert_key or (), {each for _, each in names}
+    rows = Retractions(graph.claim(f"{name}-rows", "operator"), key)
+    weighed = graph.add(rows, left, left.stream, pa.schema([*left.schema, WEIGHT]))
+    matches = Matches(graph.claim(f"{name}-matches", "operator"), *keys, key, names)
+    schema = pa.schema([*map(left.schema.field, key), *(field for field in fields if field.name in shown)])
+    return graph.add(matches, weighed, matches.operator, schema, key, others=(right,))
 
 
 def group_keys(node: Node, columns: tuple[object, ...]) -> tuple[str, ...]:
@@ -250,9 +274,9 @@ def group_keys(node: Node, columns: tuple[object, ...]) -> tuple[str, ...]:
     return _key_of(node.schema, columns, f"group_by on table {node.stream!r} at {position()}")
 
 
-def _check_invertible(each: BoundAggregation, schema: pa.Schema, where: str) -> None:
+def _check_taken_back(each: BoundAggregation, schema: pa.Schema, where: str) -> None:
     decimals = bool(each.columns) and pa.types.is_decimal(schema.field(each.columns[0]).type)
-    if each.kind.name in INVERTIBLE and not (each.kind.name == "mean" and decimals):
+    if each.kind.name in {*SUMMED, *PARTS} and not (each.kind.name == "mean" and decimals):
         return
     if decimals and each.kind.name == "mean":
         reason = "means of decimals are not kept exactly"
@@ -260,17 +284,19 @@ def _check_invertible(each: BoundAggregation, schema: pa.Schema, where: str) -> 
     else:
         reason = "a value that is taken back leaves it only if all rows of the group are kept"
         instead = (
-            f"use one of {', '.join(INVERTIBLE)}; or aggregate all that the table ever held: "
+            f"use one of {', '.join((*SUMMED, *PARTS))}; or aggregate all that the table ever held: "
             ".to_changes().key_by(...).agg(...)"
         )
     raise refused(f"{where}: {each.name} = {each} cannot follow a table whose rows change: {reason}", instead)
 
 
 def _summed(each: BoundAggregation, schema: pa.Schema) -> pa.Field:
-    """Return the column that an aggregate reads, in the type in which it is summed."""
+    """Return the column that an aggregate reads, in the type in which it is summed, if it is."""
     if not each.columns:
         return WEIGHT
     field = schema.field(each.columns[0])
+    if each.kind.name in PARTS:
+        return field
     if pa.types.is_integer(field.type):
         return field.with_type(pa.int64())
     return field.with_type(pa.float64()) if pa.types.is_floating(field.type) else field

@@ -23,10 +23,8 @@ MODULE: Mapping[str, str] = {
     "SQLiteChanges": CAPTURE,
     "Avro": BYTES,
     "Protobuf": BYTES,
-    "Delta": WRITE,
     "Iceberg": WRITE,
     "Http": WRITE,
-    "member": "count different values with hf.distinct or hf.approx_distinct; for a lookup, join the sinks' tables",
 }
 STREAM: Mapping[str, str] = {
     "side": "only the result of .process(..., sides=...) has sides; use it there, before any other step",

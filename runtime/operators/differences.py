@@ -102,6 +102,13 @@ def compare_kept(
             found.compare_provenance(called, old, new)
 
 
+def refuse_added(found: Found, before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse columns of rows that are kept now and were not before: the rows in the state lack their values."""
+    known = {each["column"] for each in before}
+    if added := [each["column"] for each in now if each["column"] not in known]:
+        found.refuse(f"now keeps {', '.join(added)} too", ", which the rows in its state do not have")
+
+
 def _plain(kind: str) -> str:
     """Return the name of a type without the layout of its text."""
     return kind.removeprefix("large_").removesuffix("_view")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.inspect.frame import state
     from holdfast.runtime.inspect.logframe import log
     from holdfast.runtime.rows.aggregates.custom import Aggregate
+    from holdfast.runtime.rows.aggregates.membership import may_contain
     from holdfast.runtime.rows.aggregates.named import (
         approx_distinct,
         collect,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         last,
         max,
         mean,
+        member,
         min,
         quantile,
         sum,
@@ -82,6 +84,8 @@ _HOMES = {
     "min": "holdfast.runtime.rows.aggregates.named",
     "max": "holdfast.runtime.rows.aggregates.named",
     "mean": "holdfast.runtime.rows.aggregates.named",
+    "may_contain": "holdfast.runtime.rows.aggregates.membership",
+    "member": "holdfast.runtime.rows.aggregates.named",
     "approx_distinct": "holdfast.runtime.rows.aggregates.named",
     "collect": "holdfast.runtime.rows.aggregates.named",
     "distinct": "holdfast.runtime.rows.aggregates.named",
@@ -181,7 +185,9 @@ __all__ = [
     "last",
     "log",
     "max",
+    "may_contain",
     "mean",
+    "member",
     "min",
     "pattern",
     "quantile",

@@ -124,6 +124,13 @@ class TestExamples:
         assert hours["routes"].list.len().max() == 3
 
     @pytest.mark.slow
+    def test_connections_are_missed_after_late_arrivals(self, tmp_path: Path) -> None:
+        some_flights(tmp_path)
+        done(tmp_path, *HOLDFAST, str(EXAMPLES / "missed_connections.py"), "--master", "local[2]")
+        query = "SELECT count(*) > 0, min(arrival_delay_minutes) >= 60, min(next_delay_minutes) >= 15 FROM missed"
+        assert rows(tmp_path / "flights-demo/missed.db", query) == [(1, 1, 1)]
+
+    @pytest.mark.slow
     def test_the_fleets_of_all_carriers_are_counted(self, tmp_path: Path) -> None:
         events = some_flights(tmp_path)
         done(tmp_path, *HOLDFAST, str(EXAMPLES / "fleets.py"), "--master", "local[2]")

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import job_player
@@ -28,7 +29,7 @@ SCHEMA = pa.schema(
         pa.field("gone", pa.bool_(), nullable=False),
     ]
 )
-NAMES = ("n", "some", "total", "mean", "exact", "large")
+NAMES = ("n", "some", "total", "mean", "exact", "large", "least", "most", "small", "spread")
 Row = tuple[str, int | None]
 """City and value."""
 
@@ -46,11 +47,25 @@ def app_of() -> hf.App:
     customers = app.table("customers", never(SCHEMA), key="id", deleted="gone")
     sums = {"total": hf.sum("v"), "mean": hf.mean("f"), "exact": hf.sum("d")}
     large = hf.sum("v", filter=pl.col("v") > 50)
-    cities = customers.group_by("city").agg("cities", n=hf.count(), some=hf.count("v"), **sums, large=large)
+    small = hf.max("v", filter=pl.col("v") <= 50)
+    ends = {"least": hf.min("f"), "most": hf.max("d"), "small": small, "spread": hf.var("f")}
+    cities = customers.group_by("city").agg("cities", n=hf.count(), some=hf.count("v"), **sums, large=large, **ends)
     cities.sink("out", MemorySink(key=["city"]))
     sizes = cities.group_by("n").agg("sizes", cities=hf.count())
     sizes.filter(pl.col("n").is_not_null()).sink("sizes-out", MemorySink(key=["n"]))
     return app
+
+
+def variance(values: list[float] | list[int], ddof: int = 1) -> float | None:
+    """Return the variance of numbers, computed exactly and rounded once."""
+    if len(values) <= ddof:
+        return None
+    exact = [Fraction(value) for value in values]
+    mean = sum(exact) / len(exact)
+    try:
+        return float(sum((value - mean) ** 2 for value in exact) / (len(exact) - ddof))
+    except OverflowError:
+        return math.inf
 
 
 @dataclass
@@ -68,11 +83,14 @@ class Oracle:
     def of(self, given: list[int | None]) -> tuple[Any, ...]:
         values = [value for value in given if value is not None]
         large = [value for value in values if value > 50]
+        small = [value for value in values if value <= 50]
         counts = len(given), len(values)
         if not values:
-            return (*counts, None, None, None, None)
+            return (*counts, *[None] * (len(NAMES) - len(counts)))
         mean, exact = math.fsum(value / 8 for value in values) / len(values), Decimal(sum(values)) / 4
-        return (*counts, sum(values), mean, exact, sum(large) if large else None)
+        sums = sum(values), mean, exact, sum(large) if large else None
+        ends = min(values) / 8, Decimal(max(values)) / 4, max(small, default=None)
+        return (*counts, *sums, *ends, variance([value / 8 for value in values]))
 
     def sizes(self) -> dict[int, int]:
         sizes = defaultdict[int, int](int)

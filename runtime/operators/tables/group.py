@@ -1,8 +1,9 @@
 """Aggregates over the rows that a table has now: rows come with a weight, which takes old ones back.
 
-What is kept are sums of weights and of values times weights, so it needs no rows: the number of rows of a group, and
-per aggregate the number and the sum of its values. A group whose rows are all gone is deleted, in the output and in the
-state, so the next row begins with exact zeros.
+What is kept per group are sums of weights and of values times weights: the number of its rows, and per aggregate the
+number and the sum of its values. What cannot be taken back from a sum is kept below the group, as a part (below.py):
+min and max have the values by their number, var the digits of exact sums. A group whose rows are all gone is deleted,
+in the output and in the state, so the next row begins with exact zeros.
 
 Invariants
     - A group is in the state and in the output as long as the table has rows of it.
@@ -10,7 +11,7 @@ Invariants
     - No sum of integers or decimals wraps.
 
 Pure.
-Source: docs/design/0068-retractions.md.
+Source: docs/design/0068-retractions.md, docs/design/0096-values-below-groups.md.
 """
 
 from __future__ import annotations
@@ -43,20 +44,26 @@ from holdfast.runtime.operators.contract import (
     Operator,
     OperatorContext,
     TableDraft,
+    part_name,
 )
 from holdfast.runtime.operators.differences import Found, compare_keys
 from holdfast.runtime.operators.event_clock import drop_vacant
 from holdfast.runtime.operators.joins.rows import Slots
+from holdfast.runtime.operators.tables.below import Below, Counts, Part
+from holdfast.runtime.operators.tables.counted_values import CountedValues
+from holdfast.runtime.operators.tables.exact_sums import ExactSums
 from holdfast.runtime.operators.tables.retractions import WEIGHT
 from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation, bound
 from holdfast.runtime.rows.aggregates.conditions import computed, masked
 from holdfast.runtime.rows.aggregates.named import sum as sum_of
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.sinks.contract import DELETE, PUT
-from holdfast.state.keys.batch import KeyType
+from holdfast.state.keys.batch import Keys, KeyType
 
-INVERTIBLE = ("count", "sum", "mean")
-"""Aggregates whose values can be taken back without the rows."""
+SUMMED = ("count", "sum", "mean")
+"""Aggregates whose values can be taken back from sums per group."""
+PARTS: Mapping[str, type[Part]] = {"min": CountedValues, "max": CountedValues, "var": ExactSums}
+"""The part that each other aggregate needs."""
 ROWS = "rows"
 """The number of rows of a group, under a name that no aggregate's sums have."""
 SEEN, SUM = "seen", "sum"
@@ -82,10 +89,24 @@ class Group(KeyedStep):
         for each, given in zip(self.aggregations, self.inputs, strict=True):
             if each.columns or each.condition is not None:
                 fields.append(pa.field(f"{each.name}.{SEEN}", pa.int64(), nullable=False))
-            if each.kind.name != "count":
+            if _has_sum(each):
                 fields.append(pa.field(f"{each.name}.{SUM}", given.type, nullable=False))
         schema = pa.schema(fields)
         return tuple(bound(name, sum_of(name), schema, f"group {self.operator!r}") for name in schema.names)
+
+    @cached_property
+    def parts_of(self) -> Mapping[str, Part]:
+        """The part of every aggregate that has one; those of the same column and condition share it."""
+        shared, found = dict[Any, Part](), dict[str, Part]()
+        for each, given in zip(self.aggregations, self.inputs, strict=True):
+            if (part := PARTS.get(each.kind.name)) is not None:
+                found[each.name] = shared.setdefault((part, *_values_of(each)), part(each.name, given.type))
+        return found
+
+    @property
+    def kept_below(self) -> tuple[Part, ...]:
+        """Every part, once."""
+        return tuple(dict.fromkeys(self.parts_of.values()))
 
     def keyed_by(self, port: int) -> tuple[str, ...]:
         return self.keys
@@ -94,7 +115,9 @@ class Group(KeyedStep):
         return columns_read(self.keys, self.aggregations, WEIGHT.name)
 
     def tables(self, given: Sequence[pa.Schema]) -> tuple[TableDraft, ...]:
-        return (TableDraft(KeyType.of(given[0].field(key) for key in self.keys), value_columns(self.sums)),)
+        keys = [given[0].field(key) for key in self.keys]
+        parts = (part.draft(keys) for part in self.kept_below)
+        return (TableDraft(KeyType.of(keys), value_columns(self.sums)), *parts)
 
     def identity(self, column: Description) -> dict[str, Any]:
         described = aggregates_identity(self.keys, self.aggregations, column)
@@ -119,6 +142,8 @@ class GroupOperator(Operator):
         self._step, self._ctx, self._table = step, ctx, ctx.table(step.operator)
         self._schema = pa.schema([*ctx.placed[0].schema, OP_FIELD])
         self._folding = Folding(step.operator, step.sums, self._table, ctx.job)
+        tables = {part: ctx.table(part_name(step.operator, part.name)) for part in step.kept_below}
+        self._below = {part: Below(step.operator, part, table, ctx.job) for part, table in tables.items()}
         self._conditions = tuple(dict.fromkeys(a.condition for a in step.aggregations if a.condition is not None))
         self._emptied = 0
         """Slots that lost their row since vacant ones were last dropped."""
@@ -131,13 +156,21 @@ class GroupOperator(Operator):
             JobFailed: a sum does not fit, or a condition cannot be computed.
         """
         self.rows_in += batch.num_rows
-        keys = self._table.spec.key.encode([batch.column(name) for name in self._step.keys])
-        self._folding.fold(keys, self._weighed(batch))
+        keys = [batch.column(name) for name in self._step.keys]
+        values = self._values(batch)
+        self._folding.fold(self._table.spec.key.encode(keys), self._weighed(batch, values))
+        weights = batch.column(WEIGHT.name).to_numpy()
+        for part, below in self._below.items():
+            given = values[part.name]
+            assert given is not None
+            below.fold(keys, given, weights)
 
     def on_barrier(self) -> None:
         slots = self._table.changed()
         if not slots.size:
             return
+        for below in self._below.values():
+            below.settle()
         rows = self._table.values(f"{ROWS}.{SUM}", slots)
         assert (rows >= 0).all(), "a row was taken back that was not added"
         empty = rows == 0
@@ -152,20 +185,25 @@ class GroupOperator(Operator):
     def progress(self) -> OperatorProgress:
         return OperatorProgress(self._step.operator, self.rows_in, self.rows_out, 0)
 
-    def _weighed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _values(self, batch: pa.RecordBatch) -> dict[str, pa.Array | None]:
+        """Return the values of each aggregate, null where its condition is not true; None if it counts all rows."""
+        true, found = self._true(batch), dict[str, pa.Array | None]()
+        for each in self._step.aggregations:
+            values = batch.column(each.columns[0]) if each.columns else None
+            found[each.name] = values if each.condition is None else masked(values, true[each.condition])
+        return found
+
+    def _weighed(self, batch: pa.RecordBatch, given: Mapping[str, pa.Array | None]) -> pa.RecordBatch:
         """Return the columns to sum: weights, and values times weights; a null counts nothing."""
         weights, step = batch.column(WEIGHT.name), self._step
-        true = self._true(batch)
         columns = {ROWS: weights}
-        for each, given in zip(step.aggregations, step.inputs, strict=True):
-            values = batch.column(each.columns[0]) if each.columns else None
-            if each.condition is not None:
-                values = masked(values, true[each.condition])
+        for each, field in zip(step.aggregations, step.inputs, strict=True):
+            values = given[each.name]
             if values is not None:
                 columns[f"{each.name}.{SEEN}"] = pc.if_else(values.is_valid(), weights, 0)
-            if each.kind.name != "count":
+            if _has_sum(each):
                 assert values is not None
-                columns[f"{each.name}.{SUM}"] = self._signed(values, weights, given.type)
+                columns[f"{each.name}.{SUM}"] = self._signed(values, weights, field.type)
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
     def _signed(self, values: pa.Array, weights: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -198,15 +236,32 @@ class GroupOperator(Operator):
     def _given(self, slots: Slots, empty: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> pa.RecordBatch:
         """Return the groups; those without rows as deletes."""
         sums = dict(zip((each.name for each in self._step.sums), self._folding.results(slots), strict=True))
-        gone = pa.array(empty)
-        arrays = []
-        for each in self._step.aggregations:
-            seen = sums.get(f"{each.name}.{SEEN}", sums[ROWS])
-            result = seen if each.kind.name == "count" else sums[f"{each.name}.{SUM}"]
-            if each.kind.name == "mean":
-                result = pc.divide(result.cast(pa.float64()), seen.cast(pa.float64()))
-            hidden = gone if each.kind.name == "count" else pc.or_(gone, pc.equal(seen, 0))
-            arrays.append(pc.if_else(hidden, pa.scalar(None, result.type), result).cast(each.result.type))
+        groups = self._table.keys_at(slots)
+        results = (self._result(each, sums, groups) for each in self._step.aggregations)
+        kept = [pc.if_else(pa.array(empty), pa.scalar(None, result.type), result) for result in results]
+        cast = [result.cast(each.result.type) for each, result in zip(self._step.aggregations, kept, strict=True)]
         ops = np.where(empty, DELETE, PUT).astype(np.int8)
-        arrays = [*self._table.key_columns(slots), *arrays, pa.array(ops)]
+        arrays = [*self._table.key_columns(slots), *cast, pa.array(ops)]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _result(self, each: BoundAggregation, sums: Mapping[str, pa.Array], groups: Keys) -> pa.Array:
+        """Return the result of an aggregate per group; of those without rows, anything."""
+        seen = sums.get(f"{each.name}.{SEEN}", sums[ROWS])
+        if each.kind.name == "count":
+            return seen
+        if (part := self._step.parts_of.get(each.name)) is not None:
+            counts: Counts = seen.to_numpy(zero_copy_only=False)
+            return self._below[part].results(each.kind, groups, counts)
+        result = sums[f"{each.name}.{SUM}"]
+        if each.kind.name == "mean":
+            result = pc.divide(result.cast(pa.float64()), seen.cast(pa.float64()))
+        return pc.if_else(pc.equal(seen, 0), pa.scalar(None, result.type), result)
+
+
+def _has_sum(each: BoundAggregation) -> bool:
+    return each.kind.name in SUMMED and each.kind.name != "count"
+
+
+def _values_of(each: BoundAggregation) -> tuple[Any, ...]:
+    """Return what the values of an aggregate depend on."""
+    return each.columns, each.condition

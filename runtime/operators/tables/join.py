@@ -105,6 +105,10 @@ class TableJoin(KeyedStep):
             what = f"was how={before['how']!r} and now is how={now['how']!r}"
             found.allow(what, f"{READ_UNCHANGED}; a row of the result follows when its key changes next")
 
+    def outlasts(self, left: Flags, right: Flags) -> Flags:
+        """Return which keys stay in the state, given which of them each table has."""
+        return left | right
+
     def text(self) -> str:
         return f"join {self.operator} of tables by {', '.join(self.keys[LEFT])}, {self.how}: keeps one row per key"
 
@@ -152,7 +156,7 @@ class TableJoinOperator(Operator):
         self._table.write(slots, {SHOWN.name: exists})
         if self._ctx.wanted():
             self._give(slots[exists | shown], exists[exists | shown])
-        empty = slots[~(left | right)]
+        empty = slots[~self._step.outlasts(left, right)]
         self._table.delete(empty)
         self._emptied += empty.size
         if drop_vacant(self._table, self._emptied):

@@ -31,7 +31,7 @@ from holdfast.runtime.operators.contract import (
     OperatorContext,
     TableDraft,
 )
-from holdfast.runtime.operators.differences import Found, compare_kept, compare_keys
+from holdfast.runtime.operators.differences import Found, compare_kept, compare_keys, refuse_added
 from holdfast.runtime.operators.event_clock import drop_vacant
 from holdfast.runtime.operators.joins.rows import KEPT, Slots
 from holdfast.runtime.operators.tables.lookup import kept_fields, key_columns, last_of, state_of
@@ -78,9 +78,7 @@ class Retractions(KeyedStep):
     def compare(self, found: Found, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         compare_keys(found, before["key"], now["key"])
         compare_kept(found, "column of the table", before["rows"], now["rows"])
-        known = {each["column"] for each in before["rows"]}
-        if fresh := [each["column"] for each in now["rows"] if each["column"] not in known]:
-            found.refuse(f"now keeps {', '.join(fresh)} too", ", which the rows in its state do not have")
+        refuse_added(found, before["rows"], now["rows"])
 
     def text(self) -> str:
         return f"retractions {self.operator} by {', '.join(self.keys)}: keeps one row per key"

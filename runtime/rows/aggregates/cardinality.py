@@ -81,7 +81,11 @@ class Sketch(AggregateFunction):
         counts = np.bincount(of, minlength=count)
         if counts.max(initial=0) < LISTED_MAX:
             return {"sketch": _listed(places, ranks, counts)}
-        return self.combine({"sketch": _listed(places, ranks, counts)}, np.arange(count), count)
+        # A list of LISTED_MAX registers would be taken for all of them, so longer ones are merged from shorter ones.
+        parts = np.maximum(-(-counts // (LISTED_MAX - 1)), 1)
+        sizes = np.full(int(parts.sum()), LISTED_MAX - 1)
+        sizes[np.cumsum(parts) - 1] = counts - (parts - 1) * (LISTED_MAX - 1)
+        return self.combine({"sketch": _listed(places, ranks, sizes)}, np.repeat(np.arange(count), parts), count)
 
     def combine(self, states: State, groups: Groups, count: int) -> State:
         packed = [_packed(registers) for registers in _merged(states["sketch"], groups, count)]

@@ -10,7 +10,16 @@ from typing import Any
 import polars as pl
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.rows.aggregates import adding, cardinality, extremes, moments, multisets, picking, quantiles
+from holdfast.runtime.rows.aggregates import (
+    adding,
+    cardinality,
+    extremes,
+    membership,
+    moments,
+    multisets,
+    picking,
+    quantiles,
+)
 from holdfast.runtime.rows.aggregates import top as tops
 from holdfast.runtime.rows.aggregates.aggregation import EVENT_TIME, Aggregation
 from holdfast.runtime.rows.aggregates.contract import Kind
@@ -88,6 +97,22 @@ def approx_distinct(column: str = _NOT_GIVEN, *, filter: pl.Expr | None = None) 
 def quantile(column: str = _NOT_GIVEN, q: float = 0.5, *, filter: pl.Expr | None = None) -> Aggregation:
     """Value below which a share `q` of the values lies, within 0.8 % of the value. double; q=0.5 is the median."""
     return _of(quantiles.Quantile(q), column, filter)
+
+
+def member(
+    column: str = _NOT_GIVEN,
+    *,
+    expected: int = membership.EXPECTED,
+    error: float = membership.ERROR,
+    filter: pl.Expr | None = None,
+) -> Aggregation:
+    """Filter that `hf.may_contain(members, value)` asks whether a value may have occurred. bytes, null without a value.
+
+    Args:
+        expected: About how many different values a key has, 1 to 1,000,000. It sets the size: 1.2 KB for 1,000 values.
+        error: The share of other values that the filter takes for members once it has seen so many, 1e-6 to below 1.
+    """
+    return _of(membership.Member(expected, error), column, filter)
 
 
 def _of(kind: Kind, column: Any, condition: Any, *more: Any) -> Aggregation:

@@ -13,6 +13,7 @@ from holdfast.runtime.rows.aggregates.adding import Count, Mean, Sum
 from holdfast.runtime.rows.aggregates.cardinality import ApproxDistinct
 from holdfast.runtime.rows.aggregates.contract import Kind
 from holdfast.runtime.rows.aggregates.extremes import Max, Min
+from holdfast.runtime.rows.aggregates.membership import Member
 from holdfast.runtime.rows.aggregates.moments import Var
 from holdfast.runtime.rows.aggregates.multisets import Collect, Distinct
 from holdfast.runtime.rows.aggregates.picking import First, Last
@@ -21,5 +22,20 @@ from holdfast.runtime.rows.aggregates.top import Top
 
 KINDS: Mapping[str, type[Kind]] = {
     kind.name: kind
-    for kind in (Count, Sum, Min, Max, Mean, Var, First, Last, Top, Collect, Distinct, ApproxDistinct, Quantile)
+    for kind in (
+        Count,
+        Sum,
+        Min,
+        Max,
+        Mean,
+        Var,
+        First,
+        Last,
+        Top,
+        Collect,
+        Distinct,
+        ApproxDistinct,
+        Quantile,
+        Member,
+    )
 }

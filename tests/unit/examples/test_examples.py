@@ -171,6 +171,30 @@ class TestFleets:
         assert not wrong.any()
 
 
+class TestMissedConnections:
+    def test_the_next_flight_after_a_late_arrival_left_late_or_was_cancelled(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        flights, airports = flights_data.tables()
+        storm = flights.filter(pl.col("month") == 3, pl.col("day") == 8, pl.col("tailnum").is_not_null())
+        again = storm.filter(pl.col("tailnum").is_duplicated()).head(2 * SOME_FLIGHTS)
+        events = flights_data.events_of(again, flights_data.zones(flights, airports))
+        have = rows_of_flights("missed_connections", "missed-out", events, tmp_path, monkeypatch)
+        rows = events.sort("tailnum", "event_time")
+        assert not rows.select("tailnum", "event_time").is_duplicated().any(), "their order would be that of arrival"
+        following = [pl.col(c).shift(-1).over("tailnum").alias(f"next_{c}") for c in events.columns if c != "tailnum"]
+        late = (pl.col("next_kind") == "departure") & (pl.col("next_delay_minutes") >= 15)
+        want = rows.with_columns(following).filter(
+            pl.col("kind") == "arrival",
+            pl.col("delay_minutes") >= 60,
+            late | (pl.col("next_kind") == "cancellation"),
+            pl.col("next_event_time") - pl.col("event_time") < timedelta(hours=12),
+        )
+        names = {"flight": "arrival_flight", "delay_minutes": "arrival_delay_minutes", "next_event_time": "event_time"}
+        same_rows(have, want.drop("event_time").rename(names).select(have.columns))
+        assert want.height > 5 and want["next_delay_minutes"].null_count() < want.height
+
+
 class TestWeather:
     def test_a_departure_has_the_newest_observation_at_its_airport(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

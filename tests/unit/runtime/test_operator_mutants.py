@@ -9,6 +9,7 @@ from typing import Any
 
 import count_window_jobs
 import early_jobs
+import foreign_jobs
 import grouped_jobs
 import hopping_jobs
 import lookup_jobs
@@ -171,6 +172,16 @@ def groups(seed: int) -> None:
         grouped_jobs.play(t, steps, grouped_jobs.Oracle())
 
 
+def references(seed: int) -> None:
+    rng, steps = random.Random(seed), list[Any]()
+    for _ in range(4):
+        orders = [(rng.randrange(4), rng.choice([None, ("ann", 1), ("bob", 2), ("cy", 1)])) for _ in range(3)]
+        customers = [(rng.choice(["ann", "bob", "cy"]), rng.choice([None, 1, 2, 3])) for _ in range(3)]
+        steps += [("change", [*orders, *customers]), ("parallelism", rng.randrange(1, 4))]
+    with TestDriver(foreign_jobs.app_of("left"), 2, seed) as t:
+        foreign_jobs.play(t, steps, foreign_jobs.Oracle("left"))
+
+
 def searches(seed: int) -> None:
     rng, steps = random.Random(seed), list[Any]()
     for number in range(4):
@@ -209,6 +220,9 @@ PLAYS: dict[str, Callable[[int], None]] = {
     "unshown-change-forgotten": early,
     "interval-cut-short": early,
     "retraction-dropped": groups,
+    "value-not-taken-back": groups,
+    "match-not-followed": references,
+    "former-match-kept": references,
     "removed-query-matches": searches,
     "upper-bound-ignored": searches,
 }

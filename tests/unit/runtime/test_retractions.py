@@ -151,26 +151,24 @@ class TestJoinsOfTables:
 
 
 class TestRefusals:
-    def test_a_join_by_other_columns_than_both_keys(self) -> None:
+    def test_a_join_by_other_columns_than_the_key_of_the_other(self) -> None:
         app, customers = table()
         cities = app.table("cities", never(SCHEMA), key="city", deleted="gone")
-        error = refusal(lambda: customers.join("both", cities, on="city"))
-        assert "is not the key of the table 'customers', which is id" in error.what
-        assert ".to_changes().lookup(" in error.next_step
-        assert "is not the key of the table 'cities'" in refusal(lambda: customers.join("both", cities, on="id")).what
+        error = refusal(lambda: customers.join("both", cities, on="id"))
+        assert "is not the key of the table 'cities'" in error.what
 
     def test_a_join_with_a_stream(self) -> None:
         app, customers = table()
         stream = app.source("rows", never(SCHEMA))
         assert "is not a table of this app" in refusal(lambda: customers.join("both", stream, on="id")).what
 
-    @pytest.mark.parametrize("aggregate", [hf.max("v"), hf.var("v"), hf.distinct("v"), hf.last("v", by="id")])
+    @pytest.mark.parametrize("aggregate", [hf.distinct("v"), hf.last("v", by="id"), hf.quantile("v", 0.5)])
     def test_aggregates_that_need_all_rows(self, aggregate: Any) -> None:
         _, customers = table()
         error = refusal(lambda: customers.group_by("city").agg("cities", top=aggregate))
         assert "agg 'cities' on table 'customers'" in error.what and "top = " in error.what
         assert "only if all rows of the group are kept" in error.what
-        assert "use one of count, sum, mean" in error.next_step and ".to_changes()" in error.next_step
+        assert "use one of count, sum, mean, min, max, var" in error.next_step and ".to_changes()" in error.next_step
 
     def test_a_mean_of_decimals(self) -> None:
         _, customers = table()
