@@ -14,6 +14,8 @@ Pure. Source: docs/design/0082-early-results.md.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -115,7 +117,7 @@ class _Parts:
         return self._rows[first : self._at]
 
 
-def _ordered(slots: Slots, numbers: NDArray[np.integer]) -> _Parts:
+def _ordered(slots: Slots, numbers: NDArray[np.integer[Any]]) -> _Parts:
     """Return rows in the order of their numbers; those with one number stay together."""
     order = np.argsort(numbers, kind="stable")
     ends = np.append(np.flatnonzero(np.diff(numbers[order])) + 1, slots.size)
