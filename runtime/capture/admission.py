@@ -112,7 +112,7 @@ class Admission:
         """Make room for a request, before its body is read; return why there is none, None if there is.
 
         Args:
-            size: Bytes of its body, or the most that they can be.
+            size: Bytes of its body, or of its beginning: see `grow`.
         """
         if self._stopping:
             return Verdict.STOPPING
@@ -122,6 +122,13 @@ class Admission:
         self._held_requests += 1
         self._held_bytes += size
         return None
+
+    def grow(self, by: int) -> bool:
+        """Make room for more of the body of a request that was admitted; return whether there is room."""
+        if self._held_bytes + by > self._limits.bytes_max and self._held_requests > 1:
+            return False
+        self._held_bytes += by
+        return True
 
     def shrink(self, size: int, to: int) -> None:
         """Note the size of a body that was admitted with a larger one, since its sender had not announced any."""

@@ -151,10 +151,10 @@ class Appending:
 
     def _commit(self, staged: _Staged) -> bool:
         """Commit; return False if another process did since this one last read the log."""
-        if not self._writer.holds_tail():
+        if not self._writer.holds_tail() or not self._exists():
             raise Damaged(
-                f"the newest commit of the log in {self._store!r} is missing or has changed: the log was deleted, or "
-                "restored from a copy, while requests were appended to it",
+                f"the log in {self._store!r} is missing or has changed: it was deleted, or restored from a copy, while "
+                "requests were appended to it",
                 not_done="the requests were not stored",
                 next_step="restore the log as it was, and start the process again",
             )
@@ -169,6 +169,10 @@ class Appending:
         self._tag = tag
         self._ends |= {partition: offset + staged.rows[partition] for partition, offset in first.items()}
         return True
+
+    def _exists(self) -> bool:
+        """Return whether the log is still the one that was opened; until it has a commit by which to tell."""
+        return self._tag != BEFORE_FIRST or self._writer.stored_uuid() == self._writer.meta.uuid
 
     def _catch_up(self) -> None:
         """Read what other processes, or an append of unknown outcome, have added; an error changes nothing here."""

@@ -21,12 +21,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import resource
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -41,12 +43,18 @@ from holdfast.runtime.sources.webhook.connector import Receiving
 from holdfast.secrets import Secret
 
 BODY_WITHIN_S = 20.0
+BODY_FIRST = 16 * 1024
+"""Bytes of a body for which there is room before it is read: a sender that announces much and stalls holds no more."""
 ANSWER_WITHIN_S = 30.0
 """Senders give up earlier; a request that waits longer is answered 503, and may be stored all the same."""
 STOP_WITHIN_S = 30.0
 """How long a stop waits for the requests that were admitted."""
 CLOSE_WITHIN_S = 5.0
 KEEP_ALIVE_S = 75.0
+CONNECTIONS_MAX = 4_000
+_CROWDED = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+KEYS_AT_START = 2
+"""How many times as many keys as are accepted may be in the log at a start, with a longer horizon than before."""
 SECRETS_EVERY_S = 5.0
 """How long a secret that was read is used."""
 RETRY_AFTER_S = {Verdict.OVERLOADED: 1, Verdict.FULL: 60, Verdict.UNREACHABLE: 5, Verdict.STOPPING: 5}
@@ -78,6 +86,23 @@ class _Refusal(Exception):
         self.status, self.reason, self.headers = status, reason, headers
 
 
+class _Crowded(asyncio.Protocol):
+    """A connection beyond the limit: it is answered 503, and closed."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        assert isinstance(transport, asyncio.WriteTransport)
+        transport.write(_CROWDED)
+        transport.close()
+
+
+@dataclass
+class _Held:
+    """How many bytes a request is admitted with."""
+
+    size: int
+
+
 @dataclass(frozen=True)
 class _Waiting:
     accepted: Accepted
@@ -91,15 +116,25 @@ class Server:
         receiving: What is received.
         appending: The log.
         limits: How much is held, and stored together; None: the usual limits.
+        connections_max: How many connections are open together; None: as many as leave files to the log.
+
+    Raises:
+        ConfigError: the log has too many keys.
+        Damaged, Unavailable: it cannot be read.
     """
 
-    def __init__(self, receiving: Receiving, appending: Appending, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        receiving: Receiving,
+        appending: Appending,
+        limits: Limits | None = None,
+        connections_max: int | None = None,
+    ) -> None:
         self._of, self._appending = receiving, appending
+        self._connections_max = connections_max or _connections_max()
         self._requests, self._secrets = Requests(receiving), SecretValues(receiving.secrets)
-        keys = Keys(receiving.horizon_us)
-        for key, at_us in appending.recover():
-            keys.add(key, at_us)
-        self._admission = Admission(limits or Limits(receiving.linger_ms), keys)
+        limits = limits or Limits(receiving.linger_ms)
+        self._admission = Admission(limits, _known_keys(receiving, appending, limits))
         self._waiting: dict[int, _Waiting] = {}
         self._numbers = count()
         self._thread = ThreadPoolExecutor(1, "append")
@@ -136,22 +171,26 @@ class Server:
             shutdown_timeout=CLOSE_WITHIN_S,
         )
         await runner.setup()
-        site = web.TCPSite(runner, self._of.host, self._of.port)
         try:
-            await self._listen(site)
-            port = runner.addresses[0][1]
-            listening(Listening(_url(self._of.host, port, self._of.path), self._admission.known))
-            await self._until(stop)
-            await self._drain(site)
+            port = await self._listen(runner)
+            try:
+                number = port.sockets[0].getsockname()[1]
+                listening(Listening(_url(self._of.host, number, self._of.path), self._admission.known))
+                await self._until(stop)
+            finally:
+                port.close()
+            await self._drain()
             if self._failure.done():
                 self._failure.result()
         finally:
             await runner.cleanup()
             self._thread.shutdown(wait=False)
 
-    async def _listen(self, site: web.TCPSite) -> None:
+    async def _listen(self, runner: web.AppRunner) -> asyncio.Server:
+        assert runner.server is not None, "it is set up"
+        accept = partial(self._accepted, runner.server)
         try:
-            await site.start()
+            return await self._loop.create_server(accept, self._of.host, self._of.port)
         except OSError as error:
             raise ConfigError(
                 f"{self._of.host}:{self._of.port} cannot be listened on: {error.strerror or error}",
@@ -159,14 +198,17 @@ class Server:
                 next_step="give hf.Webhook another port or host; or end the process that has this one",
             ) from error
 
+    def _accepted(self, server: web.Server) -> asyncio.Protocol:
+        """Return what handles a new connection."""
+        return _Crowded() if len(server.connections) >= self._connections_max else server()
+
     async def _until(self, stop: asyncio.Event) -> None:
         """Wait for the request to stop, or for an error that ends the process."""
         asked: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
         await asyncio.wait({asked, self._failure}, return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()
 
-    async def _drain(self, site: web.TCPSite) -> None:
-        await site.stop()
+    async def _drain(self) -> None:
         self._perform(self._admission.stop(self._now_ms()))
         drained = asyncio.ensure_future(self._drained.wait())
         done, _ = await asyncio.wait({drained}, timeout=STOP_WITHIN_S)
@@ -182,24 +224,26 @@ class Server:
             return web.json_response({"error": refused.reason}, status=refused.status, headers=refused.headers)
 
     async def _take(self, request: web.Request) -> web.Response:
-        size = self._check(request)
+        size = min(self._check(request), BODY_FIRST)
         self._admission.forget(time.time_ns() // 1_000)
         if (verdict := self._admission.admit(size)) is not None:
             return self._answer(verdict)
-        waiting = None
+        held, waiting = _Held(size), None
         try:
-            found, length = await self._read(request)
+            found = await self._read(request, held)
             if isinstance(found, Accepted):
-                self._admission.shrink(size, length)
-                waiting = self._submit(found, length)
+                waiting = self._submit(found, held.size)
         finally:
             if waiting is None:
-                self._admission.withdraw(size)
+                self._admission.withdraw(held.size)
                 self._note_drained()
-        if isinstance(found, Refused):
-            raise _Refusal(found.status, found.reason)
-        if isinstance(found, Echo):
-            return web.Response(text=found.text)
+        match found:
+            case Verdict():
+                return self._answer(found)
+            case Refused(status, reason):
+                raise _Refusal(status, reason)
+            case Echo(text):
+                return web.Response(text=text)
         assert waiting is not None
         done, _ = await asyncio.wait({waiting}, timeout=ANSWER_WITHIN_S)
         return self._answer(waiting.result() if done else Verdict.UNREACHABLE)
@@ -217,15 +261,15 @@ class Server:
             raise self._too_large()
         return size
 
-    async def _read(self, request: web.Request) -> tuple[Accepted | Refused | Echo, int]:
-        """Read a request; return what it says, and the size of its body."""
+    async def _read(self, request: web.Request, held: _Held) -> Accepted | Refused | Echo | Verdict:
+        """Read a request; return what it says, or why its body was not read to its end."""
         try:
             async with asyncio.timeout(BODY_WITHIN_S):
-                body = await request.read()
+                body = await self._body(request, held)
         except TimeoutError:
             raise _Refusal(408, f"the body did not arrive within {BODY_WITHIN_S:.0f} s") from None
-        except web.HTTPRequestEntityTooLarge:
-            raise self._too_large() from None
+        if body is None:
+            return Verdict.OVERLOADED
         headers: dict[str, str] = {}
         for name, value in request.headers.items():
             headers.setdefault(name.lower(), value)
@@ -234,7 +278,22 @@ class Server:
         except HoldfastError as error:
             _log.error("%s", error)
             raise _Refusal(503, "the secret of the signatures cannot be read", **{"Retry-After": "5"}) from None
-        return self._requests.read(headers, body, secrets, time.time()), len(body)
+        return self._requests.read(headers, body, secrets, time.time())
+
+    async def _body(self, request: web.Request, held: _Held) -> bytes | None:
+        """Read a body; return None if there is no room for it. What has not arrived yet takes no room."""
+        body = bytearray()
+        while chunk := await request.content.readany():
+            body += chunk
+            if len(body) > self._of.body_max:
+                raise self._too_large()
+            if (more := len(body) - held.size) > 0:
+                if not self._admission.grow(more):
+                    return None
+                held.size += more
+        self._admission.shrink(held.size, len(body))
+        held.size = len(body)
+        return bytes(body)
 
     def _submit(self, accepted: Accepted, size: int) -> asyncio.Future[Verdict]:
         number, verdict = next(self._numbers), self._loop.create_future()
@@ -273,17 +332,17 @@ class Server:
         except Unavailable as error:
             _log.warning("%d requests were answered 503: %s", len(batch), error.what)
             self._perform(self._admission.failed(self._now_ms()))
-        except HoldfastError:
-            self._perform(self._admission.failed(self._now_ms()))
-            raise
         else:
             self._perform(self._admission.committed(*done, self._now_ms()))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """End the process if a commit ended with an error that no retry can cure."""
+        """Answer the batch and end the process if a commit ended with an error that no retry can cure, of any kind."""
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and not self._failure.done():
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not self._failure.done():
             self._failure.set_exception(error)
+        self._perform(self._admission.failed(self._now_ms()))
 
     def _answer(self, verdict: Verdict) -> web.Response:
         self.counts[verdict.value] += 1
@@ -333,6 +392,30 @@ def receive(receiving: Receiving, appending: Appending, listening: Callable[[Lis
 
     asyncio.run(until_signal())
     return {kind: server.counts[kind] for kind in COUNTED}
+
+
+def _known_keys(receiving: Receiving, appending: Appending, limits: Limits) -> Keys:
+    """Return the keys that are in the log.
+
+    Raises:
+        ConfigError: there are more than memory is meant for.
+    """
+    keys, most = Keys(receiving.horizon_us), KEYS_AT_START * limits.keys_max
+    for number, (key, at_us) in enumerate(appending.recover()):
+        if number >= most:
+            raise ConfigError(
+                f"the log at {receiving.log} has more than {most:,} idempotency keys within the horizon",
+                not_done="nothing was received",
+                next_step="give hf.Webhook a shorter horizon, or another log",
+            )
+        keys.add(key, at_us)
+    return keys
+
+
+def _connections_max() -> int:
+    """Return half of the files that this process may have open, up to a limit: the log needs the other half."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return CONNECTIONS_MAX if files == resource.RLIM_INFINITY else max(1, min(CONNECTIONS_MAX, files // 2))
 
 
 def _url(host: str, port: int, path: str) -> str:

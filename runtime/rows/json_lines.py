@@ -168,10 +168,13 @@ def _with_default(column: pa.Array, field: pa.Field, default: Any, lines: Sequen
 
 
 def _has(line: bytes, name: str) -> bool:
+    """Return whether an object has a field. Raises Unfit."""
     try:
         return name in _OBJECT.decode(line)
     except msgspec.DecodeError:  # pyarrow accepts it: bytes that are not UTF-8 in a field that is ignored
         return False
+    except RecursionError:  # pyarrow accepts it, in a field that is ignored
+        raise Unfit("it is nested too deeply") from None
 
 
 def _form_of(field: pa.Field, times: Times) -> tuple[pa.DataType, Convert]:

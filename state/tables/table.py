@@ -183,12 +183,21 @@ class Table(EpochRecords):
         self._load_rest()
         return self._scan(Flag.WORKING)
 
-    def present_parts(self) -> Iterator[Rows]:
-        """Return what present() returns, in parts, so that what is read of each part may stay inside the budget."""
+    def slots_used(self) -> int:
+        """Return a number that all slots of keys that exist now lie below; reads the whole cold store first."""
         self._load_rest()
-        for first, end in self._sweep():
-            found = np.empty(end - first, np.int64)
-            given = self._records.array, self._control, first, end, int(Flag.WORKING), 0
+        return int(self._control[Control.HIGH])
+
+    def present_parts(self, first: int = 0, end: int = UNLIMITED) -> Iterator[Rows]:
+        """Return what present() returns, in parts, so that what is read of each part may stay inside the budget.
+
+        Args:
+            first, end: Only slots in [first, end).
+        """
+        self._load_rest()
+        for low, high in self._sweep(first, end):
+            found = np.empty(high - low, np.int64)
+            given = self._records.array, self._control, low, high, int(Flag.WORKING), 0
             if count := self._slots.scan(*given, found):
                 yield found[:count]
 

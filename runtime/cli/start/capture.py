@@ -97,8 +97,8 @@ def _report_listening(args: argparse.Namespace, name: str, of: Receiving, listen
         _print_line(
             {"event": "listening", "source": name, "url": listening.url, "log": of.log, "known_keys": listening.keys}
         )
-        return
-    print(f"receiving {name} at {listening.url}, appending to {of.log}; {listening.keys:,} known keys", flush=True)
+    else:
+        print(f"receiving {name} at {listening.url}, appending to {of.log}; {listening.keys:,} known keys", flush=True)
     if of.scheme is None:
         advise("requests are not signed: every program that can connect can append rows; see signature of hf.Webhook")
     if of.key is None:

@@ -5,6 +5,7 @@ multiple of the interval after the oldest change that was not shown, but not bef
 last round of the pass before. It takes the rows that are marked when it begins, in rounds, between batches of records;
 a round shows the open windows of its rows and clears their marks. A row that changes behind its round is marked for the
 next pass. Slices of one key are in one round, so that a window that consists of several is shown once per pass.
+marked.py finds the rows, in turns that are bounded whatever the size of the state.
 
 When windows were last shown, and since when a change has not been, is in the state in a separate table, with one row
 per key group. So a restored operator knows without a look at its rows whether there is anything to show.
@@ -26,14 +27,12 @@ from numpy.typing import NDArray
 
 from holdfast.model import NEVER_US
 from holdfast.runtime.operators.contract import OperatorContext, TableDraft, part_name
-from holdfast.runtime.operators.windows.merging import grouped
+from holdfast.runtime.operators.windows.marked import MARK, MarkedRows
 from holdfast.runtime.rows.aggregates.contract import Slots
 from holdfast.runtime.rows.windows import CLOCK_KEY
 from holdfast.state.keys.keygroups import key_of_group
 from holdfast.state.tables.spec import ColumnSpec
 
-MARK = ColumnSpec("_unshown", np.dtype(np.int64))
-"""1 if the row has a mark, else 0; no aggregate of a user can have its name."""
 SHOWN, SINCE = "shown", "since"
 TIMES_TABLE = TableDraft(
     CLOCK_KEY,
@@ -43,7 +42,6 @@ TIMES_TABLE = TableDraft(
 """The table that a step with early results adds to its own; no user's state can have its name."""
 ROUND_ROWS = 4_096
 """Rows of the first round; later ones have as many as fit a turn."""
-_NO_ROWS: Slots = np.empty(0, np.int64)
 
 
 class Schedule:
@@ -121,20 +119,19 @@ class EarlyResults:
     Args:
         operator: Its name.
         every_us: The interval.
-        overlap: How many windows hold a row.
-        pairs_max: The most pairs of a row and a window in a round, unless one key has more.
+        overlap: How many windows hold a row, and how many rows a window consists of.
+        merged_max: The most rows that a round merges, unless one key has more.
     """
 
-    def __init__(self, operator: str, every_us: int, ctx: OperatorContext, overlap: int, pairs_max: int) -> None:
-        self._table, self._shared, self._rows_max = ctx.table(operator), overlap > 1, max(1, pairs_max // overlap)
+    def __init__(self, operator: str, every_us: int, ctx: OperatorContext, overlap: int, merged_max: int) -> None:
+        self._table, self._rows_max = ctx.table(operator), max(1, merged_max // overlap**2)
         self._times, self._time_slice = ctx.table(part_name(operator, TIMES_TABLE.part)), ctx.time_slice
         groups = ctx.key_groups
         self._keys = CLOCK_KEY.from_ints(key_of_group(np.arange(groups.first, groups.end), groups.count))
         self._schedule = Schedule(every_us, *self._read())
         self._noted = self._schedule.times
         self._pace = ctx.time_slice.pace(ROUND_ROWS)
-        self._rows, self._bounds, self._at = _NO_ROWS, _NO_ROWS, 0
-        """The rows of the pass, after how many of them a round may end, and how many were in rounds."""
+        self._marked = MarkedRows(self._table, groups.count, overlap > 1)
 
     def marks(self, is_open: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Return the marks of the rows that records are about to change.
@@ -150,27 +147,26 @@ class EarlyResults:
         """Return the time at which a round is due; None if there is nothing to show."""
         return self._schedule.due_us()
 
-    def take_round(self, now_us: int, at_once: int) -> Slots:
-        """Return the rows of the next round, their marks cleared; none if none is due.
+    def take_round(self, now_us: int, at_once: int) -> Slots | None:
+        """Return the rows of the next round, their marks cleared; None if none is due.
+
+        It has no rows if this turn has only looked for some; then the next turn looks on.
 
         Args:
             at_once: The most rows that a turn should ask for.
         """
         if not self._schedule.look(now_us):
-            return _NO_ROWS
+            return None
         if not self._schedule.in_pass:
             self._schedule.begin()
-            self._find_marked()
-        while self._at < self._rows.size:
-            part = self._next(min(self._pace.rows, self._rows_max, at_once))
-            slots: Slots = part[self._table.values(MARK.name, part) != 0]  # those that are over have none
-            if slots.size:
-                self._table.write(slots, {MARK.name: np.zeros(slots.size, np.int64)})
-                self._schedule.show(now_us)
-                self._end_if_done()
-                return slots
-        self._end_if_done()
-        return _NO_ROWS
+            self._marked.begin()
+        slots = self._marked.take(min(self._pace.rows, self._rows_max, at_once))
+        if slots.size:
+            self._table.write(slots, {MARK.name: np.zeros(slots.size, np.int64)})
+            self._schedule.show(now_us)
+        if self._marked.ended:
+            self._schedule.end()
+        return slots if slots.size or self._schedule.in_pass else None
 
     def took(self, rows: int, seconds: float) -> None:
         """Note how long a round took, whose results were made at once."""
@@ -178,7 +174,7 @@ class EarlyResults:
 
     def give_up(self) -> None:
         """Forget the rows of a pass in progress, because slots are about to get new keys; their marks stay."""
-        self._rows, self._bounds, self._at = _NO_ROWS, _NO_ROWS, 0
+        self._marked.forget()
         self._schedule.give_up()
 
     def note(self) -> None:
@@ -195,24 +191,3 @@ class EarlyResults:
         shown, since = (self._times.values(name, slots) for name in (SHOWN, SINCE))
         waiting = since[since != NEVER_US]
         return int(shown.max(initial=NEVER_US)), int(waiting.min()) if waiting.size else NEVER_US
-
-    def _find_marked(self) -> None:
-        """Find the rows of a pass; those of one key follow each other if windows consist of several."""
-        found = [part[self._table.values(MARK.name, part) != 0] for part in self._table.present_parts()]
-        slots = np.concatenate([_NO_ROWS, *found])
-        self._rows, self._bounds, self._at = slots, np.arange(1, slots.size + 1), 0
-        if self._shared and slots.size:
-            owners = grouped(self._table.keys_at(slots).routed()).numbers
-            order = np.argsort(owners, kind="stable")
-            self._rows = slots[order]
-            self._bounds = np.append(np.flatnonzero(np.diff(owners[order])) + 1, slots.size)
-
-    def _next(self, rows: int) -> Slots:
-        """Take the next rows of the pass: at most so many, unless one key has more."""
-        fitting, least = np.searchsorted(self._bounds, [self._at + rows, self._at], "right") - [1, 0]
-        first, self._at = self._at, int(self._bounds[max(fitting, least)])
-        return self._rows[first : self._at]
-
-    def _end_if_done(self) -> None:
-        if self._at == self._rows.size:
-            self._schedule.end()

@@ -53,7 +53,8 @@ from holdfast.runtime.operators.contract import (
 from holdfast.runtime.operators.differences import Found, columns_text, compare_keys, typed
 from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, Times, drop_vacant, time_not_held
 from holdfast.runtime.operators.side import LATE
-from holdfast.runtime.operators.windows.early import MARK, TIMES_TABLE, EarlyResults
+from holdfast.runtime.operators.windows.early import TIMES_TABLE, EarlyResults
+from holdfast.runtime.operators.windows.marked import MARK
 from holdfast.runtime.operators.windows.merging import grouped, merged
 from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation
 from holdfast.runtime.rows.aggregates.contract import Slots
@@ -247,11 +248,12 @@ class WindowOperator(Operator):
         if self._early is None:
             return False
         slots = self._early.take_round(now_us, self._folding.at_once(merged=self._step.window.overlap > 1))
-        if not slots.size:
+        if slots is None:
             return False
-        began = self._ctx.time_slice.now()
-        self._give(self._open_windows(slots))
-        self._early.took(slots.size, self._ctx.time_slice.now() - began)
+        if slots.size:
+            began = self._ctx.time_slice.now()
+            self._give(self._open_windows(slots))
+            self._early.took(slots.size, self._ctx.time_slice.now() - began)
         return True
 
     def due_us(self) -> int | None:

@@ -16,8 +16,10 @@ from job_player import rescale
 
 import holdfast as hf
 from holdfast.model import NEVER_US
-from holdfast.runtime.operators.windows import early, window
-from holdfast.runtime.operators.windows.early import Schedule
+from holdfast.runtime.operators.aggregates.aggregate import Folding
+from holdfast.runtime.operators.windows import early, marked, window
+from holdfast.runtime.operators.windows.early import EarlyResults, Schedule
+from holdfast.runtime.operators.windows.marked import MarkedRows
 from holdfast.runtime.plan.compiler import render
 from holdfast.runtime.plan.identity import check_against, describe_operators
 from holdfast.sinks.memory import MemorySink
@@ -75,7 +77,8 @@ class TestAgainstPlainPython:
         size, every, interval, lateness = shape
         oracle = Oracle(size, every, "close", lateness)
         with pytest.MonkeyPatch.context() as patched, TestDriver(app_of(size, every, interval, lateness), 2, seed) as t:
-            patched.setattr(early, "ROUND_ROWS", round_rows)
+            for module, limit in ((early, "ROUND_ROWS"), (marked, "SCANNED_AT_ONCE"), (marked, "GROUPED_AT_ONCE")):
+                patched.setattr(module, limit, round_rows)
             if drops:
                 patched.setattr(window, "drop_vacant", dropping)
             with watched(t, oracle, interval) as watch:
@@ -188,13 +191,13 @@ class TestWhenResultsAreShown:
 
     def test_rounds_keep_no_epoch_from_completing(self, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
         monkeypatch.setattr(early, "ROUND_ROWS", 1)
-        rounds, take = list[int](), early.EarlyResults._next
+        rounds, take = list[int](), MarkedRows.take
 
-        def counted(results: early.EarlyResults, rows: int) -> Any:
+        def counted(found: MarkedRows, rows: int) -> Any:
             rounds.append(rows)
-            return take(results, 1)
+            return take(found, 1)
 
-        monkeypatch.setattr(early.EarlyResults, "_next", counted)
+        monkeypatch.setattr(MarkedRows, "take", counted)
         with TestDriver(app_of(10, 10, 20), 1) as t:
             t.push("rows", [row(f"k{n:03}", 1, n) for n in range(200)])
             before = t.checkpoint()
@@ -204,6 +207,60 @@ class TestWhenResultsAreShown:
             assert mode == "microbatch" or 0 < len(rounds) < 200
             wait(t, 1)
             assert ns(t) == {(f"k{n:03}", at(10)): 1 for n in range(200)}
+
+
+class TestBounds:
+    @pytest.mark.parametrize("every", [10, 2])
+    def test_a_turn_looks_at_a_part_of_the_state(self, monkeypatch: pytest.MonkeyPatch, every: int) -> None:
+        monkeypatch.setattr(marked, "SCANNED_AT_ONCE", 16)
+        monkeypatch.setattr(marked, "GROUPED_AT_ONCE", 1)
+        turns, take, values, keys_at = list[int](), MarkedRows.take, Table.values, Table.keys_at
+
+        def turn(found: MarkedRows, rows: int) -> Any:
+            turns.append(0)
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(Table, "values", looking(values, lambda name, slots: slots))
+                patched.setattr(Table, "keys_at", looking(keys_at, lambda slots: slots))
+                return take(found, rows)
+
+        def looking(method: Any, slots_of: Any) -> Any:
+            def looked(table: Table, *given: Any) -> Any:
+                turns[-1] = max(turns[-1], slots_of(*given).size)
+                return method(table, *given)
+
+            return looked
+
+        monkeypatch.setattr(MarkedRows, "take", turn)
+        with TestDriver(app_of(10, every, 5), 1) as t:
+            t.push("rows", [row(f"k{n:03}", 1, n) for n in range(200)])
+            wait(t, 5)
+            assert ns(t) == {(f"k{n:03}", at(end)): 1 for n in range(200) for end in range(every, 11, every) if end > 1}
+        assert max(turns) <= (16 if every == 10 else 60), "a key group of the eight has at most 60 of the keys"
+        assert len(turns) >= 200 // 16
+
+    def test_a_round_merges_no_more_rows_than_one_key_has_or_the_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(window, "MERGED_AT_ONCE", 800)
+        rounds, take, combined = list[int](), EarlyResults.take_round, Folding.combined
+
+        def counted(results: EarlyResults, *given: Any) -> Any:
+            rounds.append(0)
+            return take(results, *given)
+
+        def merging(folding: Folding, rows: Any, *given: Any) -> Any:
+            if rounds:
+                rounds[-1] += rows.size
+            return combined(folding, rows, *given)
+
+        with TestDriver(app_of(20, 1, 5), 1) as t:
+            keys = [f"k{n}" for n in range(10)]
+            t.push("rows", [row(k, second, 1) for k in keys for second in range(20)])
+            wait(t, 10)
+            monkeypatch.setattr(EarlyResults, "take_round", counted)
+            monkeypatch.setattr(Folding, "combined", merging)
+            t.push("rows", [row(k, 19, 1) for k in keys])
+            wait(t, 10)
+            assert {ns(t)[k, at(20)] for k in keys} == {21}
+        assert 0 < max(rounds) <= 800
 
 
 @pytest.mark.continuous("it runs no job")

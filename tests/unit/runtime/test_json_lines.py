@@ -110,6 +110,12 @@ class TestFields:
     def test_that_are_given_twice_are_refused(self) -> None:
         assert isinstance(one(JsonLines(PAIR), '{"n": 1, "n": 2}'), str)
 
+    def test_that_are_ignored_may_be_nested_deeply_but_nothing_is_guessed_then(self) -> None:
+        nested = f'"x": {"[" * 100_000}{"]" * 100_000}'
+        assert one(JsonLines(PAIR), f'{{"n": 1, "text": "a", {nested}}}') == {"n": 1, "text": "a"}
+        assert one(JsonLines(PAIR), f'{{"text": "a", {nested}}}') == "it is nested too deeply"
+        assert one(JsonLines(PAIR, defaults={"text": "none"}), f'{{"n": 1, {nested}}}') == "it is nested too deeply"
+
     def test_without_a_form_in_json_are_refused_when_a_job_is_planned(self) -> None:
         for kind in (pa.timestamp("us"), pa.list_(pa.int64()), pa.time64("us")):
             with pytest.raises(hf.ConfigError, match="which hf.JSON cannot read"):

@@ -162,6 +162,15 @@ class TestLimits:
         of.shrink(100, 40)
         assert of.admit(60) is None and of.admit(1) is OVERLOADED
 
+    def test_a_body_takes_room_as_it_arrives(self) -> None:
+        of = machine(replace(USUAL, bytes_max=100))
+        assert of.admit(40) is None and of.admit(40) is None
+        assert of.grow(20) and not of.grow(1)
+        of.withdraw(60)
+        assert of.grow(200), "alone, a body of any accepted size fits"
+        of.withdraw(240)
+        assert of.held == 0
+
     def test_a_body_larger_than_all_of_them_is_taken_alone(self) -> None:
         of = machine(replace(USUAL, bytes_max=100))
         assert of.admit(1_000) is None and of.admit(1) is OVERLOADED

@@ -179,6 +179,17 @@ class TestLogs:
         with pytest.raises(hf.ConfigError, match="is sealed"):
             started(store)
 
+    @pytest.mark.parametrize("recreated", [False, True])
+    def test_that_were_deleted_before_the_first_request_end_the_process(self, recreated: bool) -> None:
+        store = MemoryObjects()
+        appending = opened(store)
+        store.delete("meta.json")
+        if recreated:
+            create_log(store, receiving().columns, 2)
+        with pytest.raises(hf.Damaged, match="is missing or has changed"):
+            appending.append([request("a")])
+        assert store.list("commits") == []
+
     def test_that_were_deleted_meanwhile_end_the_process(self) -> None:
         store = MemoryObjects()
         appending = opened(store)

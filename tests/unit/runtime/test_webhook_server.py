@@ -22,7 +22,7 @@ import holdfast as hf
 from holdfast.errors import NotAdmitted, Unavailable
 from holdfast.runtime.capture.admission import Limits
 from holdfast.runtime.capture.appending import Appending
-from holdfast.runtime.capture.server import SECRETS_EVERY_S, Listening, SecretValues, Server
+from holdfast.runtime.capture.server import ANSWER_WITHIN_S, SECRETS_EVERY_S, Listening, SecretValues, Server
 from holdfast.runtime.sources.webhook.connector import Receiving
 from holdfast.secrets import Secret
 from holdfast.storage.log.log import LogReader, LogWriter
@@ -68,10 +68,11 @@ def served(
     store: MemoryObjects | None = None,
     of: Receiving | None = None,
     limits: Limits = USUAL,
+    connections_max: int | None = None,
 ) -> Server:
     """Run a server and what a test does with it; return the server when it has stopped."""
     of = of or receiving()
-    server = Server(of, Appending(store or MemoryObjects(), of, pause=lambda _: None), limits)
+    server = Server(of, Appending(store or MemoryObjects(), of, pause=lambda _: None), limits, connections_max)
     asyncio.run(_both(server, work))
     return server
 
@@ -131,6 +132,13 @@ class Down(MemoryObjects):
         if self.down:
             raise Unavailable("the disk is full", next_step="free space")
         super().put(path, data)
+
+
+class Defective(MemoryObjects):
+    """Objects that fail in a way that nothing expects."""
+
+    def put(self, path: str, data: bytes) -> None:
+        raise RuntimeError("a defect")
 
 
 class TestAnswers:
@@ -196,6 +204,15 @@ class TestAnswers:
 
         served(work, of=receiving(body_max=1_000))
 
+    def test_a_body_that_is_nested_too_deeply_is_400(self) -> None:
+        nested = b'{"id":"a","x":%s%s}' % (b"[" * 100_000, b"]" * 100_000)
+
+        async def work(client: Client) -> None:
+            refused = (400, {"error": "it is nested too deeply"})
+            assert await client.send(nested, headers={"k": "a"}) == refused
+
+        served(work, of=receiving(key="header:K"))
+
     def test_other_paths_methods_and_compressed_bodies_are_refused(self) -> None:
         async def work(client: Client) -> None:
             assert (await client.send(payment("a"), url=client.url + "x"))[0] == 404
@@ -252,6 +269,57 @@ class TestLoad:
         counts = served(work, store, limits=replace(USUAL, requests_max=1)).counts
         assert counts == {"stored": 2, "overloaded": 1}
 
+    def test_senders_that_announce_much_and_stall_leave_room_for_others(self) -> None:
+        async def work(client: Client) -> None:
+            stalled = [await asyncio.open_connection(*client.raw_address()) for _ in range(4)]
+            for _, writer in stalled:
+                writer.write(b"POST /in HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n{")
+            while client.server.held + client.server.counts["overloaded"] < len(stalled):
+                await asyncio.sleep(0)
+            assert await client.send(payment("a")) == STORED
+            for _, writer in stalled:
+                writer.close()
+
+        served(work, limits=replace(USUAL, bytes_max=100_000))
+
+    def test_a_body_for_which_there_is_no_room_is_429_while_it_is_read(self) -> None:
+        store = Gated()
+
+        async def work(client: Client) -> None:
+            store.close()
+            first = asyncio.ensure_future(client.send(payment("a").ljust(60_000)))
+            await store.until_reached()
+            status, headers = await client.headers_of(payment("b").ljust(60_000))
+            assert (status, headers["Retry-After"]) == (429, "1")
+            store.gate.set()
+            assert await first == STORED
+            assert await client.send(payment("b").ljust(60_000)) == STORED
+
+        counts = served(work, store, limits=replace(USUAL, bytes_max=100_000)).counts
+        assert counts == {"stored": 2, "overloaded": 1}
+
+    def test_connections_beyond_the_limit_are_503_until_others_end(self) -> None:
+        async def raw(client: Client) -> bytes:
+            reader, writer = await asyncio.open_connection(*client.raw_address())
+            body = payment("b")
+            writer.write(b"POST /in HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+            try:
+                return await reader.readline()
+            finally:
+                writer.close()
+
+        async def work(client: Client) -> None:
+            assert await client.send(payment("a")) == STORED, "its connection stays open"
+            assert await raw(client) == b"HTTP/1.1 503 Service Unavailable\r\n"
+            await client.session.close()
+            for _ in range(TRIES_MAX):
+                if (answer := await raw(client)) == b"HTTP/1.1 200 OK\r\n":
+                    return
+                assert b" 503 " in answer
+            raise AssertionError("its place was never free")
+
+        served(work, connections_max=1)
+
     def test_a_sender_that_breaks_off_leaves_its_place(self) -> None:
         async def work(client: Client) -> None:
             _, writer = await asyncio.open_connection(*client.raw_address())
@@ -304,6 +372,29 @@ class TestEnds:
         with pytest.raises(hf.ConfigError, match="is sealed"):
             served(work, store)
         assert ids(store) == []
+
+    def test_an_unexpected_error_ends_the_process_and_leaves_no_request_without_an_answer(self) -> None:
+        answers = list[int]()
+
+        async def work(client: Client) -> None:
+            async with asyncio.timeout(ANSWER_WITHIN_S / 2):
+                answers.append((await client.send(payment("a")))[0])
+
+        with pytest.raises(RuntimeError, match="a defect"):
+            served(work, Defective())
+        assert answers == [503]
+
+    def test_more_keys_than_memory_is_meant_for_are_refused_at_a_start(self) -> None:
+        store, few = MemoryObjects(), replace(USUAL, keys_max=2)
+
+        async def work(client: Client) -> None:
+            for number in range(2 * few.keys_max + 1):
+                assert (await client.send(payment(f"{number}")))[0] == 200
+
+        served(work, store)
+        with pytest.raises(hf.ConfigError, match="more than 4 idempotency keys") as caught:
+            served(work, store, limits=few)
+        assert "shorter horizon" in caught.value.next_step
 
     def test_a_port_that_is_taken_is_refused(self) -> None:
         async def work(client: Client) -> None:

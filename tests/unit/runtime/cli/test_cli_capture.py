@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
+
+import holdfast as hf
+from holdfast.runtime.capture.server import Listening
+from holdfast.runtime.cli.start import capture
 
 if TYPE_CHECKING:
     from tests.unit.runtime.cli.conftest import Ended
@@ -69,3 +75,15 @@ class TestMissingLibrary:
         monkeypatch.delitem(sys.modules, "holdfast.runtime.capture.server", raising=False)
         ended = holdfast("capture", job("a"))
         assert ended.status == 2 and "pip install 'holdfast[http]'" in ended.err
+
+
+class TestAdvice:
+    @pytest.mark.parametrize("as_json", [False, True])
+    def test_that_everyone_can_append_rows_is_given_in_each_form(
+        self, as_json: bool, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        of = hf.Webhook("0.0.0.0:8080", hf.Log("data/log"), pa.schema([("id", pa.utf8())])).receiving
+        capture._report_listening(Namespace(json=as_json), "payments", of, Listening("http://0.0.0.0:8080/", 0))
+        said = capsys.readouterr()
+        assert "requests are not signed" in said.err and "no idempotency key" in said.err
+        assert len(said.out.splitlines()) == 1
