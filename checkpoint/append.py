@@ -58,7 +58,7 @@ class InFlight:
 
 @dataclass(frozen=True)
 class Overtaken:
-    """A newer generation owns the job, or it is finished: this driver may not append again."""
+    """A newer generation owns the job, it is finished, or it is a fork: this driver may not append again."""
 
     owner: str
     job: Job
@@ -85,7 +85,7 @@ class Appended:
 
 @dataclass(frozen=True)
 class Lost:
-    """A newer generation is in the log, or the job is finished. Exit; do not retry."""
+    """A newer generation is in the log, the job is finished, or a fork was created in its place. Exit; do not retry."""
 
     job: Job
     """With `job.finished`, an older driver finished the job just before our start."""
@@ -125,6 +125,7 @@ def occupied(state: InFlight, found: Record) -> tuple[Appender, list[Effect]]:
         return Quiet(state.owner, job), [Appended(found, job)]
     if isinstance(found.body, SavepointNamed):
         return _send_again(state, job)
+    # That a fork was created in place of ours ends this driver too: it has checked its code against no checkpoint.
     starting = isinstance(state.record.body, GenerationStarted)
     if isinstance(found.body, STARTS) or job.finished or not starting:
         ours = state.record.generation

@@ -2,7 +2,8 @@
 
 A driver stores objects only after the start of its generation is in the log, and a manifest only while it decides an
 epoch, one at a time. So records are missing if there are objects of an unknown generation, objects of another owner,
-or two manifests after the last completed epoch. One such manifest is normal: its append never happened.
+or two manifests after the last completed epoch. One such manifest is normal: its append never happened. Objects of
+generation 0 prove nothing: forks store them before the log exists, also forks that were killed.
 
 Invariants
     - Nothing is reported for a complete log, if names and `live.json` were read before the log.
@@ -58,7 +59,7 @@ def beyond(job: Job | None, listed: Iterable[str], live: LastWord | None) -> lis
         folder, of, epoch = match[1], int(match[2]), int(match[3])
         if of > generation:
             newer[folder, of] += 1
-        elif of == generation and folder == "manifests" and job is not None:
+        elif of == generation > 0 and folder == "manifests" and job is not None:
             if match[4] != f"{job.owner}.json":
                 foreign.append(Beyond(path, f"{path} is not of the driver of generation {generation} in the log"))
             elif epoch > base:

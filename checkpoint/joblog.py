@@ -14,10 +14,11 @@ Invariants
     - Records of format 3 form a chain: each carries the hash of its predecessor, so the log of another history,
       with the same UUID and numbers, never continues this one.
     - A savepoint's name belongs to one checkpoint permanently, and that checkpoint never expires (P16).
+    - A fork's first record holds the checkpoint with which it begins, so a fork exists whole or not at all.
     - The newest epoch that an owner completed is remembered as long as the owner: records of it may be pruned.
 
 Pure: no clock, thread or I/O. checkpoint/repository.py moves the bytes.
-Source: PROTOCOL P1, P2, P6, P7, P16; DESIGN section 13 for the record's form; docs/design/0010, 0020, 0057.
+Source: PROTOCOL P1, P2, P6, P7, P16; DESIGN section 13 for the record's form; docs/design/0010, 0020, 0057, 0086.
 """
 
 from __future__ import annotations
@@ -33,9 +34,12 @@ from holdfast.frozen import replace
 from holdfast.model import EPOCHS_GIVEN_UP_MAX, NO_EPOCH, Cut, Epoch, Generation, JobUuid, ObjectRef, Tag, Timeline
 from holdfast.storage.hashed import fits_hash, own_hash, with_hash
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """Format 1 has no hash at the end of a record; format 2 has no hash of the previous record and no owners in a LogStart;
-format 3 does not say in a LogStart what the owners completed. All can be read."""
+format 3 does not say in a LogStart what the owners completed. All can be read. Only `Forked` is written as format 5:
+earlier versions, which do not know it, read every other record."""
+_WRITTEN = 4
+"""The format of every other record."""
 SAVEPOINT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
 """Begins with a letter, so that a name is never mistaken for an epoch number."""
 
@@ -45,6 +49,33 @@ class JobCreated(msgspec.Struct, frozen=True, tag="JobCreated", tag_field="kind"
 
     name: str
     key_groups: int
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """A checkpoint with which a fork began."""
+
+    job: str
+    """The name of its job under the same root."""
+    uuid: JobUuid
+    timeline: Timeline
+    epoch: Epoch
+    targets: dict[str, dict[str, str]]
+    """Where that job delivers, by sink: its `kind`, and its place by argument; empty if its checkpoint did not say."""
+
+
+class Forked(msgspec.Struct, frozen=True, tag="Forked", tag_field="kind"):
+    """The first record of a fork: the properties that never change, and the checkpoint with which it begins."""
+
+    name: str
+    key_groups: int
+    origins: tuple[Origin, ...]
+    """Oldest first; the last is the copied checkpoint, the others are those from which its job was forked itself."""
+    epoch: Epoch
+    """As in its origin, since segments carry it."""
+    manifest: ObjectRef
+    duration_ms: int
+    """How long copying took."""
+    bytes_total: int
 
 
 class GenerationStarted(msgspec.Struct, frozen=True, tag="GenerationStarted", tag_field="kind"):
@@ -116,6 +147,7 @@ class LogStart(msgspec.Struct, frozen=True, tag="LogStart", tag_field="kind"):
 
 Body = (
     JobCreated
+    | Forked
     | GenerationStarted
     | Rewound
     | CheckpointCompleted
@@ -155,7 +187,7 @@ class Record(msgspec.Struct, frozen=True):
     at: int
     """Microseconds since 1970, UTC; for human readers, never for decisions (P3)."""
     body: Body
-    v: int = FORMAT_VERSION
+    v: int = _WRITTEN
     prev: str | msgspec.UnsetType = msgspec.UNSET
     """Hash of the previous record, empty in the first one; absent in formats 1 and 2."""
     xxh3: str | msgspec.UnsetType = msgspec.UNSET
@@ -334,7 +366,7 @@ def next_first_epoch(job: Job) -> Epoch:
     have used are at most A above its last completed one, or above its own start.
     """
     if job.generation == 0:
-        return Epoch(1)
+        return Epoch(job.base_epoch + 1)  # 1, unless the job is a fork that has never run
     return Epoch(_last_usable(job) + 1)
 
 
@@ -386,7 +418,7 @@ def fold(job: Job | None, record: Record) -> Job:
             if replace(known, next_seq=job.next_seq, head=job.head) != job:
                 raise _broken(f"job log record {record.path} contradicts the records before it")
             return replace(job, log_start=record.seq)
-        case JobCreated():
+        case JobCreated() | Forked():
             raise _broken(f"job log record {record.path} creates the job a second time")
 
 
@@ -395,11 +427,25 @@ def _fold_first(record: Record) -> Job:
     if isinstance(body, LogStart):
         owners = body.job.owners or (body.job.owner,)
         return replace(body.job, next_seq=record.seq + 1, log_start=record.seq, head=record.hash, owners=owners)
-    if not isinstance(body, JobCreated) or record.seq != 1:
+    if not isinstance(body, JobCreated | Forked) or record.seq != 1:
         raise _broken(f"the job log begins with {record.kind} at {record.seq}, {record.path}")
     if record.prev not in (msgspec.UNSET, ""):
         raise _broken(f"job log record {record.path} names a previous record, but is the first")
-    return Job(record.job_uuid, body.name, body.key_groups, record.at, next_seq=2, head=record.hash)
+    job = Job(record.job_uuid, body.name, body.key_groups, record.at, next_seq=2, head=record.hash)
+    return job if isinstance(body, JobCreated) else _begun(job, record, body)
+
+
+def _begun(job: Job, record: Record, body: Forked) -> Job:
+    """Return a fork that has never run: a stopped job with one checkpoint, all of whose output is delivered."""
+    size = body.bytes_total
+    done = CheckpointCompleted(body.epoch, NO_EPOCH, body.manifest, body.duration_ms, size, size)
+    return replace(
+        job,
+        completed=(Completed(done, record.generation, record.timeline, record.at),),
+        recent=(Cut(body.epoch, body.manifest.sha256),),
+        ended=Stopped(body.epoch),
+        ended_at=record.at,
+    )
 
 
 def _check_place(job: Job, record: Record) -> None:

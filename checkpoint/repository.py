@@ -58,6 +58,22 @@ class Repository:
             job = joblog.fold(job, record)
         return job
 
+    def origins(self) -> tuple[joblog.Origin, ...]:
+        """Return the checkpoints from which the job was forked, oldest first; none if it is no fork."""
+        first = self.forked()
+        return first.body.origins if first is not None and isinstance(first.body, joblog.Forked) else ()
+
+    def forked(self) -> joblog.Record | None:
+        """Return the first record of a fork, which is never pruned; None for other jobs. Read the log before.
+
+        None also if it is damaged: then the log starts over behind it, and nothing else needs the record.
+        """
+        try:
+            first = self.read_record(1)
+        except Damaged:
+            return None
+        return first if first is not None and isinstance(first.body, joblog.Forked) else None
+
     def records(self) -> list[joblog.Record]:
         """Return the records from the newest `LogStart` on, else all, in order, including those appended meanwhile.
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self, TypeAlias
 
 import msgspec
@@ -210,6 +210,26 @@ def opened(data: Data) -> Segment:
     file = data if verified else pa.BufferReader(data)
     footer = _footer(file, verified=verified)
     return Segment(file, footer.header, footer.blocks)
+
+
+def write_as(data: Data, job_uuid: JobUuid, generation: Generation, timeline: Timeline, into: Sink) -> Segment:
+    """Write the same segment as one of another job; rows, epochs and worker stay. Return the segment that was read.
+
+    Raises as `opened`, and OSError.
+    """
+    segment = opened(data)
+    file, footer = segment.file, _footer(segment.file, verified=True)
+    size = file.size()
+    length, _, _ = _TAIL.unpack(file.read_at(_TAIL.size, size - _TAIL.size))
+    out = Hashed(into, xxhash.xxh3_64())
+    stream = file.get_stream(0, size - _TAIL.size - length)
+    while piece := stream.read(HASHED_BYTES):
+        out.write(piece)
+    header = replace(footer.header, job_uuid=job_uuid, generation=generation, timeline=timeline)
+    ending = msgspec.msgpack.encode(msgspec.structs.replace(footer, header=header))
+    out.write(ending + struct.pack("<I", len(ending)))
+    out.write(struct.pack("<Q8s", out.hash.intdigest(), _MAGIC))
+    return segment
 
 
 def unseal(data: Data, key_groups: tuple[int, int] | None = None) -> tuple[SegmentHeader, list[Delta]]:

@@ -32,6 +32,7 @@ COMMANDS = {
     "stop": "take a last checkpoint and end a running job; it can be started again",
     "savepoint": "name a checkpoint of a job, so that it is kept",
     "rewind": "go back to an earlier checkpoint: state, offsets and the rows in targets",
+    "fork": "start another job from a checkpoint of a job, to try new code on its state",
     "checkpoints": "list, show or verify the checkpoints of a job",
     "state": "read the state of operators: one key, all rows, what changed, how large it is",
     "audit": "prove from sources and targets that every record read came out once, for every checkpoint kept",
@@ -45,7 +46,7 @@ COMMANDS = {
 PLACES = {
     "start": ("demo", "new", "run", "capture", "plan", "connectors", "doctor"),
     "operate": (
-        *("jobs", "status", "events", "explain", "stop", "savepoint", "rewind"),
+        *("jobs", "status", "events", "explain", "stop", "savepoint", "rewind", "fork"),
         *("checkpoints", "state", "audit", "dlq"),
     ),
 }

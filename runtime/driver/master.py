@@ -466,6 +466,13 @@ def taken_over(job: joblog.Job) -> ErrorReport:
     Args:
         job: The log with the record of the other driver.
     """
+    if job.generation == 0:
+        return Fenced(
+            f"holdfast fork created job {job.name!r} while this run started",
+            not_done="this run was not started and nothing was changed",
+            next_step=f"see holdfast status {job.name}; a new run begins with the forked checkpoint",
+            where=Where(job=job.name),
+        ).report()
     return Fenced(
         f"another run took over job {job.name!r}, which is now in generation {job.generation}",
         not_done="nothing was written after the takeover",
@@ -491,6 +498,8 @@ def _appended(state: Master, record: joblog.Record, now: float, at_us: int) -> S
             return end(state, "stopped", None)
         case joblog.SavepointNamed():
             raise AssertionError("a driver names a checkpoint in the checkpoint's own record")
+        case joblog.Forked():
+            raise AssertionError("a fork is not created by a driver")
 
 
 def _start_generation(state: Master, cause: str, at_us: int) -> Step:
@@ -516,7 +525,9 @@ def _completed(state: Master, now: float, at_us: int) -> Step:
     epochs, effects = coordinator.appended(phase.epochs)
     final = phase.epochs.barrier.epoch if last_barrier else None
     # The first epoch of a generation decides which objects of older generations remain: sweep the others.
-    sweeps: list[Effect] = [Sweep(state.job)] if phase.last is phase.base and state.job.generation > 1 else []
+    # Attempts to fork that were killed may have left some of generation 0.
+    older = state.job.generation > 1 or phase.base is not None
+    sweeps: list[Effect] = [Sweep(state.job)] if phase.last is phase.base and older else []
     assert phase.storing is not None
     passed = standbys.passed(state, phase, phase.storing)
     phase = replace(phase, epochs=epochs, last=phase.storing, storing=None, final=final, waypoints=passed)

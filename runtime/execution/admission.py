@@ -9,7 +9,7 @@ Source: DESIGN section 13 (`live.json`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest
@@ -141,6 +141,43 @@ def missing_secrets(plan: Plan) -> list[ConfigError]:
     return missing
 
 
+def refuse_targets_of_origins(plan: Plan, origins: Sequence[joblog.Origin]) -> None:
+    """Refuse to deliver where a job delivers from which this one was forked.
+
+    Raises:
+        ConfigError: the first such sink.
+    """
+    for refusal in targets_of_origins(plan, origins):
+        raise refusal
+
+
+def targets_of_origins(plan: Plan, origins: Sequence[joblog.Origin]) -> list[ConfigError]:
+    """Return why sinks are refused that deliver where a job does from which this one was forked.
+
+    Many targets would take rows of both jobs: rows that are only added come twice, of rows with a key either wins.
+
+    Args:
+        origins: The newest is the last. What their checkpoints did not say is not compared.
+    """
+    refused = []
+    for spec in outputs_of(plan):
+        traits = spec.sink.traits
+        here = {"kind": traits.kind, **traits.place}
+        theirs = [(each, name) for each in reversed(origins) for name, there in each.targets.items() if there == here]
+        if traits.place and theirs:
+            origin, name = theirs[0]
+            refused.append(
+                ConfigError(
+                    f"sink {spec.name!r} writes to {spec.sink.where}, to which job {origin.job!r} delivers its sink "
+                    f"{name!r}; this job was forked from its epoch {origin.epoch}, so rows of both would mix there",
+                    not_done="the job was not started; state and output are untouched",
+                    next_step=f"give the sink {spec.name!r} another target",
+                    where=Where(job=plan.app),
+                )
+            )
+    return refused
+
+
 def check_has_end(job: str, name: str, source: Source) -> None:
     """Refuse to read to the end of a source that has none."""
     if (endless := source.traits.endless) is not None:
@@ -180,7 +217,7 @@ def prepare_sink(spec: SinkSpec, job: joblog.Job | None) -> None:
         if (sink := owned(spec.sink)) is not None:
             sink.check_owner(None if job is None else job.uuid, spec.name)
     except Unavailable as error:
-        if job is not None and job.completed:
+        if job is not None and any(each.generation > 0 for each in job.retained):  # the first one of a fork has none
             return
         raise at_a_start(error) from error
 

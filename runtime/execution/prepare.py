@@ -31,6 +31,7 @@ from holdfast.runtime.execution.admission import (
     prepare_sink,
     refuse_private_memory,
     refuse_second_run,
+    refuse_targets_of_origins,
 )
 from holdfast.runtime.execution.holdings import check_targets
 from holdfast.runtime.execution.results import with_places
@@ -116,7 +117,7 @@ def prepare(
     if job is not None and job.finished:
         return Prepared(plan, settings, root, store, repository, job, (), {})
     if job is not None:
-        _check_job(job, plan, settings)
+        _check_job(repository, job, plan, settings)
         if not takeover:
             refuse_second_run(store, job, note)
     before = None if job is None else _last_manifest(repository, job)
@@ -210,7 +211,8 @@ def _last_manifest(repository: Repository, job: joblog.Job) -> Manifest | None:
     return repository.load_manifest(job.completed[-1].body.manifest) if job.completed else None
 
 
-def _check_job(job: joblog.Job, plan: Plan, settings: Settings) -> None:
+def _check_job(repository: Repository, job: joblog.Job, plan: Plan, settings: Settings) -> None:
+    refuse_targets_of_origins(plan, repository.origins())
     if job.key_groups != plan.key_groups:
         raise ConfigError(
             f"job {job.name!r} was created with key_groups={job.key_groups}, but now has key_groups={plan.key_groups} "

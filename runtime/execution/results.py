@@ -13,12 +13,12 @@ from pathlib import Path
 
 from holdfast.errors import ConfigError, Where
 from holdfast.runtime.plan.model import Plan, SinkSpec
-from holdfast.runtime.plan.source import in_folder
+from holdfast.runtime.plan.source import COPIES, in_folder
 from holdfast.sinks.collect import Collect
 from holdfast.sinks.console import SUFFIX, Console
 from holdfast.storage.paths import join
 
-FOLDER, COPIES = "results", "sources"
+FOLDER = "results"
 
 
 def with_places(plan: Plan, root: str) -> Plan:

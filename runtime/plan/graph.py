@@ -122,6 +122,11 @@ class Graph:
         return checked
 
 
+def is_name(name: str) -> bool:
+    """Return whether an app, source, operator or sink can have this name."""
+    return _NAME.fullmatch(name) is not None and len(name) <= NAME_LENGTH_MAX
+
+
 def check_name(name: object, what: str) -> str:
     """Return the name of an app, source, operator or sink.
 
@@ -134,7 +139,7 @@ def check_name(name: object, what: str) -> str:
             f"{_article(what)} {what} at {position()} has no name: {given}",
             "put a name first: " + _NAMED.get(what, "it is the identity of its state"),
         )
-    if not _NAME.fullmatch(name) or len(name) > NAME_LENGTH_MAX:
+    if not is_name(name):
         raise refused(
             f"{name!r} at {position()} cannot be the name of {_article(what)} {what}",
             f"use small letters, digits, '-' and '_', beginning with a letter or digit, at most {NAME_LENGTH_MAX}",

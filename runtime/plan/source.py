@@ -24,6 +24,8 @@ import pyarrow as pa
 from holdfast.runtime.plan.ahead import Ahead, DirectReader, Read
 from holdfast.traits import SourceTraits
 
+COPIES = "sources"
+"""The folder of a job in which every source with the trait `copied` has its own, under its name."""
 OFFSETS = "_holdfast_offset"
 """Last column of a batch whose records are not contiguous in their offsets; no user's column has this name."""
 

@@ -17,7 +17,6 @@ from urllib.parse import unquote
 
 import polars as pl
 import pyarrow as pa
-import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
@@ -217,6 +216,8 @@ class LoadedVersion:
 
     def digests(self, files: Iterable[str], key: Sequence[str]) -> pl.DataFrame:
         """See rewind.RewindVersion."""
+        import pyarrow.dataset as ds  # it imports pandas, which only a rewind should wait for
+
         wanted = set(files)
         with self._connection.raising():
             whole = self._table.to_pyarrow_dataset()

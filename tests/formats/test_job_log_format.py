@@ -159,6 +159,52 @@ class TestFormatFourOfTheJobLog:
         assert joblog.decode(data, each.path) == each and joblog.encode(each) == data
 
 
+class TestFormatFiveOfTheJobLog:
+    """The first record of a fork; every other record is still written as format 4."""
+
+    FIRST = joblog.Record(
+        1,
+        UUID,
+        Generation(0),
+        Timeline(1),
+        OWNER,
+        1_767_312_000_000_000,
+        joblog.Forked(
+            "trial",
+            128,
+            (
+                joblog.Origin("bids", JobUuid("1" * 32), Timeline(1), Epoch(3), {}),
+                joblog.Origin(
+                    "hot-auctions",
+                    JobUuid("2" * 32),
+                    Timeline(2),
+                    Epoch(7),
+                    {"out": {"kind": "SQLite", "path": "/data/out.db", "table": "hot"}},
+                ),
+            ),
+            Epoch(7),
+            MANIFEST_REF,
+            42,
+            300,
+        ),
+        v=5,
+        prev="",
+    )
+
+    def test_a_record_is_read_and_rewritten_byte_for_byte(self) -> None:
+        data = (GOLDEN.with_name("job_v5") / self.FIRST.path).read_bytes()
+        assert joblog.decode(data, self.FIRST.path) == self.FIRST and joblog.encode(self.FIRST) == data
+
+    def test_a_record_with_any_byte_changed_is_refused(self) -> None:
+        data = (GOLDEN.with_name("job_v5") / self.FIRST.path).read_bytes()
+        for at in range(len(data)):
+            with pytest.raises((Damaged, ConfigError)):
+                joblog.decode(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], self.FIRST.path)
+
+    def test_other_records_are_still_read_by_earlier_versions(self) -> None:
+        assert joblog.Record(1, UUID, Generation(0), Timeline(1), OWNER, 0, RECORDS[0].body).v == 4
+
+
 class TestStoredFold:
     """A change of these bytes needs another `folds.VERSION`: a fold that is read differently is worse than none."""
 

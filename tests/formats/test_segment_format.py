@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state import changelog, packing
-from holdfast.state.changelog import SegmentHeader, opened, seal, unseal
+from holdfast.state.changelog import SegmentHeader, opened, seal, unseal, write_as
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.delta import Delta
 
@@ -89,6 +91,15 @@ def version_6(patched: pytest.MonkeyPatch) -> bytes:
 
 
 class TestSegmentFormat:
+    @pytest.mark.parametrize("version", range(1, 7))
+    def test_every_version_is_copied_for_another_job_byte_for_byte(self, version: int) -> None:
+        """A fork has copies of segments of any age."""
+        data, back, there = (HERE / f"segment_v{version}.bin").read_bytes(), io.BytesIO(), io.BytesIO()
+        write_as(data, JobUuid("other"), Generation(0), Timeline(1), there)
+        assert opened(there.getvalue()).header == replace(HEADER, job_uuid=JobUuid("other"), generation=Generation(0))
+        write_as(there.getvalue(), HEADER.job_uuid, HEADER.generation, HEADER.timeline, back)
+        assert back.getvalue() == data
+
     def test_version_3_with_nulls_text_and_bytes_is_read(self) -> None:
         header, (numbers, windows) = unseal((HERE / "segment_v3.bin").read_bytes())
         assert header == HEADER

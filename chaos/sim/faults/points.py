@@ -58,6 +58,7 @@ RECORDS = {
     "JobCreated": Point.START, "GenerationStarted": Point.START, "CheckpointCompleted": Point.COMMIT,
     "Expired": Point.SWEEP, "LogStart": Point.SWEEP, "Rewound": Point.REWIND,
     "Finished": Point.CONFIRM, "Stopped": Point.CONFIRM, "SavepointNamed": Point.BETWEEN,
+    "Forked": Point.START,
 }  # fmt: skip
 _LANES = {
     "sweep": Point.SWEEP,

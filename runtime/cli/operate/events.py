@@ -8,7 +8,7 @@ start the log does show when the first checkpoint after it was completed.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import structs
@@ -71,19 +71,22 @@ def events_of(stored: Stored, *, checkpoints: bool) -> list[dict[str, Any]]:
     Returns:
         Per event: seq (None if its record may be pruned), at, event, generation, timeline, epoch, cause, host,
         savepoint, first_epoch (start: the number at which epochs resume), duration_ms (restart: the recovery;
-        checkpoint: from barrier to record; end: the run) and first_checkpoint_ms.
+        checkpoint: from barrier to record; end: the run; fork: the copying) and first_checkpoint_ms.
     """
     live = status_of(stored, SystemClock().wall_us()).restarts
     recovery_ms = {restart.generation: restart.recovery_ms for restart in live}
     found: list[dict[str, Any]] = []
     run_began: int | None = None
     start: dict[str, Any] | None = None
-    for record in _reported(stored.repository.records()):
+    for record in _reported(stored.repository.records(), stored.repository.forked):
         event = _unknown_event(record)
         shown = True
         match record.body:
             case joblog.JobCreated():
                 event |= {"event": "created"}
+            case joblog.Forked(origins=(*_, origin), duration_ms=took):
+                event |= {"event": "forked", "epoch": origin.epoch, "duration_ms": took}
+                event["cause"] = f"forked from epoch {origin.epoch} of {origin.job}"
             case joblog.GenerationStarted(base_epoch=base, cause=cause, host=host):
                 by_hand = cause.startswith(STARTED)
                 run_began = record.at if by_hand or run_began is None else run_began
@@ -146,8 +149,12 @@ def _new(done: joblog.CheckpointCompleted) -> str:
     return f"new partitions: {'; '.join(some)}"
 
 
-def _reported(records: Sequence[joblog.Record]) -> list[joblog.Record]:
-    """Return the records, with pruned ones reconstructed from the `LogStart` in their place."""
+def _reported(records: Sequence[joblog.Record], forked: Callable[[], joblog.Record | None]) -> list[joblog.Record]:
+    """Return the records, with pruned ones reconstructed from the `LogStart` in their place.
+
+    Args:
+        forked: Reads the first record of a fork.
+    """
     if not records or not isinstance(records[0].body, joblog.LogStart):
         return list(records)
     job = records[0].body.job
@@ -155,7 +162,10 @@ def _reported(records: Sequence[joblog.Record]) -> list[joblog.Record]:
     def record(at: int, generation: Generation, body: joblog.Body) -> joblog.Record:
         return joblog.Record(PRUNED, job.uuid, generation, job.timeline, "", at, body)
 
-    known = [record(job.created_at, Generation(0), joblog.JobCreated(job.name, job.key_groups))]
+    created = record(job.created_at, Generation(0), joblog.JobCreated(job.name, job.key_groups))
+    if (first := forked()) is not None:
+        created = record(first.at, first.generation, first.body)
+    known = [created]
     rewound = {rewind.first_epoch for rewind in job.rewinds}
     for s in job.starts:
         kind = joblog.Rewound if s.first_epoch in rewound else joblog.GenerationStarted

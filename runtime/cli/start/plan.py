@@ -65,6 +65,7 @@ def handle(args: argparse.Namespace) -> int:
     against = plan_changes.changes(plan, settings, job, manifest, repository.records, given)
     if job is None or not job.finished:  # a finished job does not start again, so nothing can obstruct it
         against["refused"] += obstacles(plan, settings, () if manifest is None else manifest.positions)
+        against["refused"] += mixed_targets(plan, repository)
     for warning in (*misspelt(os.environ), *given.advice()):
         advise(f"Warning: {warning}")
     if args.json:
@@ -132,6 +133,13 @@ def obstacles(plan: Plan, settings: Settings, positions: Iterable[SourcePosition
         except HoldfastError as error:
             found.append({"what": error.what, "next": error.next_step})
     return found
+
+
+def mixed_targets(plan: Plan, repository: Repository) -> list[dict[str, str]]:
+    """Return which sinks a run of a fork would refuse, as another job delivers to their targets."""
+    from holdfast.runtime.execution.admission import targets_of_origins
+
+    return [{"what": each.what, "next": each.next_step} for each in targets_of_origins(plan, repository.origins())]
 
 
 def _settings(settings: Settings) -> str:

@@ -345,8 +345,8 @@ class TestBytes:
             decode(data, "log/7.json")
 
     def test_a_record_of_a_later_format_is_not_damage(self) -> None:
-        later = msgspec.json.encode(created()).replace(b'"v":4', b'"v":5').replace(b"JobCreated", b"SomethingNew")
-        with pytest.raises(ConfigError, match="has format 5"):
+        later = msgspec.json.encode(created()).replace(b'"v":4', b'"v":6').replace(b"JobCreated", b"SomethingNew")
+        with pytest.raises(ConfigError, match="has format 6"):
             decode(with_hash(later), "log/7.json")
 
     @pytest.mark.parametrize("version", [2, 3, 4])

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import gc
+import io
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,12 +15,13 @@ from hypothesis import strategies as st
 from holdfast.errors import Damaged
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state import blocks, changelog, packing
-from holdfast.state.changelog import SegmentHeader, Writer, opened, seal, unseal
+from holdfast.state.changelog import SegmentHeader, Writer, opened, seal, unseal, write_as
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.segmentrows import batch_of
 from holdfast.state.tables.delta import Delta
 
 HEADER = SegmentHeader(JobUuid("job"), Generation(3), Timeline(1), Epoch(7), Epoch(5), WorkerId("w1"))
+OTHER = JobUuid("other"), Generation(0), Timeline(2)
 KINDS = {
     1: KeyType(("k",), (pa.int64(),)),
     2: KeyType(("k", "l"), (pa.utf8(), pa.int32()), (True, False)),
@@ -139,6 +142,20 @@ class TestSegment:
             for group, row in zip(delta.keys.key_groups(16).tolist(), rows_of(delta), strict=True)
             if first <= group < end
         }
+
+    @settings(deadline=None)
+    @given(deltas())
+    def test_written_as_one_of_another_job_differs_in_its_header_alone(self, given: list[Delta]) -> None:
+        into = io.BytesIO()
+        read = write_as(seal(HEADER, given), *OTHER, into)
+        other = replace(HEADER, job_uuid=OTHER[0], generation=OTHER[1], timeline=OTHER[2])
+        assert into.getvalue() == seal(other, given) and read.header == HEADER
+
+    def test_is_not_written_as_another_one_if_a_byte_differs(self) -> None:
+        data = seal(HEADER, [delta_of(4, {(5,): (True, 2, 2.0, False, *NO_MORE)})])
+        for at in range(len(data)):
+            with pytest.raises(Damaged):
+                write_as(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], *OTHER, io.BytesIO())
 
     def test_keeps_hashes_and_so_key_groups(self) -> None:
         delta = delta_of(4, {(None,): (True, 1, 1.0, True, *NO_MORE), (5,): (True, 2, 2.0, False, *NO_MORE)})
