@@ -15,13 +15,17 @@ from holdfast.chaos.explore.report import Summary, failure_lines, replay_command
 from holdfast.chaos.mutants import mutation
 from holdfast.chaos.mutants.mutants import MUTANTS
 from holdfast.chaos.mutants.mutation import Mutant
+from holdfast.chaos.mutants.simulated import SIMULATED
 from holdfast.chaos.sim.faults.faults import Fault
 from holdfast.chaos.sim.faults.points import Point
+from holdfast.chaos.sim.jobs.branches.registry import BRANCHES
+from holdfast.chaos.sim.jobs.workload import scenario
 from holdfast.chaos.sim.simulator import simulate
 from holdfast.runtime.cli.main import main
 
 SEEDS_SMOKE, SEEDS_QUICK = 30, 400
 SEEDS_PER_MUTANT = 400
+SEEDS_OF_BRANCH = 2
 
 
 def explained(summary: Summary) -> str:
@@ -37,6 +41,14 @@ class TestSmoke:
     def test_every_result_is_correct_in_the_first_seeds(self) -> None:
         few = play_all(range(SEEDS_SMOKE), workers=1)
         assert not few.failed, explained(few)
+
+    @pytest.mark.parametrize("branch", BRANCHES)
+    def test_every_result_is_correct_in_the_first_seeds_with_a_branch(self, branch: str) -> None:
+        # Those with little memory play for long.
+        seeds = [n for n in range(SEEDS_QUICK) if branch in (made := scenario(n)).branches and not made.budgeted]
+        runs = [simulate(seed) for seed in seeds[:SEEDS_OF_BRANCH]]
+        assert [run.violations for run in runs] == [()] * SEEDS_OF_BRANCH, [run.seed for run in runs]
+        assert all(run.counts[branch] for run in runs)
 
 
 @pytest.mark.thorough
@@ -62,7 +74,7 @@ class TestSimulatedJobs:
         assert counts["rewinds"] > SEEDS_QUICK / 10
         assert counts["targets_repaired"] > counts["rewinds"]
         assert counts["sources_waited_for_memory"] > 0 and counts["barriers_wanted_early"] > 0
-        assert counts["texts"] > 0
+        assert counts["texts"] > 0 and all(counts[name] > 0 for name in BRANCHES)
         assert counts["tasks"] > counts["tasks_accepted"] > SEEDS_QUICK
         assert counts["finishes_in_batches"] > 0 and counts["rewinds_in_batches"] > 0
         assert counts["sources_waited_for_others"] > 0
@@ -102,7 +114,7 @@ class TestDeterminism:
 
 @pytest.mark.thorough
 class TestMutants:
-    @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+    @pytest.mark.parametrize("mutant", SIMULATED, ids=lambda mutant: mutant.name)
     def test_a_wrong_version_of_the_protocol_is_caught(
         self, mutant: Mutant, record_property: Callable[[str, object], None]
     ) -> None:
@@ -112,7 +124,7 @@ class TestMutants:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("first", [20_000, 30_000] if SHARE == 1.0 else [20_000])
-    @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+    @pytest.mark.parametrize("mutant", SIMULATED, ids=lambda mutant: mutant.name)
     def test_a_mutant_is_caught_from_any_first_seed(self, mutant: Mutant, first: int) -> None:
         assert mutation.hunt(mutant, first, 5 * SEEDS_PER_MUTANT).caught is not None, f"{mutant.name} survived"
 
@@ -126,7 +138,7 @@ class TestMutants:
         assert any("I8 objects" in line for line in lines)
 
     def test_a_mutant_leaves_no_trace_behind(self) -> None:
-        for mutant in MUTANTS:
+        for mutant in SIMULATED:
             before = [getattr(swap.owner, swap.name) for swap in mutant.swaps]
             with mutation.applied(mutant):
                 during = [getattr(swap.owner, swap.name) for swap in mutant.swaps]
