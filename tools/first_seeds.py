@@ -18,6 +18,7 @@ from pathlib import Path
 from holdfast.chaos.mutants import mutation
 from holdfast.chaos.mutants.first_seeds import FIRST_SEEDS
 from holdfast.chaos.mutants.mutants import MUTANTS
+from holdfast.chaos.mutants.simulated import OF_BRANCHES, SIMULATED
 from holdfast.chaos.sim.jobs.workload import scenario
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,11 +29,11 @@ QUICK_S, PATIENCE_S, SEEDS = 1.2, 20.0, 2_000
 
 def quick_seed(name: str) -> tuple[str, int | None, float]:
     """Return a seed that catches the mutant, and its processor time in seconds; None if no seed does."""
-    [mutant] = [each for each in MUTANTS if each.name == name]
-    fit = (seed for seed in itertools.count() if not mutant.needs or getattr(scenario(seed), mutant.needs))
+    [mutant] = [each for each in SIMULATED if each.name == name]
+    fit = (seed for seed in itertools.count() if not mutant.needs or scenario(seed).offers(mutant.needs))
     caught: list[tuple[float, int]] = []
     spent = 0.0
-    for seed in itertools.chain([mutant.first], itertools.islice(fit, SEEDS)):
+    for seed in itertools.chain([FIRST_SEEDS.get(name, 0)], itertools.islice(fit, SEEDS)):
         began = time.process_time()
         found = mutation.hunt(mutant, seed, 1).caught
         spent += (took := time.process_time() - began)
@@ -47,17 +48,21 @@ def quick_seed(name: str) -> tuple[str, int | None, float]:
 def write(seeds: dict[str, int]) -> None:
     """Write the seeds into the table and into the page about guarantees."""
     before = TABLE.read_text(encoding="utf-8").split("FIRST_SEEDS")[0]
-    lines = "".join(f'    "{mutant.name}": {seeds[mutant.name]:_},\n' for mutant in MUTANTS if mutant.name in seeds)
+    lines = "".join(f'    "{mutant.name}": {seeds[mutant.name]:_},\n' for mutant in SIMULATED if mutant.name in seeds)
     TABLE.write_text(f"{before}FIRST_SEEDS: Mapping[str, int] = {{\n{lines}}}\n", encoding="utf-8")
     page = PAGE.read_text(encoding="utf-8")
-    for name, seed in seeds.items():
+    for name in (mutant.name for mutant in MUTANTS):
+        seed = seeds[name]
         page = re.sub(rf"(?m)^(\| `{name}` \|.*\|)[^|]*\|$", rf"\1 1 seed{f' from {seed}' if seed else ''} |", page)
+    for name in (mutant.name for mutant in OF_BRANCHES if mutant.name in seeds):
+        row = re.compile(rf"(?m)^(\| `{name}` \|.*\|)([^|;]*?)(; simulator seed \d+)? \|$")
+        page = row.sub(rf"\1\2; simulator seed {seeds[name]} |", page)
     PAGE.write_text(page, encoding="utf-8")
 
 
 def main() -> int:
     """Search with two processes; report each seed, and every mutant that survived."""
-    names = sys.argv[1:] or [mutant.name for mutant in MUTANTS]
+    names = sys.argv[1:] or [mutant.name for mutant in SIMULATED]
     seeds, survived = dict(FIRST_SEEDS), 0
     with ProcessPoolExecutor(2) as pool:
         for name, seed, took in pool.map(quick_seed, names):

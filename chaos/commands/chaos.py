@@ -30,8 +30,8 @@ from holdfast.chaos.explore.report import (
 )
 from holdfast.chaos.explore.shrink import Reduction, Shrunk, parsed
 from holdfast.chaos.mutants import mutation
-from holdfast.chaos.mutants.mutants import MUTANTS
 from holdfast.chaos.mutants.mutation import Mutant
+from holdfast.chaos.mutants.simulated import SIMULATED
 from holdfast.chaos.sim.faults.faults import Fault, Strike
 from holdfast.chaos.sim.simulator import Run
 from holdfast.errors import ConfigError
@@ -83,7 +83,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "mutants",
         run_mutants,
         "play wrong versions of the protocol until each is caught",
-        f"holdfast chaos mutants --seeds 200\nholdfast chaos mutants --mutant {MUTANTS[0].name}",
+        f"holdfast chaos mutants --seeds 200\nholdfast chaos mutants --mutant {SIMULATED[0].name}",
     )
     prove.add_argument(
         "--seeds", type=int, default=500, metavar="N", help="seeds per mutant before giving up; default 500"
@@ -169,7 +169,7 @@ def run_replay(args: argparse.Namespace) -> int:
 def run_mutants(args: argparse.Namespace) -> int:
     """Play each mutant until it is caught."""
     _require_least(args, seeds=1, first=0)
-    chosen = MUTANTS if args.mutant is None else (_mutant(args.mutant),)
+    chosen = SIMULATED if args.mutant is None else (_mutant(args.mutant),)
     hunts: list[mutation.Hunt] = []
     for mutant in chosen:
         with saying_if_interrupted(f"{len(hunts)} of {len(chosen)} were played"):
@@ -220,8 +220,8 @@ def _command(
 
 
 def _mutant(name: str) -> Mutant:
-    found = [mutant for mutant in MUTANTS if mutant.name == name]
-    _require(bool(found), f"there is no mutant {name!r}; choose one of {', '.join(m.name for m in MUTANTS)}")
+    found = [mutant for mutant in SIMULATED if mutant.name == name]
+    _require(bool(found), f"there is no mutant {name!r}; choose one of {', '.join(m.name for m in SIMULATED)}")
     return found[0]
 
 
@@ -231,7 +231,8 @@ def _reduction(args: argparse.Namespace, strikes: Sequence[Strike]) -> Reduction
         if args.schedule is not None:
             reduction = parsed(args.schedule)
             _require(
-                set(reduction.without) <= set(replays.PLAIN), f"a schedule can leave out {', '.join(replays.PLAIN)}"
+                set(reduction.without) <= set(replays.FEATURES),
+                f"a schedule can leave out {', '.join(replays.FEATURES)}",
             )
             _require_strikes(reduction.strikes or (), strikes)
             return reduction

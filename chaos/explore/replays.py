@@ -17,6 +17,7 @@ from typing import Any
 from holdfast.chaos.explore.shrink import NOTHING_LEFT_OUT, Reduction, Shrunk, shrink
 from holdfast.chaos.sim.faults.draws import Chance, Noted, Notes, Noting
 from holdfast.chaos.sim.faults.schedule import Schedule
+from holdfast.chaos.sim.jobs.branches.registry import BRANCHES
 from holdfast.chaos.sim.jobs.workload import Scenario, scenario
 from holdfast.chaos.sim.simulator import JOURNAL_LINES, Run, play
 from holdfast.chaos.sim.world import World
@@ -42,12 +43,12 @@ PLAIN: dict[str, Any] = {
     "earlier_job": False,
     "appears": (),
     "texts": False,
-    "joins": False,
     "state_memory": None,
     "copied_per_turn": None,
     "batches": (False,),
 }
-"""A scenario without a feature, by its name."""
+"""A scenario without a feature, by its name; branches have names of their own."""
+FEATURES = (*PLAIN, *BRANCHES)
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def smallest(seed: int) -> tuple[Original, Shrunk]:
     """Shrink the failure of a seed."""
     original, whole = noted(seed), scenario(seed)
     kinds = [strike.fault.name for strike in original.run.strikes]
-    features = [name for name, plain in PLAIN.items() if getattr(whole, name) != plain]
+    features = [name for name, plain in PLAIN.items() if getattr(whole, name) != plain] + [*whole.branches]
     return original, shrink(original.run, kinds, features, lambda reduction: replay(original, reduction, 0))
 
 
@@ -100,7 +101,7 @@ def reduced(whole: Scenario, reduction: Reduction) -> Scenario:
     """Return the reduced scenario."""
     records, workers = reduction.records, reduction.workers
     if "windowing" in reduction.without:
-        whole = replace(whole, regroups=False, joins=False)
+        whole = replace(whole, regroups=False, branches=())
     if {"windowing", "rests"} & {*reduction.without} or records is not None:
         whole = replace(whole, rests=())
     return replace(
@@ -109,7 +110,8 @@ def reduced(whole: Scenario, reduction: Reduction) -> Scenario:
         arrivals=tuple(each[:records] for each in whole.arrivals),
         parallelisms=tuple(n if workers is None else min(n, workers) for n in whole.parallelisms),
         heal_at=whole.heal_at if reduction.heal_at is None else min(reduction.heal_at, whole.heal_at),
-        **{name: PLAIN[name] for name in reduction.without},
+        branches=tuple(name for name in whole.branches if name not in reduction.without),
+        **{name: PLAIN[name] for name in reduction.without if name in PLAIN},
     )
 
 

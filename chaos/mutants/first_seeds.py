@@ -124,4 +124,13 @@ FIRST_SEEDS: Mapping[str, int] = {
     "sources-stopped-for-good": 127,
     "full-disk-asked-once": 500,
     "frozen-record-overwritten": 73,
+    "timer-fires-outside-of-epochs": 445,
+    "key-group-forgotten": 460,
+    "session-merged-once-too-few": 213,
+    "session-forgets-what-it-held": 84,
+    "pattern-dropped-within": 128,
+    "row-taken-again": 100,
+    "lookup-reads-the-future": 68,
+    "version-pruned-too-early": 68,
+    "waiting-rows-lost": 88,
 }

@@ -1,6 +1,7 @@
 """Wrong versions of keyed functions, which tests of whole jobs must catch.
 
 They are applied as those of mutants.py are; tests/unit/runtime/test_keyed_mutants.py plays the job that catches them.
+The simulator catches those that need a branch of its jobs too (simulated.py).
 
 Source: docs/design/0065, 0066, 0078.
 """
@@ -131,7 +132,7 @@ KEYED_MUTANTS = (
     Mutant("side-lost", "design/0065", "rows for a side are lost if their frame emits none to the stream",
            (Swap(ProcessOperator, "_emitted", _loses_sides),)),
     Mutant("key-group-forgotten", "P10, design/0065", "a deployed subtask loses the state of one key group",
-           (Swap(ProcessOperator, "__init__", _forgets_a_key_group),)),
+           (Swap(ProcessOperator, "__init__", _forgets_a_key_group),), needs="reminders"),
     Mutant("failed-timer-kept", "design/0065", "a timer that a failed call set stays",
            (Swap(TimerCell, "_back", _keeps_what_failed),)),
     Mutant("failed-element-kept", "design/0065", "an element that a failed call appended stays",

@@ -43,7 +43,7 @@ class Mutant:
     does: str
     swaps: tuple[Swap, ...]
     needs: str = ""
-    """A feature of some scenarios, by its field name; scenarios without it cannot catch the mutant and are skipped."""
+    """A feature of some scenarios (Scenario.offers); scenarios without it cannot catch the mutant and are skipped."""
 
     @property
     def first(self) -> int:
@@ -80,7 +80,7 @@ class Hunt:
 
 def hunt(mutant: Mutant, first: int, seeds: int) -> Hunt:
     """Play seeds until one catches the mutant."""
-    fit = (seed for seed in itertools.count(first) if not mutant.needs or getattr(scenario(seed), mutant.needs))
+    fit = (seed for seed in itertools.count(first) if not mutant.needs or scenario(seed).offers(mutant.needs))
     with applied(mutant):
         for played, seed in enumerate(itertools.islice(fit, seeds)):
             run = simulator.simulate(seed)

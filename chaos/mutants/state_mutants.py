@@ -1,7 +1,8 @@
 """Wrong versions of a worker's state, each the negation of a rule, which property tests of the state must catch.
 
-The simulator plays no lists, maps and timers, and no memory that leaves the process, so it cannot see these. They are
-applied as those of mutants.py are; tests/unit/state/test_state_mutants.py names the test that catches each.
+The simulator plays no lists, no times to live and no memory that leaves the process, so it sees only those that need a
+branch of its jobs (simulated.py). They are applied as those of mutants.py are; tests/unit/state/test_state_mutants.py
+names the test that catches each.
 
 Source: PROTOCOL P8, P10; docs/design/0039, 0040, 0041.
 """
@@ -122,7 +123,7 @@ STATE_MUTANTS = (
     Mutant("inputs-left-in-order-of-arrival", "design/0039", "rows taken in another order fold each other's values",
            (Swap(indexed.IndexedRecords, "_reordered", _leaves_inputs),)),
     Mutant("timer-fires-outside-of-epochs", "P8, design/0041", "a fired timer fires again after a restore",
-           (Swap(Timers, "fire", fires_outside_of_epochs),)),
+           (Swap(Timers, "fire", fires_outside_of_epochs),), needs="reminders"),
     Mutant("order-outlives-rollback", "P10, design/0041", "a timer that was set before a rollback fires after it",
            (Swap(Table, "roll_back", _keeps_orders),)),
     Mutant("suffix-left-by-prefix-delete", "design/0041", "a prefix delete leaves the rows after the third one",

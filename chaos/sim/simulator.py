@@ -17,6 +17,7 @@ from holdfast.chaos.sim import bounds
 from holdfast.chaos.sim.checks.checkers import Checks
 from holdfast.chaos.sim.faults.faults import Fault, Strike
 from holdfast.chaos.sim.faults.points import Point
+from holdfast.chaos.sim.jobs.branches.registry import BRANCHES
 from holdfast.chaos.sim.jobs.workload import scenario
 from holdfast.chaos.sim.world import World
 from holdfast.runtime.config.settings import MICROBATCH
@@ -144,7 +145,7 @@ def _counts(world: World) -> dict[str, int]:
         "partitions_discovered": world.checks.assigned.discovered,
         "ended_damaged": int(world.damage.ended),
         "texts": int(world.scenario.texts),
-        "joins": int(world.scenario.joins),
+        **{name: int(name in world.scenario.branches) for name in BRANCHES},
         "tasks": world.tasks_made,
         "tasks_accepted": world.checks.attempts.accepted,
         "finishes_in_batches": world.checks.requests[MICROBATCH, "finish"],

@@ -85,10 +85,10 @@ class World:
         arrivals = tuple(tuple(self._start + at for at in times) for times in scenario.arrivals)
         clock, rows_max = self.schedule.clock, scenario.batch_rows_max
         s = scenario
-        branches = (s.ledger, s.regroups, s.united, s.functions, s.letters, s.texts, s.drops, s.joins)
+        more = (s.ledger, s.regroups, s.united, s.functions, s.letters, s.texts, s.drops, s.branches)
         last = evolving.LAST_VERSION if s.evolves else 0
         versions = [
-            plan_of(s.upserts, s.above, s.windowing, s.immediate, *branches, v if s.evolves else None)
+            plan_of(s.upserts, s.above, s.windowing, s.immediate, *more, v if s.evolves else None)
             for v in range(last + 1)
         ]
         plan = versions[0]

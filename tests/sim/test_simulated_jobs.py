@@ -15,13 +15,18 @@ from holdfast.chaos.explore.report import Summary, failure_lines, replay_command
 from holdfast.chaos.mutants import mutation
 from holdfast.chaos.mutants.mutants import MUTANTS
 from holdfast.chaos.mutants.mutation import Mutant
+from holdfast.chaos.mutants.simulated import SIMULATED
 from holdfast.chaos.sim.faults.faults import Fault
 from holdfast.chaos.sim.faults.points import Point
+from holdfast.chaos.sim.jobs.branches.registry import BRANCHES
+from holdfast.chaos.sim.jobs.workload import scenario
 from holdfast.chaos.sim.simulator import simulate
 from holdfast.runtime.cli.main import main
 
 SEEDS_SMOKE, SEEDS_QUICK = 30, 400
 SEEDS_PER_MUTANT = 400
+RECORDS_LEAST = 20
+"""In the seed that is played for a branch."""
 
 
 def explained(summary: Summary) -> str:
@@ -37,6 +42,15 @@ class TestSmoke:
     def test_every_result_is_correct_in_the_first_seeds(self) -> None:
         few = play_all(range(SEEDS_SMOKE), workers=1)
         assert not few.failed, explained(few)
+
+    @pytest.mark.parametrize("branch", BRANCHES)
+    def test_every_result_is_correct_in_a_small_seed_with_a_branch(self, branch: str) -> None:
+        made = [each for each in map(scenario, range(SEEDS_QUICK)) if branch in each.branches and not each.budgeted]
+        run = simulate(
+            min((each for each in made if each.records >= RECORDS_LEAST), key=lambda each: each.records).seed
+        )
+        assert run.violations == (), f"seed {run.seed}"
+        assert run.counts[branch] == 1
 
 
 @pytest.mark.thorough
@@ -62,7 +76,7 @@ class TestSimulatedJobs:
         assert counts["rewinds"] > SEEDS_QUICK / 10
         assert counts["targets_repaired"] > counts["rewinds"]
         assert counts["sources_waited_for_memory"] > 0 and counts["barriers_wanted_early"] > 0
-        assert counts["texts"] > 0
+        assert counts["texts"] > 0 and all(counts[name] > 0 for name in BRANCHES)
         assert counts["tasks"] > counts["tasks_accepted"] > SEEDS_QUICK
         assert counts["finishes_in_batches"] > 0 and counts["rewinds_in_batches"] > 0
         assert counts["sources_waited_for_others"] > 0
@@ -102,7 +116,7 @@ class TestDeterminism:
 
 @pytest.mark.thorough
 class TestMutants:
-    @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+    @pytest.mark.parametrize("mutant", SIMULATED, ids=lambda mutant: mutant.name)
     def test_a_wrong_version_of_the_protocol_is_caught(
         self, mutant: Mutant, record_property: Callable[[str, object], None]
     ) -> None:
@@ -112,7 +126,7 @@ class TestMutants:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("first", [20_000, 30_000] if SHARE == 1.0 else [20_000])
-    @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+    @pytest.mark.parametrize("mutant", SIMULATED, ids=lambda mutant: mutant.name)
     def test_a_mutant_is_caught_from_any_first_seed(self, mutant: Mutant, first: int) -> None:
         assert mutation.hunt(mutant, first, 5 * SEEDS_PER_MUTANT).caught is not None, f"{mutant.name} survived"
 
@@ -126,7 +140,7 @@ class TestMutants:
         assert any("I8 objects" in line for line in lines)
 
     def test_a_mutant_leaves_no_trace_behind(self) -> None:
-        for mutant in MUTANTS:
+        for mutant in SIMULATED:
             before = [getattr(swap.owner, swap.name) for swap in mutant.swaps]
             with mutation.applied(mutant):
                 during = [getattr(swap.owner, swap.name) for swap in mutant.swaps]

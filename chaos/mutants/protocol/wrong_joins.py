@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.chaos.sim.jobs.joined import JOIN_OPERATOR
+from holdfast.chaos.sim.jobs.branches.joins import JOIN_OPERATOR
 from holdfast.model import NEVER_US
 from holdfast.runtime.operators.joins.join import Arrived, JoinOperator
 from holdfast.runtime.operators.joins.rows import Due, KeptRows

@@ -36,18 +36,18 @@ from holdfast.chaos.sim.checks.aligned import Aligned
 from holdfast.chaos.sim.checks.assigned import Assigned
 from holdfast.chaos.sim.checks.attempts import Attempts
 from holdfast.chaos.sim.checks.audited import Audited
+from holdfast.chaos.sim.checks.branched import Branched
 from holdfast.chaos.sim.checks.clocks import NEVER, Channel
 from holdfast.chaos.sim.checks.finishing import Finishing
 from holdfast.chaos.sim.checks.history import History, plain_manifest
 from holdfast.chaos.sim.checks.inspected import Inspected
-from holdfast.chaos.sim.checks.joined import Joined
 from holdfast.chaos.sim.checks.lasts import Lasts
 from holdfast.chaos.sim.checks.visible import Added, Upserted
-from holdfast.chaos.sim.checks.windowed import Windowed
+from holdfast.chaos.sim.checks.windowed import SECOND_US, Windowed
 from holdfast.chaos.sim.faults.schedule import Journal
 from holdfast.chaos.sim.jobs import dropping, evolving, oracle
 from holdfast.chaos.sim.jobs.arriving import batches_of
-from holdfast.chaos.sim.jobs.joined import JOINED, JOINED_LATE
+from holdfast.chaos.sim.jobs.branches.contract import Watched
 from holdfast.chaos.sim.jobs.ledger import (
     ACCOUNTS,
     BALANCE,
@@ -62,7 +62,7 @@ from holdfast.chaos.sim.jobs.lettered import LETTERED, Lettered
 from holdfast.chaos.sim.jobs.oracle import Cut
 from holdfast.chaos.sim.jobs.spelled import SPELLED, SPELLED_COLUMNS, SPELLED_OPERATOR
 from holdfast.chaos.sim.jobs.tables import SharedTable
-from holdfast.chaos.sim.jobs.workload import ADDED, LATE, UPSERTS, WINDOWS, Scenario, operator_of
+from holdfast.chaos.sim.jobs.workload import ADDED, LATE, OUT_OF_ORDERNESS_S, UPSERTS, WINDOWS, Scenario, operator_of
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.manifest import Manifest, decode
@@ -121,9 +121,7 @@ class Checks:
         self._key_of = {name: by for name, by, _ in _expected_upserts(scenario)}
         windowing = scenario.windowing
         self._windowed = None if windowing is None else Windowed(scenario, windowing, self.fail)
-        self._joined = None
-        if scenario.joins and self._windowed is not None:
-            self._joined = Joined(scenario, self._windowed.clocks, self.fail)
+        self._branched = self._watching(scenario)
         self._ledger = Ledger(scenario.partitions, scenario.moves_rows, self.fail) if scenario.ledger else None
         self._regrouped = Regrouped(scenario.partitions, self.fail) if scenario.regroups else None
         self._since = dropping.Since(scenario.partitions, self.history.cuts, self.fail) if scenario.drops else None
@@ -141,6 +139,14 @@ class Checks:
         self.outcomes: dict[str, int] = {}
         self.explained: Callable[[ErrorReport | None], bool] = lambda error: False
         """Whether a run may fail with this error."""
+
+    def _watching(self, scenario: Scenario) -> Branched:
+        windowing, clocks = scenario.windowing, None if self._windowed is None else self._windowed.clocks
+        delay, idles = OUT_OF_ORDERNESS_S * SECOND_US, windowing is not None and windowing.idles
+        watched = Watched(
+            scenario.partitions, delay, idles, lambda: set() if clocks is None else clocks.overtaken, self.fail
+        )
+        return Branched(scenario.branches, watched, clocks, self._tables)
 
     @property
     def finished(self) -> bool:
@@ -209,7 +215,7 @@ class Checks:
             cut = self.history.cuts.get(tag.epoch)
             if cut is None:
                 self.fail("I5 visible", f"output of {writer} became visible, but epoch {tag.epoch} is not completed")
-            elif writer.sink in (ADDED, WINDOWS, JOINED):
+            elif writer.sink in (ADDED, WINDOWS) or writer.sink in self._branched:
                 # These tables show what each epoch added, as if it had been delivered alone.
                 later = sum(batch.num_rows for _, more in epochs[n + 1 :] for batch in more)
                 rows = self._tables[writer.sink].rows()
@@ -220,8 +226,8 @@ class Checks:
     def _look_at_added(self, writer: Writer, tag: Tag, cut: Cut, rows: Sequence[Mapping[str, Any]]) -> None:
         if writer.sink == ADDED:
             self._added.look(writer, tag, cut, rows)
-        elif self._joined is not None and writer.sink == JOINED:
-            self._joined.look(writer, tag, cut, rows)
+        elif writer.sink in self._branched:
+            self._branched.look(writer, tag, cut, rows)
         elif self._windowed is not None:
             self._windowed.look(writer, tag, cut, rows)
 
@@ -238,7 +244,7 @@ class Checks:
         elif self._ledger is not None and writer.sink == ACCOUNTS:
             accounts = {row["account"] for batch in batches for row in batch.to_pylist() if row[OP] == 0}
             self._ledger.look(writer, tag, cut, accounts, self._tables[ACCOUNTS].rows())
-        elif writer.sink not in (dropping.SINCE, JOINED_LATE):  # compared when all writers show the same epoch
+        elif writer.sink not in (dropping.SINCE, *self._branched.late):  # compared when all writers show the same epoch
             keys = {row[self._key_of[writer.sink]] for batch in batches for row in batch.to_pylist() if row[OP] == 0}
             self._upserted[writer.sink].look(writer, tag, cut, keys, self._tables[writer.sink].rows())
 
@@ -298,13 +304,13 @@ class Checks:
         rows = self._tables[rewinding.sink].rows()
         if rewinding.sink == ADDED:
             self._added.taken_back(cut, rows)
-        elif rewinding.sink == JOINED and self._joined is not None:
-            self._joined.taken_back(rewinding.to, cut, rows)
+        elif rewinding.sink in self._branched:
+            self._branched.taken_back(rewinding.sink, rewinding.to, cut, rows)
         elif rewinding.sink == WINDOWS and self._windowed is not None:
             self._windowed.taken_back(rewinding.to, cut, rows)
         elif rewinding.sink == LATE and self._windowed is not None:
             self._windowed.look_late(rows)
-        elif rewinding.sink == JOINED_LATE:
+        elif rewinding.sink in self._branched.late:
             return  # compared at the end
         elif rewinding.sink == REGROUPED and self._regrouped is not None:
             self._regrouped.look(f"after going back to {rewinding.to}", cut, rows)
@@ -425,8 +431,7 @@ class Checks:
             self._windowed.at_end(self._everything(), self._tables[WINDOWS].rows(), self._tables[LATE].rows())
         if self._regrouped is not None:
             self._regrouped.at_end(self._tables[REGROUPED].rows(), self._tables[WINDOWS].rows())
-        if self._joined is not None:
-            self._joined.at_end(self._everything(), self._tables[JOINED].rows(), self._tables[JOINED_LATE].rows())
+        self._branched.at_end(self._everything())
 
     def _restore(self, completed: joblog.Completed) -> None:
         """I9: rebuild the state of every subtask from the objects that the manifest names."""
@@ -455,6 +460,7 @@ class Checks:
             number = dropping.of(manifest.operators).id
             self._since.restored("I9 state", manifest.epoch, _rows(stores, number, dropping.SINCE_COLUMNS))
             self._since.restored("I9 read", manifest.epoch, inspected.rows(dropping.SINCE_OPERATOR))
+        self._branched.restored(manifest.epoch, self.history.cuts[manifest.epoch], inspected.rows)
         if self._scenario.texts:
             self._restored_words(manifest.epoch, stores, inspected.rows(SPELLED_OPERATOR))
         if self._windowed is not None:

@@ -112,6 +112,17 @@ def watermark(records: Sequence[Input], offset: int, out_of_orderness: int) -> i
     return max(record.at for record in records[:offset]) - out_of_orderness if offset else None
 
 
+def prompt(partitions: Partitions, out_of_orderness: int, lasting: int) -> set[int]:
+    """Return the ids of the records of whose time their own partition's watermark was less than `lasting` past."""
+    ids: set[int] = set()
+    for records in partitions:
+        for offset, record in enumerate(records):
+            passed = watermark(records, offset, out_of_orderness)
+            if passed is None or record.at + lasting > passed:
+                ids.add(record.id)
+    return ids
+
+
 def never_late(partitions: Partitions, size: int, lateness: int, out_of_orderness: int) -> set[int]:
     """Return the ids of the records that are not older than their own partition's watermark before them."""
     ids: set[int] = set()
@@ -144,6 +155,11 @@ def lasts(partitions: Partitions, cut: Cut, above: int | None) -> dict[int, Inpu
 def shown(record: Input) -> dict[str, int]:
     """Return a record's row in the table with immediate writes."""
     return {"place": record.place, "id": record.id, "value": record.value}
+
+
+def read(partitions: Partitions, cut: Cut) -> list[Input]:
+    """Return the records up to the cut."""
+    return [record for partition, records in enumerate(partitions) for record in records[: cut.get(partition, 0)]]
 
 
 def whole(partitions: Partitions) -> dict[int, int]:

@@ -27,8 +27,9 @@ from holdfast.chaos.sim.faults import aims, faults
 from holdfast.chaos.sim.faults.aims import Aim
 from holdfast.chaos.sim.faults.faults import Fault
 from holdfast.chaos.sim.faults.points import Point
-from holdfast.chaos.sim.jobs import dropping, evolving, joined, ledger, lettered, spelled
+from holdfast.chaos.sim.jobs import dropping, evolving, ledger, lettered, spelled
 from holdfast.chaos.sim.jobs.arriving import ArrivingSource
+from holdfast.chaos.sim.jobs.branches.registry import BRANCHES
 from holdfast.chaos.sim.jobs.functions import calling
 from holdfast.chaos.sim.jobs.oracle import PARTITION_STRIDE, Input
 from holdfast.checkpoint.bases import Thresholds
@@ -191,8 +192,8 @@ class Scenario:
     """Time between two listings of the sources; 0: they are listed only where a run may end."""
     texts: bool = False
     """Whether there is a branch with text in its keys and its state."""
-    joins: bool = False
-    """Whether there is a branch that joins the records with themselves, by event time."""
+    branches: tuple[str, ...] = ()
+    """The names of the branches that read the records by event time (branches/registry.py)."""
     state_memory: int | None = None
     """The budget of every worker's state in bytes; None: there is none."""
     batches: tuple[bool, ...] = (False,)
@@ -207,6 +208,10 @@ class Scenario:
     """Bytes from which workers upload a part of it."""
     copied_per_turn: int | None = None
     """How many frozen records a worker copies per turn; None: all of them, in the turn after the barrier."""
+
+    def offers(self, feature: str) -> bool:
+        """Return whether there is a feature, which is a branch or an attribute of this class."""
+        return feature in self.branches if feature in BRANCHES else bool(getattr(self, feature))
 
     @property
     def rescales(self) -> bool:
@@ -364,9 +369,14 @@ def scenario(seed: int) -> Scenario:
     )
     drawn = _growing(_with_ends(_with_rest(_regrowing(_with_functions(_with_more(whole))))), keys)
     drawn = replace(drawn, texts=random.Random(f"{seed}/texts").random() < TEXTS_SHARE)
-    joins = windowing is not None and random.Random(f"{seed}/joins").random() < joined.JOINS_SHARE
-    drawn = replace(drawn, joins=joins)
+    drawn = replace(drawn, branches=() if windowing is None else _branches(seed))
     return _with_committer(_with_standbys(_in_batches(_with_backlog(_budgeted(_with_slow_copies(drawn)), keys))))
+
+
+def _branches(seed: int) -> tuple[str, ...]:
+    return tuple(
+        each.name for each in BRANCHES.values() if random.Random(f"{seed}/{each.stream}").random() < each.share
+    )
 
 
 def _with_slow_copies(whole: Scenario) -> Scenario:
@@ -677,7 +687,7 @@ def plan_of(
     letters: bool = False,
     texts: bool = False,
     drops: bool = False,
-    joins: bool = False,
+    branches: tuple[str, ...] = (),
     version: int | None = None,
 ) -> Plan:
     """Return the job's plan; every worker replaces its source and sinks, which are stand-ins, by its own.
@@ -718,8 +728,8 @@ def plan_of(
         spelled.spell(records)
     if drops:
         dropping.count_since(records)
-    if joins:
-        joined.join_near(records)
+    for name in branches:
+        BRANCHES[name].add(records)
     return app.plan()
 
 

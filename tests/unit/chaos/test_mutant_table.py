@@ -49,6 +49,11 @@ class TestOtherTables:
         assert [row[:3] for row in rows(reported)] == [[m.name, m.rules, m.does] for m in mutants]
         assert f"these {len(mutants)} versions" in reported
 
+    @pytest.mark.parametrize("heading", OTHERS)
+    def test_give_the_first_seed_of_those_that_the_simulator_catches_too(self, heading: str) -> None:
+        seeds = {name: after.partition("; ")[2] for name, _, _, after in rows(below(heading))}
+        assert seeds == {m.name: f"simulator seed {m.first}" if m.needs else "" for m in OTHERS[heading]}
+
 
 def below(heading: str) -> str:
     """Return the page's text below a heading."""

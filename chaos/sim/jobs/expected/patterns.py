@@ -1,0 +1,45 @@
+"""Which rows of a place match the pattern: a fall, no peak before a rise, and another fall, soon enough.
+
+Source: docs/design/0069-patterns.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from holdfast.chaos.sim.jobs.oracle import Input
+
+WITHIN_US = 6_000_000
+PEAK = 80
+Match = tuple[int, int, int]
+"""The ids of its rows."""
+
+
+def matches(records: Iterable[Input]) -> set[Match]:
+    """Return the matches in the records of all places; of matches that overlap, the first to be complete."""
+    by_place: dict[int, list[Input]] = {}
+    for record in sorted(records, key=lambda record: (record.at, record.id)):
+        by_place.setdefault(record.place, []).append(record)
+    found: set[Match] = set()
+    for rows in by_place.values():
+        complete = sorted((last, first, middle) for first in range(len(rows)) for middle, last in _of(rows, first))
+        through = -1
+        for last, first, middle in complete:
+            if first > through:
+                found.add((rows[first].id, rows[middle].id, rows[last].id))
+                through = last
+    return found
+
+
+def _of(rows: Sequence[Input], first: int) -> list[tuple[int, int]]:
+    """Return the second and third row of the match that begins with this row, if there is one."""
+    middle: int | None = None
+    for number in range(first + 1, len(rows) if rows[first].value < 0 else 0):
+        row = rows[number]
+        if row.at >= rows[first].at + WITHIN_US or (middle is None and row.value > PEAK):
+            break
+        if middle is None and row.value > 0:
+            middle = number
+        elif middle is not None and row.value < 0:
+            return [(middle, number)]
+    return []
