@@ -1,8 +1,8 @@
 """What a branch of a simulated job is: steps that read the job's records, and a watch over the rows they append.
 
 Only jobs with event time have branches. A stream of numbers of its own decides which seeds have a branch, so a new one
-changes the jobs of no other seeds. The name of the stream is chosen such that the seeds that mutants and tests name do
-not get the branch.
+changes the jobs of no other seeds. The name of the stream is chosen such that the seeds that other mutants and tests
+name do not get the branch.
 
 Invariants
     - Nothing outside of registry.py names a branch, except the mutants and tests that need it.
