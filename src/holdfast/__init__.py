@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.sources.kafka.connector import Kafka
     from holdfast.runtime.sources.kafka.values import JSON, Raw
     from holdfast.runtime.sources.log import Log
+    from holdfast.runtime.sources.postgres.connector import PostgresChanges
     from holdfast.runtime.sources.webhook.connector import Webhook
     from holdfast.runtime.spark.tables.frames import SparkFrame
     from holdfast.secrets import secret
@@ -117,6 +118,7 @@ _HOMES = {
     "Raw": "holdfast.runtime.sources.kafka.values",
     "SparkFrame": "holdfast.runtime.spark.tables.frames",
     "Delta": "holdfast.sinks.delta.sink",
+    "PostgresChanges": "holdfast.runtime.sources.postgres.connector",
     "Webhook": "holdfast.runtime.sources.webhook.connector",
     "Postgres": "holdfast.sinks.postgres.sink",
     "Redis": "holdfast.sinks.redis.sink",
@@ -154,6 +156,7 @@ __all__ = [
     "Log",
     "Map",
     "Postgres",
+    "PostgresChanges",
     "Raw",
     "Redis",
     "Row",
