@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 from kafka_server import KafkaServer
 from kafka_server import running as running_kafka
-from postgres_server import PostgresServer, running
+from postgres_server import LOGICAL, PostgresServer, running
 from redis_server import RedisServer
 from redis_server import running as running_redis
 
@@ -69,6 +69,13 @@ def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 def postgres() -> Iterator[PostgresServer]:
     """A Postgres server for all tests of the session that ask for it."""
     with running() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def logical_postgres() -> Iterator[PostgresServer]:
+    """A Postgres server whose changes can be captured."""
+    with running(extra=LOGICAL) as server:
         yield server
 
 

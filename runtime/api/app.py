@@ -31,7 +31,14 @@ from holdfast.runtime.rows.event_times import computed_time, watermark_of
 from holdfast.runtime.rows.expressions import Column, check_column_name, unknown_column
 from holdfast.runtime.rows.row_types import RowsOf, T
 from holdfast.runtime.rows.windows import TIME
-from holdfast.runtime.sources.connector import ChangelogConnector, Connector, changelog_of, sink_of, source_of
+from holdfast.runtime.sources.connector import (
+    ChangelogConnector,
+    Connector,
+    SourceConnector,
+    changelog_of,
+    sink_of,
+    source_of,
+)
 from holdfast.sinks.contract import Sink
 from holdfast.traits import not_a
 
@@ -137,7 +144,7 @@ class App:
     def source(
         self,
         name: str = NOT_GIVEN,
-        source: Source | Connector = NOT_GIVEN,
+        source: Source | SourceConnector = NOT_GIVEN,
         *,
         event_time: str | pl.Expr | None = None,
         out_of_orderness: str | None = None,
@@ -191,7 +198,7 @@ class App:
     def table(
         self,
         name: str = NOT_GIVEN,
-        source: Source | Connector = NOT_GIVEN,
+        source: Source | SourceConnector = NOT_GIVEN,
         *,
         key: str | Sequence[str],
         event_time: str | None = None,

@@ -19,7 +19,6 @@ BYTES = "read the bytes with hf.Kafka(..., value=hf.Raw()), and decode them in .
 WRITE = "write to hf.SQLite, hf.Postgres or hf.Log, and copy the rows from it"
 
 MODULE: Mapping[str, str] = {
-    "PostgresChanges": CAPTURE,
     "SQLiteChanges": CAPTURE,
     "Avro": BYTES,
     "Protobuf": BYTES,

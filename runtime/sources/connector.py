@@ -16,11 +16,15 @@ from holdfast.sinks.changelogs import ROOT, Changelog
 from holdfast.sinks.contract import Sink
 
 
-class Connector(Protocol):
-    """A system as users configure it; cheap, picklable, nothing is opened."""
+class SourceConnector(Protocol):
+    """A system that can be read, as users configure it; cheap, picklable, nothing is opened."""
 
     def source(self) -> Source:
         """Return the side that is read."""
+
+
+class Connector(SourceConnector, Protocol):
+    """A system that can be read and written, as users configure it."""
 
     def sink(self) -> Sink:
         """Return the side that is written."""
@@ -33,9 +37,9 @@ class ChangelogConnector(Protocol):
         """Return it as the place of a changelog. Raises ConfigError if it is not configured as one."""
 
 
-def source_of(given: Source | Connector) -> Source:
+def source_of(given: Source | SourceConnector) -> Source:
     """Return what is read: the source side of a connector, anything else as it is."""
-    return cast(Connector, given).source() if _has(given, "source") else cast(Source, given)
+    return cast(SourceConnector, given).source() if _has(given, "source") else cast(Source, given)
 
 
 def sink_of(given: Sink | Connector) -> Sink:

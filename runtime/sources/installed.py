@@ -29,6 +29,7 @@ OWN = {
     "kafka": "holdfast:Kafka",
     "log": "holdfast:Log",
     "postgres": "holdfast:Postgres",
+    "postgres-changes": "holdfast:PostgresChanges",
     "redis": "holdfast:Redis",
     "spark-frame": "holdfast:SparkFrame",
     "sqlite": "holdfast:SQLite",

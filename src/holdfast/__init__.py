@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.sources.kafka.connector import Kafka
     from holdfast.runtime.sources.kafka.values import JSON, Raw
     from holdfast.runtime.sources.log import Log
+    from holdfast.runtime.sources.postgres.connector import PostgresChanges
     from holdfast.runtime.sources.webhook.connector import Webhook
     from holdfast.runtime.spark.tables.frames import SparkFrame
     from holdfast.secrets import secret
@@ -121,6 +122,7 @@ _HOMES = {
     "Raw": "holdfast.runtime.sources.kafka.values",
     "SparkFrame": "holdfast.runtime.spark.tables.frames",
     "Delta": "holdfast.sinks.delta.sink",
+    "PostgresChanges": "holdfast.runtime.sources.postgres.connector",
     "Webhook": "holdfast.runtime.sources.webhook.connector",
     "Postgres": "holdfast.sinks.postgres.sink",
     "Redis": "holdfast.sinks.redis.sink",
@@ -158,6 +160,7 @@ __all__ = [
     "Log",
     "Map",
     "Postgres",
+    "PostgresChanges",
     "Raw",
     "Redis",
     "Row",

@@ -29,6 +29,8 @@ SETTINGS = (
     *("fsync=off", "full_page_writes=off", "synchronous_commit=off", "autovacuum=off", "max_connections=100"),
     *("shared_buffers=32MB", "wal_level=minimal", "max_wal_senders=0"),
 )
+LOGICAL = ("wal_level=logical", "max_wal_senders=10", "synchronous_commit=on", "wal_sender_timeout=10s")
+"""Besides those, for a server whose changes are captured: a commit is in its log once it was answered."""
 GUARDED, READER = "guarded", "reader"
 """Roles: one needs a password, as no other does; one may read only."""
 PASSWORD = "a password of no other role"
@@ -87,11 +89,13 @@ class PostgresServer:
 
     Args:
         port: Where it listens on loopback; None: on its socket alone.
+        extra: Settings besides those of all servers.
     """
 
     folder: Path
     binaries: Path
     port: int | None = None
+    extra: Sequence[str] = ()
     made: Iterator[int] = field(default_factory=lambda: count(1))
 
     def dsn(self, user: str = "postgres", database: str = "postgres") -> str:
@@ -114,12 +118,16 @@ class PostgresServer:
         """Start the processes, and wait until the server answers."""
         listen = "" if self.port is None else "127.0.0.1"
         settings = (*SETTINGS, f"listen_addresses={listen}", *(() if self.port is None else (f"port={self.port}",)))
-        options = " ".join(f"-c {setting}" for setting in settings)
+        options = " ".join(f"-c {setting}" for setting in (*settings, *self.extra))
         self._run("pg_ctl", "start", "-w", "-l", str(self.folder / "log"), "-o", f"-k {self.folder} {options}")
 
     def stop(self) -> None:
         """End the processes, as a crash does."""
         self._run("pg_ctl", "stop", "-w", "-m", "immediate")
+
+    def shut_down(self) -> None:
+        """End the processes in order: connections are closed, and those that replicate get everything first."""
+        self._run("pg_ctl", "stop", "-w", "-m", "fast")
 
     def kill(self) -> list[int]:
         """SIGKILL every process of the server; return their ids once all have ended."""
@@ -146,7 +154,7 @@ class PostgresServer:
 
 
 @contextmanager
-def running(port: int | None = None) -> Iterator[PostgresServer]:
+def running(port: int | None = None, extra: Sequence[str] = ()) -> Iterator[PostgresServer]:
     """Run a server with an empty database, until the block ends."""
     try:
         import psycopg  # noqa: F401
@@ -159,7 +167,7 @@ def running(port: int | None = None) -> Iterator[PostgresServer]:
     try:
         if os.geteuid() == 0:
             os.chown(folder, NOBODY, NOBODY)
-        server = PostgresServer(folder, Path(wheel.origin).parent / "pginstall18" / "bin", port)
+        server = PostgresServer(folder, Path(wheel.origin).parent / "pginstall18" / "bin", port, extra)
         server.create()
         server.start()
         try:

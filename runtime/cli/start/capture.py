@@ -1,6 +1,6 @@
 """`holdfast capture JOB.py`: receives what a source cannot read again, and appends it to the log that the job reads.
 
-Source: API.md, command line; docs/design/0085-webhooks.md.
+Source: API.md, command line; docs/design/0085-webhooks.md, 0087-postgres-capture.md.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from holdfast.runtime.cli.start.jobfile import load
 if TYPE_CHECKING:
     from holdfast.runtime.api.app import App
     from holdfast.runtime.capture.server import Listening
+    from holdfast.runtime.sources.postgres.connector import Capturing
     from holdfast.runtime.sources.webhook.connector import Receiving
 
 _DESCRIPTION = """\
-Receive the requests of a job's hf.Webhook and append them to its log, until SIGTERM or Ctrl-C. A request is answered
-200 once it is in the log. Run it beside the job, as a service of its own: neither needs the other to be running, and
-kill -9 at any time loses no request that was answered."""
+Append what a job's hf.Webhook receives, or the changes of the table of its hf.PostgresChanges, to the log of the
+source, until SIGTERM or Ctrl-C. A request is answered 200, and a change is confirmed to the server, once it is in the
+log. Run it beside the job, as a service of its own: neither needs the other to be running, and kill -9 at any time
+loses nothing and stores nothing twice."""
 _NOTHING = "nothing was received"
 
 
@@ -32,14 +34,28 @@ def add_parser(subparsers: Any) -> None:
     parser = add_command(
         subparsers, "capture", _DESCRIPTION, "holdfast capture job.py\nholdfast capture job.py --source payments --json"
     )
-    parser.add_argument("file", metavar="JOB.py", help="Python file that builds an hf.App with an hf.Webhook")
+    parser.add_argument("file", metavar="JOB.py", help="Python file that builds an hf.App with a captured source")
     add_app(parser)
     parser.add_argument("--source", metavar="NAME", help="which source, if the job has several that are captured")
     parser.set_defaults(handler=handle)
 
 
 def handle(args: argparse.Namespace) -> int:
-    """Receive until a signal. Exit status: 0 stopped, 2 wrong configuration, 4 damaged log, 5 log unreachable."""
+    """Capture until a signal.
+
+    Exit status: 0 stopped, 2 wrong configuration, 4 damaged log, 5 log or server unreachable.
+    """
+    from holdfast.runtime.sources.postgres.connector import Capturing
+
+    name, captured = _chosen(load(args.file, args.app), args.source)
+    if isinstance(captured, Capturing):
+        _capture_changes(args, name, captured)
+    else:
+        _capture_requests(args, name, captured)
+    return 0
+
+
+def _capture_requests(args: argparse.Namespace, name: str, receiving: Receiving) -> None:
     from holdfast.runtime.capture.appending import Appending
     from holdfast.storage.objects import open_objects
 
@@ -51,24 +67,38 @@ def handle(args: argparse.Namespace) -> int:
             not_done=_NOTHING,
             next_step="install it on this machine: pip install 'holdfast[http]'",
         ) from error
-    name, receiving = _chosen(load(args.file, args.app), args.source)
     appending = Appending(open_objects(receiving.log), receiving)
     counts = receive(receiving, appending, partial(_report_listening, args, name, receiving))
     _report_end(args, name, counts)
-    return 0
 
 
-def _chosen(app: App, wanted: str | None) -> tuple[str, Receiving]:
+def _capture_changes(args: argparse.Namespace, name: str, capturing: Capturing) -> None:
+    from holdfast.runtime.sources.postgres.connector import no_driver
+    from holdfast.storage.objects import open_objects
+
+    try:
+        from holdfast.runtime.capture.postgres.process import capture
+    except ImportError as error:
+        raise no_driver(error) from error
+    counts = capture(capturing, open_objects(capturing.log), partial(_report_event, args, name, capturing))
+    if args.json:
+        _print_line({"event": "stopped", "source": name, "records": counts.records, "appends": counts.appends})
+    else:
+        print(f"stopped capturing {name}: {counts.records:,} records appended")
+
+
+def _chosen(app: App, wanted: str | None) -> tuple[str, Receiving | Capturing]:
     """Return the source to capture.
 
     Raises:
         ConfigError: the job has none, several, or none of this name.
     """
     from holdfast.runtime.plan.source import capture_of
+    from holdfast.runtime.sources.postgres.connector import Capturing
     from holdfast.runtime.sources.webhook.connector import Receiving
 
     captured = {spec.name: capture_of(spec.source) for spec in app.plan().sources}
-    found = {name: what for name, what in captured.items() if isinstance(what, Receiving)}
+    found = {name: what for name, what in captured.items() if isinstance(what, Receiving | Capturing)}
     names = ", ".join(found)
     if not found:
         raise ConfigError(
@@ -103,6 +133,28 @@ def _report_listening(args: argparse.Namespace, name: str, of: Receiving, listen
         advise("requests are not signed: every program that can connect can append rows; see signature of hf.Webhook")
     if of.key is None:
         advise("requests have no idempotency key: a request that is sent again is stored again; see key of hf.Webhook")
+
+
+def _report_event(args: argparse.Namespace, name: str, of: Capturing, event: Mapping[str, Any]) -> None:
+    """Report what a capture of changes does."""
+    if args.json:
+        _print_line({**event, "source": name})
+        return
+    match event["event"]:
+        case "waiting":
+            print(f"waiting: {event['reason']}", flush=True)
+        case "snapshot":
+            print(f"reading the rows of {of.where}, with the slot {event['slot']}", flush=True)
+        case "captured":
+            print(f"appended {event['rows']:,} rows as of {event['position']} to {of.log}", flush=True)
+        case "streaming":
+            print(f"capturing {name} from {event['position']} on: changes of {of.where} to {of.log}", flush=True)
+        case _:
+            print(
+                f"{name} is at {event['position']}, {event['behind_bytes']:,} bytes behind; the server keeps "
+                f"{event['retained_bytes']:,} bytes; {event['records']:,} records appended",
+                flush=True,
+            )
 
 
 def _report_end(args: argparse.Namespace, name: str, counts: Mapping[str, int]) -> None:

@@ -20,8 +20,11 @@ from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.execution.admission import at_a_start, missing_secrets
 from holdfast.runtime.execution.results import with_places
 from holdfast.runtime.plan.model import SinkSpec, SourceSpec
+from holdfast.runtime.plan.source import capture_of
 from holdfast.runtime.plan.topic import outputs_of
+from holdfast.runtime.sources.postgres.connector import Capturing, no_driver
 from holdfast.sinks.contract import probing
+from holdfast.storage.objects import open_objects
 
 
 def job(file: str, app: str | None, root: str | None, master: str | None) -> Iterator[Check]:
@@ -43,6 +46,8 @@ def job(file: str, app: str | None, root: str | None, master: str | None) -> Ite
         yield _failed("secret", error)
     for source in plan.sources:
         yield _tried(f"source {source.name}", source.source.where, partial(_source, source))
+        if isinstance(captured := capture_of(source.source), Capturing):
+            yield _tried(f"capture {source.name}", f"Postgres {captured.where}", partial(_capture, captured))
     for sink in outputs_of(plan):
         yield _tried(f"sink {sink.name}", sink.sink.where, partial(_sink, sink))
 
@@ -65,6 +70,14 @@ def _source(spec: SourceSpec) -> str:
         return f"the first start copies its {spec.source.traits.copies}"
     with closing(spec.source.open()) as opened:
         return f"{text.plural(len(opened.partitions()), 'partition')} can be read"
+
+
+def _capture(of: Capturing) -> str:
+    try:
+        from holdfast.runtime.capture.postgres.probing import probed
+    except ImportError as error:
+        raise no_driver(error) from error
+    return probed(of, open_objects(of.log, writable=False))
 
 
 def _sink(spec: SinkSpec) -> str:

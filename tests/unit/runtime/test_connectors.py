@@ -52,7 +52,7 @@ class TestNames:
         with pytest.raises(hf.ConfigError, match="there is no connector 'rabbit'") as caught:
             hf.connector("rabbit")
         assert (
-            "delta, files, generator, kafka, log, postgres, redis, spark-frame, sqlite, webhook"
+            "delta, files, generator, kafka, log, postgres, postgres-changes, redis, spark-frame, sqlite, webhook"
             in caught.value.next_step
         )
 

@@ -14,6 +14,8 @@ import pytest
 import holdfast as hf
 from holdfast.runtime.capture.server import Listening
 from holdfast.runtime.cli.start import capture
+from holdfast.storage.log.log import create_log
+from holdfast.storage.objects import LocalObjects
 
 if TYPE_CHECKING:
     from tests.unit.runtime.cli.conftest import Ended
@@ -65,6 +67,32 @@ class TestChoice:
     def test_of_another_source_is_refused_with_the_names(self, holdfast: Holdfast, job: Callable[..., str]) -> None:
         ended = holdfast("capture", job("a", "plain"), "--source", "plain", "--json")
         assert ended.status == 2 and ended.json["next"] == "give one of a"
+
+
+class TestChanges:
+    @pytest.fixture
+    def changes(self, tmp_path: Path) -> str:
+        """A job with a captured table, whose log exists."""
+        columns = pa.schema([pa.field("id", pa.int64(), False)])
+        create_log(LocalObjects(tmp_path / "log"), columns, 1, ["id"], changelog=True)
+        source = f'hf.PostgresChanges("host=/nowhere dbname=d user=u", "t", hf.Log({str(tmp_path / "log")!r}))'
+        file = tmp_path / "job.py"
+        file.write_text(HEAD + LINE.format(name="t", source=source))
+        return str(file)
+
+    def test_of_a_server_that_is_unreachable_are_an_error_of_their_own(self, holdfast: Holdfast, changes: str) -> None:
+        ended = holdfast("capture", changes)
+        assert ended.status == 5 and "Postgres /nowhere/d" in ended.err
+
+    def test_are_checked_by_doctor(self, holdfast: Holdfast, changes: str) -> None:
+        ended = holdfast("doctor", changes, "--json")
+        (check,) = [each for each in ended.json["checks"] if each["name"] == "capture t"]
+        assert check["state"] == "fail" and "Postgres /nowhere/d" in check["found"]
+
+    def test_need_psycopg(self, holdfast: Holdfast, changes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "holdfast.runtime.capture.postgres.process", None)
+        ended = holdfast("capture", changes)
+        assert ended.status == 2 and "pip install 'holdfast[postgres]'" in ended.err
 
 
 class TestMissingLibrary:

@@ -1,0 +1,58 @@
+"""What a capture would find, for `holdfast doctor`: server, table, publication and slot. Nothing is changed."""
+
+from __future__ import annotations
+
+from holdfast.errors import ConfigError
+from holdfast.ports import ObjectStore
+from holdfast.runtime.capture.postgres.slots import (
+    SlotInUse,
+    check_slot,
+    ensure_publication,
+    free_slots,
+    has_publication,
+    lag_of,
+    publication_of,
+    slot_prefix,
+)
+from holdfast.runtime.capture.postgres.target import WRITER
+from holdfast.runtime.sources.postgres.catalogue import Db, check_server, connected, described
+from holdfast.runtime.sources.postgres.connector import Capturing
+from holdfast.storage.log.log import LogReader, read_meta
+
+
+def probed(of: Capturing, store: ObjectStore) -> str:
+    """Return in what state the capture of a table is.
+
+    Raises:
+        ConfigError, NotAdmitted, Unavailable: it cannot run, and why.
+    """
+    with connected(of.dsn, of.password) as db:
+        check_server(of.dsn, db)
+        table = described(db, of.schema, of.table)
+        table.rows()
+        meta = read_meta(store)
+        tag = None if meta is None else LogReader(store).newest().tag_of(WRITER)
+        begun, publication = bool(tag and tag.epoch), of.publication or publication_of(table)
+        if begun or of.publication is not None or has_publication(db, publication):
+            ensure_publication(db, table, publication, create=False, begun=begun)
+        if meta is not None and tag is not None and tag.epoch:
+            return _running(db, f"{slot_prefix(meta.uuid, table)}{tag.timeline}", tag.epoch)
+        if free_slots(db) < 1:
+            raise ConfigError(
+                "the server has no free replication slot",
+                not_done="nothing was captured",
+                next_step="drop slots that are no longer used, or raise max_replication_slots and restart the server",
+            )
+    return "can be captured"
+
+
+def _running(db: Db, slot: str, at: int) -> str:
+    """Return how far the capture of a log with a snapshot is."""
+    state = "no process captures it now"
+    try:
+        check_slot(db, slot, at)
+    except SlotInUse:
+        state = "a process captures it"
+    lag = lag_of(db, slot)
+    behind = "an unknown number of" if lag is None else f"{lag.behind_bytes:,}"
+    return f"{state}, {behind} bytes behind"

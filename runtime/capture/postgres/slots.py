@@ -1,0 +1,204 @@
+"""Slots and publications of a capture: their names, how they are created, and what the server says about them.
+
+A slot belongs to one attempt at a snapshot of one table for one log, and its name says so. So no capture ever uses the
+slot of another log, of a table that has the name of an earlier one, or of an attempt that was given up.
+
+Source: postgresql.org/docs/current: view-pg-replication-slots.html, sql-createpublication.html.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from zlib import crc32
+
+import psycopg
+from psycopg import sql
+
+from holdfast.errors import ConfigError, NotAdmitted, Unavailable
+from holdfast.runtime.capture.postgres.messages import lsn_of, lsn_text
+from holdfast.runtime.sources.postgres.catalogue import Db
+from holdfast.runtime.sources.postgres.table import SourceTable
+
+_UUID_DIGITS = 16
+_NAME_MOST = 40
+
+
+class SlotInUse(Unavailable):
+    """Another connection reads the slot, perhaps one whose process has ended a moment ago."""
+
+
+@dataclass(frozen=True)
+class Lag:
+    """How far a slot is behind."""
+
+    behind_bytes: int
+    """Of the server's log, after what was confirmed."""
+    retained_bytes: int
+    """Of the server's log that the slot keeps on its disk."""
+
+
+def slot_prefix(log_uuid: str, table: SourceTable) -> str:
+    """Return how the names of the slots of a log begin."""
+    return f"holdfast_{log_uuid.replace('-', '')[:_UUID_DIGITS]}_{table.oid}_"
+
+
+def lock_key(log_uuid: str) -> int:
+    """Return the key of the advisory lock that processes of one log take turns by: a signed integer of 64 bits."""
+    return int.from_bytes(bytes.fromhex(log_uuid.replace("-", "")[:_UUID_DIGITS]), "big", signed=True)
+
+
+def publication_of(table: SourceTable) -> str:
+    """Return the name of the publication that a capture creates for a table."""
+    plain = re.sub(r"[^a-z0-9_]", "_", f"{table.schema}_{table.name}".lower())[:_NAME_MOST]
+    return f"holdfast_{plain}_{crc32(f'{table.schema}.{table.name}'.encode()):08x}"
+
+
+def try_lock(db: Db, key: int) -> bool:
+    """Take the lock of a log for as long as the connection is open; return whether no other process has it."""
+    found = db.execute("SELECT pg_try_advisory_lock(%s::bigint)", (key,)).fetchone()
+    return found is not None and bool(found[0])
+
+
+def ensure_publication(db: Db, table: SourceTable, name: str, *, create: bool, begun: bool) -> None:
+    """Check a publication, or create it.
+
+    Args:
+        begun: Whether the log has a snapshot. Then nothing is created or advised that would hide a gap: changes that
+            were committed while the publication did not have the table are never sent.
+
+    Raises:
+        ConfigError: it lacks the table, columns, rows or kinds of changes; or it is missing and not to be created.
+        NotAdmitted: this user may not create it.
+    """
+    found = db.execute(
+        "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate "
+        "FROM pg_catalog.pg_publication WHERE pubname = %s",
+        (name,),
+    ).fetchone()
+    identifier, place = sql.Identifier(name), sql.Identifier(table.schema, table.name)
+    made = f'CREATE PUBLICATION "{name}" FOR TABLE "{table.schema}"."{table.name}"'
+    if found is None and create and not begun:
+        try:
+            db.execute(sql.SQL("CREATE PUBLICATION {} FOR TABLE ONLY {}").format(identifier, place))
+        except psycopg.errors.DuplicateObject:  # another process was faster
+            ensure_publication(db, table, name, create=False, begun=begun)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise NotAdmitted(
+                f"this user may not create the publication {name!r}: {error.diag.message_primary}",
+                not_done="nothing was captured",
+                next_step=f"let an administrator create it: {made}",
+            ) from error
+        return
+    gap = "changes are missing from the stream, so capture the table into another log, which begins with a new snapshot"
+    if found is None and begun:
+        raise _lost(f"the publication {name!r} is missing: it was dropped", gap)
+    if found is None:
+        raise _refused(f"there is no publication {name!r}", f"create it: {made}")
+    again = f'DROP PUBLICATION "{name}"; {made}'
+    if not found[0]:
+        raise _refused(f"the publication {name!r} lacks inserts, updates, deletes or truncates", f"run {again}")
+    part = db.execute(
+        "SELECT attnames::text[], rowfilter IS NULL FROM pg_catalog.pg_publication_tables "
+        "WHERE pubname = %s AND schemaname = %s AND tablename = %s",
+        (name, table.schema, table.name),
+    ).fetchone()
+    if part is None and begun:
+        raise _lost(f"the publication {name!r} no longer has the {table.where}", gap)
+    if part is None:
+        raise _refused(
+            f"the publication {name!r} does not have the {table.where}",
+            f'add it: ALTER PUBLICATION "{name}" ADD TABLE "{table.schema}"."{table.name}"',
+        )
+    names, whole = part
+    if not whole or {column.name for column in table.columns} - set(names):
+        raise _refused(f"the publication {name!r} leaves out rows or columns of the {table.where}", f"run {again}")
+
+
+def check_slot(db: Db, slot: str, at: int) -> None:
+    """Check that a slot still has all changes after a position.
+
+    Raises:
+        ConfigError: it is missing, or has lost or left out changes.
+        SlotInUse: another connection reads it.
+    """
+    found = db.execute(
+        "SELECT active_pid, wal_status, confirmed_flush_lsn::text, pg_current_wal_flush_lsn()::text "
+        "FROM pg_catalog.pg_replication_slots WHERE slot_name = %s AND database = current_database()",
+        (slot,),
+    ).fetchone()
+    end = "capture the table into another log, which begins with a new snapshot"
+    if found is None:
+        raise _lost(
+            f"the replication slot {slot} is missing: it was dropped, or the table or the database was replaced", end
+        )
+    pid, wal_status, confirmed, flushed = found
+    if wal_status == "lost":
+        raise _lost(
+            f"the replication slot {slot} has lost changes: the server removed the log that it needed",
+            f"raise max_slot_wal_keep_size, drop the slot (SELECT pg_drop_replication_slot('{slot}')), and {end}",
+        )
+    if lsn_of(confirmed) > at:
+        raise _lost(
+            f"the log has the changes up to {lsn_text(at)}, but the slot {slot} begins at {confirmed}: the log was "
+            "restored from an older copy, or the slot was advanced by another program",
+            f"restore the newer log; else {end}",
+        )
+    if lsn_of(flushed) < at:
+        raise _lost(
+            f"the log has the changes up to {lsn_text(at)}, but the server is at {flushed}: the database was restored "
+            "from an older copy",
+            end,
+        )
+    if pid is not None:
+        raise SlotInUse(
+            f"the replication slot {slot} is in use by the server process {pid}",
+            not_done="nothing was captured",
+            next_step="nothing, if a capture ended just now: the server notices within wal_sender_timeout; else end "
+            f"the program that uses it: SELECT pg_terminate_backend({pid})",
+        )
+
+
+def has_publication(db: Db, name: str) -> bool:
+    """Return whether there is a publication of this name."""
+    return bool(db.execute("SELECT 1 FROM pg_catalog.pg_publication WHERE pubname = %s", (name,)).fetchone())
+
+
+def free_slots(db: Db) -> int:
+    """Return how many slots the server can still create."""
+    found = db.execute(
+        "SELECT current_setting('max_replication_slots')::int - count(*) FROM pg_catalog.pg_replication_slots"
+    ).fetchone()
+    return 0 if found is None else int(found[0])
+
+
+def drop_others(db: Db, prefix: str, keep: str | None) -> None:
+    """Drop the slots of attempts that were given up. One that is still in use is left to a later start."""
+    found = db.execute(
+        "SELECT slot_name FROM pg_catalog.pg_replication_slots "
+        "WHERE starts_with(slot_name::text, %s) AND slot_name <> %s AND NOT active AND database = current_database()",
+        (prefix, keep or ""),
+    ).fetchall()
+    for (name,) in found:
+        try:
+            db.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+        except (psycopg.errors.ObjectInUse, psycopg.errors.UndefinedObject):
+            continue
+
+
+def lag_of(db: Db, slot: str) -> Lag | None:
+    """Return how far a slot is behind; None if it has lost its place."""
+    found = db.execute(
+        "SELECT (pg_current_wal_flush_lsn() - confirmed_flush_lsn)::int8, "
+        "(pg_current_wal_flush_lsn() - restart_lsn)::int8 FROM pg_catalog.pg_replication_slots WHERE slot_name = %s",
+        (slot,),
+    ).fetchone()
+    return None if found is None or None in found else Lag(max(0, found[0]), max(0, found[1]))
+
+
+def _lost(what: str, next_step: str) -> ConfigError:
+    return ConfigError(what, not_done="nothing more was captured, and the log stays as it is", next_step=next_step)
+
+
+def _refused(what: str, next_step: str) -> ConfigError:
+    return ConfigError(what, not_done="nothing was captured", next_step=next_step)

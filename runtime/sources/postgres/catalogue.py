@@ -1,0 +1,195 @@
+"""What a Postgres server says about a table that is captured, and whether it can be.
+
+Source: postgresql.org/docs/current: catalog-pg-class.html, catalog-pg-attribute.html, logical-replication-publication.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from holdfast.errors import ConfigError, HoldfastError, NotAdmitted, Unavailable
+from holdfast.runtime.sources.postgres.columns import SETTINGS, PgColumn
+from holdfast.runtime.sources.postgres.table import DEFAULT, FULL, SourceTable
+from holdfast.secrets import Secret
+from holdfast.sinks.postgres.place import conninfo, named
+
+VERSION_MIN = 150_000
+"""Postgres 15: publications name their columns, and empty transactions are not sent."""
+_LIMITS = {
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+}
+"""A snapshot may take hours; and the server frees what a vanished host had locked after a minute."""
+_IDENTITIES = {DEFAULT: "DEFAULT", "n": "NOTHING", "i": "USING INDEX", FULL: "FULL"}
+Db = psycopg.Connection[tuple[Any, ...]]
+
+
+@contextmanager
+def connected(dsn: str, password: Secret | None, **parameters: str) -> Iterator[Db]:
+    """Connect to the server, until the block ends; errors of the server inside become ours.
+
+    Raises:
+        ConfigError, NotAdmitted, Unavailable: see `meaning_of`.
+    """
+    where, value = f"Postgres {named(dsn)}", None if password is None else password.value()
+    info = make_conninfo(conninfo(dsn), **({} if value is None else {"password": value}), **parameters)
+    try:
+        # Without `with`: it would send a COMMIT, which a connection with a running stream cannot.
+        with closing(psycopg.connect(info, autocommit=True, prepare_threshold=None)) as db:
+            if db.info.server_version < VERSION_MIN:
+                raise _refused(
+                    f"{where}: the server has version {db.info.server_version // 10_000}, needed is 15 or newer",
+                    "use a newer server",
+                )
+            for name, setting in {**SETTINGS, **_LIMITS}.items():
+                db.execute(f"SET {name} = '{setting}'".encode())
+            yield db
+    except psycopg.Error as error:
+        raise meaning_of(where, error) from error
+
+
+def meaning_of(where: str, error: psycopg.Error) -> HoldfastError:
+    """Return what an error of the server means for a capture. It repeats the first line only: others hold values."""
+    said = error.diag.message_primary or " ".join(str(error).split())
+    state = error.sqlstate or ""
+    if state == "42501":
+        return NotAdmitted(
+            f"{where}: this user lacks a right: {said}",
+            not_done="nothing was captured",
+            next_step="grant what is missing: REPLICATION (ALTER ROLE ... REPLICATION), SELECT on the table, and for "
+            "the publication that it owns the table, or an administrator creates it",
+        )
+    if state == "53400" or "replication slots are in use" in said:
+        return ConfigError(
+            f"{where}: the server has no free replication slot: {said}",
+            not_done="nothing was captured",
+            next_step="drop slots that are no longer used (SELECT pg_drop_replication_slot(...)), or raise "
+            "max_replication_slots and restart the server",
+        )
+    if state.startswith(("08", "53", "55", "57", "40")) or not state and not _refused_login(said):
+        return Unavailable(
+            f"{where}: {said}",
+            not_done="changes after the last append were not captured yet",
+            next_step="check that the server runs and that this host reaches it; the capture continues where it was",
+        )
+    if not state or state.startswith("28") or state == "3D000":
+        return NotAdmitted(
+            f"{where}: the server did not let this user in, from {socket.gethostname()}: {said}",
+            not_done="nothing was captured",
+            next_step="check user, database and password (password=hf.secret(...), a password file or PGPASSWORD), and "
+            "pg_hba.conf of the server",
+        )
+    return ConfigError(
+        f"{where}: Postgres refuses: {said} ({state})",
+        not_done="nothing was captured",
+        next_step="correct the table or the configuration of hf.PostgresChanges",
+    )
+
+
+def described(db: Db, schema: str, name: str) -> SourceTable:
+    """Return a table.
+
+    Raises:
+        ConfigError: it is missing, or cannot be captured.
+    """
+    found = db.execute(
+        "SELECT c.oid::int8, c.relkind::text, c.relpersistence::text, c.relreplident::text, c.reltoastrelid <> 0 "
+        "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = %s AND c.relname = %s",
+        (schema, name),
+    ).fetchone()
+    where = f"table {schema}.{name}"
+    if found is None:
+        raise _refused(f"{where} does not exist", "create it, or correct tables of hf.PostgresChanges")
+    oid, kind, persistence, identity, toasted = found
+    if kind != "r" or persistence != "p":
+        raise _refused(f"{where} is no ordinary, permanent table", "capture an ordinary table, such as one partition")
+    columns, key = _columns(db, oid)
+    if not key:
+        raise _refused(f"{where} has no primary key", f"add one: ALTER TABLE {schema}.{name} ADD PRIMARY KEY (...)")
+    _check_identity(schema, name, identity, toasted)
+    return SourceTable(schema, name, oid, columns, key, identity == FULL)
+
+
+def check_server(dsn: str, db: Db) -> None:
+    """Refuse a server, or a user, by which no change can be captured.
+
+    Raises:
+        ConfigError: wal_level is not logical, or the server is a standby.
+        NotAdmitted: the user has no right to replicate.
+    """
+    found = db.execute(
+        "SELECT current_setting('wal_level'), pg_is_in_recovery(), rolname, rolreplication OR rolsuper "
+        "FROM pg_catalog.pg_roles WHERE rolname = current_user"
+    ).fetchone()
+    assert found is not None, "a session has a role"
+    level, standby, user, may = found
+    where = f"Postgres {named(dsn)}"
+    if standby:
+        raise _refused(f"{where}: the server is a standby", "name the primary in the connection string")
+    if level != "logical":
+        raise _refused(
+            f"{where}: wal_level is {level}, needed is logical",
+            "run ALTER SYSTEM SET wal_level = logical, and restart the server",
+        )
+    if not may:
+        raise NotAdmitted(
+            f"{where}: the user {user} has no right to replicate",
+            not_done="nothing was captured",
+            next_step=f"grant it as an administrator: ALTER ROLE {user} REPLICATION (on Amazon RDS: GRANT "
+            f"rds_replication TO {user})",
+        )
+
+
+def _columns(db: Db, oid: int) -> tuple[tuple[PgColumn, ...], tuple[str, ...]]:
+    """Return the columns and the primary key of a table."""
+    found = db.execute(
+        "SELECT a.attname, a.atttypid::int8, a.atttypmod, format_type(a.atttypid, a.atttypmod), t.typtype = 'e', "
+        "coalesce(array_position((i.indkey::int2[])[0:i.indnkeyatts - 1], a.attnum), 0) "
+        "FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid "
+        "LEFT JOIN pg_catalog.pg_index i ON i.indrelid = a.attrelid AND i.indisprimary AND i.indimmediate "
+        "WHERE a.attrelid = %s::oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' ORDER BY a.attnum",
+        (oid,),
+    ).fetchall()
+    places = sorted((place, name) for name, *_, place in found if place)
+    return tuple(PgColumn(*each) for *each, _ in found), tuple(name for _, name in places)
+
+
+def _check_identity(schema: str, name: str, identity: str, toasted: bool) -> None:
+    """Refuse a table whose changes may lack values: without FULL, a long value that did not change is not sent."""
+    if identity == FULL or (identity == DEFAULT and not toasted):
+        return
+    raise _refused(
+        f"table {schema}.{name} has REPLICA IDENTITY {_IDENTITIES.get(identity, identity)}"
+        + (
+            " and columns that can be long: an update is sent without a long value that it leaves as it is"
+            if identity == DEFAULT
+            else ", by which no old row is found"
+        ),
+        f'run on the server: ALTER TABLE "{schema}"."{name}" REPLICA IDENTITY FULL',
+    )
+
+
+def _refused_login(said: str) -> bool:
+    """Return whether the words are those of a server that did not let a connection in; then there is no code."""
+    words = (
+        "authentication failed",
+        "no password supplied",
+        "pg_hba.conf",
+        "does not exist",
+        "not permitted to log in",
+    )
+    return any(each in said for each in words)
+
+
+def _refused(what: str, next_step: str) -> ConfigError:
+    return ConfigError(what, not_done="nothing was captured", next_step=next_step)

@@ -1,0 +1,207 @@
+"""`hf.PostgresChanges`: the changes of a Postgres table, captured into a log by `holdfast capture`, as a source.
+
+A change stream is sent once: the server forgets what was confirmed. So a job never reads one: it reads the log, which
+has each change as a record that puts or deletes a row by its primary key. For the job this source is that log in
+everything but its name; only `holdfast capture` looks at the rest, which is a `Capturing`.
+
+psycopg is an extra (`pip install holdfast[postgres]`). A job needs it only until the log exists: before that, the
+columns are those that the server reports.
+
+Source: API.md (sources, captured); docs/design/0087-postgres-capture.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from holdfast.arguments import checked
+from holdfast.errors import ConfigError
+from holdfast.runtime.rows.row_types import RowsOf
+from holdfast.runtime.sources.log import Log, LogSource
+from holdfast.secrets import Secret, secret_argument
+from holdfast.storage.log.changelog import record_schema
+from holdfast.storage.log.format import LogMeta
+from holdfast.storage.log.reader import read_meta
+from holdfast.storage.objects import open_objects
+from holdfast.traits import Library, SourceTraits
+
+NAME_BYTES = 63
+"""The longest name of Postgres."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capturing:
+    """All that a process needs to capture a table; the arguments are those of `PostgresChanges`."""
+
+    dsn: str
+    password: Secret | None
+    schema: str
+    table: str
+    log: str
+    partitions: int
+    publication: str | None
+
+    @property
+    def where(self) -> str:
+        """How messages name the table."""
+        return f"table {self.schema}.{self.table}"
+
+
+class PostgresChanges(RowsOf[Any]):
+    """The rows of a Postgres table and all their changes, captured into a log and read from there.
+
+    `holdfast capture JOB.py` captures, as a process of its own: it appends the rows that the table has, then each
+    committed transaction, in the order of commits and exactly once. The job reads the log, as `hf.Log` does; it may
+    run, or not, at any time. Give the source to `app.table`, with the primary key as `key`: records put and delete
+    rows.
+
+    Args:
+        dsn: The database, as for `hf.Postgres`, without a password. Postgres 15 or newer, with wal_level = logical; the
+            user needs the right REPLICATION, and SELECT on the table.
+        tables: The table, as "customers" or "sales.customers"; it needs a primary key. One log has the changes of one
+            table, so several tables are several sources.
+        into: The log, such as `hf.Log("data/customers")`. `capture` creates it if it is missing, as a changelog with
+            the table's primary key.
+        password: Where `capture` reads the password: hf.secret("env:PG_PASSWORD"); see `hf.Postgres`.
+        publication: The publication to use; an administrator has created it for the table. None: `capture` creates
+            one, for which its user has to own the table.
+
+    Raises:
+        ConfigError: an argument cannot be used.
+    """
+
+    library: ClassVar[Library] = Library(name="psycopg", extra="postgres")
+
+    @checked("hf.PostgresChanges", '("postgresql://app@db.example/sales", "customers", into=hf.Log("data/customers"))')
+    def __init__(
+        self,
+        dsn: str,
+        tables: str | Sequence[str],
+        into: Log[Any],
+        *,
+        password: Secret | None = None,
+        publication: str | None = None,
+    ) -> None:
+        log = _log_of(into)
+        schema, table = _table_of(tables)
+        if publication is not None and not 1 <= len(str(publication).encode()) <= NAME_BYTES:
+            raise _refused(f"publication is {publication!r}", "give the name of a publication")
+        self.capturing = Capturing(
+            dsn=dsn,
+            password=secret_argument(password, "hf.PostgresChanges(password=)"),
+            schema=schema,
+            table=table,
+            log=log.path,
+            partitions=log.partitions,
+            publication=publication,
+        )
+        _check_dsn(dsn)
+
+    @classmethod
+    def example(cls) -> PostgresChangesSource:
+        """Return a source that has every trait; see listed.py."""
+        return cls("postgresql://app@db.example/sales", "customers", Log("data/customers")).source()
+
+    def __repr__(self) -> str:
+        of = self.capturing
+        return f"PostgresChanges('{of.schema}.{of.table}', into=Log({of.log!r}))"
+
+    def source(self) -> PostgresChangesSource:
+        """See Connector.source."""
+        of = self.capturing
+        return PostgresChangesSource(of.log, partitions=of.partitions, capturing=of)
+
+
+@dataclass(frozen=True)
+class PostgresChangesSource(LogSource):
+    """The log of a captured table: to the job it is a log."""
+
+    capturing: Capturing | None = field(default=None, compare=False)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the log; those of the table, as long as there is no log. Raises ConfigError, Unavailable."""
+        if (meta := read_meta(open_objects(self.path, writable=False))) is not None:
+            return meta.schema
+        return _records_of(self.capture())
+
+    @property
+    def traits(self) -> SourceTraits:
+        """See Source.traits. The kind stays that of a log: a job may name the log itself instead, and resume."""
+        return replace(super().traits, captured=True)
+
+    def capture(self) -> Capturing:
+        """See CapturedSource.capture."""
+        assert self.capturing is not None, "hf.PostgresChanges gives it"
+        return self.capturing
+
+    def _meta(self) -> LogMeta:
+        if (meta := read_meta(open_objects(self.path, writable=False))) is None:
+            raise ConfigError(
+                f"no log exists at {self.path}: nothing was captured yet",
+                not_done="the source was not opened",
+                next_step="start the process that captures the changes, which creates the log: "
+                "holdfast capture JOB.py, with the file of this job",
+            )
+        return meta
+
+
+def _records_of(of: Capturing) -> pa.Schema:
+    """Ask the server for the columns that the log will have."""
+    try:
+        from holdfast.runtime.sources.postgres.catalogue import connected, described
+    except ImportError as error:
+        raise no_driver(error) from error
+    with connected(of.dsn, of.password) as db:
+        table = described(db, of.schema, of.table)
+    return record_schema(table.rows(), table.key)
+
+
+def no_driver(error: ImportError) -> ConfigError:
+    """Return the error for a missing psycopg."""
+    return ConfigError(
+        f"hf.PostgresChanges needs psycopg, which cannot be imported: {error}",
+        not_done="nothing was captured",
+        next_step="install it on this machine: pip install 'holdfast[postgres]'",
+    )
+
+
+def _check_dsn(dsn: str) -> None:
+    """Refuse a string with a password before any message repeats it. Where psycopg is missing, none is opened."""
+    try:
+        from holdfast.sinks.postgres.place import parsed
+    except ImportError:
+        return
+    parsed(dsn)
+
+
+def _log_of(into: object) -> LogSource:
+    if not isinstance(into, Log):
+        raise _refused(f"into is {into!r}", 'give the log to append to, such as into=hf.Log("data/customers")')
+    log = into.source()
+    if log.expected is not None or log.key is not None:
+        raise _refused("into has a schema or a key", "leave them out: the log has those of the table")
+    return log
+
+
+def _table_of(tables: str | Sequence[str]) -> tuple[str, str]:
+    """Return the schema and the name of the table."""
+    names = [tables] if isinstance(tables, str) else list(tables)
+    if len(names) != 1:
+        raise _refused(
+            f"tables has {len(names)} names, and a log has the columns of one table",
+            "make a source for each table, with a log of its own, and run one process for each (--source NAME)",
+        )
+    schema, dot, name = str(names[0]).rpartition(".")
+    schema = schema if dot else "public"
+    if any(not 1 <= len(each.encode()) <= NAME_BYTES or "\0" in each for each in (schema, name)) or "." in schema:
+        raise _refused(f"the table is {names[0]!r}", 'name it as "customers", or with its schema: "sales.customers"')
+    return schema, name
+
+
+def _refused(what: str, next_step: str) -> ConfigError:
+    return ConfigError(f"hf.PostgresChanges: {what}", not_done="the job was not planned", next_step=next_step)

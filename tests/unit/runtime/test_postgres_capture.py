@@ -1,0 +1,400 @@
+"""Changes of a table of a real server in a log: types, kinds of changes, refusals, and what the server is told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+import pytest
+from captured_tables import Rows, Until, tables, tag_lsn
+from postgres_server import GUARDED, PASSWORD, READER, PostgresPlace, PostgresServer
+
+import holdfast as hf
+from holdfast.errors import ConfigError, NotAdmitted, Unavailable
+from holdfast.runtime.capture.postgres.following import Limits
+from holdfast.runtime.capture.postgres.messages import lsn_of
+from holdfast.runtime.capture.postgres.probing import probed
+from holdfast.runtime.capture.postgres.process import Capture
+from holdfast.runtime.sources.postgres.catalogue import connected, described
+from holdfast.runtime.sources.postgres.connector import Capturing
+from holdfast.storage.log.log import read_meta
+from holdfast.storage.objects import MemoryObjects
+
+pytestmark = pytest.mark.thorough
+
+EAGER = Limits(linger_ms=1, idle_bytes=1)
+
+
+class Table:
+    """A table of the server, and the log that it is captured into."""
+
+    def __init__(self, place: PostgresPlace, name: str = "t", **given: Any) -> None:
+        self.place, self.store = place, MemoryObjects()
+        source = hf.PostgresChanges(place.dsn, f"{place.schema}.{name}", hf.Log("memory/log", partitions=2), **given)
+        self.of: Capturing = source.capturing
+        self.events: list[dict[str, Any]] = []
+
+    def capture(self, reached: Callable[[], bool], limits: Limits = EAGER) -> None:
+        """Capture until something is reached. Raises: see Capture.run."""
+        Capture(self.of, self.store, self.events.append, Until(reached), limits).run()
+
+    def catch_up(self) -> None:
+        """Capture everything that the server has committed until now."""
+        ((text,),) = self.place.ask("SELECT pg_current_wal_flush_lsn()::text")
+        end = lsn_of(text)
+        self.capture(lambda: tag_lsn(self.store) >= end)
+
+    def rows(self) -> Rows:
+        """Return the table as the log has it."""
+        *_, (_, rows) = tables(self.store)
+        return rows
+
+    def release(self) -> None:
+        """Wait until the server has noticed that no connection reads the slot."""
+        self.place.ask("SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots WHERE active")
+
+    def slots(self) -> list[tuple[Any, ...]]:
+        return self.place.ask(
+            "SELECT slot_name, confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name LIKE 'holdfast%'"
+        )
+
+
+@pytest.fixture
+def place(logical_postgres: PostgresServer) -> Iterator[PostgresPlace]:
+    """An empty schema, whose slots are dropped in the end."""
+    place = logical_postgres.place()
+    yield place
+    place.ask("SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots WHERE active")
+    place.ask("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+
+
+@pytest.fixture
+def table(place: PostgresPlace) -> Table:
+    """A table with two rows."""
+    place.ask("CREATE TABLE t (id int PRIMARY KEY, n int)")
+    place.ask("INSERT INTO t VALUES (1, 10), (2, 20)")
+    return Table(place)
+
+
+class TestCapture:
+    def test_begins_with_the_rows_and_follows_the_changes(self, table: Table) -> None:
+        table.catch_up()
+        assert table.rows() == {1: {"id": 1, "n": 10}, 2: {"id": 2, "n": 20}}
+        table.place.ask("INSERT INTO t VALUES (3, 30)")
+        table.place.ask("UPDATE t SET n = 11 WHERE id = 1")
+        table.place.ask("UPDATE t SET id = 4 WHERE id = 2")
+        table.place.ask("DELETE FROM t WHERE id = 3")
+        table.catch_up()
+        assert table.rows() == {1: {"id": 1, "n": 11}, 4: {"id": 4, "n": 20}}
+        kinds = [event["event"] for event in table.events]
+        assert kinds[:2] == ["snapshot", "captured"] and set(kinds[2:]) == {"streaming"}
+
+    def test_shows_each_transaction_whole(self, table: Table) -> None:
+        table.catch_up()
+        with psycopg.connect(table.place.dsn, options=f"-csearch_path={table.place.schema}") as db:
+            for step in range(1, 6):
+                db.execute("UPDATE t SET n = n - %s WHERE id = 1", (step,))
+                db.execute("UPDATE t SET n = n + %s WHERE id = 2", (step,))
+                db.commit()
+        table.catch_up()
+        assert {sum(row["n"] for row in rows.values()) for _, rows in tables(table.store)} == {30}
+        assert table.rows()[1]["n"] == -5
+
+    def test_leaves_out_what_was_rolled_back(self, table: Table) -> None:
+        table.catch_up()
+        table.place.ask(
+            "BEGIN; INSERT INTO t VALUES (5, 1); SAVEPOINT s; INSERT INTO t VALUES (6, 1); ROLLBACK TO s; "
+            "INSERT INTO t VALUES (7, 1); COMMIT; BEGIN; DELETE FROM t; ROLLBACK"
+        )
+        table.catch_up()
+        assert sorted(table.rows()) == [1, 2, 5, 7]
+
+    def test_stages_a_transaction_that_is_too_large_to_be_held(
+        self, table: Table, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("holdfast.runtime.capture.postgres.stream.READ_BYTES", 1_000)
+        table.catch_up()
+        before = len(list(tables(table.store)))
+        table.place.ask("INSERT INTO t SELECT i, i FROM generate_series(100, 1099) AS i")
+        ((text,),) = table.place.ask("SELECT pg_current_wal_flush_lsn()::text")
+        small = Limits(linger_ms=1, batch_bytes=1_000, stage_bytes=2_000, idle_bytes=1)
+        table.capture(lambda: tag_lsn(table.store) >= lsn_of(text), small)
+        assert len(table.rows()) == 1_002
+        sizes = {len(rows) for _, rows in list(tables(table.store))[before:]}
+        assert sizes <= {2, 1_002} and len(table.store.list("data")) > 10
+
+    def test_of_every_type_is_the_same_from_rows_and_from_the_stream(self, place: PostgresPlace) -> None:
+        place.ask("CREATE TYPE mood AS ENUM ('sad', 'glad')")
+        place.ask(
+            "CREATE TABLE t (id bigint, part text, small smallint, f4 real, f8 double precision, ok boolean, "
+            "note varchar(20), at timestamptz, local timestamp, day date, raw bytea, price numeric(12,3), u uuid, "
+            "doc jsonb, how mood, twice int GENERATED ALWAYS AS (small * 2) STORED, PRIMARY KEY (id, part))"
+        )
+        place.ask("ALTER TABLE t REPLICA IDENTITY FULL")
+        values = (
+            "'a', -3, 0.1, 0.1, true, E'tab\\tback\\\\ ä', '2026-01-31 10:00:00.000001+01', '2026-01-31 10:00', "
+            "'2026-01-31', '\\x00ff', 1.5, '6f9b0f6e-0000-4000-8000-000000000001', '{\"a\": 1}', 'glad'"
+        )
+        nulls = "'a'" + ", NULL" * 13
+        place.ask(f"INSERT INTO t VALUES (1, {values}), (2, {nulls})")
+        table = Table(place)
+        table.catch_up()
+        place.ask(f"INSERT INTO t VALUES (3, {values}), (4, {nulls})")
+        table.catch_up()
+        rows = table.rows()
+        assert {**rows[1], "id": 3} == rows[3] and {**rows[2], "id": 4} == rows[4]
+        assert rows[4] == {**dict.fromkeys(rows[4]), "id": 4, "part": "a"} and "twice" not in rows[4]
+        assert rows[3] == {
+            "id": 3, "part": "a", "small": -3, "f4": 0.10000000149011612, "f8": 0.1, "ok": True,
+            "note": "tab\tback\\ ä", "at": datetime(2026, 1, 31, 9, 0, 0, 1, UTC), "local": datetime(2026, 1, 31, 10),
+            "day": date(2026, 1, 31), "raw": b"\x00\xff", "price": Decimal("1.500"),
+            "u": "6f9b0f6e-0000-4000-8000-000000000001", "doc": '{"a": 1}', "how": "glad",
+        }  # fmt: skip
+
+    def test_keeps_a_long_value_that_an_update_leaves(self, place: PostgresPlace) -> None:
+        place.ask("CREATE TABLE t (id int PRIMARY KEY, n int, long text)")
+        place.ask("ALTER TABLE t REPLICA IDENTITY FULL")
+        place.ask("ALTER TABLE t ALTER COLUMN long SET STORAGE EXTERNAL")
+        place.ask("INSERT INTO t VALUES (1, 1, repeat('x', 100000))")
+        table = Table(place)
+        table.catch_up()
+        place.ask("UPDATE t SET n = 2")
+        place.ask("UPDATE t SET id = 7")
+        table.catch_up()
+        assert table.rows() == {7: {"id": 7, "n": 2, "long": "x" * 100_000}}
+
+
+class TestSlot:
+    def test_is_that_of_the_log_and_never_before_the_tag(self, table: Table) -> None:
+        table.catch_up()
+        table.place.ask("INSERT INTO t VALUES (3, 30)")
+        table.catch_up()
+        ((_, confirmed),) = table.slots()
+        assert lsn_of(confirmed) <= tag_lsn(table.store)
+
+    def test_of_an_idle_table_follows_the_server(self, table: Table) -> None:
+        table.catch_up()
+        commits = len(list(tables(table.store)))
+        table.place.ask("CREATE TABLE busy AS SELECT i FROM generate_series(1, 20000) AS i")
+        ((text,),) = table.place.ask("SELECT pg_current_wal_flush_lsn()::text")
+        table.capture(lambda: tag_lsn(table.store) >= lsn_of(text), Limits(linger_ms=1, idle_bytes=4_096))
+        assert len(table.rows()) == 2 and len(list(tables(table.store))) > commits
+
+    def test_that_is_gone_is_reported_and_the_log_stays(self, table: Table) -> None:
+        table.catch_up()
+        rows = table.rows()
+        table.release()
+        table.place.ask("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+        table.place.ask("INSERT INTO t VALUES (3, 30)")
+        with pytest.raises(ConfigError, match="is missing: it was dropped") as refused:
+            table.catch_up()
+        assert "another log" in refused.value.next_step and table.rows() == rows
+
+    def test_that_was_advanced_by_others_is_reported(self, table: Table) -> None:
+        table.catch_up()
+        table.place.ask("INSERT INTO t VALUES (3, 30)")
+        table.place.ask(
+            "SELECT pg_replication_slot_advance(slot_name, pg_current_wal_flush_lsn()) FROM pg_replication_slots"
+        )
+        with pytest.raises(ConfigError, match="was advanced by another program"):
+            table.catch_up()
+
+    def test_that_another_program_reads_is_reported(self, table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("holdfast.runtime.capture.postgres.process.SLOT_WITHIN_S", 0.0)
+        table.catch_up()
+        table.release()
+        table.place.ask("INSERT INTO t VALUES (3, 30)")
+        ((slot, _),) = table.slots()
+        with closing(psycopg.connect(f"{table.place.dsn} replication=database", autocommit=True)) as db:
+            ((publication,),) = table.place.ask(
+                f"SELECT pubname FROM pg_publication_tables WHERE schemaname = '{table.place.schema}'"
+            )
+            db.pgconn.send_query(
+                f"START_REPLICATION SLOT \"{slot}\" LOGICAL 0/0 (proto_version '1', "
+                f"publication_names '\"{publication}\"')".encode()
+            )
+            db.pgconn.get_result()
+            with pytest.raises(Unavailable, match="is in use by the server process"):
+                table.catch_up()
+
+    def test_of_a_snapshot_that_was_interrupted_is_dropped(self, table: Table) -> None:
+        with pytest.raises(Interrupted):
+            interrupted(table).run()
+        assert len(table.slots()) == 1 and tag_lsn(table.store) == 0
+        table.place.ask("DELETE FROM t WHERE id = 1")
+        table.catch_up()
+        assert table.rows() == {2: {"id": 2, "n": 20}}
+        ((slot, _),) = table.slots()
+        assert slot.endswith("_2")
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupted(table: Table) -> Capture:
+    """Return a capture that ends, as if killed, when it writes the first rows of the snapshot."""
+
+    class Dying(MemoryObjects):
+        def put(self, path: str, data: bytes) -> None:
+            raise Interrupted
+
+    dying = Dying()
+    dying._objects = table.store._objects
+    return Capture(table.of, dying, table.events.append, Until(lambda: False), EAGER)
+
+
+class TestRefusedTables:
+    @pytest.mark.parametrize(
+        ("created", "said", "advice"),
+        [
+            ("CREATE TABLE t (id int)", "has no primary key", "ADD PRIMARY KEY"),
+            ("CREATE TABLE t (id int PRIMARY KEY, v text)", "columns that can be long", "REPLICA IDENTITY FULL"),
+            ("CREATE TABLE t (id int PRIMARY KEY, v int[])", "v (integer[])", "change their types"),
+            ("CREATE TABLE t (id int PRIMARY KEY, v numeric)", "v (numeric)", "numeric(p, s)"),
+            ("CREATE VIEW t AS SELECT 1 AS id", "no ordinary, permanent table", "one partition"),
+            ("CREATE UNLOGGED TABLE t (id int PRIMARY KEY)", "no ordinary, permanent table", "ordinary"),
+            ("CREATE TABLE u (id int PRIMARY KEY)", "does not exist", "correct tables"),
+            ("CREATE TABLE t (id int PRIMARY KEY); ALTER TABLE t REPLICA IDENTITY NOTHING", "NOTHING", "FULL"),
+        ],
+    )
+    def test_are_named_with_what_to_do(self, place: PostgresPlace, created: str, said: str, advice: str) -> None:
+        place.ask(created)
+        if "int[]" in created or "numeric" in created:
+            place.ask("ALTER TABLE t REPLICA IDENTITY FULL")
+        with pytest.raises(ConfigError) as refused:
+            Table(place).catch_up()
+        assert said in refused.value.what and advice in refused.value.next_step
+        assert place.ask("SELECT count(*) FROM pg_replication_slots") == [(0,)]
+
+
+class TestChangedTables:
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ("TRUNCATE t", "was truncated"),
+            ("ALTER TABLE t ADD COLUMN more int; INSERT INTO t VALUES (9, 9, 9)", "has changed while it was captured"),
+            ("ALTER TABLE t ALTER COLUMN n TYPE bigint; INSERT INTO t VALUES (9, 9)", "type of a column was changed"),
+        ],
+    )
+    def test_stop_after_everything_before(self, table: Table, change: str, said: str) -> None:
+        table.catch_up()
+        source = TableAt(table)
+        table.place.ask("INSERT INTO t VALUES (3, 30)")
+        table.place.ask(change)
+        with pytest.raises(ConfigError) as stopped:
+            source.run()
+        assert said in stopped.value.what and "all before it are in the log" in stopped.value.not_done
+        assert table.rows() == {1: {"id": 1, "n": 10}, 2: {"id": 2, "n": 20}, 3: {"id": 3, "n": 30}}
+
+    def test_are_refused_at_the_start_with_other_columns(self, table: Table) -> None:
+        table.catch_up()
+        table.place.ask("ALTER TABLE t ADD COLUMN more int")
+        with pytest.raises(ConfigError, match="has the columns") as refused:
+            table.catch_up()
+        assert "another log" in refused.value.next_step
+
+
+class TableAt:
+    """A capture that had looked at the table before it was changed."""
+
+    def __init__(self, table: Table) -> None:
+        with connected(table.of.dsn, None) as db:
+            self.known = described(db, table.of.schema, table.of.table)
+        self.table = table
+
+    def run(self) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("holdfast.runtime.capture.postgres.process.described", lambda *_: self.known)
+            self.table.capture(lambda: False)
+
+
+class TestRefusedServers:
+    def test_without_logical_wal(self, postgres: PostgresServer) -> None:
+        place = postgres.place()
+        place.ask("CREATE TABLE t (id int PRIMARY KEY)")
+        with pytest.raises(ConfigError, match="wal_level is minimal, needed is logical") as refused:
+            Table(place).catch_up()
+        assert "ALTER SYSTEM SET wal_level = logical" in refused.value.next_step
+
+    def test_by_a_user_without_the_right(self, logical_postgres: PostgresServer) -> None:
+        place = logical_postgres.place(READER)
+        with pytest.raises(NotAdmitted, match=f"the user {READER} has no right to replicate") as refused:
+            Table(place).capture(lambda: False)
+        assert f"ALTER ROLE {READER} REPLICATION" in refused.value.next_step
+
+    def test_by_a_wrong_password(self, logical_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("WRONG", "not the password")
+        place = logical_postgres.place(GUARDED)
+        with pytest.raises(NotAdmitted, match="did not let this user in") as refused:
+            Table(place, password=hf.secret("env:WRONG")).capture(lambda: False)
+        assert "not the password" not in str(refused.value) and PASSWORD not in str(refused.value)
+
+    def test_that_cannot_be_reached(self) -> None:
+        place = PostgresPlace("host=/nowhere dbname=none user=none", "public")
+        with pytest.raises(Unavailable):
+            Table(place).capture(lambda: False)
+
+    def test_without_the_publication(self, table: Table) -> None:
+        other = Table(table.place, publication="missing")
+        with pytest.raises(ConfigError, match="there is no publication 'missing'") as refused:
+            other.catch_up()
+        assert 'CREATE PUBLICATION "missing" FOR TABLE' in refused.value.next_step
+
+    @pytest.mark.parametrize("change", ["DROP PUBLICATION {0}", "ALTER PUBLICATION {0} DROP TABLE t"])
+    def test_whose_publication_has_lost_the_table_since(self, table: Table, change: str) -> None:
+        name = f"lost_{table.place.schema}"
+        table.place.ask(f"CREATE PUBLICATION {name} FOR TABLE t")
+        table = Table(table.place, publication=name)
+        table.catch_up()
+        table.place.ask(change.format(name))
+        table.place.ask("INSERT INTO t VALUES (3, 30)")
+        with pytest.raises(ConfigError, match=name) as refused:
+            table.catch_up()
+        assert refused.value.next_step.startswith("changes are missing from the stream")
+
+    @pytest.mark.parametrize(
+        ("form", "said"),
+        [
+            ("", "does not have the table"),
+            ("FOR TABLE t WITH (publish = 'insert')", "lacks inserts, updates"),
+            ("FOR TABLE t (id)", "leaves out rows or columns"),
+            ("FOR TABLE t WHERE (id > 1)", "leaves out rows or columns"),
+        ],
+    )
+    def test_with_a_publication_that_leaves_something_out(self, table: Table, form: str, said: str) -> None:
+        name = f"part_{table.place.schema}"
+        table.place.ask(f"CREATE PUBLICATION {name} {form}")
+        with pytest.raises(ConfigError, match=said):
+            Table(table.place, publication=name).catch_up()
+
+
+class TestDoctor:
+    def test_sees_that_a_table_can_be_captured_and_later_how_far_it_is(self, table: Table) -> None:
+        assert probed(table.of, table.store) == "can be captured"
+        assert table.slots() == [] and read_meta(table.store) is None
+        table.catch_up()
+        table.release()
+        assert re.fullmatch(r"no process captures it now, [0-9,]+ bytes behind", probed(table.of, table.store))
+
+    def test_names_what_is_missing(self, table: Table) -> None:
+        with pytest.raises(ConfigError, match="there is no publication 'missing'"):
+            probed(Table(table.place, publication="missing").of, table.store)
+        table.catch_up()
+        table.release()
+        table.place.ask("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+        with pytest.raises(ConfigError, match="is missing"):
+            probed(table.of, table.store)
+
+
+class TestJobs:
+    def test_see_the_columns_of_the_table_until_there_is_a_log(self, table: Table) -> None:
+        source = hf.PostgresChanges(table.place.dsn, f"{table.place.schema}.t", hf.Log("memory://none")).source()
+        assert source.schema.names == ["holdfast_deleted", "id", "n"]
+        with pytest.raises(ConfigError, match="nothing was captured yet"):
+            source.check()
