@@ -22,6 +22,9 @@ from holdfast.storage.kafka.errors import COORDINATOR_STARTS, GROUP_IN_USE, NO_R
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.storage.kafka.questions import ANSWER_WITHIN_S, FIRST_ANSWER_WITHIN_S, LOOK_EVERY_S, Reported, log
 
+GIVEN_UP_AFTER_MS = 6_000
+"""How long librdkafka looks for the broker of a group: as long as the session of a member lasts."""
+
 
 class GroupOffsets:
     """See Publisher."""
@@ -52,7 +55,7 @@ class GroupOffsets:
             time.sleep(LOOK_EVERY_S)
 
     def close(self) -> None:
-        """See Publisher.close. While an answer is still to come, librdkafka waits for it, for some 40 s at most."""
+        """See Publisher.close. While an answer is still to come, it waits for that, `GIVEN_UP_AFTER_MS` at most."""
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
@@ -100,7 +103,9 @@ class GroupOffsets:
                 raise no_client(error) from error
             self._reported = Reported()
             self._answers.clear()
-            given = self._place.settings(group_id=self._group, enable_auto_commit=False)
+            given = self._place.settings(
+                group_id=self._group, enable_auto_commit=False, session_timeout_ms=GIVEN_UP_AFTER_MS
+            )
             own = {"on_commit": lambda failed, stored: self._answers.append((failed, stored))}
             try:
                 self._consumer = Consumer({**given, **own, "error_cb": self._reported}, logger=log)
