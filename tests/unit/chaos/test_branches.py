@@ -263,6 +263,9 @@ class TestLookups:
         deleted = Input(3, 1, 0, 6, 3 * S)
         assert findable(asking, [late, deleted], prompt={3}) == {1, None}
         assert findable(asking, [late, deleted], prompt={1, 3}) == {None}
+        afterwards = Input(4, 1, 0, 6, 4 * S)
+        assert findable(asking, [late, newer, afterwards], prompt={2, 4}) == {1, None}
+        assert findable(asking, [late, deleted, Input(5, 1, 0, 9, 4 * S)], prompt={3, 5}) == {5}
 
     def test_a_row_that_came_out_before_time_had_passed_it_is_found(self) -> None:
         assert self.broken((2, 1), latest_us=3 * S + 1) == []

@@ -33,8 +33,10 @@ def findable(record: Input, versions: Iterable[Input], prompt: Collection[int]) 
     found: set[int | None] = set()
     for version in past:
         after = [each for each in past if each.at > version.at and each.id in prompt]
+        newest = max((each.at for each in after), default=None)
         # Nothing is left of a row that was deleted, so an older version that comes late shows it again.
-        if not deletes(version) and not (after and (version.id in prompt or not all(map(deletes, after)))):
+        shown_again = version.id not in prompt and any(deletes(each) for each in after if each.at == newest)
+        if not deletes(version) and (not after or shown_again):
             found.add(version.id)
     ends = [each.at for each in past if deletes(each)]
     if all(max(ends, default=each.at - 1) >= each.at for each in past if each.id in prompt and not deletes(each)):
