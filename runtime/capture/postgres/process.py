@@ -298,10 +298,13 @@ class _Stream:
 def capture(of: Capturing, store: ObjectStore, report: Report) -> Counts:
     """Capture until SIGINT or SIGTERM; return what was appended. Raises: see Capture.run."""
     stopping = StopRequest()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopping.set())
-    made = Capture(of, store, report, stopping)
-    made.run()
+    before = {number: signal.signal(number, lambda *_: stopping.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        made = Capture(of, store, report, stopping)
+        made.run()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return made.counts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from argparse import Namespace
 from collections.abc import Callable
@@ -81,8 +82,10 @@ class TestChanges:
         return str(file)
 
     def test_of_a_server_that_is_unreachable_are_an_error_of_their_own(self, holdfast: Holdfast, changes: str) -> None:
+        before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
         ended = holdfast("capture", changes)
         assert ended.status == 5 and "Postgres /nowhere/d" in ended.err
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
     def test_are_checked_by_doctor(self, holdfast: Holdfast, changes: str) -> None:
         ended = holdfast("doctor", changes, "--json")
