@@ -96,6 +96,7 @@ class TestKilledWorkers:
         assert differences(tmp_path, frame) == []
 
 
+@pytest.mark.slow  # test_cluster.py kills executors, with a driver, in each test run
 class TestKilledExecutor:
     def test_tasks_of_a_killed_executor_run_again_on_another_executor(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -129,6 +130,7 @@ class TestKilledExecutor:
 
 
 class TestKilledDriver:
+    @IN_BOTH_MODES_SLOWLY
     @pytest.mark.usefixtures("mode")
     def test_the_same_command_resumes_the_job_after_its_driver_was_killed(self, tmp_path: Path) -> None:
         frame = make_input(tmp_path, ROWS)

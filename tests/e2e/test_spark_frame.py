@@ -57,6 +57,7 @@ def test_is_copied_once_and_read_exactly_once_through_a_kill(tmp_path: Path) -> 
     assert computed(tmp_path) == PARTS
 
 
+@pytest.mark.slow
 def test_a_copy_is_made_again_until_there_is_a_checkpoint(tmp_path: Path) -> None:
     """The first start is killed while it copies, the second is refused before it copies."""
     (tmp_path / "hold").touch()
