@@ -25,10 +25,10 @@ from holdfast.errors import Damaged, ErrorReport, Fenced, HoldfastError, Unavail
 from holdfast.model import Generation, ObjectRef, WorkerId, Writer
 from holdfast.ports import Clock, Lane
 from holdfast.runtime.driver import master
-from holdfast.runtime.driver.compactions import Compactions
-from holdfast.runtime.driver.folds import Folds
+from holdfast.runtime.driver.background.compactions import Compactions
+from holdfast.runtime.driver.background.folds import Folds
+from holdfast.runtime.driver.background.publications import Publications
 from holdfast.runtime.driver.listing import Listings
-from holdfast.runtime.driver.publications import Publications
 from holdfast.runtime.driver.repair import Repairs
 from holdfast.runtime.driver.state import Site
 from holdfast.runtime.driver.sweep import Sweep

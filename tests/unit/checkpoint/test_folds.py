@@ -31,7 +31,7 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.errors import Damaged, HoldfastError, Unavailable
 from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Timeline
 from holdfast.ports import ObjectStore
-from holdfast.runtime.driver.folds import Folds
+from holdfast.runtime.driver.background.folds import Folds
 from holdfast.runtime.testing.lanes import InlineLane
 from holdfast.storage.hashed import with_hash
 from holdfast.storage.objects import MemoryObjects

@@ -13,7 +13,7 @@ from holdfast.errors import HoldfastError
 from holdfast.frozen import replace
 from holdfast.model import CHANGELOG, Pending, Tag, Writer
 from holdfast.runtime.config.settings import CONTINUOUS
-from holdfast.runtime.driver import compactions
+from holdfast.runtime.driver.background import compactions
 from holdfast.runtime.worker import protocol, topic
 from tests.unit.runtime.test_changelog_topic import Job, unconfirmed, watched
 

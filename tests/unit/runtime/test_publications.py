@@ -14,7 +14,7 @@ import holdfast as hf
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import Unavailable
 from holdfast.model import SourcePosition
-from holdfast.runtime.driver.publications import Publications
+from holdfast.runtime.driver.background.publications import Publications
 from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks.memory import MemorySink
