@@ -41,10 +41,11 @@ Result = TypeVar("Result")
 
 
 @pytest.mark.e2e
-def bench_windowed(bench: Bench, tmp_path: Path) -> None:
-    """A row per key and ten seconds of event time; keys recur in every window."""
+@pytest.mark.parametrize("keys", [100_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+def bench_windowed(bench: Bench, tmp_path: Path, keys: int) -> None:
+    """A row per key and ten seconds of event time; keys recur in every window: 40 or 4 times."""
     rows = bench.size("rows", smoke=400_000, full=64_000_000)
-    keys = bench.size("keys", smoke=1_000, full=100_000)
+    keys = bench.size("keys", smoke=keys // 100, full=keys)
     rows, total = write_input(tmp_path, rows, keys)
     used = Used()
     with bench.timed():
