@@ -33,6 +33,8 @@ from holdfast.model import Generation, Timeline
 from holdfast.sinks.contract import Sink
 from holdfast.sinks.owners import Claim
 
+IMMEDIATE = "Immediate"
+"""What the kind of an immediate sink begins with; the rest is the kind of the same target, written at the commit."""
 _TIMELINE_DIGITS, _OFFSET_DIGITS = 10, 19
 
 

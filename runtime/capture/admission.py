@@ -85,7 +85,7 @@ class Admission:
     """The requests of one log.
 
     Args:
-        keys: Those that are in the log already.
+        keys: Those that are in the log already, with their times by the monotonic clock of all methods.
     """
 
     def __init__(self, limits: Limits, keys: Keys) -> None:
@@ -189,18 +189,19 @@ class Admission:
         """Take the end of the running commit: all its rows are in the log, but those with repeated keys.
 
         Args:
-            at_us: The time of the rows.
+            at_us: The time of the rows, by the log.
             repeated: Keys of the batch whose rows other processes had stored.
-            seen: Keys that other processes stored, with their times.
+            seen: Keys that other processes stored, with the times of their rows.
         """
         effects: list[Effect] = []
+        now_us = now_ms * 1_000
         for key, stored_us in seen:
-            self._keys.add(key, stored_us)
+            self._keys.add(key, now_us - max(0, at_us - stored_us))
         for each in self._ended():
             if each.key is not None and each.key not in repeated:
-                self._keys.add(each.key, at_us)
+                self._keys.add(each.key, now_us)
             effects += self._answers(each, Verdict.REPEATED if each.key in repeated else Verdict.STORED)
-        self._keys.forget(at_us)
+        self._keys.forget(now_us)
         return [*effects, *self.due(now_ms)]
 
     def failed(self, now_ms: int) -> list[Effect]:
@@ -210,9 +211,9 @@ class Admission:
             effects += self._answers(each, Verdict.UNREACHABLE)
         return [*effects, *self.due(now_ms)]
 
-    def forget(self, now_us: int) -> None:
-        """Forget keys that are older than the horizon; `now_us` is the time by which rows are stored."""
-        self._keys.forget(now_us)
+    def forget(self, now_ms: int) -> None:
+        """Forget keys that are older than the horizon."""
+        self._keys.forget(now_ms * 1_000)
 
     def stop(self, now_ms: int) -> list[Effect]:
         """Admit no request from now on; store what is in the queue, and what was admitted when it arrives."""

@@ -14,6 +14,7 @@ Source: PROTOCOL P4, P17; docs/design/0085-webhooks.md.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -39,6 +40,7 @@ FIRST_LOOK_ROWS = 1_024
 LOOK_GROWTH = 4
 SKEW_US = 600_000_000
 """How far the clocks of two processes may differ: rows this much older than the horizon end the search for keys."""
+_log = logging.getLogger("holdfast.capture")
 
 
 class Seen(NamedTuple):
@@ -103,11 +105,16 @@ class Appending:
         """Return the keys that were stored within the horizon; to be read to its end before the first append."""
         reader = LogReader(self._store)
         self._note(reader)
+        self._check_clock()
         since_us = self._now_us() - self._of.horizon_us
         for partition, end in reader.end_offsets().items():
             start = end if self._of.key is None else _first_since(reader, partition, since_us - SKEW_US)
             yield from (each for each in _keys(reader, partition, start, end) if each.at_us >= since_us)
             self._ends[partition] = end
+
+    def age_us(self, at_us: int) -> int:
+        """Return how long ago a row was stored, by the time that a row stored now would have; at least 0."""
+        return max(0, self._now_us() - at_us)
 
     def append(self, batch: Sequence[Accepted]) -> Appended:
         """Append requests whose keys `recover` and earlier appends did not return, in one commit.
@@ -190,6 +197,17 @@ class Appending:
         """Note the tag and the time of the newest commit, of which all rows are known."""
         self._tag = reader.newest().tag_of(WRITER) or BEFORE_FIRST
         self._newest_us = max(self._newest_us, reader.newest().at_us)
+
+    def _check_clock(self) -> None:
+        """Warn if the log is ahead of the clock: until that has caught up, all rows have one time."""
+        if (ahead_us := self._newest_us - self._clock_us()) > SKEW_US:
+            _log.warning(
+                "the newest row of %s is %.1f h ahead of this machine's clock: set the clock, if it is behind; else a "
+                "clock was ahead when the row was stored, and until then all rows get its time: name another log in "
+                "into= to have their own",
+                self._of.log,
+                ahead_us / 3_600_000_000,
+            )
 
     def _now_us(self) -> int:
         self._newest_us = max(self._newest_us, self._clock_us())

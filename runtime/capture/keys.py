@@ -1,5 +1,8 @@
 """The idempotency keys that were stored lately.
 
+Times are those of a clock of this process that runs evenly. A wall clock that is once far ahead would have all keys
+forgotten; and those that are stored at such a time would be known until it has come.
+
 Keys are kept as digests of 16 bytes, in slices of time that are forgotten whole: about 100 bytes per key, and no work
 per key that is forgotten. Two keys with one digest would be taken for one; with 10^9 keys the odds are 10^-21.
 
@@ -42,7 +45,7 @@ class Keys:
         return sum(map(len, self._slices.values()))
 
     def add(self, key: bytes, at_us: int) -> None:
-        """Note a key whose request was stored at this time, in microseconds since 1970."""
+        """Note a key whose request was stored at this time, in microseconds; it may be negative."""
         self._slices.setdefault(at_us // self._slice_us, set()).add(key)
 
     def forget(self, now_us: int) -> None:

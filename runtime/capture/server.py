@@ -225,7 +225,7 @@ class Server:
 
     async def _take(self, request: web.Request) -> web.Response:
         size = min(self._check(request), BODY_FIRST)
-        self._admission.forget(time.time_ns() // 1_000)
+        self._admission.forget(self._now_ms())
         if (verdict := self._admission.admit(size)) is not None:
             return self._answer(verdict)
         held, waiting = _Held(size), None
@@ -395,12 +395,13 @@ def receive(receiving: Receiving, appending: Appending, listening: Callable[[Lis
 
 
 def _known_keys(receiving: Receiving, appending: Appending, limits: Limits) -> Keys:
-    """Return the keys that are in the log.
+    """Return the keys that are in the log, with their times by the monotonic clock of this process.
 
     Raises:
         ConfigError: there are more than memory is meant for.
     """
     keys, most = Keys(receiving.horizon_us), KEYS_AT_START * limits.keys_max
+    now_us = time.monotonic_ns() // 1_000  # by the clock of asyncio, too
     for number, (key, at_us) in enumerate(appending.recover()):
         if number >= most:
             raise ConfigError(
@@ -408,7 +409,7 @@ def _known_keys(receiving: Receiving, appending: Appending, limits: Limits) -> K
                 not_done="nothing was received",
                 next_step="give hf.Webhook a shorter horizon, or another log",
             )
-        keys.add(key, at_us)
+        keys.add(key, now_us - appending.age_us(at_us))
     return keys
 
 

@@ -1,13 +1,16 @@
 """What the master does when a worker is lost: dismiss it, count the failure, start another.
 
 A loss while subtasks run makes a recovery due: a new generation, in which survivors roll back in
-place. Too many failures inside the window end the run with the first cause, not the last symptom.
+place. Too many failures inside the window end the run with the first cause, not the last symptom. A few do if one
+error of the job's code or of its packages caused each of them: no worker can run it, and a wait changes nothing.
 
 Pure: no clock, thread or I/O. Part of runtime/driver/master.py.
 Source: DESIGN section 3 (restart policy); PROTOCOL P2, P4.
 """
 
 from __future__ import annotations
+
+import re
 
 import msgspec
 
@@ -35,6 +38,17 @@ from holdfast.runtime.wire import vitals
 
 LAUNCH_DEADLINE_S = 60.0
 """How long a Spark job may take until its worker registers."""
+ALIKE_MAX = 6
+"""Failures in a row that end the run if the same error of code caused all of them and no epoch was completed between.
+
+With the default backoff they take about 10 s: packages that are just being replaced on a host are waited for.
+"""
+_OF_CODE = re.compile(
+    r"\b(?:ConfigError|ModuleNotFoundError|ImportError|AttributeError|NameError|SyntaxError|TypeError): .+"
+)
+_VARIES = re.compile(r"(?<=0x)[0-9a-f]+|(?: at \S+:\d+)?\)?$")
+"""Addresses of objects, and what is put behind an error on its way here."""
+_CODE_LENGTH_MAX = 150
 
 
 def lost(state: Master, worker: WorkerId, cause: str, now: float) -> Step:
@@ -79,7 +93,7 @@ def launch_ended(state: Master, number: int, error: str | None, now: float) -> S
         if hosted.launch == number:
             return lost(state, worker, f"worker process on {hosted.host} ended ({error or 'no error'})", now)
     if number not in state.launching:
-        return _explain(state, number, error), []
+        return _end_if_hopeless(_explain(state, number, error))
     return _not_started(state, number, f"a worker could not be started: {error}", now)
 
 
@@ -152,12 +166,38 @@ def count_failure(
         not_done="the epoch in progress was not completed; everything up to the last one is kept",
         next="remove the cause, then run the job again: it resumes from there",
     )
-    failure = Failure(now, launch, error or reported)
+    failure = Failure(now, launch, error or reported, code_of((error or reported).what))
     recent = (*(each for each in state.failures if now - each.at < state.rules.restart_window), failure)
     state = replace(state, failures=recent, failures_in_a_row=state.failures_in_a_row + 1, struck=state.launches)
     if len(recent) > state.rules.restart_failures_max:
         return end(state, "failed", recent[0].error)
-    return state, []
+    return _end_if_hopeless(state)
+
+
+def code_of(what: str) -> str | None:
+    """Return the error of code that a text names, in a form that can be compared; None if it names none."""
+    found = _OF_CODE.search(what)
+    return None if found is None else _VARIES.sub("", found[0])[:_CODE_LENGTH_MAX]
+
+
+def _end_if_hopeless(state: Master) -> Step:
+    """End the run if the last failures show that no worker can run the job's code."""
+    alike = state.failures[-ALIKE_MAX:]
+    code = alike[0].code if len(alike) == ALIKE_MAX <= state.failures_in_a_row else None
+    if code is None or any(each.code != code for each in alike):
+        return state, []
+    first = alike[0].error
+    return end(
+        state,
+        "failed",
+        replace(
+            first,
+            kind="failed",
+            what=f"{first.what}; {ALIKE_MAX} workers in a row ended with this error",
+            next="correct the code; or, if it runs here and not there, give all workers the same code and packages "
+            "(spark-submit --py-files, or install them on every host); then run the job again: it resumes from there",
+        ),
+    )
 
 
 def _explain(state: Master, launch: int, error: str | None) -> Master:
@@ -168,7 +208,8 @@ def _explain(state: Master, launch: int, error: str | None) -> Master:
     def explained(failure: Failure) -> Failure:
         if failure.launch != launch:
             return failure
-        return replace(failure, error=replace(failure.error, what=f"{failure.error.what} ({error})"))
+        both = replace(failure.error, what=f"{failure.error.what} ({error})")
+        return replace(failure, error=both, code=failure.code or code_of(error))
 
     return replace(state, failures=tuple(explained(each) for each in state.failures))
 

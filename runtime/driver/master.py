@@ -265,6 +265,8 @@ def heard(state: Master, message: m.FromWorker, now: float) -> Step:
         return spoken_for(state, message, now)
     if isinstance(message, m.Failed) and message.permanent and not rewinding.is_past(state, message):
         return end(state, "failed", message.error)  # in any generation: it would recur
+    if isinstance(message, m.Failed) and message.error.kind == m.ENDED:
+        return lose(state, message.worker, message.error.what, message.error, now)  # it may know no generation yet
     state = _update(state, message.worker, replace(hosted, seen=now))
     phase = state.phase
     if not isinstance(phase, Running) or message.generation != state.job.generation:

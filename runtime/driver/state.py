@@ -184,6 +184,8 @@ class Failure:
     at: float
     launch: int | None
     error: ErrorReport
+    code: str | None = None
+    """The error of Python code that ended the worker, if it is of a kind that recurs in the next worker."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.wire.presence import is_gone
 from holdfast.sinks.changelogs import ROOT
 from holdfast.sinks.contract import owned
+from holdfast.sinks.immediate import IMMEDIATE
 
 LOOK_EVERY_S = 0.2
 NOTED_AFTER_S = 1.0
@@ -162,8 +163,13 @@ def targets_of_origins(plan: Plan, origins: Sequence[joblog.Origin]) -> list[Con
     refused = []
     for spec in outputs_of(plan):
         traits = spec.sink.traits
-        here = {"kind": traits.kind, **traits.place}
-        theirs = [(each, name) for each in reversed(origins) for name, there in each.targets.items() if there == here]
+        here = _target({"kind": traits.kind, **traits.place})
+        theirs = [
+            (origin, name)
+            for origin in reversed(origins)
+            for name, there in origin.targets.items()
+            if _target(there) == here
+        ]
         if traits.place and theirs:
             origin, name = theirs[0]
             refused.append(
@@ -176,6 +182,11 @@ def targets_of_origins(plan: Plan, origins: Sequence[joblog.Origin]) -> list[Con
                 )
             )
     return refused
+
+
+def _target(there: Mapping[str, str]) -> Mapping[str, str]:
+    """Return kind and place of a target, which are the same if a sink writes to it immediately."""
+    return {**there, "kind": there["kind"].removeprefix(IMMEDIATE)}
 
 
 def check_has_end(job: str, name: str, source: Source) -> None:

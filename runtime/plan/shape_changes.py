@@ -90,7 +90,8 @@ def _source_changes(name: str, before: Mapping[str, Any], now: Mapping[str, Any]
 
 def _sink_changes(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     found = []
-    if _where(before) != _where(now):
+    unknown = before["kind"] == now["kind"] and not before["place"]  # as of an immediate sink in earlier versions
+    if _where(before) != _where(now) and not unknown:
         what = f"wrote to {_where(before)} and now writes to {_where(now)}"
         effect = (
             "rows delivered so far stay in the old target; the new one gets only later rows, and for a stream that "

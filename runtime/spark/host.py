@@ -156,7 +156,7 @@ def unexpected(error: BaseException) -> ErrorReport:
     places = traceback.extract_tb(error.__traceback__)
     place = f" at {Path(places[-1].filename).name}:{places[-1].lineno}" if places else ""
     return ErrorReport(
-        kind="error",
+        kind=m.ENDED,
         what=f"{type(error).__name__}: {str(error) or 'no message'}{place}",
         not_done="the worker process ended; state and output stay as of the last checkpoint",
         next="the worker is restarted; if this repeats, report it with the message above",

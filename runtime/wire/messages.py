@@ -193,6 +193,10 @@ class Ack(Message, frozen=True):
     part: SubtaskPart
 
 
+ENDED = "error"
+"""The kind of an error that no code expected: it ends the worker's process, whichever generation that is in."""
+
+
 class Failed(Message, frozen=True):
     """The worker cannot continue in this generation."""
 

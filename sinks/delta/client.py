@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import unquote
 
@@ -35,6 +35,8 @@ INFO = "holdfast"
 """What a commit of a sink says of itself, as one member of its commitInfo."""
 COMMIT = "commit"
 """A random name in it, by which a process recognises its own last commit."""
+AT_ATTEMPTS = 2
+"""How often an older version is loaded before it counts as gone. The library has no error for that alone."""
 _CHECKPOINT_INTERVAL = 100
 """Commits per checkpoint of a table that does not say."""
 _IDENTITY_VERSION = 6
@@ -121,6 +123,10 @@ class DeltaConnection:
             yield
         except RAISED as error:
             raise meaning_of(self.place, error) from None
+        except Exception as error:
+            if type(error) is not Exception:
+                raise
+            raise meaning_of(self.place, error) from None  # the library raises no more for some errors of Arrow
 
 
 class LoadedVersion:
@@ -194,11 +200,13 @@ class LoadedVersion:
 
     def at(self, version: int) -> LoadedVersion | None:
         """See rewind.RewindVersion."""
-        with self._connection.raising():
-            try:
-                return LoadedVersion(self._connection, self._connection.load(version), newest=False)
-            except (DeltaError, FileNotFoundError):
-                return None
+        connection = self._connection
+        with connection.raising():
+            for _ in range(AT_ATTEMPTS):
+                with suppress(DeltaError, FileNotFoundError):
+                    return LoadedVersion(connection, connection.load(version), newest=False)
+                connection.load()  # fails, too, if it is the store that cannot be read
+        return None
 
     def files(self) -> Mapping[str, int]:
         """See rewind.RewindVersion."""

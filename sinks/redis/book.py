@@ -55,6 +55,18 @@ class Book:
         tags = (self._tag(field) for field in self.tag_fields(job_uuid, sink))
         return max((tag for tag in tags if tag is not None), default=None)
 
+    def another_job(self, job_uuid: str | None, sink: str) -> str | None:
+        """Return another job that delivered under this sink name; None if there is none.
+
+        Args:
+            job_uuid: The job; None if it is about to be created.
+        """
+        for field in self._fields:
+            match _parts_of(field):
+                case ["tag", str(owner), name, int()] if name == sink and owner != job_uuid:
+                    return owner
+        return None
+
     def held(self, job_uuid: str, sink: str) -> Held | None:
         """Return who owns the target for a sink of a job. Raises Damaged."""
         found = self._value(owner_field(job_uuid, sink), {"owner": str, "generation": int})
@@ -109,6 +121,14 @@ def columns_value(schema: pa.Schema, key: tuple[str, ...]) -> bytes:
     """Return the columns of rows as the hash holds them; equal for streams whose rows are alike."""
     columns = {field.name: str(field.type) for field in sorted(schema, key=lambda field: field.name)}
     return _json({"v": VERSION, "key": list(key), "columns": columns})
+
+
+def _parts_of(field: bytes) -> object:
+    """Return what a field is made of; None if another program wrote it."""
+    try:
+        return json.loads(field)
+    except ValueError:
+        return None
 
 
 def _json(value: object) -> bytes:

@@ -88,6 +88,7 @@ class Redis:
             secrets=() if self.password is None else (self.password,),
             keyed=True,
             merges=True,
+            checks_owner=True,
             remembers_owner=True,
             probes=True,
         )
@@ -122,6 +123,19 @@ class Redis:
     def accept(self, batch: pa.RecordBatch) -> None:
         """See Sink.accept."""
         self._rows().accept(batch)
+
+    def check_owner(self, job_uuid: str | None, name: str) -> None:
+        """See OwnedSink.check_owner. Rows of two jobs under one prefix would replace each other."""
+        with closing(self._connection()) as connection:
+            other = connection.book().another_job(job_uuid, name)
+        if other is not None:
+            raise ConfigError(
+                f"{self.where}: holds rows of a sink {name!r} of another job, {other}",
+                not_done="the job was not started, the rows were not changed",
+                next_step="name another prefix. If that job was deleted and recreated, rows that the new one never "
+                f"replaces would stay: delete the keys under the prefix, and the hash {self.place.book}. If both jobs "
+                "are to write here, give this sink another name",
+            )
 
     def holding(self, job_uuid: str, name: str) -> Holding:
         """See HeldSink.holding."""

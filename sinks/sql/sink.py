@@ -20,7 +20,7 @@ from holdfast.model import Writer
 from holdfast.secrets import Secret
 from holdfast.sinks.audited import AuditQuery, TargetContents
 from holdfast.sinks.contract import Repair, Rewinding, check_key, check_null_keys
-from holdfast.sinks.immediate import ImmediateSink, ImmediateTarget, Owner, Written
+from holdfast.sinks.immediate import IMMEDIATE, ImmediateSink, ImmediateTarget, Owner, Written
 from holdfast.sinks.owners import Claim, Holding
 from holdfast.sinks.sql import audit, immediate, owners, tags
 from holdfast.sinks.sql.dialect import Dialect, Missing, preparing, translated
@@ -213,10 +213,11 @@ class ImmediateTable:
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits; recorded shapes of jobs know this kind, without a place."""
+        """See Sink.traits; recorded shapes of jobs know this kind, those of earlier versions without a place."""
         return SinkTraits(
-            kind=f"Immediate{self.table.traits.kind}",
+            kind=f"{IMMEDIATE}{self.table.traits.kind}",
             local_paths=self.table.traits.local_paths,
+            place=self.table.traits.place,
             secrets=self.table.traits.secrets,
             keyed=True,
             immediate=True,

@@ -18,11 +18,13 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from holdfast.errors import Unavailable
+import psycopg
+
+from holdfast.errors import HoldfastError, Unavailable
 from holdfast.ports import ObjectStore
 from holdfast.runtime.capture.postgres.following import Append, Effect, Following, Limits, Stage, Stop
 from holdfast.runtime.capture.postgres.messages import KeepAlive, lsn_text
@@ -195,7 +197,11 @@ class Capture:
             raise Stopped
 
     def _take_snapshot(self, db: Db, table: SourceTable, target: Target, prefix: str) -> None:
-        """Claim an attempt, create its slot, and append the rows that the slot will not send."""
+        """Claim an attempt, create its slot, and append the rows that the slot will not send.
+
+        An attempt that fails before its append drops its slot, for which the server would keep its log: a table that
+        cannot be captured is perhaps never tried again.
+        """
         target.claim()
         drop_others(db, prefix, None)
         lock_shape(db, table)
@@ -209,8 +215,13 @@ class Capture:
         self._report({"event": "snapshot", "slot": slot})
         with self._replication() as replication:
             at, snapshot = create_slot(replication, slot)
-            with connected(self._of.dsn, self._of.password) as reading:
-                segments, rows = stage_rows(reading, table, snapshot, target, self._stopping.is_set)
+            try:
+                with connected(self._of.dsn, self._of.password) as reading:
+                    segments, rows = stage_rows(reading, table, snapshot, target, self._stopping.is_set)
+            except (HoldfastError, Stopped):
+                with suppress(psycopg.Error):  # then the next start drops it
+                    drop_others(db, prefix, None)
+                raise
         target.append(segments, at)
         db.execute("COMMIT")
         self.counts.records += rows

@@ -66,7 +66,8 @@ class Replication:
             Damaged: a message is malformed.
         """
         found = self._arrived()
-        if not found and self._wait(wait_s):
+        if not found:
+            self._wait(wait_s)
             found = self._arrived()
         return found
 
@@ -111,9 +112,11 @@ class Replication:
                 raise Stopped
         return self._conn.get_result()
 
-    def _wait(self, wait_s: float) -> bool:
-        """Wait for the server; return whether something has arrived."""
-        if not self._selector.select(min(wait_s, WAIT_S)):
-            return False
+    def _wait(self, wait_s: float) -> None:
+        """Wait for the server, and take what has arrived.
+
+        Also when the socket has nothing: with TLS, the rest of a message may have been decrypted already, and nothing
+        follows it before the next transaction.
+        """
+        self._selector.select(min(wait_s, WAIT_S))
         self._conn.consume_input()
-        return True

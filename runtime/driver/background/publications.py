@@ -6,6 +6,8 @@ problem of the status, and the next checkpoint tries again.
 Invariants
     - Only positions of a completed checkpoint are published, and later ones never before earlier ones.
     - One publication at a time; of the checkpoints completed meanwhile only the last one is published.
+    - `close` publishes what is due, also while a publication is under way, and nothing is opened after it.
+    - A source whose positions cannot be published keeps no other source's positions from being published.
 
 Source: docs/design/0075-kafka-source.md.
 """
@@ -34,20 +36,22 @@ class Publications:
         self._publishers: dict[str, Publisher] = {}
         self._seen: Manifest | None = None
         self._due: Manifest | None = None
-        self._busy = False
+        self._busy = self._closed = False
         self.problem: HoldfastError | None = None
         """Why the last publication did not succeed; the next checkpoint tries again."""
 
     def completed(self, manifest: Manifest | None) -> None:
         """Take the last completed checkpoint; it may be the same as before."""
-        if self._sources and manifest is not None and manifest is not self._seen:
+        if self._sources and not self._closed and manifest is not None and manifest is not self._seen:
             self._seen = self._due = manifest
             self._go_on()
 
     def close(self) -> None:
-        """Close the publishers, after what is still due."""
-        if self._sources:
-            self._lane().submit(self._close, lambda _: None)
+        """Publish what is still due, then close the publishers."""
+        if self._sources and not self._closed:
+            # The lane ends before a publication under way could hand on to the one that is due.
+            self._closed, manifest, self._due = True, self._due, None
+            self._lane().submit(lambda: self._end(manifest), self._noted if manifest is not None else lambda _: None)
 
     def _go_on(self) -> None:
         if self._busy or self._due is None:
@@ -56,21 +60,36 @@ class Publications:
         self._lane().submit(lambda: self._publish(manifest), self._ended)
 
     def _publish(self, manifest: Manifest) -> None:
+        """Publish the positions of every source. Raises the first HoldfastError, after the other sources."""
+        first: HoldfastError | None = None
         for spec in self._sources:
             offsets = {at.partition: at.offset for at in manifest.positions if at.source == spec.name}
-            if offsets:
-                if spec.name not in self._publishers:
-                    self._publishers[spec.name] = publisher_of(spec.source)
+            if not offsets:
+                continue
+            if spec.name not in self._publishers:
+                self._publishers[spec.name] = publisher_of(spec.source)
+            try:
                 self._publishers[spec.name].publish(offsets)
+            except HoldfastError as error:
+                first = first or error
+        if first is not None:
+            raise first
 
     def _ended(self, result: object) -> None:
         self._busy = False
         if isinstance(result, BaseException) and not isinstance(result, HoldfastError):
             raise result
-        self.problem = result if isinstance(result, HoldfastError) else None
+        self._noted(result)
         self._go_on()
 
-    def _close(self) -> None:
-        for publisher in self._publishers.values():
-            publisher.close()
-        self._publishers.clear()
+    def _noted(self, result: object) -> None:
+        self.problem = result if isinstance(result, HoldfastError) else None
+
+    def _end(self, manifest: Manifest | None) -> None:
+        try:
+            if manifest is not None:
+                self._publish(manifest)
+        finally:
+            for publisher in self._publishers.values():
+                publisher.close()
+            self._publishers.clear()

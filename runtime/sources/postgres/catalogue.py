@@ -29,6 +29,8 @@ _LIMITS = {
     "tcp_keepalives_count": "3",
 }
 """A snapshot may take hours; and the server frees what a vanished host had locked after a minute."""
+RDS_REPLICATION = "rds_replication"
+"""The role whose members Amazon RDS lets replicate; they lack the attribute REPLICATION, which it gives to no user."""
 _IDENTITIES = {DEFAULT: "DEFAULT", "n": "NOTHING", "i": "USING INDEX", FULL: "FULL"}
 Db = psycopg.Connection[tuple[Any, ...]]
 
@@ -128,8 +130,10 @@ def check_server(dsn: str, db: Db) -> None:
         NotAdmitted: the user has no right to replicate.
     """
     found = db.execute(
-        "SELECT current_setting('wal_level'), pg_is_in_recovery(), rolname, rolreplication OR rolsuper "
-        "FROM pg_catalog.pg_roles WHERE rolname = current_user"
+        "SELECT current_setting('wal_level'), pg_is_in_recovery(), rolname, rolreplication OR rolsuper OR EXISTS ("
+        "SELECT 1 FROM pg_catalog.pg_roles g WHERE g.rolname = %s AND pg_has_role(current_user, g.oid, 'MEMBER')) "
+        "FROM pg_catalog.pg_roles WHERE rolname = current_user",
+        (RDS_REPLICATION,),
     ).fetchone()
     assert found is not None, "a session has a role"
     level, standby, user, may = found
@@ -146,7 +150,7 @@ def check_server(dsn: str, db: Db) -> None:
             f"{where}: the user {user} has no right to replicate",
             not_done="nothing was captured",
             next_step=f"grant it as an administrator: ALTER ROLE {user} REPLICATION (on Amazon RDS: GRANT "
-            f"rds_replication TO {user})",
+            f"{RDS_REPLICATION} TO {user})",
         )
 
 

@@ -20,7 +20,7 @@ from holdfast.runtime.capture.postgres.following import Limits
 from holdfast.runtime.capture.postgres.messages import lsn_of
 from holdfast.runtime.capture.postgres.probing import probed
 from holdfast.runtime.capture.postgres.process import Capture
-from holdfast.runtime.sources.postgres.catalogue import connected, described
+from holdfast.runtime.sources.postgres.catalogue import RDS_REPLICATION, check_server, connected, described
 from holdfast.runtime.sources.postgres.connector import Capturing
 from holdfast.storage.log.log import read_meta
 from holdfast.storage.objects import MemoryObjects
@@ -222,6 +222,18 @@ class TestSlot:
             with pytest.raises(Unavailable, match="is in use by the server process"):
                 table.catch_up()
 
+    def test_of_a_table_with_a_value_that_cannot_be_captured_is_dropped(self, place: PostgresPlace) -> None:
+        """The user may give the table up; the server would keep its log for the slot until its disk is full."""
+        place.ask("CREATE TABLE t (id int PRIMARY KEY, n numeric(10, 2))")
+        place.ask("INSERT INTO t VALUES (1, 'NaN')")
+        table = Table(place)
+        with pytest.raises(ConfigError, match="the column 'n' has a value that"):
+            table.capture(lambda: False)
+        assert table.slots() == []
+        place.ask("UPDATE t SET n = 1.5")
+        table.catch_up()
+        assert table.rows() == {1: {"id": 1, "n": Decimal("1.50")}} and len(table.slots()) == 1
+
     def test_of_a_snapshot_that_was_interrupted_is_dropped(self, table: Table) -> None:
         with pytest.raises(Interrupted):
             interrupted(table).run()
@@ -327,6 +339,22 @@ class TestRefusedServers:
         with pytest.raises(NotAdmitted, match=f"the user {READER} has no right to replicate") as refused:
             Table(place).capture(lambda: False)
         assert f"ALTER ROLE {READER} REPLICATION" in refused.value.next_step
+
+    def test_but_none_by_a_member_of_the_role_that_lets_users_of_amazon_rds_replicate(
+        self, logical_postgres: PostgresServer
+    ) -> None:
+        """They have no attribute REPLICATION; the advice of the refusal has to cure it."""
+        admin, place = logical_postgres.place(), logical_postgres.place(READER)
+        admin.ask(f"CREATE ROLE {RDS_REPLICATION} NOLOGIN")
+        try:
+            with connected(place.dsn, None) as db, pytest.raises(NotAdmitted, match="no right") as refused:
+                check_server(place.dsn, db)
+            [granting] = re.findall(r"GRANT \w+ TO \w+", refused.value.next_step)
+            admin.ask(granting)
+            with connected(place.dsn, None) as db:
+                check_server(place.dsn, db)
+        finally:
+            admin.ask(f"DROP ROLE {RDS_REPLICATION}")
 
     def test_by_a_wrong_password(self, logical_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("WRONG", "not the password")

@@ -143,6 +143,57 @@ class TestPublications:
         lane.step()
         assert shown.closed == [True]
 
+    def test_the_last_checkpoint_is_published_although_the_one_before_is_under_way_when_the_run_ends(
+        self, shown: Shown, made: tuple[Publications, SlowLane, Callable[[int], Manifest]]
+    ) -> None:
+        published, lane, manifest = made
+        published.completed(manifest(10))
+        published.completed(manifest(20))
+        published.close()
+        published.completed(manifest(30))
+        lane.step()
+        lane.step()
+        assert not lane.jobs, "nothing is published after the publishers were closed: nothing would close them again"
+        assert shown.offsets == [{0: 10}, {0: 20}] and shown.closed == [True]
+
+    def test_publishers_are_closed_although_the_last_publication_fails(
+        self, shown: Shown, made: tuple[Publications, SlowLane, Callable[[int], Manifest]]
+    ) -> None:
+        published, lane, manifest = made
+        published.completed(manifest(10))
+        published.completed(manifest(20))
+        published.close()
+        lane.step()
+        shown.failing.append(AWAY)
+        lane.step()
+        assert shown.closed == [True] and str(published.problem) == str(AWAY)
+
+    def test_an_end_with_nothing_due_leaves_the_problem_of_the_last_publication(
+        self, shown: Shown, made: tuple[Publications, SlowLane, Callable[[int], Manifest]]
+    ) -> None:
+        published, lane, manifest = made
+        shown.failing.append(AWAY)
+        published.completed(manifest(10))
+        lane.step()
+        published.close()
+        lane.step()
+        assert shown.closed == [True] and str(published.problem) == str(AWAY)
+
+    def test_a_source_that_cannot_be_published_holds_back_no_other_one(
+        self, shown: Shown, made: tuple[Publications, SlowLane, Callable[[int], Manifest]]
+    ) -> None:
+        _, lane, manifest = made
+        away = Shown(failing=[AWAY])
+        [first] = specs(app_of(away)[0])
+        [second] = specs(app_of(shown)[0])
+        both = msgspec.structs.replace(
+            manifest(10), positions=(SourcePosition("first", 0, 5), SourcePosition("second", 0, 10))
+        )
+        published = Publications([replace(first, name="first"), replace(second, name="second")], lambda: lane)
+        published.completed(both)
+        lane.step()
+        assert shown.offsets == [{0: 10}] and str(published.problem) == str(AWAY)
+
 
 class TestAJob:
     def test_shows_what_completed_checkpoints_cover_and_in_the_end_all_it_has_read(self, shown: Shown) -> None:

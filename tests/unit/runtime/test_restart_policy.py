@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 import holdfast as hf
-from holdfast.model import WorkerId
+from holdfast.model import Generation, WorkerId
 from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.driver import master
 from holdfast.runtime.driver.deployment import launch_allowed_at
+from holdfast.runtime.driver.failover import ALIKE_MAX
 from holdfast.runtime.driver.master import End, Launch
+from holdfast.runtime.spark.host import unexpected
+from holdfast.runtime.wire import messages as m
 from tests.unit.runtime.test_master import RULES, A, B, Run, completed, opened, replaced, running
 
 MINUTE = 60.0
@@ -35,7 +39,9 @@ def ended(run: Run) -> str | None:
     return None if not ends else getattr(ends[0].error, "what", "")
 
 
-def fail_every_launch(run: Run, attempt_s: float, until_s: float) -> float:
+def fail_every_launch(
+    run: Run, attempt_s: float, until_s: float, said: Callable[[int], str] = lambda number: f"attempt {number}"
+) -> float:
     """Let every started worker end after this time; return how long the run lasted."""
     began, number, due = run.now, 0, 0.0
     while ended(run) is None and run.now - began < until_s:
@@ -45,7 +51,7 @@ def fail_every_launch(run: Run, attempt_s: float, until_s: float) -> float:
             due = run.now + attempt_s
         if due and run.now >= due:
             number, due = last, 0.0
-            run.end_launch(number, f"attempt {number}")
+            run.end_launch(number, said(number))
     return run.now - began
 
 
@@ -87,6 +93,77 @@ def many(workers: int) -> tuple[Run, list[WorkerId]]:
     run.register(*names)
     run.ready(*names)
     return run, names
+
+
+MISSING = "ModuleNotFoundError: No module named 'helpers'"
+
+
+class TestAnErrorOfTheCode:
+    """No worker can run the code: the run ends soon, and not after the minutes that an unreachable host is given."""
+
+    def one(self) -> Run:
+        return opened(replace(rules(), key_ranges=((0, 128),)))
+
+    def test_at_every_start_ends_the_run_in_seconds_with_its_cause_and_what_to_do(self) -> None:
+        run = self.one()
+        took = fail_every_launch(run, 1.0, MINUTE, lambda _: MISSING)
+        assert took == pytest.approx(8.0, abs=1.5) and len(run.state.failures) == ALIKE_MAX
+        [over] = [effect for effect in run.effects if isinstance(effect, End)]
+        assert over.outcome == "failed" and over.error is not None and over.error.kind == "failed"
+        assert over.error.what == f"a worker could not be started: {MISSING}; 6 workers in a row ended with this error"
+        assert "--py-files" in over.error.next and "resumes" in over.error.next
+
+    def test_may_be_a_library_that_the_root_of_the_job_needs(self) -> None:
+        run = self.one()
+        fail_every_launch(run, 1.0, MINUTE, lambda _: "ConfigError: s3:// needs s3fs; install it: pip install s3fs")
+        assert len(run.state.failures) == ALIKE_MAX and "pip install s3fs; 6 workers" in (ended(run) or "")
+
+    def test_is_recognised_although_it_names_addresses_of_objects(self) -> None:
+        run = self.one()
+        fail_every_launch(
+            run, 1.0, MINUTE, lambda number: f"TypeError: <Shop object at 0x7f{number:010x}> has no len()"
+        )
+        assert len(run.state.failures) == ALIKE_MAX
+
+    @pytest.mark.parametrize("said", [lambda n: f"NameError: name 'x{n}' is not defined", lambda n: "OSError: no room"])
+    def test_does_not_end_it_soon_if_it_changes_or_may_pass(self, said: Callable[[int], str]) -> None:
+        run = self.one()
+        fail_every_launch(run, 1.0, MINUTE, said)
+        assert ended(run) is None and len(run.state.failures) > ALIKE_MAX
+
+    def test_in_a_worker_that_knows_no_generation_yet_is_the_cause_of_its_loss(self) -> None:
+        run = running(rules())
+        run.hear(m.Failed(A, Generation(0), unexpected(TypeError("no shop")), permanent=False))
+        assert A not in run.state.workers
+        assert [failure.error.what for failure in run.state.failures] == ["TypeError: no shop"]
+        run.end_launch(1, "TypeError: no shop")
+        assert [failure.code for failure in run.state.failures] == ["TypeError: no shop"]
+
+    def test_that_spark_reports_after_the_stream_closed_counts_too(self) -> None:
+        run = running(rules())
+        for _ in range(ALIKE_MAX - 1):
+            [launch] = [hosted.launch for worker, hosted in run.state.workers.items() if worker == A]
+            run.lose(A)
+            run.end_launch(launch, MISSING)
+            run.pass_time(MINUTE)
+            replaced(run, A)
+        assert ended(run) is None
+        [launch] = [hosted.launch for worker, hosted in run.state.workers.items() if worker == A]
+        run.lose(A)
+        assert ended(run) is None
+        run.end_launch(launch, MISSING)
+        assert ended(run) == f"stream closed ({MISSING}); 6 workers in a row ended with this error"
+
+    def test_before_and_after_a_completed_epoch_are_not_in_a_row(self) -> None:
+        run = running(rules())
+        for _ in range(2):
+            for _ in range(ALIKE_MAX - 1):
+                run.hear(m.Failed(A, run.state.job.generation, unexpected(TypeError("no shop")), permanent=False))
+                run.pass_time(20.0)
+                replaced(run, A)
+            assert ended(run) is None
+            completed(run, run.state.job.starts[-1].first_epoch)
+        assert len(run.state.failures) == 2 * (ALIKE_MAX - 1)
 
 
 class TestSeveralWorkersLostTogether:

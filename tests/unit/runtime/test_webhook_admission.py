@@ -129,8 +129,28 @@ class TestKeys:
     def test_keys_are_forgotten_when_nothing_is_stored_too(self) -> None:
         of = machine(replace(USUAL, keys_max=1), A)
         assert send(of, 1, B) == [Answer(1, FULL)]
-        of.forget(AT_US + 2 * HORIZON_US)
+        of.forget((AT_US + 2 * HORIZON_US) // 1_000)
         assert send(of, 2, B) == [] and of.known == 0
+
+    @pytest.mark.parametrize("jump_us", [10**15, -(10**15)])
+    def test_a_key_is_known_for_the_horizon_whatever_the_time_of_its_row(self, jump_us: int) -> None:
+        """A clock was far ahead once: all rows have that time from then on, and the wall clock is behind it."""
+        of = machine(replace(USUAL, linger_ms=0, keys_max=3))
+        for request, key, at_us in ((1, A, AT_US), (2, B, AT_US + jump_us)):
+            send(of, request, key)
+            of.committed(at_us, NONE, [(C, at_us)], 1_000)
+        of.forget((1_000_000 + HORIZON_US) // 1_000)
+        assert of.known == 3
+        assert send(of, 3, A) == [Answer(3, REPEATED)] and send(of, 4, B) == [Answer(4, REPEATED)]
+        of.forget((1_000_000 + 2 * HORIZON_US) // 1_000)
+        assert of.known == 0
+
+    def test_a_key_that_another_process_stored_some_time_ago_is_known_that_much_shorter(self) -> None:
+        of = machine(replace(USUAL, linger_ms=0))
+        send(of, 1, A)
+        of.committed(AT_US, NONE, [(B, AT_US - HORIZON_US // 2)], 100_000)
+        of.forget((100_000_000 + HORIZON_US // 2 + HORIZON_US // SLICES) // 1_000 + 1)
+        assert of.known == 1 and send(of, 2, A) == [Answer(2, REPEATED)]
 
 
 class TestLimits:

@@ -245,6 +245,20 @@ class TestRecovery:
         assert [each.key for each in appending.recover()] == [digest_of("a")]
         assert appending.append([request("b")]).at_us == START_US
 
+    def test_with_the_clock_behind_the_log_warns_and_takes_no_key_for_an_old_one(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store, clock = MemoryObjects(), Clock()
+        opened(store, clock=clock).append([request("a")])
+        assert not caplog.messages
+        clock.us -= 10 * HOUR_US
+        appending = started(store, clock=clock)
+        [found] = appending.recover()
+        assert appending.age_us(found.at_us) == 0
+        assert len(caplog.messages) == 1 and "10.0 h ahead of this machine's clock" in caplog.messages[0]
+        clock.us += 11 * HOUR_US
+        assert appending.age_us(found.at_us) == HOUR_US
+
     def test_looks_behind_rows_whose_clock_was_somewhat_slow(self) -> None:
         store, clock = MemoryObjects(), Clock()
         opened(store, ONE, clock).append([request("a")])
@@ -460,7 +474,7 @@ class Process:
     def __init__(self, store: ObjectStore) -> None:
         self.appending, known = started(store), Keys(HOUR_US)
         for key, at_us in self.appending.recover():
-            known.add(key, at_us)
+            known.add(key, -self.appending.age_us(at_us))
         self.admission, self.batch = Admission(Limits(linger_ms=5), known), dict[int, Accepted]()
 
     def send(self, key: str) -> Verdict:

@@ -26,6 +26,7 @@ import holdfast as hf
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, NotAdmitted, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import DELETE, OP, PUT, AlreadyDelivered, Delivered, FaultPoint, Repair, Rewinding
+from holdfast.sinks.delta.client import DeltaConnection, LoadedVersion
 from holdfast.sinks.delta.errors import is_conflict, meaning_of
 from holdfast.sinks.delta.place import DEFAULTS, place_of, unsafe
 from holdfast.sinks.owners import Claim, Held
@@ -71,6 +72,10 @@ def deliver(table: FolderTable, epoch: int, *rows: tuple[int, str | None], timel
     one = changes(*rows) if table.sink.key else batch(*rows)
     found = table.sink.open(JOB, LEFT).deliver(tag(epoch, timeline), [one] if rows else [])
     assert found == Delivered(len(rows))
+
+
+def loaded(table: FolderTable) -> LoadedVersion:
+    return DeltaConnection(place_of(str(table.path), None)).latest()
 
 
 def meanwhile(act: Callable[[], object]) -> Callable[[FaultPoint], None]:
@@ -534,6 +539,30 @@ class TestRewind:
             (added.path / "_delta_log" / f"{version:020}.json").unlink()
         assert planned(added, 1).verdict == "impossible"
 
+    @pytest.mark.parametrize("failures", [1, 10])
+    def test_takes_no_store_that_is_unreachable_for_a_cleaned_log(
+        self, added: FolderTable, monkeypatch: pytest.MonkeyPatch, failures: int
+    ) -> None:
+        for epoch in (1, 2):
+            deliver(added, epoch, (epoch, "x"))
+        version, load, left = (
+            loaded(added),
+            DeltaConnection.load,
+            [DeltaError("Generic S3 error: timed out")] * failures,
+        )
+
+        def failing(self: DeltaConnection, version: int | None = None) -> DeltaTable:
+            if left:
+                raise left.pop()
+            return load(self, version)
+
+        monkeypatch.setattr(DeltaConnection, "load", failing)
+        if failures == 1:
+            assert (older := version.at(1)) is not None and older.version == 1
+        else:
+            with pytest.raises(Unavailable, match="timed out"):
+                version.at(1)
+
     def test_that_another_commit_follows_at_once_is_no_failure(
         self, added: FolderTable, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -666,6 +695,24 @@ class TestErrors:
     def test_have_a_meaning_for_the_delivery(self, error: Exception, meaning: type[HoldfastError]) -> None:
         found = meaning_of(place_of("/t", None), error)
         assert type(found) is meaning and "Delta table /t" in found.what
+
+    def test_without_a_class_are_reasons_to_retry_and_those_of_the_program_are_not(
+        self, added: FolderTable, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The library raises a bare Exception for some errors of Arrow."""
+
+        def failing(error: Exception) -> Callable[..., DeltaTable]:
+            def load(*_: object) -> DeltaTable:
+                raise error
+
+            return load
+
+        monkeypatch.setattr(DeltaConnection, "load", failing(Exception("Compute error: no room")))
+        with pytest.raises(Unavailable, match="Compute error: no room"):
+            added.sink.open(JOB, LEFT).delivered()
+        monkeypatch.setattr(DeltaConnection, "load", failing(KeyError("a mistake")))
+        with pytest.raises(KeyError, match="a mistake"):
+            added.sink.open(JOB, LEFT).delivered()
 
     @pytest.mark.parametrize("name", ["constraint", "forbidden", "not implemented", "unsupported"])
     @pytest.mark.parametrize(

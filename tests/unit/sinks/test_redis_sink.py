@@ -168,6 +168,25 @@ class TestColumns:
 
 
 @pytest.mark.redis
+class TestOtherJobs:
+    OTHER = "6f9b0f6e-0000-4000-8000-000000000002"
+
+    def test_that_delivered_under_the_name_of_the_sink_are_refused(self, keys: RedisKeys) -> None:
+        keys.sink.open(JOB, LEFT).deliver(tag(1), [batch(ANN)])
+        keys.sink.check_owner(JOB, "out")
+        keys.sink.check_owner(self.OTHER, "other")
+        for job in (self.OTHER, None):
+            with pytest.raises(ConfigError, match=f"holds rows of a sink 'out' of another job, {JOB}") as refused:
+                keys.sink.check_owner(job, "out")
+            assert keys.sink.place.book in refused.value.next_step
+
+    def test_are_found_among_fields_of_other_programs(self) -> None:
+        fields = dict.fromkeys([b"x", b"[", b"1", b'["tag"]', b'["tag",1,"out",0]', b"\xff"], b"y")
+        assert Book("redis", fields).another_job(JOB, "out") is None
+        book = Book("redis", {**fields, tag_field(self.OTHER, RIGHT): tag_value(tag(1))})
+        assert (book.another_job(JOB, "out"), book.another_job(self.OTHER, "out")) == (self.OTHER, None)
+
+
 class TestScript:
     @pytest.mark.parametrize("owner", [None, FIRST])
     def test_a_request_that_runs_late_changes_nothing(self, keys: RedisKeys, owner: Claim | None) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import words_job
 
@@ -18,9 +19,11 @@ from holdfast.runtime.cli.main import main
 from holdfast.runtime.cli.start.jobfile import load
 from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.execution.prepare import Prepared, prepare
+from holdfast.runtime.plan.immediate import is_immediate
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks.sqlite.sink import SQLite
 from holdfast.storage.hashed import with_hash
+from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
 
 TRIAL = """
@@ -319,8 +322,25 @@ rows.sink("said", hf.Log({folder!r} + "/{targets}/said"))
 """
 
 
+IMMEDIATE = """
+import holdfast as hf
+from dataclasses import dataclass
+
+@dataclass
+class Said:
+    word: str
+    n: int
+
+app = hf.App({name!r}, root={folder!r} + "/root", checkpoint_every="1s")
+rows = app.source("rows", hf.Log({folder!r} + "/rows", Said), partitioned_by=["word"])
+rows.sink("last", hf.SQLite({folder!r} + "/{targets}/last.db", table="last", key=["word"], delivery="DELIVERY"))
+"""
+
+
 class FileJobs:
     """Jobs that read files, and send lines that are no records to a log."""
+
+    text = FILES
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.root = folder, folder / "root"
@@ -335,7 +355,7 @@ class FileJobs:
     def prepared(self, name: str, targets: str) -> Prepared:
         (self.folder / targets).mkdir(exist_ok=True)
         file = self.folder / f"{name}.py"
-        file.write_text(FILES.format(name=name, folder=str(self.folder), targets=targets))
+        file.write_text(self.text.format(name=name, folder=str(self.folder), targets=targets))
         app = load(str(file))
         return prepare(app.plan(), resolve(app, {"root": str(self.root)}))
 
@@ -385,6 +405,33 @@ class TestSources:
         (tmp_path / "mixed" / "dead").symlink_to(tmp_path / "first" / "dead")
         with pytest.raises(ConfigError, match="of another job"):
             jobs.prepared("trial", "mixed")
+
+
+class ImmediateJobs(FileJobs):
+    """Jobs that write a table before the commit, or at the commit."""
+
+    text = IMMEDIATE.replace("DELIVERY", "idempotent")
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        create_log(LocalObjects(folder / "rows"), schema := pa.schema([("word", pa.string()), ("n", pa.int64())]), 1)
+        LogWriter(LocalObjects(folder / "rows")).append({0: pa.table({"word": ["a"], "n": [1]}, schema=schema)})
+
+
+class TestImmediateTargets:
+    """Rows of both jobs would replace each other there: their tags do not compare."""
+
+    @pytest.mark.parametrize("delivery", ["idempotent", "transactional"])
+    def test_of_the_first_job_are_refused(self, tmp_path: Path, delivery: str) -> None:
+        jobs = ImmediateJobs(tmp_path)
+        jobs.run("first", "one")
+        [spec] = jobs.prepared("first", "one").plan.sinks
+        assert is_immediate(spec) and spec.sink.traits.place == {"path": str(tmp_path / "one/last.db"), "table": "last"}
+        assert main(["fork", "first", "trial", "--from-epoch", "latest", "--root", str(jobs.root)]) == 0
+        jobs.text = IMMEDIATE.replace("DELIVERY", delivery)
+        with pytest.raises(ConfigError, match="to which job 'first' delivers its sink 'last'"):
+            jobs.prepared("trial", "one")
+        jobs.prepared("trial", "two")
 
 
 def _failing_below(get: Callable[[LocalObjects, str], bytes], folder: str) -> Any:
