@@ -184,13 +184,13 @@ def _taker(field: pa.Field, given: Type, path: str, nulls: bool) -> Take:
 def _simple(kind: pa.DataType, written: Type, path: str) -> Take | None:
     name, to = str(kind), written.kind
     if written.logical is None and ((name in INTS and to == "int") or (name in LONGS and to == "long")):
-        return pa.Array.to_pylist
+        return _as_they_are
     if (name == "float" and to in ("float", "double")) or (name == "double" and to == "double"):
         return lambda column: _packed(column, np.dtype("<f4" if to == "float" else "<f8"))
     if pa.types.is_boolean(kind) and to == "boolean":
         return lambda column: [None if each is None else b"\1" if each else b"\0" for each in column.to_pylist()]
     if name in ("string", "large_string") and to == "string":
-        return pa.Array.to_pylist
+        return _as_they_are
     if name in ("string", "large_string") and to == "enum":
         return lambda column: _numbers(column, written, path)
     if name in ("binary", "large_binary") or pa.types.is_fixed_size_binary(kind):
@@ -202,6 +202,11 @@ def _simple(kind: pa.DataType, written: Type, path: str) -> Take | None:
     if pa.types.is_decimal(kind) and written.logical == "decimal" and _holds(written, kind):
         return lambda column: [_unscaled(each, written, path) for each in column.to_pylist()]
     return None
+
+
+def _as_they_are(column: pa.Array) -> Values:
+    values: Values = column.to_pylist()
+    return values
 
 
 def _lists(items: Take) -> Take:
@@ -263,7 +268,7 @@ def _numbers(column: pa.Array, written: Type, path: str) -> Values:
 
 def _binary(written: Type, path: str) -> Take | None:
     if written.kind == "bytes" and written.logical is None:
-        return pa.Array.to_pylist
+        return _as_they_are
     if written.kind != "fixed" or written.logical not in (None, "uuid"):
         return None
 
@@ -286,7 +291,8 @@ def _times(column: pa.Array, factor: int) -> Values:
 
 def _holds(written: Type, kind: pa.DataType) -> bool:
     """Return whether each value of a decimal column has the same value in the field."""
-    return 0 <= kind.scale <= written.scale and kind.precision - kind.scale <= written.precision - written.scale
+    whole = kind.precision - kind.scale
+    return bool(0 <= kind.scale <= written.scale and whole <= written.precision - written.scale)
 
 
 def _unscaled(value: Decimal | None, written: Type, path: str) -> bytes | None:

@@ -236,7 +236,8 @@ def _logical(found: Type, given: dict[str, Any]) -> Type:
         return found
     if logical != "decimal":
         return replace(found, logical=logical)
-    precision, scale = given.get("precision"), given.get("scale", 0)
+    precision: Any = given.get("precision")
+    scale: Any = given.get("scale", 0)
     if not (_is_number(precision) and _is_number(scale) and 0 <= scale <= precision and precision > 0):
         return found
     return replace(found, logical=logical, precision=precision, scale=scale)

@@ -27,11 +27,13 @@ class RegistryServer:
         login: "user:password" that each request has to have; None: none.
         refuses: The message with which it finds every new schema incompatible; None: it takes them.
         broken: Status and body of every answer, in place of its own; None: its own.
+        fails: To how many further requests it answers that it is not ready.
     """
 
     login: str | None = None
     refuses: str | None = None
     broken: tuple[int, bytes] | None = None
+    fails: int = 0
     asked: list[str] = field(default_factory=list)
     """Method and path of all requests."""
     port: int = 0
@@ -92,6 +94,9 @@ class RegistryServer:
         """Return status and body of the answer to a request."""
         if self.broken is not None:
             return self.broken
+        if self.fails:
+            self.fails -= 1
+            return 503, {"error_code": 503, "message": "starting"}
         wanted = None if self.login is None else "Basic " + base64.b64encode(self.login.encode()).decode()
         if login != wanted:
             return 401, {"error_code": 401, "message": f"Unauthorized: {login}"}

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.avro_columns import AvroColumns, Misfit, check_columns
-from holdfast.sinks.kafka.avro import AvroRows, NoForm
-from holdfast.sinks.kafka.avro_schema import derived
+from holdfast.sinks.kafka.avro import AvroRows
+from holdfast.sinks.kafka.avro_schema import NoForm, derived
 from holdfast.storage.kafka.avro import parsed
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC)
