@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import ConfigError
-from holdfast.sinks.json_rows import largest
+from holdfast.sinks.json_rows import check_forms, largest
 from holdfast.sinks.kafka.avro_schema import INTS, LONGS, NoForm, is_list
 from holdfast.storage.kafka.avro import BadSchema, Type, codec_schema, parsed
 from holdfast.storage.kafka.registry import no_library
@@ -64,7 +64,8 @@ class AvroRows:
     avsc: str
 
     def check(self, where: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
-        """See Values.check."""
+        """See Values.check. Keys have the forms of JSON."""
+        check_forms(where, pa.schema([schema.field(name) for name in key]))
         try:
             _takers(self.avsc, schema, True)
         except (NoForm, BadSchema) as error:

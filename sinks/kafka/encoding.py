@@ -143,6 +143,7 @@ class Encoding:
         if upserts:
             check_null_keys(self.where, self.key, batch)
             batch = batch.filter(pc.not_equal(batch.column(OP), DELETE)).drop_columns([OP])
+        check_finite(self.where, batch.select(list(self.key)))
         self.values.accept(self.where, batch)
         if self.values.largest(batch) + RECORD_OVERHEAD < self.record_max:
             return

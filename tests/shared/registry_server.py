@@ -56,6 +56,11 @@ class RegistryServer:
             versions.append(number)
         return number
 
+    def text(self, number: int) -> str:
+        """Return the schema with an id."""
+        text: str = self._schemas[number]["schema"]
+        return text
+
     def start(self) -> None:
         """Listen, at the port that it had before."""
         server = self

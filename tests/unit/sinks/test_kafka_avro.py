@@ -87,6 +87,17 @@ class TestRecords:
             small.accept(pa.RecordBatch.from_pylist([{"l": ["a" * 300] * 3}], lists))
         encoding(record_max=1_000).accept(batch((PUT, "a" * 100, 1)))
 
+    def test_have_keys_with_the_forms_of_json(self) -> None:
+        shares = pa.schema([pa.field("share", pa.float64(), False)])
+        found = Encoding("topic t", AvroRows(derived(shares, "S")), ("share",), 1_000)
+        found.accept(pa.RecordBatch.from_pylist([{"share": 0.5}], shares))
+        with pytest.raises(ConfigError, match="'share' holds NaN or an infinity"):
+            found.accept(pa.RecordBatch.from_pylist([{"share": float("nan")}], shares))
+        lists = pa.schema([pa.field("l", pa.list_(pa.utf8()), False)])
+        AvroRows(derived(lists, "L")).check("topic t", lists, ())
+        with pytest.raises(ConfigError, match="the column 'l' has type list"):
+            AvroRows(derived(lists, "L")).check("topic t", lists, ("l",))
+
 
 class TestRegistration:
     def test_is_done_at_the_start_and_again_changes_nothing(self, server: RegistryServer) -> None:
