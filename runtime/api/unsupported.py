@@ -20,7 +20,6 @@ WRITE = "write to hf.SQLite, hf.Postgres or hf.Log, and copy the rows from it"
 
 MODULE: Mapping[str, str] = {
     "SQLiteChanges": CAPTURE,
-    "Avro": BYTES,
     "Protobuf": BYTES,
     "Iceberg": WRITE,
     "Http": WRITE,

@@ -7,6 +7,7 @@ Pure: values in, values out. Source: API.md (sources); docs/guide/kafka.md; docs
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,11 +31,17 @@ class Values(Protocol):
     def check(self, where: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
         """Refuse columns that have no form. Raises ConfigError."""
 
+    def check_library(self) -> None:
+        """Refuse a machine without what `encode` needs. Raises ConfigError."""
+
     def accept(self, where: str, batch: pa.RecordBatch) -> None:
         """Refuse rows that have no form. Raises ConfigError."""
 
     def encode(self, batch: pa.RecordBatch) -> list[bytes | None]:
         """Return one value per row."""
+
+    def largest(self, batch: pa.RecordBatch) -> int:
+        """Return a number of bytes that no row takes as key and value together, if that is quick to find."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,9 @@ class JsonValues:
         """See Values.check."""
         check_forms(where, schema)
 
+    def check_library(self) -> None:
+        """See Values.check_library."""
+
     def accept(self, where: str, batch: pa.RecordBatch) -> None:
         """See Values.accept."""
         check_finite(where, batch)
@@ -58,6 +68,10 @@ class JsonValues:
     def encode(self, batch: pa.RecordBatch) -> list[bytes | None]:
         """See Values.encode."""
         return list(objects(batch, batch.schema.names, self.time))
+
+    def largest(self, batch: pa.RecordBatch) -> int:
+        """See Values.largest."""
+        return largest(batch)
 
 
 @dataclass(frozen=True)
@@ -75,12 +89,19 @@ class RawValues:
                 next_step=f"select it before the sink: .select(..., {VALUE}=...), or give value=hf.JSON(...)",
             )
 
+    def check_library(self) -> None:
+        """See Values.check_library."""
+
     def accept(self, where: str, batch: pa.RecordBatch) -> None:
         """See Values.accept."""
 
     def encode(self, batch: pa.RecordBatch) -> list[bytes | None]:
         """See Values.encode."""
         return raw(batch.column(VALUE))
+
+    def largest(self, batch: pa.RecordBatch) -> int:
+        """See Values.largest."""
+        return largest(batch)
 
 
 @dataclass(frozen=True)
@@ -92,26 +113,28 @@ class Encoding:
         values: The form of values.
         key: The columns of the key; empty: records have no key.
         record_max: Bytes of the largest record that a producer takes.
+        header: Returns what every value begins with; None: nothing.
     """
 
     where: str
     values: Values
     key: tuple[str, ...]
     record_max: int
+    header: Callable[[], bytes] | None = None
 
     def records(self, batch: pa.RecordBatch) -> Records:
         """Return the rows as records; a delete has no value.
 
         Raises:
             ConfigError: a row that replaces or deletes has no key.
+            HoldfastError: the header is not known now.
         """
         if OP not in batch.schema.names:
-            return Records(self._keys(batch), self.values.encode(batch))
+            return Records(self._keys(batch), self._values(batch))
         check_null_keys(self.where, self.key, batch)
-        rows = batch.drop_columns([OP])
-        values = self.values.encode(rows)
-        for row in pc.indices_nonzero(pc.equal(batch.column(OP), DELETE)).to_pylist():
-            values[row] = None
+        rows, deleted = batch.drop_columns([OP]), pc.equal(batch.column(OP), DELETE)
+        kept = iter(self._values(rows.filter(pc.invert(deleted))))  # what a delete has beside its key may have no form
+        values = [None if each else next(kept) for each in deleted.to_pylist()]
         return Records(self._keys(rows), values)
 
     def accept(self, batch: pa.RecordBatch) -> None:
@@ -120,8 +143,9 @@ class Encoding:
         if upserts:
             check_null_keys(self.where, self.key, batch)
             batch = batch.filter(pc.not_equal(batch.column(OP), DELETE)).drop_columns([OP])
+        check_finite(self.where, batch.select(list(self.key)))
         self.values.accept(self.where, batch)
-        if largest(batch) + RECORD_OVERHEAD < self.record_max:
+        if self.values.largest(batch) + RECORD_OVERHEAD < self.record_max:
             return
         records = Records(self._keys(batch), self.values.encode(batch))
         sizes = [len(value or b"") for value in records.values]
@@ -134,6 +158,13 @@ class Encoding:
                 next_step='give options={"message.max.bytes": N}, with at least as much in max.message.bytes of the '
                 "topic, or make the rows smaller",
             )
+
+    def _values(self, batch: pa.RecordBatch) -> list[bytes | None]:
+        values = self.values.encode(batch)
+        if self.header is None:
+            return values
+        header = self.header()
+        return [None if value is None else header + value for value in values]
 
     def _keys(self, batch: pa.RecordBatch) -> list[bytes | None] | None:
         return keys_of(batch, self.key) if self.key else None

@@ -8,7 +8,7 @@ Source: API.md (sinks); docs/design/0076-kafka-sink.md.
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -16,6 +16,7 @@ from holdfast.errors import ConfigError
 from holdfast.model import Writer
 from holdfast.sinks.contract import Fault, check_key, no_fault
 from holdfast.sinks.kafka.encoding import Encoding, JsonValues, Values
+from holdfast.sinks.kafka.enrolled import Enrolled, Header
 from holdfast.sinks.kafka.options import check_options, message_max_bytes
 from holdfast.sinks.kafka.progress import NAME_MAX, Progress, progress_topic
 from holdfast.sinks.kafka.target import KafkaTarget
@@ -34,12 +35,14 @@ class KafkaSink:
         values: The form of values.
         key: The columns of the records' key. For a stream that replaces rows, the columns by which it does.
         expected: The columns that the user says the values have; None: those of the stream.
+        enrolled: The schema of the values in a registry; None: values name none.
     """
 
     place: KafkaPlace
     values: Values = JsonValues()
     key: tuple[str, ...] | None = None
     expected: pa.Schema | None = None
+    enrolled: Enrolled | None = None
 
     def __repr__(self) -> str:
         return f"Kafka({self.place.servers!r}, {self.place.topic!r})"
@@ -60,7 +63,7 @@ class KafkaSink:
             checks_owner=True,
             remembers_owner=True,
             commits_once=True,
-            secrets=self.place.secrets,
+            secrets=(*self.place.secrets, *(() if self.enrolled is None else self.enrolled.registry.secrets)),
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
@@ -86,6 +89,9 @@ class KafkaSink:
         """See Sink.prepare."""
         self.check(schema, upsert_key)
         _check_client()
+        self.values.check_library()
+        if self.enrolled is not None:
+            self.enrolled.prepare()
         from holdfast.sinks.kafka.topics import prepare
 
         prepare(self.place, keyed=self.key is not None, replaces=upsert_key is not None)
@@ -120,7 +126,9 @@ class KafkaSink:
         from holdfast.sinks.kafka.client import KafkaConnection
 
         connection = KafkaConnection(self.place, transactional_id(job_uuid, writer.sink))
-        return KafkaTarget(self.where, connection, self._encoding().records, job_uuid, writer, claim, fault)
+        header = None if self.enrolled is None else Header(self.enrolled)
+        records = replace(self._encoding(), header=header).records
+        return KafkaTarget(self.where, connection, records, job_uuid, writer, claim, fault)
 
     def _progress(self) -> Progress:
         _check_client()

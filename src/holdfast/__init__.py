@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.sources.files.connector import Files
     from holdfast.runtime.sources.generator import Generator
     from holdfast.runtime.sources.installed import connector
+    from holdfast.runtime.sources.kafka.avro import Avro
     from holdfast.runtime.sources.kafka.connector import Kafka
     from holdfast.runtime.sources.kafka.values import JSON, Raw
     from holdfast.runtime.sources.log import Log
@@ -118,6 +119,7 @@ _HOMES = {
     "Files": "holdfast.runtime.sources.files.connector",
     "Generator": "holdfast.runtime.sources.generator",
     "Kafka": "holdfast.runtime.sources.kafka.connector",
+    "Avro": "holdfast.runtime.sources.kafka.avro",
     "JSON": "holdfast.runtime.sources.kafka.values",
     "Raw": "holdfast.runtime.sources.kafka.values",
     "SparkFrame": "holdfast.runtime.spark.tables.frames",
@@ -143,6 +145,7 @@ __all__ = [
     "JSON",
     "Aggregate",
     "App",
+    "Avro",
     "Collect",
     "ConfigError",
     "Console",

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.row_types import RowsOf, T
+from holdfast.runtime.sources.kafka.avro import Avro
 from holdfast.runtime.sources.kafka.messages import META
 from holdfast.runtime.sources.kafka.source import KafkaSource
 from holdfast.runtime.sources.kafka.values import JSON, RAW, Raw
@@ -33,7 +34,8 @@ class Kafka(RowsOf[T]):
     Args:
         servers: "host:port" of some brokers, with commas between them or as a list.
         topic: The topic. It must exist to be read; a sink creates a missing one.
-        value: How values are written: `hf.JSON(Bid)`, or `hf.Raw()` for bytes. A sink writes JSON if it is left out.
+        value: How values are written: `hf.JSON(Bid)`, `hf.Avro(Bid, registry=...)`, or `hf.Raw()` for bytes. A sink
+            writes JSON if it is left out.
         key: Columns by which the producers choose the partition, as `partitioned_by` of `app.source`. As a sink: the
             columns of the records' key; for a stream that replaces rows, the columns by which it does.
         meta: Add the columns kafka_key, kafka_timestamp, kafka_partition, kafka_offset and kafka_headers.
@@ -53,7 +55,7 @@ class Kafka(RowsOf[T]):
         self,
         servers: str | Sequence[str],
         topic: str,
-        value: JSON[T] | Raw | None = None,
+        value: JSON[T] | Avro[T] | Raw | None = None,
         key: str | Sequence[str] | None = None,
         meta: bool = False,
         options: Mapping[str, Option] | None = None,
@@ -65,8 +67,8 @@ class Kafka(RowsOf[T]):
         if group is not None and not group.strip():
             raise _refused("group is empty", 'name a consumer group, such as "billing", or leave it out')
         given: Any = value
-        if given is not None and not isinstance(given, JSON | Raw):
-            raise _refused(f"value is {given!r}", "give hf.JSON(Bid), with your dataclass, or hf.Raw()")
+        if given is not None and not isinstance(given, JSON | Avro | Raw):
+            raise _refused(f"value is {given!r}", "give hf.JSON(Bid), with your dataclass, hf.Avro(...) or hf.Raw()")
 
     @classmethod
     def example(cls) -> Kafka[Any]:
@@ -79,15 +81,19 @@ class Kafka(RowsOf[T]):
     def source(self) -> KafkaSource:
         """See Connector.source."""
         value = self.value
-        if value is None or (isinstance(value, JSON) and value.schema is None):
-            raise _refused(f"{self!r} does not say how to read the values", "give value=hf.JSON(Bid) or value=hf.Raw()")
+        if value is None or (isinstance(value, JSON | Avro) and value.schema is None):
+            raise _refused(
+                f"{self!r} does not say how to read the values",
+                "give value=hf.JSON(Bid), value=hf.Avro(Bid, ...) or value=hf.Raw()",
+            )
         schema = RAW if isinstance(value, Raw) else value.schema
         assert schema is not None
         if self.meta and (twice := [field.name for field in META if field.name in schema.names]):
             raise _refused(f"the column {twice[0]!r} is also one of meta=True", "rename the field, or leave meta out")
         row_type = None if isinstance(value, Raw) or self.meta else value.row_type
-        lines = None if isinstance(value, Raw) else (value.time, value.defaults())
-        return KafkaSource(self.place, schema, lines, self.meta, row_type, self.key or (), self.group)
+        lines = (value.time, value.defaults()) if isinstance(value, JSON) else None
+        avro = value.form(self.place.topic) if isinstance(value, Avro) else None
+        return KafkaSource(self.place, schema, lines, self.meta, row_type, self.key or (), self.group, avro)
 
     def sink(self) -> KafkaSink:
         """See Connector.sink."""
@@ -100,6 +106,9 @@ class Kafka(RowsOf[T]):
             return KafkaSink(self.place, RawValues(), self.key)
         if value is None:
             return KafkaSink(self.place, JsonValues(), self.key)
+        if isinstance(value, Avro):
+            rows, enrolled = value.rows(self.place.topic)
+            return KafkaSink(self.place, rows, self.key, value.schema, enrolled)
         return KafkaSink(self.place, JsonValues(value.time), self.key, value.schema)
 
 

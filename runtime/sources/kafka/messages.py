@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import methodcaller
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from holdfast.runtime.plan.source import OFFSETS
 from holdfast.runtime.rows.dead_letters import Refused, with_refused
-from holdfast.runtime.rows.json_lines import JsonLines
 
 HEADERS = pa.list_(pa.struct([pa.field("name", pa.utf8(), nullable=False), pa.field("value", pa.binary())]))
 META = pa.schema(
@@ -32,8 +31,15 @@ _UNKNOWN_TIME = 0
 """The type of a timestamp that a message does not have."""
 
 
+class Decoder(Protocol):
+    """Turns the values of messages into rows."""
+
+    def decode(self, values: Sequence[bytes | None]) -> tuple[pa.RecordBatch, dict[int, Refused]]:
+        """Return the rows of these values, and those that are refused, by their index."""
+
+
 def batch_of(
-    messages: Sequence[Any], offset: int, schema: pa.Schema, lines: JsonLines | None, meta: bool
+    messages: Sequence[Any], offset: int, schema: pa.Schema, lines: Decoder | None, meta: bool
 ) -> pa.RecordBatch:
     """Return messages of one partition, in order, as `OpenSource.read` describes it.
 

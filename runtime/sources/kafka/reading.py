@@ -20,12 +20,11 @@ from threading import Lock
 
 import pyarrow as pa
 
-from holdfast.errors import Damaged, HoldfastError, Unavailable, Where
+from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable, Where
 from holdfast.runtime.plan.ahead import Ahead, Read, ReaderAhead
 from holdfast.runtime.plan.source import PartitionReader
-from holdfast.runtime.rows.json_lines import JsonLines
-from holdfast.runtime.sources.kafka.feed import NOTHING_READ, Feed, OutOfRange
-from holdfast.runtime.sources.kafka.messages import batch_of
+from holdfast.runtime.sources.kafka.feed import NOTHING_READ, Feed, OutOfRange, Taken
+from holdfast.runtime.sources.kafka.messages import Decoder, batch_of
 from holdfast.storage.kafka.errors import unavailable
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.storage.kafka.questions import MISSING_FOR_S, Questions, Topic, log
@@ -48,7 +47,7 @@ class OpenKafka:
         Unavailable: no broker answers.
     """
 
-    def __init__(self, place: KafkaPlace, values: pa.Schema, lines: JsonLines | None, meta: bool) -> None:
+    def __init__(self, place: KafkaPlace, values: pa.Schema, lines: Decoder | None, meta: bool) -> None:
         self._place, self._values, self._lines, self._meta = place, values, lines, meta
         self._lock, self._closing, self._away = Lock(), False, False
         self._questions = Questions(place, lambda: self._closing)
@@ -57,6 +56,10 @@ class OpenKafka:
         self._missing_since: float | None = None
         """Since when no broker has known the topic."""
         self._verified_at = time.monotonic()
+        self._undecoded: dict[int, tuple[int, Taken]] = {}
+        """By partition: the offset that was asked for, and messages that cannot be decoded now."""
+        self._waits = False
+        """Whether messages waited for a registry when last some were to be decoded."""
 
     def identity(self, partition: int, offset: int) -> str:
         """Return the ids of cluster and topic: within one topic, records never change."""
@@ -107,6 +110,7 @@ class OpenKafka:
         self._closing = True  # a lane that waits gives up soon
         with self._lock:
             self._feed.close()
+            self._undecoded.clear()
             self._questions.close()
             self._closing = False
 
@@ -114,7 +118,7 @@ class OpenKafka:
         with self._lock:
             try:
                 self._verify(partition)
-                taken = self._feed.take(partition, offset, max_bytes)
+                taken = self._taken(partition, offset, max_bytes)
             except OutOfRange:
                 raise self._out_of_range(partition, offset) from None
             except Unavailable as error:
@@ -125,8 +129,32 @@ class OpenKafka:
                 log.warning("%s answers again; reading continues", self._place.where)
         if not taken.messages:
             return Read(None, taken.following)
-        batch = batch_of(taken.messages, offset, self._values, self._lines, self._meta)
-        return Read(batch, taken.following)
+        return Read(self._decoded(partition, offset, taken), taken.following)
+
+    def _taken(self, partition: int, offset: int, max_bytes: int) -> Taken:
+        held_at, held = self._undecoded.pop(partition, (offset, None))
+        if held is not None and held_at == offset:
+            return held
+        return self._feed.take(partition, offset, max_bytes)
+
+    def _decoded(self, partition: int, offset: int, taken: Taken) -> pa.RecordBatch:
+        """Return the rows of messages. Those that wait for a registry are kept, so that they are fetched once."""
+        try:
+            batch = batch_of(taken.messages, offset, self._values, self._lines, self._meta)
+        except Unavailable as error:
+            if not self._waits:
+                self._waits = True
+                log.warning("%s: %s; reading waits", self._place.where, error.what)
+            if not self._closing:
+                self._undecoded[partition] = (offset, taken)
+            raise
+        except ConfigError as error:
+            where = Where(partition=partition, offset=offset)
+            raise ConfigError(error.what, not_done=error.not_done, next_step=error.next_step, where=where) from error
+        if self._waits:
+            self._waits = False
+            log.warning("%s: its records can be decoded again; reading continues", self._place.where)
+        return batch
 
     def _verify(self, partition: int) -> None:
         """Ask from time to time whether this is still the topic, and whether a broker serves the partition."""

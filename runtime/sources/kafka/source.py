@@ -14,8 +14,10 @@ import pyarrow as pa
 from holdfast.errors import ConfigError, NotAdmitted
 from holdfast.runtime.rows.json_lines import JsonLines, Times
 from holdfast.runtime.sources.kafka.group import GroupOffsets
-from holdfast.runtime.sources.kafka.messages import META
+from holdfast.runtime.sources.kafka.messages import META, Decoder
 from holdfast.runtime.sources.kafka.reading import OpenKafka
+from holdfast.runtime.sources.kafka.schemas import AvroForm
+from holdfast.secrets import Secret
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.traits import SourceTraits
 
@@ -31,6 +33,7 @@ class KafkaSource:
         meta: Whether the columns `META` follow.
         key: Columns by which producers choose the partition.
         group: The consumer group that shows the positions of checkpoints; None: none.
+        avro: How values in Avro are read; None: they are JSON or bytes.
     """
 
     place: KafkaPlace
@@ -40,6 +43,7 @@ class KafkaSource:
     row_type: type | None = None
     key: tuple[str, ...] = ()
     group: str | None = None
+    avro: AvroForm | None = None
 
     def __repr__(self) -> str:
         return f"Kafka({self.place.servers!r}, {self.place.topic!r})"
@@ -63,13 +67,15 @@ class KafkaSource:
             place={"servers": self.place.servers, "topic": self.place.topic},
             sparse=True,
             partitioned_by=self.key,
-            secrets=self.place.secrets,
+            secrets=(*self.place.secrets, *self._secrets_of_registry),
             publishes=self.group is not None,
         )
 
     def check(self) -> None:
-        """Refuse a topic that does not exist, or that the user may not read."""
+        """Refuse a topic that does not exist, or that the user may not read, and a registry that cannot be used."""
         try:
+            if self.avro is not None:
+                self.avro.opened(self.values).check()
             opened = self.open()
         except NotAdmitted as error:  # while a job runs it is a reason to wait, before that a mistake
             raise ConfigError(error.what, not_done=error.not_done, next_step=error.next_step) from error
@@ -89,5 +95,13 @@ class KafkaSource:
 
     def open(self) -> OpenKafka:
         """See Source.open."""
-        lines = None if self.lines is None else JsonLines(self.values, *self.lines)
-        return OpenKafka(self.place, self.values, lines, self.meta)
+        return OpenKafka(self.place, self.values, self._decoder(), self.meta)
+
+    def _decoder(self) -> Decoder | None:
+        if self.avro is not None:
+            return self.avro.opened(self.values)
+        return None if self.lines is None else JsonLines(self.values, *self.lines)
+
+    @property
+    def _secrets_of_registry(self) -> tuple[Secret, ...]:
+        return () if self.avro is None or self.avro.registry is None else self.avro.registry.secrets

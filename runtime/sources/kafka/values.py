@@ -56,7 +56,7 @@ class JSON(RowsOf[T]):
 
     def defaults(self) -> dict[str, Any]:
         """Return the defaults of the dataclass, by column."""
-        return _defaults(self.row_type)
+        return defaults_of(self.row_type)
 
 
 class Raw:
@@ -66,7 +66,8 @@ class Raw:
         return "Raw()"
 
 
-def _defaults(row_type: type | None) -> dict[str, Any]:
+def defaults_of(row_type: type | None) -> dict[str, Any]:
+    """Return the defaults of a dataclass, by column; none without one."""
     if row_type is None or not dataclasses.is_dataclass(row_type):
         return {}
     found = {}

@@ -75,7 +75,7 @@ class TestRefused:
             make()
         assert "hush" not in str(caught.value)
 
-    @pytest.mark.parametrize("name", ["Avro", "Protobuf"])
+    @pytest.mark.parametrize("name", ["Protobuf"])
     def test_forms_name_a_way_to_read_them(self, name: str) -> None:
         with pytest.raises(hf.ConfigError, match=f"hf.{name} is not in this version") as caught:
             getattr(hf, name)
