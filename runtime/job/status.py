@@ -313,11 +313,12 @@ def _sources(state: master.Master) -> tuple[SourceRow, ...]:
                     watermark=at.watermark,
                     idle_ms=None if time is None else time.silent_ms,
                     holds_time=None if time is None else time.holds,
+                    lost=at.lost,
                 )
             )
     reported = {row.place for row in rows}
     waiting = [at for at in state.discovered if at.offset >= 0 and (at.source, at.partition) not in reported]
-    rows += [SourceRow(at.source, at.partition, at.offset) for at in waiting]
+    rows += [SourceRow(at.source, at.partition, at.offset, lost=0) for at in waiting]
     return tuple(sorted(rows, key=lambda row: row.place))
 
 

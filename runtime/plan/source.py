@@ -8,6 +8,7 @@ Invariants
       compacted away (the trait `sparse`), it returns those that are left.
     - `ended` is true only when no record can ever follow; reaching `end_offsets` is not enough.
     - Neither `read` nor a reader waits for records that are not there yet.
+    - Records that were removed before they were read are an error, or are reported by a reader as lost (`Read.lost`).
     - Two histories of a source that differ in a record before an offset have different identities there.
 
 Source: DESIGN section 6; PROTOCOL P12: only the master discovers partitions. docs/design/0022-source-identity.md: a

@@ -207,10 +207,54 @@ class TestTopicThatChanges:
             assert len(read_all(source)[0]) == 10
             kafka.delete_records(topic, 0, 6)
             assert source.retention_start(0) == 6
-            with pytest.raises(Damaged, match=r"read from offset 2, but begins at 6 now: 4 offsets") as caught:
+            lost = r"partition 0, offsets 2 to 5 \(4\) were removed before they were read; .* begins at offset 6"
+            with pytest.raises(Damaged, match=lost) as caught:
                 source.read(0, 2, ANY)
             assert "no record was skipped" in caught.value.not_done and "retention.ms" in caught.value.next_step
+            assert 'on_lost="earliest"' in caught.value.next_step
+            with pytest.raises(Damaged, match=lost):
+                source.reader(0, 2, inline()).poll(ANY)
             assert read_all(source, 6)[0] == {n: n for n in range(6, 10)}
+
+    def test_lost_records_are_reported_by_a_reader_that_is_told_to_continue(self, kafka: KafkaServer) -> None:
+        topic = kafka.topic()
+        kafka.produce(topic, numbers(0, 10))
+        kafka.delete_records(topic, 0, 6)
+        with opened(kafka.servers, topic, on_lost="earliest") as source:
+            reader = source.reader(0, 2, inline())
+            assert reader.poll(ANY) == Read(None, 6, lost=True)
+            read = reader.poll(ANY)
+            assert read is not None and read.batch is not None and not read.lost
+            assert (read.batch.column("n").to_pylist(), read.following) == ([6, 7, 8, 9], 10)
+            assert reader.poll(ANY) == Read(None, 10)
+            with pytest.raises(Damaged, match="offsets 2 to 5"):
+                source.read(0, 2, ANY)
+
+    def test_a_topic_that_lost_all_its_records_is_continued_at_its_end(self, kafka: KafkaServer) -> None:
+        topic = kafka.topic()
+        kafka.produce(topic, numbers(0, 10))
+        kafka.delete_records(topic, 0, 10)
+        with opened(kafka.servers, topic, on_lost="earliest") as source:
+            reader = source.reader(0, 2, inline())
+            assert reader.poll(ANY) == Read(None, 10, lost=True)
+            assert reader.poll(ANY) == Read(None, 10)
+
+    def test_no_policy_continues_in_a_topic_that_has_less_than_was_read_or_is_another_one(
+        self, kafka: KafkaServer
+    ) -> None:
+        topic = kafka.topic()
+        kafka.produce(topic, numbers(0, 2))
+        with opened(kafka.servers, topic, on_lost="earliest") as source:
+            with pytest.raises(Damaged, match=r"offsets 2 to 4 \(3\)"):
+                source.reader(0, 5, inline()).poll(ANY)
+            reader = source.reader(0, 2, inline())
+            assert reader.poll(ANY) == Read(None, 2)
+            kafka.delete(topic)
+            kafka.topic(name=topic)
+            kafka.produce(topic, numbers(0, 9))
+            kafka.delete_records(topic, 0, 5)
+            with pytest.raises(Damaged, match="was recreated"):
+                wait(lambda: _lost(reader), "the next question about the topic")
 
     def test_a_position_behind_the_end_is_damage(self, kafka: KafkaServer) -> None:
         topic = kafka.topic()
@@ -246,6 +290,16 @@ class TestTopicThatChanges:
             assert driver.partitions() == [0, 1, 2]
             assert read_all(worker, partition=2)[0] == {0: 5, 1: 6}
             assert read_all(worker, 2)[0] == {}
+
+
+def _lost(reader: Any) -> bool:
+    """Poll once; a broker that recreates the topic may not answer."""
+    try:
+        read = reader.poll(ANY)
+    except Unavailable:
+        return False
+    assert read.batch is None and not read.lost, "nothing of the new topic is read, nor skipped"
+    return False
 
 
 class TestBrokerThatIsAway:

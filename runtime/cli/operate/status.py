@@ -118,6 +118,7 @@ def _tables(shown: Status) -> list[tuple[str, str]]:
     left_out = len(shown.restarts) - len(restarts)
     held = {row.place for row, _ in time_held(shown.sources)}
     timed = any(row.watermark is not None for row in shown.sources)
+    lost = any(row.lost for row in shown.sources)
     recoveries = "recoveries" + (f" ({left_out} older ones left out)" if left_out else "")
     tables: list[tuple[str, tuple[str, ...], list[tuple[object, ...]]]] = [
         (
@@ -139,9 +140,17 @@ def _tables(shown: Status) -> list[tuple[str, str]]:
         ),
         (
             "sources",
-            ("name", "partition", "offset", "end", "lag", *(("event time",) if timed else ())),
+            (
+                *("name", "partition", "offset", "end", "lag"),
+                *(("lost",) if lost else ()),
+                *(("event time",) if timed else ()),
+            ),
             [
-                (s.name, s.partition, _offset(s.offset), s.end_offset, s.lag, *((_time(s, held),) if timed else ()))
+                (
+                    *(s.name, s.partition, _offset(s.offset), s.end_offset, s.lag),
+                    *((s.lost,) if lost else ()),
+                    *((_time(s, held),) if timed else ()),
+                )
                 for s in shown.sources
             ],
         ),

@@ -9,12 +9,13 @@ Source: API.md (sources); docs/design/0075-kafka-source.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.row_types import RowsOf, T
 from holdfast.runtime.sources.kafka.messages import META
+from holdfast.runtime.sources.kafka.reading import OnLost
 from holdfast.runtime.sources.kafka.source import KafkaSource
 from holdfast.runtime.sources.kafka.values import JSON, RAW, Raw
 from holdfast.sinks.kafka.encoding import JsonValues, RawValues
@@ -41,6 +42,8 @@ class Kafka(RowsOf[T]):
             `hf.secret("env:NAME")`.
         group: Store the positions of checkpoints as the offsets of this consumer group, so that tools of Kafka show
             the job's lag. The job itself never reads them. No consumer may be a member of the group.
+        on_lost: What to do if retention removed records before they were read: "fail" ends the job, "earliest" counts
+            them as lost, reports them, and continues with the first record that is left.
 
     Raises:
         ConfigError: an argument cannot be used, or holds a secret.
@@ -58,10 +61,13 @@ class Kafka(RowsOf[T]):
         meta: bool = False,
         options: Mapping[str, Option] | None = None,
         group: str | None = None,
+        on_lost: OnLost = "fail",
     ) -> None:
         self.place = place_of(servers, topic, options)
         self.key = None if key is None else (key,) if isinstance(key, str) else tuple(key)
-        self.value, self.meta, self.group = value, meta, group
+        self.value, self.meta, self.group, self.on_lost = value, meta, group, on_lost
+        if on_lost not in get_args(OnLost):
+            raise _refused(f"on_lost is {on_lost!r}", f"use one of {', '.join(get_args(OnLost))}")
         if group is not None and not group.strip():
             raise _refused("group is empty", 'name a consumer group, such as "billing", or leave it out')
         given: Any = value
@@ -87,12 +93,14 @@ class Kafka(RowsOf[T]):
             raise _refused(f"the column {twice[0]!r} is also one of meta=True", "rename the field, or leave meta out")
         row_type = None if isinstance(value, Raw) or self.meta else value.row_type
         lines = None if isinstance(value, Raw) else (value.time, value.defaults())
-        return KafkaSource(self.place, schema, lines, self.meta, row_type, self.key or (), self.group)
+        return KafkaSource(self.place, schema, lines, self.meta, row_type, self.key or (), self.group, self.on_lost)
 
     def sink(self) -> KafkaSink:
         """See Connector.sink."""
         if self.group is not None:
             raise _refused(f"{self!r} is a sink with group=, but a sink has no offsets to store", "leave group out")
+        if self.on_lost != "fail":
+            raise _refused(f"{self!r} is a sink with on_lost=, but a sink reads no records", "leave on_lost out")
         if self.meta:
             raise _refused(f"{self!r} is a sink with meta=True, but a sink reads no messages", "leave meta out")
         value = self.value

@@ -15,7 +15,7 @@ from holdfast.errors import ConfigError, NotAdmitted
 from holdfast.runtime.rows.json_lines import JsonLines, Times
 from holdfast.runtime.sources.kafka.group import GroupOffsets
 from holdfast.runtime.sources.kafka.messages import META
-from holdfast.runtime.sources.kafka.reading import OpenKafka
+from holdfast.runtime.sources.kafka.reading import OnLost, OpenKafka
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.traits import SourceTraits
 
@@ -31,6 +31,7 @@ class KafkaSource:
         meta: Whether the columns `META` follow.
         key: Columns by which producers choose the partition.
         group: The consumer group that shows the positions of checkpoints; None: none.
+        on_lost: What happens if retention removed records before they were read.
     """
 
     place: KafkaPlace
@@ -40,6 +41,7 @@ class KafkaSource:
     row_type: type | None = None
     key: tuple[str, ...] = ()
     group: str | None = None
+    on_lost: OnLost = "fail"
 
     def __repr__(self) -> str:
         return f"Kafka({self.place.servers!r}, {self.place.topic!r})"
@@ -90,4 +92,4 @@ class KafkaSource:
     def open(self) -> OpenKafka:
         """See Source.open."""
         lines = None if self.lines is None else JsonLines(self.values, *self.lines)
-        return OpenKafka(self.place, self.values, lines, self.meta)
+        return OpenKafka(self.place, self.values, lines, self.meta, self.on_lost)

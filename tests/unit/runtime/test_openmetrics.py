@@ -52,6 +52,7 @@ def running() -> dict[str, Any]:
                 "partition": 0,
                 "offset": 700,
                 "lag": 3,
+                "lost": 4,
                 "watermark": 1_700_000_000_000_000,
                 "idle_ms": 250,
             },
