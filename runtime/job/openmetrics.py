@@ -145,6 +145,11 @@ def _sources(status: Status) -> Iterator[Any]:
         "holdfast_records", "Records read: the next offset.", each(lambda row: _known(row["offset"]))
     )
     yield from make.gauge("holdfast_source_lag_records", "Records that wait to be read.", each(lambda row: row["lag"]))
+    yield from make.gauge(
+        "holdfast_source_oldest_offset",
+        "Lowest offset that can still be read.",
+        each(lambda row: row.get("oldest_offset")),
+    )
     yield from make.counter(
         "holdfast_source_lost_offsets",
         "Offsets that the source had removed before they were read, in the whole history of the job.",

@@ -77,6 +77,8 @@ class SourceTraits(Traits):
     """The log that it reads is filled by a process of its own, `holdfast capture`: `capture`."""
     publishes: bool = False
     """It shows the positions of completed checkpoints where tools of its own system look for them: `publisher`."""
+    removes_old: bool = False
+    """Its system removes old records by itself, read or not; the open source has `kept`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ import json
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from kafka_server import PASSWORD, USER, KafkaServer
 import holdfast as hf
 from holdfast.errors import Damaged, NotAdmitted, Unavailable
 from holdfast.runtime.plan.ahead import Ahead, Read, inline
+from holdfast.runtime.plan.source import Kept
 from holdfast.runtime.rows.dead_letters import ERROR
 from holdfast.runtime.sources.kafka import feed
 from holdfast.runtime.sources.kafka.reading import OpenKafka
@@ -302,6 +304,37 @@ def _lost(reader: Any) -> bool:
     return False
 
 
+class TestKept:
+    def ages(self, kafka: KafkaServer, *minutes: int, **settings: str) -> str:
+        """Create a topic with records of these ages."""
+        topic, now_ms = kafka.topic(**settings), round(time.time() * 1000)
+        for n, each in enumerate(minutes):
+            kafka.produce(topic, [number(n)], timestamp=now_ms - each * 60_000)
+        return topic
+
+    def test_says_what_is_removed_soon_for_its_age(self, kafka: KafkaServer) -> None:
+        topic = self.ages(kafka, 50, 50, 50, 10, 0, retention_ms="3600000")
+        with opened(kafka.servers, topic) as source:
+            assert source.kept(60) == {0: Kept(0, 5, 0)}
+            assert source.kept(30 * 60) == {0: Kept(0, 5, 3)}
+            assert source.kept(55 * 60) == {0: Kept(0, 5, 4)}
+            assert source.kept(2 * 3600) == {0: Kept(0, 5, 5)}
+
+    def test_knows_no_age_where_nothing_is_removed_for_it(self, kafka: KafkaServer) -> None:
+        for settings in ({"retention_ms": "-1"}, {"cleanup_policy": "compact", "retention_ms": "1000"}):
+            topic = kafka.topic(**settings)
+            kafka.produce(topic, numbers(0, 2), key=b"k", timestamp=1_000)
+            with opened(kafka.servers, topic) as source:
+                assert source.kept(3600) == {0: Kept(0, 2)}
+
+    def test_is_full_once_something_was_removed_of_a_topic_with_a_size(self, kafka: KafkaServer) -> None:
+        topic = kafka.topic(2, retention_ms="-1", retention_bytes="1000000")
+        kafka.produce(topic, numbers(0, 5))
+        kafka.delete_records(topic, 0, 2)
+        with opened(kafka.servers, topic) as source:
+            assert source.kept(60) == {0: Kept(2, 5, None, True), 1: Kept(0, 0)}
+
+
 class TestBrokerThatIsAway:
     def test_is_waited_for_and_reading_continues_where_it_was(
         self, kafka: KafkaServer, caplog: pytest.LogCaptureFixture
@@ -420,6 +453,7 @@ class TestErrors:
         reading = source.open()
         assert read_all(reading)[0] == {0: 0, 1: 1}
         assert reading.whole_from(0) == 2, "without the right to see its settings, the topic may be compacted"
+        assert reading.kept(3600) == {0: Kept(0, 2)}, "nor is it known how long it keeps records"
         reading.close()
 
     def _other(self, check: Callable[[], hf.HoldfastError]) -> hf.HoldfastError | None:

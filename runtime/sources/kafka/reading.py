@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from holdfast.errors import Damaged, Unavailable, Where
 from holdfast.runtime.plan.ahead import Ahead, Read, ReaderAhead
-from holdfast.runtime.plan.source import PartitionReader
+from holdfast.runtime.plan.source import Kept, PartitionReader
 from holdfast.runtime.rows.json_lines import JsonLines
 from holdfast.runtime.sources.kafka.feed import NOTHING_READ, Feed, OutOfRange
 from holdfast.runtime.sources.kafka.messages import batch_of
@@ -97,6 +97,30 @@ class OpenKafka:
         """See SparseSource.whole_from. Of a compacted topic nobody knows how far it is whole."""
         compacted = self._questions.removes_single_records()
         return self._questions.offsets([partition], "end" if compacted else "first")[partition]
+
+    def kept(self, within_s: float) -> dict[int, Kept]:
+        """See RemovingSource.kept.
+
+        Records are removed by segments, once all records of one are too old or too many: no earlier than said here. A
+        partition without a removed record has not reached its size.
+        """
+        self._questions.refuse_while_away()
+        partitions, limits = self._present().partitions, self._questions.limits()
+        first = self._questions.offsets(partitions, "first")
+        end = self._questions.offsets(partitions, "end")
+        old: dict[int, int] = {}
+        if limits.age_ms is not None:
+            due_ms = max(0, int(1000 * (time.time() + within_s)) - limits.age_ms)
+            old = self._questions.offsets(partitions, due_ms)
+        return {
+            each: Kept(
+                first[each],
+                end[each],
+                None if each not in old else old[each] if old[each] >= 0 else end[each],
+                limits.size_bytes is not None and first[each] > 0,
+            )
+            for each in partitions
+        }
 
     def read(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
         found = self._fetch(partition, "fail", offset, max_bytes)

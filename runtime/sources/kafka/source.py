@@ -67,6 +67,7 @@ class KafkaSource:
             partitioned_by=self.key,
             secrets=self.place.secrets,
             publishes=self.group is not None,
+            removes_old=True,
         )
 
     def check(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 from harness import wait
@@ -17,7 +16,10 @@ from holdfast.runtime.audit.checks import chain
 from holdfast.runtime.audit.reading import sources
 from holdfast.runtime.audit.report import Report
 from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH, MODES
+from holdfast.runtime.driver.background import loss_alarm
 from holdfast.runtime.job.status import of_run
+from holdfast.runtime.plan.loss import Risk
+from holdfast.runtime.sources.kafka.reading import OnLost
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks.memory import MemorySink
 from holdfast.storage.objects import MemoryObjects
@@ -37,16 +39,20 @@ class Said:
 class Job:
     """The job, its input and its results."""
 
-    def __init__(self, kafka: KafkaServer, mode: str, **more: Any) -> None:
-        self.said, self.damaged, self._kafka, self.topic = list[tuple[int, str]](), 0, kafka, kafka.topic(2)
+    def __init__(
+        self, kafka: KafkaServer, mode: str, on_lost: OnLost = "fail", *, alarm: bool = False, **settings: str
+    ) -> None:
+        self.said, self.damaged, self._kafka, self.topic = list[tuple[int, str]](), 0, kafka, kafka.topic(2, **settings)
         self.partitions = 2
         self.copy, self.totals, self.dead = MemorySink(None), MemorySink(("word",)), MemorySink(None)
         app = hf.App("words", checkpoint_every="1s", dlq=self.dead)
-        rows = app.source("rows", hf.Kafka(kafka.servers, self.topic, hf.JSON(Said), group=GROUP, **more))
+        rows = app.source("rows", hf.Kafka(kafka.servers, self.topic, hf.JSON(Said), group=GROUP, on_lost=on_lost))
         rows.sink("copy", self.copy)
         rows.key_by("word").agg("totals", rows=hf.count(), total=hf.sum("n")).sink("totals-out", self.totals)
         self.plan = app.plan()
         self.cluster = Cluster(self.plan, 2, 0, MemoryObjects(), 1.0, {"rows": (0, 1)}, mode)
+        if alarm:
+            self.cluster.change_rules(loss_alarm=3600.0)
         self.cluster.begin()
 
     def say(self, count: int) -> None:
@@ -157,6 +163,33 @@ class TestRetention:
         assert outcome == "failed" and error is not None and error.kind == Damaged.kind
         assert f"partition 0, offsets {read} to {read + 2} (3) were removed" in error.what
         job.check()
+
+    def test_a_job_is_warned_of_before_it_loses_records(
+        self, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(loss_alarm, "WINDOW_S", 4.0)
+        monkeypatch.setattr(loss_alarm, "LOOK_EVERY_S", 1.0)
+        job = Job(kafka, CONTINUOUS, alarm=True, retention_ms=str(30 * 60_000))
+        job.say(4)
+        job.catch_up()
+        job.cluster.pass_time(5)
+        alarm = job.cluster.driver.loss_alarm
+        assert alarm.risks == {} and {place: kept.first for place, kept in alarm.kept.items()} == {
+            ("rows", 0): 0,
+            ("rows", 1): 0,
+        }
+        job.stop()
+        read = kafka.ends(job.topic)[0]
+        job.said += [(100, "a")]
+        kafka.produce(job.topic, [json.dumps({"n": 100, "word": "a"}).encode()], 0)
+        job.cluster.pass_time(8)
+        assert alarm.risks == {("rows", 0): Risk(read, read + 1, 0, 0.0)}
+        assert f"unread records before offset {read + 1} will be removed within 3,600 s" in caplog.text
+        job.cluster.release_launches()
+        job.catch_up()
+        job.check()
+        job.cluster.pass_time(3)
+        assert alarm.risks == {}
 
     @pytest.mark.thorough
     def test_microbatches_count_what_was_lost_too(self, kafka: KafkaServer) -> None:
