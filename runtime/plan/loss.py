@@ -1,7 +1,7 @@
 """Whether a source will remove records before a job has read them.
 
-A source with the trait `removes_old` says what it still has and what it removes soon. Two looks some time apart show how
-fast the job reads and how fast records come; at that pace, the job either reaches what is removed in time, or not.
+A source with the trait `removes_old` says what it still has and what it removes soon. Two looks some time apart show
+how fast the job reads and how fast records come; at that pace, the job either reaches what is removed in time, or not.
 
 Invariants
     - A job that has read all that there was at the earlier look keeps up, whatever the source removes.
@@ -83,11 +83,11 @@ def described(source: str, partition: int, risk: Risk, within: str) -> str:
     if risk.removed:
         last = risk.position + risk.removed - 1
         return (
-            f"{where}: offsets {risk.position:,} to {last:,} ({risk.removed:,}), which the last checkpoint has not read, "
-            "were removed; a start, or a recovery, finds them missing"
+            f"{where}: offsets {risk.position:,} to {last:,} ({risk.removed:,}), which the last checkpoint has not read,"
+            " were removed; a start, or a recovery, finds them missing"
         )
     pace = "the job is not running" if risk.rate is None else f"the job reads {risk.rate:,.1f} offsets per second"
     return (
-        f"{where}: unread records before offset {risk.end:,} will be removed within {within}; the last checkpoint is at "
-        f"offset {risk.position:,}, and {pace}"
+        f"{where}: unread records before offset {risk.end:,} will be removed within {within}; the last checkpoint is "
+        f"at offset {risk.position:,}, and {pace}"
     )

@@ -157,7 +157,9 @@ class HeldBack:
 
 def lost_range(partition: int, first: int, end: int) -> str:
     """Return the words for offsets that were removed before they were read: `first` to before `end`."""
-    return f"partition {partition}, offsets {first:,} to {end - 1:,} ({end - first:,}) were removed before they were read"
+    return (
+        f"partition {partition}, offsets {first:,} to {end - 1:,} ({end - first:,}) were removed before they were read"
+    )
 
 
 def no_further(reading: Reading, batch: pa.RecordBatch, following: int) -> tuple[pa.RecordBatch, int]:

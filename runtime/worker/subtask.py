@@ -382,9 +382,7 @@ class SubtaskRun:
     def _position(self, reading: Reading, identity: str | None = None) -> SourcePosition:
         time = self._times.get(reading.fragment)
         known = None if time is None else time.known(reading.partition)
-        return SourcePosition(
-            reading.source, reading.partition, reading.offset, known, identity, lost=reading.lost
-        )
+        return SourcePosition(reading.source, reading.partition, reading.offset, known, identity, lost=reading.lost)
 
     def _close_stages(self, index: int, epoch: Epoch) -> None:
         """Set aside the output of the fragment's sinks: what it emits from now on belongs to the next epoch."""

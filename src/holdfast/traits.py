@@ -105,6 +105,8 @@ class SinkTraits(Traits):
     """With `commits_once`: writers put large output into its target before it is committed: `uploader`."""
     probes: bool = False
     """What a start would find in its target can be seen beforehand: `probe`."""
+    transacts: bool = False
+    """A writer that dies may leave a transaction open, which hides later records from readers: `transactions`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +138,7 @@ _BY_TRAIT: Mapping[str, tuple[str, ...]] = {
     "remembers_owner": ("holding",),
     "uploads": ("uploader",),
     "probes": ("probe",),
+    "transacts": ("transactions",),
 }
 
 

@@ -30,6 +30,7 @@ AWAY_S = 4.0
 MISSING_FOR_S = 5.0
 """How long a topic is missing before that is believed: a broker that starts may not know its topics yet."""
 LOOK_EVERY_S = 0.05
+Offsets = Literal["first", "end", "written"]
 log = logging.getLogger("holdfast.kafka")
 
 
@@ -120,12 +121,13 @@ class Questions:
             time.sleep(LOOK_EVERY_S)
         return found
 
-    def offsets(self, partitions: Iterable[int], which: Literal["first", "end"] | int) -> dict[int, int]:
-        """Return the offset of the first record of each partition, or the one after the last committed record.
+    def offsets(self, partitions: Iterable[int], which: Offsets | int) -> dict[int, int]:
+        """Return an offset of each partition.
 
         Args:
-            which: A number asks for the first record with this timestamp, in milliseconds since 1970, or a later one;
-                the answer is -1 if there is none.
+            which: "first" is the offset of the first record, "end" the one before which no transaction is open, and
+                "written" the one after the last record, also where an open transaction hides it. A number asks for the
+                first record with this timestamp, in milliseconds since 1970, or a later one; -1 if there is none.
 
         Raises:
             ConfigError, Unavailable: as `topic`.
@@ -142,7 +144,7 @@ class Questions:
         client, within = self._opened(not_done), self._within_s()
         asked = client.list_offsets(
             {TopicPartition(self._place.topic, each): spec for each in partitions},
-            isolation_level=IsolationLevel.READ_COMMITTED,
+            isolation_level=IsolationLevel.READ_UNCOMMITTED if which == "written" else IsolationLevel.READ_COMMITTED,
             request_timeout=within,
         )
         found = {place.partition: self._answer(each, within, not_done) for place, each in asked.items()}

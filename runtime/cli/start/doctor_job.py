@@ -1,8 +1,8 @@
 """What `holdfast doctor JOB.py` checks of a job: its secrets, and every source and sink, as a start would find them.
 
 Each source is opened, and each target is looked at through the sink's `probe`, which creates and changes nothing. Of a
-sink without the trait only the plan is checked. Where a source removes old records by itself, the last checkpoint of the
-job is compared with what it removes soon; a job that runs is asked what it has found itself.
+sink without the trait only the plan is checked. Where a source removes old records by itself, the last checkpoint of
+the job is compared with what it removes soon; of a job that runs, the driver's own findings are repeated.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ class OpenKafka:
                 f"{self._place.where}: {lost_range(partition, offset, first)}; the partition now begins at offset "
                 f"{first:,}",
                 not_done=not_done,
-                next_step="restore the records; or, to continue without them, hf.Kafka(..., on_lost=\"earliest\") "
+                next_step='restore the records; or, to continue without them, hf.Kafka(..., on_lost="earliest") '
                 "counts them as lost and reads on from the first offset that is left. To keep records longer, raise "
                 "retention.ms and retention.bytes of the topic above the longest stop of the job",
                 where=where,

@@ -1,4 +1,4 @@
-"""Offsets without records are part of the epoch that passes them: markers of transactions, and what a source removed."""
+"""Offsets without records are part of the epoch that passes them: markers of transactions, and what was removed."""
 
 from __future__ import annotations
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgspec
-import pyarrow as pa
 import pytest
 
-import holdfast as hf
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import Unavailable
 from holdfast.model import Epoch, Generation, JobUuid, SourcePosition, Timeline
@@ -40,8 +38,12 @@ class TestRisk:
             pytest.param((28, Kept(0, 100)), 30, Kept(0, 100, 70), None, id="reads fast enough"),
             pytest.param((10, Kept(0, 30)), 30, Kept(0, 100, 100), None, id="keeps up with what comes"),
             pytest.param((10, Kept(10, 30)), 30, Kept(35, 100), Risk(30, 35, 5, 0.2), id="keeps up too late"),
-            pytest.param((90, Kept(50, 150)), 90, Kept(50, 200, None, True), Risk(90, 200, 0, 0.0), id="full, none read"),
-            pytest.param((40, Kept(50, 150)), 90, Kept(50, 151, None, True), None, id="full, reads faster than it fills"),
+            pytest.param(
+                (90, Kept(50, 150)), 90, Kept(50, 200, None, True), Risk(90, 200, 0, 0.0), id="full, none read"
+            ),
+            pytest.param(
+                (40, Kept(50, 150)), 90, Kept(50, 151, None, True), None, id="full, reads faster than it fills"
+            ),
             pytest.param((90, Kept(50, 150)), 90, Kept(50, 150, None, True), None, id="full, and nothing comes"),
         ],
     )
@@ -54,8 +56,8 @@ class TestRisk:
     def test_is_described_with_offsets_and_pace(self) -> None:
         said = described("orders", 3, Risk(30, 40_000, 0, 2.5), "3,600 s")
         assert said == (
-            "source 'orders', partition 3: unread records before offset 40,000 will be removed within 3,600 s; the last "
-            "checkpoint is at offset 30, and the job reads 2.5 offsets per second"
+            "source 'orders', partition 3: unread records before offset 40,000 will be removed within 3,600 s; the "
+            "last checkpoint is at offset 30, and the job reads 2.5 offsets per second"
         )
         assert described("orders", 3, Risk(30, 40, 0, None), "1 h").endswith("and the job is not running")
         assert "offsets 30 to 34 (5), which the last checkpoint has not read, were removed" in described(
