@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, get_args
 
+import pyarrow as pa
+
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.row_types import RowsOf, T
@@ -21,6 +23,7 @@ from holdfast.runtime.sources.kafka.values import JSON, RAW, Raw
 from holdfast.sinks.kafka.encoding import JsonValues, RawValues
 from holdfast.sinks.kafka.sink import KafkaSink
 from holdfast.storage.kafka.place import Option, place_of
+from holdfast.storage.log.changelog import DELETED
 from holdfast.traits import Library
 
 
@@ -35,8 +38,10 @@ class Kafka(RowsOf[T]):
         servers: "host:port" of some brokers, with commas between them or as a list.
         topic: The topic. It must exist to be read; a sink creates a missing one.
         value: How values are written: `hf.JSON(Bid)`, or `hf.Raw()` for bytes. A sink writes JSON if it is left out.
-        key: Columns by which the producers choose the partition, as `partitioned_by` of `app.source`. As a sink: the
-            columns of the records' key; for a stream that replaces rows, the columns by which it does.
+        key: Columns by which the producers choose the partition, as `partitioned_by` of `app.source`. If the rows have
+            a bool column `holdfast_deleted`, they are also the columns of the records' key, and a record without a
+            value is a row that deletes. As a sink: the columns of the records' key; for a stream that replaces rows,
+            the columns by which it does.
         meta: Add the columns kafka_key, kafka_timestamp, kafka_partition, kafka_offset and kafka_headers.
         options: Options of librdkafka, such as {"security.protocol": "SASL_SSL"}. A secret is given by
             `hf.secret("env:NAME")`.
@@ -92,8 +97,25 @@ class Kafka(RowsOf[T]):
         if self.meta and (twice := [field.name for field in META if field.name in schema.names]):
             raise _refused(f"the column {twice[0]!r} is also one of meta=True", "rename the field, or leave meta out")
         row_type = None if isinstance(value, Raw) or self.meta else value.row_type
-        lines = None if isinstance(value, Raw) else (value.time, value.defaults())
-        return KafkaSource(self.place, schema, lines, self.meta, row_type, self.key or (), self.group, self.on_lost)
+        key, deletes = self.key or (), self._deletes(value, schema)
+        unless = {DELETED.name: False} if deletes else {}
+        lines = None if isinstance(value, Raw) else (value.time, {**unless, **value.defaults()})
+        return KafkaSource(self.place, schema, lines, self.meta, row_type, key, self.group, self.on_lost, deletes)
+
+    def _deletes(self, value: JSON[T] | Raw, schema: pa.Schema) -> tuple[str, ...]:
+        """Return the key's columns, if records without a value are rows that delete. Raises ConfigError."""
+        if isinstance(value, Raw) or self.key is None or DELETED.name not in schema.names:
+            return ()
+        if unknown := [name for name in self.key if name not in schema.names or name == DELETED.name]:
+            raise _refused(f"key names {unknown[0]!r}, which is not a column of {value!r}", "name columns of the rows")
+        defaults, spared = value.defaults(), (*self.key, DELETED.name)
+        strict = [field.name for field in schema if not field.nullable and field.name not in (*spared, *defaults)]
+        if strict:
+            raise _refused(
+                f"records that delete have nothing but their key, but {value!r} allows no null in {', '.join(strict)}",
+                f"let {', '.join(strict)} be null (| None), or give defaults",
+            )
+        return self.key
 
     def sink(self) -> KafkaSink:
         """See Connector.sink."""

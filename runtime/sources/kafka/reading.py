@@ -27,6 +27,7 @@ from holdfast.runtime.plan.source import Kept, PartitionReader
 from holdfast.runtime.rows.json_lines import JsonLines
 from holdfast.runtime.sources.kafka.feed import NOTHING_READ, Feed, OutOfRange
 from holdfast.runtime.sources.kafka.messages import batch_of
+from holdfast.runtime.sources.kafka.tombstones import Tombstones
 from holdfast.runtime.sources.reading import lost_range
 from holdfast.storage.kafka.errors import unavailable
 from holdfast.storage.kafka.place import KafkaPlace
@@ -47,6 +48,7 @@ class OpenKafka:
         lines: Decodes values; None: they stay bytes.
         meta: Whether the columns of `meta=True` follow.
         on_lost: What a reader does if retention removed records before it read them. `read` raises in any case.
+        tombstones: See `batch_of`.
 
     Raises:
         ConfigError: the topic does not exist, or the options are wrong.
@@ -54,9 +56,16 @@ class OpenKafka:
     """
 
     def __init__(
-        self, place: KafkaPlace, values: pa.Schema, lines: JsonLines | None, meta: bool, on_lost: OnLost = "fail"
+        self,
+        place: KafkaPlace,
+        values: pa.Schema,
+        lines: JsonLines | None,
+        meta: bool,
+        on_lost: OnLost = "fail",
+        tombstones: Tombstones | None = None,
     ) -> None:
-        self._place, self._values, self._lines, self._meta, self._on_lost = place, values, lines, meta, on_lost
+        self._place, self._values, self._lines, self._meta = place, values, lines, meta
+        self._on_lost, self._tombstones = on_lost, tombstones
         self._lock, self._closing, self._away = Lock(), False, False
         self._questions = Questions(place, lambda: self._closing)
         self._feed = Feed(place, lambda: self._closing)
@@ -159,7 +168,7 @@ class OpenKafka:
                 log.warning("%s answers again; reading continues", self._place.where)
         if not taken.messages:
             return Read(None, taken.following)
-        batch = batch_of(taken.messages, offset, self._values, self._lines, self._meta)
+        batch = batch_of(taken.messages, offset, self._values, self._lines, self._meta, self._tombstones)
         return Read(batch, taken.following)
 
     def _verify(self, partition: int) -> None:

@@ -16,6 +16,7 @@ from holdfast.runtime.rows.json_lines import JsonLines, Times
 from holdfast.runtime.sources.kafka.group import GroupOffsets
 from holdfast.runtime.sources.kafka.messages import META
 from holdfast.runtime.sources.kafka.reading import OnLost, OpenKafka
+from holdfast.runtime.sources.kafka.tombstones import Tombstones
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.traits import SourceTraits
 
@@ -32,6 +33,8 @@ class KafkaSource:
         key: Columns by which producers choose the partition.
         group: The consumer group that shows the positions of checkpoints; None: none.
         on_lost: What happens if retention removed records before they were read.
+        deletes: The columns of the record's key, if a record without a value is a row that deletes; empty: it cannot be
+            decoded.
     """
 
     place: KafkaPlace
@@ -42,6 +45,7 @@ class KafkaSource:
     key: tuple[str, ...] = ()
     group: str | None = None
     on_lost: OnLost = "fail"
+    deletes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"Kafka({self.place.servers!r}, {self.place.topic!r})"
@@ -93,4 +97,5 @@ class KafkaSource:
     def open(self) -> OpenKafka:
         """See Source.open."""
         lines = None if self.lines is None else JsonLines(self.values, *self.lines)
-        return OpenKafka(self.place, self.values, lines, self.meta, self.on_lost)
+        tombstones = Tombstones([self.values.field(name) for name in self.deletes]) if self.deletes else None
+        return OpenKafka(self.place, self.values, lines, self.meta, self.on_lost, tombstones)
