@@ -83,8 +83,8 @@ def described(source: str, partition: int, risk: Risk, within: str) -> str:
     if risk.removed:
         last = risk.position + risk.removed - 1
         return (
-            f"{where}: offsets {risk.position:,} to {last:,} ({risk.removed:,}), which the last checkpoint has not read,"
-            " were removed; a start, or a recovery, finds them missing"
+            f"{where}: offsets {risk.position:,} to {last:,} ({risk.removed:,}), which the last checkpoint has not "
+            "read, were removed; a start, or a recovery, finds them missing"
         )
     pace = "the job is not running" if risk.rate is None else f"the job reads {risk.rate:,.1f} offsets per second"
     return (

@@ -307,7 +307,7 @@ def _lost(reader: Any) -> bool:
 class TestKept:
     def ages(self, kafka: KafkaServer, *minutes: int, **settings: str) -> str:
         """Create a topic with records of these ages."""
-        topic, now_ms = kafka.topic(**settings), round(time.time() * 1000)
+        topic, now_ms = kafka.topic(1, None, **settings), round(time.time() * 1000)
         for n, each in enumerate(minutes):
             kafka.produce(topic, [number(n)], timestamp=now_ms - each * 60_000)
         return topic
@@ -322,7 +322,7 @@ class TestKept:
 
     def test_knows_no_age_where_nothing_is_removed_for_it(self, kafka: KafkaServer) -> None:
         for settings in ({"retention_ms": "-1"}, {"cleanup_policy": "compact", "retention_ms": "1000"}):
-            topic = kafka.topic(**settings)
+            topic = kafka.topic(1, None, **settings)
             kafka.produce(topic, numbers(0, 2), key=b"k", timestamp=1_000)
             with opened(kafka.servers, topic) as source:
                 assert source.kept(3600) == {0: Kept(0, 2)}

@@ -104,7 +104,7 @@ class LossAlarm:
             if place in positions and (risk := self._risk(place, Look(now_s, positions[place], kept))) is not None:
                 risks[place] = risk
                 if place not in self.risks:
-                    log.warning("%s", described(*place, risk, f"{self._within_s:,.0f} s"))
+                    log.warning("%s", described(place[0], place[1], risk, f"{self._within_s:,.0f} s"))
         self.risks = risks
 
     def _risk(self, place: Place, look: Look) -> Risk | None:

@@ -97,14 +97,15 @@ class Kafka(RowsOf[T]):
         if self.meta and (twice := [field.name for field in META if field.name in schema.names]):
             raise _refused(f"the column {twice[0]!r} is also one of meta=True", "rename the field, or leave meta out")
         row_type = None if isinstance(value, Raw) or self.meta else value.row_type
-        key, deletes = self.key or (), self._deletes(value, schema)
+        deletes = self._deletes(value, schema)
         unless = {DELETED.name: False} if deletes else {}
-        lines = None if isinstance(value, Raw) else (value.time, {**unless, **value.defaults()})
-        return KafkaSource(self.place, schema, lines, self.meta, row_type, key, self.group, self.on_lost, deletes)
+        lines = (value.time, {**unless, **value.defaults()}) if isinstance(value, JSON) else None
+        given = self.place, schema, lines, self.meta, row_type, self.key or (), self.group
+        return KafkaSource(*given, on_lost=self.on_lost, deletes=deletes)
 
-    def _deletes(self, value: JSON[T] | Raw, schema: pa.Schema) -> tuple[str, ...]:
+    def _deletes(self, value: object, schema: pa.Schema) -> tuple[str, ...]:
         """Return the key's columns, if records without a value are rows that delete. Raises ConfigError."""
-        if isinstance(value, Raw) or self.key is None or DELETED.name not in schema.names:
+        if not isinstance(value, JSON) or self.key is None or DELETED.name not in schema.names:
             return ()
         if unknown := [name for name in self.key if name not in schema.names or name == DELETED.name]:
             raise _refused(f"key names {unknown[0]!r}, which is not a column of {value!r}", "name columns of the rows")

@@ -98,4 +98,4 @@ class KafkaSource:
         """See Source.open."""
         lines = None if self.lines is None else JsonLines(self.values, *self.lines)
         tombstones = Tombstones([self.values.field(name) for name in self.deletes]) if self.deletes else None
-        return OpenKafka(self.place, self.values, lines, self.meta, self.on_lost, tombstones)
+        return OpenKafka(self.place, self.values, lines, self.meta, on_lost=self.on_lost, tombstones=tombstones)

@@ -205,12 +205,20 @@ class TestStatus:
         assert (problem.code, problem.source, problem.partition, problem.offset) == (RECORDS_AT_RISK, "orders", 0, 30)
         assert "retention.ms" in str(problem.next) and "--parallelism" in str(problem.next)
         rows = (SourceRow("orders", 0, 30), SourceRow("orders", 1, 3))
-        empty = Status(
-            **dict.fromkeys(("job", "root"), "x"),
-            **dict.fromkeys(("reason", "mode", "generation", "timeline")),
-            **dict.fromkeys(("workers", "sinks", "operators", "restarts", "problems"), ()),
+        shown = Status(
+            job="hot",
+            root="/data",
             state="running",
+            reason=None,
+            mode=None,
+            generation=1,
+            timeline=1,
+            workers=(),
             sources=rows,
+            sinks=(),
+            operators=(),
+            restarts=(),
+            problems=(),
         )
-        shown = with_oldest(empty, {("orders", 0): Kept(7, 100)})
-        assert [row.oldest_offset for row in shown.sources] == [7, None]
+        oldest = {("orders", 0): Kept(7, 100)}
+        assert [row.oldest_offset for row in with_oldest(shown, oldest).sources] == [7, None]

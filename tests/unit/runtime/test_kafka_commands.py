@@ -1,4 +1,4 @@
-"""`holdfast doctor JOB.py` compares the last checkpoint of a job with what its topic removes soon."""
+"""Commands about a job whose topic removes records: what `doctor` says before, and `audit` and `status` after."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from kafka_server import KafkaServer
 from msgspec.structs import replace as replace_fields
 
 from holdfast.model import DriverProcess
+from holdfast.runtime.cli.main import main
 from holdfast.runtime.cli.start.doctor_cluster import Check
 from holdfast.runtime.cli.start.doctor_job import job
 from holdfast.runtime.cli.start.jobfile import load
@@ -27,7 +28,7 @@ JOB = """
 import holdfast as hf
 
 app = hf.App("words", root={root!r}, key_groups=8)
-app.source("rows", hf.Kafka({servers!r}, {topic!r}, hf.Raw())).sink("out", hf.Log({log!r}))
+app.source("rows", hf.Kafka({servers!r}, {topic!r}, hf.Raw(), on_lost="earliest")).sink("out", hf.Log({log!r}))
 """
 HALF_AN_HOUR_MS = 30 * 60_000
 
@@ -47,7 +48,7 @@ def file(kafka: KafkaServer, topic: str, tmp_path: Path) -> Path:
     return file
 
 
-def run(file: Path) -> Cluster:
+def run(file: Path, end: int = 2) -> Cluster:
     """Run the job until it has read everything."""
     app = load(str(file))
     prepared = prepare(app.plan(), resolve(app))
@@ -57,7 +58,7 @@ def run(file: Path) -> Cluster:
     def read() -> bool:
         cluster.pass_time(1.0)
         running = cluster.driver.state.running
-        return running is not None and running.last is not None and running.last.positions[0].offset == 2
+        return running is not None and running.last is not None and running.last.positions[0].offset == end
 
     wait(read, "a checkpoint behind all records", 60)
     return cluster
@@ -109,3 +110,23 @@ class TestDoctor:
         store.put("live.json", json.dumps(old.as_json()).encode())
         (check,) = checks(file)
         assert check.found.endswith("the job is not running"), "that driver is gone"
+
+
+class TestLost:
+    def test_offsets_are_named_by_the_audit_and_by_the_status_of_a_stopped_job(
+        self, kafka: KafkaServer, topic: str, file: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        run(file)
+        kafka.produce(topic, [b"three", b"four", b"five"])
+        kafka.delete_records(topic, 0, 4)
+        run(file, end=5)
+        capsys.readouterr()
+        assert main(["audit", str(file)]) == 0
+        shown = capsys.readouterr().out
+        assert "offsets 2 to 3 were removed before they were read" in shown
+        assert shown.rstrip().endswith("2 offsets of sources were removed before they were read: rows partition 0 2")
+        assert main(["audit", str(file), "--json"]) == 0
+        sources = json.loads(capsys.readouterr().out)["sources"]
+        assert [each["lost"] for each in sources if "lost" in each] == [[[2, 4]]]
+        assert main(["status", "words", "--root", str(file.parent / "root"), "--json"]) == 0
+        assert [each["lost"] for each in json.loads(capsys.readouterr().out)["sources"]] == [2]
