@@ -35,6 +35,14 @@ class SourceTaken(msgspec.Struct, frozen=True):
     first: int
     end: int
     taken: RowDigest
+    lost: tuple[tuple[int, int], ...] | msgspec.UnsetType = msgspec.UNSET
+    """Ranges [first, end) of offsets among these that the source had removed before they were read; omitted if there
+    are none."""
+
+    @property
+    def lost_ranges(self) -> tuple[tuple[int, int], ...]:
+        """Return the ranges that were lost; none if none are recorded."""
+        return () if self.lost is msgspec.UNSET else self.lost
 
 
 class SinkStaged(msgspec.Struct, frozen=True):
@@ -105,7 +113,9 @@ def joined(parts: Iterable[PartAudit]) -> PartAudit:
             known = sources.get((new.source, new.partition))
             if known is not None:
                 assert known.end == new.first, "records between two epochs are in neither"
-                new = SourceTaken(new.source, new.partition, known.first, new.end, added(known.taken, new.taken))
+                lost = one_after_another((*known.lost_ranges, *new.lost_ranges)) or msgspec.UNSET
+                taken = added(known.taken, new.taken)
+                new = SourceTaken(new.source, new.partition, known.first, new.end, taken, lost)
             sources[new.source, new.partition] = new
         for staged in part.sinks:
             before = sinks.get(staged.writer)
@@ -113,6 +123,16 @@ def joined(parts: Iterable[PartAudit]) -> PartAudit:
             sinks[staged.writer] = SinkStaged(staged.writer, every, staged.immediate)
         operators += part.operators
     return PartAudit(tuple(sources.values()), tuple(sinks.values()), counted(operators))
+
+
+def one_after_another(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return ranges [first, end), given in order, with those that touch each other as one."""
+    merged: list[tuple[int, int]] = []
+    for first, end in ranges:
+        if merged and merged[-1][1] == first:
+            first = merged.pop()[0]
+        merged.append((first, end))
+    return tuple(merged)
 
 
 def counted(counts: Iterable[OperatorCount]) -> tuple[OperatorCount, ...]:

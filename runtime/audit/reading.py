@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -74,11 +75,14 @@ def _opened(source: Source | None) -> OpenSource | str:
 
 
 def _source_line(source: Source, opened: OpenSource, taken: SourceTaken, epoch: Epoch) -> Line:
-    if same_from(source, opened, taken.partition) > taken.first and taken.end > taken.first:
+    lost = taken.lost_ranges
+    first = lost[-1][1] if lost else taken.first
+    removed_too = bool(lost) and lost[0] != (taken.first, first)  # what was read between ranges that are lost
+    if removed_too or (same_from(source, opened, taken.partition) > first and taken.end > first):
         gone = "no longer readable: records older than retention, or compacted"
         return _line_of_source(taken, epoch, "not provable", gone)
     try:
-        found = _read_again(opened, taken)
+        found = _read_again(opened, taken, first)
     except Damaged as error:
         return _line_of_source(taken, epoch, "differs", error.what)
     verdict, why = compared(taken.taken, found)
@@ -88,14 +92,27 @@ def _source_line(source: Source, opened: OpenSource, taken: SourceTaken, epoch: 
 def _line_of_source(
     taken: SourceTaken, epoch: Epoch, verdict: Verdict, reason: str | None, found: RowDigest | None = None
 ) -> Line:
-    more = (("from_offset", taken.first), ("to_offset", taken.end))
     rows = None if found is None else found.rows
-    return Line("source", taken.source, taken.partition, epoch, verdict, reason, taken.taken.rows, rows, more)
+    if taken.lost_ranges:
+        verdict = "differs" if verdict == "differs" else "not provable"
+        reason = "; ".join(each for each in (_lost(taken), reason) if each)
+    return Line("source", taken.source, taken.partition, epoch, verdict, reason, taken.taken.rows, rows, _range(taken))
 
 
-def _read_again(source: OpenSource, taken: SourceTaken) -> RowDigest:
+def _lost(taken: SourceTaken) -> str:
+    ranges = ", ".join(f"{first:,} to {end - 1:,}" for first, end in taken.lost_ranges)
+    return f"offsets {ranges} were removed before they were read"
+
+
+def _range(taken: SourceTaken) -> tuple[tuple[str, Any], ...]:
+    """Return the members of the JSON object that say which offsets an epoch passed."""
+    lost = [list(each) for each in taken.lost_ranges]
+    return (("from_offset", taken.first), ("to_offset", taken.end), *((("lost", lost),) if lost else ()))
+
+
+def _read_again(source: OpenSource, taken: SourceTaken, first: int) -> RowDigest:
     how = COUNTS if taken.taken.sum is None else ROWS
-    found, offset = NOTHING if how == ROWS else RowDigest(0), taken.first
+    found, offset = NOTHING if how == ROWS else RowDigest(0), first
     while offset < taken.end:
         batch, following = source.read(taken.partition, offset, READ_BYTES_MAX)
         if batch is None:
@@ -344,9 +361,7 @@ def unread(manifests: Sequence[Manifest], reason: str) -> list[Line]:
     lines: list[Line] = []
     for manifest in manifests:
         for taken in manifest.audited.sources if manifest.audited is not None else ():
-            more = (("from_offset", taken.first), ("to_offset", taken.end))
-            where = taken.source, taken.partition, manifest.epoch
-            lines.append(Line("source", *where, "not provable", reason, taken.taken.rows, None, more))
+            lines.append(_line_of_source(taken, manifest.epoch, "not provable", reason))
         for each in manifest.audited.sinks if manifest.audited is not None else ():
             where_to = each.writer.sink, each.writer.subtask, manifest.epoch
             lines.append(Line("sink", *where_to, "not provable", reason, whole(each.parts).rows))

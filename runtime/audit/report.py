@@ -67,6 +67,14 @@ class Report:
                 found[line.name] = found.get(line.name, 0) + rows
         return found
 
+    def lost(self) -> dict[tuple[str, int | None], int]:
+        """Return how many offsets were removed before they were read, by source and partition."""
+        found: dict[tuple[str, int | None], int] = {}
+        for line in self.lines:
+            for first, end in dict(line.more).get("lost", ()):
+                found[line.name, line.part] = found.get((line.name, line.part), 0) + end - first
+        return found
+
     def as_json(self) -> dict[str, Any]:
         """Return {job, as_of, epochs, sources, operators, sinks, verdict}."""
         as_of = self.epochs[-1] if self.epochs else None

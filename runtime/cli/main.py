@@ -37,6 +37,7 @@ COMMANDS = {
     "state": "read the state of operators: one key, all rows, what changed, how large it is",
     "audit": "prove from sources and targets that every record read came out once, for every checkpoint kept",
     "dlq": "list dead letters, and append their records to the log that they came from",
+    "txn": "list or abort transactions that a killed job left open in Kafka",
     "log": "create, write, read, compact and seal embedded logs",
     "chaos": "run whole jobs under injected faults, and check every result",
     "connectors": "list the installed sources and sinks",
@@ -47,7 +48,7 @@ PLACES = {
     "start": ("demo", "new", "run", "capture", "plan", "connectors", "doctor"),
     "operate": (
         *("jobs", "status", "events", "explain", "stop", "savepoint", "rewind", "fork"),
-        *("checkpoints", "state", "audit", "dlq"),
+        *("checkpoints", "state", "audit", "dlq", "txn"),
     ),
 }
 ELSEWHERE = {

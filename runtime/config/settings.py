@@ -92,6 +92,14 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "partition_discovery_ms", "duration", 10_000, "Time between two listings of partitions; 0: none", 0, DAY_MS
     ),
+    Setting(
+        "loss_alarm_ms",
+        "duration",
+        HOUR_MS,
+        "Warn of unread records that a source removes within this time; 0: never",
+        0,
+        30 * DAY_MS,
+    ),
     Setting("channel_bytes_max", "bytes", 8 * MIB, "Bytes that may wait in one channel", 64 * KIB, 4 * GIB),
     Setting("retained_checkpoints", "count", 10, "Newest checkpoints that are kept at any age", 1, 1_000_000),
     Setting("retained_for_ms", "duration", HOUR_MS, "Age up to which older checkpoints are also kept", 0, None),
@@ -158,6 +166,7 @@ class Settings:
     restart_backoff_first_ms: int
     restart_backoff_max_ms: int
     partition_discovery_ms: int
+    loss_alarm_ms: int
     channel_bytes_max: int
     retained_checkpoints: int
     retained_for_ms: int

@@ -27,6 +27,7 @@ from holdfast.ports import Clock, Lane
 from holdfast.runtime.driver import master
 from holdfast.runtime.driver.background.compactions import Compactions
 from holdfast.runtime.driver.background.folds import Folds
+from holdfast.runtime.driver.background.loss_alarm import LossAlarm
 from holdfast.runtime.driver.background.publications import Publications
 from holdfast.runtime.driver.listing import Listings
 from holdfast.runtime.driver.repair import Repairs
@@ -100,6 +101,9 @@ class DriverLoop:
         )
         self._listings = Listings(rules.name, ports.sources, lambda: ports.lane("sources"))
         self.publications = Publications(ports.sources, lambda: ports.lane("positions"))
+        self.loss_alarm = LossAlarm(
+            ports.sources, lambda: ports.lane("retention"), rules.loss_alarm, rules.checkpoint_every
+        )
         self.outcome: tuple[str, ErrorReport | None] | None = None
         self.refused: HoldfastError | None = None
         """Why the root did not take the last record or manifest; None once it does."""
@@ -160,6 +164,8 @@ class DriverLoop:
             self._next_pulse = now + self._pulse_every
             self._perform(self.state, master.pulse(self.state))
             self._perform(*master.hold_back(self.state, now, self._pulse_every))
+            running = self.state.running
+            self.loss_alarm.turn(now, None if running is None else running.last)
 
     def _perform(self, state: master.Master, effects: list[master.Effect]) -> None:
         self._master = state
@@ -197,6 +203,7 @@ class DriverLoop:
     def _close_sources(self) -> None:
         self._listings.close()
         self.publications.close()
+        self.loss_alarm.close()
 
     def _listed(self, number: int, result: object) -> None:
         if isinstance(self.state.phase, master.Over):

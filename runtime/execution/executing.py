@@ -85,9 +85,10 @@ class Publisher:
         problems += [status.refused(problem) for problem in in_background if problem is not None]
         if (refused := loop.refused or self._refused) is not None:
             problems.append(status.root_refused(refused))
+        problems += status.records_at_risk(loop.loss_alarm.risks, loop.loss_alarm.within_s)
         problems += status.unreadable_requests(self._root, self._inbox.unreadable)
         repairing = tuple(Repairing(sink, error) for sink, error in loop.repairs.left().items())
-        shown = replace(shown, problems=tuple(problems), repairing=repairing)
+        shown = status.with_oldest(replace(shown, problems=tuple(problems), repairing=repairing), loop.loss_alarm.kept)
         shown = replace(shown, delays=self._measured(loop, shown))
         data = json.dumps(shown.as_json()).encode()
         if loop.outcome is None or loop.outcome[0] != "fenced":

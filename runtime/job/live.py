@@ -86,6 +86,8 @@ class SourceRow(msgspec.Struct, frozen=True):
     watermark: int | None = None
     idle_ms: Number | None = None
     holds_time: bool | None = None
+    lost: int | None = None
+    """Offsets that the source had removed before they were read, in the whole history of the job."""
 
     @property
     def place(self) -> tuple[str, int]:

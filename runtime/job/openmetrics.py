@@ -146,6 +146,16 @@ def _sources(status: Status) -> Iterator[Any]:
     )
     yield from make.gauge("holdfast_source_lag_records", "Records that wait to be read.", each(lambda row: row["lag"]))
     yield from make.gauge(
+        "holdfast_source_oldest_offset",
+        "Lowest offset that can still be read.",
+        each(lambda row: row.get("oldest_offset")),
+    )
+    yield from make.counter(
+        "holdfast_source_lost_offsets",
+        "Offsets that the source had removed before they were read, in the whole history of the job.",
+        each(lambda row: row.get("lost")),
+    )
+    yield from make.gauge(
         "holdfast_source_watermark_timestamp_seconds",
         "Event time up to which records have been read.",
         each(lambda row: _s(_known(row.get("watermark")))),

@@ -35,6 +35,8 @@ from holdfast.runtime.job.live import (
     Status,
     Worker,
 )
+from holdfast.runtime.plan.loss import Risk, described
+from holdfast.runtime.plan.source import Kept
 from holdfast.runtime.wire.vitals import FUNCTION, SOURCE
 
 ENDED_NOW = "it was ended immediately, without a last checkpoint"
@@ -43,10 +45,16 @@ HOSTS_SEVERED = "hosts_severed"
 LOCAL_STATE_REFUSED = "local_state_refused"
 """Code of the problem that a worker's disk refuses writes; the job continues all the same."""
 MERGE_REFUSED = "merge_refused"
+RECORDS_AT_RISK = "records_at_risk"
+"""Code of the problem that a source removes records before the job has read them."""
 REQUEST_UNREADABLE = "request_unreadable"
 SINK_REFUSED = "sink_refused"
 ROOT_REFUSED = "root_refused"
 SOURCE_UNLISTED = "source_unlisted"
+KEEP_LONGER = (
+    "let the source keep records for longer (retention.ms and retention.bytes of a topic), or the job read faster: "
+    "holdfast explain JOB names what holds it up, and --parallelism more workers"
+)
 BEHIND_MIN_US = 1_000_000
 """A partition is reported as holding back event time only if another partition is ahead by at least this much."""
 STALE_AFTER_MS = 5_000
@@ -283,6 +291,29 @@ def refused(error: HoldfastError) -> Problem:
     return Problem(code=error.kind, what=error.what, next=error.next_step)
 
 
+def records_at_risk(risks: Mapping[tuple[str, int], Risk], within_s: float) -> list[Problem]:
+    """Return a problem for every partition with records that its source removes before the job has read them."""
+    return [
+        Problem(
+            code=RECORDS_AT_RISK,
+            source=source,
+            partition=partition,
+            offset=risk.position,
+            what=described(source, partition, risk, f"{within_s:,.0f} s"),
+            next=KEEP_LONGER,
+        )
+        for (source, partition), risk in sorted(risks.items())
+    ]
+
+
+def with_oldest(shown: Status, kept: Mapping[tuple[str, int], Kept]) -> Status:
+    """Add the lowest offsets that can still be read, as far as known."""
+    rows = (
+        row if row.place not in kept else replace(row, oldest_offset=kept[row.place].first) for row in shown.sources
+    )
+    return replace(shown, sources=tuple(rows))
+
+
 def unreadable_requests(root: str, unreadable: Mapping[str, str]) -> list[Problem]:
     """Return a problem for every request, or answer, that the store refuses to read or write."""
     return [
@@ -313,11 +344,12 @@ def _sources(state: master.Master) -> tuple[SourceRow, ...]:
                     watermark=at.watermark,
                     idle_ms=None if time is None else time.silent_ms,
                     holds_time=None if time is None else time.holds,
+                    lost=at.lost,
                 )
             )
     reported = {row.place for row in rows}
     waiting = [at for at in state.discovered if at.offset >= 0 and (at.source, at.partition) not in reported]
-    rows += [SourceRow(at.source, at.partition, at.offset) for at in waiting]
+    rows += [SourceRow(at.source, at.partition, at.offset, lost=0) for at in waiting]
     return tuple(sorted(rows, key=lambda row: row.place))
 
 

@@ -35,11 +35,13 @@ class Read:
         batch: Records, as `OpenSource.read` describes them; None: there were none.
         following: The offset after them; without records, the offset to read from next: behind a gap, if there was one.
         token: Whatever the source needs in order to know whether it still stands by them.
+        lost: Only without records: the source has removed what was before `following`, and its policy is to continue.
     """
 
     batch: pa.RecordBatch | None
     following: int
     token: object = None
+    lost: bool = False
 
 
 class InlineLane:

@@ -8,6 +8,7 @@ Invariants
       compacted away (the trait `sparse`), it returns those that are left.
     - `ended` is true only when no record can ever follow; reaching `end_offsets` is not enough.
     - Neither `read` nor a reader waits for records that are not there yet.
+    - Records that were removed before they were read are an error, or are reported by a reader as lost (`Read.lost`).
     - Two histories of a source that differ in a record before an offset have different identities there.
 
 Source: DESIGN section 6; PROTOCOL P12: only the master discovers partitions. docs/design/0022-source-identity.md: a
@@ -17,6 +18,7 @@ log that was recreated, or restored from an older copy, is not the log that the 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 import pyarrow as pa
@@ -144,6 +146,31 @@ class TellingSource(OpenSource, Protocol):
         """Return a time, in microseconds since 1970, up to which no record follows at or after the offset."""
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What a source has of one partition, and what it removes soon.
+
+    Args:
+        first: The lowest offset that can still be read.
+        end: The offset after the last record.
+        by_age: Records before this offset are removed for their age within the time that was asked about; None: none
+            are, or it is not known.
+        by_size: The oldest records are removed as new ones arrive.
+    """
+
+    first: int
+    end: int
+    by_age: int | None = None
+    by_size: bool = False
+
+
+class RemovingSource(OpenSource, Protocol):
+    """With the trait `removes_old`: records go by their age or number, whether they were read or not."""
+
+    def kept(self, within_s: float) -> Mapping[int, Kept]:
+        """Return, per partition, what there is, and what is removed within this time. Raises as `end_offsets`."""
+
+
 class CopiedSource(Source, Protocol):
     """With the trait `copied`: its records are copied into the job's folder before they are read."""
 
@@ -223,6 +250,11 @@ def same_from(source: Source, opened: OpenSource, partition: int) -> int:
 def telling(source: Source, opened: OpenSource) -> TellingSource | None:
     """Return the open source if it knows of event time."""
     return cast(TellingSource, opened) if source.traits.tells_time else None
+
+
+def removing(opened: OpenSource) -> RemovingSource:
+    """Return the open source of one with the trait `removes_old`."""
+    return cast(RemovingSource, opened)
 
 
 def in_folder(source: Source, folder: str) -> Source:

@@ -51,6 +51,8 @@ class Reading:
     ahead: Ahead = field(default_factory=inline)
     rest: Read | None = None
     """Records from `offset` on that were read and not taken yet."""
+    lost: int = 0
+    """See SourcePosition.lost."""
     reader: PartitionReader | None = None
     """None before the first poll."""
 
@@ -153,6 +155,13 @@ class HeldBack:
         return watermark > at_us and self.clock.monotonic() < self._lapses
 
 
+def lost_range(partition: int, first: int, end: int) -> str:
+    """Return the words for offsets that were removed before they were read: `first` to before `end`."""
+    return (
+        f"partition {partition}, offsets {first:,} to {end - 1:,} ({end - first:,}) were removed before they were read"
+    )
+
+
 def no_further(reading: Reading, batch: pa.RecordBatch, following: int) -> tuple[pa.RecordBatch, int]:
     """Cut off the rows from `until` on if offsets count rows; if they have gaps, take the batch whole."""
     if reading.until is None or following <= reading.until or following - reading.offset != batch.num_rows:
@@ -242,6 +251,7 @@ def open_readings(
             known,
             identified=0 if known is None else offset,
             ahead=ahead(at.source),
+            lost=at.lost,
         )
         reading.identify()  # a checkpoint of an older version has no identity: take the present one
         readings.append(reading)

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.runtime.plan.ahead import Ahead, Read, inline
-from holdfast.runtime.plan.source import OpenSource, Source, appeared, same_from, telling, unpaced
+from holdfast.runtime.plan.source import OpenSource, Source, appeared, removing, same_from, telling, unpaced
 from holdfast.runtime.sources.reading import split
 from holdfast.traits import not_a
 
@@ -192,7 +192,7 @@ def knows_itself_again(kit: SourceKit) -> None:
 
 
 def has_what_its_traits_name_when_it_is_open(kit: SourceKit) -> None:
-    """`sparse` has `whole_from`, `tells_time` has `watermark`, `paced` has `appeared`."""
+    """`sparse` has `whole_from`, `tells_time` has `watermark`, `paced` has `appeared`, `removes_old` has `kept`."""
     source = kit.source()
     with _opened(kit) as opened:
         for partition in opened.partitions():
@@ -202,6 +202,12 @@ def has_what_its_traits_name_when_it_is_open(kit: SourceKit) -> None:
                 assert at is None or isinstance(at, int)
         if source.traits.paced:
             _counts_what_has_appeared(source, opened)
+        if source.traits.removes_old:
+            kept = removing(opened).kept(60.0)
+            assert {each: at.first for each, at in kept.items()} == {
+                each: opened.retention_start(each) for each in kept
+            }
+            assert {each: at.end for each, at in kept.items()} == opened.end_offsets()
 
 
 def _counts_what_has_appeared(source: Source, opened: OpenSource) -> None:

@@ -18,8 +18,16 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 import pyarrow as pa
+from msgspec import UNSET
 
-from holdfast.checkpoint.audit import OperatorCount, PartAudit, SinkStaged, SourceTaken, counted
+from holdfast.checkpoint.audit import (
+    OperatorCount,
+    PartAudit,
+    SinkStaged,
+    SourceTaken,
+    counted,
+    one_after_another,
+)
 from holdfast.model import RowDigest, SourcePosition, Subtask, Writer
 from holdfast.runtime.plan.immediate import is_immediate
 from holdfast.runtime.plan.model import Plan
@@ -54,6 +62,7 @@ class Auditing:
         self._plan, self._subtask, self._how = plan, subtask, how
         self._nothing = NOTHING if how == ROWS else RowDigest(0)
         self._taken: dict[tuple[str, int], tuple[int, RowDigest]] = {}
+        self._lost: defaultdict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
         self._sent: defaultdict[int, int] = defaultdict(int)
         self._received: defaultdict[int, int] = defaultdict(int)
         self._immediate = {spec.name: self._nothing for spec in plan.sinks if is_immediate(spec)}
@@ -67,6 +76,14 @@ class Auditing:
         if self._how != OFF:
             first, known = self._taken.get((reading.source, reading.partition), (reading.offset, self._nothing))
             self._taken[reading.source, reading.partition] = first, added(known, records_digested(batch, self._how))
+
+    def passed(self, reading: Reading, following: int, *, lost: bool) -> None:
+        """Count offsets without records, from the partition's current offset on, as part of the epoch."""
+        if self._how != OFF and following != reading.offset:
+            place = reading.source, reading.partition
+            self._taken.setdefault(place, (reading.offset, self._nothing))
+            if lost:
+                self._lost[place].append((reading.offset, following))
 
     def sent(self, edge: int, rows: int) -> None:
         """Count rows that went into an edge."""
@@ -95,7 +112,8 @@ class Auditing:
         sources = []
         for at in positions:
             first, taken = self._taken.pop((at.source, at.partition), (at.offset, self._nothing))
-            sources.append(SourceTaken(at.source, at.partition, first, at.offset, taken))
+            lost = one_after_another(self._lost.pop((at.source, at.partition), ())) or UNSET
+            sources.append(SourceTaken(at.source, at.partition, first, at.offset, taken, lost))
         immediate = []
         for spec in self._plan.sinks:
             if spec.fragment == index and spec.name in self._immediate:

@@ -18,6 +18,7 @@ Source: DESIGN sections 3 to 5; PROTOCOL P8, P9, P11, P13; docs/design/0006-wate
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -31,13 +32,13 @@ from holdfast.errors import Unavailable
 from holdfast.model import NO_EPOCH, Barrier, ChannelId, Epoch, SourcePosition, Subtask, Watermark
 from holdfast.runtime.operators.contract import KeyGroups
 from holdfast.runtime.operators.time_slice import Mark, TimeSlice, unmarked
-from holdfast.runtime.plan.ahead import Ahead
+from holdfast.runtime.plan.ahead import Ahead, Read
 from holdfast.runtime.plan.compiler import Plan, SourceSpec
 from holdfast.runtime.plan.source import OpenSource
 from holdfast.runtime.rows import watermark
 from holdfast.runtime.rows.dead_letters import DLQ, Letters
 from holdfast.runtime.sources.event_time import EventTime
-from holdfast.runtime.sources.reading import HeldBack, Reading, Throttle, arrived
+from holdfast.runtime.sources.reading import HeldBack, Reading, Throttle, arrived, lost_range
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Links
 from holdfast.runtime.wire.vitals import SOURCE
@@ -55,6 +56,7 @@ UNAVAILABLE_PAUSE_S = 0.5
 """How long to wait before an unreachable source is retried."""
 CLOCK_EVERY_S = 0.02
 """How often operators that use the clock are told processing time; to see that nothing is due takes some 20 us."""
+log = logging.getLogger("holdfast.worker")
 
 
 class SubtaskRun:
@@ -380,7 +382,7 @@ class SubtaskRun:
     def _position(self, reading: Reading, identity: str | None = None) -> SourcePosition:
         time = self._times.get(reading.fragment)
         known = None if time is None else time.known(reading.partition)
-        return SourcePosition(reading.source, reading.partition, reading.offset, known, identity)
+        return SourcePosition(reading.source, reading.partition, reading.offset, known, identity, lost=reading.lost)
 
     def _close_stages(self, index: int, epoch: Epoch) -> None:
         """Set aside the output of the fragment's sinks: what it emits from now on belongs to the next epoch."""
@@ -481,7 +483,8 @@ class SubtaskRun:
                 self._waiting = order[place:]
                 return time_moved
             if read.batch is None:
-                before, reading.offset = self._position(reading), read.following
+                before = self._position(reading)
+                self._pass(reading, read)
                 reading.look_for_end()
                 if time is not None:
                     time_moved |= time.found_nothing(reading.partition, read.following, reading.ended)
@@ -493,6 +496,14 @@ class SubtaskRun:
             self._emit(reading, time, read.batch, read.following)
             return True
         return time_moved
+
+    def _pass(self, reading: Reading, read: Read) -> None:
+        """Move a position where there are no records: over a gap, or over records that were lost."""
+        self._audit.passed(reading, read.following, lost=read.lost)
+        if read.lost:
+            reading.lost += read.following - reading.offset
+            log.warning("source %r: %s", reading.source, lost_range(reading.partition, reading.offset, read.following))
+        reading.offset = read.following
 
     def _is_held_back(self, reading: Reading) -> bool:
         time = self._times.get(reading.fragment)

@@ -20,6 +20,7 @@ from holdfast.sinks.kafka.enrolled import Enrolled, Header
 from holdfast.sinks.kafka.options import check_options, message_max_bytes
 from holdfast.sinks.kafka.progress import NAME_MAX, Progress, progress_topic
 from holdfast.sinks.kafka.target import KafkaTarget
+from holdfast.sinks.kafka.transactions import KafkaTransactions
 from holdfast.sinks.owners import Claim, Holding
 from holdfast.storage.kafka.errors import no_client
 from holdfast.storage.kafka.place import KafkaPlace
@@ -63,6 +64,7 @@ class KafkaSink:
             checks_owner=True,
             remembers_owner=True,
             commits_once=True,
+            transacts=True,
             secrets=(*self.place.secrets, *(() if self.enrolled is None else self.enrolled.registry.secrets)),
         )
 
@@ -115,6 +117,11 @@ class KafkaSink:
         """See HeldSink.holding."""
         progress = self._progress()
         return Holding(progress.held(job_uuid, name), progress.newest(job_uuid, name))
+
+    def transactions(self, job_uuid: str, name: str) -> KafkaTransactions:
+        """See TransactionalSink.transactions."""
+        _check_client()
+        return KafkaTransactions(self.place, transactional_id(job_uuid, name))
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> KafkaTarget:
         """See Sink.open."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from holdfast.errors import NotAdmitted
     from holdfast.model import Tag, Writer
     from holdfast.runtime.plan.ahead import Ahead, Read, ReaderAhead
-    from holdfast.runtime.plan.source import OFFSETS, OpenSource, PartitionReader, Source, direct_reader
+    from holdfast.runtime.plan.source import OFFSETS, Kept, OpenSource, PartitionReader, Source, direct_reader
     from holdfast.runtime.sources.connector import Connector
     from holdfast.secrets import Secret, secret_argument
     from holdfast.sinks.contract import (
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         check_null_keys,
     )
     from holdfast.sinks.owners import Claim, check_continues
+    from holdfast.sinks.transactions import Hidden
     from holdfast.traits import Endless, Library, SinkTraits, SourceTraits, local
 
 _HOMES = {
@@ -37,7 +38,7 @@ _HOMES = {
     "holdfast.model": ("Tag", "Writer"),
     "holdfast.runtime.plan.ahead": ("Ahead", "Read", "ReaderAhead"),
     "holdfast.runtime.sources.connector": ("Connector",),
-    "holdfast.runtime.plan.source": ("OFFSETS", "OpenSource", "PartitionReader", "Source", "direct_reader"),
+    "holdfast.runtime.plan.source": ("OFFSETS", "Kept", "OpenSource", "PartitionReader", "Source", "direct_reader"),
     "holdfast.sinks.contract": (
         "DELETE",
         "OP",
@@ -53,6 +54,7 @@ _HOMES = {
     ),
     "holdfast.secrets": ("Secret", "secret_argument"),
     "holdfast.sinks.owners": ("Claim", "check_continues"),
+    "holdfast.sinks.transactions": ("Hidden",),
     "holdfast.traits": ("Endless", "Library", "SinkTraits", "SourceTraits", "local"),
 }
 
@@ -67,6 +69,8 @@ __all__ = [
     "Connector",
     "Delivered",
     "Endless",
+    "Hidden",
+    "Kept",
     "Library",
     "NotAdmitted",
     "OpenSource",

@@ -184,6 +184,9 @@ class SourcePosition(msgspec.Struct, frozen=True, omit_defaults=True):
     """The history to which the records before this offset belong, as the source named it (docs/design/0022)."""
     subtask: Subtask | None = None
     """In a manifest: which subtask reads it (P12); omitted elsewhere, and by older versions."""
+    lost: int = 0
+    """Offsets before this one that the source had removed when they were to be read, and that the job's policy allowed
+    to pass; in the whole history that leads here (docs/design/0107)."""
 
 
 class DriverProcess(msgspec.Struct, frozen=True, kw_only=True):

@@ -77,6 +77,8 @@ class SourceTraits(Traits):
     """The log that it reads is filled by a process of its own, `holdfast capture`: `capture`."""
     publishes: bool = False
     """It shows the positions of completed checkpoints where tools of its own system look for them: `publisher`."""
+    removes_old: bool = False
+    """Its system removes old records by itself, read or not; the open source has `kept`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +105,8 @@ class SinkTraits(Traits):
     """With `commits_once`: writers put large output into its target before it is committed: `uploader`."""
     probes: bool = False
     """What a start would find in its target can be seen beforehand: `probe`."""
+    transacts: bool = False
+    """A writer that dies may leave a transaction open, which hides later records from readers: `transactions`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +138,7 @@ _BY_TRAIT: Mapping[str, tuple[str, ...]] = {
     "remembers_owner": ("holding",),
     "uploads": ("uploader",),
     "probes": ("probe",),
+    "transacts": ("transactions",),
 }
 
 

@@ -30,6 +30,7 @@ AWAY_S = 4.0
 MISSING_FOR_S = 5.0
 """How long a topic is missing before that is believed: a broker that starts may not know its topics yet."""
 LOOK_EVERY_S = 0.05
+Offsets = Literal["first", "end", "written"]
 log = logging.getLogger("holdfast.kafka")
 
 
@@ -49,6 +50,19 @@ class Topic:
     partitions: tuple[int, ...]
     leaderless: frozenset[int]
     rights: frozenset[str] | None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a topic keeps.
+
+    Args:
+        age_ms: Older records are removed; None: no limit, or it is not known.
+        size_bytes: Of each partition; beyond it, the oldest records are removed. None: no limit, or it is not known.
+    """
+
+    age_ms: int | None
+    size_bytes: int | None
 
 
 class Reported:
@@ -107,8 +121,13 @@ class Questions:
             time.sleep(LOOK_EVERY_S)
         return found
 
-    def offsets(self, partitions: Iterable[int], which: Literal["first", "end"]) -> dict[int, int]:
-        """Return the offset of the first record of each partition, or the one after the last committed record.
+    def offsets(self, partitions: Iterable[int], which: Offsets | int) -> dict[int, int]:
+        """Return an offset of each partition.
+
+        Args:
+            which: "first" is the offset of the first record, "end" the one before which no transaction is open, and
+                "written" the one after the last record, also where an open transaction hides it. A number asks for the
+                first record with this timestamp, in milliseconds since 1970, or a later one; -1 if there is none.
 
         Raises:
             ConfigError, Unavailable: as `topic`.
@@ -118,11 +137,14 @@ class Questions:
 
         not_done = "the offsets of its partitions are not known"
         self.refuse_while_away()
-        spec = OffsetSpec.earliest() if which == "first" else OffsetSpec.latest()
+        if isinstance(which, int):
+            spec = OffsetSpec.for_timestamp(which)
+        else:
+            spec = OffsetSpec.earliest() if which == "first" else OffsetSpec.latest()
         client, within = self._opened(not_done), self._within_s()
         asked = client.list_offsets(
             {TopicPartition(self._place.topic, each): spec for each in partitions},
-            isolation_level=IsolationLevel.READ_COMMITTED,
+            isolation_level=IsolationLevel.READ_UNCOMMITTED if which == "written" else IsolationLevel.READ_COMMITTED,
             request_timeout=within,
         )
         found = {place.partition: self._answer(each, within, not_done) for place, each in asked.items()}
@@ -137,14 +159,29 @@ class Questions:
 
     def removes_single_records(self) -> bool:
         """Return whether the topic is compacted, or may be: the user has no right to see its settings."""
+        found = self._settings_of("it is not known whether the topic is compacted")
+        return found is None or "compact" in found["cleanup.policy"].value
+
+    def limits(self) -> Limits:
+        """Return how long, and how much of a partition, the topic keeps.
+
+        Raises:
+            ConfigError, Unavailable: as `topic`.
+        """
+        found = self._settings_of("it is not known how long the topic keeps records")
+        if found is None or "delete" not in found["cleanup.policy"].value:
+            return Limits(None, None)
+        age_ms, size = int(found["retention.ms"].value), int(found["retention.bytes"].value)
+        return Limits(None if age_ms < 0 else age_ms, None if size < 0 else size)
+
+    def _settings_of(self, not_done: str) -> Any:
+        """Return the settings of the topic, by name; None if the user has no right to see them."""
         from confluent_kafka.admin import ConfigResource
 
-        not_done = "it is not known whether the topic is compacted"
         client, within = self._opened(not_done), self._within_s()
         resource = ConfigResource(ConfigResource.Type.TOPIC, self._place.topic)
         [asked] = client.describe_configs([resource], request_timeout=within).values()
-        found = self._answer(asked, within, not_done, forgiven=("TOPIC_AUTHORIZATION_FAILED",))
-        return found is None or "compact" in found["cleanup.policy"].value
+        return self._answer(asked, within, not_done, forgiven=("TOPIC_AUTHORIZATION_FAILED",))
 
     def close(self) -> None:
         """Drop the client."""

@@ -7,6 +7,7 @@ import json
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from kafka_server import PASSWORD, USER, KafkaServer
 import holdfast as hf
 from holdfast.errors import Damaged, NotAdmitted, Unavailable
 from holdfast.runtime.plan.ahead import Ahead, Read, inline
+from holdfast.runtime.plan.source import Kept
 from holdfast.runtime.rows.dead_letters import ERROR
 from holdfast.runtime.sources.kafka import feed
 from holdfast.runtime.sources.kafka.reading import OpenKafka
@@ -207,10 +209,54 @@ class TestTopicThatChanges:
             assert len(read_all(source)[0]) == 10
             kafka.delete_records(topic, 0, 6)
             assert source.retention_start(0) == 6
-            with pytest.raises(Damaged, match=r"read from offset 2, but begins at 6 now: 4 offsets") as caught:
+            lost = r"partition 0, offsets 2 to 5 \(4\) were removed before they were read; .* begins at offset 6"
+            with pytest.raises(Damaged, match=lost) as caught:
                 source.read(0, 2, ANY)
             assert "no record was skipped" in caught.value.not_done and "retention.ms" in caught.value.next_step
+            assert 'on_lost="earliest"' in caught.value.next_step
+            with pytest.raises(Damaged, match=lost):
+                source.reader(0, 2, inline()).poll(ANY)
             assert read_all(source, 6)[0] == {n: n for n in range(6, 10)}
+
+    def test_lost_records_are_reported_by_a_reader_that_is_told_to_continue(self, kafka: KafkaServer) -> None:
+        topic = kafka.topic()
+        kafka.produce(topic, numbers(0, 10))
+        kafka.delete_records(topic, 0, 6)
+        with opened(kafka.servers, topic, on_lost="earliest") as source:
+            reader = source.reader(0, 2, inline())
+            assert reader.poll(ANY) == Read(None, 6, lost=True)
+            read = reader.poll(ANY)
+            assert read is not None and read.batch is not None and not read.lost
+            assert (read.batch.column("n").to_pylist(), read.following) == ([6, 7, 8, 9], 10)
+            assert reader.poll(ANY) == Read(None, 10)
+            with pytest.raises(Damaged, match="offsets 2 to 5"):
+                source.read(0, 2, ANY)
+
+    def test_a_topic_that_lost_all_its_records_is_continued_at_its_end(self, kafka: KafkaServer) -> None:
+        topic = kafka.topic()
+        kafka.produce(topic, numbers(0, 10))
+        kafka.delete_records(topic, 0, 10)
+        with opened(kafka.servers, topic, on_lost="earliest") as source:
+            reader = source.reader(0, 2, inline())
+            assert reader.poll(ANY) == Read(None, 10, lost=True)
+            assert reader.poll(ANY) == Read(None, 10)
+
+    def test_no_policy_continues_in_a_topic_that_has_less_than_was_read_or_is_another_one(
+        self, kafka: KafkaServer
+    ) -> None:
+        topic = kafka.topic()
+        kafka.produce(topic, numbers(0, 2))
+        with opened(kafka.servers, topic, on_lost="earliest") as source:
+            with pytest.raises(Damaged, match=r"offsets 2 to 4 \(3\)"):
+                source.reader(0, 5, inline()).poll(ANY)
+            reader = source.reader(0, 2, inline())
+            assert reader.poll(ANY) == Read(None, 2)
+            kafka.delete(topic)
+            kafka.topic(name=topic)
+            kafka.produce(topic, numbers(0, 9))
+            kafka.delete_records(topic, 0, 5)
+            with pytest.raises(Damaged, match="was recreated"):
+                wait(lambda: _lost(reader), "the next question about the topic")
 
     def test_a_position_behind_the_end_is_damage(self, kafka: KafkaServer) -> None:
         topic = kafka.topic()
@@ -246,6 +292,47 @@ class TestTopicThatChanges:
             assert driver.partitions() == [0, 1, 2]
             assert read_all(worker, partition=2)[0] == {0: 5, 1: 6}
             assert read_all(worker, 2)[0] == {}
+
+
+def _lost(reader: Any) -> bool:
+    """Poll once; a broker that recreates the topic may not answer."""
+    try:
+        read = reader.poll(ANY)
+    except Unavailable:
+        return False
+    assert read.batch is None and not read.lost, "nothing of the new topic is read, nor skipped"
+    return False
+
+
+class TestKept:
+    def ages(self, kafka: KafkaServer, *minutes: int, **settings: str) -> str:
+        """Create a topic with records of these ages."""
+        topic, now_ms = kafka.topic(1, None, **settings), round(time.time() * 1000)
+        for n, each in enumerate(minutes):
+            kafka.produce(topic, [number(n)], timestamp=now_ms - each * 60_000)
+        return topic
+
+    def test_says_what_is_removed_soon_for_its_age(self, kafka: KafkaServer) -> None:
+        topic = self.ages(kafka, 50, 50, 50, 10, 0, retention_ms="3600000")
+        with opened(kafka.servers, topic) as source:
+            assert source.kept(60) == {0: Kept(0, 5, 0)}
+            assert source.kept(30 * 60) == {0: Kept(0, 5, 3)}
+            assert source.kept(55 * 60) == {0: Kept(0, 5, 4)}
+            assert source.kept(2 * 3600) == {0: Kept(0, 5, 5)}
+
+    def test_knows_no_age_where_nothing_is_removed_for_it(self, kafka: KafkaServer) -> None:
+        for settings in ({"retention_ms": "-1"}, {"cleanup_policy": "compact", "retention_ms": "1000"}):
+            topic = kafka.topic(1, None, **settings)
+            kafka.produce(topic, numbers(0, 2), key=b"k", timestamp=1_000)
+            with opened(kafka.servers, topic) as source:
+                assert source.kept(3600) == {0: Kept(0, 2)}
+
+    def test_is_full_once_something_was_removed_of_a_topic_with_a_size(self, kafka: KafkaServer) -> None:
+        topic = kafka.topic(2, retention_ms="-1", retention_bytes="1000000")
+        kafka.produce(topic, numbers(0, 5))
+        kafka.delete_records(topic, 0, 2)
+        with opened(kafka.servers, topic) as source:
+            assert source.kept(60) == {0: Kept(2, 5, None, True), 1: Kept(0, 0)}
 
 
 class TestBrokerThatIsAway:
@@ -366,6 +453,7 @@ class TestErrors:
         reading = source.open()
         assert read_all(reading)[0] == {0: 0, 1: 1}
         assert reading.whole_from(0) == 2, "without the right to see its settings, the topic may be compacted"
+        assert reading.kept(3600) == {0: Kept(0, 2)}, "nor is it known how long it keeps records"
         reading.close()
 
     def _other(self, check: Callable[[], hf.HoldfastError]) -> hf.HoldfastError | None:

@@ -159,6 +159,9 @@ def _print(report: Report) -> None:
     if late := report.late():
         names = ", ".join(f"{name} {text.count(count)}" for name, count in late.items())
         print(f"\n{text.plural(sum(late.values()), 'record')} came late, after their windows had closed: {names}")
+    if lost := report.lost():
+        names = ", ".join(f"{name} partition {part} {text.count(count)}" for (name, part), count in lost.items())
+        print(f"\n{text.plural(sum(lost.values()), 'offset')} of sources were removed before they were read: {names}")
     if report.verdict == "differs":
         advise(
             f"holdfast: {report.job}: sources or targets differ from the checkpoints\n"

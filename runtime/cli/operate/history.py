@@ -193,7 +193,8 @@ def _with_manifest(shown: Status, manifest: Manifest, *, ended: bool) -> Status:
     return replace(
         shown,
         sources=tuple(
-            SourceRow(at.source, at.partition, at.offset, watermark=at.watermark) for at in manifest.positions
+            SourceRow(at.source, at.partition, at.offset, watermark=at.watermark, lost=at.lost)
+            for at in manifest.positions
         ),
         late=status.late_of(manifest),
         sinks=tuple(SinkRow(name, staged.get(name), delivered.get(name)) for name in sorted({*delivered, *staged})),

@@ -22,6 +22,8 @@ FORMATS = ("text", "json", "openmetrics")
 ENDED = ("stopped", "finished", "failed")
 RESTARTS_SHOWN_MAX = 5
 _CLEAR = "\x1b[H\x1b[2J"
+_Table = tuple[str, tuple[str, ...], list[tuple[object, ...]]]
+"""Title, headers and rows."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -116,10 +118,8 @@ def _checkpoint(checkpoint: Checkpoint | None) -> str:
 def _tables(shown: Status) -> list[tuple[str, str]]:
     restarts = shown.restarts[-RESTARTS_SHOWN_MAX:]
     left_out = len(shown.restarts) - len(restarts)
-    held = {row.place for row, _ in time_held(shown.sources)}
-    timed = any(row.watermark is not None for row in shown.sources)
     recoveries = "recoveries" + (f" ({left_out} older ones left out)" if left_out else "")
-    tables: list[tuple[str, tuple[str, ...], list[tuple[object, ...]]]] = [
+    tables: list[_Table] = [
         (
             "workers",
             ("id", "host", "pid", "role", "subtasks", "memory", "lag", "came by"),
@@ -137,14 +137,7 @@ def _tables(shown: Status) -> list[tuple[str, str]]:
                 for w in shown.workers
             ],
         ),
-        (
-            "sources",
-            ("name", "partition", "offset", "end", "lag", *(("event time",) if timed else ())),
-            [
-                (s.name, s.partition, _offset(s.offset), s.end_offset, s.lag, *((_time(s, held),) if timed else ()))
-                for s in shown.sources
-            ],
-        ),
+        _sources(shown),
         (
             "sinks",
             ("name", "staged", "delivered", "error"),
@@ -165,6 +158,22 @@ def _tables(shown: Status) -> list[tuple[str, str]]:
         ),
     ]
     return [(title, text.table(headers, rows, indent=2)) for title, headers, rows in tables if rows]
+
+
+def _sources(shown: Status) -> _Table:
+    held = {row.place for row, _ in time_held(shown.sources)}
+    timed = any(row.watermark is not None for row in shown.sources)
+    lost = any(row.lost for row in shown.sources)
+    headers = ("name", "partition", "offset", "end", "lag")
+    rows = [
+        (
+            *(s.name, s.partition, _offset(s.offset), s.end_offset, s.lag),
+            *((s.lost,) if lost else ()),
+            *((_time(s, held),) if timed else ()),
+        )
+        for s in shown.sources
+    ]
+    return "sources", (*headers, *(("lost",) if lost else ()), *(("event time",) if timed else ())), rows
 
 
 def _moment(at: Number | None) -> str:

@@ -1,7 +1,8 @@
 """What `holdfast doctor JOB.py` checks of a job: its secrets, and every source and sink, as a start would find them.
 
 Each source is opened, and each target is looked at through the sink's `probe`, which creates and changes nothing. Of a
-sink without the trait only the plan is checked.
+sink without the trait only the plan is checked. Where a source removes old records by itself, the last checkpoint of
+the job is compared with what it removes soon; of a job that runs, the driver's own findings are repeated.
 """
 
 from __future__ import annotations
@@ -12,19 +13,27 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
-from holdfast.errors import HoldfastError, Unavailable
+from holdfast.checkpoint.joblog import Job
+from holdfast.checkpoint.repository import Repository
+from holdfast.errors import HoldfastError, NotFound, Unavailable
+from holdfast.ports import ObjectStore
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.start.doctor_cluster import Check
 from holdfast.runtime.cli.start.jobfile import load
 from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.execution.admission import at_a_start, missing_secrets
 from holdfast.runtime.execution.results import with_places
+from holdfast.runtime.job.live import Problem, understood
+from holdfast.runtime.job.status import RECORDS_AT_RISK, STALE_AFTER_MS, records_at_risk
+from holdfast.runtime.plan.loss import Look, at_risk
 from holdfast.runtime.plan.model import SinkSpec, SourceSpec
-from holdfast.runtime.plan.source import capture_of
+from holdfast.runtime.plan.source import capture_of, removing
 from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.sources.postgres.connector import Capturing, no_driver
+from holdfast.runtime.wire.clock import SystemClock
 from holdfast.sinks.contract import probing
 from holdfast.storage.objects import open_objects
+from holdfast.storage.paths import join
 
 
 def job(file: str, app: str | None, root: str | None, master: str | None) -> Iterator[Check]:
@@ -48,6 +57,9 @@ def job(file: str, app: str | None, root: str | None, master: str | None) -> Ite
         yield _tried(f"source {source.name}", source.source.where, partial(_source, source))
         if isinstance(captured := capture_of(source.source), Capturing):
             yield _tried(f"capture {source.name}", f"Postgres {captured.where}", partial(_capture, captured))
+    for source in plan.sources:
+        if settings.loss_alarm_ms and source.source.traits.removes_old:
+            yield from _kept(source, join(settings.root, plan.app), settings.loss_alarm_ms / 1000)
     for sink in outputs_of(plan):
         yield _tried(f"sink {sink.name}", sink.sink.where, partial(_sink, sink))
 
@@ -70,6 +82,46 @@ def _source(spec: SourceSpec) -> str:
         return f"the first start copies its {spec.source.traits.copies}"
     with closing(spec.source.open()) as opened:
         return f"{text.plural(len(opened.partitions()), 'partition')} can be read"
+
+
+def _kept(spec: SourceSpec, folder: str, within_s: float) -> Iterator[Check]:
+    """Compare the last checkpoint, if there is one, with what the source removes soon."""
+    name = f"retention {spec.name}"
+    try:
+        store = open_objects(folder, writable=False)
+        log = Repository(store).read_log()
+        if log is None or not log.completed:
+            return
+        if (found := _found_by_driver(store, log)) is not None:
+            problems = [each for each in found if each.source == spec.name]
+        else:
+            manifest = Repository(store).load_manifest(log.completed[-1].body.manifest)
+            with closing(removing(spec.source.open())) as opened:
+                kept = opened.kept(within_s)
+            positions = {at.partition: at.offset for at in manifest.positions if at.source == spec.name}
+            looks = {each: Look(0.0, positions[each], kept[each]) for each in kept if each in positions}
+            risks = {(spec.name, each): at_risk(None, look, within_s) for each, look in looks.items()}
+            problems = records_at_risk({place: risk for place, risk in risks.items() if risk is not None}, within_s)
+    except HoldfastError as error:
+        yield _failed(name, error)
+        return
+    for problem in problems:
+        yield Check(name, "warn", problem.what, problem.next)
+    if not problems:
+        yield Check(name, "ok", f"no unread record is removed within {within_s:,.0f} s")
+
+
+def _found_by_driver(store: ObjectStore, log: Job) -> list[Problem] | None:
+    """Return what the driver of a running job has found, which knows how fast the job reads; None if none runs."""
+    try:
+        live = understood(store.get("live.json"))
+    except NotFound:
+        return None
+    if live is None or live.driver is None or live.generation != log.generation or log.ended is not None:
+        return None
+    if (SystemClock().wall_us() - live.driver.at) / 1_000 > STALE_AFTER_MS:
+        return None
+    return [each for each in live.problems if each.code == RECORDS_AT_RISK]
 
 
 def _capture(of: Capturing) -> str:

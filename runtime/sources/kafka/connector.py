@@ -9,18 +9,22 @@ Source: API.md (sources); docs/design/0075-kafka-source.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
+
+import pyarrow as pa
 
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.row_types import RowsOf, T
 from holdfast.runtime.sources.kafka.avro import Avro
 from holdfast.runtime.sources.kafka.messages import META
+from holdfast.runtime.sources.kafka.reading import OnLost
 from holdfast.runtime.sources.kafka.source import KafkaSource
 from holdfast.runtime.sources.kafka.values import JSON, RAW, Raw
 from holdfast.sinks.kafka.encoding import JsonValues, RawValues
 from holdfast.sinks.kafka.sink import KafkaSink
 from holdfast.storage.kafka.place import Option, place_of
+from holdfast.storage.log.changelog import DELETED
 from holdfast.traits import Library
 
 
@@ -36,13 +40,17 @@ class Kafka(RowsOf[T]):
         topic: The topic. It must exist to be read; a sink creates a missing one.
         value: How values are written: `hf.JSON(Bid)`, `hf.Avro(Bid, registry=...)`, or `hf.Raw()` for bytes. A sink
             writes JSON if it is left out.
-        key: Columns by which the producers choose the partition, as `partitioned_by` of `app.source`. As a sink: the
-            columns of the records' key; for a stream that replaces rows, the columns by which it does.
+        key: Columns by which the producers choose the partition, as `partitioned_by` of `app.source`. If the rows have
+            a bool column `holdfast_deleted`, they are also the columns of the records' key, and a record without a
+            value is a row that deletes. As a sink: the columns of the records' key; for a stream that replaces rows,
+            the columns by which it does.
         meta: Add the columns kafka_key, kafka_timestamp, kafka_partition, kafka_offset and kafka_headers.
         options: Options of librdkafka, such as {"security.protocol": "SASL_SSL"}. A secret is given by
             `hf.secret("env:NAME")`.
         group: Store the positions of checkpoints as the offsets of this consumer group, so that tools of Kafka show
             the job's lag. The job itself never reads them. No consumer may be a member of the group.
+        on_lost: What to do if retention removed records before they were read: "fail" ends the job, "earliest" counts
+            them as lost, reports them, and continues with the first record that is left.
 
     Raises:
         ConfigError: an argument cannot be used, or holds a secret.
@@ -60,10 +68,13 @@ class Kafka(RowsOf[T]):
         meta: bool = False,
         options: Mapping[str, Option] | None = None,
         group: str | None = None,
+        on_lost: OnLost = "fail",
     ) -> None:
         self.place = place_of(servers, topic, options)
         self.key = None if key is None else (key,) if isinstance(key, str) else tuple(key)
-        self.value, self.meta, self.group = value, meta, group
+        self.value, self.meta, self.group, self.on_lost = value, meta, group, on_lost
+        if on_lost not in get_args(OnLost):
+            raise _refused(f"on_lost is {on_lost!r}", f"use one of {', '.join(get_args(OnLost))}")
         if group is not None and not group.strip():
             raise _refused("group is empty", 'name a consumer group, such as "billing", or leave it out')
         given: Any = value
@@ -91,14 +102,34 @@ class Kafka(RowsOf[T]):
         if self.meta and (twice := [field.name for field in META if field.name in schema.names]):
             raise _refused(f"the column {twice[0]!r} is also one of meta=True", "rename the field, or leave meta out")
         row_type = None if isinstance(value, Raw) or self.meta else value.row_type
-        lines = (value.time, value.defaults()) if isinstance(value, JSON) else None
+        deletes = self._deletes(value, schema)
+        unless = {DELETED.name: False} if deletes else {}
+        lines = (value.time, {**unless, **value.defaults()}) if isinstance(value, JSON) else None
+        given = self.place, schema, lines, self.meta, row_type, self.key or (), self.group
         avro = value.form(self.place.topic) if isinstance(value, Avro) else None
-        return KafkaSource(self.place, schema, lines, self.meta, row_type, self.key or (), self.group, avro)
+        return KafkaSource(*given, on_lost=self.on_lost, deletes=deletes, avro=avro)
+
+    def _deletes(self, value: object, schema: pa.Schema) -> tuple[str, ...]:
+        """Return the key's columns, if records without a value are rows that delete. Raises ConfigError."""
+        if not isinstance(value, JSON) or self.key is None or DELETED.name not in schema.names:
+            return ()
+        if unknown := [name for name in self.key if name not in schema.names or name == DELETED.name]:
+            raise _refused(f"key names {unknown[0]!r}, which is not a column of {value!r}", "name columns of the rows")
+        defaults, spared = value.defaults(), (*self.key, DELETED.name)
+        strict = [field.name for field in schema if not field.nullable and field.name not in (*spared, *defaults)]
+        if strict:
+            raise _refused(
+                f"records that delete have nothing but their key, but {value!r} allows no null in {', '.join(strict)}",
+                f"let {', '.join(strict)} be null (| None), or give defaults",
+            )
+        return self.key
 
     def sink(self) -> KafkaSink:
         """See Connector.sink."""
         if self.group is not None:
             raise _refused(f"{self!r} is a sink with group=, but a sink has no offsets to store", "leave group out")
+        if self.on_lost != "fail":
+            raise _refused(f"{self!r} is a sink with on_lost=, but a sink reads no records", "leave on_lost out")
         if self.meta:
             raise _refused(f"{self!r} is a sink with meta=True, but a sink reads no messages", "leave meta out")
         value = self.value

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from holdfast.runtime.plan.source import OFFSETS
 from holdfast.runtime.rows.dead_letters import Refused, with_refused
+from holdfast.runtime.sources.kafka.tombstones import Tombstones
 
 HEADERS = pa.list_(pa.struct([pa.field("name", pa.utf8(), nullable=False), pa.field("value", pa.binary())]))
 META = pa.schema(
@@ -39,7 +40,12 @@ class Decoder(Protocol):
 
 
 def batch_of(
-    messages: Sequence[Any], offset: int, schema: pa.Schema, lines: Decoder | None, meta: bool
+    messages: Sequence[Any],
+    offset: int,
+    schema: pa.Schema,
+    lines: Decoder | None,
+    meta: bool,
+    tombstones: Tombstones | None = None,
 ) -> pa.RecordBatch:
     """Return messages of one partition, in order, as `OpenSource.read` describes it.
 
@@ -49,8 +55,13 @@ def batch_of(
         schema: The columns of the values.
         lines: Decodes values; None: they stay bytes.
         meta: Whether the columns `META` follow.
+        tombstones: Makes rows that delete of messages without a value; None: such messages cannot be decoded.
     """
     values = list(map(_VALUE, messages))
+    if tombstones is not None and None in values:
+        values = [
+            tombstones.value(message.key()) if message.value() is None else message.value() for message in messages
+        ]
     refused: dict[int, Refused] = {}
     if lines is None:
         batch = pa.RecordBatch.from_arrays([pa.array(values, schema.field(0).type)], schema=schema)

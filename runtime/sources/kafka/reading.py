@@ -17,18 +17,23 @@ from __future__ import annotations
 import time
 from functools import partial
 from threading import Lock
+from typing import Literal
 
 import pyarrow as pa
 
-from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable, Where
+from holdfast.errors import ConfigError, Damaged, Unavailable, Where
 from holdfast.runtime.plan.ahead import Ahead, Read, ReaderAhead
-from holdfast.runtime.plan.source import PartitionReader
+from holdfast.runtime.plan.source import Kept, PartitionReader
 from holdfast.runtime.sources.kafka.feed import NOTHING_READ, Feed, OutOfRange, Taken
 from holdfast.runtime.sources.kafka.messages import Decoder, batch_of
+from holdfast.runtime.sources.kafka.tombstones import Tombstones
+from holdfast.runtime.sources.reading import lost_range
 from holdfast.storage.kafka.errors import unavailable
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.storage.kafka.questions import MISSING_FOR_S, Questions, Topic, log
 
+OnLost = Literal["fail", "earliest"]
+"""What happens if retention removed records before they were read."""
 VERIFY_EVERY_S = 2.0
 _UNKNOWN = "-"
 """In an identity: the brokers have no ids of topics."""
@@ -41,14 +46,25 @@ class OpenKafka:
         values: The columns of the values.
         lines: Decodes values; None: they stay bytes.
         meta: Whether the columns of `meta=True` follow.
+        on_lost: What a reader does if retention removed records before it read them. `read` raises in any case.
+        tombstones: See `batch_of`.
 
     Raises:
         ConfigError: the topic does not exist, or the options are wrong.
         Unavailable: no broker answers.
     """
 
-    def __init__(self, place: KafkaPlace, values: pa.Schema, lines: Decoder | None, meta: bool) -> None:
+    def __init__(
+        self,
+        place: KafkaPlace,
+        values: pa.Schema,
+        lines: Decoder | None,
+        meta: bool,
+        on_lost: OnLost = "fail",
+        tombstones: Tombstones | None = None,
+    ) -> None:
         self._place, self._values, self._lines, self._meta = place, values, lines, meta
+        self._on_lost, self._tombstones = on_lost, tombstones
         self._lock, self._closing, self._away = Lock(), False, False
         self._questions = Questions(place, lambda: self._closing)
         self._feed = Feed(place, lambda: self._closing)
@@ -94,13 +110,38 @@ class OpenKafka:
         compacted = self._questions.removes_single_records()
         return self._questions.offsets([partition], "end" if compacted else "first")[partition]
 
+    def kept(self, within_s: float) -> dict[int, Kept]:
+        """See RemovingSource.kept.
+
+        Records are removed by segments, once all records of one are too old or too many: no earlier than said here. A
+        partition without a removed record has not reached its size.
+        """
+        self._questions.refuse_while_away()
+        partitions, limits = self._present().partitions, self._questions.limits()
+        first = self._questions.offsets(partitions, "first")
+        end = self._questions.offsets(partitions, "end")
+        old: dict[int, int] = {}
+        if limits.age_ms is not None:
+            due_ms = max(0, int(1000 * (time.time() + within_s)) - limits.age_ms)
+            old = self._questions.offsets(partitions, due_ms)
+        return {
+            each: Kept(
+                first[each],
+                end[each],
+                None if each not in old else old[each] if old[each] >= 0 else end[each],
+                limits.size_bytes is not None and first[each] > 0,
+            )
+            for each in partitions
+        }
+
     def read(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
-        found = self._fetch(partition, offset, max_bytes)
+        found = self._fetch(partition, "fail", offset, max_bytes)
         return found.batch, found.following
 
     def reader(self, partition: int, offset: int, ahead: Ahead) -> PartitionReader:
         """See OpenSource.reader."""
-        return ReaderAhead(partial(self._fetch, partition), lambda _offset, _read: True, offset, ahead)
+        fetch = partial(self._fetch, partition, self._on_lost)
+        return ReaderAhead(fetch, lambda _offset, _read: True, offset, ahead)
 
     def ended(self, partition: int, offset: int) -> bool:
         """A topic has no end."""
@@ -114,16 +155,18 @@ class OpenKafka:
             self._questions.close()
             self._closing = False
 
-    def _fetch(self, partition: int, offset: int, max_bytes: int) -> Read:
+    def _fetch(self, partition: int, on_lost: OnLost, offset: int, max_bytes: int) -> Read:
         with self._lock:
             try:
                 self._verify(partition)
                 taken = self._taken(partition, offset, max_bytes)
             except OutOfRange:
-                raise self._out_of_range(partition, offset) from None
+                taken = None
             except Unavailable as error:
                 self._unreachable(error)
                 raise
+            if taken is None:
+                return self._out_of_range(partition, on_lost, offset)
             if self._away:
                 self._away = False
                 log.warning("%s answers again; reading continues", self._place.where)
@@ -140,7 +183,7 @@ class OpenKafka:
     def _decoded(self, partition: int, offset: int, taken: Taken) -> pa.RecordBatch:
         """Return the rows of messages. Those that wait for a registry are kept, so that they are fetched once."""
         try:
-            batch = batch_of(taken.messages, offset, self._values, self._lines, self._meta)
+            batch = batch_of(taken.messages, offset, self._values, self._lines, self._meta, self._tombstones)
         except Unavailable as error:
             if not self._waits:
                 self._waits = True
@@ -210,27 +253,38 @@ class OpenKafka:
             return f"{self._place.where} was recreated: its id is {now.id}, the topic that was read had {topic}"
         return None
 
-    def _out_of_range(self, partition: int, offset: int) -> HoldfastError:
-        """Return the error for an offset that the server does not have; nothing is skipped."""
+    def _out_of_range(self, partition: int, on_lost: OnLost, offset: int) -> Read:
+        """Return where to continue if the server has removed what was to be read, and the policy is to continue.
+
+        Only what retention removed is known to be lost, with its first and last offset. If the server has less than
+        was read, or another topic of the name, no policy helps.
+
+        Raises:
+            Damaged: the policy is to fail, or the server lost records that were read, or the topic is another one.
+            Unavailable: the offset is there now.
+        """
         self.topic = self._present()
         first = self._questions.offsets([partition], "first")[partition]
         end = self._questions.offsets([partition], "end")[partition]
         if first <= offset <= end:
-            return unavailable(self._place, f"it did not have offset {offset:,} a moment ago", NOTHING_READ)
+            raise unavailable(self._place, f"it did not have offset {offset:,} a moment ago", NOTHING_READ)
+        if offset < first and on_lost == "earliest":
+            return Read(None, first, lost=True)
         where = Where(partition=partition, offset=offset)
         not_done = "no record was skipped; the job is at its last checkpoint"
         if offset < first:
-            return Damaged(
-                f"{self._place.where}: partition {partition} is to be read from offset {offset:,}, but begins at "
-                f"{first:,} now: {first - offset:,} offsets were removed before they were read",
+            raise Damaged(
+                f"{self._place.where}: {lost_range(partition, offset, first)}; the partition now begins at offset "
+                f"{first:,}",
                 not_done=not_done,
-                next_step="restore the records; or, to read those that are left, give the job another name and keep "
-                "them longer: raise retention.ms and retention.bytes of the topic above the longest stop of the job",
+                next_step='restore the records; or, to continue without them, hf.Kafka(..., on_lost="earliest") '
+                "counts them as lost and reads on from the first offset that is left. To keep records longer, raise "
+                "retention.ms and retention.bytes of the topic above the longest stop of the job",
                 where=where,
             )
-        return Damaged(
+        raise Damaged(
             f"{self._place.where}: partition {partition} is to be read from offset {offset:,}, but ends at {end:,}: "
-            "the server has lost records that were read",
+            f"the server has lost records that were read, offsets {end:,} to {offset - 1:,} ({offset - end:,})",
             not_done=not_done,
             next_step="restore the topic; or rewind to before the end that it has now: "
             f"holdfast rewind JOB.py --to-offset SOURCE:{partition}:{end}",

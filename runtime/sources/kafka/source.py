@@ -15,8 +15,9 @@ from holdfast.errors import ConfigError, NotAdmitted
 from holdfast.runtime.rows.json_lines import JsonLines, Times
 from holdfast.runtime.sources.kafka.group import GroupOffsets
 from holdfast.runtime.sources.kafka.messages import META, Decoder
-from holdfast.runtime.sources.kafka.reading import OpenKafka
+from holdfast.runtime.sources.kafka.reading import OnLost, OpenKafka
 from holdfast.runtime.sources.kafka.schemas import AvroForm
+from holdfast.runtime.sources.kafka.tombstones import Tombstones
 from holdfast.secrets import Secret
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.traits import SourceTraits
@@ -33,6 +34,9 @@ class KafkaSource:
         meta: Whether the columns `META` follow.
         key: Columns by which producers choose the partition.
         group: The consumer group that shows the positions of checkpoints; None: none.
+        on_lost: What happens if retention removed records before they were read.
+        deletes: The columns of the record's key, if a record without a value is a row that deletes; empty: it cannot be
+            decoded.
         avro: How values in Avro are read; None: they are JSON or bytes.
     """
 
@@ -43,6 +47,8 @@ class KafkaSource:
     row_type: type | None = None
     key: tuple[str, ...] = ()
     group: str | None = None
+    on_lost: OnLost = "fail"
+    deletes: tuple[str, ...] = ()
     avro: AvroForm | None = None
 
     def __repr__(self) -> str:
@@ -69,6 +75,7 @@ class KafkaSource:
             partitioned_by=self.key,
             secrets=(*self.place.secrets, *self._secrets_of_registry),
             publishes=self.group is not None,
+            removes_old=True,
         )
 
     def check(self) -> None:
@@ -95,7 +102,9 @@ class KafkaSource:
 
     def open(self) -> OpenKafka:
         """See Source.open."""
-        return OpenKafka(self.place, self.values, self._decoder(), self.meta)
+        tombstones = Tombstones([self.values.field(name) for name in self.deletes]) if self.deletes else None
+        read = self.place, self.values, self._decoder(), self.meta
+        return OpenKafka(*read, on_lost=self.on_lost, tombstones=tombstones)
 
     def _decoder(self) -> Decoder | None:
         if self.avro is not None:

@@ -63,6 +63,12 @@ class TestEpochsThatDidNotComplete:
         one, two = took(0, 3, known=RowDigest(3, 5, 6)), took(3, 7, known=RowDigest(4, 10, 3))
         assert joined([PartAudit((one,)), PartAudit((two,))]).sources == (took(0, 7, known=RowDigest(7, 15, 5)),)
 
+    def test_their_lost_offsets_are_those_of_the_next_epoch(self) -> None:
+        one = SourceTaken("s", 0, 0, 6, RowDigest(2, 1, 1), ((2, 6),))
+        two = SourceTaken("s", 0, 6, 12, RowDigest(3, 1, 1), ((6, 7), (9, 11)))
+        whole = SourceTaken("s", 0, 0, 12, RowDigest(5, 2, 0), ((2, 7), (9, 11)))
+        assert joined([PartAudit((one,)), PartAudit((two,))]).sources == (whole,)
+
     def test_their_staged_output_stays_in_separate_parts_in_order(self) -> None:
         parts = PartAudit(sinks=(gave(RowDigest(1, 1, 1)),)), PartAudit(sinks=(gave(RowDigest(2, 2, 2)),))
         assert joined(parts).sinks == (gave(RowDigest(1, 1, 1), RowDigest(2, 2, 2)),)
@@ -101,6 +107,11 @@ class TestManifest:
     def test_an_audit_with_the_largest_sums_is_read_back_unchanged(self) -> None:
         known = manifest(3, 0, took(0, 1, known=RowDigest(1, (1 << 64) - 1, (1 << 64) - 1)))
         assert decode(encode(known), REF) == known
+
+    def test_lost_offsets_are_read_back_and_left_out_if_there_are_none(self) -> None:
+        known = manifest(3, 0, SourceTaken("s", 0, 0, 6, RowDigest(2, 1, 1), ((2, 6),)))
+        assert decode(encode(known), REF) == known
+        assert "lost" not in encode(manifest(3, 0, took(0, 6))).decode()
 
     def test_the_audit_comes_from_the_acks_of_workers(self) -> None:
         handles = [SnapshotHandle(Subtask(0), (0, 1), (), NO_EPOCH, ())]

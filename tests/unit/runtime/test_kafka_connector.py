@@ -68,6 +68,8 @@ class TestRefused:
             (lambda: source(hf.Raw(), options={"ssl.key.pem": "hush"}), "holds a secret"),
             (lambda: source(hf.Raw(), options={"sasl.jaas.config": "hush"}), "holds a secret"),
             (lambda: source(hf.Raw(), options={"error_cb": print}), "is a builtin_function_or_method"),
+            (lambda: source(hf.Raw(), on_lost="latest"), "on_lost is 'latest'"),
+            (lambda: hf.Kafka(HOST, "bids", on_lost="earliest").sink(), "a sink reads no records"),
         ],
     )
     def test_before_anything_is_opened_and_without_repeating_a_secret(self, make: Any, message: str) -> None:

@@ -12,7 +12,14 @@ from kafka_server import KafkaServer
 
 import holdfast as hf
 from holdfast.errors import Damaged
+from holdfast.runtime.audit.checks import chain
+from holdfast.runtime.audit.reading import sources
+from holdfast.runtime.audit.report import Report
 from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH, MODES
+from holdfast.runtime.driver.background import loss_alarm
+from holdfast.runtime.job.status import of_run
+from holdfast.runtime.plan.loss import Risk
+from holdfast.runtime.sources.kafka.reading import OnLost
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks.memory import MemorySink
 from holdfast.storage.objects import MemoryObjects
@@ -32,15 +39,20 @@ class Said:
 class Job:
     """The job, its input and its results."""
 
-    def __init__(self, kafka: KafkaServer, mode: str) -> None:
-        self.said, self.damaged, self._kafka, self.topic = list[tuple[int, str]](), 0, kafka, kafka.topic(2)
+    def __init__(
+        self, kafka: KafkaServer, mode: str, on_lost: OnLost = "fail", *, alarm: bool = False, **settings: str
+    ) -> None:
+        self.said, self.damaged, self._kafka, self.topic = list[tuple[int, str]](), 0, kafka, kafka.topic(2, **settings)
         self.partitions = 2
         self.copy, self.totals, self.dead = MemorySink(None), MemorySink(("word",)), MemorySink(None)
         app = hf.App("words", checkpoint_every="1s", dlq=self.dead)
-        rows = app.source("rows", hf.Kafka(kafka.servers, self.topic, hf.JSON(Said), group=GROUP))
+        rows = app.source("rows", hf.Kafka(kafka.servers, self.topic, hf.JSON(Said), group=GROUP, on_lost=on_lost))
         rows.sink("copy", self.copy)
         rows.key_by("word").agg("totals", rows=hf.count(), total=hf.sum("n")).sink("totals-out", self.totals)
-        self.cluster = Cluster(app.plan(), 2, 0, MemoryObjects(), 1.0, {"rows": (0, 1)}, mode)
+        self.plan = app.plan()
+        self.cluster = Cluster(self.plan, 2, 0, MemoryObjects(), 1.0, {"rows": (0, 1)}, mode)
+        if alarm:
+            self.cluster.change_rules(loss_alarm=3600.0)
         self.cluster.begin()
 
     def say(self, count: int) -> None:
@@ -79,6 +91,22 @@ class Job:
         wait(done, "all rows", 60)
         self.cluster.pass_time(3.0)
 
+    def stop(self) -> None:
+        """Kill everything that reads."""
+        self.cluster.held_launches = []
+        for worker in list(self.cluster.members):
+            self.cluster.crash(worker)
+        self.cluster.pass_time(0.1)
+
+    def audit(self) -> Report:
+        """Audit all checkpoints that are kept."""
+        log = self.cluster.repository.read_log()
+        assert log is not None
+        manifests = [self.cluster.repository.load_manifest(done.body.manifest) for done in log.completed]
+        epochs = tuple(int(each.epoch) for each in manifests)
+        lines = [*chain(manifests, epochs), *sources(self.plan.sources, manifests)]
+        return Report("words", epochs, tuple(lines))
+
     def check(self) -> None:
         assert Counter((row["n"], row["word"]) for row in self.copy.rows()) == Counter(self.said)
         totals = {row["word"]: (row["rows"], row["total"]) for row in self.totals.rows()}
@@ -86,6 +114,95 @@ class Job:
         assert totals == {word: (len(found), sum(found)) for word, found in mine.items()}
         assert [row["raw"] for row in self.dead.rows()] == [b"damaged"] * self.damaged
         assert self._kafka.stored(GROUP, self.topic) == self._kafka.ends(self.topic), "tools of Kafka show no lag"
+
+
+class TestRetention:
+    def test_a_job_counts_and_names_what_it_lost_and_continues(
+        self, kafka: KafkaServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        job = Job(kafka, CONTINUOUS, on_lost="earliest")
+        job.say(4)
+        job.catch_up()
+        job.stop()
+        read = kafka.ends(job.topic)[0]
+        rows = [(n, "a") for n in range(100, 105)]
+        kafka.produce(job.topic, [json.dumps({"n": n, "word": word}).encode() for n, word in rows], 0)
+        kafka.delete_records(job.topic, 0, read + 3)
+        job.said += rows[3:]
+        job.cluster.release_launches()
+        job.catch_up()
+        job.check()
+        shown = of_run(job.cluster.driver.state, "", CONTINUOUS, None)
+        assert {row.partition: row.lost for row in shown.sources} == {0: 3, 1: 0}
+        assert f"partition 0, offsets {read} to {read + 2} (3) were removed before they were read" in caplog.text
+        report = job.audit()
+        assert report.lost() == {("rows", 0): 3}, "also after epochs that passed nothing but markers"
+        assert report.verdict == "proven in part"
+        named = [line for line in report.lines if "lost" in dict(line.more)]
+        assert [line.verdict for line in named] == ["not provable"]
+        assert f"offsets {read} to {read + 2} were removed before they were read" in str(named[0].reason)
+        assert named[0].found == named[0].rows, "what is left is compared"
+
+    def test_a_job_ends_by_default_and_says_what_it_lost(self, kafka: KafkaServer) -> None:
+        job = Job(kafka, CONTINUOUS)
+        job.say(4)
+        job.catch_up()
+        job.stop()
+        read = kafka.ends(job.topic)[0]
+        kafka.produce(job.topic, [b"damaged"] * 5, 0)
+        kafka.delete_records(job.topic, 0, read + 3)
+        job.cluster.release_launches()
+
+        def ended() -> bool:
+            job.cluster.pass_time(1.0)
+            return job.cluster.driver.outcome is not None
+
+        wait(ended, "the end of the run", 60)
+        assert job.cluster.driver.outcome is not None
+        outcome, error = job.cluster.driver.outcome
+        assert outcome == "failed" and error is not None and error.kind == Damaged.kind
+        assert f"partition 0, offsets {read} to {read + 2} (3) were removed" in error.what
+        assert len(job.copy.rows()) == len(job.said) and len(job.dead.rows()) == job.damaged, "nothing was skipped"
+
+    def test_a_job_is_warned_of_before_it_loses_records(
+        self, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(loss_alarm, "WINDOW_S", 4.0)
+        monkeypatch.setattr(loss_alarm, "LOOK_EVERY_S", 1.0)
+        job = Job(kafka, CONTINUOUS, alarm=True, retention_ms=str(30 * 60_000))
+        job.say(4)
+        job.catch_up()
+        job.cluster.pass_time(5)
+        alarm = job.cluster.driver.loss_alarm
+        assert alarm.risks == {} and {place: kept.first for place, kept in alarm.kept.items()} == {
+            ("rows", 0): 0,
+            ("rows", 1): 0,
+        }
+        job.stop()
+        read = kafka.ends(job.topic)[0]
+        job.said += [(100, "a")]
+        kafka.produce(job.topic, [json.dumps({"n": 100, "word": "a"}).encode()], 0)
+        job.cluster.pass_time(8)
+        assert alarm.risks == {("rows", 0): Risk(read, read + 1, 0, 0.0)}
+        assert f"unread records before offset {read + 1} will be removed within 3,600 s" in caplog.text
+        job.cluster.release_launches()
+        job.catch_up()
+        job.check()
+        job.cluster.pass_time(3)
+        assert alarm.risks == {}
+
+    @pytest.mark.thorough
+    def test_microbatches_count_what_was_lost_too(self, kafka: KafkaServer) -> None:
+        job = Job(kafka, MICROBATCH, on_lost="earliest")
+        job.say(4)
+        job.catch_up()
+        read = kafka.ends(job.topic)[0]
+        kafka.produce(job.topic, [json.dumps({"n": n, "word": "a"}).encode() for n in range(100, 105)], 0)
+        kafka.delete_records(job.topic, 0, read + 3)
+        job.said += [(n, "a") for n in (103, 104)]
+        job.catch_up()
+        job.check()
+        assert job.audit().lost() == {("rows", 0): 3}
 
 
 @pytest.mark.thorough

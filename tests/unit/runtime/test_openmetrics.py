@@ -52,6 +52,8 @@ def running() -> dict[str, Any]:
                 "partition": 0,
                 "offset": 700,
                 "lag": 3,
+                "lost": 4,
+                "oldest_offset": 2,
                 "watermark": 1_700_000_000_000_000,
                 "idle_ms": 250,
             },

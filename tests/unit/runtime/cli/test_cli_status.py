@@ -75,6 +75,19 @@ class TestStatus:
         assert set(shown) >= FIELDS
         assert (shown["state"], shown["workers"], shown["problems"]) == (state, [], [])
 
+    def test_lost_offsets_have_a_column_where_there_are_any(self, holdfast: Holdfast, history: Begin) -> None:
+        job = history("hot")
+        job.checkpoint(5)
+        rows = [{"name": "words", "partition": p, "offset": 700, "lost": lost} for p, lost in ((0, 0), (1, 1_234))]
+        job.live(sources=rows[:1])
+        (headers,) = [line for line in holdfast("status", "hot").out.splitlines() if "partition" in line]
+        assert headers.split() == ["name", "partition", "offset", "end", "lag"]
+        job.live(sources=rows)
+        shown = holdfast("status", "hot").out
+        (headers,) = [line for line in shown.splitlines() if "partition" in line]
+        assert headers.split() == ["name", "partition", "offset", "end", "lag", "lost"] and "1,234" in shown
+        assert [row["lost"] for row in holdfast("status", "hot", "--json").json["sources"]] == [0, 1_234]
+
     @pytest.mark.parametrize("flags", [(), ("--json",)])
     @pytest.mark.parametrize(("end", "state"), [("stop", "stopped"), ("finish", "finished")])
     def test_watching_ends_with_the_job(

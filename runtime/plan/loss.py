@@ -1,0 +1,93 @@
+"""Whether a source will remove records before a job has read them.
+
+A source with the trait `removes_old` says what it still has and what it removes soon. Two looks some time apart show
+how fast the job reads and how fast records come; at that pace, the job either reaches what is removed in time, or not.
+
+Invariants
+    - A job that has read all that there was at the earlier look keeps up, whatever the source removes.
+    - A pace is that of completed checkpoints: what a checkpoint does not hold is read again after a failure.
+
+Pure. Source: DESIGN section 6 (an alarm before records are lost); docs/design/0108-loss-alarm.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.runtime.plan.source import Kept
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look at a partition showed.
+
+    Args:
+        at_s: When.
+        position: The next offset to read, as of the last completed checkpoint.
+    """
+
+    at_s: float
+    position: int
+    kept: Kept
+
+
+@dataclass(frozen=True)
+class Risk:
+    """Records that their source removes before the job has read them, at the present pace.
+
+    Args:
+        position: The next offset to read.
+        end: The offset before which records are removed within the time of the alarm.
+        removed: Of these, how many are removed already.
+        rate: Offsets that the job reads per second; None: the job does not run.
+    """
+
+    position: int
+    end: int
+    removed: int
+    rate: float | None
+
+
+def at_risk(earlier: Look | None, now: Look, within_s: float) -> Risk | None:
+    """Return what will be lost within this time; None if nothing will.
+
+    Args:
+        earlier: A look some time before; None: the job does not run, and reads nothing in that time.
+    """
+    kept, position = now.kept, now.position
+    if position >= kept.end:
+        return None
+    seconds = 0.0 if earlier is None else now.at_s - earlier.at_s
+    rate, came = 0.0, 0.0
+    if earlier is not None and seconds > 0:
+        rate = max(0.0, (position - earlier.position) / seconds)
+        came = max(0.0, (kept.end - earlier.kept.end) / seconds)
+    due = kept.first if kept.by_age is None else max(kept.first, kept.by_age)
+    if kept.by_size:  # as many records go as come
+        due = max(due, kept.first + int(came * within_s))
+    due = min(due, kept.end)
+    removed = max(0, kept.first - position)
+    keeps_up = earlier is not None and position >= earlier.kept.end
+    if not removed and (keeps_up or position + rate * within_s >= due):
+        return None
+    return Risk(position, due, removed, None if earlier is None else rate)
+
+
+def described(source: str, partition: int, risk: Risk, within: str) -> str:
+    """Return a sentence about the risk, without a full stop.
+
+    Args:
+        within: The time of the alarm, as text.
+    """
+    where = f"source {source!r}, partition {partition}"
+    if risk.removed:
+        last = risk.position + risk.removed - 1
+        return (
+            f"{where}: offsets {risk.position:,} to {last:,} ({risk.removed:,}), which the last checkpoint has not "
+            "read, were removed; a start, or a recovery, finds them missing"
+        )
+    pace = "the job is not running" if risk.rate is None else f"the job reads {risk.rate:,.1f} offsets per second"
+    return (
+        f"{where}: unread records before offset {risk.end:,} will be removed within {within}; the last checkpoint is "
+        f"at offset {risk.position:,}, and {pace}"
+    )
