@@ -122,7 +122,7 @@ CLOCK_MUTANTS = (
 """Those of processing time."""
 KEYED_MUTANTS = (
     Mutant("timers-lost-in-a-rollback", "P10, design/0065", "a survivor's rollback empties the timers",
-           (Swap(Table, "roll_back", _loses_timers),)),
+           (Swap(Table, "roll_back", _loses_timers),), needs="reminders"),
     Mutant("timer-fires-twice", "design/0066", "a timer that is set and fires in one round is stored again",
            (Swap(TimerCell, "fired", _keeps_what_fired),)),
     Mutant("rest-of-a-round-lost", "design/0066", "due timers that a round does not reach are lost",

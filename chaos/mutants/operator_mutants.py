@@ -1,8 +1,9 @@
 """Wrong versions of windows, look-ups, groups and patterns, which tests of whole jobs must catch.
 
-The simulator plays tumbling windows and joins; these are of windows that share slices or are shown early, of sessions,
-of patterns, of rows that are looked up in the versions of a table, of groups of its rows, and of queries in it. They
-are applied as those of mutants.py are; tests/unit/runtime/test_operator_mutants.py names the test that catches each.
+These are of windows that share slices or are shown early, of sessions, of patterns, of rows that are looked up in the
+versions of a table, of groups of its rows, and of queries in it. They are applied as those of mutants.py are;
+tests/unit/runtime/test_operator_mutants.py names the test that catches each. The simulator catches those that need a
+branch of its jobs too.
 
 Source: docs/design/0062, 0063, 0067 to 0070, 0072, 0073, 0082, 0096, 0097.
 """
@@ -193,17 +194,17 @@ OPERATOR_MUTANTS = (
     Mutant("merged-sum-not-checked", "design/0063", "the sum of sessions that became one may wrap later",
            (Swap(Folding, "forget", lambda _: lambda folding: None),)),
     Mutant("pattern-kept-beyond-within", "design/0069", "a partial match is kept a second longer than within",
-           (Swap(MatchOperator, "end", _one_more_second),)),
+           (Swap(MatchOperator, "end", _one_more_second),), needs="patterns"),
     Mutant("pattern-dropped-within", "design/0069", "a partial match ends a second before within is over",
            (Swap(Automaton, "ends", _one_second_less),), needs="patterns"),
     Mutant("neighbours-need-not-be", "design/0069", "a row between two that must be neighbours is ignored",
            (Swap(Automaton, "advance", _lenient),)),
     Mutant("forbidden-row-ignored", "design/0069", "a row of not_followed_by ends no partial match",
-           (Swap(Automaton, "advance", _unguarded),)),
+           (Swap(Automaton, "advance", _unguarded),), needs="patterns"),
     Mutant("row-taken-again", "design/0069", "a row of a partial match still waits, and comes again with time",
            (Swap(RowsOfPatterns, "taken", lambda _: lambda rows, slots: None),), needs="patterns"),
     Mutant("pattern-in-order-of-arrival", "design/0069", "rows are taken in the order in which they came",
-           (Swap(RowsOfPatterns, "due", _by_arrival),)),
+           (Swap(RowsOfPatterns, "due", _by_arrival),), needs="patterns"),
     Mutant("results-overtaken-by-time", "P11, design/0060", "the watermark passes results that are still to come",
            (Swap(FragmentRuntime, "leaving", lambda _: lambda fragment, at: at),)),
     Mutant("lookup-reads-the-future", "design/0067", "a row gets a version that begins after its time",

@@ -125,7 +125,7 @@ STATE_MUTANTS = (
     Mutant("timer-fires-outside-of-epochs", "P8, design/0041", "a fired timer fires again after a restore",
            (Swap(Timers, "fire", fires_outside_of_epochs),), needs="reminders"),
     Mutant("order-outlives-rollback", "P10, design/0041", "a timer that was set before a rollback fires after it",
-           (Swap(Table, "roll_back", _keeps_orders),)),
+           (Swap(Table, "roll_back", _keeps_orders),), needs="reminders"),
     Mutant("suffix-left-by-prefix-delete", "design/0041", "a prefix delete leaves the rows after the third one",
            (Swap(OrderedRows, "delete", _deletes_a_few),)),
     Mutant("freeze-sees-later-write", "P8", "a segment holds what was written after the barrier",

@@ -64,6 +64,10 @@ BATCHES_SHARE = 0.25
 FINISHED_IN_BATCHES_SHARE, REWOUND_IN_BATCHES_SHARE = 0.3, 0.5
 """Of the seeds with drivers in microbatch mode that have no such request yet."""
 STANDBYS_SHARE = 0.2
+SURVIVORS_SHARE, KILLED, KILLED_FROM_S = 0.4, (2, 3, 4), 1.0
+"""Of the seeds with branches; how many workers are killed, and from when on."""
+INSPECTED_SHARE = 0.4
+"""Of the seeds with branches."""
 COMMITTER_SHARE = 0.15
 COPIES_SHARE, COPIED_PER_TURN = 0.2, (1, 2, 5)
 """Frozen records that a worker copies, or committed ones that it writes, in a turn: rows are processed between them."""
@@ -194,6 +198,8 @@ class Scenario:
     """Whether there is a branch with text in its keys and its state."""
     branches: tuple[str, ...] = ()
     """The names of the branches that read the records by event time (branches/registry.py)."""
+    inspects: bool = False
+    """Whether the state of the branches is read from every checkpoint: it may be wrong where no result shows it."""
     state_memory: int | None = None
     """The budget of every worker's state in bytes; None: there is none."""
     batches: tuple[bool, ...] = (False,)
@@ -370,12 +376,39 @@ def scenario(seed: int) -> Scenario:
     drawn = _growing(_with_ends(_with_rest(_regrowing(_with_functions(_with_more(whole))))), keys)
     drawn = replace(drawn, texts=random.Random(f"{seed}/texts").random() < TEXTS_SHARE)
     drawn = replace(drawn, branches=() if windowing is None else _branches(seed))
-    return _with_committer(_with_standbys(_in_batches(_with_backlog(_budgeted(_with_slow_copies(drawn)), keys))))
+    drawn = replace(drawn, inspects=random.Random(f"{seed}/inspected").random() < INSPECTED_SHARE)
+    drawn = _in_batches(_with_backlog(_budgeted(_with_slow_copies(drawn)), keys))
+    return _with_survivors(_with_committer(_with_standbys(drawn)))
 
 
 def _branches(seed: int) -> tuple[str, ...]:
     return tuple(
         each.name for each in BRANCHES.values() if random.Random(f"{seed}/{each.stream}").random() < each.share
+    )
+
+
+def _with_survivors(whole: Scenario) -> Scenario:
+    """In some seeds with branches kill workers one at a time, so that others roll back in memory what they began.
+
+    Records arrive all the time, so that checkpoints are completed before and after. Worlds in which records or
+    epochs come at their time, in which no worker survives (microbatch mode), or without other faults are left out.
+    """
+    rng = random.Random(f"{whole.seed}/survivors 2266")
+    calm = whole.regrows or any(aim.point is Point.SWEEP for aim in whole.aims)
+    timed = whole.rests or whole.grows or whole.aligns or whole.budgeted
+    if not whole.branches or whole.batched or calm or timed or rng.random() >= SURVIVORS_SHARE:
+        return whole
+    times = [rng.uniform(KILLED_FROM_S, whole.heal_at) for _ in range(rng.choice(KILLED))]
+    killed = [Moment(at, Fault.WORKER_KILLED, 0.0) for at in times]
+    latest = max((arrivals[-1] for arrivals in whole.arrivals if arrivals), default=whole.heal_at)
+    stretch = max(1.0, whole.heal_at / latest)
+    return replace(
+        whole,
+        parallelisms=whole.parallelisms if whole.rescales else (max(2, whole.parallelisms[0]),),
+        armed=whole.armed | {Fault.WORKER_KILLED: whole.armed.get(Fault.WORKER_KILLED, 0.0) + len(killed)},
+        moments=tuple(sorted((*whole.moments, *killed), key=lambda moment: moment.at)),
+        arrivals=tuple(tuple(at * stretch for at in times) for times in whole.arrivals),
+        checkpoint_every=0.25,
     )
 
 

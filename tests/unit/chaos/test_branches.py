@@ -11,8 +11,11 @@ from typing import Any
 
 from holdfast.chaos.explore.replays import FEATURES, reduced
 from holdfast.chaos.explore.shrink import Reduction
+from holdfast.chaos.sim.faults.faults import Fault
+from holdfast.chaos.sim.faults.points import Point
 from holdfast.chaos.sim.jobs import oracle
 from holdfast.chaos.sim.jobs.branches.contract import Watched
+from holdfast.chaos.sim.jobs.branches.joins import Joined
 from holdfast.chaos.sim.jobs.branches.lookups import LookedUp
 from holdfast.chaos.sim.jobs.branches.patterns import Matched
 from holdfast.chaos.sim.jobs.branches.registry import BRANCHES
@@ -22,7 +25,7 @@ from holdfast.chaos.sim.jobs.expected.lookups import findable
 from holdfast.chaos.sim.jobs.expected.patterns import matches
 from holdfast.chaos.sim.jobs.expected.reminders import AFTER_US
 from holdfast.chaos.sim.jobs.oracle import PARTITION_STRIDE, Input, Partitions
-from holdfast.chaos.sim.jobs.workload import scenario
+from holdfast.chaos.sim.jobs.workload import KILLED, SURVIVORS_SHARE, Scenario, scenario
 
 LATEST, S = 2**63 - 1, 1_000_000
 SEEDS = 200
@@ -47,6 +50,13 @@ class Seen:
         return oracle.whole(self.partitions)
 
 
+def survivors(made: Scenario) -> bool:
+    """Return whether the seed draws that workers are killed one at a time, and its world allows it."""
+    unfit = made.batched or made.regrows or made.rests or made.grows or made.aligns or made.budgeted
+    swept = any(aim.point is Point.SWEEP for aim in made.aims)
+    return not unfit and not swept and random.Random(f"{made.seed}/survivors 2266").random() < SURVIVORS_SHARE
+
+
 class TestScenarios:
     def test_only_jobs_with_event_time_have_branches_and_each_branch_is_in_some(self) -> None:
         made = [scenario(seed) for seed in range(SEEDS)]
@@ -58,6 +68,14 @@ class TestScenarios:
             made = scenario(seed)
             if made.windowing is not None:
                 assert made.offers(name) == (random.Random(f"{seed}/{branch.stream}").random() < branch.share)
+
+    def test_in_some_seeds_with_branches_workers_survive_others_while_records_arrive(self) -> None:
+        made = [each for each in map(scenario, range(2 * SEEDS)) if each.branches and survivors(each)]
+        assert made
+        for each in made:
+            killed = [moment.at for moment in each.moments if moment.fault is Fault.WORKER_KILLED]
+            assert max(each.parallelisms) > 1 and len(killed) >= min(KILLED)
+            assert max((times[-1] for times in each.arrivals if times), default=LATEST) >= each.heal_at - 1e-6
 
     def test_a_replay_can_leave_out_each_branch_alone(self) -> None:
         whole = replace(next(s for s in map(scenario, range(SEEDS)) if s.branches), branches=tuple(BRANCHES))
@@ -114,13 +132,13 @@ class TestReminders:
         Reminders((seen := Seen(self.RECORDS)).watched).taken_back("then", {0: 1}, self.reports(0, 1))
         assert seen.rules == ["I5 visible"]
 
-    def restored(self, reported: int, waiting: dict[int, int], alarm: int | None) -> list[str]:
+    def restored(self, reported: int, waiting: dict[int, int], alarm: int | None, earliest_us: int = 0) -> list[str]:
         tables: dict[str, list[dict[str, Any]]] = {
             REMIND_OPERATOR: [{"key": 1, "reported": reported or None}],
             f"{REMIND_OPERATOR}.waiting": [{"key": 1, "map_key": id, "value": due} for id, due in waiting.items()],
             f"{REMIND_OPERATOR}.alarm": [] if alarm is None else [{"key": 1, "at": alarm}],
         }
-        Reminders((seen := Seen(self.RECORDS)).watched).restored("then", 0, {0: 2}, tables.__getitem__)
+        Reminders((seen := Seen(self.RECORDS)).watched).restored("then", earliest_us, {0: 2}, tables.__getitem__)
         return seen.rules
 
     def test_a_restored_record_waits_for_its_timer_or_was_counted(self) -> None:
@@ -133,6 +151,11 @@ class TestReminders:
         assert self.restored(2, {1: second}, second) == ["I9 state"]
         assert self.restored(0, {0: first, 2: third}, first) == ["I9 state"]
 
+    def test_a_restored_record_that_should_have_been_reported_is_found(self) -> None:
+        first, second, _ = (row["due_us"] for row in self.reports(0, 1, 2))
+        assert self.restored(0, {0: first, 1: second}, first, first - 1) == []
+        assert self.restored(0, {0: first, 1: second}, first, first) == ["P11 open"]
+
     def test_a_repeated_report_is_found(self) -> None:
         assert self.broken(self.reports(0, 0), {0: 3}) == ["I2 duplicate"]
 
@@ -143,7 +166,7 @@ class TestReminders:
 
     def test_a_handler_that_is_called_for_nothing_is_found(self) -> None:
         again = self.reports(0)[0] | {"id": NOTHING, "nth": 2}
-        assert self.broken([*self.reports(0), again], {0: 3}) == ["P10 timers", "I5 visible"]
+        assert self.broken([*self.reports(0), again], {0: 3}) == ["I5 visible", "P10 timers"]
 
     def test_a_report_at_another_time_is_found(self) -> None:
         assert self.broken([self.reports(0)[0] | {"due_us": 0}], {0: 3}) == ["P10 timers"]
@@ -219,6 +242,46 @@ class TestSessions:
         assert self.at_end([*two, self.session(9, 11, 1, 2)], 2) == ["P11 late", "P11 late"]
 
 
+class TestJoins:
+    RECORDS = given((1, 1), (2, 2), (9, 1))
+    RIGHT = ((0, 1), (1, 1), (2, None))
+
+    def rows(self, *found: tuple[int | None, int | None]) -> list[dict[str, Any]]:
+        return [{"id": left, "id_right": right} for left, right in found]
+
+    def broken(self, *found: tuple[int, int | None], cut: int = 3, latest_us: int = LATEST) -> list[str]:
+        rows = self.rows(*found)
+        Joined((seen := Seen(self.RECORDS)).watched).look("then", latest_us, {0: cut}, rows, rows)
+        return seen.rules
+
+    def at_end(self, *found: tuple[int, int | None], late: Sequence[tuple[int | None, int | None]] = ()) -> list[str]:
+        seen = Seen(self.RECORDS)
+        Joined(seen.watched).at_end(seen.everything, self.rows(*found), self.rows(*late))
+        return seen.rules
+
+    def test_every_record_has_its_partners_or_none(self) -> None:
+        assert self.broken(*self.RIGHT) == []
+        assert self.at_end(*self.RIGHT) == []
+
+    def test_a_lost_repeated_or_wrong_pair_is_found(self) -> None:
+        assert self.at_end(*self.RIGHT[1:]) == ["I1 loss", "I1 loss"]
+        assert self.broken(*self.RIGHT, self.RIGHT[0]) == ["I2 duplicate"]
+        assert self.broken((2, 1)) == ["I1 join"]
+        assert self.broken((0, 1), (0, None)) == ["P11 unmatched"]
+
+    def test_a_record_without_a_partner_waits_until_none_can_come(self) -> None:
+        assert self.broken((2, None), latest_us=11 * S + 1) == []
+        assert self.broken((2, None), latest_us=11 * S) == ["P11 early"]
+        assert self.broken((0, 1), latest_us=0) == []
+
+    def test_a_record_that_was_not_read_by_then_is_found(self) -> None:
+        assert self.broken((0, 1), cut=1) == ["I5 visible"]
+
+    def test_a_record_or_a_partner_that_is_late_before_its_time_is_found(self) -> None:
+        assert self.at_end(*self.RIGHT[:2], late=[(2, None)]) == ["P11 late"]
+        assert self.at_end(*self.RIGHT, late=[(None, 1)]) == ["P11 late", "P11 late"]
+
+
 class TestLookups:
     VERSION, ANOTHER, DELETE = 3, 9, 6
     RECORDS = given((1, 1), (2, VERSION), (3, 1), (4, ANOTHER), (5, 1), (6, DELETE), (7, 1))
@@ -280,7 +343,7 @@ class TestLookups:
 
 
 class TestPatterns:
-    RECORDS = given((1, -1), (2, 50), (3, -2), (4, 90), (5, 3), (6, -4))
+    RECORDS = given((1, -1), (2, 50), (3, -2), (4, 51), (5, 3), (5.5, -4))
 
     def rows(self, *found: tuple[int, int, int]) -> list[dict[str, Any]]:
         return [dict(zip(("first_id", "rise_id", "last_id"), ids, strict=True)) for ids in found]
@@ -305,10 +368,10 @@ class TestPatterns:
         assert self.broken((2, 3, 5)) == ["I1 pattern"]
 
     def test_a_match_ends_before_within_is_over(self) -> None:
-        assert matches(given((0, -1), (1, 1), (5.9, -1))) == {(0, 1, 2)}
-        assert matches(given((0, -1), (1, 1), (6, -1))) == set()
+        assert matches(given((0, -1), (1, 1), (2.9, -1))) == {(0, 1, 2)}
+        assert matches(given((0, -1), (1, 1), (3, -1))) == set()
 
-    def test_rows_are_taken_in_the_order_of_their_times_and_places_are_apart(self) -> None:
+    def test_rows_are_taken_in_the_order_of_their_times_and_partitions_are_apart(self) -> None:
         assert matches(given((3, -1), (2, 1), (1, -1))) == {(2, 1, 0)}
         assert matches([*given((1, -1), (2, 1)), *given((3, -1), partition=1)]) == set()
 

@@ -11,14 +11,14 @@ Source: PROTOCOL P11; docs/design/0060-joins.md.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import polars as pl
 
 import holdfast as hf
 from holdfast.chaos.sim.jobs import oracle
-from holdfast.chaos.sim.jobs.branches.contract import Branch, Row, Watched
+from holdfast.chaos.sim.jobs.branches.compared import Compared
+from holdfast.chaos.sim.jobs.branches.contract import Branch, Row
 from holdfast.chaos.sim.jobs.expected.joins import LOWER_S, SECOND_US, UPPER_S, fits
 from holdfast.chaos.sim.jobs.oracle import Cut
 from holdfast.runtime.api.stream import Stream
@@ -36,64 +36,55 @@ def join_near(records: Stream) -> None:
     joined.late.select("id", "id_right").sink(JOINED_LATE, MemorySink())
 
 
-class Joined:
+class Joined(Compared):
     """The pairs, compared with the records."""
 
-    def __init__(self, watched: Watched) -> None:
-        self._records = {r.id: r for records in watched.partitions for r in records}
-        self._watched, self._fail = watched, watched.fail
+    called = "join"
 
-    def look(self, when: str, latest_us: int, cut: Cut, rows: Sequence[Row], added: Sequence[Row]) -> None:
-        """The rows are right, and none was emitted too early."""
-        self._compare(when, cut, rows, added)
-        for row in added:
-            left = self._records[row["id"]]
-            if row["id_right"] is None and left.at + UPPER_S * SECOND_US + 1 > latest_us:
-                self._fail("P11 early", f"{when}: {left} has no partner, but time is at most {latest_us}")
+    def ids(self, row: Row) -> set[int]:
+        """Return the record, and its partner if it has one."""
+        return {row["id"], row["id_right"]} - {None}
 
-    def taken_back(self, when: str, cut: Cut, rows: Sequence[Row]) -> None:
-        """Nothing is in the result that was read after the base epoch."""
-        self._compare(when, cut, rows, rows)
+    def due(self, row: Row) -> int | None:
+        """A record without a partner comes out when none can come any more."""
+        return None if row["id_right"] is not None else self.records[row["id"]].at + UPPER_S * SECOND_US + 1
+
+    def unique(self, row: Row) -> list[tuple[int, int | None]]:
+        """A pair is there once, and so is a record without a partner."""
+        return [_pair(row)]
+
+    def compare_each(self, when: str, rows: Sequence[Row]) -> None:
+        """All rows are pairs that fit; a record without a partner has none."""
+        pairs = list(map(_pair, rows))
+        partnered = {left for left, right in pairs if right is not None}
+        if both := sorted(left for left, right in pairs if right is None and left in partnered):
+            self.fail("P11 unmatched", f"join, {when}: records {both} are in the result with a partner and without")
+        for left, right in pairs:
+            if right is not None and not fits(self.records[left], self.records[right]):
+                self.fail("I1 join", f"join, {when}: {self.records[left]} and {self.records[right]} do not fit")
 
     def restored(self, when: str, earliest_us: int, cut: Cut, read: Callable[[str], Sequence[Row]]) -> None:
         """The result at the end shows what the state lacked."""
 
     def at_end(self, everything: Cut, rows: Sequence[Row], late: Sequence[Row]) -> None:
         """Every record that was not late is in the result, with every partner that was not late either."""
-        self._compare("at the end", everything, rows, rows)
-        found, read = {(row["id"], row["id_right"]) for row in rows}, oracle.read(self._watched.partitions, everything)
-        lefts = {row["id"] for row in late if row["id"] is not None}
+        self.compare("at the end", everything, rows, rows)
+        found, on_time = set(map(_pair, rows)), self.watched.prompt(1)
+        lefts = [row["id"] for row in late if row["id"] is not None]
         rights = {row["id_right"] for row in late if row["id_right"] is not None}
-        on_time = self._watched.prompt(1)
-        if wrong := sorted((lefts | rights) & on_time):
-            self._fail("P11 late", f"join: records {wrong} are late, although no watermark had passed them")
-        if joined := sorted(pair for pair in found if pair[0] in lefts or pair[1] in rights):
-            self._fail("P11 late", f"join: {joined} are in the result, but also late")
-        emitted = {left for left, _ in found}
-        if lost := sorted(r.id for r in read if r.id not in emitted and r.id not in lefts):
-            self._fail("I1 loss", f"join: records {lost} are neither in the result nor late")
+        self.compare_late(lefts, {left for left, _ in found}, everything, 1)
+        if wrong := sorted(rights & on_time):
+            self.fail("P11 late", f"join: the partners {wrong} are late, although no watermark had passed them")
+        if joined := sorted((left, right) for left, right in found if right in rights):
+            self.fail("P11 late", f"join: {joined} are in the result, but the partner is also late")
+        read = oracle.read(self.watched.partitions, everything)
         pairs = {(a.id, b.id) for a in read for b in read if fits(a, b) and {a.id, b.id} <= on_time}
-        if lost_pairs := sorted(pairs - found):
-            self._fail("I1 loss", f"join: the pairs {lost_pairs} are missing")
+        if lost := sorted(pairs - found):
+            self.fail("I1 loss", f"join: the pairs {lost} are missing")
 
-    def _compare(self, when: str, cut: Cut, rows: Sequence[Row], by_then: Sequence[Row]) -> None:
-        """All rows are pairs that fit, once each; a record without a partner has none.
 
-        Args:
-            by_then: The rows whose records were read up to the cut.
-        """
-        counted = Counter((row["id"], row["id_right"]) for row in rows)
-        read = {r.id for r in oracle.read(self._watched.partitions, cut)}
-        if twice := sorted((pair for pair, count in counted.items() if count > 1), key=str):
-            self._fail("I2 duplicate", f"join, {when}: {twice} were emitted twice")
-        partnered = {left for left, right in counted if right is not None}
-        if both := sorted(left for left, right in counted if right is None and left in partnered):
-            self._fail("P11 unmatched", f"join, {when}: records {both} are in the result with a partner and without")
-        if early := [row for row in by_then if not {row["id"], row["id_right"]} - {None} <= read]:
-            self._fail("I5 visible", f"join, {when}: {early} were not read by then")
-        for left, right in counted:
-            if right is not None and not fits(self._records[left], self._records[right]):
-                self._fail("I1 join", f"join, {when}: {self._records[left]} and {self._records[right]} do not fit")
+def _pair(row: Row) -> tuple[int, int | None]:
+    return row["id"], row["id_right"]
 
 
 BRANCH = Branch(JOINS, 0.12, "joins", JOINED, JOINED_LATE, join_near, Joined)

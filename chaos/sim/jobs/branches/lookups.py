@@ -8,13 +8,13 @@ Source: PROTOCOL P11; docs/design/0067-tables-and-lookups.md.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import polars as pl
 
 from holdfast.chaos.sim.jobs import oracle
-from holdfast.chaos.sim.jobs.branches.contract import Branch, Row, Watched
+from holdfast.chaos.sim.jobs.branches.compared import Compared
+from holdfast.chaos.sim.jobs.branches.contract import Branch, Row
 from holdfast.chaos.sim.jobs.expected.lookups import findable, is_version
 from holdfast.chaos.sim.jobs.oracle import Cut
 from holdfast.runtime.api.stream import Stream
@@ -34,61 +34,45 @@ def look_up(records: Stream) -> None:
     found.late.select("id").sink(LOOKED_UP_LATE, MemorySink())
 
 
-class LookedUp:
+class LookedUp(Compared):
     """What records found, compared with the versions."""
 
-    def __init__(self, watched: Watched) -> None:
-        self._records = {r.id: r for records in watched.partitions for r in records}
-        self._watched, self._fail = watched, watched.fail
+    called = "lookup"
 
-    def look(self, when: str, latest_us: int, cut: Cut, rows: Sequence[Row], added: Sequence[Row]) -> None:
-        """No record found a version of later, or came out before time had passed it."""
-        self._compare(when, cut, rows, added)
-        for row in added:
-            if (at := self._records[row["id"]].at) >= latest_us:
-                self._fail("P11 early", f"lookup, {when}: {row} is of {at}, but time is at most {latest_us}")
+    def ids(self, row: Row) -> set[int]:
+        """Return the record, and the version that it found, if any."""
+        return {row["id"], row["version"]} - {None}
 
-    def taken_back(self, when: str, cut: Cut, rows: Sequence[Row]) -> None:
-        """Nothing is in the result that was read after the base epoch."""
-        self._compare(when, cut, rows, rows)
+    def due(self, row: Row) -> int:
+        """A record comes out when event time has passed its own."""
+        return self.records[row["id"]].at + 1
+
+    def unique(self, row: Row) -> list[int]:
+        """A record is looked up once; a version may be found more often."""
+        return [row["id"]]
+
+    def compare_each(self, when: str, rows: Sequence[Row]) -> None:
+        """No record found what it could not have found, had no other version been there."""
+        for row in rows:
+            if row["version"] is None:
+                continue
+            record, version = self.records[row["id"]], self.records[row["version"]]
+            if not is_version(version) or version.id not in findable(record, [version], ()):
+                self.fail("I1 lookup", f"lookup, {when}: {record} found {version}")
 
     def restored(self, when: str, earliest_us: int, cut: Cut, read: Callable[[str], Sequence[Row]]) -> None:
         """The result at the end shows what the state lacked."""
 
     def at_end(self, everything: Cut, rows: Sequence[Row], late: Sequence[Row]) -> None:
         """Every record found what it must, or is late."""
-        self._compare("at the end", everything, rows, rows)
-        prompt, read = self._watched.prompt(), oracle.read(self._watched.partitions, everything)
-        found, late_ids = {row["id"] for row in rows}, {row["id"] for row in late}
-        if wrong := sorted(late_ids & prompt):
-            self._fail("P11 late", f"lookup: records {wrong} are late, although no watermark had passed them")
-        if both := sorted(found & late_ids):
-            self._fail("P11 late", f"lookup: {both} are in the result, but also late")
-        if lost := sorted(record.id for record in read if record.id not in found | late_ids):
-            self._fail("I1 loss", f"lookup: records {lost} are neither in the result nor late")
-        versions = [record for record in read if is_version(record)]
+        self.compare("at the end", everything, rows, rows)
+        self.compare_late([row["id"] for row in late], {row["id"] for row in rows}, everything)
+        versions = [record for record in oracle.read(self.watched.partitions, everything) if is_version(record)]
+        prompt = self.watched.prompt()
         for row in rows:
-            may_be = findable(self._records[row["id"]], versions, prompt)
+            may_be = findable(self.records[row["id"]], versions, prompt)
             if row["version"] not in may_be:
-                self._fail("I1 lookup", f"lookup: {row} may only have found {sorted(may_be, key=str)}")
-
-    def _compare(self, when: str, cut: Cut, rows: Sequence[Row], by_then: Sequence[Row]) -> None:
-        """Every record is there once, with a version that was not of later.
-
-        Args:
-            by_then: The rows whose records were read up to the cut.
-        """
-        if twice := sorted(id for id, count in Counter(row["id"] for row in rows).items() if count > 1):
-            self._fail("I2 duplicate", f"lookup, {when}: records {twice} were looked up twice")
-        read = {record.id for record in oracle.read(self._watched.partitions, cut)}
-        if early := [row for row in by_then if not {row["id"], row["version"]} - {None} <= read]:
-            self._fail("I5 visible", f"lookup, {when}: {early} were not read by then")
-        for row in rows:
-            if row["version"] is None:
-                continue
-            record, version = self._records[row["id"]], self._records[row["version"]]
-            if not is_version(version) or version.id not in findable(record, [version], ()):
-                self._fail("I1 lookup", f"lookup, {when}: {record} found {version}")
+                self.fail("I1 lookup", f"lookup: {row} may only have found {sorted(may_be, key=str)}")
 
 
 BRANCH = Branch(LOOKUPS, 0.08, "lookups 36", LOOKED_UP, LOOKED_UP_LATE, look_up, LookedUp)

@@ -9,13 +9,12 @@ Source: PROTOCOL P11, P27; docs/design/0063-sessions.md.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import combinations
 
 import holdfast as hf
-from holdfast.chaos.sim.jobs import oracle
-from holdfast.chaos.sim.jobs.branches.contract import Branch, Row, Watched
+from holdfast.chaos.sim.jobs.branches.compared import Compared
+from holdfast.chaos.sim.jobs.branches.contract import Branch, Row
 from holdfast.chaos.sim.jobs.expected.sessions import GAP_US, LATENESS_US, Session, session_of
 from holdfast.chaos.sim.jobs.oracle import Cut, Input
 from holdfast.runtime.api.stream import Stream
@@ -35,74 +34,49 @@ def count_visits(records: Stream) -> None:
     visits.late.sink(VISITS_LATE, MemorySink())
 
 
-class Visits:
+class Visits(Compared):
     """The sessions, compared with the records."""
 
-    def __init__(self, watched: Watched) -> None:
-        self._records = {r.id: r for records in watched.partitions for r in records}
-        self._watched, self._fail = watched, watched.fail
+    called = "sessions"
 
-    def look(self, when: str, latest_us: int, cut: Cut, rows: Sequence[Row], added: Sequence[Row]) -> None:
-        """The sessions are right, and none was emitted too early."""
-        self._compare(when, cut, rows, added)
-        for row in added:
-            if (end := _shown(row).end) + LATENESS_US > latest_us:
-                self._fail("P11 early", f"sessions, {when}: {row} ends at {end}, but time is at most {latest_us}")
+    def ids(self, row: Row) -> list[int]:
+        """Return the records of the session; no other session has one of them."""
+        ids: list[int] = row["ids"]
+        return ids
 
-    def taken_back(self, when: str, cut: Cut, rows: Sequence[Row]) -> None:
-        """Nothing is in a session that was read after the base epoch."""
-        self._compare(when, cut, rows, rows)
+    def due(self, row: Row) -> int:
+        """A session comes out when no record may be added to it any more."""
+        return _shown(row).end + LATENESS_US
+
+    def compare_each(self, when: str, rows: Sequence[Row]) -> None:
+        """Every row is the session of its records."""
+        for row in rows:
+            if _shown(row) != (expected := session_of(self._of(row))):
+                self.fail("I1 sessions", f"sessions, {when}: {row} should be {expected}")
 
     def restored(self, when: str, earliest_us: int, cut: Cut, read: Callable[[str], Sequence[Row]]) -> None:
         """An open session is one of its records, and is not over."""
         rows = read(VISITS_OPERATOR)
-        self._compare(when, cut, rows, rows)
-        if over := [row for row in rows if _shown(row).end + LATENESS_US <= earliest_us]:
-            self._fail("P11 open", f"sessions, {when}: {over} are still open, but time is at least {earliest_us}")
+        self.compare(when, cut, rows, rows)
+        if over := [row for row in rows if self.due(row) <= earliest_us]:
+            self.fail("P11 open", f"sessions, {when}: {over} are still open, but time is at least {earliest_us}")
 
     def at_end(self, everything: Cut, rows: Sequence[Row], late: Sequence[Row]) -> None:
         """Every record is in one session or late, and sessions that touch are one."""
-        self._compare("at the end", everything, rows, rows)
-        late_ids = Counter(row["id"] for row in late)
-        if twice := sorted(id for id, count in late_ids.items() if count > 1):
-            self._fail("I2 duplicate", f"sessions: records {twice} are late twice")
-        emitted = {id for row in rows for id in row["ids"]}
-        if both := sorted(emitted & late_ids.keys()):
-            self._fail("P11 late", f"sessions: records {both} are in a session, but also late")
-        if wrong := sorted(late_ids.keys() & self._watched.prompt(GAP_US + LATENESS_US)):
-            self._fail(
-                "P11 late", f"sessions: records {wrong} are late, although no watermark had passed their session"
-            )
-        read = {record.id for record in oracle.read(self._watched.partitions, everything)}
-        if lost := sorted(read - emitted - late_ids.keys()):
-            self._fail("I1 loss", f"sessions: records {lost} are neither in a session nor late")
+        self.compare("at the end", everything, rows, rows)
+        shown = {id for row in rows for id in self.ids(row)}
+        self.compare_late([row["id"] for row in late], shown, everything, GAP_US + LATENESS_US)
         self._compare_touching(rows)
 
     def _compare_touching(self, rows: Sequence[Row]) -> None:
-        prompt = self._watched.prompt(LATENESS_US)
+        prompt = self.watched.prompt(LATENESS_US)
         for one, other in combinations(rows, 2):
             between = [*_touching(one, self._of(other)), *_touching(other, self._of(one))]
             if between and {record.id for record in between} <= prompt:
-                self._fail("I1 sessions", f"sessions: {one} and {other} are one, by {between}")
-
-    def _compare(self, when: str, cut: Cut, rows: Sequence[Row], by_then: Sequence[Row]) -> None:
-        """Every row is a session of its records, and no record is in two.
-
-        Args:
-            by_then: The rows whose records were read up to the cut.
-        """
-        counted = Counter(id for row in rows for id in row["ids"])
-        if twice := sorted(id for id, count in counted.items() if count > 1):
-            self._fail("I2 duplicate", f"sessions, {when}: records {twice} are in two")
-        read = {record.id for record in oracle.read(self._watched.partitions, cut)}
-        if early := [row for row in by_then if not set(row["ids"]) <= read]:
-            self._fail("I5 visible", f"sessions, {when}: {early} were not read by then")
-        for row in rows:
-            if _shown(row) != (expected := session_of(self._of(row))):
-                self._fail("I1 sessions", f"sessions, {when}: {row} should be {expected}")
+                self.fail("I1 sessions", f"sessions: {one} and {other} are one, by {between}")
 
     def _of(self, row: Row) -> list[Input]:
-        return [self._records[id] for id in row["ids"]]
+        return [self.records[id] for id in self.ids(row)]
 
 
 def _shown(row: Row) -> Session:

@@ -1,4 +1,4 @@
-"""Which rows of a place match the pattern: a fall, no peak before a rise, and another fall, soon enough.
+"""Which rows of a partition match the pattern: a fall, no peak before a rise, and another fall, soon enough.
 
 Source: docs/design/0069-patterns.md.
 """
@@ -7,21 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from holdfast.chaos.sim.jobs.oracle import Input
+from holdfast.chaos.sim.jobs.oracle import PARTITION_STRIDE, Input
 
-WITHIN_US = 6_000_000
-PEAK = 80
+WITHIN_US = 3_000_000
+"""So short that many partial matches end by time."""
+PEAK = 50
+"""Half of all rises."""
 Match = tuple[int, int, int]
 """The ids of its rows."""
 
 
 def matches(records: Iterable[Input]) -> set[Match]:
-    """Return the matches in the records of all places; of matches that overlap, the first to be complete."""
-    by_place: dict[int, list[Input]] = {}
+    """Return the matches in the records of all partitions; of matches that overlap, the first to be complete."""
+    by_partition: dict[int, list[Input]] = {}
     for record in sorted(records, key=lambda record: (record.at, record.id)):
-        by_place.setdefault(record.place, []).append(record)
+        by_partition.setdefault(record.id // PARTITION_STRIDE, []).append(record)
     found: set[Match] = set()
-    for rows in by_place.values():
+    for rows in by_partition.values():
         complete = sorted((last, first, middle) for first in range(len(rows)) for middle, last in _of(rows, first))
         through = -1
         for last, first, middle in complete:
