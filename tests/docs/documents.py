@@ -16,6 +16,8 @@ languages are only shown. An HTML comment above a block changes how it is treate
     <!-- not run: reason -->    is not run; its `holdfast` commands are still parsed
     <!-- new session -->        begins with an empty folder and an empty namespace
     <!-- continues page.md -->  the session begins with the files and the quick commands of another page
+    <!-- needs kafka, postgres -->  the session's commands find these servers; see servers.py
+    <!-- background -->         another terminal: the commands go on while later blocks run, and end by the page's end
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ ROOT = Path(__file__).resolve().parents[2]
 RUN = ("python", "sh")
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^`]*)$")
 _TITLE = re.compile(r'title="([^"]+)"')
-_MARK = re.compile(r"^<!-- (e2e|output|new session|exits \d+|continues \S+|not run: .+?) -->$")
+_MARK = re.compile(
+    r"^<!-- (e2e|output|background|new session|exits \d+|continues \S+|needs \w+(?:, \w+)*|not run: .+?) -->$"
+)
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,17 @@ class Block:
     def exits(self) -> int:
         """The exit status that its commands end with."""
         return next((int(mark.split()[1]) for mark in self.marks if mark.startswith("exits ")), 0)
+
+    @property
+    def background(self) -> bool:
+        """Whether its commands go on while later blocks run."""
+        return "background" in self.marks
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The servers that its commands find."""
+        named = [mark.removeprefix("needs ") for mark in self.marks if mark.startswith("needs ")]
+        return frozenset(name for each in named for name in each.split(", "))
 
     @property
     def continues(self) -> Path | None:

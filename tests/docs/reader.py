@@ -14,10 +14,11 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import pyspark
 import pytest
@@ -38,12 +39,13 @@ FIRST_READ = (
     "README",
     "docs/quickstart",
     "docs/first-job",
+    "docs/kafka-to-postgres",
     "docs/deploy/spark",
     "docs/guide/spark",
     "docs/operate/index",
     "docs/operate/rewind",
 )
-"""Pages whose examples `make test` runs on Spark, half a minute each; those of all others are run by `make soak`."""
+"""Pages whose examples `make test` runs on Spark, up to a minute each; those of all others are run by `make soak`."""
 
 
 def named(level: Level) -> list[Any]:
@@ -60,9 +62,18 @@ def named(level: Level) -> list[Any]:
                 and "e2e" in kinds
                 or (level == "commands" and "sh" in kinds and "e2e" not in kinds)
             ):
-                later = level == "e2e" and str(page.relative_to(ROOT).with_suffix("")) not in FIRST_READ
-                found.append(pytest.param(session, id=name, marks=[pytest.mark.slow] if later else []))
+                marks = []
+                if level == "e2e":
+                    first = str(page.relative_to(ROOT).with_suffix("")) in FIRST_READ
+                    marks = [pytest.mark.kafka] if "kafka" in needs(session) else []
+                    marks += [] if first else [pytest.mark.slow]
+                found.append(pytest.param(session, id=name, marks=marks))
     return found
+
+
+def needs(session: Session) -> frozenset[str]:
+    """Return the servers that the commands of a session find."""
+    return frozenset().union(*(block.needs for block in session))
 
 
 @contextlib.contextmanager
@@ -88,7 +99,7 @@ def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     monkeypatch.delenv("HOLDFAST_ROOT", raising=False)
     before = set(sys.modules)
-    yield Reader(folder)
+    yield Reader(folder, programs)
     end_jvm()
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
@@ -96,12 +107,18 @@ def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]
 
 
 class Reader:
-    """Runs the examples of a page in order."""
+    """Runs the examples of a page in order.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    Args:
+        folder: Where it works.
+        programs: A folder on its PATH.
+    """
+
+    def __init__(self, folder: Path, programs: Path) -> None:
+        self.folder, self.programs = folder, programs
         self.module = types.ModuleType("page")
         self.printed: str | None = None
+        self._terminals: list[Shell] = []
 
     def follows(self, session: Session, level: Level) -> None:
         """Run the blocks of a page that belong to a level."""
@@ -110,12 +127,14 @@ class Reader:
             stack.callback(sys.modules.pop, "page", None)
             cloudpickle.register_pickle_by_value(self.module)  # type: ignore[no-untyped-call]  # like a notebook's cells
             stack.callback(cloudpickle.unregister_pickle_by_value, self.module)
+            stack.callback(self._closes_terminals)
             for block in session:
                 for before in blocks(block.continues) if block.continues else ():
                     if not before.e2e and not (before.title or "").startswith("test_") and "pytest" not in before.text:
                         self._does(before)
                 if level == "e2e" or not block.e2e and (level == "commands" or block.language != "sh"):
                     self._does(block)
+            self._awaits_terminals()
         _plan(vars(self.module))
 
     def _does(self, block: Block) -> None:
@@ -147,24 +166,69 @@ class Reader:
                 vars(self.module)[name]()
 
     def _types(self, block: Block) -> None:
-        status, out, errors = _bash(block.text, self.folder)
-        assert status == block.exits, f"{block}: exit status {status}\n{out}{errors}"
-        self.printed = out
+        shell = Shell(block, self.folder)
+        if block.background:
+            self._terminals.append(shell)
+            return
+        with contextlib.closing(shell):
+            try:
+                shell.ends()
+            except (AssertionError, subprocess.TimeoutExpired) as error:
+                for other in self._terminals:
+                    error.add_note(f"the terminal of {other.block} shows:\n{other.shown()}")
+                raise
+            self.printed = shell.printed()
+
+    def _awaits_terminals(self) -> None:
+        for shell in self._terminals:
+            shell.ends()
+
+    def _closes_terminals(self) -> None:
+        for shell in self._terminals:
+            shell.close()
 
 
-def _bash(text: str, folder: Path) -> tuple[int, str, str]:
-    """Run commands; return exit status, stdout and stderr. Nothing that they started outlives them."""
-    command = ["bash", "-euo", "pipefail", "-c", text]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, cwd=folder, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, start_new_session=True
-    ) as shell:
-        try:
-            out, errors = shell.communicate(timeout=LIMIT_S)
-            return shell.returncode, out, errors
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(shell.pid, signal.SIGKILL)
+class Shell:
+    """A shell that runs the commands of a block. Nothing that they started outlives `close`."""
+
+    def __init__(self, block: Block, folder: Path) -> None:
+        self.block = block
+        self._out, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            ["bash", "-euo", "pipefail", "-c", block.text],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=self._out,
+            stderr=self._errors,
+            start_new_session=True,
+        )
+
+    def ends(self) -> None:
+        """Wait until the commands have ended, as the page says that they do."""
+        status = self._process.wait(LIMIT_S)
+        assert status == self.block.exits, f"{self.block}: exit status {status}\n{self.shown()}"
+
+    def close(self) -> None:
+        """End what is left."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(LIMIT_S)
+        self._out.close()
+        self._errors.close()
+
+    def printed(self) -> str:
+        """Return what was written to stdout."""
+        return _text(self._out)
+
+    def shown(self) -> str:
+        """Return what a terminal shows."""
+        return self.printed() + _text(self._errors)
+
+
+def _text(file: IO[bytes]) -> str:
+    """Return what was written so far; what writes to the file shares its position, which must not change."""
+    descriptor = file.fileno()
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode()
 
 
 def _plan(names: Mapping[str, Any]) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from documents import ROOT, blocks, pages, sessions
-from reader import Session, named, reading
+from reader import Session, named, needs, reading
+from servers import SERVERS
 
 import holdfast as hf
 
@@ -39,6 +40,14 @@ class TestMarks:
         shown = [block for page in pages() for session in sessions(page) for block in session]
         unmarked = [str(b) for b in shown if b.language == "sh" and b.runs and not b.e2e and starts.search(b.text)]
         assert not unmarked, "mark these blocks with <!-- e2e -->"
+
+    def test_each_server_that_a_page_needs_can_be_started(self) -> None:
+        wanted = {server for page in pages() for session in sessions(page) for server in needs(session)}
+        assert wanted and wanted <= SERVERS.keys()
+
+    def test_what_a_page_leaves_running_needs_spark_and_so_runs_only_with_the_whole_page(self) -> None:
+        left = [block for page in pages() for session in sessions(page) for block in session if block.background]
+        assert left and all(block.e2e and block.runs for block in left)
 
     def test_each_guide_page_has_an_example_that_is_run(self) -> None:
         guide = [page for page in pages() if page.parent.name == "guide" and not sessions(page)]
