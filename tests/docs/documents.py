@@ -11,6 +11,7 @@ namespace per page:
 languages are only shown. An HTML comment above a block changes how it is treated:
 
     <!-- e2e -->                starts Spark, or needs what Spark has left: runs with the end-to-end tests
+    <!-- postgres -->           needs a Postgres server, to which libpq's variables lead; only with e2e
     <!-- exits 3 -->            the exit status that the commands end with
     <!-- output -->             a `text` block: the stdout of the preceding block; `...` matches anything
     <!-- not run: reason -->    is not run; its `holdfast` commands are still parsed
@@ -29,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RUN = ("python", "sh")
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^`]*)$")
 _TITLE = re.compile(r'title="([^"]+)"')
-_MARK = re.compile(r"^<!-- (e2e|output|new session|exits \d+|continues \S+|not run: .+?) -->$")
+_MARK = re.compile(r"^<!-- (e2e|postgres|output|new session|exits \d+|continues \S+|not run: .+?) -->$")
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ class Block:
     def e2e(self) -> bool:
         """Whether it needs Spark."""
         return "e2e" in self.marks
+
+    @property
+    def postgres(self) -> bool:
+        """Whether it needs a Postgres server."""
+        return "postgres" in self.marks
 
     @property
     def not_run(self) -> str | None:
