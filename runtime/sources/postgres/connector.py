@@ -65,7 +65,8 @@ class PostgresChanges(RowsOf[Any]):
         tables: The table, as "customers" or "sales.customers"; it needs a primary key. One log has the changes of one
             table, so several tables are several sources.
         into: The log, such as `hf.Log("data/customers")`. `capture` creates it if it is missing, as a changelog with
-            the table's primary key.
+            the table's primary key. Give it `partitions=1` where a target has to show whole transactions: a job reads
+            several partitions side by side.
         password: Where `capture` reads the password: hf.secret("env:PG_PASSWORD"); see `hf.Postgres`.
         publication: The publication to use; an administrator has created it for the table. None: `capture` creates
             one, for which its user has to own the table.

@@ -9,8 +9,10 @@ from holdfast.errors import ConfigError, Damaged, Unavailable
 from holdfast.model import Epoch, Tag, Timeline
 from holdfast.ports import ObjectStore
 from holdfast.runtime.capture.postgres.target import Overtaken, Target
+from holdfast.runtime.sources.log import OpenLog
 from holdfast.runtime.sources.postgres.columns import PgColumn
 from holdfast.runtime.sources.postgres.table import SourceTable
+from holdfast.runtime.worker.subtask import READ_BYTES_MAX
 from holdfast.storage.log.log import SENDS_MAX, LogReader, LogWriter, create_log
 from holdfast.storage.log.table import read_table
 from holdfast.storage.objects import MemoryObjects
@@ -159,3 +161,16 @@ class TestLogs:
         LogWriter(store).seal()
         with pytest.raises(ConfigError, match="is sealed"):
             opened(store)
+
+
+class TestReading:
+    def test_a_job_reads_a_commit_in_one_piece_if_it_is_as_large_as_the_guide_says(self) -> None:
+        store, most = MemoryObjects(), 65_536
+        target = Target(store, "data/log", TABLE, 1, pause=lambda _: None)
+        target.claim()
+        target.append(target.stage(puts(-1)), 100)
+        target.append(target.stage(puts(*range(most))), 200)
+        target.append(target.stage(puts(-2)), 300)
+        batch, following = OpenLog(LogReader(store)).read(0, 1, READ_BYTES_MAX)
+        assert batch is not None and batch.nbytes > 1 << 20
+        assert (batch.num_rows, following) == (most, 1 + most)
