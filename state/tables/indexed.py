@@ -53,6 +53,8 @@ PART_ROWS_MIN = 16
 _FIRST_BITS = 9
 _FIRST_SLOTS = BLOCK_ROWS
 _FIRST_ARENA = 1 << 12
+_FREED_AT_ONCE = 1 << 14
+"""Slots whose tags are computed and then deleted, while both are in the cache."""
 _SHRUNK_FROM = 1 << 14
 """Slots of the smallest table that gives room back."""
 _LINE_WORDS = 8
@@ -92,9 +94,12 @@ class IndexedRecords:
         self._defaults = self._values.defaults()
         self._defaults_at = self._defaults.ctypes.data
         self._scratch = np.empty((BLOCK_ROWS + SCRATCH_GAP) * (self._key + 5), np.int64)
+        self.drops = 0
+        """Grows whenever a slot may get another key."""
         self._clear()
 
     def _clear(self) -> None:
+        self.drops += 1
         control = np.zeros(Control.FIELDS, np.int64)
         control[Control.BITS], control[Control.MOVED] = _FIRST_BITS, -1
         control[Control.SEED], control[Control.MASK] = seed.of_process(), _TAG_MASK
@@ -178,6 +183,10 @@ class IndexedRecords:
     def keys_at(self, slots: Rows) -> Keys:
         """Return the keys of slots."""
         return self._keys_of(self._gather(slots, 0, self._key))
+
+    def leading_at(self, slots: Rows) -> Words:
+        """Return the first key column of slots, which must be an integer or a time that is never null."""
+        return self._gather(slots, 0, 1)[0] if self.spec.key.fixed else self.keys_at(slots).leading()
 
     def _keys_of(self, words: Words) -> Keys:
         """Return the keys that key words name."""
@@ -433,12 +442,16 @@ class IndexedRecords:
 
     def _free_slots(self, slots: Rows) -> None:
         """Drop keys; their slots are used again."""
+        self.drops += 1
         free, slots = int(self._control[Control.FREE]), listed(slots)
         self._free.hold(free + slots.size, free)
+        words = self._key if self.spec.key.fixed else 1
         if not self.limited:
-            self._rows.free_slots(self._places(), slots, _NO_ROWS, 1, 1)
+            for first in range(0, slots.size, _FREED_AT_ONCE):
+                some = slots[first : first + _FREED_AT_ONCE]
+                self._rows.free_slots(self._places(), some, self._tags_of(self._gather(some, 0, words)), 1, 1)
             return
-        tags = self._tags_of(self._gather(slots, 0, 1 if not self.spec.key.fixed else self._key))
+        tags = self._tags_of(self._gather(slots, 0, words))
         order = order_of(tags >> _TAG_PLACE_BITS)
         by_tag, tags = (slots, tags) if order is None else (slots[order], tags[order])
         for part in cut(self._memory, units_of(self._entries_of(tags))):

@@ -133,14 +133,17 @@ class Records(IndexedRecords):
         self.check_sizes(slots, columns)
         self._hold_bytes(_varying_bytes(columns))
         words = np.zeros((self._values.count, slots.size), np.int64)
-        bits = dict[int, int]()
+        bits, written = dict[int, int](), np.zeros(self._values.count + 2, np.int8)
         for name, values in columns.items():
             column, at = self.spec.column(name), self._values.at[name]
             self._values.pack_column(column, values, words, self._bytes)
-            self._scatter(slots, at, words[at : at + (2 if column.varying else 1)])
+            written[at + 1 : at + (3 if column.varying else 2)] = 1
             if column.nullable:
                 word, bit = self._values.null_bit[name]
                 bits[word] = bits.get(word, 0) | 1 << bit
+        edges = np.diff(written)
+        for first, end in zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1), strict=True):
+            self._scatter(slots, int(first), words[first:end])  # neighbours in one pass over the records
         for word, mask in bits.items():
             kept = self._gather(slots, self._key + 1 + word, 1) & ~np.int64(mask)
             self._scatter(slots, word, kept | words[word])

@@ -28,7 +28,9 @@ from holdfast.runtime.rows.join_bounds import Bound
 from holdfast.runtime.rows.kept_columns import kept_column, to_state
 from holdfast.runtime.rows.windows import TIME, WINDOW_END
 from holdfast.state.collections.rows import existing
+from holdfast.state.compiled.sources import Input, sources_of
 from holdfast.state.keys.batch import KeyType
+from holdfast.state.tables.kernels.layout import Do
 from holdfast.state.tables.placing import distinct
 from holdfast.state.tables.spec import Columns, ColumnSpec
 from holdfast.state.tables.table import Table
@@ -44,6 +46,8 @@ KEPT = "row."
 UNROUTED = 2
 Slots = NDArray[np.int64]
 _NO_SLOTS: Slots = np.empty(0, np.int64)
+_ROWS_ALONE = sources_of([Input(None)])
+"""What a program reads that only counts rows."""
 
 
 def draft(
@@ -125,6 +129,7 @@ class KeptRows:
         self.table, self.outer = table, outer
         self._bound, self._port, self._time = bound, port, KEPT + time
         self._columns = [column for column in table.spec.columns if column.name.startswith(KEPT)]
+        self._counting = table.program([(Do.COUNT, ROWS.name, 0)])
         self._due: Due | None = None
         self._over = Due()
         """Rows that were due and have not left the state, by the time at which their bucket does; if `outer`."""
@@ -149,7 +154,7 @@ class KeptRows:
             slots = heads.copy()
             slots[further] = self._slots(ends[further], numbers[further].astype(np.int32), _taken(keys, further))
         self.table.write(slots, {c.name: to_state(batch.column(c.name.removeprefix(KEPT)), c) for c in self._columns})
-        np.add.at(self.table.changing(heads)(ROWS.name), heads, 1)
+        self.table.fold_at(heads, self._counting, _ROWS_ALONE)
         self._expires_us = min(self._expires_us, int(ends.min()) + self._bound.after_us(self._port))
         if self._due is not None:
             self._due.add(over, slots)
@@ -176,7 +181,7 @@ class KeptRows:
 
     def over(self, slots: Slots) -> Times:
         """Return when rows are over."""
-        over: Times = self._bound.over(self._port, self.times(slots), self.table.keys_at(slots).leading())
+        over: Times = self._bound.over(self._port, self.times(slots), self.table.leading_at(slots))
         return over
 
     def read(self, names: Sequence[str], slots: Slots) -> Columns:
@@ -241,7 +246,7 @@ class KeptRows:
 
     def _leave_at(self, slots: Slots) -> Times:
         """Return when the buckets of rows leave the state."""
-        return self.table.keys_at(slots).leading() + self._bound.after_us(self._port)
+        return self.table.leading_at(slots) + self._bound.after_us(self._port)
 
     def _leaving(self, clock: EventClock) -> Slots:
         slots = self._over.take(int(clock.expired_through(0).max()))

@@ -18,8 +18,11 @@ from holdfast.state.tables.records import Records
 from holdfast.state.tables.spec import Columns, TableSpec
 from holdfast.state.tables.table import Table
 
+KEPT_MIN = 1 << 14
+"""So many keys without a row in a merge are kept for the next one; more if fewer than those with a row."""
 
-def merged(table: Table, folding: Folding, rows: Slots) -> Iterator[tuple[list[pa.Array], list[pa.Array]]]:
+
+def merged(folding: Folding, owners: Owners, rows: Slots) -> Iterator[tuple[list[pa.Array], list[pa.Array]]]:
     """Yield the key columns and the result columns, one row per user key, whatever times are in the keys of the rows.
 
     All keys come together, unless functions of the user are called: then as many as a turn should ask for.
@@ -27,7 +30,7 @@ def merged(table: Table, folding: Folding, rows: Slots) -> Iterator[tuple[list[p
     Raises:
         JobFailed: a merged sum does not fit, or a function of the user failed.
     """
-    groups, keys = grouped(table.keys_at(rows).routed())
+    groups, keys = owners.of(rows)
     if len(keys) <= folding.at_once(merged=True):
         yield keys.type.decode(keys), folding.results_of(folding.combined(rows, groups, len(keys)))
         return
@@ -57,6 +60,57 @@ class Grouped(NamedTuple):
 
     numbers: Slots
     keys: Keys
+
+
+class Owners:
+    """Numbers the user keys of rows of a table, and looks up the key of each row once.
+
+    Windows that follow each other have most rows in common, so the numbers of keys are kept, and for each slot the
+    number of its key, until slots of the table may get other keys. Nothing is kept while tables are larger than memory.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._table, self._drops = table, -1
+        self._spec = TableSpec(0, "keys of rows", table.spec.key.routed, ())
+        self._keys = Records(self._spec)
+        self._numbers = np.empty(0, np.int32)
+        """By slot, the number of the row's key; -1 if it is not known."""
+
+    def of(self, rows: Slots) -> Grouped:
+        """Number the distinct user keys of rows."""
+        table = self._table
+        if table.limited:
+            self._forget()
+            return grouped(table.keys_at(rows).routed())
+        if self._drops != table.drops:
+            self._forget()
+        more = int(rows.max(initial=-1)) + 1 - self._numbers.size
+        if more > 0:
+            unknown = np.full(max(more, self._numbers.size // 2), -1, np.int32)
+            self._numbers = np.concatenate([self._numbers, unknown])
+        numbers = self._numbers[rows].astype(np.int64)
+        new = np.flatnonzero(numbers < 0)
+        if new.size:
+            numbers[new] = self._keys.add(table.keys_at(rows[new]).routed())
+            self._numbers[rows[new]] = numbers[new]
+        return self._dense(numbers)
+
+    def _dense(self, numbers: Slots) -> Grouped:
+        """Return the numbers among the keys that occur; forget all keys if too many do not."""
+        known, found = len(self._keys), np.flatnonzero(np.bincount(numbers, minlength=len(self._keys)))
+        keys = self._keys.keys_at(found)
+        if found.size < known:
+            place = np.empty(known, np.int64)
+            place[found] = np.arange(found.size)
+            numbers = place[numbers]
+        if known - found.size > max(KEPT_MIN, found.size):
+            self._forget()
+        return Grouped(numbers, keys)
+
+    def _forget(self) -> None:
+        self._drops = self._table.drops
+        if len(self._keys):
+            self._keys, self._numbers = Records(self._spec), np.empty(0, np.int32)
 
 
 def grouped(keys: Keys) -> Grouped:

@@ -55,7 +55,7 @@ from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, Time
 from holdfast.runtime.operators.side import LATE
 from holdfast.runtime.operators.windows.early import TIMES_TABLE, EarlyResults
 from holdfast.runtime.operators.windows.marked import MARK
-from holdfast.runtime.operators.windows.merging import grouped, merged
+from holdfast.runtime.operators.windows.merging import Owners, grouped, merged
 from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation
 from holdfast.runtime.rows.aggregates.contract import Slots
 from holdfast.runtime.rows.windows import (
@@ -73,7 +73,7 @@ from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.sinks.contract import PUT
 from holdfast.state.collections.rows import existing
 from holdfast.state.keys.batch import Keys, KeyType
-from holdfast.state.tables.placing import distinct
+from holdfast.state.tables.placing import distinct, order_of
 
 Clock = Times | np.int64 | int
 """The clock of every row, or one for all."""
@@ -91,6 +91,17 @@ class Due(NamedTuple):
     after: Clock
     through: Clock
     """Between which ends windows are due."""
+
+
+class BySlice(NamedTuple):
+    """Rows of state, ordered by their slices."""
+
+    ends: Times
+    """The ends of the slices that have rows, in order."""
+    slots: Slots
+    """The rows, those of one slice after those of another; otherwise in the order that they had."""
+    bounds: Slots
+    """Where the rows of each slice begin; and, last, the number of rows."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +205,7 @@ class WindowOperator(Operator):
         self._taken = in_pieces(ctx, step.operator, step.aggregations, self._take)
         self._give = results_in_pieces(ctx, step.operator, step.aggregations)
         self._keys = KeyType.of(placed.schema.field(name) for name in step.keys)
+        self._owners = Owners(self._table)
         self.rows_in = self.rows_out = self.late = 0
         self._due = NEVER_US
         """Nothing is due before this time."""
@@ -281,6 +293,9 @@ class WindowOperator(Operator):
 
     def _close(self, old: Times | int) -> None:
         """Emit the windows that became due after the clock `old`, delete rows that are over, find the next due time."""
+        if isinstance(old, int) and self._step.window.overlap > 1:
+            self._close_slices(old)
+            return
         due, over, self._due = list[Due](), list[Slots](), LAST_US
         for slots in self._table.present_parts():
             ends = self._table.values(WINDOW_END, slots)
@@ -294,13 +309,36 @@ class WindowOperator(Operator):
             due.append(Due(slots[is_due], ends[is_due], at(after, is_due), at(through, is_due)))
             over.append(slots[is_over])
         if sum(slots.size for slots in over):
-            self._give(self._closed(due, np.concatenate(over)))
+            self._give(self._closed(self._results_due(due), np.concatenate(over)))
         else:
             self._give(self._results_due(due))
 
-    def _closed(self, due: list[Due], over: Slots) -> Iterator[pa.RecordBatch]:
+    def _close_slices(self, old: int) -> None:
+        """Close windows as `_close` does, where all keys have one clock: then all rows of a slice are due, or none."""
+        window, now = self._step.window, int(self._clock.of(self._keys.empty))
+        after, through = self._became_due(old, now)
+        held, over, self._due = dict[int, list[Slots]](), list[Slots](), LAST_US
+        for slots in self._table.present_parts():
+            ends, rows, bounds = by_slice(slots, self._table.values(WINDOW_END, slots), window.every_us)
+            count = int(np.searchsorted(ends + self._reach_us, now, "right"))
+            over.append(rows[: bounds[count]])
+            self._due = min(self._due, self._first_due(ends[count:], now))
+            for number in np.flatnonzero((ends + self._spread_us > after) & (ends <= through)).tolist():
+                held.setdefault(int(ends[number]), []).append(rows[bounds[number] : bounds[number + 1]])
+        results = self._of_slices(held, after, through)
+        self._give(self._closed(results, np.concatenate(over)) if any(rows.size for rows in over) else results)
+
+    def _of_slices(self, held: Mapping[int, list[Slots]], after: Clock, through: Clock) -> Iterator[pa.RecordBatch]:
+        """Yield the windows of slices that end after the first time, and by the second, in the order of their ends."""
+        window = self._step.window
+        _, windows = windows_between(np.array(sorted(held), np.int64), after, through, window)
+        for end in np.unique(windows).tolist():
+            slices = range(end - window.size_us + window.every_us, end + 1, window.every_us)
+            yield from self._window(end, np.concatenate([rows for each in slices for rows in held.get(each, ())]))
+
+    def _closed(self, results: Iterator[pa.RecordBatch], over: Slots) -> Iterator[pa.RecordBatch]:
         """Yield the windows that are due; delete the rows that are over behind the last one."""
-        yield from self._results_due(due)
+        yield from results
         self._table.expire(over, self._clock.expired_through(self._reach_us))
 
     def _became_due(self, before: Clock, now: Clock) -> tuple[Clock, Clock]:
@@ -414,7 +452,7 @@ class WindowOperator(Operator):
     def _window(self, end: int, members: Slots) -> Iterator[pa.RecordBatch]:
         """Yield a window that consists of several slices."""
         if members.size:
-            for keys, results in merged(self._table, self._folding, members):
+            for keys, results in merged(self._folding, self._owners, members):
                 yield self._made(np.full(len(keys[0]), end), keys, results)
 
     def _results(self, slots: Slots) -> Iterator[pa.RecordBatch]:
@@ -441,6 +479,24 @@ def in_order(ends: Times, every_us: int) -> Times:
     number = (ends - ends.min()) // every_us
     order: Times = np.argsort(number.astype(np.uint16) if number.max() < 1 << 16 else ends, kind="stable")
     return order
+
+
+def by_slice(slots: Slots, ends: Times, every_us: int) -> BySlice:
+    """Order rows of state by their slices; there is at least one.
+
+    Args:
+        ends: Of the slice of each row.
+    """
+    first = int(ends.min())
+    numbers = (ends - first) // every_us
+    if int(numbers.max()) < ends.size:
+        sizes = np.bincount(numbers)
+        order, known = order_of(numbers), np.flatnonzero(sizes)
+        distinct_ends, sizes = first + known * every_us, sizes[known]
+    else:  # times are far apart
+        order = np.argsort(ends, kind="stable")
+        distinct_ends, sizes = np.unique(ends, return_counts=True)
+    return BySlice(distinct_ends, slots if order is None else slots[order], np.append(0, np.cumsum(sizes)))
 
 
 def spread(begins: Slots, sizes: Slots) -> tuple[Slots, Slots]:

@@ -56,7 +56,6 @@ from holdfast.state.tables.kernels.probing import (
     prefetch_entries,
     prefetch_records,
     slot_of,
-    tag_of,
     write_likely,
     write_tags,
 )
@@ -372,20 +371,19 @@ def free_slots(table_: Any, slots_: Any, tags_: Any, removes: int, frees: int) -
     """Delete the keys of these slots from the index, and put the slots into the free list: both, or one first.
 
     Args:
-        tags_: Of the keys, if they are not to be read from the records.
+        tags_: Of the keys, if they are deleted.
     """
-    table, free = address_of(table_), get(address_of(table_), _FREE_AT)
+    table, free, tags = address_of(table_), get(address_of(table_), _FREE_AT), address_of(tags_)
     records, control = get(table, _RECORDS), get(table, _CONTROL)
     width, state_at, text = get(control, _WORDS), get(control, _KEY), get(control, _TEXT)
-    words = 1 if text != 0 else state_at
     for i in range(slots_.size):
         slot = get(address_of(slots_), i)
         record = records + slot * width * 8
         if removes != 0:
-            if tags_.size > 0:
-                tag = get(address_of(tags_), i)
-            else:
-                tag = tag_of(record, words, get(control, _SEED), get(control, _MASK))
+            if i % BLOCK_ROWS == 0:  # the entries of a block are on their way together
+                size = min(BLOCK_ROWS, slots_.size - i)
+                prefetch_entries(get(table, _ENTRIES), get(table, _OLD), control, tags + i * 8, size)
+            tag = get(tags, i)
             in_old = get(control, _MOVED) >= 0 and is_old(control, tag)
             index = get(table, _OLD) if in_old else get(table, _ENTRIES)
             remove(index, get(control, _OLD_BITS) if in_old else get(control, _BITS), tag, slot)

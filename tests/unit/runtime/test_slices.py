@@ -4,23 +4,32 @@ from __future__ import annotations
 
 from collections import defaultdict
 from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hopping_jobs import SCHEMA, START, STEPS, Oracle, app_of, at, given_rows, play, row
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
+from holdfast.model import Epoch
+from holdfast.runtime.operators.windows.merging import Grouped, Owners
+from holdfast.runtime.operators.windows.window import by_slice
 from holdfast.runtime.plan.identity import check_against, describe_operators
 from holdfast.runtime.rows.calendar import Calendar
 from holdfast.runtime.rows.windows import Hopping, Session
 from holdfast.sinks.memory import MemorySink
+from holdfast.state.keys.batch import KeyType
+from holdfast.state.tables.table import Table, TableSpec
 from holdfast.testing import TestDriver
 
 IN_BOTH_MODES = True
+SLICE = KeyType(("end", "k"), (pa.int64(), pa.int64()), unrouted=1)
+ROWS_OF_SLICES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), min_size=1, max_size=8)
 
 
 class TestHopping:
@@ -139,6 +148,58 @@ class TestHopping:
         assert end % every == 0 and end - every <= time < end
         last = end + (overlap - 1) * every
         assert window.starts(np.array([last]))[0] <= time
+
+
+class TestSlicesOfRows:
+    @pytest.mark.continuous("it runs no job")
+    @given(st.lists(st.integers(-3, 20) | st.sampled_from([10**9, -(10**9)]), min_size=1), st.integers(1, 10))
+    def test_rows_are_ordered_by_slice_and_keep_their_order_otherwise(self, numbers: list[int], every: int) -> None:
+        ends = np.array(numbers) * every
+        found = by_slice(np.arange(ends.size), ends, every)
+        assert found.ends.tolist() == sorted(set(ends.tolist()))
+        assert [found.slots[first:end].tolist() for first, end in pairwise(found.bounds)] == [
+            np.flatnonzero(ends == end).tolist() for end in found.ends
+        ]
+
+
+class TestOwners:
+    @pytest.mark.continuous("it runs no job")
+    @given(st.lists(st.tuples(st.booleans(), ROWS_OF_SLICES), min_size=1, max_size=6))
+    def test_rows_have_the_numbers_of_their_keys_whatever_rows_were_there_before(self, steps: list[Any]) -> None:
+        table = Table(TableSpec(1, "slices", SLICE, ()), 8)
+        owners = Owners(table)
+        for number, (drops, rows) in enumerate(steps):
+            if drops:
+                empty(table, Epoch(number + 1))
+            table.touch(table.slots(SLICE.encode([pa.array(column) for column in zip(*rows, strict=True)])))
+            for slots in (table.present(), table.present()[::2]):
+                assert keys_of(owners.of(slots)) == table.key_columns(slots)[1].to_pylist()
+
+    @pytest.mark.continuous("it runs no job")
+    def test_a_slot_that_gets_another_key_gets_its_number(self) -> None:
+        table = Table(TableSpec(1, "slices", SLICE, ()), 8)
+        owners, found = Owners(table), list[tuple[list[int], list[int]]]()
+        for number, users in enumerate([[5, 6], [7, 5]]):
+            table.touch(table.slots(SLICE.encode([pa.array([number, number]), pa.array(users)])))
+            slots = table.present()
+            found.append((sorted(slots.tolist()), sorted(keys_of(owners.of(slots)))))
+            empty(table, Epoch(number + 1))
+        assert found == [([0, 1], [5, 6]), ([0, 1], [5, 7])]
+
+
+def empty(table: Table, epoch: Epoch) -> None:
+    """Delete all rows of a table, and drop their slots."""
+    table.delete(table.present())
+    table.freeze(epoch, table.committed_through)
+    table.commit(epoch)
+    table.drop_vacant()
+
+
+def keys_of(found: Grouped) -> list[int]:
+    """Return the key of every row; each key has one number."""
+    (keys,) = (column.to_pylist() for column in found.keys.type.decode(found.keys))
+    assert len(set(keys)) == len(keys)
+    return [keys[number] for number in found.numbers]
 
 
 ZONES = [
