@@ -1,7 +1,7 @@
 """Holdfast beside Flink SQL, Spark, Bytewax and Quix: the same records from the same topics, with two workers each.
 
-At smoke size Holdfast alone, with the broker of the tests: one query on Spark, all of them in memory. At full size all
-queries on Spark. With PEERS_HOME, which holds the scripts and environments of the peers, one run measures them too,
+At smoke size Holdfast alone, with the broker of the tests: one query on Spark, which takes minutes and so is left to
+`make soak`, and all of them in memory. At full size all queries on Spark. With PEERS_HOME, which holds the scripts and environments of the peers, one run measures them too,
 with the broker at 127.0.0.1:19092 and the topics that their load.py writes:
 
     PEERS_HOME=... $PEERS_HOME/kafka_start.sh
@@ -39,6 +39,7 @@ PASSED = {"auction": pl.Int64, "bidder": pl.Int64, "dateTime": pl.Int64, "price"
 
 @pytest.mark.e2e
 @pytest.mark.kafka
+@pytest.mark.slow
 def bench_peers(bench: Bench, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Budget: keyed count with at most a fifth of Flink SQL's processor time per record, windows and join a tenth."""
     home = Path(os.environ["PEERS_HOME"]) if bench.full and "PEERS_HOME" in os.environ else None
