@@ -186,7 +186,7 @@ class Stream:
             except OSError as error:
                 raise StreamClosed(str(error)) from error
             if count == 0:
-                raise StreamClosed("the peer closed the stream")
+                raise StreamClosed("its process ended, or the network cut the connection")
             view = view[count:]
         return data
 

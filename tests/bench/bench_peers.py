@@ -1,8 +1,9 @@
 """Holdfast beside Flink SQL, Spark, Bytewax and Quix: the same records from the same topics, with two workers each.
 
 At smoke size Holdfast alone, with the broker of the tests: one query on Spark, which takes minutes and so is left to
-`make soak`, and all of them in memory. At full size all queries on Spark. With PEERS_HOME, which holds the scripts and environments of the peers, one run measures them too,
-with the broker at 127.0.0.1:19092 and the topics that their load.py writes:
+`make soak`, and all of them in memory. At full size all queries on Spark. With PEERS_HOME, which holds the scripts and
+environments of the peers, one run measures them too, with the broker at 127.0.0.1:19092 and the topics that their
+load.py writes:
 
     PEERS_HOME=... $PEERS_HOME/kafka_start.sh
     (cd $PEERS_HOME && vmisc/bin/python load.py 4000000 && vmisc/bin/python load.py 200000 bids200k)

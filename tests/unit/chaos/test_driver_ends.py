@@ -16,7 +16,7 @@ from holdfast.runtime.spark.host import unexpected
 
 SURVIVED = (
     "started",
-    "worker 1734190e1be3 (pid 6869 on h1) closed its stream: the peer closed the stream",
+    "worker 1734190e1be3 (pid 6869 on h1) closed its stream: its process ended, or the network cut the connection",
     "a data channel broke between live workers",
     "worker 9 on h1 was silent for 5.0 s",
     "worker process on h1 ended (SparkException: Python worker exited unexpectedly (crashed):)",

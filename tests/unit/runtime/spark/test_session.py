@@ -127,9 +127,9 @@ class TestWorkerOfASilentDriver:
                 watched.wake(3 * HEARTBEAT_S)
 
     def test_exits_when_the_stream_ends(self, watched: Watched) -> None:
-        watched.session.closed("the peer closed the stream")
+        watched.session.closed("its process ended, or the network cut the connection")
         watched.mailbox.drain()
-        assert watched.loop.left == "the driver closed the stream: the peer closed the stream"
+        assert watched.loop.left == "the driver closed the stream: its process ended, or the network cut the connection"
 
 
 class TestWorkerThatCouldNotRead:

@@ -78,7 +78,7 @@ class TestSilence:
     @pytest.mark.parametrize("number", [errno.ECONNRESET, errno.ECONNREFUSED, errno.EPIPE])
     def test_is_no_answer_of_the_peers_system(self, number: int) -> None:
         assert not wire.is_silence(OSError(number, "an answer"))
-        assert not wire.is_silence(StreamClosed("the peer closed the stream"))
+        assert not wire.is_silence(StreamClosed("its process ended, or the network cut the connection"))
 
 
 class TestAListener:
