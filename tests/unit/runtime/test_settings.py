@@ -312,6 +312,7 @@ class TestNames:
                 "standbys",
                 "audit",
                 "staged_bytes_max",
+                "loss_alarm",
             },
             Limits: {"max_records_per_second", "staged_bytes_max"},
             WorkerTask: {
