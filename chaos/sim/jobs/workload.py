@@ -332,8 +332,7 @@ def scenario(seed: int) -> Scenario:
     arrivals = tuple(tuple(sorted(rng.uniform(0.0, span) for _ in range(count))) for count in counts)
     armed = faults.draw(rng)
     heal_at = rng.uniform(1.5, 6.0)
-    keeping, timing = random.Random(seed ^ 0xBA5E), random.Random(seed ^ 0x71AE)
-    backwards = random.Random(seed ^ 0xBACC)
+    keeping, timing, backwards = (random.Random(seed ^ salt) for salt in (0xBA5E, 0x71AE, 0xBACC))
     windowing = _windowing(timing)
     if windowing is not None:
         records = tuple(_timed(timing, partition) for partition in records)
