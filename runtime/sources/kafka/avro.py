@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
-from holdfast.runtime.rows.avro_columns import check_columns
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
 from holdfast.runtime.rows.schema import schema_of
+from holdfast.runtime.sources.kafka.avro_columns import check_columns
 from holdfast.runtime.sources.kafka.schemas import AvroForm, plain
 from holdfast.runtime.sources.kafka.values import defaults_of
 from holdfast.secrets import Secret, secret_argument

@@ -22,8 +22,8 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.errors import ConfigError, Unavailable
-from holdfast.runtime.rows.avro_columns import AvroColumns, Misfit
 from holdfast.runtime.rows.dead_letters import Refused
+from holdfast.runtime.sources.kafka.avro_columns import AvroColumns, Misfit
 from holdfast.storage.kafka.avro import BadSchema, parsed
 from holdfast.storage.kafka.registry import UNKNOWN_NEXT, Registered, Registry, RegistryPlace, no_library
 

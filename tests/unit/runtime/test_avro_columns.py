@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.rows.avro_columns import AvroColumns, Misfit, check_columns
+from holdfast.runtime.sources.kafka.avro_columns import AvroColumns, Misfit, check_columns
 from holdfast.sinks.kafka.avro import AvroRows
 from holdfast.sinks.kafka.avro_schema import NoForm, derived
 from holdfast.storage.kafka.avro import parsed
