@@ -1,5 +1,7 @@
 """Decodes lines together, and finds those at fault by halving, so that a line is refused for itself alone.
 
+Refuses rows with a null where there may be none in the same way, whatever the lines are written in.
+
 Pure. Source: docs/design/0075-kafka-source.md.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import pyarrow as pa
 
 Together = Callable[[Sequence[bytes], Sequence[int], dict[int, str]], pa.RecordBatch]
@@ -37,3 +40,29 @@ def by_halves(
         half = len(lines) // 2
         yield from by_halves(lines[:half], places[:half], why, together)
         yield from by_halves(lines[half:], places[half:], why, together)
+
+
+def without_nulls(
+    columns: list[pa.Array],
+    schema: pa.Schema,
+    places: Sequence[int],
+    why: dict[int, str],
+    state: Callable[[int, str], str] = lambda _row, _name: "null",
+) -> pa.RecordBatch:
+    """Return the rows without those that have a null where the schema allows none; these are refused.
+
+    Args:
+        places: Of the rows, in `why`.
+        state: Says of a row and a column with a null what the value is.
+    """
+    nulls: dict[int, str] = {}
+    for field, column in zip(schema, columns, strict=True):
+        if not field.nullable and column.null_count:
+            rows = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist()
+            nulls = {**dict.fromkeys(rows, field.name), **nulls}
+    if not nulls:
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+    for row, name in nulls.items():
+        why[places[row]] = f"column {name!r} is {state(row, name)}, which the job's schema does not allow"
+    kept = pa.array([row for row in range(len(places)) if row not in nulls], pa.int64())
+    return pa.RecordBatch.from_arrays([column.take(kept) for column in columns], schema=schema)

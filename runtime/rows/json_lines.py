@@ -40,7 +40,7 @@ import pyarrow.json
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.dead_letters import Refused
-from holdfast.runtime.rows.halving import Unfit, by_halves
+from holdfast.runtime.rows.halving import Unfit, by_halves, without_nulls
 
 Times = Literal["rfc3339", "s", "ms", "us"]
 TIMES: tuple[Times, ...] = ("rfc3339", "s", "ms", "us")
@@ -100,7 +100,7 @@ class JsonLines:
         if table.num_rows != len(lines):
             raise Unfit("it is more than one JSON value")
         columns = [self._column(field, table.column(field.name), lines) for field in self._schema]
-        return self._without_nulls(columns, lines, places, why)
+        return without_nulls(columns, self._schema, places, why, lambda row, name: _state(lines[row], name))
 
     def _column(self, field: pa.Field, found: pa.ChunkedArray, lines: Sequence[bytes]) -> pa.Array:
         column = found.chunk(0) if found.num_chunks == 1 else pa.concat_arrays(found.chunks)
@@ -111,23 +111,6 @@ class JsonLines:
         if field.name in self._defaults and column.null_count:
             column = _with_default(column, field, self._defaults[field.name], lines)
         return column
-
-    def _without_nulls(
-        self, columns: list[pa.Array], lines: Sequence[bytes], places: Sequence[int], why: dict[int, str]
-    ) -> pa.RecordBatch:
-        """Refuse the rows that have a null where the schema allows none."""
-        nulls: dict[int, str] = {}
-        for field, column in zip(self._schema, columns, strict=True):
-            if not field.nullable and column.null_count:
-                rows = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist()
-                nulls = {**dict.fromkeys(rows, field.name), **nulls}
-        if not nulls:
-            return pa.RecordBatch.from_arrays(columns, schema=self._schema)
-        for row, name in nulls.items():
-            state = "null" if _has(lines[row], name) else "missing"
-            why[places[row]] = f"column {name!r} is {state}, which the job's schema does not allow"
-        kept = pa.array([row for row in range(len(lines)) if row not in nulls], pa.int64())
-        return pa.RecordBatch.from_arrays([column.take(kept) for column in columns], schema=self._schema)
 
 
 def _are_lines(values: Sequence[bytes | None]) -> bool:
@@ -165,6 +148,10 @@ def _with_default(column: pa.Array, field: pa.Field, default: Any, lines: Sequen
     missing[[row for row in nulls.tolist() if not _has(lines[row], field.name)]] = True
     values = pa.array([default] * int(missing.sum()), field.type)
     return pc.replace_with_mask(column, pa.array(missing), values)
+
+
+def _state(line: bytes, name: str) -> str:
+    return "null" if _has(line, name) else "missing"
 
 
 def _has(line: bytes, name: str) -> bool:

@@ -36,7 +36,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.rows.halving import Unfit, by_halves
+from holdfast.runtime.rows.halving import Unfit, by_halves, without_nulls
 from holdfast.storage.kafka.avro import WIDTHS, Type, codec_schema
 
 Values = list[Any]
@@ -95,7 +95,7 @@ class AvroColumns:
                 columns.append(build(found))
             except (pa.ArrowException, ValueError, OverflowError) as error:
                 raise Unfit(f"column {field.name!r}: {str(error).splitlines()[0]}") from None
-        return self._without_nulls(columns, kept, why)
+        return without_nulls(columns, self._schema, kept, why)
 
     def _read(self, lines: Sequence[bytes], places: Sequence[int], why: dict[int, str]) -> tuple[Values, list[int]]:
         """Return the records of values, and their places; refuse what does not follow the schema."""
@@ -121,20 +121,6 @@ class AvroColumns:
             rows.append(row)
             kept.append(place)
         return rows, kept
-
-    def _without_nulls(self, columns: list[pa.Array], places: list[int], why: dict[int, str]) -> pa.RecordBatch:
-        """Refuse the rows that have a null where the schema allows none."""
-        nulls: dict[int, str] = {}
-        for field, column in zip(self._schema, columns, strict=True):
-            if not field.nullable and column.null_count:
-                rows = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist()
-                nulls = {**dict.fromkeys(rows, field.name), **nulls}
-        if not nulls:
-            return pa.RecordBatch.from_arrays(columns, schema=self._schema)
-        for row, name in nulls.items():
-            why[places[row]] = f"column {name!r} is null, which the job's schema does not allow"
-        kept = pa.array([row for row in range(len(places)) if row not in nulls], pa.int64())
-        return pa.RecordBatch.from_arrays([column.take(kept) for column in columns], schema=self._schema)
 
 
 def check_columns(schema: pa.Schema) -> None:
