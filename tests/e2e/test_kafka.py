@@ -11,11 +11,10 @@ import os
 import random
 import signal
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import psutil
 import pytest
@@ -24,6 +23,7 @@ from kafka_numbers import Numbers, Seen
 from kafka_server import KafkaServer
 from proxied import Proxied
 from running import TIMEOUT_S, Run, lasts, pid_gone, running
+from striking import Striking
 
 from holdfast.chaos.live.faults.proxy import Toxiproxy
 from holdfast.chaos.live.faults.sockets import established
@@ -90,26 +90,16 @@ def topics(tmp_path: Path, kafka: KafkaServer) -> Iterator[Topics]:
         yield Topics(kafka, link, kafka.topic(PARTITIONS), kafka.topic(PARTITIONS))
 
 
-@dataclass
-class Chaos:
-    """Strikes one thing after the other."""
+@dataclass(kw_only=True)
+class Chaos(Striking):
+    """Strikes workers, connections and the broker."""
 
-    run: Run
     topics: Topics
     numbers: Numbers
     seen: Seen
-    chance: random.Random
-    fired: Counter[str] = field(default_factory=Counter)
-    """The faults that were seen to take effect."""
-    caught_up_s: dict[str, float] = field(default_factory=dict)
-    """The longest time from the end of a fault of a kind until every row that was given by then had arrived."""
 
     def strike(self, kind: str) -> None:
-        """Let a fault of this kind take effect, end it, and wait until the job has made up for it."""
-        FAULTS[kind](self)
-        self.fired[kind] += 1
-        took_s = self.catch_up()
-        self.caught_up_s[kind] = max(self.caught_up_s.get(kind, 0.0), took_s)
+        super().strike(kind)
         self.numbers.abort()
         lasts(self.chance.uniform(*PAUSE_S))
 
@@ -124,19 +114,19 @@ class Chaos:
     # Faults
 
     def kill_worker(self) -> None:
-        self._replaced(self._signal_worker(signal.SIGKILL))
+        self.replaced(self.signal_worker(signal.SIGKILL))
 
     def kill_worker_out_of_reach(self) -> None:
         """Kill a worker that cannot reach Kafka: its successor cannot either, at first."""
         with self._out_of_reach():
-            killed = self._signal_worker(signal.SIGKILL)
-        self._replaced(killed)
+            killed = self.signal_worker(signal.SIGKILL)
+        self.replaced(killed)
 
     def stop_worker(self) -> None:
         """Stop a worker until another one has its work; when it resumes, its deliveries must be fenced."""
-        generation, pid = self._signal_worker(signal.SIGSTOP)
+        generation, pid = self.signal_worker(signal.SIGSTOP)
         try:
-            self._next_generation(generation)
+            self.next_generation(generation)
             assert psutil.Process(pid).status() == psutil.STATUS_STOPPED
         finally:
             os.kill(pid, signal.SIGCONT)
@@ -177,21 +167,6 @@ class Chaos:
         lasts(self.chance.uniform(*LASTS_S))
         self.topics.link.reachable(True)
 
-    def _signal_worker(self, number: int) -> tuple[int, int]:
-        """Send a signal to a worker; return the generation and the worker's process id."""
-        now = self.run.wait_for(lambda p: p["state"] == "running" and len(_pids(p)) == 2, "two workers")
-        pid = self.chance.choice(_pids(now))
-        os.kill(pid, number)
-        return now["generation"], pid
-
-    def _replaced(self, killed: tuple[int, int]) -> None:
-        generation, pid = killed
-        after = self._next_generation(generation)
-        assert pid_gone(pid) and pid not in _pids(after)
-
-    def _next_generation(self, generation: int) -> dict[str, Any]:
-        return self.run.wait_for(lambda p: p["state"] == "running" and p["generation"] > generation, "a new generation")
-
     def _end_connections(self, toxic: str, **given: int) -> None:
         before = self.topics.connections()
         self.topics.link.toxic(toxic, "downstream", **given)
@@ -202,32 +177,16 @@ class Chaos:
     def _received_since(self, before: Mapping[bytes, int]) -> bool:
         return any(size > before.get(each, 0) for each, size in self.topics.answers().items())
 
-
-FAULTS: Mapping[str, Callable[[Chaos], None]] = {
-    "worker killed": Chaos.kill_worker,
-    "worker killed while Kafka is out of reach": Chaos.kill_worker_out_of_reach,
-    "worker stopped": Chaos.stop_worker,
-    "link cut": Chaos.cut_link,
-    "link ended in the middle of answers": Chaos.limit_link,
-    "link reset": Chaos.reset_link,
-    "link slow": Chaos.slow_link,
-    "broker killed": Chaos.kill_broker,
-}
-
-
-def _pids(progress: dict[str, Any]) -> list[int]:
-    """Return the process ids of the workers that have a part of the job."""
-    return [each["pid"] for each in progress["workers"] if each["subtasks"]]
-
-
-def strike_for(chaos: Chaos, seconds: float) -> None:
-    """Let faults of all kinds strike, in random order, for so long; at least one of each."""
-    until = time.monotonic() + seconds
-    while True:
-        for kind in chaos.chance.sample(sorted(FAULTS), len(FAULTS)):
-            if chaos.fired.keys() == FAULTS.keys() and time.monotonic() >= until:
-                return
-            chaos.strike(kind)
+    FAULTS: ClassVar = {
+        "worker killed": kill_worker,
+        "worker killed while Kafka is out of reach": kill_worker_out_of_reach,
+        "worker stopped": stop_worker,
+        "link cut": cut_link,
+        "link ended in the middle of answers": limit_link,
+        "link reset": reset_link,
+        "link slow": slow_link,
+        "broker killed": kill_broker,
+    }
 
 
 def read_more_in_microbatch_mode(topics: Topics, folder: Path, numbers: Numbers) -> None:
@@ -249,8 +208,8 @@ def test_a_reader_sees_each_row_once_and_in_order_whatever_fails_meanwhile(
         with numbers, running(tmp_path, *LOCAL, job=JOB, **topics.environment) as run:
             run.wait_until_running(1_000)
             assert topics.connections() and topics.past_proxy(run) == []
-            chaos = Chaos(run, topics, numbers, seen, random.Random(minutes))
-            strike_for(chaos, 60.0 * minutes)
+            chaos = Chaos(run=run, topics=topics, numbers=numbers, seen=seen, chance=random.Random(minutes))
+            chaos.strike_for(60.0 * minutes)
             numbers.stop()
             chaos.catch_up()
             run.process.send_signal(signal.SIGTERM)
@@ -263,7 +222,7 @@ def test_a_reader_sees_each_row_once_and_in_order_whatever_fails_meanwhile(
     voided = len(kafka.records(topics.counted, "read_uncommitted")) - seen.rows
     took = ", ".join(f"{kind} {count} ({chaos.caught_up_s[kind]:.1f} s)" for kind, count in sorted(chaos.fired.items()))
     print(f"{seen.rows:,} rows, {voided:,} more in aborted transactions, {len(restarts)} restarts; {took}")
-    assert chaos.fired.keys() == FAULTS.keys()
+    assert chaos.fired.keys() == Chaos.FAULTS.keys()
     assert seen.faults == []
     assert seen.newest == numbers.given
     assert len(kafka.records(topics.counted)) == seen.rows == numbers.rows

@@ -13,11 +13,10 @@ import os
 import random
 import signal
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from capture_process import CaptureProcess
@@ -27,7 +26,8 @@ from postgres_observed import Observed, Spread
 from postgres_server import GUARDED, LOGICAL, PASSWORD, PostgresPlace, PostgresServer
 from postgres_server import running as postgres_running
 from proxied import Proxied, free_address
-from running import TIMEOUT_S, Run, lasts, pid_gone, running
+from running import TIMEOUT_S, lasts, pid_gone, running
+from striking import Striking
 
 from holdfast.chaos.live.faults.proxy import Toxiproxy
 from holdfast.chaos.live.faults.sockets import established
@@ -127,26 +127,14 @@ class Capture:
         self.process.close()
 
 
-@dataclass
-class Chaos:
-    """Strikes one thing after the other."""
+@dataclass(kw_only=True)
+class Chaos(Striking):
+    """Strikes workers, the capture, connections and the server."""
 
     bank: Bank
-    run: Run
     capture: Capture
     writer: Writer
     observed: Observed
-    chance: random.Random
-    fired: Counter[str] = field(default_factory=Counter)
-    """The faults that were seen to take effect."""
-    caught_up_s: dict[str, float] = field(default_factory=dict)
-    """The longest time from the end of a fault of a kind until every transaction committed by then had arrived."""
-
-    def strike(self, kind: str) -> None:
-        """Let a fault of this kind take effect, end it, and wait until capture and job have made up for it."""
-        FAULTS[kind](self)
-        self.fired[kind] += 1
-        self.caught_up_s[kind] = max(self.caught_up_s.get(kind, 0.0), self.catch_up())
 
     def catch_up(self) -> float:
         """Wait until the transactions that were committed by now have arrived; return the seconds that it took."""
@@ -164,7 +152,7 @@ class Chaos:
     # Faults
 
     def kill_worker(self) -> None:
-        self._replaced(self._kill_worker())
+        self.replaced(self.signal_worker(signal.SIGKILL))
 
     def kill_capture(self) -> None:
         self.capture.replace(self.chance.uniform(*LASTS_S))
@@ -176,8 +164,8 @@ class Chaos:
     def kill_server_and_worker(self) -> None:
         """Kill a worker whose successor cannot deliver at first."""
         with self._server_killed():
-            killed = self._kill_worker()
-        self._replaced(killed)
+            killed = self.signal_worker(signal.SIGKILL)
+        self.replaced(killed)
 
     def cut_capture(self) -> None:
         self._cut(self.bank.capture)
@@ -217,56 +205,25 @@ class Chaos:
         lasts(self.chance.uniform(*LASTS_S))
         link.untoxic("limit_data")
 
-    def _kill_worker(self) -> tuple[int, int]:
-        """Kill a worker; return the generation and its process id."""
-        workers = self.bank.spread.workers
-        now = self.run.wait_for(lambda p: p["state"] == "running" and len(_pids(p)) == workers, "all workers")
-        pid = self.chance.choice(_pids(now))
-        os.kill(pid, signal.SIGKILL)
-        return now["generation"], pid
-
-    def _replaced(self, killed: tuple[int, int]) -> None:
-        generation, pid = killed
-        after = self.run.wait_for(
-            lambda p: p["state"] == "running" and p["generation"] > generation, "a new generation"
-        )
-        assert pid_gone(pid) and pid not in _pids(after)
-
     def _is_over(self) -> bool:
         return self.run.process.poll() is not None or self.capture.is_over() or self.observed.faults != []
 
-
-FAULTS: Mapping[str, Callable[[Chaos], None]] = {
-    "worker killed": Chaos.kill_worker,
-    "capture killed": Chaos.kill_capture,
-    "server killed": Chaos.kill_server,
-    "server and worker killed": Chaos.kill_server_and_worker,
-    "link of the capture cut": Chaos.cut_capture,
-    "link of the job cut": Chaos.cut_copy,
-    "link of the capture ended in the middle of answers": Chaos.limit_capture,
-    "link of the job ended in the middle of answers": Chaos.limit_copy,
-}
+    FAULTS: ClassVar = {
+        "worker killed": kill_worker,
+        "capture killed": kill_capture,
+        "server killed": kill_server,
+        "server and worker killed": kill_server_and_worker,
+        "link of the capture cut": cut_capture,
+        "link of the job cut": cut_copy,
+        "link of the capture ended in the middle of answers": limit_capture,
+        "link of the job ended in the middle of answers": limit_copy,
+    }
 
 
 def _connections(link: Proxied) -> set[bytes]:
     """Return the clients' connections to a proxy."""
     port = int(link.address.rpartition(":")[2])
     return {each.cookie for each in established() if each.local == port}
-
-
-def _pids(progress: dict[str, Any]) -> list[int]:
-    """Return the process ids of the workers that have a part of the job."""
-    return [each["pid"] for each in progress["workers"] if each["subtasks"]]
-
-
-def strike_for(chaos: Chaos, seconds: float) -> None:
-    """Let faults of all kinds strike, in random order, for so long; at least one of each."""
-    until = time.monotonic() + seconds
-    while True:
-        for kind in chaos.chance.sample(sorted(FAULTS), len(FAULTS)):
-            if chaos.fired.keys() == FAULTS.keys() and time.monotonic() >= until:
-                return
-            chaos.strike(kind)
 
 
 def read_more_by_name(folder: Path, bank: Bank, writer: Writer) -> None:
@@ -301,9 +258,17 @@ def test_a_copy_shows_the_table_as_of_a_transaction_whatever_fails_meanwhile(
         with running(tmp_path, *bank.flags, job=JOB, **bank.environment) as run:
             run.wait_until_running(ACCOUNTS)
             with Observed(bank.place, writer.history, bank.spread) as observed:
-                chaos = Chaos(bank, run, capture, writer, observed, chance)
+                chaos = Chaos(
+                    run=run,
+                    workers=bank.spread.workers,
+                    chance=chance,
+                    bank=bank,
+                    capture=capture,
+                    writer=writer,
+                    observed=observed,
+                )
                 chaos.catch_up()
-                strike_for(chaos, 60.0 * minutes)
+                chaos.strike_for(60.0 * minutes)
                 writing.stop()
                 chaos.wait_for(lambda: observed.rows == writer.now, "the last rows")
             run.process.send_signal(signal.SIGTERM)
@@ -312,7 +277,7 @@ def test_a_copy_shows_the_table_as_of_a_transaction_whatever_fails_meanwhile(
     report(chaos)
     assert observed.faults == []
     assert bank.differences() == []
-    assert chaos.fired.keys() == FAULTS.keys()
+    assert chaos.fired.keys() == Chaos.FAULTS.keys()
     assert writing.lost == sum(count for kind, count in chaos.fired.items() if kind.startswith("server"))
     killed, restarts = chaos.fired["worker killed"] + chaos.fired["server and worker killed"], run.lines[-1]["restarts"]
     assert len(restarts) >= killed
