@@ -231,7 +231,7 @@ def read_more_by_name(folder: Path, bank: Bank, writer: Writer) -> None:
     with contextlib.closing(Capture(folder, bank)) as capture, contextlib.closing(writer):
         writer.connect()
         writer.write(50)
-        wait(lambda: number_in(LocalObjects(folder / "captured")) == writer.now[NUMBER], "the log", SEEN_WITHIN_S)
+        wait(lambda: number_in(LocalObjects(folder / "captured")) == writer.now[NUMBER], "the log", TIMEOUT_S)
         capture.process.stop()
     bank.capture.reachable(False)
     flags = (*bank.flags, "--mode", "microbatch", "--once")
