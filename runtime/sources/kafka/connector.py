@@ -9,7 +9,7 @@ Source: API.md (sources); docs/design/0075-kafka-source.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import pyarrow as pa
 
@@ -22,17 +22,22 @@ from holdfast.runtime.sources.kafka.reading import OnLost
 from holdfast.runtime.sources.kafka.source import KafkaSource
 from holdfast.runtime.sources.kafka.values import JSON, RAW, Raw
 from holdfast.sinks.kafka.encoding import JsonValues, RawValues
+from holdfast.sinks.kafka.repeating_sink import RepeatingKafka
 from holdfast.sinks.kafka.sink import KafkaSink
 from holdfast.storage.kafka.place import Option, place_of
 from holdfast.storage.log.changelog import DELETED
 from holdfast.traits import Library
+
+Delivery = Literal["transactional", "at-least-once"]
+"""How a sink writes."""
 
 
 class Kafka(RowsOf[T]):
     """A topic of Kafka: a source, read with offsets in the job's checkpoints, or a sink, written in transactions.
 
     As a sink it gives exactly-once delivery to readers with `isolation.level=read_committed`: the records of an epoch
-    and their tag, in the topic NAME-holdfast-progress, are one transaction. A stream that replaces rows needs `key`;
+    and their tag, in the topic NAME-holdfast-progress, are one transaction. With `delivery="at-least-once"` it writes
+    each row as it comes, and rows come again after a failure. A stream that replaces rows needs `key`;
     a row that it deletes becomes a tombstone.
 
     Args:
@@ -51,6 +56,8 @@ class Kafka(RowsOf[T]):
             the job's lag. The job itself never reads them. No consumer may be a member of the group.
         on_lost: What to do if retention removed records before they were read: "fail" ends the job, "earliest" counts
             them as lost, reports them, and continues with the first record that is left.
+        delivery: As a sink: "transactional" writes the rows of an epoch in a transaction, after its checkpoint, exactly
+            once. "at-least-once" writes each row as it comes, without a transaction; after a failure, rows come again.
 
     Raises:
         ConfigError: an argument cannot be used, or holds a secret.
@@ -69,12 +76,16 @@ class Kafka(RowsOf[T]):
         options: Mapping[str, Option] | None = None,
         group: str | None = None,
         on_lost: OnLost = "fail",
+        delivery: Delivery = "transactional",
     ) -> None:
         self.place = place_of(servers, topic, options)
         self.key = None if key is None else (key,) if isinstance(key, str) else tuple(key)
         self.value, self.meta, self.group, self.on_lost = value, meta, group, on_lost
         if on_lost not in get_args(OnLost):
             raise _refused(f"on_lost is {on_lost!r}", f"use one of {', '.join(get_args(OnLost))}")
+        if delivery not in get_args(Delivery):
+            raise _refused(f"delivery is {delivery!r}", f"use one of {', '.join(get_args(Delivery))}")
+        self.delivery = delivery
         if group is not None and not group.strip():
             raise _refused("group is empty", 'name a consumer group, such as "billing", or leave it out')
         given: Any = value
@@ -91,6 +102,8 @@ class Kafka(RowsOf[T]):
 
     def source(self) -> KafkaSource:
         """See Connector.source."""
+        if self.delivery != "transactional":
+            raise _refused(f"{self!r} is a source with delivery=, but a source delivers nothing", "leave delivery out")
         value = self.value
         if value is None or (isinstance(value, JSON | Avro) and value.schema is None):
             raise _refused(
@@ -124,8 +137,12 @@ class Kafka(RowsOf[T]):
             )
         return self.key
 
-    def sink(self) -> KafkaSink:
+    def sink(self) -> KafkaSink | RepeatingKafka:
         """See Connector.sink."""
+        topic = self._topic()
+        return topic if self.delivery == "transactional" else RepeatingKafka(topic)
+
+    def _topic(self) -> KafkaSink:
         if self.group is not None:
             raise _refused(f"{self!r} is a sink with group=, but a sink has no offsets to store", "leave group out")
         if self.on_lost != "fail":

@@ -21,6 +21,7 @@ from registry_server import LOGIN, RegistryServer
 import holdfast as hf
 from holdfast.errors import Unavailable
 from holdfast.runtime.sources.kafka import schemas
+from holdfast.sinks.kafka.sink import KafkaSink
 from holdfast.storage.kafka import registry
 from holdfast.testing import TestDriver
 
@@ -221,6 +222,7 @@ class TestPlan:
 
     def test_of_a_sink_has_the_schema_of_its_columns(self) -> None:
         found = hf.Kafka(HOST, "my.bids", hf.Avro(Bid, registry=REGISTRY)).sink()
+        assert isinstance(found, KafkaSink)
         assert found.enrolled is not None and found.enrolled.subject == "my.bids-value"
         assert json.loads(found.enrolled.avsc) == {
             "type": "record",
@@ -233,7 +235,9 @@ class TestPlan:
             ],
         }
         plain = hf.Avro(pa.schema([("x", pa.int32())]), registry=REGISTRY)
-        named = hf.Kafka(HOST, "1-my.bids", plain).sink().enrolled
+        other = hf.Kafka(HOST, "1-my.bids", plain).sink()
+        assert isinstance(other, KafkaSink)
+        named = other.enrolled
         assert named is not None and json.loads(named.avsc)["name"] == "_1_my_bids"
 
     @pytest.mark.parametrize(
