@@ -18,6 +18,7 @@ from holdfast.errors import ConfigError
 from holdfast.runtime.rows.row_types import RowsOf, T
 from holdfast.runtime.sources.kafka.avro import Avro
 from holdfast.runtime.sources.kafka.messages import META
+from holdfast.runtime.sources.kafka.protobuf import Protobuf
 from holdfast.runtime.sources.kafka.reading import OnLost
 from holdfast.runtime.sources.kafka.source import KafkaSource
 from holdfast.runtime.sources.kafka.values import JSON, RAW, Raw
@@ -43,8 +44,8 @@ class Kafka(RowsOf[T]):
     Args:
         servers: "host:port" of some brokers, with commas between them or as a list.
         topic: The topic. It must exist to be read; a sink creates a missing one.
-        value: How values are written: `hf.JSON(Bid)`, `hf.Avro(Bid, registry=...)`, or `hf.Raw()` for bytes. A sink
-            writes JSON if it is left out.
+        value: How values are written: `hf.JSON(Bid)`, `hf.Avro(Bid, registry=...)`, `hf.Protobuf(Bid)` for a source,
+            or `hf.Raw()` for bytes. A sink writes JSON if it is left out.
         key: Columns by which the producers choose the partition, as `partitioned_by` of `app.source`. If the rows have
             a bool column `holdfast_deleted`, they are also the columns of the records' key, and a record without a
             value is a row that deletes. As a sink: the columns of the records' key; for a stream that replaces rows,
@@ -70,7 +71,7 @@ class Kafka(RowsOf[T]):
         self,
         servers: str | Sequence[str],
         topic: str,
-        value: JSON[T] | Avro[T] | Raw | None = None,
+        value: JSON[T] | Avro[T] | Protobuf[T] | Raw | None = None,
         key: str | Sequence[str] | None = None,
         meta: bool = False,
         options: Mapping[str, Option] | None = None,
@@ -89,8 +90,9 @@ class Kafka(RowsOf[T]):
         if group is not None and not group.strip():
             raise _refused("group is empty", 'name a consumer group, such as "billing", or leave it out')
         given: Any = value
-        if given is not None and not isinstance(given, JSON | Avro | Raw):
-            raise _refused(f"value is {given!r}", "give hf.JSON(Bid), with your dataclass, hf.Avro(...) or hf.Raw()")
+        if given is not None and not isinstance(given, JSON | Avro | Protobuf | Raw):
+            forms = "hf.JSON(Bid), with your dataclass, hf.Avro(...), hf.Protobuf(...) or hf.Raw()"
+            raise _refused(f"value is {given!r}", f"give {forms}")
 
     @classmethod
     def example(cls) -> Kafka[Any]:
@@ -119,8 +121,8 @@ class Kafka(RowsOf[T]):
         unless = {DELETED.name: False} if deletes else {}
         lines = (value.time, {**unless, **value.defaults()}) if isinstance(value, JSON) else None
         given = self.place, schema, lines, self.meta, row_type, self.key or (), self.group
-        avro = value.form(self.place.topic) if isinstance(value, Avro) else None
-        return KafkaSource(*given, on_lost=self.on_lost, deletes=deletes, avro=avro)
+        coded = value.form(self.place.topic) if isinstance(value, Avro | Protobuf) else None
+        return KafkaSource(*given, on_lost=self.on_lost, deletes=deletes, coded=coded)
 
     def _deletes(self, value: object, schema: pa.Schema) -> tuple[str, ...]:
         """Return the key's columns, if records without a value are rows that delete. Raises ConfigError."""
@@ -150,6 +152,8 @@ class Kafka(RowsOf[T]):
         if self.meta:
             raise _refused(f"{self!r} is a sink with meta=True, but a sink reads no messages", "leave meta out")
         value = self.value
+        if isinstance(value, Protobuf):
+            raise _refused(f"{self!r} is a sink with hf.Protobuf, which is only read", "write hf.JSON or hf.Avro")
         if isinstance(value, Raw):
             return KafkaSink(self.place, RawValues(), self.key)
         if value is None:
