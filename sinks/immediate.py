@@ -6,6 +6,10 @@ timeline, offset). The offset is how far the partition had been read when the va
 with a higher offset is never the older one, however the rows were cut into batches, before a failure or after it. An
 index of the rows of one record is not needed: a write applies only the last row of each key.
 
+A sink with the trait `repeats` has no tags. It is written immediately from any place in the job, and gets rows a second
+time after a failure. All its rows have the origin ANYWHERE, and of the contract below it keeps: a write that returns
+has put every row, in order; a write that is repeated with the same rows loses none.
+
 After a crash the partition is read again from the checkpoint. Repeated writes meet their own tags: nothing is applied
 twice, and no older value replaces a newer one. The guarantee holds for deterministic code, and readers of the target
 see uncommitted values.
@@ -17,7 +21,7 @@ Invariants
     - A deleted key keeps its tag in a tombstone until the delete is committed and every older generation fenced.
 
 Pure: no clock, thread or I/O.
-Source: PROTOCOL P1, P22; docs/design/0012.
+Source: PROTOCOL P1, P22; docs/design/0012, 0093.
 """
 
 from __future__ import annotations
@@ -44,6 +48,10 @@ class Origin:
 
     source: str
     partition: int
+
+
+ANYWHERE = Origin("", 0)
+"""The origin of all rows of a sink that repeats."""
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,10 @@ from difflib import get_close_matches
 from holdfast.errors import ConfigError
 
 CAPTURE = "append its records to a log with `holdfast log append` or your own program, then read hf.Log"
-BYTES = "read the bytes with hf.Kafka(..., value=hf.Raw()), and decode them in .map_batches"
 WRITE = "write to hf.SQLite, hf.Postgres or hf.Log, and copy the rows from it"
 
 MODULE: Mapping[str, str] = {
     "SQLiteChanges": CAPTURE,
-    "Protobuf": BYTES,
     "Iceberg": WRITE,
     "Http": WRITE,
 }

@@ -13,7 +13,7 @@ from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConfigError, Unavailable, Where
 from holdfast.runtime.plan.compiler import Plan, SinkSpec
-from holdfast.runtime.plan.immediate import immediate_sink
+from holdfast.runtime.plan.immediate import immediate_sink, repeats
 from holdfast.sinks.immediate import Origin
 
 
@@ -26,6 +26,8 @@ def check_written_immediately(plan: Plan, before: Manifest) -> None:
     known = {*(item.writer.sink for item in before.pending), *(done.writer.sink for done in before.confirmed)}
     for spec in plan.sinks:
         if spec.path is not None and spec.name in known:
+            if repeats(spec):
+                raise _was_transactional(plan.app, spec)
             raise ConfigError(
                 f"sink {spec.name!r} was written at each commit until now, and would now be written immediately; tags "
                 "of the two modes cannot be compared",
@@ -34,6 +36,16 @@ def check_written_immediately(plan: Plan, before: Manifest) -> None:
                 "or give the sink another name and another table",
                 where=Where(job=plan.app),
             )
+
+
+def _was_transactional(job: str, spec: SinkSpec) -> ConfigError:
+    return ConfigError(
+        f"sink {spec.name!r} was written at each commit until now, and would now be written as rows come, at least "
+        "once; output of earlier epochs may still have to be delivered",
+        not_done="the job was not started; state and output are untouched",
+        next_step="give the sink another name; or leave delivery= as it was",
+        where=Where(job=job),
+    )
 
 
 def uncommitted_writes(plan: Plan, job: joblog.Job | None, before: Manifest | None) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ Source: docs/design/0047-microbatch.md.
 from __future__ import annotations
 
 from holdfast.errors import ConfigError, Where
-from holdfast.runtime.plan.immediate import is_immediate
+from holdfast.runtime.plan.immediate import is_immediate, repeats
 from holdfast.runtime.plan.model import Plan, is_boundless
 
 Layers = tuple[frozenset[int], ...]
@@ -59,6 +59,7 @@ def refuse_what_needs_workers(plan: Plan) -> None:
                 f"sink {spec.name!r} is written immediately, before its epoch commits, and in microbatch mode nothing "
                 "is written before the commit",
                 not_done="the job was not started; state and output are untouched",
-                next_step="run it with --mode continuous, or give the sink no key that partitions its source",
+                next_step="run it with --mode continuous, or "
+                + ("leave delivery= out" if repeats(spec) else "give the sink no key that partitions its source"),
                 where=Where(job=plan.app),
             )

@@ -4,13 +4,14 @@ A sink that keeps the tag of every row is written immediately if its rows come f
 every key of the target comes from one partition of that source: the sink's key must contain all columns that partition
 the source, as they were read. Such a column may be renamed on the way; a column that is computed, or that a Python
 function returns, is not known to be the source's. United streams have no order, so a tag cannot order them: they are
-written at the commit. So are all other sinks.
+written at the commit. So are all other sinks, except those that repeat: they keep no tags, so nothing has to order
+their rows, and they are always written immediately.
 
 By the identity of the path, a later run can see whether the code has changed. It covers the steps with their
 expressions and columns, and the compiled code of Python functions, but not what these functions call or read.
 
 Pure.
-Source: PROTOCOL P22; DESIGN section 13 (immediate idempotent mode); docs/design/0012.
+Source: PROTOCOL P22; DESIGN section 13 (immediate idempotent mode); docs/design/0012, 0093.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+from holdfast.errors import ConfigError, Where
 from holdfast.runtime.operators.contract import INPUT, Placed
-from holdfast.runtime.plan.model import Fragment, Plan, SinkSpec
+from holdfast.runtime.plan.model import ANY_FRAGMENT, Fragment, Plan, SinkSpec
 from holdfast.runtime.plan.report import describe
 from holdfast.runtime.rows.expressions import Column
 from holdfast.runtime.rows.forms import form_of
 from holdfast.sinks.immediate import ImmediateSink, idempotent
+
+ANY_PATH = "any"
+"""The identity of the path of a sink that repeats: no row of former code keeps those of newer code out."""
 
 
 def with_immediate_sinks(plan: Plan, partitioned_by: Mapping[str, tuple[str, ...]]) -> Plan:
@@ -63,9 +68,13 @@ def columns_as_read(fragment: Fragment, path: tuple[Placed, ...]) -> dict[str, s
 def _decided(
     plan: Plan, spec: SinkSpec, partitioned_by: Mapping[str, tuple[str, ...]], described: Mapping[str, Any]
 ) -> SinkSpec:
+    sink = idempotent(spec.sink)
+    if sink is not None and repeats(spec):
+        if spec.fragment == ANY_FRAGMENT:
+            raise _no_letters(plan.app, spec)
+        return replace(spec, sink=sink.immediate(), path=ANY_PATH)
     fragment = plan.fragments[spec.fragment]
     by = partitioned_by.get(fragment.source) if fragment.source is not None else None
-    sink = idempotent(spec.sink)
     if not by or sink is None or sink.key is None:
         return spec
     path = path_of(fragment, spec.name)
@@ -83,18 +92,34 @@ def is_immediate(spec: SinkSpec) -> bool:
     return spec.path is not None and spec.sink.traits.immediate
 
 
+def repeats(spec: SinkSpec) -> bool:
+    """Return whether the sink gets rows a second time after a failure."""
+    return spec.sink.traits.repeats
+
+
 def not_to_grow(plan: Plan) -> dict[str, str]:
     """Return the sources that must keep their partitions, each with a sink that is written immediately from it.
 
     Another number of partitions changes which partition a key is in, and every key of such a target has one (P22).
     """
     sources = {spec.name: plan.fragments[spec.fragment].source for spec in plan.sinks if is_immediate(spec)}
+    for spec in filter(repeats, plan.sinks):
+        sources.pop(spec.name, None)
     return {source: sink for sink, source in sources.items() if source is not None}
 
 
 def immediate_sink(spec: SinkSpec) -> ImmediateSink | None:
     """Return the sink if it is written immediately."""
     return cast(ImmediateSink, spec.sink) if is_immediate(spec) else None
+
+
+def _no_letters(job: str, spec: SinkSpec) -> ConfigError:
+    return ConfigError(
+        f"{spec.sink.where} is written as rows come, at least once, but dead letters are delivered at the commit",
+        not_done="the job was not planned",
+        next_step='leave delivery="at-least-once" out of the sink that dlq= names',
+        where=Where(job=job),
+    )
 
 
 def _identity(fragment: Mapping[str, Any], path: tuple[Placed, ...], computed: Column | None) -> str:

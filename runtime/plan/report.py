@@ -81,7 +81,7 @@ def render(plan: Plan) -> str:
         lines.extend(_below(fragment, INPUT, 1))
     dead = [sink for sink in plan.sinks if sink.fragment == ANY_FRAGMENT]
     lines += [f"\ndead letters of every fragment: sink {sink.name} ({schema_text(sink.schema)})" for sink in dead]
-    immediate = [sink.name for sink in plan.sinks if sink.path is not None]
+    immediate = [_immediate(sink) for sink in plan.sinks if sink.path is not None]
     lines += ["", f"written immediately: {', '.join(immediate)}; other sinks at the commit"] if immediate else []
     if (place := topic_place(plan)) is not None:
         lines += ["", f"changelog of all state: {' '.join(place.values())}"]
@@ -134,6 +134,10 @@ def _plural(number: int, noun: str) -> str:
 
 def _written(sink: SinkSpec) -> str:
     return "at commit" if sink.path is None else "at once"
+
+
+def _immediate(sink: SinkSpec) -> str:
+    return f"{sink.name} (at least once)" if sink.sink.traits.repeats else sink.name
 
 
 def _columns(schema: pa.Schema) -> list[dict[str, Any]]:

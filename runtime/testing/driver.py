@@ -40,6 +40,7 @@ from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks.changelogs import Changelog
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.memory_immediate import ImmediateTable
+from holdfast.sinks.memory_repeating import RepeatingTable
 from holdfast.storage.objects import MemoryObjects
 from holdfast.traits import SourceTraits
 
@@ -535,6 +536,8 @@ def _check_key(operator: OperatorSpec, parts: tuple[object, ...]) -> None:
 
 
 def _double(spec: SinkSpec) -> MemorySink:
+    if spec.sink.traits.repeats:
+        return RepeatingTable(key=spec.upsert_key)
     return MemorySink(key=spec.upsert_key) if spec.path is None else ImmediateTable(key=spec.sink.key or ())
 
 

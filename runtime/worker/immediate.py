@@ -2,7 +2,8 @@
 
 The operator thread collects the rows from one arrival of a source and queues them per sink and partition. A lane per
 sink first fences the partitions of the subtask, then writes: all rows queued for one partition go into one transaction,
-with the offset they reach. A write with an unknown outcome is retried later, unchanged.
+with the offset they reach. A write with an unknown outcome is retried later, unchanged. Rows of a sink that repeats are
+queued as they are emitted: they may come from anywhere in the subtask, also from results of a window or at a barrier.
 
 An epoch is acked only after all rows queued before it are written, so output of these sinks is never pending.
 
@@ -12,7 +13,7 @@ Invariants
     - A worker that was overtaken, or that cannot write, never reports an epoch as written.
     - Work that an older generation left in the queue or in a lane changes nothing here.
 
-Source: PROTOCOL P22; DESIGN section 4, step 4; docs/design/0012.
+Source: PROTOCOL P22; DESIGN section 4, step 4; docs/design/0012, 0093.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ import pyarrow as pa
 from holdfast.errors import Fenced, HoldfastError, Unavailable
 from holdfast.model import Epoch, SourcePosition
 from holdfast.runtime.plan.compiler import Plan, SinkSpec
-from holdfast.runtime.plan.immediate import immediate_sink, is_immediate
+from holdfast.runtime.plan.immediate import immediate_sink, is_immediate, repeats
 from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.worker.ports import Ports
-from holdfast.sinks.immediate import ImmediateTarget, Origin, Owner
+from holdfast.sinks.immediate import ANYWHERE, ImmediateTarget, Origin, Owner
 from holdfast.sinks.owners import NotOurs
 
 QUEUE_BYTES_MAX = 32 << 20
@@ -107,7 +108,7 @@ class ImmediateWrites:
             starts = {Origin(at.source, at.partition): max(0, at.offset) for at in mine}
             owner = Owner(deploy.job_uuid, spec.name, deploy.generation, deploy.timeline, spec.path, deploy.claim)
             self._writing[spec.name] = Writing(spec, owner, starts, sink.open_immediate(owner))
-            if starts:
+            if starts or repeats(spec):
                 self._go_on(self._writing[spec.name])
 
     def takes(self, sink: str) -> bool:
@@ -115,24 +116,23 @@ class ImmediateWrites:
         return sink in self._writing
 
     def collect(self, sink: str, batch: pa.RecordBatch) -> None:
-        """Take rows of the arrival that the fragment is processing.
+        """Take rows of the arrival that the fragment is processing; of a sink that repeats, any rows.
 
         Raises:
             ConfigError: the target can never accept one of them.
         """
         if batch.num_rows:
-            self._writing[sink].spec.sink.accept(batch)
-            self._writing[sink].collected.append(batch)
+            writing = self._writing[sink]
+            writing.spec.sink.accept(batch)
+            writing.collected.append(batch)
+            if repeats(writing.spec):
+                self._queue(writing, ANYWHERE, 0)
 
     def arrived(self, source: str, partition: int, offset: int) -> None:
         """Queue the collected rows: they come from records of the partition below this offset."""
         for writing in self._writing.values():
             if writing.collected:
-                batches, writing.collected = writing.collected, []
-                self._numbered += 1
-                size = sum(batch.nbytes for batch in batches)
-                writing.queue.append(Arrived(self._numbered, Origin(source, partition), offset, batches, size))
-                self._go_on(writing)
+                self._queue(writing, Origin(source, partition), offset)
 
     def full(self) -> bool:
         """Return whether sources must stop until more rows are written."""
@@ -167,6 +167,13 @@ class ImmediateWrites:
         """Close every target, after the current work of its lane."""
         for writing in self._writing.values():
             self._end(writing)
+
+    def _queue(self, writing: Writing, origin: Origin, offset: int) -> None:
+        batches, writing.collected = writing.collected, []
+        self._numbered += 1
+        size = sum(batch.nbytes for batch in batches)
+        writing.queue.append(Arrived(self._numbered, origin, offset, batches, size))
+        self._go_on(writing)
 
     def _end(self, writing: Writing) -> None:
         writing.over = True

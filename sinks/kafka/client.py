@@ -58,6 +58,25 @@ def raised_for(place: KafkaPlace, error: KafkaError) -> Exception:
     return ProducerFenced(error.str()) if is_fenced(error) else meaning_of(place, error)
 
 
+def find_topic(place: KafkaPlace, producer: Producer) -> None:
+    """Wait for a broker that knows the topic.
+
+    Raises:
+        ConfigError: the topic is missing.
+        KafkaException: no broker answers, or it refuses to.
+    """
+    until = time.monotonic() + MISSING_FOR_S
+    while True:
+        error = producer.list_topics(place.topic, timeout=WAIT_S).topics[place.topic].error
+        if error is None:
+            return
+        if error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise KafkaException(error)
+        if time.monotonic() >= until:
+            raise no_topic(place, "nothing was delivered")
+        producer.poll(READ_WAIT_S)
+
+
 class KafkaConnection:
     """See target.Connection.
 
@@ -113,7 +132,7 @@ class ConfluentProducer:
         producer = self._live()
         with self._raising():
             # Before a broker is connected, the library finds no coordinator, and waits half a second to ask again.
-            self._find_topic(producer)
+            find_topic(self._place, producer)
             producer.init_transactions(WAIT_S)
 
     def begin(self) -> None:
@@ -210,23 +229,6 @@ class ConfluentProducer:
                     fault: KafkaError = error.args[0]
                     return fault
         return None
-
-    def _find_topic(self, producer: Producer) -> None:
-        """Wait for a broker that knows the topic.
-
-        Raises:
-            ConfigError: the topic is missing.
-        """
-        until = time.monotonic() + MISSING_FOR_S
-        while True:
-            error = producer.list_topics(self._place.topic, timeout=WAIT_S).topics[self._place.topic].error
-            if error is None:
-                return
-            if error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise KafkaException(error)
-            if time.monotonic() >= until:
-                raise no_topic(self._place, "nothing was delivered")
-            producer.poll(READ_WAIT_S)
 
     def _wait_for_room(self, topic: str, value: bytes | None, key: bytes | None) -> None:
         """Put a record into the queue, once records in it have been sent."""

@@ -21,6 +21,7 @@ from holdfast.storage.kafka.place import KafkaPlace
 Meaning = Callable[[KafkaPlace, str], HoldfastError]
 """Makes the error from the topic's place and what the client said."""
 UNKNOWN = "it is not known whether this delivery is in"
+NOT_ALL = "the rows since the last write are not all in the topic; no checkpoint completes without them"
 _FENCED = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH})
 
 
@@ -40,6 +41,27 @@ def meaning_of(place: KafkaPlace, error: KafkaError) -> HoldfastError:
     else:
         found.not_done = "nothing was committed to the topic"
     return found
+
+
+def meaning_for_rows(place: KafkaPlace, error: KafkaError) -> HoldfastError:
+    """Return what the error means for rows that are written as they come."""
+    meaning = _FOR_ROWS.get(error.code(), _BY_CODE.get(error.code()))
+    if meaning is not None:
+        found = meaning(place, place.without_secrets(error.str()))
+    else:
+        found = translated(error, place, NOT_ALL)
+    found.not_done = NOT_ALL
+    return found
+
+
+def unconfirmed(place: KafkaPlace, within_s: float) -> Unavailable:
+    """Return the error for rows that the brokers do not confirm."""
+    return Unavailable(
+        f"{place.where}: no record was confirmed within {within_s:g} s",
+        not_done=NOT_ALL,
+        next_step="nothing: the records are kept and sent until the brokers confirm them; if it stays so, check the "
+        "brokers, and that enough replicas are in sync",
+    )
 
 
 def late(place: KafkaPlace, what: str, within_s: float) -> Unavailable:
@@ -103,3 +125,15 @@ _BY_CODE: Mapping[int, Meaning] = {
     KafkaError.INVALID_RECORD: _RECORD,
     KafkaError.INVALID_TRANSACTION_TIMEOUT: _TIMEOUT,
 }
+
+_FOR_ROWS: Mapping[int, Meaning] = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: _not_admitted(
+        "the server does not permit this",
+        "grant the job's user WRITE and DESCRIBE on the topic; CREATE too if it is missing",
+    ),
+    KafkaError.MSG_SIZE_TOO_LARGE: _configured(
+        "a record is too large",
+        "raise max.message.bytes of the topic and message.max.bytes in options=, or make the rows smaller",
+    ),
+}
+"""What differs for rows that are written without a transaction."""

@@ -68,6 +68,19 @@ def producer_settings(place: KafkaPlace, transactional_id: str) -> dict[str, Any
     }
 
 
+def repeating_settings(place: KafkaPlace) -> dict[str, Any]:
+    """Return the settings of a producer without transactions, with secrets.
+
+    A record has no time limit: it is resent until the brokers have it, and Holdfast watches how long that takes.
+    Records that arrive are reported too, so that a wait for them ends with the last one. A flush does not linger.
+    """
+    return {
+        **{name: value for name, value in _PRODUCER.items() if name != "transaction.timeout.ms"},
+        "message.timeout.ms": 0,
+        **place.settings(enable_idempotence=True, delivery_report_only_error=False),
+    }
+
+
 def message_max_bytes(place: KafkaPlace) -> int:
     """Return the size of the largest record that a producer takes."""
     given = dict(place.options).get("message.max.bytes", MESSAGE_MAX_BYTES)

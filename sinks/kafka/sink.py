@@ -7,6 +7,7 @@ Source: API.md (sinks); docs/design/0076-kafka-sink.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -19,7 +20,7 @@ from holdfast.sinks.kafka.encoding import Encoding, JsonValues, Values
 from holdfast.sinks.kafka.enrolled import Enrolled, Header
 from holdfast.sinks.kafka.options import check_options, message_max_bytes
 from holdfast.sinks.kafka.progress import NAME_MAX, Progress, progress_topic
-from holdfast.sinks.kafka.target import KafkaTarget
+from holdfast.sinks.kafka.target import KafkaTarget, Records
 from holdfast.sinks.kafka.transactions import KafkaTransactions
 from holdfast.sinks.owners import Claim, Holding
 from holdfast.storage.kafka.errors import no_client
@@ -70,14 +71,18 @@ class KafkaSink:
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
         """See Sink.check."""
-        check_options(self.place)
-        self._encoding()
+        self.check_rows(schema, upsert_key)
         if len(progress_topic(self.place.topic)) > NAME_MAX:
             raise ConfigError(
                 f"{self.where}: the name of its progress topic, {progress_topic(self.place.topic)}, is too long",
                 not_done="the job was not planned",
                 next_step=f"choose a topic name of at most {NAME_MAX - len(progress_topic(''))} characters",
             )
+
+    def check_rows(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """Refuse a stream whose rows the topic cannot take. Raises ConfigError."""
+        check_options(self.place)
+        self._encoding()
         check_key(self.where, schema, upsert_key, self.key)
         if self.expected is not None and (differs := difference(self.expected, schema)):
             raise ConfigError(
@@ -90,13 +95,21 @@ class KafkaSink:
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
         """See Sink.prepare."""
         self.check(schema, upsert_key)
-        _check_client()
+        self.prepare_rows(upsert_key, tagged=True)
+
+    def prepare_rows(self, upsert_key: tuple[str, ...] | None, *, tagged: bool) -> None:
+        """Prepare the topic and the schema of values.
+
+        Args:
+            tagged: Deliveries have tags, so there is a progress topic.
+        """
+        check_client()
         self.values.check_library()
         if self.enrolled is not None:
             self.enrolled.prepare()
         from holdfast.sinks.kafka.topics import prepare
 
-        prepare(self.place, keyed=self.key is not None, replaces=upsert_key is not None)
+        prepare(self.place, keyed=self.key is not None, replaces=upsert_key is not None, tagged=tagged)
 
     def accept(self, batch: pa.RecordBatch) -> None:
         """See Sink.accept."""
@@ -120,7 +133,7 @@ class KafkaSink:
 
     def transactions(self, job_uuid: str, name: str) -> KafkaTransactions:
         """See TransactionalSink.transactions."""
-        _check_client()
+        check_client()
         return KafkaTransactions(self.place, transactional_id(job_uuid, name))
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> KafkaTarget:
@@ -129,16 +142,19 @@ class KafkaSink:
 
     def opened(self, job_uuid: str, writer: Writer, claim: Claim | None = None, fault: Fault = no_fault) -> KafkaTarget:
         """Return a target that calls `fault` at every point of a delivery."""
-        _check_client()
+        check_client()
         from holdfast.sinks.kafka.client import KafkaConnection
 
         connection = KafkaConnection(self.place, transactional_id(job_uuid, writer.sink))
+        return KafkaTarget(self.where, connection, self.records(), job_uuid, writer, claim, fault)
+
+    def records(self) -> Callable[[pa.RecordBatch], Records]:
+        """Return what makes rows records, for one target."""
         header = None if self.enrolled is None else Header(self.enrolled)
-        records = replace(self._encoding(), header=header).records
-        return KafkaTarget(self.where, connection, records, job_uuid, writer, claim, fault)
+        return replace(self._encoding(), header=header).records
 
     def _progress(self) -> Progress:
-        _check_client()
+        check_client()
         from holdfast.sinks.kafka.client import ProgressReader
 
         with closing(ProgressReader(self.place)) as reader:
@@ -166,7 +182,8 @@ def difference(expected: pa.Schema, stream: pa.Schema) -> str | None:
     return "; ".join(differences) or None
 
 
-def _check_client() -> None:
+def check_client() -> None:
+    """Refuse a machine without the client library. Raises ConfigError."""
     try:
         import confluent_kafka  # noqa: F401
     except ImportError as error:

@@ -44,12 +44,13 @@ class Topic:
     settings: Mapping[str, str] | None
 
 
-def prepare(place: KafkaPlace, keyed: bool, replaces: bool) -> None:
+def prepare(place: KafkaPlace, keyed: bool, replaces: bool, tagged: bool = True) -> None:
     """Create a topic and its progress topic if they are missing, else check that they fit.
 
     Args:
         keyed: The records have keys.
         replaces: The newest record of a key counts: a missing topic is created as a compacted one.
+        tagged: There is a progress topic.
 
     Raises:
         ConfigError: an existing topic does not fit, or one cannot be created.
@@ -61,6 +62,13 @@ def prepare(place: KafkaPlace, keyed: bool, replaces: bool) -> None:
         _create(place, {"cleanup.policy": "compact"} if replaces else {})
         found = _existing(place) or Topic(1, -1, None)
     check_topic(place, found, keyed)
+    if tagged:
+        _prepare_progress(place, found)
+    for warning in warnings_of(place, found):
+        _log.warning("%s", warning)
+
+
+def _prepare_progress(place: KafkaPlace, found: Topic) -> None:
     beside = replace(place, topic=progress_topic(place.topic))
     progress = _existing(beside)
     if progress is None:
@@ -69,8 +77,6 @@ def prepare(place: KafkaPlace, keyed: bool, replaces: bool) -> None:
         _create(beside, {**PROGRESS_SETTINGS, **alike}, 1, found.replicas)
     else:
         check_progress_topic(beside, progress)
-    for warning in warnings_of(place, found):
-        _log.warning("%s", warning)
 
 
 def check_topic(place: KafkaPlace, found: Topic, keyed: bool) -> None:

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.sources.installed import connector
     from holdfast.runtime.sources.kafka.avro import Avro
     from holdfast.runtime.sources.kafka.connector import Kafka
+    from holdfast.runtime.sources.kafka.protobuf import Protobuf
     from holdfast.runtime.sources.kafka.values import JSON, Raw
     from holdfast.runtime.sources.log import Log
     from holdfast.runtime.sources.postgres.connector import PostgresChanges
@@ -120,6 +121,7 @@ _HOMES = {
     "Generator": "holdfast.runtime.sources.generator",
     "Kafka": "holdfast.runtime.sources.kafka.connector",
     "Avro": "holdfast.runtime.sources.kafka.avro",
+    "Protobuf": "holdfast.runtime.sources.kafka.protobuf",
     "JSON": "holdfast.runtime.sources.kafka.values",
     "Raw": "holdfast.runtime.sources.kafka.values",
     "SparkFrame": "holdfast.runtime.spark.tables.frames",
@@ -164,6 +166,7 @@ __all__ = [
     "Map",
     "Postgres",
     "PostgresChanges",
+    "Protobuf",
     "Raw",
     "Redis",
     "Row",

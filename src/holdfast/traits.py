@@ -93,6 +93,9 @@ class SinkTraits(Traits):
     """Its target can be read back: `shown`."""
     immediate: bool = False
     """It may be written before the commit, as every row keeps its tag: `immediate`."""
+    repeats: bool = False
+    """With `immediate`: rows keep no tag. It is always written before the commit, from any place in the job, and rows
+    come again after a failure."""
     merges: bool = False
     """Its targets take several epochs in one transaction: `deliver_together`."""
     checks_owner: bool = False
@@ -134,6 +137,7 @@ _BY_TRAIT: Mapping[str, tuple[str, ...]] = {
     "repairs": ("plan_repair", "repair"),
     "audits": ("contents",),
     "immediate": ("immediate",),
+    "repeats": ("immediate",),
     "checks_owner": ("check_owner",),
     "remembers_owner": ("holding",),
     "uploads": ("uploader",),

@@ -11,10 +11,12 @@ import os
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 import holdfast as hf
+from holdfast.runtime.sources.kafka.connector import Delivery
 
 BID = {"auction": pl.Int64, "bidder": pl.Int64, "price": pl.Int64, "channel": pl.String, "dateTime": pl.Int64}
 AUCTION = {"id": pl.Int64, "seller": pl.Int64, "category": pl.Int64, "dateTime": pl.Int64, "expires": pl.Int64}
@@ -61,6 +63,7 @@ class Places:
 
     Args:
         bids: The topic of the bids; `auctions` that of the auctions, `passed` the one that q_pass writes to.
+        delivery: How q_pass writes.
         folder: Holds the job's root and the results.
     """
 
@@ -69,6 +72,7 @@ class Places:
     bids: str = "bids"
     auctions: str = "auctions"
     passed: str = "out_holdfast"
+    delivery: Delivery = "transactional"
 
     @property
     def results(self) -> Path:
@@ -83,13 +87,15 @@ class Places:
             "PEER_EVERY": every,
             "PEER_SERVERS": self.servers,
             "PEER_TOPICS": topics,
+            "PEER_DELIVERY": self.delivery,
             "PEER_FOLDER": str(self.folder),
         }
 
     @classmethod
     def of_environment(cls) -> Places:
         """Return the places that `environment` describes."""
-        return cls(os.environ["PEER_SERVERS"], Path(os.environ["PEER_FOLDER"]), *os.environ["PEER_TOPICS"].split(","))
+        given: Any = (*os.environ["PEER_TOPICS"].split(","), os.environ["PEER_DELIVERY"])
+        return cls(os.environ["PEER_SERVERS"], Path(os.environ["PEER_FOLDER"]), *given)
 
 
 class Counting(hf.KeyedProcess[Bid, Total]):
@@ -120,7 +126,8 @@ def make(query: str, places: Places, every: str = "5s") -> hf.App:
     if query == "q_pass":
         passed = bids.filter(pl.col("price") > 100)
         cheaper = passed.select("auction", "bidder", "dateTime", price=pl.col("price") * EURO)
-        cheaper.sink("out", hf.Kafka(places.servers, places.passed, hf.JSON(Passed, time="ms")))
+        form = hf.JSON(Passed, time="ms")
+        cheaper.sink("out", hf.Kafka(places.servers, places.passed, form, delivery=places.delivery))
         return app
     result: hf.Stream[hf.Row] | hf.Stream[Total]
     if query == "q_count":

@@ -44,6 +44,10 @@ class KafkaTopic:
     def rows(self) -> list[tuple[Any, ...]]:
         """Return the visible rows; with a key, the newest of each key."""
         self._settle()
+        return self.records_alone()
+
+    def records_alone(self) -> list[tuple[Any, ...]]:
+        """Return the rows of a topic that is written without transactions, and has no progress topic."""
         records = [each for each in self._records(self.name, self._partitions) if not self._is_lost(each.offset())]
         if self._key is None:
             return [tuple(json.loads(each.value()).values()) for each in records]

@@ -9,7 +9,7 @@ Source: API.md (sources); docs/design/0075-kafka-source.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import pyarrow as pa
 
@@ -18,28 +18,34 @@ from holdfast.errors import ConfigError
 from holdfast.runtime.rows.row_types import RowsOf, T
 from holdfast.runtime.sources.kafka.avro import Avro
 from holdfast.runtime.sources.kafka.messages import META
+from holdfast.runtime.sources.kafka.protobuf import Protobuf
 from holdfast.runtime.sources.kafka.reading import OnLost
 from holdfast.runtime.sources.kafka.source import KafkaSource
 from holdfast.runtime.sources.kafka.values import JSON, RAW, Raw
 from holdfast.sinks.kafka.encoding import JsonValues, RawValues
+from holdfast.sinks.kafka.repeating_sink import RepeatingKafka
 from holdfast.sinks.kafka.sink import KafkaSink
 from holdfast.storage.kafka.place import Option, place_of
 from holdfast.storage.log.changelog import DELETED
 from holdfast.traits import Library
+
+Delivery = Literal["transactional", "at-least-once"]
+"""How a sink writes."""
 
 
 class Kafka(RowsOf[T]):
     """A topic of Kafka: a source, read with offsets in the job's checkpoints, or a sink, written in transactions.
 
     As a sink it gives exactly-once delivery to readers with `isolation.level=read_committed`: the records of an epoch
-    and their tag, in the topic NAME-holdfast-progress, are one transaction. A stream that replaces rows needs `key`;
+    and their tag, in the topic NAME-holdfast-progress, are one transaction. With `delivery="at-least-once"` it writes
+    each row as it comes, and rows come again after a failure. A stream that replaces rows needs `key`;
     a row that it deletes becomes a tombstone.
 
     Args:
         servers: "host:port" of some brokers, with commas between them or as a list.
         topic: The topic. It must exist to be read; a sink creates a missing one.
-        value: How values are written: `hf.JSON(Bid)`, `hf.Avro(Bid, registry=...)`, or `hf.Raw()` for bytes. A sink
-            writes JSON if it is left out.
+        value: How values are written: `hf.JSON(Bid)`, `hf.Avro(Bid, registry=...)`, `hf.Protobuf(Bid)` for a source,
+            or `hf.Raw()` for bytes. A sink writes JSON if it is left out.
         key: Columns by which the producers choose the partition, as `partitioned_by` of `app.source`. If the rows have
             a bool column `holdfast_deleted`, they are also the columns of the records' key, and a record without a
             value is a row that deletes. As a sink: the columns of the records' key; for a stream that replaces rows,
@@ -51,6 +57,8 @@ class Kafka(RowsOf[T]):
             the job's lag. The job itself never reads them. No consumer may be a member of the group.
         on_lost: What to do if retention removed records before they were read: "fail" ends the job, "earliest" counts
             them as lost, reports them, and continues with the first record that is left.
+        delivery: As a sink: "transactional" writes the rows of an epoch in a transaction, after its checkpoint, exactly
+            once. "at-least-once" writes each row as it comes, without a transaction; after a failure, rows come again.
 
     Raises:
         ConfigError: an argument cannot be used, or holds a secret.
@@ -63,23 +71,28 @@ class Kafka(RowsOf[T]):
         self,
         servers: str | Sequence[str],
         topic: str,
-        value: JSON[T] | Avro[T] | Raw | None = None,
+        value: JSON[T] | Avro[T] | Protobuf[T] | Raw | None = None,
         key: str | Sequence[str] | None = None,
         meta: bool = False,
         options: Mapping[str, Option] | None = None,
         group: str | None = None,
         on_lost: OnLost = "fail",
+        delivery: Delivery = "transactional",
     ) -> None:
         self.place = place_of(servers, topic, options)
         self.key = None if key is None else (key,) if isinstance(key, str) else tuple(key)
         self.value, self.meta, self.group, self.on_lost = value, meta, group, on_lost
         if on_lost not in get_args(OnLost):
             raise _refused(f"on_lost is {on_lost!r}", f"use one of {', '.join(get_args(OnLost))}")
+        if delivery not in get_args(Delivery):
+            raise _refused(f"delivery is {delivery!r}", f"use one of {', '.join(get_args(Delivery))}")
+        self.delivery = delivery
         if group is not None and not group.strip():
             raise _refused("group is empty", 'name a consumer group, such as "billing", or leave it out')
         given: Any = value
-        if given is not None and not isinstance(given, JSON | Avro | Raw):
-            raise _refused(f"value is {given!r}", "give hf.JSON(Bid), with your dataclass, hf.Avro(...) or hf.Raw()")
+        if given is not None and not isinstance(given, JSON | Avro | Protobuf | Raw):
+            forms = "hf.JSON(Bid), with your dataclass, hf.Avro(...), hf.Protobuf(...) or hf.Raw()"
+            raise _refused(f"value is {given!r}", f"give {forms}")
 
     @classmethod
     def example(cls) -> Kafka[Any]:
@@ -91,6 +104,8 @@ class Kafka(RowsOf[T]):
 
     def source(self) -> KafkaSource:
         """See Connector.source."""
+        if self.delivery != "transactional":
+            raise _refused(f"{self!r} is a source with delivery=, but a source delivers nothing", "leave delivery out")
         value = self.value
         if value is None or (isinstance(value, JSON | Avro) and value.schema is None):
             raise _refused(
@@ -106,8 +121,8 @@ class Kafka(RowsOf[T]):
         unless = {DELETED.name: False} if deletes else {}
         lines = (value.time, {**unless, **value.defaults()}) if isinstance(value, JSON) else None
         given = self.place, schema, lines, self.meta, row_type, self.key or (), self.group
-        avro = value.form(self.place.topic) if isinstance(value, Avro) else None
-        return KafkaSource(*given, on_lost=self.on_lost, deletes=deletes, avro=avro)
+        coded = value.form(self.place.topic) if isinstance(value, Avro | Protobuf) else None
+        return KafkaSource(*given, on_lost=self.on_lost, deletes=deletes, coded=coded)
 
     def _deletes(self, value: object, schema: pa.Schema) -> tuple[str, ...]:
         """Return the key's columns, if records without a value are rows that delete. Raises ConfigError."""
@@ -124,8 +139,12 @@ class Kafka(RowsOf[T]):
             )
         return self.key
 
-    def sink(self) -> KafkaSink:
+    def sink(self) -> KafkaSink | RepeatingKafka:
         """See Connector.sink."""
+        topic = self._topic()
+        return topic if self.delivery == "transactional" else RepeatingKafka(topic)
+
+    def _topic(self) -> KafkaSink:
         if self.group is not None:
             raise _refused(f"{self!r} is a sink with group=, but a sink has no offsets to store", "leave group out")
         if self.on_lost != "fail":
@@ -133,6 +152,8 @@ class Kafka(RowsOf[T]):
         if self.meta:
             raise _refused(f"{self!r} is a sink with meta=True, but a sink reads no messages", "leave meta out")
         value = self.value
+        if isinstance(value, Protobuf):
+            raise _refused(f"{self!r} is a sink with hf.Protobuf, which is only read", "write hf.JSON or hf.Avro")
         if isinstance(value, Raw):
             return KafkaSink(self.place, RawValues(), self.key)
         if value is None:

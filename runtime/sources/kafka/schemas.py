@@ -24,6 +24,7 @@ import pyarrow as pa
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.runtime.rows.dead_letters import Refused
 from holdfast.runtime.sources.kafka.avro_columns import AvroColumns, Misfit
+from holdfast.secrets import Secret
 from holdfast.storage.kafka.avro import BadSchema, parsed
 from holdfast.storage.kafka.registry import UNKNOWN_NEXT, Registered, Registry, RegistryPlace, no_library
 
@@ -49,6 +50,11 @@ class AvroForm:
     avsc: str | None
     subject: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def secrets(self) -> tuple[Secret, ...]:
+        """The secrets that reading needs."""
+        return () if self.registry is None else self.registry.secrets
 
     def opened(self, columns: pa.Schema) -> AvroValues:
         """Return what decodes values. Raises ConfigError if the library is missing."""

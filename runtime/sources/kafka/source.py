@@ -15,6 +15,7 @@ from holdfast.errors import ConfigError, NotAdmitted
 from holdfast.runtime.rows.json_lines import JsonLines, Times
 from holdfast.runtime.sources.kafka.group import GroupOffsets
 from holdfast.runtime.sources.kafka.messages import META, Decoder
+from holdfast.runtime.sources.kafka.protobuf_values import ProtobufForm
 from holdfast.runtime.sources.kafka.reading import OnLost, OpenKafka
 from holdfast.runtime.sources.kafka.schemas import AvroForm
 from holdfast.runtime.sources.kafka.tombstones import Tombstones
@@ -37,7 +38,7 @@ class KafkaSource:
         on_lost: What happens if retention removed records before they were read.
         deletes: The columns of the record's key, if a record without a value is a row that deletes; empty: it cannot be
             decoded.
-        avro: How values in Avro are read; None: they are JSON or bytes.
+        coded: How values in Avro or Protobuf are read; None: they are JSON or bytes.
     """
 
     place: KafkaPlace
@@ -49,7 +50,7 @@ class KafkaSource:
     group: str | None = None
     on_lost: OnLost = "fail"
     deletes: tuple[str, ...] = ()
-    avro: AvroForm | None = None
+    coded: AvroForm | ProtobufForm | None = None
 
     def __repr__(self) -> str:
         return f"Kafka({self.place.servers!r}, {self.place.topic!r})"
@@ -81,8 +82,8 @@ class KafkaSource:
     def check(self) -> None:
         """Refuse a topic that does not exist, or that the user may not read, and a registry that cannot be used."""
         try:
-            if self.avro is not None:
-                self.avro.opened(self.values).check()
+            if self.coded is not None:
+                self.coded.opened(self.values).check()
             opened = self.open()
         except NotAdmitted as error:  # while a job runs it is a reason to wait, before that a mistake
             raise ConfigError(error.what, not_done=error.not_done, next_step=error.next_step) from error
@@ -107,10 +108,10 @@ class KafkaSource:
         return OpenKafka(*read, on_lost=self.on_lost, tombstones=tombstones)
 
     def _decoder(self) -> Decoder | None:
-        if self.avro is not None:
-            return self.avro.opened(self.values)
+        if self.coded is not None:
+            return self.coded.opened(self.values)
         return None if self.lines is None else JsonLines(self.values, *self.lines)
 
     @property
     def _secrets_of_registry(self) -> tuple[Secret, ...]:
-        return () if self.avro is None or self.avro.registry is None else self.avro.registry.secrets
+        return () if self.coded is None else self.coded.secrets

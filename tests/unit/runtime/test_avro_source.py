@@ -21,6 +21,7 @@ from registry_server import LOGIN, RegistryServer
 import holdfast as hf
 from holdfast.errors import Unavailable
 from holdfast.runtime.sources.kafka import schemas
+from holdfast.sinks.kafka.sink import KafkaSink
 from holdfast.storage.kafka import registry
 from holdfast.testing import TestDriver
 
@@ -64,7 +65,7 @@ def server() -> Iterator[RegistryServer]:
 
 def values_of(server: RegistryServer, schema: Any = Bid, **more: Any) -> schemas.AvroValues:
     found = source(hf.Avro(schema, registry=server.url, **more))
-    opened: schemas.AvroValues = found.avro.opened(found.values)
+    opened: schemas.AvroValues = found.coded.opened(found.values)
     return opened
 
 
@@ -104,7 +105,7 @@ class TestValues:
 
     def test_of_one_schema_need_no_registry_and_have_no_header(self) -> None:
         found = source(hf.Avro(Bid, avsc=json.dumps(OLD)))
-        batch, refused = found.avro.opened(found.values).decode([encoded(OLD, auction=7, price=0.5), b"\x0e"])
+        batch, refused = found.coded.opened(found.values).decode([encoded(OLD, auction=7, price=0.5), b"\x0e"])
         assert rows(batch) == [(7, 0.5, None)] and list(refused) == [1]
 
     def test_that_are_all_refused_or_none_give_no_rows(self, server: RegistryServer) -> None:
@@ -211,7 +212,7 @@ class TestPlan:
             assert pickle.loads(kept) == planned  # noqa: S301
             assert PASSWORD not in f"{kept!r} {planned!r} {planned.traits}"
             assert planned.traits.secrets == (hf.secret("env:REGISTRY_PASSWORD"),)
-        assert source(value).avro.registry.url == REGISTRY
+        assert source(value).coded.registry.url == REGISTRY
 
     def test_knows_columns_and_rows(self) -> None:
         found = source(hf.Avro(Bid, registry=REGISTRY), key="auction", meta=True)
@@ -221,6 +222,7 @@ class TestPlan:
 
     def test_of_a_sink_has_the_schema_of_its_columns(self) -> None:
         found = hf.Kafka(HOST, "my.bids", hf.Avro(Bid, registry=REGISTRY)).sink()
+        assert isinstance(found, KafkaSink)
         assert found.enrolled is not None and found.enrolled.subject == "my.bids-value"
         assert json.loads(found.enrolled.avsc) == {
             "type": "record",
@@ -233,7 +235,9 @@ class TestPlan:
             ],
         }
         plain = hf.Avro(pa.schema([("x", pa.int32())]), registry=REGISTRY)
-        named = hf.Kafka(HOST, "1-my.bids", plain).sink().enrolled
+        other = hf.Kafka(HOST, "1-my.bids", plain).sink()
+        assert isinstance(other, KafkaSink)
+        named = other.enrolled
         assert named is not None and json.loads(named.avsc)["name"] == "_1_my_bids"
 
     @pytest.mark.parametrize(

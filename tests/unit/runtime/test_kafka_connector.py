@@ -77,12 +77,6 @@ class TestRefused:
             make()
         assert "hush" not in str(caught.value)
 
-    @pytest.mark.parametrize("name", ["Protobuf"])
-    def test_forms_name_a_way_to_read_them(self, name: str) -> None:
-        with pytest.raises(hf.ConfigError, match=f"hf.{name} is not in this version") as caught:
-            getattr(hf, name)
-        assert "hf.Raw()" in caught.value.next_step
-
 
 class TestSecrets:
     def test_are_references_wherever_a_source_goes(self, monkeypatch: pytest.MonkeyPatch) -> None:

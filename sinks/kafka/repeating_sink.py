@@ -1,0 +1,87 @@
+"""A Kafka topic as a sink that is written as rows come: `hf.Kafka(..., delivery="at-least-once")`.
+
+Source: docs/design/0093-repeating-sinks.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from holdfast.model import Writer
+from holdfast.sinks.immediate import IMMEDIATE, ImmediateTarget, Owner, Written
+from holdfast.sinks.kafka.repeating import RepeatingTarget
+from holdfast.sinks.kafka.sink import KafkaSink, check_client
+from holdfast.sinks.kafka.target import KafkaTarget
+from holdfast.sinks.owners import Claim
+from holdfast.traits import SinkTraits
+
+
+@dataclass(frozen=True)
+class RepeatingKafka:
+    """A topic that is written at least once; see immediate.ImmediateSink.
+
+    Args:
+        topic: The same topic, as it would be written in transactions.
+    """
+
+    topic: KafkaSink
+
+    def __repr__(self) -> str:
+        return repr(self.topic)
+
+    @property
+    def key(self) -> tuple[str, ...] | None:
+        """See Sink.key."""
+        return self.topic.key
+
+    @property
+    def where(self) -> str:
+        """How messages name the target."""
+        return self.topic.where
+
+    @property
+    def traits(self) -> SinkTraits:
+        """See Sink.traits."""
+        known = self.topic.traits
+        return SinkTraits(
+            kind=f"{IMMEDIATE}{known.kind}",
+            local_paths=known.local_paths,
+            place=known.place,
+            secrets=known.secrets,
+            immediate=True,
+            repeats=True,
+        )
+
+    def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """See Sink.check."""
+        self.topic.check_rows(schema, upsert_key)
+
+    def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """See Sink.prepare."""
+        self.check(schema, upsert_key)
+        self.topic.prepare_rows(upsert_key, tagged=False)
+
+    def accept(self, batch: pa.RecordBatch) -> None:
+        """See Sink.accept."""
+        self.topic.accept(batch)
+
+    def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> KafkaTarget:
+        """See Sink.open; nothing is ever staged for it."""
+        return self.topic.open(job_uuid, writer, claim)
+
+    def immediate(self) -> RepeatingKafka:
+        """See IdempotentSink.immediate."""
+        return self
+
+    def open_immediate(self, owner: Owner) -> ImmediateTarget:
+        """See ImmediateSink.open_immediate."""
+        check_client()
+        from holdfast.sinks.kafka.plain import PlainProducer
+
+        return RepeatingTarget(lambda: PlainProducer(self.topic.place), self.topic.records())
+
+    def written(self, job_uuid: str, sink: str) -> tuple[Written, ...]:
+        """See ImmediateSink.written: a topic without tags knows of no partition."""
+        return ()
