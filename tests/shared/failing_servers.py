@@ -41,6 +41,8 @@ NUMBERS = pa.schema([pa.field("n", pa.int64(), nullable=False)])
 S3_USER = "guarded"
 _PERMISSIONS = ("s3:PutObject", "s3:ListBucket", "s3:GetObject", "s3:DeleteObject")
 _NAMES = count(1)
+ANSWER_LOST_AFTER_MS = 400
+"""When a connection without an answer ends: later than a busy server has carried out what it was asked."""
 
 
 @contextmanager
@@ -56,7 +58,7 @@ def unreachable(link: Proxied) -> Iterator[None]:
 @contextmanager
 def unanswered(link: Proxied) -> Iterator[None]:
     """Pass no answer within the block; connections end soon after they have waited for one."""
-    link.toxic("timeout", timeout=100)
+    link.toxic("timeout", timeout=ANSWER_LOST_AFTER_MS)
     try:
         yield
     finally:
