@@ -164,8 +164,11 @@ class LocalObjects:
                 return  # not empty, or another process was first
             folder = folder.parent
 
-    def tidy(self, unchanged_s: float = ABANDONED_AFTER_S) -> int:
+    def tidy(self, unchanged_s: float = ABANDONED_AFTER_S, *, folders: bool = True) -> int:
         """Remove what killed writers left: temporary files unchanged for `unchanged_s`, and folders without files.
+
+        Args:
+            folders: Whether to remove folders without files; those may be of others in a folder that is not ours alone.
 
         Returns:
             How many files were removed.
@@ -176,7 +179,8 @@ class LocalObjects:
                 for name in names:
                     if name.startswith(TEMPORARY) and _removed_if_older(Path(here, name), before):
                         removed += 1
-                self._remove_if_empty(Path(here))
+                if folders:
+                    self._remove_if_empty(Path(here))
         except OSError as error:
             self._refused(error, f"tidying {self.root}", "some temporary files may be left")
         return removed

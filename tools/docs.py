@@ -14,7 +14,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 import pyarrow as pa
 
@@ -184,7 +186,20 @@ def streams() -> str:
     return "\n\n".join(f"::: {each.__module__}.{each.__qualname__}" for each in classes) + "\n"
 
 
+def conformance() -> ModuleType:
+    """Return the tables of which test covers which failure; they lie beside the test that checks them."""
+    spec = spec_from_file_location("conformance", ROOT / "tests/docs/conformance.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
 PARTS: Mapping[str, Callable[[], str]] = {
+    "sinks": lambda: str(conformance().sinks()),
+    "sources": lambda: str(conformance().sources()),
+    "tests": lambda: str(conformance().names()),
     "settings": settings,
     "statuses": statuses,
     "commands": commands,

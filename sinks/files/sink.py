@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError
 from holdfast.model import Writer
+from holdfast.ports import TidyStore
 from holdfast.sinks.contract import Fault, Repair, Rewinding, check_key, no_fault
 from holdfast.sinks.files.commits import Commits, create_folder, open_stores, read_meta
 from holdfast.sinks.files.format import Meta
@@ -98,9 +99,11 @@ class FilesSink:
         self.check(schema, upsert_key)
         if (meta := self._found()) is not None:
             self._compare(meta, schema)
-        own = open_stores(self.path, writable=True).own
+        data, own = open_stores(self.path, writable=True)
         if meta is None:
             self._compare(create_folder(own, schema, self.partitioning), schema)
+        if isinstance(data, TidyStore):
+            data.tidy(folders=False)  # of files that killed writers had begun; other folders may be the user's
 
     def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
         """See ProbingSink.probe."""

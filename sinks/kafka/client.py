@@ -311,7 +311,7 @@ class ProgressReader:
         assert self._position is not None
         while self._position < end:
             message = self._consumer.poll(READ_WAIT_S)
-            if message is not None:
+            if message is not None and not _about_the_group(message):
                 self._take(message)
             elif time.monotonic() >= until:
                 raise Unavailable(
@@ -331,3 +331,12 @@ class ProgressReader:
             self._position = max(self._position or 0, offset or 0)
         else:
             raise KafkaException(error)
+
+
+def _about_the_group(message: Message) -> bool:
+    """Return whether this is a refusal of the consumer's group, about which the library asks by itself.
+
+    Partitions are assigned and no offset is committed, so the user needs no right to a group.
+    """
+    error = message.error()
+    return error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED

@@ -51,8 +51,8 @@ class ObjectStore(Protocol):
 class TidyStore(Protocol):
     """An object store in which killed writers may leave files."""
 
-    def tidy(self) -> int:
-        """Remove these files; return how many were removed."""
+    def tidy(self, *, folders: bool = True) -> int:
+        """Remove these files, and folders without files if `folders`; return how many files were removed."""
 
 
 class KeyValue(Protocol):

@@ -1,6 +1,7 @@
 """Test your own job: `from holdfast.testing import TestDriver, chaos_case`; to write a check, `Context, Finding`.
 
 Test your own connector with pytest: `SourceKit, source_conformance` and `SinkKit, sink_conformance`.
+One to a server is tested further with `Outages, source_outages, sink_outages`.
 
 Names load at first use: a test under real faults does not load the test driver, and vice versa.
 """
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from holdfast.chaos.cases.outcome import Outcome
     from holdfast.chaos.judge.findings import Context, Finding
     from holdfast.runtime.testing.driver import TestDriver
+    from holdfast.runtime.testing.outages import Outages, sink_outages, source_outages
     from holdfast.runtime.testing.sink_kit import SinkKit, sink_conformance
     from holdfast.runtime.testing.source_kit import SourceKit, source_conformance
 
@@ -22,24 +24,30 @@ _HOMES = {
     "Context": "holdfast.chaos.judge.findings",
     "Finding": "holdfast.chaos.judge.findings",
     "Outcome": "holdfast.chaos.cases.outcome",
+    "Outages": "holdfast.runtime.testing.outages",
     "SinkKit": "holdfast.runtime.testing.sink_kit",
     "SourceKit": "holdfast.runtime.testing.source_kit",
     "TestDriver": "holdfast.runtime.testing.driver",
     "chaos_case": "holdfast.chaos.cases.cases",
     "sink_conformance": "holdfast.runtime.testing.sink_kit",
+    "sink_outages": "holdfast.runtime.testing.outages",
     "source_conformance": "holdfast.runtime.testing.source_kit",
+    "source_outages": "holdfast.runtime.testing.outages",
 }
 
 __all__ = [
     "Context",
     "Finding",
+    "Outages",
     "Outcome",
     "SinkKit",
     "SourceKit",
     "TestDriver",
     "chaos_case",
     "sink_conformance",
+    "sink_outages",
     "source_conformance",
+    "source_outages",
 ]
 
 

@@ -30,6 +30,8 @@ source = hf.PostgresChanges({dsn!r}, {table!r}, hf.Log("log", partitions=2))
 app.table("accounts", source, key="id").to_changes().sink("out", hf.Log("out"))
 """
 POLL_S = 0.2
+AWHILE_S = 4.0
+"""Long enough for several attempts to connect."""
 
 
 def check(folder: Path, writer: Writer) -> list[int]:
@@ -58,9 +60,9 @@ def wait_for(folder: Path, writer: Writer, process: CaptureProcess) -> None:
     raise AssertionError("the log does not get all transactions")
 
 
-def prepared(folder: Path, place: PostgresPlace, seed: int) -> Writer:
-    """Write the job; return the writer."""
-    (folder / "job.py").write_text(JOB.format(dsn=place.dsn, table=f"{place.schema}.accounts"))
+def prepared(folder: Path, place: PostgresPlace, seed: int, dsn: str | None = None) -> Writer:
+    """Write the job, which captures as another user if a connection string is given; return the writer."""
+    (folder / "job.py").write_text(JOB.format(dsn=dsn or place.dsn, table=f"{place.schema}.accounts"))
     return Writer(place, random.Random(seed))
 
 
@@ -123,4 +125,22 @@ def test_goes_on_after_a_server_that_shuts_down_or_crashes(tmp_path: Path) -> No
                 writer.connect()
                 writer.write(20)
                 wait_for(tmp_path, writer, process)
+            process.stop()
+
+
+def test_waits_while_its_user_is_not_let_in_and_goes_on(tmp_path: Path) -> None:
+    with running(extra=LOGICAL) as server:
+        place = server.place()
+        place.ask("CREATE ROLE capturer SUPERUSER LOGIN")
+        writer = prepared(tmp_path, place, 4, server.dsn("capturer"))
+        with capturing(tmp_path, tmp_path / "job.py") as process:
+            process.event("streaming")
+            writer.write(20)
+            place.ask("ALTER ROLE capturer NOLOGIN")
+            place.ask("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = 'capturer'")
+            writer.write(20)
+            process.let_run(AWHILE_S)
+            assert number_in(LocalObjects(tmp_path / "log")) != writer.now[NUMBER]
+            place.ask("ALTER ROLE capturer LOGIN")
+            wait_for(tmp_path, writer, process)
             process.stop()

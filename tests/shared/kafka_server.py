@@ -242,6 +242,24 @@ class KafkaServer:
             )
         )
 
+    def allow_all(self) -> None:
+        """Give `USER` every right on every topic and transaction."""
+        from confluent_kafka.admin import AclBinding
+
+        _done(self.admin.create_acls([AclBinding(*each) for each in self._everything()]))
+
+    def allow_nothing(self) -> None:
+        """Take from `USER` what `allow_all` has given."""
+        from confluent_kafka.admin import AclBindingFilter
+
+        _done(self.admin.delete_acls([AclBindingFilter(*each) for each in self._everything()]))
+
+    def _everything(self) -> list[tuple[Any, ...]]:
+        from confluent_kafka.admin import AclOperation, AclPermissionType, ResourcePatternType, ResourceType
+
+        every = ("*", ResourcePatternType.LITERAL, f"User:{USER}", "*", AclOperation.ALL, AclPermissionType.ALLOW)
+        return [(kind, *every) for kind in (ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID)]
+
     def ends(self, topic: str, isolation: str = "read_committed") -> dict[int, int]:
         """Return, per partition, the offset after the last record that a client with this isolation level sees."""
         from confluent_kafka import IsolationLevel, TopicPartition

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import psycopg
@@ -30,12 +31,14 @@ from holdfast.runtime.capture.postgres.following import Append, Effect, Followin
 from holdfast.runtime.capture.postgres.messages import KeepAlive, lsn_text
 from holdfast.runtime.capture.postgres.slots import (
     SlotInUse,
+    check_published,
     check_slot,
     drop_others,
     ensure_publication,
     lag_of,
     lock_key,
     publication_of,
+    published,
     slot_prefix,
     try_lock,
 )
@@ -148,6 +151,9 @@ class Capture:
             publication = of.publication or publication_of(table)
             begun = target.lsn is not None
             ensure_publication(db, table, publication, create=of.publication is None, begun=begun)
+            before = published(db, table, publication)
+            ensure_publication(db, table, publication, create=False, begun=begun)  # as it is in `before`, or later
+            check = partial(check_published, db, table, publication, before)
             prefix = slot_prefix(target.uuid, table)
             if target.lsn is None:
                 self._take_snapshot(db, table, target, prefix)
@@ -159,7 +165,7 @@ class Capture:
                 stream.start(slot, publication, target.lsn)
                 self._report({"event": "streaming", "slot": slot, "position": lsn_text(target.lsn)})
                 self._worked = True
-                _Stream(self, db, stream, table, target, slot).run()
+                _Stream(self, db, stream, table, target, slot, check).run()
 
     @contextmanager
     def _replication(self) -> Iterator[Replication]:
@@ -229,12 +235,24 @@ class Capture:
 
 
 class _Stream:
-    """The stream of a session."""
+    """The stream of a session.
+
+    Args:
+        check: Called before each append, on what was received: raises if the publication may have left something out.
+    """
 
     def __init__(
-        self, capture: Capture, db: Db, stream: Replication, table: SourceTable, target: Target, slot: str
+        self,
+        capture: Capture,
+        db: Db,
+        stream: Replication,
+        table: SourceTable,
+        target: Target,
+        slot: str,
+        check: Callable[[], None],
     ) -> None:
         self._capture, self._db, self._stream, self._target, self._slot = capture, db, stream, target, slot
+        self._check = check
         assert target.lsn is not None
         self._following = Following(table, target.lsn, capture._limits)
         self._staged: list[LogSegment] = []
@@ -269,6 +287,7 @@ class _Stream:
             case Stage(changes):
                 self._staged += self._target.stage(changes.records())
             case Append(changes, lsn):
+                self._check()
                 self._staged += self._target.stage(changes.records())
                 self._target.append(self._staged, lsn)
                 self._following.appended(lsn)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from zlib import crc32
 
 import psycopg
@@ -60,6 +61,9 @@ def try_lock(db: Db, key: int) -> bool:
     return found is not None and bool(found[0])
 
 
+_GAP = "changes are missing from the stream, so capture the table into another log, which begins with a new snapshot"
+
+
 def ensure_publication(db: Db, table: SourceTable, name: str, *, create: bool, begun: bool) -> None:
     """Check a publication, or create it.
 
@@ -90,14 +94,18 @@ def ensure_publication(db: Db, table: SourceTable, name: str, *, create: bool, b
                 next_step=f"let an administrator create it: {made}",
             ) from error
         return
-    gap = "changes are missing from the stream, so capture the table into another log, which begins with a new snapshot"
+    gap = _GAP
     if found is None and begun:
         raise _lost(f"the publication {name!r} is missing: it was dropped", gap)
     if found is None:
         raise _refused(f"there is no publication {name!r}", f"create it: {made}")
-    again = f'DROP PUBLICATION "{name}"; {made}'
+    lacking = (
+        partial(_lost, next_step=gap)
+        if begun
+        else partial(_refused, next_step=f'run DROP PUBLICATION "{name}"; {made}')
+    )
     if not found[0]:
-        raise _refused(f"the publication {name!r} lacks inserts, updates, deletes or truncates", f"run {again}")
+        raise lacking(f"the publication {name!r} lacks inserts, updates, deletes or truncates")
     part = db.execute(
         "SELECT attnames::text[], rowfilter IS NULL FROM pg_catalog.pg_publication_tables "
         "WHERE pubname = %s AND schemaname = %s AND tablename = %s",
@@ -112,7 +120,40 @@ def ensure_publication(db: Db, table: SourceTable, name: str, *, create: bool, b
         )
     names, whole = part
     if not whole or {column.name for column in table.columns} - set(names):
-        raise _refused(f"the publication {name!r} leaves out rows or columns of the {table.where}", f"run {again}")
+        raise lacking(f"the publication {name!r} leaves out rows or columns of the {table.where}")
+
+
+Published = tuple[object, ...]
+"""What changes with the publication: a table that is set again, with a filter or without, has another OID there."""
+
+
+def published(db: Db, table: SourceTable, name: str) -> Published:
+    """Return the state of a publication now, as far as it concerns a table."""
+    found = db.execute(
+        "SELECT p.oid::int8, pubinsert, pubupdate, pubdelete, pubtruncate, r.oid::int8 "
+        "FROM pg_catalog.pg_publication p "
+        "LEFT JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = %s WHERE p.pubname = %s",
+        (table.oid, name),
+    ).fetchone()
+    return found or ()
+
+
+def check_published(db: Db, table: SourceTable, name: str, before: Published) -> None:
+    """Check that a publication has left nothing out since a state of it that was in order.
+
+    What was received was committed before this looks, so a filter that left out some of it is seen.
+
+    Raises:
+        ConfigError: it leaves something out, or may have done so.
+    """
+    if published(db, table, name) == before:
+        return
+    ensure_publication(db, table, name, create=False, begun=True)
+    raise _lost(
+        f"the publication {name!r} was changed while it was read, and may have left out changes of the {table.where} "
+        f"meanwhile",
+        _GAP,
+    )
 
 
 def check_slot(db: Db, slot: str, at: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ from holdfast.storage.folders import Folder as OpenFolder
 from holdfast.storage.folders import open_folder
 from holdfast.storage.log.format import commit_path
 from holdfast.storage.objects import LocalObjects, MemoryObjects
+from holdfast.storage.paths import TEMPORARY
 
 JOB = "6f9b0f6e-0000-4000-8000-000000000001"
 LEFT, RIGHT = Writer("out", Subtask(0)), Writer("out", Subtask(1))
@@ -609,3 +611,24 @@ class TestPlanning:
         (path,) = (tmp_path / "out").rglob("*.parquet")
         assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o644, 0o755)
         assert LocalObjects(tmp_path / "out" / OWN_FOLDER).list("commits") == [commit_path(1)]
+
+
+class TestKilledWriters:
+    def test_leave_files_that_a_start_removes_once_they_are_old(self, tmp_path: Path) -> None:
+        """A file that is still written changes; folders of the user stay, with files and without."""
+        sink = FilesSink(str(tmp_path / "out"))
+        sink.prepare(SCHEMA, None)
+        folder = tmp_path / "out"
+        (folder / "c=1").mkdir()
+        (folder / "mine" / "empty").mkdir(parents=True)
+        old = [folder / "c=1" / f"{TEMPORARY}1", folder / OWN_FOLDER / f"{TEMPORARY}2"]
+        new, other = folder / "c=1" / f"{TEMPORARY}3", folder / "c=1" / "tmp.parquet"
+        for each in (*old, new, other):
+            each.write_bytes(b"half a file")
+        for each in (*old, other):
+            os.utime(each, (0, 0))
+        sink.probe(SCHEMA, None)
+        assert all(each.exists() for each in old), "doctor changes nothing"
+        sink.prepare(SCHEMA, None)
+        assert [each.exists() for each in (*old, new, other)] == [False, False, True, True]
+        assert (folder / "mine" / "empty").is_dir()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 
 import pyarrow as pa
@@ -230,6 +231,20 @@ class TestRights:
         kafka.allow(progress, "WRITE")
         guarded.prepare(SCHEMA, None)
         assert guarded.open(JOB, LEFT).deliver(tag(1), [batch(("ann", 1))]) == Delivered(1)
+
+    def test_a_job_goes_on_without_a_right_to_any_group(self, kafka: KafkaServer, guarded: KafkaSink) -> None:
+        """Tags are read without a group, and the brokers refuse the one that the client asks about by itself."""
+        name = guarded.place.topic
+        progress = progress_topic(name)
+        kafka.topic(1, progress, cleanup_policy="compact")
+        kafka.allow(name, "DESCRIBE", "WRITE")
+        kafka.allow(progress, "DESCRIBE", "READ", "WRITE")
+        allow_transactions(kafka)
+        guarded.prepare(SCHEMA, None)
+        for epoch in (1, 2, 3):
+            with closing(guarded.open(JOB, LEFT)) as target:
+                assert target.delivered() == (tag(epoch - 1) if epoch > 1 else None)
+                assert target.deliver(tag(epoch), [batch(("ann", epoch))]) == Delivered(1)
 
     def test_a_wrong_password_is_refused_and_not_shown(
         self, guarded: KafkaSink, monkeypatch: pytest.MonkeyPatch

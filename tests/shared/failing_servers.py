@@ -1,0 +1,429 @@
+"""Sinks and sources at servers that a test makes fail: kits, and the outages of their servers.
+
+Every server is real. Postgres, Redis, Kafka and the object store are reached through Toxiproxy, so that connections end
+and answers are lost on the wire. The rows that a test compares are read past the proxy.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from kafka_server import USER as KAFKA_USER
+from kafka_server import KafkaServer
+from kafka_topics import KafkaTopic
+from postgres_server import GUARDED, PostgresPlace, PostgresServer
+from proxied import Proxied
+from redis_server import USER as REDIS_USER
+from redis_server import RedisServer
+from s3_store import BUCKET, OWNER, SECRET, S3Store
+
+import holdfast as hf
+from holdfast.runtime.testing.outages import PASSWORD, Outages
+from holdfast.runtime.testing.sink_kit import KEY, SCHEMA, Row, SinkKit
+from holdfast.runtime.testing.source_kit import SourceKit
+from holdfast.sinks.contract import Fault, Sink, Target
+from holdfast.sinks.log import LogTarget
+from holdfast.sinks.sql.target import SqlTarget
+from holdfast.storage.log.log import LogReader, LogWriter, create_log
+from holdfast.storage.log.table import read_table
+from holdfast.storage.objects import FsspecObjects
+
+JOB = "6f9b0f6e-0000-4000-8000-000000000001"
+NUMBERS = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+S3_USER = "guarded"
+_PERMISSIONS = ("s3:PutObject", "s3:ListBucket", "s3:GetObject", "s3:DeleteObject")
+_NAMES = count(1)
+ANSWER_LOST_AFTER_MS = 400
+"""When a connection without an answer ends: later than a busy server has carried out what it was asked."""
+
+
+@contextmanager
+def unreachable(link: Proxied) -> Iterator[None]:
+    """End all connections, and refuse new ones, within the block."""
+    link.reachable(False)
+    try:
+        yield
+    finally:
+        link.reachable(True)
+
+
+@contextmanager
+def unanswered(link: Proxied) -> Iterator[None]:
+    """Pass no answer within the block; connections end soon after they have waited for one."""
+    link.toxic("timeout", timeout=ANSWER_LOST_AFTER_MS)
+    try:
+        yield
+    finally:
+        link.untoxic("timeout")
+
+
+@dataclass(frozen=True)
+class Failing:
+    """A kit, and how its server fails."""
+
+    kit: Any
+    outages: Outages
+
+
+@dataclass(frozen=True)
+class FailingTable:
+    """A table that is written immediately, and how its server fails."""
+
+    table: Any
+    rows: Callable[[], list[Row]]
+    outages: Outages
+
+
+@dataclass(frozen=True)
+class FailingPostgres:
+    """A server whose user needs a password, behind a proxy."""
+
+    server: PostgresServer
+    link: Proxied
+
+    @property
+    def outages(self) -> Outages:
+        return Outages(lambda: unreachable(self.link), self._restart, self._refused, lambda: unanswered(self.link))
+
+    def immediate(self) -> FailingTable:
+        place = self.server.place()
+        place.ask(f"GRANT ALL ON SCHEMA {place.schema} TO {GUARDED}")
+        rows: Callable[[], list[Row]] = lambda: place.ask('SELECT totals."user", name FROM totals')
+        return FailingTable(self.table(place, KEY, "idempotent"), rows, self.outages)
+
+    def sink(self, key: tuple[str, ...] | None, delivery: str = "transactional") -> Failing:
+        place = self.server.place()
+        place.ask(f"GRANT ALL ON SCHEMA {place.schema} TO {GUARDED}")
+        sink = self.table(place, key, delivery)
+
+        def opened(given: Sink, writer: Any, fault: Fault) -> Target:
+            return SqlTarget(sink, JOB, writer, fault)
+
+        rows: Callable[[], list[Row]] = lambda: place.ask('SELECT totals."user", name FROM totals')
+        return Failing(SinkKit(lambda: sink, rows, opened), self.outages)
+
+    def table(self, place: PostgresPlace, key: tuple[str, ...] | None, delivery: str) -> hf.Postgres:
+        """Return a sink of the user with the password."""
+        host, port = self.link.address.split(":")
+        dsn = f"host={host} port={port} dbname=postgres user={GUARDED}"
+        return hf.Postgres(dsn, "totals", key, delivery, schema=place.schema, password=hf.secret("env:OUTAGE_PASSWORD"))
+
+    def admin(self, *statements: str) -> None:
+        place = PostgresPlace(self.server.dsn(), "public")
+        for each in statements:
+            place.ask(each)
+
+    @contextmanager
+    def _refused(self) -> Iterator[None]:
+        ended = f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = '{GUARDED}'"
+        self.admin(f"ALTER ROLE {GUARDED} NOLOGIN", ended)
+        try:
+            yield
+        finally:
+            self.admin(f"ALTER ROLE {GUARDED} LOGIN")
+
+    def _restart(self) -> None:
+        self.server.stop()
+        self.server.start()
+
+
+@dataclass(frozen=True)
+class FailingRedis:
+    """A server whose user needs a password, behind a proxy."""
+
+    server: RedisServer
+    link: Proxied
+
+    @property
+    def outages(self) -> Outages:
+        return Outages(lambda: unreachable(self.link), self._restart, self._refused, lambda: unanswered(self.link))
+
+    def sink(self) -> Failing:
+        keys = self.server.keys(KEY)
+        self.server.allow("~*", "+@all")
+        url = f"redis://{REDIS_USER}@{self.link.address}/0"
+        sink = hf.Redis(url, keys.prefix, KEY, hf.secret("env:OUTAGE_PASSWORD"))
+
+        def opened(given: Sink, writer: Any, fault: Fault) -> Target:
+            target: Target = sink.opened(JOB, writer, fault=fault)
+            return target
+
+        return Failing(SinkKit(lambda: sink, keys.rows, opened), self.outages)
+
+    @contextmanager
+    def _refused(self) -> Iterator[None]:
+        self.server.ask("ACL", "SETUSER", REDIS_USER, "off")
+        self.server.ask("CLIENT", "KILL", "USER", REDIS_USER)
+        try:
+            yield
+        finally:
+            self.server.allow("~*", "+@all")
+
+    def _restart(self) -> None:
+        self.server.kill()
+        self.server.start()
+        self.server.allow("~*", "+@all")
+
+
+@dataclass(frozen=True)
+class FailingKafka:
+    """A broker with two ways to it: one through a proxy, one for a user with a password and rights."""
+
+    server: KafkaServer
+    link: Proxied
+
+    @property
+    def outages(self) -> Outages:
+        """Those of the way through the proxy, on which every client may do everything."""
+        return Outages(lambda: unreachable(self.link), self._restart, None, lambda: unanswered(self.link))
+
+    def sink(self, key: tuple[str, ...] | None) -> Failing:
+        topic = KafkaTopic(self.server, key)
+        sink = hf.Kafka(self.link.address, topic.name, key=key).sink()
+        return Failing(self._kit(topic, sink), self.outages)
+
+    def guarded_sink(self, key: tuple[str, ...] | None) -> Failing:
+        topic = KafkaTopic(self.server, key)
+        self.server.allow_all()
+        sink = hf.Kafka(self.server.guarded, topic.name, key=key, options=self.login()).sink()
+        return Failing(self._kit(topic, sink), Outages(refused=self._refused))
+
+    def source(self) -> Failing:
+        topic, append = self._numbers()
+        source = hf.Kafka(self.link.address, topic, hf.JSON(NUMBERS)).source()
+        return Failing(SourceKit(lambda: source, append), self.outages)
+
+    def guarded_source(self) -> Failing:
+        topic, append = self._numbers()
+        self.server.allow_all()
+        source = hf.Kafka(self.server.guarded, topic, hf.JSON(NUMBERS), options=self.login()).source()
+        return Failing(SourceKit(lambda: source, append), Outages(refused=self._refused))
+
+    def login(self) -> dict[str, Any]:
+        """Return the options of the user with the password."""
+        secret = hf.secret("env:OUTAGE_PASSWORD")
+        return {
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": KAFKA_USER,
+            "sasl.password": secret,
+        }
+
+    def _kit(self, topic: KafkaTopic, sink: Any) -> SinkKit:
+        def opened(given: Sink, writer: Any, fault: Fault) -> Target:
+            target: Target = sink.opened(JOB, writer, fault=topic.watched(fault))
+            return target
+
+        return SinkKit(lambda: sink, topic.rows, opened)
+
+    def _numbers(self) -> tuple[str, Callable[[], None]]:
+        topic = self.server.topic(2)
+
+        def append() -> None:
+            for partition in (0, 1):
+                self.server.produce(topic, [b'{"n": 1}', b'{"n": 2}', b'{"n": 3}'], partition)
+
+        append()
+        return topic, append
+
+    @contextmanager
+    def _refused(self) -> Iterator[None]:
+        self.server.allow_nothing()
+        try:
+            yield
+        finally:
+            self.server.allow_all()
+
+    def _restart(self) -> None:
+        self.server.kill()
+        self.server.start()
+
+
+class FaultyRemote(FsspecObjects):
+    """A store that calls `fault` as the append of a log passes the points of a delivery."""
+
+    def __init__(self, url: str, fault: Fault) -> None:
+        super().__init__(url)
+        self._fault = fault
+
+    def put(self, path: str, data: bytes) -> None:
+        self._fault("before_begin")
+        super().put(path, data)
+
+    def create(self, path: str, data: bytes) -> None:
+        self._fault("after_tag")  # Rows and tag are one object, so there is one point for both.
+        self._fault("before_commit")
+        super().create(path, data)
+        self._fault("after_commit")
+
+
+@dataclass(frozen=True)
+class FailingStore:
+    """An S3 server behind a proxy, with a user whose permissions are a policy of the bucket."""
+
+    server: S3Store
+    prefix: str = field(default_factory=lambda: f"outage-{next(_NAMES)}")
+
+    @property
+    def url(self) -> str:
+        return self.server.url(f"{self.prefix}/target")
+
+    @property
+    def outages(self) -> Outages:
+        link = self.server.link
+        return Outages(lambda: unreachable(link), self._restart, self._refused, lambda: unanswered(link))
+
+    def log(self, key: tuple[str, ...] | None = None) -> Failing:
+        sink = hf.Log(self.url, key=key).sink()
+
+        def rows() -> list[Row]:
+            store = FsspecObjects(self.url)
+            if key is not None:
+                return [tuple(row.values()) for each in read_table(store) for row in each.rows.to_pylist()]
+            reader = LogReader(store)
+            return [row for each, end in reader.end_offsets().items() for row in _records(reader, each, end)]
+
+        def opened(given: Sink, writer: Any, fault: Fault) -> Target:
+            store = FaultyRemote(self.url, fault)
+            return LogTarget(sink.where, lambda: store, JOB, writer)
+
+        return Failing(SinkKit(lambda: sink, rows, opened), self.outages)
+
+    def files(self) -> Failing:
+        sink = hf.Files(self.url).sink()
+
+        def rows() -> list[Row]:
+            import pyarrow.dataset as ds
+
+            found = ds.dataset(str(self.server.files / self.prefix / "target"), SCHEMA, format="parquet").to_table()
+            return [tuple(row.values()) for row in found.to_pylist()]
+
+        def opened(given: Sink, writer: Any, fault: Fault) -> Target:
+            return sink.opened(JOB, writer, fault=fault)
+
+        return Failing(SinkKit(lambda: sink, rows, opened), self.outages)
+
+    def delta(self, key: tuple[str, ...] | None = None) -> Failing:
+        from deltalake import DeltaTable
+
+        at = {"AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
+        options: dict[str, Any] = {
+            **at,
+            "AWS_ENDPOINT_URL": f"http://{self.server.link.address}",
+            "AWS_ACCESS_KEY_ID": S3_USER,
+            "AWS_SECRET_ACCESS_KEY": hf.secret("env:OUTAGE_PASSWORD"),
+            "max_retries": "1",
+            "retry_timeout": "2s",
+        }
+        owner = {"AWS_ACCESS_KEY_ID": OWNER, "AWS_SECRET_ACCESS_KEY": SECRET}
+        past = {**at, **owner, "AWS_ENDPOINT_URL": f"http://{self.server.address}"}
+        sink = hf.Delta(self.url, key, options=options)
+
+        def rows() -> list[Row]:
+            table = DeltaTable(self.url, storage_options=past).to_pyarrow_table(columns=["user", "name"])
+            return [tuple(row.values()) for row in table.to_pylist()]
+
+        def opened(given: Sink, writer: Any, fault: Fault) -> Target:
+            target: Target = sink.opened(JOB, writer, fault=fault)
+            return target
+
+        return Failing(SinkKit(lambda: sink, rows, opened), self.outages)
+
+    def log_source(self) -> Failing:
+        store = FsspecObjects(self.url)
+        create_log(store, NUMBERS, partitions=2)
+
+        def append() -> None:
+            LogWriter(store).append({partition: pa.table({"n": [1, 2, 3]}, NUMBERS) for partition in (0, 1)})
+
+        append()
+        return Failing(SourceKit(lambda: hf.Log(self.url, NUMBERS).source(), append), self.outages)
+
+    def files_source(self) -> Failing:
+        inbox, numbers = FsspecObjects(self.url), count()
+
+        def append() -> None:
+            inbox.put(f"part-{next(numbers)}", b"n\n1\n2\n3")
+
+        append()
+        source = hf.Files(self.url, NUMBERS, "csv", partitions=1).source()
+        listed = source.in_folder(self.server.url(f"{self.prefix}/job")).copied(again=True)
+        return Failing(SourceKit(lambda: listed, append), self.outages)
+
+    def permit(self, *actions: str) -> None:
+        """Let the user do this in the bucket, and nothing else."""
+        import s3fs
+
+        bucket = f"arn:aws:s3:::{BUCKET}"
+        rules = [
+            {
+                "Effect": "Allow",
+                "Principal": {"AWS": [S3_USER]},
+                "Action": [action],
+                "Resource": [bucket if action == "s3:ListBucket" else f"{bucket}/*"],
+            }
+            for action in actions
+        ]
+        policy = json.dumps({"Version": "2012-10-17", "Statement": rules})
+        owner = s3fs.S3FileSystem(key=OWNER, secret=SECRET, endpoint_url=f"http://{self.server.address}")
+        owner.call_s3("put_bucket_policy", Bucket=BUCKET, Policy=policy)
+
+    def permit_all(self) -> None:
+        """Let the user do what a job needs."""
+        self.permit(*_PERMISSIONS)
+
+    @contextmanager
+    def _refused(self) -> Iterator[None]:
+        self.permit(*_PERMISSIONS[-1:])
+        try:
+            yield
+        finally:
+            self.permit_all()
+
+    def _restart(self) -> None:
+        self.server.stop()
+        self.server.start()
+
+
+def _records(reader: LogReader, partition: int, end: int) -> Iterator[Row]:
+    offset = 0
+    while offset < end:
+        batch, following = reader.read(partition, offset, 1 << 20)
+        if batch is None:
+            return
+        yield from (tuple(row.values()) for row in batch.to_pylist())
+        offset = following
+
+
+def sqlite(folder: Path, key: tuple[str, ...] | None, delivery: str = "transactional") -> Failing:
+    """Return a table in a file that another process holds while it is away; there is no server, and no login."""
+    path = folder / "out.db"
+    sink = hf.SQLite(path, "totals", key, delivery)
+
+    def rows() -> list[Row]:
+        with closing(sqlite3.connect(path)) as db:
+            return db.execute('SELECT totals."user", name FROM totals').fetchall()
+
+    @contextmanager
+    def held() -> Iterator[None]:
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            yield
+            other.execute("ROLLBACK")
+
+    def opened(given: Sink, writer: Any, fault: Fault) -> Target:
+        return SqlTarget(sink, JOB, writer, fault)
+
+    return Failing(SinkKit(lambda: sink, rows, opened), Outages(held))
+
+
+PASSWORDS = {"OUTAGE_PASSWORD": PASSWORD}
+"""Where the sinks and sources of this module read the password."""
