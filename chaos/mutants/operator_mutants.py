@@ -32,6 +32,7 @@ from holdfast.runtime.operators.tables.versioned import LEAVES, Versions
 from holdfast.runtime.operators.windows import counted, session, sliding, window
 from holdfast.runtime.operators.windows.counted import CountedOperator
 from holdfast.runtime.operators.windows.early import EarlyResults, Schedule
+from holdfast.runtime.operators.windows.held import HeldSlices
 from holdfast.runtime.operators.windows.session import SessionOperator
 from holdfast.runtime.operators.windows.sliding import SlidingOperator
 from holdfast.runtime.operators.windows.window import WindowOperator
@@ -187,6 +188,8 @@ OPERATOR_MUTANTS = (
            (Swap(window, "windows_between", _forgets_the_last),)),
     Mutant("late-with-the-first-window", "design/0062", "a record is late, and a slice over, once its first window is",
            (Swap(WindowOperator, "__init__", _over_with_the_first),)),
+    Mutant("changed-slice-still-held", "design/0062", "a record for a closed slice is missing in its later windows",
+           (Swap(HeldSlices, "changed", lambda _: lambda slices, ends: None),)),
     Mutant("session-merged-once-too-few", "design/0063", "sessions that are exactly the gap apart stay two",
            (Swap(session, "merged", _touching_stay_apart),), needs="sessions"),
     Mutant("session-forgets-what-it-held", "design/0063", "a session with another start begins from nothing",

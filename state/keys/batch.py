@@ -30,13 +30,13 @@ from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError
 from holdfast.state.keys import canonical as codec
-from holdfast.state.keys.keygroups import key_groups_of, splitmix64
+from holdfast.state.keys.keygroups import check_count, key_groups_of, splitmix64
 from holdfast.storage.xxh3 import xxh3_of
 
 FIXED_BYTES_MAX = 128
 """Wider canonical keys of fixed width are hashed as bytes."""
-HASHED_AT_ONCE = 1 << 14
-"""Integers that are hashed at a time: the steps of the hash find them in the cache."""
+COMPILED_FROM = 1 << 10
+"""Fewer keys are not worth loading the compiler for: key groups and canonical bytes come from NumPy then."""
 _SIGN = -(1 << 63)
 
 
@@ -245,8 +245,17 @@ class Keys:
     def canonical(self) -> pa.Array:
         """Return the canonical bytes, large_binary."""
         if self._canonical is None:
-            self._canonical = codec.encode(self.columns())
+            self._canonical = codec.encode(self.columns()) if self._words is None else self._from_words(self._words)
         return self._canonical
+
+    def _from_words(self, words: NDArray[np.int64]) -> pa.Array:
+        """Return the canonical bytes of words, which mostly come from records: their kernels are loaded."""
+        if self._length < COMPILED_FROM:
+            return codec.encode(self.columns())
+        from holdfast.state.keys import hashing  # imports the compiler, which few commands need
+
+        kinds = self.type.types
+        return codec.from_matrix(hashing.canonical_of(list(words), kinds, self._length, codec.width_of(kinds)))
 
     def take(self, indices: NDArray[np.int64]) -> Keys:
         """Return the keys at these rows."""
@@ -261,11 +270,12 @@ class Keys:
         routed = self.routed()
         if not routed.type.injective:
             return key_groups_of(routed.hashes, count)
-        values, groups = routed.leading(), np.empty(self._length, np.uint16)
-        for first in range(0, self._length, HASHED_AT_ONCE):
-            part = slice(first, first + HASHED_AT_ONCE)
-            groups[part] = key_groups_of(splitmix64(values[part]), count)
-        return groups
+        if self._length < COMPILED_FROM:
+            return key_groups_of(splitmix64(routed.leading()), count)
+        from holdfast.state.keys import hashing  # imports the compiler, which few commands need
+
+        check_count(count)
+        return hashing.key_groups_of_ints(routed.leading(), count)
 
     def order(self, key_groups: NDArray[np.uint16]) -> NDArray[np.int64]:
         """Return the indices that sort by (key group, canonical bytes)."""

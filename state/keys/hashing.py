@@ -1,4 +1,4 @@
-"""xxh3-64 of keys of fixed width, from their words: the hash of the canonical bytes, which are built a row at a time.
+"""What keys of fixed width become, from their words: canonical bytes, their xxh3-64, and key groups.
 
 Importing this module imports Numba.
 
@@ -15,8 +15,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.state.compiled.jit import inner, kernel
-from holdfast.state.compiled.memory import address_of, byte_swapped, fold_product, get, put, put_u8, word_at
+from holdfast.state.compiled.memory import address_of, byte_swapped, fold_product, get, put, put_u8, put_u16, word_at
 from holdfast.state.compiled.sources import addresses_of
+from holdfast.state.keys.keygroups import GAMMA, MIX_1, MIX_2
 
 BYTES_MAX = 128
 _SIGNED, _UNSIGNED, _BOOL = range(3)
@@ -34,6 +35,7 @@ _PRIME_1, _PRIME_2, _PRIME_3 = (
 )
 _AVALANCHE, _SHORT = np.uint64(0x165667919E3779F9), np.uint64(0x9FB21C651E98DF25)
 _15, _24, _25, _28, _29, _32, _33, _35, _37, _40, _49 = map(np.uint64, (15, 24, 25, 28, 29, 32, 33, 35, 37, 40, 49))
+_27, _30, _31 = map(np.uint64, (27, 30, 31))
 _LOW, _SIGN = np.uint64(0xFFFFFFFF), np.uint64(1 << 63)
 
 
@@ -45,10 +47,58 @@ def hashes_of(columns: Sequence[NDArray[np.int64]], kinds: Sequence[pa.DataType]
         kinds: The types of the columns; their canonical bytes must not exceed BYTES_MAX.
     """
     hashes = np.empty(rows, np.uint64)
-    forms = [_BOOL if pa.types.is_boolean(kind) else int(pa.types.is_uint64(kind)) for kind in kinds]
     scratch = np.empty(BYTES_MAX // 8 + 2, np.int64)
-    hash_words(addresses_of(columns), np.array(forms, np.int64), _SECRET, scratch, hashes)
+    hash_words(addresses_of(columns), _forms_of(kinds), _SECRET, scratch, hashes)
     return hashes
+
+
+def canonical_of(
+    columns: Sequence[NDArray[np.int64]], kinds: Sequence[pa.DataType], rows: int, width: int
+) -> NDArray[np.uint8]:
+    """Return the canonical bytes of keys, shape (rows, width).
+
+    Args:
+        columns, kinds: As in hashes_of, of any number.
+        width: Bytes of a key.
+    """
+    data = np.empty(rows * width, np.uint8)
+    write_canonical(addresses_of(columns), _forms_of(kinds), rows, data)
+    return data.reshape(rows, width)
+
+
+def key_groups_of_ints(values: NDArray[np.int64], count: int) -> NDArray[np.uint16]:
+    """Return the key groups of keys that are one integer, as keygroups.py defines them.
+
+    Args:
+        count: Key groups of the job.
+    """
+    values, groups = np.ascontiguousarray(values), np.empty(values.size, np.uint16)
+    write_groups(values.ctypes.data, count, groups)
+    return groups
+
+
+def _forms_of(kinds: Sequence[pa.DataType]) -> NDArray[np.int64]:
+    forms = [_BOOL if pa.types.is_boolean(kind) else int(pa.types.is_uint64(kind)) for kind in kinds]
+    return np.array(forms, np.int64)
+
+
+@inner
+def _write(columns: int, forms: int, count: int, nulls: int, row: int, to: int) -> Any:
+    """Write the canonical bytes of a row; return where they end."""
+    at = to
+    for column in range(count):
+        word, form = np.uint64(get(get(columns, column), row)), get(forms, column)
+        null = nulls != 0 and (get(nulls, row) >> column) & 1 != 0
+        put_u8(at, 0, np.uint8(0 if null else 1))
+        if form == _BOOL:
+            put_u8(at, 1, np.uint8(word))
+            at += 2
+        else:
+            if form == _SIGNED and not null:
+                word ^= _SIGN
+            put(at + 1, 0, np.int64(byte_swapped(word)))
+            at += 9
+    return at
 
 
 @inner
@@ -113,20 +163,37 @@ def hash_words(columns_: Any, forms_: Any, secret_: Any, scratch_: Any, hashes_:
     nulls = get(columns, count) if columns_.size > count else 0
     hashes = address_of(hashes_)
     for row in range(hashes_.size):
-        at = data
-        for column in range(count):
-            word, form = np.uint64(get(get(columns, column), row)), get(forms, column)
-            null = nulls != 0 and (get(nulls, row) >> column) & 1 != 0
-            put_u8(at, 0, np.uint8(0 if null else 1))
-            if form == _BOOL:
-                put_u8(at, 1, np.uint8(word))
-                at += 2
-            else:
-                if form == _SIGNED and not null:
-                    word ^= _SIGN
-                put(at + 1, 0, np.int64(byte_swapped(word)))
-                at += 9
-        put(hashes, row, np.int64(_hash(data, at - data, address_of(secret_))))
+        end = _write(columns, forms, count, nulls, row, data)
+        put(hashes, row, np.int64(_hash(data, end - data, address_of(secret_))))
 
 
-__all__ = ["BYTES_MAX", "hash_words", "hashes_of"]
+@kernel("none", "words", "words", "number", "bytes")
+def write_canonical(columns_: Any, forms_: Any, rows: int, data_: Any) -> None:
+    """Write the canonical bytes of rows of words, one after another; see canonical_of."""
+    columns, forms, count, at = address_of(columns_), address_of(forms_), forms_.size, address_of(data_)
+    nulls = get(columns, count) if columns_.size > count else 0
+    for row in range(rows):
+        at = _write(columns, forms, count, nulls, row, at)
+
+
+@kernel("none", "number", "number", "groups")
+def write_groups(values: int, count: int, groups_: Any) -> None:
+    """Write the key group of every integer at this address: splitmix64, then multiply-shift."""
+    groups = address_of(groups_)
+    for row in range(groups_.size):
+        mixed = np.uint64(get(values, row)) + GAMMA
+        mixed = (mixed ^ (mixed >> _30)) * MIX_1
+        mixed = (mixed ^ (mixed >> _27)) * MIX_2
+        mixed ^= mixed >> _31
+        put_u16(groups, row, np.uint16(((mixed >> _32) * np.uint64(count)) >> _32))
+
+
+__all__ = [
+    "BYTES_MAX",
+    "canonical_of",
+    "hash_words",
+    "hashes_of",
+    "key_groups_of_ints",
+    "write_canonical",
+    "write_groups",
+]

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from holdfast.errors import ConfigError
 from holdfast.model import KEY_GROUPS_MAX
 
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
+GAMMA = np.uint64(0x9E3779B97F4A7C15)
+MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+MIX_2 = np.uint64(0x94D049BB133111EB)
 _UNMIX_1 = np.uint64(pow(0xBF58476D1CE4E5B9, -1, 1 << 64))
 _UNMIX_2 = np.uint64(pow(0x94D049BB133111EB, -1, 1 << 64))
 _27, _30, _31, _32, _54, _60, _62 = (np.uint64(bits) for bits in (27, 30, 31, 32, 54, 60, 62))
@@ -32,13 +32,13 @@ _27, _30, _31, _32, _54, _60, _62 = (np.uint64(bits) for bits in (27, 30, 31, 32
 
 def splitmix64(values: NDArray[np.int64]) -> NDArray[np.uint64]:
     """Mix every integer into a hash. A bijection: equal hashes mean equal integers."""
-    mixed = np.ascontiguousarray(values).view(np.uint64) + _GAMMA
+    mixed = np.ascontiguousarray(values).view(np.uint64) + GAMMA
     shifted = mixed >> _30
     mixed ^= shifted
-    mixed *= _MIX_1
+    mixed *= MIX_1
     np.right_shift(mixed, _27, out=shifted)
     mixed ^= shifted
-    mixed *= _MIX_2
+    mixed *= MIX_2
     np.right_shift(mixed, _31, out=shifted)
     mixed ^= shifted
     return mixed
@@ -51,7 +51,7 @@ def splitmix64_inverse(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
     mixed ^= (mixed >> _27) ^ (mixed >> _54)
     mixed *= _UNMIX_1
     mixed ^= (mixed >> _30) ^ (mixed >> _60)
-    mixed -= _GAMMA
+    mixed -= GAMMA
     values: NDArray[np.int64] = mixed.view(np.int64)
     return values
 
@@ -70,7 +70,7 @@ def key_groups_of(hashes: NDArray[np.uint64], count: int) -> NDArray[np.uint16]:
     Raises:
         ConfigError: count is out of range.
     """
-    _check_count(count)
+    check_count(count)
     return (((hashes >> _32) * np.uint64(count)) >> _32).astype(np.uint16)
 
 
@@ -79,26 +79,26 @@ def key_of_group(groups: NDArray[np.int64], count: int) -> NDArray[np.int64]:
 
     It is the lowest hash that multiply-shift maps to the group, inverted through splitmix64.
     """
-    _check_count(count)
+    check_count(count)
     high = (groups.astype(np.uint64) << _32) + np.uint64(count - 1)
     return splitmix64_inverse((high // np.uint64(count)) << _32)
 
 
 def range_of(subtask: int, parallelism: int, count: int) -> tuple[int, int]:
     """Return the key groups [first, end) that a subtask owns; may be empty if parallelism > count."""
-    _check_count(count)
+    check_count(count)
     assert 0 <= subtask < parallelism
     return subtask * count // parallelism, (subtask + 1) * count // parallelism
 
 
 def owners(parallelism: int, count: int) -> NDArray[np.int64]:
     """Return the owning subtask of every key group, shape (count,)."""
-    _check_count(count)
+    check_count(count)
     widths = [end - first for first, end in (range_of(subtask, parallelism, count) for subtask in range(parallelism))]
     return np.repeat(np.arange(parallelism, dtype=np.int64), widths)
 
 
-def _check_count(count: int) -> None:
+def check_count(count: int) -> None:
     if not 1 <= count <= KEY_GROUPS_MAX:
         raise ConfigError(
             f"key_groups is {count}, but must be between 1 and {KEY_GROUPS_MAX}",

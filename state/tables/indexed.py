@@ -80,6 +80,7 @@ class IndexedRecords:
     def __init__(self, spec: TableSpec, memory: Memory = PLAIN) -> None:
         from holdfast.state.tables.kernels import (
             index,
+            merging,
             reordering,
             rows,
             slots,
@@ -87,6 +88,7 @@ class IndexedRecords:
 
         self.spec, self._memory = spec, memory
         self._index, self._rows, self._slots, self._reordering = index, rows, slots, reordering
+        self._merging = merging
         self._key = spec.key.word_count if spec.key.fixed else TEXT_WORDS
         self._values = ValueWords(spec)
         width = self._key + 1 + self._values.count

@@ -12,7 +12,7 @@ Source: docs/design/0036-records-and-kernels.md, docs/design/0040-values-of-any-
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,10 +34,10 @@ from holdfast.state.tables.indexed import (
     slots_in,
 )
 from holdfast.state.tables.kernels.layout import PROGRAM_FIELDS, Control, Do, Flag
-from holdfast.state.tables.placing import Reached
+from holdfast.state.tables.placing import Reached, parts
 from holdfast.state.tables.slab import Rows
-from holdfast.state.tables.spec import VALUE_BYTES_MAX, Columns, Values
-from holdfast.state.tables.words import Arena, narrowed
+from holdfast.state.tables.spec import VALUE_BYTES_MAX, Columns, ColumnSpec, Values
+from holdfast.state.tables.words import Arena, narrowed, words_of
 
 __all__ = ["NO_PROGRAM", "PART_ROWS_MIN", "Program", "Records", "Side", "Step"]
 
@@ -45,6 +45,14 @@ Step = tuple[Do, str, int]
 """An operation, the column of state that it changes, and the number of its input."""
 _KEY_SHOWN = 60
 _NO_ROWS: Rows = np.empty(0, np.int64)
+
+
+class Merging(NamedTuple):
+    """How the values of several records become one."""
+
+    program: Program
+    columns: tuple[ColumnSpec, ...]
+    """Plain columns, in the order of the matrix that the program fills."""
 
 
 class Records(IndexedRecords):
@@ -85,6 +93,30 @@ class Records(IndexedRecords):
             shift = 64 - 8 * dtype.itemsize if dtype.kind == "i" else 0
             lines.append((int(do), self._key + 1 + at, column, shift))
         return np.array(lines, np.int64).reshape(-1, PROGRAM_FIELDS)
+
+    def merging(self, steps: Sequence[Step]) -> Merging:
+        """Return what merges the columns that these steps fold."""
+        program = self.program((do.merging, name, number) for number, (do, name, _) in enumerate(steps))
+        return Merging(program, tuple(self.spec.column(name) for _, name, _ in steps))
+
+    def merged(self, merging: Merging, slots: Rows, groups: Rows, count: int) -> Columns | None:
+        """Merge the working values of slots by group, in the order of the slots; these stay as they are.
+
+        Args:
+            groups: The group of every slot, 0 to count - 1.
+
+        Returns:
+            One value per group, the default for one without slots; None if a sum of integers left 64 bits on the way.
+        """
+        defaults = words_of((np.array([column.default], column.dtype) for column in merging.columns), 1)
+        found, beyond = np.repeat(np.ascontiguousarray(defaults.T), count, axis=0), 0
+        slots, groups = listed(slots), listed(groups)
+        for part in parts(self._memory, slots_in(self._records, self._width, slots, write=False)):
+            given = self._records.array, self._control, slots[part], groups[part]
+            beyond |= self._merging.merge_rows(*given, merging.program, found, self._scratch)
+        words = np.ascontiguousarray(found.T)
+        columns = zip(merging.columns, words, strict=True)
+        return None if beyond else {column.name: narrowed(row, np.dtype(column.dtype)) for column, row in columns}
 
     def _committed_of(self, slots: Rows, *, write: bool) -> Reached:
         return slots_in(self._committed_values, self._values.count, slots, write)

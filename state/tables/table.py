@@ -24,15 +24,15 @@ Source: DESIGN section 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from holdfast.model import NO_EPOCH, Epoch
-from holdfast.state.compiled.sources import Sources
+from holdfast.model import LAST_US, NEVER_US, NO_EPOCH, Epoch
+from holdfast.state.compiled.sources import Sources, Words
 from holdfast.state.keys.batch import Keys
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.epochs import KNOWN, EpochRecords
@@ -200,6 +200,30 @@ class Table(EpochRecords):
             given = self._records.array, self._control, low, high, int(Flag.WORKING), 0
             if count := self._slots.scan(*given, found):
                 yield found[:count]
+
+    def present_by_time(
+        self, name: str, over: int, between: tuple[int, int], known: Sequence[int]
+    ) -> Iterator[tuple[Rows, Words, tuple[int, int] | None]]:
+        """Yield slots of keys that exist now, by a time in a plain column; reads the whole cold store first.
+
+        Args:
+            name: The column.
+            over: Slots up to this time are listed.
+            between: And those behind the first time, up to the second.
+            known: But, of the latter, none with these times.
+
+        Returns:
+            Slots; their times; the earliest and the latest time after `over`, None if there is none.
+        """
+        self._load_rest()
+        wanted = np.array([self._key + 1 + self._values.at[name], over, *between], np.int64)
+        skipped = np.array(known, np.int64)
+        for low, high in self._sweep():
+            found, times = np.empty(high - low, np.int64), np.empty(high - low, np.int64)
+            left = np.array([LAST_US, NEVER_US], np.int64)
+            given = self._records.array, self._control, low, high, wanted, skipped
+            count = self._slots.scan_times(*given, found, times, left)
+            yield found[:count], times[:count], (int(left[0]), int(left[1])) if left[0] <= left[1] else None
 
     def load_some(self, rows_max: int) -> bool:
         """Read at most so many rows of the cold store before they are asked for; return whether any were left."""

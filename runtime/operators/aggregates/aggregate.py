@@ -184,6 +184,9 @@ class Folding:
             if read not in self._read:
                 self._read.append(read)
             steps += [(do, bound.state[role], self._read.index(read)) for role, do in operations.items()]
+        self._merging = table.merging(steps)
+        self.merges = None if self._singly else {name: do.merging for do, name, _ in steps}
+        """The operation that merges every column of state; None if functions without operations are among them."""
         steps += [(Do.SET, name, len(self._read) + i) for i, name in enumerate(also)]
         self._program = table.program(steps)
 
@@ -224,14 +227,31 @@ class Folding:
         Raises:
             JobFailed: a merged state does not fit.
         """
-        states = []
+        states, merged = list[State](), self._table.merged(self._merging, slots, groups, count)
         for bound in self._aggregations:
-            try:
+            if merged is not None and bound.function.operations is not None:
+                states.append(_state_of(bound, merged))
+                continue
+            try:  # where a sum left 64 bits on the way, `combine` finds whether the whole sum fits
                 states.append(self._combined(bound, self._held(bound, slots), groups, count))
             except CannotFold as error:
                 first = {} if error.group is None else {error.group: int(slots[np.argmax(groups == error.group)])}
                 raise self._cannot(bound, error, first) from error
         return states
+
+    def values_of(self, slots: Slots, numbers: Groups, count: int) -> Columns:
+        """Return the columns that operations fold, by the number of each slot; defaults for numbers without a slot.
+
+        Args:
+            numbers: Of every slot, each once, 0 to count - 1.
+        """
+        columns = self._table.merged(self._merging, slots, numbers, count)
+        assert columns is not None, "a number has several slots"
+        return columns
+
+    def states_of(self, columns: Columns) -> list[State]:
+        """Return, per aggregate, the states in columns that operations fold; all functions must have operations."""
+        return [_state_of(bound, columns) for bound in self._aggregations]
 
     def over(self, slots: Slots, runs: Runs) -> list[State]:
         """Return, per aggregate, the merged states of runs of slots; the slots stay as they are.
@@ -454,6 +474,10 @@ def _values_at(table: Table, name: str, slots: Slots) -> Any:
 def _part(states: State, first: int, end: int) -> State:
     """Return the states of groups [first, end), not copied."""
     return {role: sliced(values, first, end) for role, values in states.items()}
+
+
+def _state_of(bound: BoundAggregation, columns: Columns) -> State:
+    return {role: columns[name] for role, name in bound.state.items()}
 
 
 class _Swapped:

@@ -23,7 +23,8 @@ windows).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -54,6 +55,7 @@ from holdfast.runtime.operators.differences import Found, columns_text, compare_
 from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, Times, drop_vacant, time_not_held
 from holdfast.runtime.operators.side import LATE
 from holdfast.runtime.operators.windows.early import TIMES_TABLE, EarlyResults
+from holdfast.runtime.operators.windows.held import HeldSlices
 from holdfast.runtime.operators.windows.marked import MARK
 from holdfast.runtime.operators.windows.merging import Owners, grouped, merged
 from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation
@@ -205,7 +207,7 @@ class WindowOperator(Operator):
         self._taken = in_pieces(ctx, step.operator, step.aggregations, self._take)
         self._give = results_in_pieces(ctx, step.operator, step.aggregations)
         self._keys = KeyType.of(placed.schema.field(name) for name in step.keys)
-        self._owners = Owners(self._table)
+        self._owners, self._slices = Owners(self._table), HeldSlices(self._table, self._folding)
         self.rows_in = self.rows_out = self.late = 0
         self._due = NEVER_US
         """Nothing is due before this time."""
@@ -245,6 +247,7 @@ class WindowOperator(Operator):
         if self._early is not None:
             also.append(self._early.marks(ends + self._spread_us > clock))
         slots = self._folding.fold(self._table.spec.key.encode(columns), batch, also)
+        self._slices.changed(ends)
         self._due = min(self._due, self._first_due(ends, clock))
         if self._step.emit == "close":
             self._correct(slots, ends, clock)
@@ -316,25 +319,55 @@ class WindowOperator(Operator):
     def _close_slices(self, old: int) -> None:
         """Close windows as `_close` does, where all keys have one clock: then all rows of a slice are due, or none."""
         window, now = self._step.window, int(self._clock.of(self._keys.empty))
-        after, through = self._became_due(old, now)
-        held, over, self._due = dict[int, list[Slots]](), list[Slots](), LAST_US
-        for slots in self._table.present_parts():
-            ends, rows, bounds = by_slice(slots, self._table.values(WINDOW_END, slots), window.every_us)
-            count = int(np.searchsorted(ends + self._reach_us, now, "right"))
-            over.append(rows[: bounds[count]])
-            self._due = min(self._due, self._first_due(ends[count:], now))
-            for number in np.flatnonzero((ends + self._spread_us > after) & (ends <= through)).tolist():
-                held.setdefault(int(ends[number]), []).append(rows[bounds[number] : bounds[number + 1]])
-        results = self._of_slices(held, after, through)
-        self._give(self._closed(results, np.concatenate(over)) if any(rows.size for rows in over) else results)
+        after, through = (int(each) for each in self._became_due(old, now))
+        rows, over, self._due = dict[int, list[Slots]](), list[Slots](), LAST_US
+        over_at, from_us = max(now - self._reach_us, NEVER_US), max(after - self._spread_us, NEVER_US)
+        able = self._slices.able
+        given = over_at, (from_us, through), self._slices.ends if able else ()
+        for slots, times, left in self._table.present_by_time(WINDOW_END, *given):
+            if left is not None:
+                self._due = min(self._due, self._first_due_between(*left, through, now))
+            if not slots.size:
+                continue
+            ends, ordered, bounds = by_slice(slots, times, window.every_us)
+            over.append(ordered[: bounds[np.searchsorted(ends, over_at, "right")]])
+            for number in np.flatnonzero((ends > from_us) & (ends <= through)).tolist():
+                rows.setdefault(int(ends[number]), []).append(ordered[bounds[number] : bounds[number + 1]])
+        if able:
+            for end in rows.keys() - set(self._slices.ends):
+                self._slices.take(end, np.concatenate(rows[end]))
+            results = self._of_held(after, through)
+        else:
+            results = self._of_slices(rows, after, through)
+        self._give(self._closed(results, np.concatenate(over)) if any(each.size for each in over) else results)
 
     def _of_slices(self, held: Mapping[int, list[Slots]], after: Clock, through: Clock) -> Iterator[pa.RecordBatch]:
         """Yield the windows of slices that end after the first time, and by the second, in the order of their ends."""
-        window = self._step.window
-        _, windows = windows_between(np.array(sorted(held), np.int64), after, through, window)
+        for end, slices in self._windows_over(held, after, through):
+            yield from self._window(end, np.concatenate([rows for each in slices for rows in held[each]]))
+
+    def _of_held(self, after: int, through: int) -> Iterator[pa.RecordBatch]:
+        """Yield windows as `_of_slices` does, of slices that are held."""
+        for end, slices in self._windows_over(self._slices.ends, after, through):
+            found = self._slices.merged(slices)
+            if found is None:  # a sum may not fit
+                yield from self._window(end, self._rows_of(end))
+                continue
+            keys, states = found
+            yield self._made(np.full(len(keys), end), keys.type.decode(keys), self._folding.results_of(states))
+        self._slices.release(through - self._spread_us)
+
+    def _windows_over(self, ends: Iterable[int], after: Clock, through: Clock) -> Iterator[tuple[int, list[int]]]:
+        """Yield the end of each window of slices with these ends, and which of them it has."""
+        window, known = self._step.window, sorted(ends)
+        _, windows = windows_between(np.array(known, np.int64), after, through, window)
         for end in np.unique(windows).tolist():
-            slices = range(end - window.size_us + window.every_us, end + 1, window.every_us)
-            yield from self._window(end, np.concatenate([rows for each in slices for rows in held.get(each, ())]))
+            yield end, known[bisect_right(known, end - window.size_us) : bisect_right(known, end)]
+
+    def _rows_of(self, end: int) -> Slots:
+        """Return the rows of state of one window."""
+        given = NEVER_US, (end - self._step.window.size_us, end), ()
+        return np.concatenate([slots for slots, _, _ in self._table.present_by_time(WINDOW_END, *given)])
 
     def _closed(self, results: Iterator[pa.RecordBatch], over: Slots) -> Iterator[pa.RecordBatch]:
         """Yield the windows that are due; delete the rows that are over behind the last one."""
@@ -368,6 +401,17 @@ class WindowOperator(Operator):
             if (last - first) // every_us < ends.size:
                 ends = np.arange(first, last + 1, every_us)
         return int(self._next_due(ends, clock).min(initial=LAST_US))
+
+    def _first_due_between(self, first: int, last: int, through: int, now: int) -> int:
+        """Return when the first of slices has to be looked at next, or an earlier time.
+
+        Args:
+            first, last: The ends of the earliest and of the latest one.
+            through: Up to this end, windows are not due any more.
+        """
+        every_us = self._step.window.every_us
+        following = first if through < first else first + ((through - first) // every_us + 1) * every_us
+        return int(self._next_due(np.array([first, min(last, following)]), np.int64(now)).min())
 
     def _correct(self, slots: Slots, ends: Times, clock: Clock) -> None:
         """Emit the windows of changed slices that are closed and not over yet."""

@@ -133,7 +133,7 @@ class Adding(AggregateFunction):
 
     def combine(self, states: State, groups: Groups, count: int) -> State:
         values = states[self.role]
-        if self.do == Do.ADD_INT and values.size and values.size * _largest(values) > INT64_MAX:
+        if self.do == Do.ADD_INT and values.size and values.size * largest(values) > INT64_MAX:
             beyond = _beyond(groups, np.zeros(groups.size, np.int64), values)
             if beyond is not None:
                 raise CannotFold(TOO_LARGE, USE_FLOATS, beyond)
@@ -154,7 +154,7 @@ def _fit(state: State, role: str, given: Values, known: Known) -> bool:
     values = given.values(np.dtype(np.int64))
     if values.size == 0:
         return True
-    growth = values.size * _largest(values)
+    growth = values.size * largest(values)
     if known.bound is not None and known.bound + growth <= INT64_MAX:
         known.bound += growth
         return True
@@ -162,14 +162,14 @@ def _fit(state: State, role: str, given: Values, known: Known) -> bool:
     slots = given.slots
     sums = state[role]
     before = sums[slots]
-    if _largest(before) + growth > INT64_MAX:
+    if largest(before) + growth > INT64_MAX:
         return _beyond(slots, before, values) is None
     if sums.size <= STOCK_ROWS_MAX * slots.size:  # else checking each batch's own sums is cheaper
-        known.bound = _largest(sums) + growth
+        known.bound = largest(sums) + growth
     return True
 
 
-def _largest(values: NDArray[np.int64]) -> int:
+def largest(values: NDArray[np.int64]) -> int:
     """Return the largest absolute value, exactly."""
     return max(-int(values.min()), int(values.max()))
 

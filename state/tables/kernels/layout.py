@@ -116,8 +116,13 @@ class Do(IntEnum):
         """Return whether it reads values as doubles; it reads integers otherwise, or none."""
         return self >= Do.ADD_FLOAT
 
+    @property
+    def merging(self) -> Do:
+        """Return the operation that merges two of its results."""
+        return Do.ADD_INT if self == Do.COUNT else self
+
 
 OPERATION, WORD, INPUT, SHIFT = range(4)
-"""Columns of a program: a Do; the word of the record; the input column; 64 less the bits of a small
-signed integer, from whose low bytes the state is read."""
+"""Columns of a program: a Do; the word of the record; the column of the input, or of the result of a merge; 64 less the
+bits of a small signed integer, from whose low bytes the state is read."""
 PROGRAM_FIELDS = 4

@@ -156,11 +156,11 @@ def _fold_block(
                             put(some, count, get(given, row))
                         count += 1
                 given = some
-        _apply(get(operation, OPERATION), get(operation, WORD), get(operation, SHIFT), at, count, given)
+        apply_all(get(operation, OPERATION), get(operation, WORD), get(operation, SHIFT), at, count, given)
 
 
 @inner
-def _apply(do: int, word: int, shift: int, at: int, count: int, given: int) -> None:
+def apply_all(do: int, word: int, shift: int, at: int, count: int, given: int) -> None:
     """Run one operation over `count` values; `at` lists the addresses of their records."""
     if do == _COUNT_ROWS:
         for i in range(count):

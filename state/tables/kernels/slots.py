@@ -162,6 +162,55 @@ def scan(records: Any, control: Any, first: int, end: int, wanted: int, without:
     return count
 
 
+@kernel("number", "words", "words", "number", "number", "words", "words", "words", "words", "words")
+def scan_times(
+    records_: Any, control_: Any, first: int, end: int, wanted_: Any, known_: Any, out_: Any, times_: Any, left_: Any
+) -> int:
+    """List the present slots of [first, end) whose time is wanted, with their times.
+
+    Args:
+        wanted_: The word of the time; times up to the next number are wanted, and times behind the one after it, up to
+            the last one.
+        known_: Of the latter, these are not.
+        left_: Becomes the earliest and the latest time that is not among the first ones; as it was if there is none.
+
+    Returns:
+        How many there are.
+    """
+    records, control, wanted, known = (
+        address_of(records_),
+        address_of(control_),
+        address_of(wanted_),
+        address_of(known_),
+    )
+    stride, state_at, word = get(control, _WORDS) * 8, get(control, _KEY), get(wanted, 0)
+    over, after, through, out, times = (
+        get(wanted, 1),
+        get(wanted, 2),
+        get(wanted, 3),
+        address_of(out_),
+        address_of(times_),
+    )
+    count, before, has_before, take = 0, 0, False, False
+    for slot in range(first, end):
+        record = records + slot * stride
+        if get(record, state_at) & _WORKING == 0:
+            continue
+        at = get(record, word)
+        if not has_before or at != before:  # slots come in runs of one time
+            before, has_before, take = at, True, at <= over
+            if not take:
+                left_[0], left_[1] = min(left_[0], at), max(left_[1], at)
+                take = after < at <= through
+                for number in range(known_.size):
+                    take = take and get(known, number) != at
+        if take:
+            put(out, count, slot)
+            put(times, count, at)
+            count += 1
+    return count
+
+
 @kernel("none", "bytes", "words", "words", "words", "bytes")
 def copy_bytes(arena: Any, starts: Any, lengths: Any, to: Any, out: Any) -> None:
     """Copy byte strings of the arena to out[to[i]], ..."""
@@ -196,6 +245,7 @@ __all__ = [
     "reset",
     "roll_back",
     "scan",
+    "scan_times",
     "scatter",
     "set_flags",
 ]

@@ -45,6 +45,12 @@ def hopping(seed: int) -> None:
         hopping_jobs.play(t, steps_of(seed), oracle)
 
 
+def held_slices(seed: int) -> None:
+    oracle = hopping_jobs.Oracle(10, 2, "close", 0, compiled=True)
+    with TestDriver(hopping_jobs.app_of(compiled=True), 2, seed) as t:
+        hopping_jobs.play(t, steps_of(seed), oracle)
+
+
 def sessions(seed: int) -> None:
     oracle = session_jobs.Oracle(5, 20)
     with TestDriver(session_jobs.app_of(5, 20), 2, seed) as t:
@@ -198,6 +204,7 @@ PLAYS: dict[str, Callable[[int], None]] = {
     "slice-counted-twice": hopping,
     "last-window-of-a-slice-missing": hopping,
     "late-with-the-first-window": hopping,
+    "changed-slice-still-held": held_slices,
     "session-merged-once-too-few": sessions,
     "session-forgets-what-it-held": sessions,
     "merged-sum-not-checked": large_sums,

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.model import Epoch
+from holdfast.runtime.operators.windows import held
 from holdfast.runtime.operators.windows.merging import Grouped, Owners
 from holdfast.runtime.operators.windows.window import by_slice
 from holdfast.runtime.plan.identity import check_against, describe_operators
@@ -39,13 +40,14 @@ class TestHopping:
         st.sampled_from(["close", "final"]),
         st.sampled_from([(10, 2, 0), (10, 5, 3), (6, 6, 0), (12, 3, 20), (10, 2, 25)]),
         st.integers(0, 2**16),
+        st.booleans(),
     )
     def test_windows_hold_what_the_oracle_finds(
-        self, steps: list[Any], emit: str, shape: tuple[int, int, int], seed: int
+        self, steps: list[Any], emit: str, shape: tuple[int, int, int], seed: int, compiled: bool
     ) -> None:
         size, every, lateness = shape
-        oracle = Oracle(size, every, emit, lateness)
-        with TestDriver(app_of(size, every, emit, lateness), 2, seed) as t:
+        oracle = Oracle(size, every, emit, lateness, compiled=compiled)
+        with TestDriver(app_of(size, every, emit, lateness, compiled=compiled), 2, seed) as t:
             play(t, steps, oracle)
             t.finish()
             assert given_rows(t) == oracle.rows(through=1e9)
@@ -85,6 +87,37 @@ class TestHopping:
             }  # fmt: skip
             assert t.rows("late") == []
 
+    def test_a_record_for_a_slice_that_is_held_counts_in_its_later_windows(self) -> None:
+        with TestDriver(app_of(compiled=True), 1) as t:
+            t.push("rows", [row("a", 1, 1), row("a", 5, 1)])
+            t.watermark("rows", at(6))
+            t.push("rows", [row("a", 1, 10), row("b", 3, 100)])  # held, and a slice without any row
+            t.checkpoint()
+            t.push("rows", [row("c", 9, 1_000)])
+            t.finish()
+            totals = {(k, end): found[2] for (k, end), found in given_rows(t).items()}
+            assert [totals["a", at(end)] for end in (2, 4, 6, 8, 10, 12, 14)] == [1, 1, 2, 12, 12, 1, 1]
+            assert [totals.get(("b", at(end))) for end in (4, 6, 8, 12, 14)] == [None, None, 100, 100, None]
+            assert sorted(end for k, end in totals if k == "c") == [at(end) for end in range(10, 20, 2)]
+
+    @pytest.mark.parametrize("bytes_max", [0, 1 << 30])
+    def test_windows_are_the_same_whether_slices_are_held_or_not(
+        self, bytes_max: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(held, "BYTES_MAX", bytes_max)
+        monkeypatch.setattr(held, "KEPT_MIN", 2)  # keys are forgotten, and slices read again
+        oracle = Oracle(10, 2, "close", 0, compiled=True)
+        with TestDriver(app_of(compiled=True), 2) as t:
+            for second in range(0, 60, 3):
+                rows = [row(f"k{(second + i) // 7}", second + i % 3, i) for i in range(8)]
+                t.push("rows", rows, partition=second % 3)
+                for each in rows:
+                    oracle.take(each)
+                t.watermark("rows", at(second))
+                oracle.advance(second)
+                t.checkpoint()
+                assert given_rows(t) == oracle.rows()
+
     def test_a_record_is_kept_once_in_however_many_windows(self) -> None:
         with TestDriver(app_of(size=100, every=1)) as t:
             t.push("rows", [row("a", 0.5, 1)])
@@ -109,8 +142,18 @@ class TestHopping:
             found = {end: rows[1] for (k, end), rows in given_rows(t).items() if k == "a"}
             assert [found[at(second)] for second in (1, 50, 51, 100, 101, 150)] == [1, 1, 2, 2, 1, 1]
 
-    def test_sums_that_fit_apart_and_not_together_fail_the_job(self) -> None:
-        with TestDriver(app_of(), 1) as t:
+    def test_a_sum_that_leaves_64_bits_on_the_way_and_comes_back_is_right(self) -> None:
+        large = (1 << 63) - 1
+        with TestDriver(app_of(compiled=True), 1) as t:
+            t.push("rows", [row("a", 1, large), row("b", 1, 1)])
+            t.push("rows", [row("a", 3, -large), row("a", 5, -large), row("a", 7, large)])
+            t.watermark("rows", at(8))
+            t.checkpoint()
+            assert [each["total"] for each in t.rows("out") if each["k"] == "a"] == [large, 0, -large, 0]
+
+    @pytest.mark.parametrize("compiled", [False, True])
+    def test_sums_that_fit_apart_and_not_together_fail_the_job(self, compiled: bool) -> None:
+        with TestDriver(app_of(compiled=compiled), 1) as t:
             t.push("rows", [row("a", 1, (1 << 63) - 1), row("a", 3, 1)])
             t.watermark("rows", at(2))
             t.checkpoint()

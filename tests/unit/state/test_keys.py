@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError
 from holdfast.state.evolution import declaration
-from holdfast.state.keys.batch import Keys, KeyType
-from holdfast.state.keys.keygroups import splitmix64
+from holdfast.state.keys import canonical, hashing
+from holdfast.state.keys.batch import COMPILED_FROM, Keys, KeyType
+from holdfast.state.keys.keygroups import key_groups_of, splitmix64
 from holdfast.state.tables.spec import TableSpec
 
 UTC_US = pa.timestamp("us", "UTC")
@@ -285,3 +286,30 @@ class TestCompiledHashes:
         arrays = [*(pa.array(each) for each in numbers), *([pa.array([True, False, True])] * flags)]
         keys = KeyType(tuple(f"c{i}" for i in range(len(kinds))), tuple(kinds)).encode(arrays)
         assert keys.hashes.tolist() == [xxhash.xxh3_64_intdigest(key) for key in keys.canonical().to_pylist()]
+
+
+class TestCompiledKeys:
+    @settings(deadline=None)
+    @given(key_columns().filter(lambda drawn: drawn[0].fixed))
+    def test_canonical_bytes_are_those_of_numpy(self, drawn: tuple[KeyType, list[tuple[Any, ...]]]) -> None:
+        kind, rows = drawn
+        keys, width = encode(kind, rows), canonical.width_of(kind.types)
+        found = hashing.canonical_of(list(keys.words()), kind.types, len(keys), width)
+        assert canonical.from_matrix(found).equals(keys.canonical())
+
+    @settings(deadline=None)
+    @given(st.lists(VALUES[pa.int64()], max_size=20), st.integers(1, 1 << 15))
+    def test_key_groups_are_those_of_numpy(self, values: list[int], count: int) -> None:
+        ints = np.array(values, np.int64)
+        assert hashing.key_groups_of_ints(ints, count).tolist() == key_groups_of(splitmix64(ints), count).tolist()
+
+    @pytest.mark.parametrize("rows", [COMPILED_FROM - 1, COMPILED_FROM])
+    def test_many_keys_are_encoded_and_grouped_as_few_are(self, rows: int) -> None:
+        kind = KeyType(("k", "n"), (pa.int64(), pa.int64()), (False, True), unrouted=1)
+        columns = [pa.array(range(rows)), pa.array([None if i % 3 else i for i in range(rows)])]
+        keys = kind.from_words(np.ascontiguousarray(kind.encode(columns).words()))
+        assert keys.canonical().equals(canonical.encode(columns))
+        own = KeyType(("k",), (pa.int64(),)).encode(columns[:1])
+        assert own.key_groups(128).tolist() == key_groups_of(splitmix64(np.arange(rows)), 128).tolist()
+        with pytest.raises(ConfigError, match="key_groups is 0"):
+            own.key_groups(0)
