@@ -34,19 +34,19 @@ from pyiceberg.expressions import (
     GreaterThanOrEqual,
     LessThanOrEqual,
 )
-from pyiceberg.manifest import ManifestContent
+from pyiceberg.manifest import ManifestContent, ManifestFile
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
 from pyiceberg.table import FileScanTask, Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
-from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.table.update import (
     AssertRefSnapshotId,
     AssertTableUUID,
     RemoveSnapshotRefUpdate,
     ValidatableTableRequirement,
 )
-from pyiceberg.table.update.snapshot import ManageSnapshots
+from pyiceberg.table.update.snapshot import ManageSnapshots, _ManifestMergeManager, _OverwriteFiles
 from pyiceberg.transforms import IdentityTransform
 
 from holdfast.errors import ConfigError, Damaged
@@ -63,6 +63,10 @@ INFO = "holdfast"
 """What a commit of a sink says of itself, as JSON in the summary of its snapshot."""
 SMALL_BYTES = 32 << 20
 """A file below this size that a merge changes is written into one file with the new rows."""
+MANIFESTS_MAX = 20
+"""From so many small manifests on, a merge by key writes them as one."""
+MANIFEST_BYTES = 8 << 20
+"""The size to which it merges them, as the library does for appends."""
 _AT_LEAST: Any = GreaterThanOrEqual
 _AT_MOST: Any = LessThanOrEqual
 """Their types do not say how they are called."""
@@ -92,6 +96,15 @@ class Unchanged(ValidatableTableRequirement):
         """Raise CommitFailedException if another commit was first."""
         if base_metadata != self._compared:
             raise CommitFailedException("another commit was first")
+
+
+class MergedOverwrite(_OverwriteFiles):
+    """The snapshot of a merge. The library's own never merges manifests, which each merge reads: one for each epoch."""
+
+    def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
+        data = [each for each in manifests if each.content == ManifestContent.DATA]
+        rest = [each for each in manifests if each.content != ManifestContent.DATA]
+        return _ManifestMergeManager(MANIFEST_BYTES, MANIFESTS_MAX, True, self).merge_manifests(data) + rest
 
 
 class IcebergConnection:
@@ -361,7 +374,8 @@ class LoadedVersion:
             gone.append(task)
             kept = self._read([task], names).filter(pc.invert(mask))
             (gathered if task.file.file_size_in_bytes < SMALL_BYTES else alone).append(kept)
-        producer = transaction.update_snapshot(snapshot_properties=summary).overwrite()
+        operation = Operation.APPEND if self._snapshot is None else Operation.OVERWRITE
+        producer = MergedOverwrite(operation, transaction, self._table.io, snapshot_properties=summary)
         with producer:
             for task in gone:
                 producer.delete_data_file(task.file)

@@ -205,6 +205,17 @@ class TestCommit:
         deliver(keyed, 6, *((10 * epoch, "y") for epoch in range(1, 6)))
         assert len(list(keyed.load().scan().plan_files())) == 1
 
+    def test_merges_manifests_before_they_are_many(self, keyed: FolderCatalog) -> None:
+        for epoch in range(1, 26):
+            deliver(keyed, epoch, (epoch, "x"), (epoch + 100, "x"), *([(epoch - 1, None)] if epoch % 7 == 0 else []))
+        table = keyed.load()
+        snapshot = table.current_snapshot()
+        assert snapshot is not None and len(snapshot.manifests(table.io)) < 10
+        expected = [(n, "x") for n in range(1, 126) if n not in (6, 13, 20) and not 25 < n <= 100]
+        assert sorted(keyed.rows()) == expected
+        assert keyed.sink.repair(back(3), SCHEMA, KEY).delete == len(expected) - 6
+        assert sorted(keyed.rows()) == [*((n, "x") for n in (1, 2, 3)), *((n + 100, "x") for n in (1, 2, 3))]
+
     def test_leaves_files_without_its_keys_alone(self, keyed: FolderCatalog) -> None:
         for epoch in (1, 2, 3):
             deliver(keyed, epoch, (10 * epoch, "x"), (10 * epoch + 5, "x"))
