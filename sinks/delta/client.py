@@ -24,11 +24,12 @@ from pyarrow import fs
 
 from holdfast.errors import ConfigError, Damaged
 from holdfast.sinks.contract import DELETE, OP, PUT
-from holdfast.sinks.delta.columns import stored_type
-from holdfast.sinks.delta.errors import RAISED, is_conflict, meaning_of, other_columns
+from holdfast.sinks.delta.columns import DELTA
+from holdfast.sinks.delta.errors import RAISED, is_conflict, meaning_of
 from holdfast.sinks.delta.place import DeltaPlace, unsafe
-from holdfast.sinks.delta.rewind import DIGEST, Entry
-from holdfast.sinks.delta.target import Change
+from holdfast.sinks.lakehouse.columns import changed_columns
+from holdfast.sinks.lakehouse.rewind import Entry, digest
+from holdfast.sinks.lakehouse.target import Change
 from holdfast.traits import local
 
 INFO = "holdfast"
@@ -74,6 +75,9 @@ class DeltaConnection:
             not_done="nothing was delivered",
             next_step="bring the table back from a backup, and rewind the job to a checkpoint that the backup covers",
         )
+
+    def close(self) -> None:
+        """See target.Connection. Nothing is open."""
 
     def others(self) -> str | None:
         """Return what a local folder without a table holds and VACUUM would reach; None if nothing, or not known."""
@@ -232,8 +236,8 @@ class LoadedVersion:
             chosen = [each for each in whole.get_fragments() if each.path in wanted]
             assert len(chosen) == len(wanted), "a version has the files that it lists"
             part = ds.FileSystemDataset(chosen, whole.schema, whole.format, whole.filesystem)
-            found = [_digest(batch, key) for batch in part.to_batches() if batch.num_rows]
-        return pl.concat(found or [_digest(pa.RecordBatch.from_pylist([], whole.schema), key)])
+            found = [digest(batch, key) for batch in part.to_batches() if batch.num_rows]
+        return pl.concat(found or [digest(pa.RecordBatch.from_pylist([], whole.schema), key)])
 
     def _files(self) -> Any:
         handler = DeltaStorageHandler.from_table(self._table._table)
@@ -276,9 +280,9 @@ class LoadedVersion:
     def _must_have_columns(self, rows: pa.Table) -> None:
         """Refuse a table whose columns another program has changed since the job started. Raises ConfigError."""
         needed = {field.name: field.type for field in rows.schema if field.name != OP}
-        found = {field.name: stored_type(field.type) for field in self.columns}
+        found = {field.name: DELTA.stored_type(field.type) for field in self.columns}
         if needed != found:
-            raise other_columns(self._connection.place, needed, found)
+            raise changed_columns(self._connection.place.where, needed, found)
 
     def _afterwards(self) -> PostCommitHookProperties:
         """Clean the log with each checkpoint. The library does it with each commit, and lists a month of commits."""
@@ -308,14 +312,3 @@ def _info(commit: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return what the commit of a sink says of itself; None: another program made it."""
     found = commit.get(INFO)
     return found if isinstance(found, Mapping) else None
-
-
-def _digest(batch: pa.RecordBatch, key: Sequence[str]) -> pl.DataFrame:
-    """Return the key and a hash of each row; nested values, which cannot be hashed, count by their text."""
-    values = {
-        name: pa.array(map(repr, column.to_pylist()), pa.string()) if pa.types.is_nested(column.type) else column
-        for name, column in zip(batch.schema.names, batch.columns, strict=True)
-    }
-    rows = pl.from_arrow(pa.table({name: values[name] for name in sorted(values)}))
-    assert isinstance(rows, pl.DataFrame)
-    return rows.select(*key).with_columns(rows.hash_rows(seed=1).alias(DIGEST))

@@ -13,7 +13,6 @@ Source: delta-rs, python/src/error.rs and crates/core/src/kernel/transaction.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from urllib.parse import quote
 
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, SchemaMismatchError
@@ -70,27 +69,6 @@ def meaning_of(place: DeltaPlace, error: Exception) -> HoldfastError:
         not_done="it is not known whether this delivery is in",
         next_step="nothing: delivery reads the tag and retries; if it stays so, check that the store is reachable from "
         "this host and has space left",
-    )
-
-
-def other_columns(place: DeltaPlace, needed: Mapping[str, object], found: Mapping[str, object]) -> ConfigError:
-    """Return the error for a table whose columns were changed while the job ran.
-
-    Args:
-        needed: The types of the stream's columns.
-        found: The types of the table's columns.
-    """
-    texts = [f"{name} is missing" for name in needed if name not in found]
-    texts += [f"{name} is not in the stream" for name in found if name not in needed]
-    texts += [
-        f"{name} is {found[name]}, the stream needs {kind}"
-        for name, kind in needed.items()
-        if name in found and found[name] != kind
-    ]
-    return ConfigError(
-        f"{place.where}: its columns were changed since the job started: {'; '.join(texts)}",
-        not_done="nothing was delivered",
-        next_step="undo that change, or change the stream and start the job again, or give the sink another table",
     )
 
 

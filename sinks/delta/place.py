@@ -1,8 +1,5 @@
 """Where a Delta table is, and the options of its object store, which hold no secret.
 
-Options travel to the workers and stand in a pickled job. So an option that is secret takes a `Secret`, which each
-process reads when it opens the table.
-
 Invariants
     - No value of this module but the result of `settings` holds a secret.
     - An option that lets two commits take the same version is refused.
@@ -14,16 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
-from holdfast.errors import ConfigError, HoldfastError
-from holdfast.secrets import SHOWN, Secret
-from holdfast.storage.paths import refuse_password
+from holdfast.secrets import Secret
+from holdfast.sinks.lakehouse.options import Option, Options, check_option, refused, revealed, secrets_of
+from holdfast.sinks.lakehouse.options import without_secrets as without
 
-Option = str | Secret
-_SECRET = re.compile(r"secret|password|token|(account|master|customer|sas)_key|access_key$|private", re.IGNORECASE)
-_FILE = re.compile(r"token_file$", re.IGNORECASE)
 _MISREAD = re.compile(r"[#?\[\]\\^|\x00-\x1f\x7f]|%[0-9A-Fa-f]{2}")
 """What the library takes for a part of a URL, or reads as another character."""
 _UNSAFE = {
@@ -48,7 +41,7 @@ class DeltaPlace:
     """
 
     path: str
-    options: tuple[tuple[str, Option], ...] = ()
+    options: Options = ()
 
     @property
     def where(self) -> str:
@@ -58,7 +51,7 @@ class DeltaPlace:
     @property
     def secrets(self) -> tuple[Secret, ...]:
         """The secrets that the options name."""
-        return tuple(each for _, each in self.options if isinstance(each, Secret))
+        return secrets_of(self.options)
 
     def settings(self) -> dict[str, str]:
         """Return the options with the values of secrets.
@@ -66,15 +59,12 @@ class DeltaPlace:
         Raises:
             ConfigError, NotAdmitted: a secret cannot be read.
         """
-        given = {name: each.value() if isinstance(each, Secret) else each for name, each in self.options}
+        given = revealed(self.options)
         return {**DEFAULTS, **given} if "://" in self.path else given
 
     def without_secrets(self, text: str) -> str:
         """Return a text of a library without the values of this place's secrets."""
-        for each in self.secrets:
-            with suppress(HoldfastError):  # it cannot be read any more; the next commit reports that
-                text = text.replace(each.value(), SHOWN)
-        return text
+        return without(text, self.secrets)
 
 
 def place_of(path: str, options: Mapping[str, Option] | None) -> DeltaPlace:
@@ -87,12 +77,14 @@ def place_of(path: str, options: Mapping[str, Option] | None) -> DeltaPlace:
         ConfigError: it is malformed, holds a secret, or makes commits unsafe.
     """
     if "://" in path and not path.startswith(_SCHEMES):
-        raise _refused(
+        raise refused(
+            "hf.Delta",
             f"{path.partition('://')[0]}:// is not a place for tables",
             f"give a path, or a URL that begins with {', '.join(_SCHEMES)}",
         )
     if found := _MISREAD.search(path):
-        raise _refused(
+        raise refused(
+            "hf.Delta",
             f"the path contains {found[0]!r}, with which the library would look for the table in another place",
             "rename the folder; what follows a ? in a URL belongs in options=",
         )
@@ -110,19 +102,5 @@ def unsafe(environment: Mapping[str, str]) -> str | None:
 
 def _check(name: str, value: object) -> None:
     if name.lower() in _UNSAFE:
-        raise _refused(f"the option {name!r} is refused: {_UNSAFE[name.lower()]}", "leave it out")
-    if isinstance(value, Secret):
-        return
-    if _SECRET.search(name) and not _FILE.search(name):
-        raise _refused(
-            f"the option {name!r} holds a secret, which a plan or a pickled job would expose",
-            f'give a reference: options={{"{name}": hf.secret("env:NAME")}}; then change this secret, as it stands in '
-            "the code",
-        )
-    if not isinstance(value, str):
-        raise _refused(f"the option {name!r} is a {type(value).__name__}", "give text, or hf.secret(...)")
-    refuse_password(value, f"the option {name!r} of hf.Delta")
-
-
-def _refused(what: str, next_step: str) -> ConfigError:
-    return ConfigError(f"hf.Delta: {what}", not_done="the job was not planned", next_step=next_step)
+        raise refused("hf.Delta", f"the option {name!r} is refused: {_UNSAFE[name.lower()]}", "leave it out")
+    check_option("hf.Delta", name, value)

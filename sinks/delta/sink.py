@@ -18,11 +18,13 @@ from holdfast.arguments import checked
 from holdfast.errors import ConfigError
 from holdfast.model import Writer
 from holdfast.sinks.contract import Fault, Repair, Rewinding, no_fault
-from holdfast.sinks.delta.book import Book
-from holdfast.sinks.delta.columns import Columns
-from holdfast.sinks.delta.place import DeltaPlace, Option, place_of
-from holdfast.sinks.delta.rewind import plan, repair
-from holdfast.sinks.delta.target import DeltaTarget
+from holdfast.sinks.delta.columns import DELTA
+from holdfast.sinks.delta.place import DeltaPlace, place_of
+from holdfast.sinks.lakehouse.book import Book
+from holdfast.sinks.lakehouse.columns import Columns
+from holdfast.sinks.lakehouse.options import Option
+from holdfast.sinks.lakehouse.rewind import plan, repair
+from holdfast.sinks.lakehouse.target import TableTarget
 from holdfast.sinks.owners import Claim, Holding
 from holdfast.storage.paths import refuse_password
 from holdfast.traits import Library, SinkTraits, local
@@ -149,14 +151,14 @@ class Delta:
         book = self._book()
         return Holding(book.held(job_uuid, name), book.newest(job_uuid, name))
 
-    def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> DeltaTarget:
+    def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> TableTarget:
         """See Sink.open."""
         return self.opened(job_uuid, writer, claim)
 
-    def opened(self, job_uuid: str, writer: Writer, claim: Claim | None = None, fault: Fault = no_fault) -> DeltaTarget:
+    def opened(self, job_uuid: str, writer: Writer, claim: Claim | None = None, fault: Fault = no_fault) -> TableTarget:
         """Return a target that calls `fault` at every point of a delivery."""
         read = self._columns.table_of
-        return DeltaTarget(self.where, self._connection(), read, self.key, job_uuid, writer, claim, fault)
+        return TableTarget(self.where, self._connection(), read, self.key, job_uuid, writer, claim, fault)
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
         """See RepairableSink.plan_repair."""
@@ -172,7 +174,7 @@ class Delta:
 
     @property
     def _columns(self) -> Columns:
-        return Columns(self.where, self.key, self.partition_by)
+        return Columns(DELTA, self.where, self.key, self.partition_by)
 
     def _book(self) -> Book:
         return Book(self.where, self._connection().latest().number)

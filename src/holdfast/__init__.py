@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from holdfast.sinks.collect import Collect
     from holdfast.sinks.console import Console
     from holdfast.sinks.delta.sink import Delta
+    from holdfast.sinks.iceberg.sink import Iceberg
     from holdfast.sinks.postgres.sink import Postgres
     from holdfast.sinks.redis.sink import Redis
     from holdfast.sinks.sqlite.sink import SQLite
@@ -126,6 +127,7 @@ _HOMES = {
     "Raw": "holdfast.runtime.sources.kafka.values",
     "SparkFrame": "holdfast.runtime.spark.tables.frames",
     "Delta": "holdfast.sinks.delta.sink",
+    "Iceberg": "holdfast.sinks.iceberg.sink",
     "PostgresChanges": "holdfast.runtime.sources.postgres.connector",
     "Webhook": "holdfast.runtime.sources.webhook.connector",
     "Postgres": "holdfast.sinks.postgres.sink",
@@ -158,6 +160,7 @@ __all__ = [
     "Files",
     "Generator",
     "HoldfastError",
+    "Iceberg",
     "JobFailed",
     "Kafka",
     "KeyedProcess",

@@ -11,6 +11,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from delta_tables import FolderTable
+from iceberg_tables import FolderCatalog
 from kafka_server import KafkaServer
 from kafka_topics import KafkaTopic
 from redis_server import RedisServer
@@ -222,9 +223,7 @@ def in_redis(server: RedisServer) -> SinkKit:
     return SinkKit(lambda: keys.sink, keys.rows, opened)
 
 
-def in_delta(folder: Path, key: tuple[str, ...] | None = None) -> SinkKit:
-    table = FolderTable(folder, key)
-
+def in_tables(table: FolderTable | FolderCatalog) -> SinkKit:
     def opened(given: Sink, writer: Any, fault: Fault) -> Target:
         target: Target = table.sink.opened("6f9b0f6e-0000-4000-8000-000000000001", writer, fault=fault)
         return target
@@ -239,8 +238,10 @@ SINKS: dict[str, Callable[[Path], SinkKit]] = {
     "changelog": lambda folder: in_log(folder / "log", KEY),
     "files": lambda folder: in_files(folder / "files"),
     "partitioned files": lambda folder: in_files(folder / "files", partition_by="name"),
-    "delta": in_delta,
-    "delta key": lambda folder: in_delta(folder, KEY),
+    "delta": lambda folder: in_tables(FolderTable(folder)),
+    "delta key": lambda folder: in_tables(FolderTable(folder, KEY)),
+    "iceberg": lambda folder: in_tables(FolderCatalog(folder)),
+    "iceberg key": lambda folder: in_tables(FolderCatalog(folder, KEY)),
 }
 
 

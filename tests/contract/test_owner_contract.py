@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from delta_tables import FolderTable
+from iceberg_tables import FolderCatalog
 from kafka_server import KafkaServer
 from kafka_topics import KafkaTopic
 from redis_server import RedisServer
@@ -25,6 +26,7 @@ from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Rewinding
 from holdfast.sinks.delta.sink import Delta
 from holdfast.sinks.files.sink import FilesSink
+from holdfast.sinks.iceberg.sink import Iceberg
 from holdfast.sinks.immediate import ImmediateTarget, Origin, Owner
 from holdfast.sinks.kafka.sink import KafkaSink
 from holdfast.sinks.log import LogSink
@@ -129,14 +131,13 @@ def in_redis(server: RedisServer) -> World:
     return World(keys.sink, lambda: sorted(n for (n,) in keys.rows()), keys.back_up)
 
 
-def in_delta(folder: Path, key: tuple[str, ...] | None) -> World:
-    table = FolderTable(folder, key)
+def in_tables(table: FolderTable | FolderCatalog) -> World:
     table.sink.prepare(SCHEMA, None)
     return World(table.sink, lambda: sorted(n for (n,) in table.rows()), table.back_up)
 
 
 TABLES = [f"{kind}{how}" for kind in ("sqlite", "other", "postgres") for how in ("", " keyed", " idempotent")]
-WITH_REPAIRS = ("memory", "memory keyed", *TABLES, "log", "files", "delta", "delta keyed")
+WITH_REPAIRS = ("memory", "memory keyed", *TABLES, "log", "files", "delta", "delta keyed", "iceberg", "iceberg keyed")
 SERVERS = [
     pytest.param(kind, marks=mark) for kind, mark in (("redis", pytest.mark.redis), ("kafka", pytest.mark.kafka))
 ]
@@ -153,8 +154,9 @@ def world_of(request: pytest.FixtureRequest, tmp_path: Path) -> World:
         return in_log(tmp_path)
     if kind == "files":
         return in_files(tmp_path)
-    if kind.startswith("delta"):
-        return in_delta(tmp_path, ("n",) if kind == "delta keyed" else None)
+    if kind.startswith(("delta", "iceberg")):
+        made = FolderTable if kind.startswith("delta") else FolderCatalog
+        return in_tables(made(tmp_path, ("n",) if kind.endswith("keyed") else None))
     if kind == "kafka":
         return in_kafka(request.getfixturevalue("kafka"))
     if kind == "redis":
@@ -248,7 +250,7 @@ class TestOwner:
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
         copy = world.sink.open(JOB, LEFT, COPY)
         world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2))
-        if isinstance(world.sink, LogSink | FilesSink | Delta | KafkaSink | Redis):
+        if isinstance(world.sink, LogSink | FilesSink | Delta | Iceberg | KafkaSink | Redis):
             copy.forget(tag(1))  # the copy has none
             return
         with pytest.raises(Fenced):

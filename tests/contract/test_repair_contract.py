@@ -18,6 +18,7 @@ import pytest
 from delta_tables import FolderTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from iceberg_tables import FolderCatalog
 from sql_places import SqlPlace, delivery_of, place_of
 
 from holdfast.errors import ConfigError, Fenced, Unavailable
@@ -187,9 +188,9 @@ class FilesWorld:
         return (Path(self.sink.path) / path).stat().st_size
 
 
-class DeltaWorld:
-    def __init__(self, path: Path, key: tuple[str, ...] | None) -> None:
-        self.key, self._table = key, FolderTable(path, key)
+class LakehouseWorld:
+    def __init__(self, table: FolderTable | FolderCatalog, key: tuple[str, ...] | None) -> None:
+        self.key, self._table = key, table
         self.sink = self._table.sink
         self.sink.prepare(SCHEMA, key)
 
@@ -208,14 +209,15 @@ def built(kind: str, keyed: bool, path: Path, request: pytest.FixtureRequest) ->
         return LogWorld(path, KEY if keyed else None)
     if kind == "files":
         return FilesWorld(path)
-    if kind == "delta":
-        return DeltaWorld(path, KEY if keyed else None)
+    if kind in ("delta", "iceberg"):
+        key = KEY if keyed else None
+        return LakehouseWorld(FolderTable(path, key) if kind == "delta" else FolderCatalog(path, key), key)
     return TableWorld(place_of(kind, path, request), KEY if keyed else None, delivery_of(kind))
 
 
-REPLACING = ("memory", "sqlite", "sqlite idempotent", "other", "other idempotent", "postgres", "delta")
+REPLACING = ("memory", "sqlite", "sqlite idempotent", "other", "other idempotent", "postgres", "delta", "iceberg")
 KEYED = (*REPLACING, "log")
-APPEND = ("memory", "sqlite", "other", "postgres", "log", "files", "delta")
+APPEND = ("memory", "sqlite", "other", "postgres", "log", "files", "delta", "iceberg")
 
 
 @pytest.fixture(params=KEYED)
@@ -383,7 +385,7 @@ class TestRewound:
         """Left is ahead, so the older epoch came later: only rows after the base are removed."""
         if isinstance(keyed.sink, TableSink) and keyed.sink.tags_rows:
             pytest.skip("missing: an older epoch that comes later; a key takes only what is newer")
-        if isinstance(keyed, DeltaWorld):
+        if isinstance(keyed, LakehouseWorld):
             pytest.skip("missing: an older epoch that comes later; one committer delivers for all, in order")
         history = [write(LEFT, n, (1, name)) for n, name in ((1, "a"), (5, "b"), (6, "d"))]
         history.insert(2, write(RIGHT, 3, (1, "c")))
@@ -515,8 +517,8 @@ class TestZombies:
 class TestHorizon:
     @pytest.fixture
     def forgetful(self, either: World) -> World:
-        if isinstance(either, LogWorld | FilesWorld | DeltaWorld):
-            pytest.skip("missing: a horizon; logs and files forget nothing, and a Delta table only by VACUUM")
+        if isinstance(either, LogWorld | FilesWorld | LakehouseWorld):
+            pytest.skip("missing: a horizon; logs and files forget nothing, and other tables only by their maintenance")
         deliver(either, *HISTORY)
         with closing(either.sink.open(JOB, LEFT)) as target:
             target.forget(tag(3))

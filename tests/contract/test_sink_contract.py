@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from delta_tables import FolderTable
+from iceberg_tables import FolderCatalog
 from kafka_server import KafkaServer
 from kafka_topics import KafkaTopic
 from redis_server import RedisServer
@@ -239,9 +240,9 @@ class RedisWorld:
             target.close()
 
 
-class DeltaWorld:
-    def __init__(self, path: Path, key: tuple[str, ...] | None) -> None:
-        self._table = FolderTable(path, key)
+class LakehouseWorld:
+    def __init__(self, table: FolderTable | FolderCatalog, key: tuple[str, ...] | None) -> None:
+        self._table = table
         self.sink = self._table.sink
         self.sink.prepare(SCHEMA, key)
 
@@ -260,9 +261,9 @@ KAFKA = pytest.param("kafka", marks=pytest.mark.kafka)
 REDIS = pytest.param("redis", marks=pytest.mark.redis)
 TABLES_WITH_KEY = ("sqlite", "sqlite idempotent", "other", "other idempotent", "postgres")
 KINDS_WITH_IMAGES = ("memory", *TABLES_WITH_KEY)
-KINDS_WITH_KEY = (*KINDS_WITH_IMAGES, "log", "delta", REDIS, KAFKA)
+KINDS_WITH_KEY = (*KINDS_WITH_IMAGES, "log", "delta", "iceberg", REDIS, KAFKA)
 KINDS_WITH_NUMBERS = ("memory", "sqlite", "other", "postgres")
-KINDS_WITHOUT_KEY = (*KINDS_WITH_NUMBERS, "log", "files", "delta", KAFKA)
+KINDS_WITHOUT_KEY = (*KINDS_WITH_NUMBERS, "log", "files", "delta", "iceberg", KAFKA)
 
 
 @pytest.fixture
@@ -276,8 +277,10 @@ def make(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[s
             return LogWorld(tmp_path, KEY if keyed else None)
         if kind == "files":
             return FilesWorld(tmp_path)
-        if kind == "delta":
-            return DeltaWorld(tmp_path, KEY if keyed else None)
+        if kind in ("delta", "iceberg"):
+            made = FolderTable if kind == "delta" else FolderCatalog
+            key = KEY if keyed else None
+            return LakehouseWorld(made(tmp_path, key), key)
         if kind == "kafka":
             worlds.append(KafkaWorld(request.getfixturevalue("kafka"), KEY if keyed else None))
         elif kind == "redis":
@@ -436,7 +439,7 @@ class TestCrash:
         again = keyed.open(LEFT)
         assert (keyed.rows(), again.delivered()) == ([ANN, BEA], tag(1))
         assert len(keyed.before_images(LEFT)) == (
-            0 if isinstance(keyed, LogWorld | DeltaWorld | KafkaWorld | RedisWorld) else 2
+            0 if isinstance(keyed, LogWorld | LakehouseWorld | KafkaWorld | RedisWorld) else 2
         )
         assert again.deliver(tag(2), batches) == Delivered(2)
         assert (keyed.rows(), again.delivered()) == ([(1, 9.0, "anna")], tag(2))

@@ -16,16 +16,17 @@ import pytest
 from holdfast.errors import ConfigError, Damaged, Fenced, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Fault, Rewinding, no_fault
-from holdfast.sinks.delta.book import (
+from holdfast.sinks.delta.columns import DELTA
+from holdfast.sinks.lakehouse.book import (
     Book,
     delivery_numbers,
     owner_numbers,
     rewind_numbers,
     tag_number,
 )
-from holdfast.sinks.delta.columns import Columns
-from holdfast.sinks.delta.rewind import Entry, Undo, plan, repair, undone
-from holdfast.sinks.delta.target import ATTEMPTS_MAX, Change, DeltaTarget
+from holdfast.sinks.lakehouse.columns import Columns
+from holdfast.sinks.lakehouse.rewind import Entry, Undo, plan, repair, undone
+from holdfast.sinks.lakehouse.target import ATTEMPTS_MAX, Change, TableTarget
 from holdfast.sinks.owners import NEVER, Claim, Held
 
 JOB, WHERE = "6f9b0f6e-0000-4000-8000-000000000001", "Delta table /t"
@@ -129,8 +130,8 @@ class Retrying(Loaded):
 
 def target(
     table: Any, writer: Writer = LEFT, claim: Claim | None = None, fault: Fault = no_fault, job: str = JOB
-) -> DeltaTarget:
-    return DeltaTarget(WHERE, table, Columns(WHERE, None, ()).table_of, None, job, writer, claim, fault)
+) -> TableTarget:
+    return TableTarget(WHERE, table, Columns(DELTA, WHERE, None, ()).table_of, None, job, writer, claim, fault)
 
 
 @pytest.fixture
@@ -323,7 +324,7 @@ class TestHistory:
         """The library numbers commits without commitInfo wrongly."""
         info = {"job": JOB, "sink": "out", "timeline": 1, "epoch": 2, "version": 2}
         assert undone([Entry(3, "WRITE", None), Entry(2, "WRITE", info)], 3, back(1)) == Undo(
-            2, ("WRITE in version 3",)
+            2, ("WRITE in version 3",), 1
         )
         assert undone([Entry(3, "WRITE", info)], 3, back(1)) is None
         assert undone([Entry(2, "WRITE", info)], 3, back(1)) is None
@@ -337,7 +338,7 @@ class TestHistory:
                 return list(super().history())[:1]
 
         found = plan(WHERE, Short(table, 3), back(1), None).repair
-        assert found.verdict == "impossible" and "beyond the retention of the table's log" in found.reason
+        assert found.verdict == "impossible" and "beyond the retention of the table's history" in found.reason
 
 
 GOLDEN = {
@@ -373,7 +374,7 @@ class TestBook:
         assert sorted(tags) == tags == sorted(tags, key=tag_number)
 
     def test_a_number_that_no_sink_wrote_is_damage(self) -> None:
-        with pytest.raises(Damaged, match="has the version -1, which Holdfast never wrote"):
+        with pytest.raises(Damaged, match="with the number -1, which Holdfast never wrote"):
             Book(WHERE, lambda name: -1).newest(JOB, "out")
         with pytest.raises(Damaged, match="owner"):
             Book(WHERE, {**owner_numbers(JOB, "out", FIRST), f"holdfast/1/owner/{JOB}/out/0": 1 << 60}.get).held(

@@ -252,7 +252,7 @@ class TestTags:
         write_deltalake(
             str(added.path), pa.table({"user": [9], "name": ["x"]}), mode="append", commit_properties=broken
         )
-        with pytest.raises(Damaged, match="has the version -5"):
+        with pytest.raises(Damaged, match="with the number -5"):
             added.sink.holding(JOB, "out")
 
 
@@ -349,7 +349,7 @@ class TestColumns:
 
     @pytest.mark.parametrize("kind", [pa.float64(), pa.binary(), pa.list_(pa.int64())], ids=str)
     def test_that_cannot_be_compared_are_no_keys(self, kind: pa.DataType) -> None:
-        with pytest.raises(ConfigError, match="which MERGE cannot compare reliably"):
+        with pytest.raises(ConfigError, match="which a merge cannot compare reliably"):
             hf.Delta("t", key="x").check(pa.schema([pa.field("x", kind)]), ("x",))
 
     def test_of_a_key_are_never_null(self, keyed: FolderTable) -> None:
@@ -526,7 +526,7 @@ class TestRewind:
         deliver(keyed, 2, (1, "anna"))
         keyed.load().vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
         found = planned(keyed, 1)
-        assert found.verdict == "impossible" and "VACUUM deletes" in found.reason
+        assert found.verdict == "impossible" and "maintenance of the table deletes" in found.reason
         with pytest.raises(ConfigError, match="cannot undo its output"):
             keyed.sink.repair(back(1), SCHEMA, KEY)
         assert keyed.rows() == [(1, "anna")] and keyed.sink.open(JOB, LEFT).delivered() == tag(2)

@@ -1,8 +1,9 @@
-"""The book of a Delta table: tags and owners as `txn` actions, which a table keeps for good.
+"""The book of a table: tags and owners as names with numbers, which the table keeps for good.
 
-A `txn` action is a name (`appId`) with a number (`version`). The newest number of each name is part of the table's
-state: checkpoints copy it, and log clean-up, VACUUM, OPTIMIZE and RESTORE leave it alone. The commit's own information
-(`commitInfo`) goes with old log files, so nothing here rests on it.
+Each commit of a sink changes the book together with the rows. Delta keeps it as `txn` actions, with the name as `appId`
+and the number as `version`; Iceberg keeps it as table properties. Neither clean-up of old commits, compaction nor going
+back to an older version by hand changes them. What a commit says of itself goes with old commits, so nothing here rests
+on it.
 
 - Names cannot be listed, only looked up. So a sink's newest tag has a name of its own, beside those of its writers.
 - A number holds a tag: timeline * 2**40 + epoch, which grows as tags do.
@@ -12,7 +13,8 @@ Invariants
     - Every change of a table by a sink moves the newest tag of the sink.
     - What a rewind has undone keeps its tags; the newest tag is on the new timeline and refuses writers of older ones.
 
-Pure: no clock, thread or I/O. Source: the Delta protocol, "Transaction Identifiers"; docs/design/0084-delta-sink.md.
+Pure: no clock, thread or I/O.
+Source: the Delta protocol, "Transaction Identifiers"; docs/design/0084-delta-sink.md, 0099-iceberg-sink.md.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from holdfast.sinks.owners import Claim, Held
 
 PREFIX = "holdfast/1"
 """How all names begin; the number is the version of names and numbers."""
+NEWEST = f"{PREFIX}/newest/"
+"""How the names of the newest tags begin."""
 EPOCH_BITS = 40
 TIMELINE_MAX = (1 << 63 - EPOCH_BITS) - 1
 WORD_BYTES = 6
@@ -85,9 +89,9 @@ class Book:
 
     def _unreadable(self, name: str, number: int) -> Damaged:
         return Damaged(
-            f"{self._where}: the transaction identifier {name!r} has the version {number}, which Holdfast never wrote",
+            f"{self._where}: the table has {name!r} with the number {number}, which Holdfast never wrote",
             not_done="nothing was delivered",
-            next_step=f"let no other program commit transaction identifiers that begin with {PREFIX!r}, and restore "
+            next_step=f"let no other program commit names that begin with {PREFIX!r}, and restore "
             "the table from a backup",
         )
 
@@ -139,7 +143,7 @@ def tag_name(job_uuid: str, writer: Writer) -> str:
 
 def newest_name(job_uuid: str, sink: str) -> str:
     """Return the name of the newest tag of a sink's writers."""
-    return f"{PREFIX}/newest/{_quoted(job_uuid)}/{_quoted(sink)}"
+    return f"{NEWEST}{_quoted(job_uuid)}/{_quoted(sink)}"
 
 
 def owner_name(job_uuid: str, sink: str) -> str:

@@ -1,16 +1,16 @@
-"""A Delta table as a target: rows, tag and owner in one commit, on exactly the version whose book was compared.
+"""A table as a target: rows, tag and owner in one commit, on exactly the version whose book was compared.
 
 A target loads the newest version v, compares tag and owner in its book, and reads the rows of the delivery. Then it
 loads the newest version again, compares again, and commits on v + 1 or not at all. A commit of anyone else in between
 takes v + 1, so ours fails, and the target loads and compares again. The library's retries are off (P23): two appends do
-not conflict in Delta, so it would commit on a version that was not compared.
+not conflict for it, so it would commit on a version that was not compared.
 
 Invariants
     - A commit lands on the version after the one whose tag and owner were compared.
     - Nothing is taken from an error: after one, the newest version is loaded and its book decides.
 
-Pure: no clock, thread or I/O of its own; client.py has the table.
-Source: PROTOCOL P17, P23, P24; docs/design/0021-owned-targets.md, 0084-delta-sink.md.
+Pure: no clock, thread or I/O of its own; the format's client.py has the table.
+Source: PROTOCOL P17, P23, P24; docs/design/0021-owned-targets.md, 0084-delta-sink.md, 0099-iceberg-sink.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pyarrow as pa
 from holdfast.errors import Unavailable
 from holdfast.model import Tag, Writer
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Fault, Outcome, already, no_fault
-from holdfast.sinks.delta.book import Book, Numbers, delivery_numbers, owner_numbers
+from holdfast.sinks.lakehouse.book import Book, Numbers, delivery_numbers, owner_numbers
 from holdfast.sinks.owners import Claim, check_continues
 
 Read = Callable[[Iterable[pa.RecordBatch]], tuple[int, pa.Table | None]]
@@ -37,7 +37,7 @@ class Change:
     """One commit.
 
     Args:
-        numbers: Transaction identifiers and their numbers.
+        numbers: Names of the book and their numbers.
         info: What the commit says of itself, for people and for the plan of a rewind.
         rows: Rows to add, or to merge by key; None: none.
         key: None: the rows are added. Else they have the column `_op` last, and each key once.
@@ -59,7 +59,7 @@ class Version(Protocol):
         """Its number."""
 
     def number(self, name: str) -> int | None:
-        """Return the number of a transaction identifier; None if the table has none of this name."""
+        """Return the number of a name of the book; None if the table has none."""
 
     def commit(self, change: Change) -> bool:
         """Commit as the next version; return whether it was done. After an error the outcome is unknown."""
@@ -71,9 +71,12 @@ class Connection(Protocol):
     def latest(self) -> Version:
         """Load the newest version."""
 
+    def close(self) -> None:
+        """Release what is open; the next use opens it again."""
+
 
 @dataclass(frozen=True)
-class DeltaTarget:
+class TableTarget:
     """One writer's access to a table. See contract.Target.
 
     Args:
@@ -126,10 +129,11 @@ class DeltaTarget:
         )
 
     def forget(self, through: Tag) -> None:
-        """See Target.forget. Older versions of the table are the before-images; VACUUM drops them."""
+        """See Target.forget. Older versions of the table are the before-images; its own maintenance drops them."""
 
     def close(self) -> None:
-        """See Target.close. No connection stays open."""
+        """See Target.close."""
+        self.connection.close()
 
     @property
     def _where(self) -> str:

@@ -5,11 +5,11 @@ that the rewind undoes are followed until the first that stays; the version befo
 version's book has to agree, so a history with gaps, or a late commit of an old epoch, refuses the rewind instead of
 restoring too little.
 
-RESTORE takes back everything that came after a version. So another program's commit in between refuses the rewind, but
-for OPTIMIZE and VACUUM, which change no rows. What VACUUM has deleted refuses it too.
+That takes back everything that came after a version. So another program's commit in between refuses the rewind, but for
+maintenance, which changes no rows. It is refused, too, if maintenance has deleted the files of the older version.
 
-Pure: no clock, thread or I/O of its own; client.py has the table.
-Source: PROTOCOL P21; docs/design/0084-delta-sink.md.
+Pure: no clock, thread or I/O of its own; the format's client.py has the table.
+Source: PROTOCOL P21; docs/design/0084-delta-sink.md, 0099-iceberg-sink.md.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ from itertools import islice
 from typing import Any, Protocol
 
 import polars as pl
+import pyarrow as pa
 
 from holdfast.errors import Unavailable
 from holdfast.model import Epoch, Tag, Timeline
 from holdfast.sinks.contract import Fault, Repair, Rewinding, Verdict, no_fault
-from holdfast.sinks.delta.book import Book, owner_numbers, rewind_numbers
-from holdfast.sinks.delta.target import ATTEMPTS_MAX, Change, Version, commit_info
+from holdfast.sinks.lakehouse.book import Book, owner_numbers, rewind_numbers
+from holdfast.sinks.lakehouse.target import ATTEMPTS_MAX, Change, Version, commit_info
 from holdfast.sinks.undo import SAMPLE_MAX, impossible, is_undone, overtaken, refused, untouched
 
 ROWS_COMPARED_MAX = 20_000_000
 """Rows of files that are read to count what a rewind of a table with a key changes; beyond, files are counted."""
-HARMLESS = ("OPTIMIZE", "VACUUM START", "VACUUM END")
-"""Operations of other programs that leave every row as it is."""
+HARMLESS = ("OPTIMIZE", "VACUUM START", "VACUUM END", "replace")
+"""Operations of other programs that leave every row as it is; the last one is Iceberg's."""
+UNKNOWN = -1
+"""Stands for a version that the history does not have any more."""
 DIGEST = "_digest"
 """The column with a hash of a whole row."""
 
@@ -42,11 +45,13 @@ class Entry:
 
     Args:
         info: What the commit of a Holdfast sink says of itself; None: another program made it.
+        after: The version that it was made on; None: the number before its own.
     """
 
     version: int
     operation: str
     info: Mapping[str, Any] | None
+    after: int | None = None
 
 
 class RewindVersion(Version, Protocol):
@@ -82,10 +87,12 @@ class Undo:
     Args:
         since: The oldest version that it takes back; None: no rows are taken back.
         others: What other programs did to rows after it, newest first.
+        base: The version before `since`.
     """
 
     since: int | None
     others: tuple[str, ...] = ()
+    base: int = UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -155,31 +162,32 @@ def repair(
 def undone(history: Iterable[Entry], current: int, rewinding: Rewinding) -> Undo | None:
     """Find the commits that a rewind takes back; None: the numbers of versions in the history are wrong."""
     since: int | None = None
+    base, expected = UNKNOWN, current
     others: list[str] = []
     pending: list[str] = []
-    for back, entry in enumerate(history):
-        if entry.version != current - back or (entry.info is not None and entry.info.get("version") != entry.version):
+    for entry in history:
+        if entry.version != expected or (entry.info is not None and entry.info.get("version") != entry.version):
             return None
+        expected = entry.version - 1 if entry.after is None else entry.after
         tag = _tag_of(entry, rewinding)
         if tag is not None and not is_undone(tag, rewinding):
             break
         if tag is not None:
-            since, others, pending = entry.version, [*others, *pending], []
+            since, base, others, pending = entry.version, expected, [*others, *pending], []
         elif entry.operation not in HARMLESS:
             pending.append(_said(entry))
-    return Undo(since, tuple(others))
+    return Undo(since, tuple(others), base)
 
 
 def _restoring(
     where: str, table: RewindVersion, rewinding: Rewinding, key: tuple[str, ...] | None, undo: Undo
 ) -> Planned:
     """Plan to restore the version before the oldest commit that is taken back."""
-    assert undo.since is not None
     if undo.others:
         more = f" and {len(undo.others) - 1} more" if len(undo.others) > 1 else ""
-        reason = f"other commits came after version {undo.since - 1}, which a restore would take back too: "
+        reason = f"other commits came after version {undo.base}, which a restore would take back too: "
         return Planned(impossible(f"{reason}{undo.others[0]}{more}"))
-    older = table.at(undo.since - 1) if undo.since else None
+    older = table.at(undo.base) if undo.base != UNKNOWN else None
     if older is None:
         return Planned(impossible(_gone(rewinding)))
     newest = Book(where, older.number).newest(rewinding.job_uuid, rewinding.sink)
@@ -188,7 +196,7 @@ def _restoring(
     then, now = older.files(), table.files()
     back, gone = sorted(then.keys() - now.keys()), sorted(now.keys() - then.keys())
     if missing := table.missing(back):
-        gone_by = "VACUUM deletes what is older than its retention"
+        gone_by = "maintenance of the table deletes what is older than its retention"
         return Planned(impossible(f"{missing} files of version {older.version} are missing; {gone_by}"))
     rows_back, rows_gone = sum(then[name] for name in back), sum(now[name] for name in gone)
     reason = f"the table gets the rows of version {older.version} back"
@@ -243,5 +251,16 @@ def _said(entry: Entry) -> str:
 def _gone(rewinding: Rewinding) -> str:
     return (
         f"no version with the rows of epoch {rewinding.to.epoch} alone is left: it lies beyond the retention of the "
-        "table's log, or an older epoch was delivered after a newer one"
+        "table's history, or an older epoch was delivered after a newer one"
     )
+
+
+def digest(batch: pa.RecordBatch, key: Sequence[str]) -> pl.DataFrame:
+    """Return the key and a hash of each row; nested values, which cannot be hashed, count by their text."""
+    values = {
+        name: pa.array(map(repr, column.to_pylist()), pa.string()) if pa.types.is_nested(column.type) else column
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    }
+    rows = pl.from_arrow(pa.table({name: values[name] for name in sorted(values)}))
+    assert isinstance(rows, pl.DataFrame)
+    return rows.select(*key).with_columns(rows.hash_rows(seed=1).alias(DIGEST))

@@ -1,0 +1,79 @@
+"""What an error of pyiceberg, of its catalogue or of its object store means for a delivery: who acts.
+
+Invariants
+    - An error that may have come after the commit is Unavailable: the newest metadata decides.
+    - No message shows the value of a secret.
+
+Source: pyiceberg/exceptions.py; docs.sqlalchemy.org/en/20/errors.html.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    CommitStateUnknownException,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    ValidationException,
+)
+from sqlalchemy.exc import SQLAlchemyError
+
+from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Unavailable
+from holdfast.sinks.iceberg.place import IcebergPlace
+
+RAISED = (
+    *(SQLAlchemyError, OSError, ValueError, RuntimeError),
+    *(CommitFailedException, CommitStateUnknownException, NoSuchNamespaceError, NoSuchTableError, ValidationException),
+)
+"""What calls of the library raise."""
+_NOT_ADMITTED = re.compile(
+    r"permission denied|access ?denied|forbidden|unauthori[sz]ed|unauthenticated|InvalidAccessKeyId|"
+    r"SignatureDoesNotMatch|ExpiredToken|InvalidToken|authentication failed|no pg_hba\.conf entry|"
+    r"role .* does not exist|\bHTTP status(?: code)?:? 40[13]\b|readonly database|unable to open database file",
+    re.IGNORECASE,
+)
+_UNSUPPORTED = re.compile(r"not (yet )?(implemented|support)", re.IGNORECASE)
+
+
+def meaning_of(place: IcebergPlace, error: Exception) -> HoldfastError:
+    """Return what the error means for a delivery."""
+    said = " ".join(place.without_secrets(str(error)).split())[:600]
+    if _NOT_ADMITTED.search(_without_names(place, said)):
+        return NotAdmitted(
+            f"{place.where}: the catalogue or the store did not let this user in: {said}",
+            not_done="nothing was delivered, and nothing is skipped",
+            next_step="give this user the rights to read and write the catalogue and the warehouse, or correct "
+            "password= or options=, or the environment of the driver and of each worker",
+        )
+    if isinstance(error, ValueError | RuntimeError) and _UNSUPPORTED.search(said):
+        return ConfigError(
+            f"{place.where}: the table has what a sink does not support: {said}",
+            not_done="nothing was delivered",
+            next_step="undo what was changed about the table since the job started, such as equality deletes, or give "
+            "the sink another table",
+        )
+    return Unavailable(
+        f"{place.where}: {type(error).__name__}: {said}",
+        not_done="it is not known whether this delivery is in",
+        next_step="nothing: delivery reads the tag and retries; if it stays so, check that the catalogue and the store "
+        "are reachable from this host and have space left",
+    )
+
+
+def no_metadata(place: IcebergPlace, error: Exception) -> Damaged:
+    """Return the error for a table whose metadata, which the catalogue names, is not there."""
+    return Damaged(
+        f"{place.where}: the file of metadata that the catalogue names is missing: {error}",
+        not_done="nothing was delivered",
+        next_step="restore the warehouse and the catalogue from backups of the same time, and rewind the job to a "
+        "checkpoint that they cover",
+    )
+
+
+def _without_names(place: IcebergPlace, said: str) -> str:
+    """Return a text without the names of the table's places, which may contain any word."""
+    for name in (*place.paths, place.table):
+        said = said.replace(name, "")
+    return said
