@@ -4,6 +4,9 @@ The values of a batch are joined to lines, and pyarrow's JSON reader turns these
 a number is expected, a fraction in an integer column and a number that does not fit. Times, dates and bytes have no
 strict form in it, so they are read as text or integers, and converted here.
 
+Objects that are flat, with plain strings and numbers of usual size, are read by a compiled parser, which takes a fifth
+of the time and gives the same rows; see flat/. pyarrow reads the rest.
+
 pyarrow refuses a batch as a whole. A batch that is refused is halved until the rows at fault are alone. So a row is
 refused for itself, whatever is read together with it.
 
@@ -30,17 +33,22 @@ import base64
 import binascii
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
+from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.dead_letters import Refused
 from holdfast.runtime.rows.halving import Unfit, by_halves, without_nulls
+
+if TYPE_CHECKING:
+    from holdfast.runtime.rows.flat.reading import FlatObjects, Found
 
 Times = Literal["rfc3339", "s", "ms", "us"]
 TIMES: tuple[Times, ...] = ("rfc3339", "s", "ms", "us")
@@ -71,14 +79,62 @@ class JsonLines:
         self._strict = [field.name for field in schema if not field.nullable]
         forms = {field.name: _form_of(field, times) for field in schema}
         self._convert = {name: convert for name, (_, convert) in forms.items()}
+        self._read_as = {name: kind for name, (kind, _) in forms.items()}
+        self._quick: FlatObjects | Literal[False] | None = None
+        """None: not made yet; False: it cannot read these columns."""
         self._parse = pa.json.ParseOptions(
             explicit_schema=pa.schema([pa.field(name, kind) for name, (kind, _) in forms.items()]),
             newlines_in_values=False,
             unexpected_field_behavior="ignore",
         )
 
-    def decode(self, values: Sequence[bytes | None]) -> tuple[pa.RecordBatch, dict[int, Refused]]:
+    def decode(self, values: Sequence[bytes | None] | pa.BinaryArray) -> tuple[pa.RecordBatch, dict[int, Refused]]:
         """Return the rows of these values, and those that are refused, by their index."""
+        array = values if isinstance(values, pa.Array) else pa.array(values, pa.binary())
+        found = self._flat(array)
+        if found is None or not len(found.rows):
+            return self._any(array.to_pylist())
+        columns = [
+            _with_default(column, field, self._defaults[field.name], missing)
+            if field.name in self._defaults
+            else column
+            for field, column, missing in zip(self._schema, found.columns, found.missing, strict=True)
+        ]
+        accepted = np.ones(len(found.rows), bool)
+        for name in self._strict:  # what is refused is refused below, with the reason
+            if (column := columns[self._schema.get_field_index(name)]).null_count:
+                accepted &= column.is_valid().to_numpy(zero_copy_only=False)
+        if accepted.all() and len(found.rows) == len(array):
+            return pa.RecordBatch.from_arrays(columns, schema=self._schema), {}
+        quick, rows = [column.filter(pa.array(accepted)) for column in columns], found.rows[accepted]
+        rest = np.setdiff1d(np.arange(len(array)), rows, assume_unique=True)
+        others, refused = self._any(array.take(pa.array(rest)).to_pylist())
+        read = np.delete(rest, list(refused))
+        both = [pa.concat_arrays([one, other]) for one, other in zip(quick, others.columns, strict=True)]
+        order = pa.array(np.argsort(np.concatenate([rows, read])))
+        batch = pa.RecordBatch.from_arrays([column.take(order) for column in both], schema=self._schema)
+        return batch, {int(rest[place]): each for place, each in refused.items()}
+
+    def _flat(self, values: pa.BinaryArray) -> Found | None:
+        """Return what the compiled parser can read; None if it cannot be used."""
+        if self._quick is None:
+            from holdfast.runtime.rows.flat.reading import (
+                FlatObjects,
+                flat,
+            )  # compiled, so it is loaded when it is used
+
+            self._quick = FlatObjects(self._read_as) if flat(self._read_as) else False
+        if self._quick is False:
+            return None
+        try:
+            found = self._quick.read(values)
+            columns = [self._convert[field.name](each) for field, each in zip(self._schema, found.columns, strict=True)]
+        except (pa.ArrowInvalid, binascii.Error, ValueError):  # a value is refused; which one is found below
+            return None
+        return replace(found, columns=columns)
+
+    def _any(self, values: Sequence[bytes | None]) -> tuple[pa.RecordBatch, dict[int, Refused]]:
+        """Return the rows of any values; see `decode`."""
         why: dict[int, str] = {}
         lines: Sequence[Any] = values
         places: Sequence[int] = range(len(values))
@@ -109,7 +165,10 @@ class JsonLines:
         except (pa.ArrowInvalid, binascii.Error, ValueError) as error:
             raise Unfit(f"column {field.name!r}: {_reason(error)}") from None
         if field.name in self._defaults and column.null_count:
-            column = _with_default(column, field, self._defaults[field.name], lines)
+            nulls = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
+            missing = np.zeros(len(column), bool)
+            missing[[row for row in nulls.tolist() if not _has(lines[row], field.name)]] = True
+            column = _with_default(column, field, self._defaults[field.name], missing)
         return column
 
 
@@ -141,11 +200,8 @@ def _as_lines(values: Sequence[bytes | None], why: dict[int, str]) -> tuple[list
     return lines, places
 
 
-def _with_default(column: pa.Array, field: pa.Field, default: Any, lines: Sequence[bytes]) -> pa.Array:
+def _with_default(column: pa.Array, field: pa.Field, default: Any, missing: NDArray[np.bool_]) -> pa.Array:
     """Put the default where the field is missing; a null that is written stays one."""
-    nulls = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
-    missing = np.zeros(len(column), bool)
-    missing[[row for row in nulls.tolist() if not _has(lines[row], field.name)]] = True
     values = pa.array([default] * int(missing.sum()), field.type)
     return pc.replace_with_mask(column, pa.array(missing), values)
 
@@ -158,7 +214,7 @@ def _has(line: bytes, name: str) -> bool:
     """Return whether an object has a field. Raises Unfit."""
     try:
         return name in _OBJECT.decode(line)
-    except msgspec.DecodeError:  # pyarrow accepts it: bytes that are not UTF-8 in a field that is ignored
+    except (msgspec.DecodeError, UnicodeDecodeError):  # pyarrow accepts it: a field that is ignored is not UTF-8
         return False
     except RecursionError:  # pyarrow accepts it, in a field that is ignored
         raise Unfit("it is nested too deeply") from None

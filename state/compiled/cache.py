@@ -43,6 +43,7 @@ class KernelCache(NullCache):
 
     def __init__(self, function: Any) -> None:
         self._name = f"{function.__module__}.{function.__qualname__}"
+        self._package = function.__module__.rpartition(".")[0]
 
     def load_overload(self, signature: Any, target: Any) -> Any:
         """Return the compiled kernel; None if it is not cached."""
@@ -83,7 +84,7 @@ class KernelCache(NullCache):
             self._name,
             str(signature),
             target.codegen().magic_tuple(),
-            sources_digest(),
+            sources_digest(self._package),
             numba.__version__,
             sys.version,
         )

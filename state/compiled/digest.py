@@ -13,11 +13,15 @@ _PACKAGES = ("holdfast.state.compiled", "holdfast.state.keys", "holdfast.state.t
 
 
 @cache
-def sources_digest() -> str:
-    """Return a hash of the source of every module that kernels are compiled from."""
+def sources_digest(package: str = _PACKAGES[0]) -> str:
+    """Return a hash of the source of every module that kernels of a package are compiled from.
+
+    Args:
+        package: One of `_PACKAGES`; or another, whose kernels are compiled from its own modules and from theirs.
+    """
     hashed = hashlib.sha256()
-    for package in _PACKAGES:
-        for file in sorted(resources.files(package).iterdir(), key=lambda file: file.name):
+    for each in (*_PACKAGES, *({package} - set(_PACKAGES))):
+        for file in sorted(resources.files(each).iterdir(), key=lambda file: file.name):
             if file.name.endswith(".py"):
                 hashed.update(file.name.encode() + file.read_bytes())
     return hashed.hexdigest()

@@ -23,12 +23,23 @@ from holdfast.errors import Damaged, NotAdmitted, Unavailable
 from holdfast.runtime.plan.ahead import Ahead, Read, inline
 from holdfast.runtime.plan.source import Kept
 from holdfast.runtime.rows.dead_letters import ERROR
-from holdfast.runtime.sources.kafka import feed
+from holdfast.runtime.sources.kafka import batches, feed, library
 from holdfast.runtime.sources.kafka.reading import OpenKafka
 from holdfast.runtime.sources.reading import split
 from holdfast.storage.kafka import questions
 
 pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture(params=["columns", "messages"], autouse=True)
+def handed_over(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the client hands over: columns by functions of librdkafka, or, where these are not found, messages."""
+    if request.param == "messages":
+        monkeypatch.setattr(library, "found", lambda: None)
+    else:
+        assert library.found() is not None, "the tests need a client library that is as expected"
+    return str(request.param)
+
 
 NUMBERS = pa.schema([pa.field("n", pa.int64(), nullable=False)])
 ANY = 1 << 20
@@ -470,10 +481,11 @@ class TestErrors:
 
 class TestReaders:
     def test_of_many_partitions_keep_what_they_fetch_in_bounds(
-        self, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
+        self, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch, handed_over: str
     ) -> None:
-        monkeypatch.setattr(feed, "QUEUED_BYTES_MAX", 0)
-        monkeypatch.setattr(feed, "QUEUE_BYTES_MIN", 20_000)
+        bounds = batches if handed_over == "columns" else feed
+        monkeypatch.setattr(bounds, "QUEUED_BYTES_MAX", 0)
+        monkeypatch.setattr(bounds, "QUEUE_BYTES_MIN", 20_000)
         monkeypatch.setattr(feed, "MESSAGES_MAX", 50)
         topic = kafka.topic(3)
         for partition in range(3):
@@ -486,9 +498,16 @@ class TestReaders:
                 assert read is not None
                 first.append(read)
             assert _drained(readers[0]) == list(range(1, 1_000))
-            queues = source._feed._queues
-            assert all(queues[partition].size <= 20_000 + 50 * 220 for partition in (1, 2))
-            assert any(queues[partition].paused for partition in (1, 2))
+            if handed_over == "messages":
+                assert isinstance(source._feed, feed.Feed)
+                queues = source._feed._queues
+                assert all(queues[partition].size <= 20_000 + 50 * 220 for partition in (1, 2))
+                assert any(queues[partition].paused for partition in (1, 2))
+            else:  # the library keeps the rest, in the bounds that it was given
+                assert isinstance(source._feed, batches.BatchFeed)
+                assert source._feed._bounds()["queued.max.messages.kbytes"] == 20_000 >> 10
+                kept = (each.waiting for each in source._feed._partitions.values())
+                assert all(sum(map(len, waiting)) <= batches.FIRST_MESSAGES for waiting in kept)
             assert [_drained(reader) for reader in readers[1:]] == [list(range(1, 1_000))] * 2
 
 

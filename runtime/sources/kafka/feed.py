@@ -25,6 +25,7 @@ from operator import methodcaller
 from typing import Any, NamedTuple
 
 from holdfast.errors import HoldfastError
+from holdfast.runtime.sources.kafka.messages import MessageList, Messages
 from holdfast.storage.kafka.errors import NO_TOPIC, no_client, translated, unavailable
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.storage.kafka.questions import Reported, log
@@ -51,11 +52,11 @@ class Taken(NamedTuple):
     """What follows an offset.
 
     Args:
-        messages: In order; none if there are no messages before `following`.
+        messages: In order; None if there are no messages before `following`.
         following: The offset to ask for next.
     """
 
-    messages: list[Any]
+    messages: Messages | None
     following: int
 
 
@@ -142,16 +143,16 @@ class Feed:
             if queue.waiting:
                 break
             if queue.fault is not None:
-                raise self._fault(queue.fault)
+                raise fault_of(queue.fault, self._place)
             if queue.end is not None:
-                return Taken([], max(queue.end, offset))
+                return Taken(None, max(queue.end, offset))
             if self._interrupted() or time.monotonic() > until:
-                raise self._no_answer(partition)
+                raise no_answer(partition, self._reported, self._place)
         taken = queue.take(bytes_max)
         if queue.paused and queue.size <= self._share() // 2:
             self._consumer.resume([self._named(partition)])
             queue.paused = False
-        return Taken(taken, queue.following)
+        return Taken(MessageList(taken), queue.following)
 
     def close(self) -> None:
         """Drop the consumer and all that waits."""
@@ -174,13 +175,13 @@ class Feed:
             if partition >= self._known:  # it would look for new partitions every few minutes only
                 found = consumer.list_topics(self._place.topic, ANSWER_WITHIN_S).topics[self._place.topic]
                 if found.error is not None:
-                    raise self._meaning(found.error)
+                    raise meaning_of(found.error, self._place)
                 self._known = len(found.partitions)
             if partition >= self._known:
                 raise unavailable(self._place, f"no broker knows partition {partition} yet", NOTHING_READ)
             consumer.incremental_assign([self._named(partition, offset)])
         except KafkaException as error:
-            raise self._meaning(error.args[0]) from None
+            raise meaning_of(error.args[0], self._place) from None
         queue = self._queues[partition] = _Queue(offset, offset)
         return queue
 
@@ -193,7 +194,7 @@ class Feed:
             if found or timeout_s == 0:
                 found += self._consumer.consume(MESSAGES_MAX, 0)
         except KafkaException as error:
-            raise self._meaning(error.args[0]) from None
+            raise meaning_of(error.args[0], self._place) from None
         # By type, as an error of the library cannot be compared with None. That there are none is the common case.
         if not set(map(type, map(_ERROR, found))) - {type(None)}:
             self._sort(found, wanted)
@@ -226,23 +227,6 @@ class Feed:
         else:
             queue.fault = error
 
-    def _fault(self, error: Any) -> Exception:
-        if error.name() in _OUT_OF_RANGE:
-            return OutOfRange()
-        return self._meaning(error)
-
-    def _meaning(self, error: Any) -> HoldfastError:
-        """Return the error to raise. A topic that is unknown may be gone: whoever asks again finds out."""
-        if error.name() in NO_TOPIC:
-            return unavailable(self._place, self._place.without_secrets(error.str()), NOTHING_READ)
-        return translated(error, self._place, NOTHING_READ)
-
-    def _no_answer(self, partition: int) -> HoldfastError:
-        reported = self._reported.error
-        why = "" if reported is None else f": {self._place.without_secrets(reported.str())}"
-        self._reported.error = None
-        return unavailable(self._place, f"no answer about partition {partition}{why}", NOTHING_READ)
-
     def _share(self) -> int:
         return max(QUEUE_BYTES_MIN, QUEUED_BYTES_MAX // max(1, len(self._queues)))
 
@@ -259,19 +243,41 @@ class Feed:
             except ImportError as error:
                 raise no_client(error) from error
             self._reported = Reported()
-            given = {"queued.max.messages.kbytes": FETCHED_AHEAD_KIB, "group.id": "holdfast", **self._settings()}
+            given = {"queued.max.messages.kbytes": FETCHED_AHEAD_KIB, **settings_of(self._place)}
             self._consumer = Consumer({**given, "error_cb": self._reported}, logger=log)
         return self._consumer
 
-    def _settings(self) -> dict[str, Any]:
-        return self._place.settings(
-            isolation_level="read_committed",
-            auto_offset_reset="error",
-            enable_auto_commit=False,
-            enable_auto_offset_store=False,
-            enable_partition_eof=True,
-            check_crcs=True,
-        )
+
+def settings_of(place: KafkaPlace) -> dict[str, Any]:
+    """Return the options of a consumer."""
+    own = place.settings(
+        isolation_level="read_committed",
+        auto_offset_reset="error",
+        enable_auto_commit=False,
+        enable_auto_offset_store=False,
+        enable_partition_eof=True,
+        check_crcs=True,
+    )
+    return {"group.id": "holdfast", **own}
+
+
+def fault_of(error: Any, place: KafkaPlace) -> Exception:
+    """Return what to raise for an error of a partition."""
+    return OutOfRange() if error.name() in _OUT_OF_RANGE else meaning_of(error, place)
+
+
+def meaning_of(error: Any, place: KafkaPlace) -> HoldfastError:
+    """Return the error to raise. A topic that is unknown may be gone: the next question to the brokers shows that."""
+    if error.name() in NO_TOPIC:
+        return unavailable(place, place.without_secrets(error.str()), NOTHING_READ)
+    return translated(error, place, NOTHING_READ)
+
+
+def no_answer(partition: int, reported: Reported, place: KafkaPlace) -> HoldfastError:
+    """Return the error for a wait that ended, with what the client has reported meanwhile."""
+    why = "" if reported.error is None else f": {place.without_secrets(reported.error.str())}"
+    reported.error = None
+    return unavailable(place, f"no answer about partition {partition}{why}", NOTHING_READ)
 
 
 def _fitting(messages: list[Any], bytes_max: int, at_least_one: bool) -> int:

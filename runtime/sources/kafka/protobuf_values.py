@@ -13,7 +13,6 @@ Pure. Source: docs.confluent.io, wire format; docs/design/0094-protobuf-values.m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,7 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.dead_letters import Refused
+from holdfast.runtime.sources.kafka.messages import Values, listed
 from holdfast.runtime.sources.kafka.protobuf_columns import Misfit, ProtobufColumns
 from holdfast.secrets import Secret
 
@@ -88,8 +88,9 @@ class ProtobufValues:
     def check(self) -> None:
         """Nothing outside is needed."""
 
-    def decode(self, values: Sequence[bytes | None]) -> tuple[pa.RecordBatch, dict[int, Refused]]:
+    def decode(self, given: Values) -> tuple[pa.RecordBatch, dict[int, Refused]]:
         """Return the rows of these values, and those that are refused, by their index."""
+        values = listed(given)
         why: dict[int, str] = {}
         lines, places = list[bytes](), list[int]()
         for place, value in enumerate(values):

@@ -24,8 +24,9 @@ import pyarrow as pa
 from holdfast.errors import ConfigError, Damaged, Unavailable, Where
 from holdfast.runtime.plan.ahead import Ahead, Read, ReaderAhead
 from holdfast.runtime.plan.source import Kept, PartitionReader
-from holdfast.runtime.sources.kafka.feed import NOTHING_READ, Feed, OutOfRange, Taken
-from holdfast.runtime.sources.kafka.messages import Decoder, batch_of
+from holdfast.runtime.sources.kafka.feed import NOTHING_READ, OutOfRange, Taken
+from holdfast.runtime.sources.kafka.feeds import AnyFeed, feed_of
+from holdfast.runtime.sources.kafka.messages import Decoder, Messages, batch_of
 from holdfast.runtime.sources.kafka.tombstones import Tombstones
 from holdfast.runtime.sources.reading import lost_range
 from holdfast.storage.kafka.errors import unavailable
@@ -67,8 +68,8 @@ class OpenKafka:
         self._on_lost, self._tombstones = on_lost, tombstones
         self._lock, self._closing, self._away = Lock(), False, False
         self._questions = Questions(place, lambda: self._closing)
-        self._feed = Feed(place, lambda: self._closing)
         self.topic = self._questions.existing("the source was not opened")
+        self._feed: AnyFeed | None = None
         self._missing_since: float | None = None
         """Since when no broker has known the topic."""
         self._verified_at = time.monotonic()
@@ -150,7 +151,8 @@ class OpenKafka:
     def close(self) -> None:
         self._closing = True  # a lane that waits gives up soon
         with self._lock:
-            self._feed.close()
+            if self._feed is not None:
+                self._feed.close()
             self._undecoded.clear()
             self._questions.close()
             self._closing = False
@@ -170,20 +172,23 @@ class OpenKafka:
             if self._away:
                 self._away = False
                 log.warning("%s answers again; reading continues", self._place.where)
-        if not taken.messages:
+        if taken.messages is None:
             return Read(None, taken.following)
-        return Read(self._decoded(partition, offset, taken), taken.following)
+        return Read(self._decoded(partition, offset, taken, taken.messages), taken.following)
 
     def _taken(self, partition: int, offset: int, max_bytes: int) -> Taken:
         held_at, held = self._undecoded.pop(partition, (offset, None))
         if held is not None and held_at == offset:
             return held
+        if self._feed is None:
+            more, interrupted = self._meta or self._tombstones is not None, lambda: self._closing
+            self._feed = feed_of(self._place, more, lambda: len(self.topic.partitions), interrupted)
         return self._feed.take(partition, offset, max_bytes)
 
-    def _decoded(self, partition: int, offset: int, taken: Taken) -> pa.RecordBatch:
+    def _decoded(self, partition: int, offset: int, taken: Taken, messages: Messages) -> pa.RecordBatch:
         """Return the rows of messages. Those that wait for a registry are kept, so that they are fetched once."""
         try:
-            batch = batch_of(taken.messages, offset, self._values, self._lines, self._meta, self._tombstones)
+            batch = batch_of(messages, offset, self._values, self._lines, self._meta, self._tombstones)
         except Unavailable as error:
             if not self._waits:
                 self._waits = True

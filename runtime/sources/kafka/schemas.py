@@ -24,6 +24,7 @@ import pyarrow as pa
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.runtime.rows.dead_letters import Refused
 from holdfast.runtime.sources.kafka.avro_columns import AvroColumns, Misfit
+from holdfast.runtime.sources.kafka.messages import Values, listed
 from holdfast.secrets import Secret
 from holdfast.storage.kafka.avro import BadSchema, parsed
 from holdfast.storage.kafka.registry import UNKNOWN_NEXT, Registered, Registry, RegistryPlace, no_library
@@ -91,7 +92,7 @@ class AvroValues:
         if self._registry is not None and (found := self._registry.newest(self._form.subject)) is not None:
             self._fitted(*found)
 
-    def decode(self, values: Sequence[bytes | None]) -> tuple[pa.RecordBatch, dict[int, Refused]]:
+    def decode(self, values: Values) -> tuple[pa.RecordBatch, dict[int, Refused]]:
         """Return the rows of these values, and those that are refused, by their index.
 
         Raises:
@@ -99,6 +100,7 @@ class AvroValues:
             Unavailable: the registry gives no answer now; nothing was decoded.
         """
         why: dict[int, str] = {}
+        values = listed(values)
         groups = self._by_schema(values, why)
         known = {number: self._decoder(number) for number in groups}
         batches, order = list[pa.RecordBatch](), list[int]()

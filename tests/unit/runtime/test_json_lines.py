@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
@@ -116,6 +116,12 @@ class TestFields:
         assert one(JsonLines(PAIR), f'{{"text": "a", {nested}}}') == "it is nested too deeply"
         assert one(JsonLines(PAIR, defaults={"text": "none"}), f'{{"n": 1, {nested}}}') == "it is nested too deeply"
 
+    @pytest.mark.parametrize("name", [b"\x9e", b"\xff\xfe"])
+    def test_that_are_ignored_may_have_a_name_that_is_not_utf8(self, name: bytes) -> None:
+        missing = "column 'n' is missing, which the job's schema does not allow"
+        assert one(JsonLines(PAIR), b'{"%s":0}' % name) == missing
+        assert one(JsonLines(PAIR, defaults={"text": "none"}), b'{"n":1,"%s":0}' % name) == {"n": 1, "text": "none"}
+
     def test_without_a_form_in_json_are_refused_when_a_job_is_planned(self) -> None:
         for kind in (pa.timestamp("us"), pa.list_(pa.int64()), pa.time64("us")):
             with pytest.raises(hf.ConfigError, match="which hf.JSON cannot read"):
@@ -169,3 +175,92 @@ class TestDamage:
         assert [{k: v for k, v in row.items() if v is not None} for row in batch.to_pylist()] == [
             json.loads(value) for value in values
         ]
+
+
+KINDS = pa.schema(
+    [
+        pa.field("n", pa.int64(), nullable=False),
+        pa.field("small", pa.int8()),
+        pa.field("price", pa.float64()),
+        pa.field("sold", pa.bool_()),
+        pa.field("text", pa.utf8()),
+        pa.field("at", pa.timestamp("us", "UTC")),
+    ]
+)
+DEFAULTS = {"price": 0.5, "text": "none"}
+NUMBERS = [
+    *("0", "-0", "7", "-7", "127", "128", "01", "1.5", "-0.25", "0.1", "1e3", "1.", ".5", "-", "+1", "1 2", "1.5e-3"),
+    *(
+        "999999999999999999",
+        "9223372036854775807",
+        "9223372036854775808",
+        "-9223372036854775808",
+        "0.30000000000000004",
+    ),
+    *("123456789012345.5", "0.00000000000001", "99999999999999.9", "-0.0", "NaN", "Infinity", "1_0", "0x1"),
+]
+OTHERS = [
+    *("null", "true", "false", "nul", "tru", "True", "nulll", "[]", "{}", '{"n": 1}', "", " ", '""', '"a"', '"\u00e4"'),
+    *('"\\u0041"', '"\\n"', '"a\tb"', '"a', "'a'", '"2026-01-02T03:04:05Z"', '"2026-01-02"', '"\x7f"', '"}{"'),
+]
+SPACES = st.sampled_from(["", "", "", " ", "\t", "\n", "\r", "  "])
+NAMES = st.sampled_from(["n", "small", "price", "sold", "text", "at", "more", "", "N", "nn", "\u00e4", "\\u006e"])
+
+
+@st.composite
+def nearly_json(draw: st.DrawFn) -> bytes | None:
+    """Draw a value that is a JSON object, or nearly one."""
+    fields = draw(st.lists(st.tuples(NAMES, st.sampled_from([*NUMBERS, *OTHERS])), max_size=7))
+    if draw(st.booleans()):
+        fields = [("n", draw(st.sampled_from(NUMBERS[:4]))), *fields]
+    between = [draw(SPACES) for _ in range(4)]
+    name = [f'{between[0]}"{name}"{between[1]}:{between[2]}{value}{between[3]}' for name, value in fields]
+    found = ("{" + ",".join(name) + "}").encode()
+    match draw(st.integers(0, 12)):
+        case 0:
+            return None
+        case 1:
+            return found[: draw(st.integers(0, len(found)))]
+        case 2:
+            at = draw(st.integers(0, len(found)))
+            return found[:at] + draw(st.binary(min_size=1, max_size=2)) + found[at:]
+        case 3:
+            return draw(SPACES).encode() + found + draw(SPACES).encode()
+    return found
+
+
+class TestTheCompiledParser:
+    @pytest.mark.parametrize("times", ["rfc3339", "ms"])
+    @settings(max_examples=60)
+    @given(st.lists(nearly_json(), max_size=12))
+    def test_gives_the_rows_and_refusals_of_the_other(self, times: Any, values: list[bytes | None]) -> None:
+        lines = JsonLines(KINDS, times, DEFAULTS)
+        batch, refused = lines.decode(values)
+        expected, expected_refused = lines._any(values)
+        assert batch.equals(expected) and refused == expected_refused
+        assert repr(batch.to_pylist()) == repr(expected.to_pylist())  # tells -0.0 from 0.0
+
+    @settings(max_examples=60)
+    @given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False, allow_infinity=False))))
+    def test_reads_numbers_as_the_other_does(self, rows: list[tuple[int, float]]) -> None:
+        values = [b'{"n":%d,"price":%s}' % (n, repr(price).encode()) for n, price in rows]
+        lines = JsonLines(KINDS)
+        batch, refused = lines.decode(values)
+        expected, _ = lines._any(list(values))
+        assert not refused and repr(batch.to_pylist()) == repr(expected.to_pylist())
+
+    def test_reads_a_part_of_an_array(self) -> None:
+        values = pa.array([b'{"n":1}', b'{"n":2}', None, b'{"n":[]}', b'{"n":5,"more":"\\""}', b'{"n":6}'], pa.binary())
+        batch, refused = JsonLines(PAIR).decode(values[1:])
+        assert [row["n"] for row in batch.to_pylist()] == [2, 5, 6] and sorted(refused) == [1, 2]
+
+    def test_reads_what_is_flat(self) -> None:
+        lines = JsonLines(KINDS, "ms", DEFAULTS)
+        text = b'{"n": 1, "small":-7,"price":1.25, "sold":true,"text":"\xc3\xa4}", "at":1767323045678,"more":0.5}'
+        found = lines._flat(pa.array([text, b"{}", b'{"n":2,"text":"\\n"}', None], pa.binary()))
+        assert found is not None and found.rows.tolist() == [0, 1], "an escape is left to the other"
+
+    def test_is_not_used_for_columns_that_it_cannot_read(self) -> None:
+        for kind in (pa.float32(), pa.decimal128(4, 2), pa.large_utf8()):
+            assert JsonLines(column(kind))._flat(pa.array([b"{}"], pa.binary())) is None
+        assert JsonLines(pa.schema([("\u00e4", pa.int64())]))._flat(pa.array([b"{}"], pa.binary())) is None

@@ -43,6 +43,13 @@ cache.KernelCache.save_overload = save
 from holdfast.state.tables.kernels import {module}
 print(json.dumps([len(compiled), str(cache.cache_folder())]))
 """
+OTHER = """
+from holdfast.state.compiled.jit import kernel
+
+@kernel("number", "number")
+def same(number):
+    return number
+"""
 SLOTS = USE.replace("{module}", "slots")
 TABLE = """
 import numpy as np, pyarrow as pa
@@ -113,6 +120,21 @@ class TestTheCache:
         with (tmp_path / "lib/holdfast/state/compiled/memory.py").open("a") as file:
             file.write("# changed\n")
         assert not ended(run(SLOTS, tmp_path / "lib", tree / "home")).startswith("[0,")
+
+    def test_a_change_beside_a_kernel_of_another_package_compiles_its_kernels_again(
+        self, tree: Path, tmp_path: Path
+    ) -> None:
+        shutil.copytree(tree / "lib", tmp_path / "lib")
+        other = tmp_path / "lib/holdfast/other"
+        other.mkdir()
+        (other / "__init__.py").write_text("")
+        (other / "parts.py").write_text("")
+        (other / "kernels.py").write_text(OTHER)
+        both = f"{SLOTS}from holdfast.other import kernels\nprint(len(compiled))"
+        assert ended(run(both, tmp_path / "lib", tree / "home")).endswith("\n1")
+        assert ended(run(both, tmp_path / "lib", tree / "home")).endswith("\n0")
+        (other / "parts.py").write_text("# changed\n")
+        assert ended(run(both, tmp_path / "lib", tree / "home")).endswith("\n1")
 
     def test_two_processes_may_compile_at_once(self, tmp_path: Path) -> None:
         path = installed(tmp_path / "lib")

@@ -1,0 +1,47 @@
+"""Which consumer reads a topic: the one that hands over columns, or the one that hands over messages.
+
+Source: docs/design/0089-kafka-batches.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from holdfast.runtime.sources.kafka import library
+from holdfast.runtime.sources.kafka.feed import Feed, Taken
+from holdfast.storage.kafka.errors import no_client
+from holdfast.storage.kafka.place import KafkaPlace
+
+_TOKENS = ("sasl.oauthbearer", "sasl.mechanism")
+"""Options with which confluent-kafka may fetch tokens itself, in Python."""
+
+
+class AnyFeed(Protocol):
+    """See Feed."""
+
+    def take(self, partition: int, offset: int, bytes_max: int) -> Taken: ...
+    def close(self) -> None: ...
+
+
+def feed_of(place: KafkaPlace, more: bool, partitions: Callable[[], int], interrupted: Callable[[], bool]) -> AnyFeed:
+    """Return a consumer of a topic.
+
+    Args:
+        more: Whether keys, times and headers are wanted besides values.
+        partitions: How many the topic has.
+        interrupted: Whether messages are no longer wanted.
+
+    Raises:
+        ConfigError: the client library is missing.
+    """
+    try:
+        found = library.found()
+    except ImportError as error:
+        raise no_client(error) from error
+    tokens = any(name.startswith(_TOKENS) and "OAUTH" in f"{name}{value}".upper() for name, value in place.options)
+    if found is None or tokens:
+        return Feed(place, interrupted)
+    from holdfast.runtime.sources.kafka.batches import BatchFeed  # compiled, so it is loaded where records are read
+
+    return BatchFeed(place, found, more, partitions, interrupted)
