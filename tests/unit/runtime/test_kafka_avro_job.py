@@ -18,7 +18,7 @@ from registry_server import RegistryServer
 
 import holdfast as hf
 from holdfast.runtime.config.settings import MODES
-from holdfast.runtime.sources.kafka import feed
+from holdfast.runtime.sources.kafka import batches, feed
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks.memory import MemorySink
 from holdfast.storage.kafka import registry
@@ -170,13 +170,13 @@ class TestSource:
         number = server.add(f"{topic}-value", OLD)
         kafka.produce(topic, [encoded(OLD, number, {"n": n, "word": "a"}) for n in range(3)])
         opened = hf.Kafka(kafka.servers, topic, hf.Avro(Said, registry=server.url)).source().open()
-        takes, take = list[int](), feed.Feed.take
+        takes, take = list[int](), batches.BatchFeed.take
 
-        def counted(self: feed.Feed, partition: int, offset: int, bytes_max: int) -> feed.Taken:
+        def counted(self: batches.BatchFeed, partition: int, offset: int, bytes_max: int) -> feed.Taken:
             takes.append(offset)
             return take(self, partition, offset, bytes_max)
 
-        monkeypatch.setattr(feed.Feed, "take", counted)
+        monkeypatch.setattr(batches.BatchFeed, "take", counted)
         try:
             server.stop()
             for _ in range(3):
