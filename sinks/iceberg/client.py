@@ -52,7 +52,7 @@ from pyiceberg.transforms import IdentityTransform
 from holdfast.errors import ConfigError, Damaged
 from holdfast.sinks.contract import OP, PUT
 from holdfast.sinks.iceberg.columns import ranges, replaced, stored_schema
-from holdfast.sinks.iceberg.errors import RAISED, meaning_of, no_metadata
+from holdfast.sinks.iceberg.errors import meaning_of, no_metadata, raised
 from holdfast.sinks.iceberg.place import IcebergPlace
 from holdfast.sinks.lakehouse.book import NEWEST
 from holdfast.sinks.lakehouse.columns import changed_columns
@@ -165,7 +165,7 @@ class IcebergConnection:
         """Raise the library's errors as a HoldfastError."""
         try:
             yield
-        except RAISED as error:
+        except raised() as error:
             raise meaning_of(self.place, error) from None
 
     def _opened(self, *, create: bool = False) -> SqlCatalog:
@@ -176,9 +176,11 @@ class IcebergConnection:
                 self._catalog = SqlCatalog(
                     place.catalog_name, uri=place.url(), init_catalog_tables=wanted, **place.settings()
                 )
+                self._catalog.engine.dispose()
                 if place.sqlite is not None:  # an open file would hide that another one took its place, from a backup
-                    self._catalog.engine.dispose()
                     self._catalog.engine = sqlalchemy.create_engine(place.url(), poolclass=sqlalchemy.NullPool)
+                else:
+                    sqlalchemy.event.listen(self._catalog.engine, "connect", _durable)
             except ModuleNotFoundError as error:
                 raise ConfigError(
                     f"{place.where}: the driver of the catalogue's database cannot be imported: {error}",
@@ -192,6 +194,15 @@ class IcebergConnection:
         if self.place.sqlite is not None and not os.path.exists(self.place.sqlite):
             return False
         return bool(sqlalchemy.inspect(self._opened().engine).has_table(IcebergTables.__tablename__))
+
+
+def _durable(connection: Any, _record: Any) -> None:
+    """Begin a session of Postgres: what a catalogue confirms survives a crash of its server."""
+    from holdfast.sinks.postgres.place import DURABLE  # needs a library that a catalogue in a file does not
+
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {DURABLE}")
+    connection.commit()
 
 
 class LoadedVersion:

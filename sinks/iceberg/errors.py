@@ -10,6 +10,8 @@ Source: pyiceberg/exceptions.py; docs.sqlalchemy.org/en/20/errors.html.
 from __future__ import annotations
 
 import re
+import sys
+from typing import Any
 
 from pyiceberg.exceptions import (
     CommitFailedException,
@@ -27,7 +29,7 @@ RAISED = (
     *(SQLAlchemyError, OSError, ValueError, RuntimeError),
     *(CommitFailedException, CommitStateUnknownException, NoSuchNamespaceError, NoSuchTableError, ValidationException),
 )
-"""What calls of the library raise."""
+"""What calls of the library raise, besides what a store's own library does."""
 _NOT_ADMITTED = re.compile(
     r"permission denied|access ?denied|forbidden|unauthori[sz]ed|unauthenticated|InvalidAccessKeyId|"
     r"SignatureDoesNotMatch|ExpiredToken|InvalidToken|authentication failed|no pg_hba\.conf entry|"
@@ -35,6 +37,12 @@ _NOT_ADMITTED = re.compile(
     re.IGNORECASE,
 )
 _UNSUPPORTED = re.compile(r"not (yet )?(implemented|support)", re.IGNORECASE)
+
+
+def raised() -> tuple[type[Exception], ...]:
+    """Return what calls of the library raise. With `py-io-impl`, that may be what botocore does: no OSErrors."""
+    loaded: Any = sys.modules.get("botocore.exceptions")
+    return RAISED if loaded is None else (*RAISED, loaded.BotoCoreError, loaded.ClientError)
 
 
 def meaning_of(place: IcebergPlace, error: Exception) -> HoldfastError:

@@ -34,6 +34,14 @@ DEFAULTS = {
 DEFAULT = "(default)"
 """Stands for what the string leaves to libpq and the environment of a process."""
 FORCED = {"client_encoding": "UTF8"}
+LOCK_TIMEOUT_MS = 10_000
+"""How long a statement waits for another transaction's lock before it gives way."""
+DURABLE = (
+    f"set_config('lock_timeout', '{LOCK_TIMEOUT_MS}', false), set_config('synchronous_commit', "
+    "CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN 'on' "
+    "ELSE current_setting('synchronous_commit') END, false)"
+)
+"""Selected in a session, it bounds waits, and what is confirmed has reached the server's disk."""
 
 
 def parsed(dsn: str) -> Mapping[str, str]:

@@ -17,18 +17,14 @@ import psycopg
 
 from holdfast.errors import ConfigError, NotAdmitted
 from holdfast.secrets import Secret
-from holdfast.sinks.postgres.place import conninfo, named
+from holdfast.sinks.postgres.place import DURABLE, conninfo, named
 from holdfast.sinks.sql.dialect import Cursor
 
-LOCK_TIMEOUT_MS = 10_000
-"""How long a statement waits for another transaction's lock before it gives way."""
 VERSION_MIN = 120_000
 """Postgres 12: text of reals reads back as the same bits, and collations say whether they are deterministic."""
 _SETTINGS = (
     "SELECT set_config('extra_float_digits', '1', false), set_config('jit', 'off', false), "
-    f"set_config('lock_timeout', '{LOCK_TIMEOUT_MS}', false), set_config('standard_conforming_strings', 'on', false), "
-    "set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') "
-    "THEN 'on' ELSE current_setting('synchronous_commit') END, false)"
+    f"set_config('standard_conforming_strings', 'on', false), {DURABLE}"
 )
 
 

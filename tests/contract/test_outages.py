@@ -124,6 +124,9 @@ SINKS: dict[str, Callable[[Given, Path], Failing]] = {
     "files": lambda given, _: given("store_away").files(),
     "delta": lambda given, _: given("store_away").delta(),
     "delta key": lambda given, _: given("store_away").delta(KEY),
+    "iceberg": lambda given, folder: given("store_away").iceberg(folder),
+    "iceberg key": lambda given, folder: given("store_away").iceberg(folder, KEY),
+    "catalogue": lambda given, folder: given("postgres_away").iceberg(folder),
 }
 SOURCES: dict[str, Callable[[Given], Failing]] = {
     "kafka": lambda given: given("kafka_away").source(),
@@ -133,7 +136,7 @@ SOURCES: dict[str, Callable[[Given], Failing]] = {
 }
 ONE_OF_EACH = ("sqlite", "postgres key", "redis", "kafka", "log")
 SERVERS = {"kafka": pytest.mark.kafka, "redis": pytest.mark.redis}
-STORED = ("log", "changelog", "files", "delta")
+STORED = ("log", "changelog", "files", "delta", "iceberg")
 
 
 def cells(kinds: Iterable[str]) -> list[Any]:

@@ -108,6 +108,7 @@ class Row:
 NO_SERVER = "*a file has no server*"
 NO_LOGIN = "*a file has no login*"
 OF_LOG = "*as hf.Log*"
+OF_ICEBERG = "*as Iceberg*"
 SINKS: tuple[Row, ...] = (
     Row("sqlite", "SQLite", "sqlite", ("a", "b", "c d", "e", "h", "i", "l m", NO_SERVER, NO_LOGIN)),
     Row("sqlite", "SQLite, key", "sqlite key", ("a", "b", "c d", "f", "h", "i", "l", NO_SERVER, NO_LOGIN)),
@@ -127,6 +128,9 @@ SINKS: tuple[Row, ...] = (
     Row("files", "Files", "files", ("a", "b", "c d", "e g", "h", "i", "l", "n", "o")),
     Row("delta", "Delta", "delta", ("a", "b", "c d", "e g", "h", "i", "l", "n", "o")),
     Row("delta", "Delta, key", "delta key", ("a", "b", "c d", "g", "h", "i", "l", "n", "o")),
+    Row("iceberg", "Iceberg", "iceberg", ("a", "b", "c d", "e g", "h", "i", "l", "n", "o")),
+    Row("iceberg", "Iceberg, key", "iceberg key", ("a", "b", "c d", "g", "h", "i", "l", "n", "o")),
+    Row("iceberg", "Iceberg, catalogue in Postgres", "catalogue", (*6 * (OF_ICEBERG,), "l", "n", "o")),
 )
 SOURCES: tuple[Row, ...] = (
     Row("kafka", "Kafka", "kafka", ("q r", "aa r", "ac", "ad", "af", "aj ak")),

@@ -82,6 +82,25 @@ class FailingTable:
     outages: Outages
 
 
+def iceberg(sink: hf.Iceberg, outages: Outages, catalog: dict[str, Any]) -> Failing:
+    """Return a table of Iceberg.
+
+    Args:
+        catalog: How to read it past the proxy.
+    """
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    def rows() -> list[Row]:
+        with closing(SqlCatalog(**{"name": "default", **catalog})) as opened:
+            return [tuple(row.values()) for row in opened.load_table("shop.rows").scan().to_arrow().to_pylist()]
+
+    def opened(given: Sink, writer: Any, fault: Fault) -> Target:
+        target: Target = sink.opened(JOB, writer, fault=fault)
+        return target
+
+    return Failing(SinkKit(lambda: sink, rows, opened), outages)
+
+
 @dataclass(frozen=True)
 class FailingPostgres:
     """A server whose user needs a password, behind a proxy."""
@@ -109,6 +128,17 @@ class FailingPostgres:
 
         rows: Callable[[], list[Row]] = lambda: place.ask('SELECT totals."user", name FROM totals')
         return Failing(SinkKit(lambda: sink, rows, opened), self.outages)
+
+    def iceberg(self, folder: Path) -> Failing:
+        """A table whose catalogue is in the server; its warehouse is a folder."""
+        place = self.server.place()
+        self.admin(f"GRANT ALL ON SCHEMA public TO {GUARDED}")
+        catalog, warehouse = f"postgresql://{GUARDED}@{self.link.address}/postgres", folder / "lake"
+        password = hf.secret("env:OUTAGE_PASSWORD")
+        sink = hf.Iceberg("shop.rows", catalog, warehouse, catalog_name=place.schema, password=password)
+        past = f"postgresql+psycopg://postgres@/postgres?host={self.server.folder}&port={self.server.port}"
+        found = {"uri": past, "warehouse": f"file://{warehouse}", "name": place.schema}
+        return iceberg(sink, self.outages, found)
 
     def table(self, place: PostgresPlace, key: tuple[str, ...] | None, delivery: str) -> hf.Postgres:
         """Return a sink of the user with the password."""
@@ -336,6 +366,19 @@ class FailingStore:
             return target
 
         return Failing(SinkKit(lambda: sink, rows, opened), self.outages)
+
+    def iceberg(self, folder: Path, key: tuple[str, ...] | None = None) -> Failing:
+        """A table whose warehouse is in the store; its catalogue is a file."""
+        # The default, of pyarrow, completes uploads by requests that versitygw does not always understand.
+        files = {"py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO"}
+        at = {"s3.region": "us-east-1", "s3.connect-timeout": "2", "s3.request-timeout": "2", **files}
+        user = {"s3.access-key-id": S3_USER, "s3.secret-access-key": hf.secret("env:OUTAGE_PASSWORD")}
+        options: dict[str, Any] = {**at, **user, "s3.endpoint": f"http://{self.server.link.address}"}
+        owner = {"s3.access-key-id": OWNER, "s3.secret-access-key": SECRET}
+        past = {**at, **owner, "s3.endpoint": f"http://{self.server.address}"}
+        catalog = f"sqlite:///{folder}/catalog.db"
+        sink = hf.Iceberg("shop.rows", catalog, self.url, key, options=options)
+        return iceberg(sink, self.outages, {"uri": catalog, "warehouse": self.url, **past})
 
     def log_source(self) -> Failing:
         store = FsspecObjects(self.url)
