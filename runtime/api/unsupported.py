@@ -19,7 +19,6 @@ WRITE = "write to hf.SQLite, hf.Postgres or hf.Log, and copy the rows from it"
 
 MODULE: Mapping[str, str] = {
     "SQLiteChanges": CAPTURE,
-    "Iceberg": WRITE,
     "Http": WRITE,
 }
 STREAM: Mapping[str, str] = {
