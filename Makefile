@@ -5,6 +5,7 @@ MAKEFLAGS += --no-print-directory
 
 VENV := .venv
 READY := $(VENV)/.installed
+CLASSES := $(VENV)/spark-classes.jsa
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q
 # Live runs of a soak use the shortest scenario in the tree.
@@ -32,7 +33,7 @@ demo: java ## run the flights job on real data, kill a worker, verify the result
 quick: check ## run ruff, types, import rules, tests without Spark (2 min at most)
 	@$(IN_MEMORY) $(PYTEST) $(BOTH) -m "not e2e and not slow and not thorough and not toxiproxy and not s3 and not kafka and not redis" $(QUICK)
 
-test: check java servers generator ## run everything except soak: quick, every scenario, Spark, smoke benchmarks
+test: check java servers generator $(CLASSES) ## run everything except soak: quick, every scenario, Spark, smoke benchmarks
 	@$(WITH_JAVA) $(PYTEST) $(BOTH) -m "not slow" tests
 
 soak: java servers ## run for hours: growth of a job, simulator and live faults (log in chaos-soak), slow tests (HOURS=2)
@@ -71,6 +72,9 @@ servers: $(READY)
 	@tools/bootstrap.sh s3
 	@tools/bootstrap.sh kafka
 	@tools/bootstrap.sh redis
+
+$(CLASSES): $(READY) | java
+	@$(WITH_JAVA) $(BIN)/python tools/spark_classes.py $@
 
 $(READY): requirements.lock pyproject.toml
 	@tools/bootstrap.sh venv

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from postgres_server import LOGICAL, PostgresServer, running
 from redis_server import RedisServer
 from redis_server import running as running_redis
 
+from holdfast.chaos.live.cluster import QUICK_JAVA
 from holdfast.runtime.config.settings import MODES
 
 # A machine that others use too may be slow at any moment: the time of a test case is no evidence about the code.
@@ -28,6 +32,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 CAUGHT = "wrong version"
 """A property of a test: the name of a wrong version that was caught, and after how many seeds or examples."""
 WITH_SPARK = ("tests/bench/", "tests/docs/test_on_spark.py", "tests/e2e/", "tests/soak/")
+CLASSES = Path(sys.prefix) / "spark-classes.jsa"
+"""Written by tools/spark_classes.py."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let Spark start in half of the time; in a benchmark at full size it runs as it does for users."""
+    if config.getoption("--bench", "smoke") == "full":
+        return
+    archive = f" -XX:SharedArchiveFile={CLASSES}" if CLASSES.exists() and CLASSES.stat().st_size else ""
+    # A Java with other classes says so at every start; it starts as well.
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{QUICK_JAVA}{archive} -Xlog:cds=off,cds+dynamic=off")
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK_JAVA)
 
 
 @pytest.hookimpl(optionalhook=True)

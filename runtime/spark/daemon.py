@@ -39,16 +39,22 @@ import pyspark.worker
 
 import holdfast.runtime.spark.batch_jobs
 import holdfast.runtime.spark.host
+import holdfast.state.compiled.planes
 import holdfast.state.keys.hashing
 import holdfast.state.keys.ordering
+import holdfast.state.tables.kernels.index
+import holdfast.state.tables.kernels.merging
+import holdfast.state.tables.kernels.reordering
 import holdfast.state.tables.kernels.rows
-import holdfast.state.tables.kernels.slots  # noqa: F401
+import holdfast.state.tables.kernels.slots
+import holdfast.state.tables.kernels.tree  # noqa: F401
+
+# The first conversion from NumPy imports pandas, which takes a quarter of a second.
+pyarrow.array(numpy.zeros(1))
 
 
 def main() -> None:
     """Run Spark's own daemon."""
-    # The first conversion from NumPy imports pandas, which takes a quarter of a second.
-    pyarrow.array(numpy.zeros(1))
     pyspark.daemon.manager()
 
 

@@ -124,6 +124,8 @@ def serve() -> None:
     import damage
     import life  # noqa: F401 - once, for all processes that are forked from this one
 
+    import holdfast.runtime.spark.daemon  # noqa: F401 - with all that it loads for its workers
+
     for line in sys.stdin:
         asked = json.loads(line)
         if "case" in asked:
