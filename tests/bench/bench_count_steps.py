@@ -44,7 +44,7 @@ def bench_count_steps(bench: Bench, kafka: KafkaServer, tmp_path: Path) -> None:
     topic = filled(kafka, bids(records))
     steps = dict[str, float]()
     with bench.timed():
-        for _ in range(ROUNDS):
+        for _ in range(bench.size("rounds", smoke=1, full=ROUNDS)):
             found = {
                 "consume() and value() of the client library": consumed(kafka.servers, topic, records),
                 **read_steps(kafka.servers, topic, records),
