@@ -28,7 +28,7 @@ from running import (
     spark_log,
 )
 
-from holdfast.runtime.config.settings import CONTINUOUS
+from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
 
 pytestmark = pytest.mark.e2e
 
@@ -69,8 +69,16 @@ class TestKilledWorkers:
             assert run.finish() == 0, run.errors()
         assert differences(tmp_path, frame) == []
 
-    @IN_BOTH_MODES_SLOWLY
-    def test_twenty_random_kills_in_one_run_lose_and_duplicate_nothing(self, tmp_path: Path, mode: str) -> None:
+    @pytest.mark.parametrize(
+        ("mode", "wanted"),
+        [
+            (CONTINUOUS, 8),
+            pytest.param(CONTINUOUS, 20, marks=pytest.mark.slow),
+            pytest.param(MICROBATCH, 20, marks=pytest.mark.slow),
+        ],
+        indirect=["mode"],
+    )
+    def test_random_kills_in_one_run_lose_and_duplicate_nothing(self, tmp_path: Path, mode: str, wanted: int) -> None:
         # More than a job can read before the last kill, even on a slow machine; it reads the rest without a limit.
         frame = make_input(tmp_path, 12 * ROWS)
         rng = random.Random(20)
@@ -78,7 +86,7 @@ class TestKilledWorkers:
         rate = RATE if mode == CONTINUOUS else ("--max-records-per-second", "6000")  # a kill takes two epochs
         with running(tmp_path, *LOCAL, *rate, HOLDFAST_RESTART_FAILURES_MAX="100") as run:
             progress = run.wait_until_running(10_000)
-            while kills < 20:
+            while kills < wanted:
                 run.wait_until_running(progress["records_in"] + rng.randint(0, 8_000))
                 progress = kill_worker(run, rng.randrange(2)) if mode == CONTINUOUS else kill_task(run)
                 kills += 1
