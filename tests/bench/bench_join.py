@@ -1,4 +1,4 @@
-"""Interval joins of impressions with clicks: shuffle, join, epochs of state, in one thread without Spark.
+"""Interval joins of impressions with clicks: shuffle, join, epochs of state, without Spark.
 
 Every result is counted against the input, which has a known number of pairs.
 """
@@ -10,6 +10,8 @@ import resource
 import time
 from collections.abc import Callable
 from functools import partial
+from multiprocessing import get_context
+from multiprocessing.synchronize import Barrier
 from typing import TypeVar
 
 import numpy as np
@@ -60,6 +62,42 @@ def bench_join(bench: Bench, how: str) -> None:
         f"tables: {parts.largest >> 20} MiB, process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB"
     )
     bench.note(f"load average of the machine: {', '.join(f'{load:.1f}' for load in os.getloadavg())}")
+
+
+@pytest.mark.parametrize("how", ["inner", pytest.param("left", marks=pytest.mark.slow)])
+def bench_two_workers_join(bench: Bench, how: str) -> None:
+    """Budget: at least 1 M rows per second. Two processes have half of the ads each; nothing is sent to the other."""
+    batches = bench.size("batches", smoke=2, full=80)
+    rows = bench.size("rows per batch", smoke=5_000, full=50_000)
+    spawning = get_context("spawn")
+    with bench.timed(), spawning.Pool(2, meet, (spawning.Barrier(2),)) as workers:
+        found = workers.starmap(half_of_a_join, [(how, batches, rows)] * 2, chunksize=1)
+    total, slowest = sum(rows for rows, _, _ in found), max(seconds for _, seconds, _ in found)
+    bench.report(per=total, unit="row", check=sum(out for _, _, out in found))
+    bench.note(f"{total / slowest / 1e6:.2f} M rows/s of both by the slower one's clock, which starts at the first row")
+    bench.note(f"load average of the machine: {', '.join(f'{load:.1f}' for load in os.getloadavg())}")
+
+
+_together: Barrier | None = None
+
+
+def meet(barrier: Barrier) -> None:
+    """Keep what both processes wait for."""
+    global _together
+    _together = barrier
+
+
+def half_of_a_join(how: str, batches: int, rows: int) -> tuple[int, float, int]:
+    """Join, at the same time as the other process; return the rows in, the seconds and the rows out."""
+    given, parts = list(input_of(batches, rows)), Parts(how)
+    assert _together is not None
+    _together.wait()
+    began = time.perf_counter()
+    parts.run(given)
+    seconds = time.perf_counter() - began
+    clicks = sum(batch.num_rows for port, batch, _ in given if port == 1)
+    assert parts.rows_out == (clicks if how == "inner" else batches * rows)
+    return sum(batch.num_rows for _, batch, _ in given), seconds, parts.rows_out
 
 
 def input_of(batches: int, rows: int) -> list[tuple[int, pa.RecordBatch, int]]:
