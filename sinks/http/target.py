@@ -19,7 +19,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from holdfast.model import Tag, Writer
-from holdfast.sinks.contract import Delivered, Fault, Outcome, Target, already, no_fault
+from holdfast.sinks.contract import AlreadyDelivered, Delivered, Fault, Outcome, Target, already, no_fault
 from holdfast.sinks.http.requests import Request, requests_of
 from holdfast.sinks.owners import check_continues
 
@@ -69,12 +69,11 @@ class HttpTarget:
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
         """See Target.deliver."""
-        standing = self._progress.delivered()
-        if standing is not None and standing >= tag:
-            return already(self._where, tag, standing)
-        if known is not None:
-            check_continues(self._where, standing, known)
+        if (found := self._covered(tag, known)) is not None:
+            return found
         rows, requests = requests_of(self._job, self._writer, tag, batches, self._batch_rows)
+        if (found := self._covered(tag, known)) is not None:  # while rows were read
+            return found
         self._fault("before_begin")
         self._fault("after_tag")  # What comes before the tag can be seen, so these points lie before all requests.
         self._fault("before_commit")
@@ -91,6 +90,15 @@ class HttpTarget:
         self._progress.close()
         if self._sender is not None:
             self._sender.close()
+
+    def _covered(self, tag: Tag, known: Tag | None) -> AlreadyDelivered | None:
+        """Return the tag if it covers the delivery. Raises as Target.deliver."""
+        standing = self._progress.delivered()
+        if standing is not None and standing >= tag:
+            return already(self._where, tag, standing)
+        if known is not None:
+            check_continues(self._where, standing, known)
+        return None
 
     def _send(self, requests: Sequence[Request]) -> None:
         if self._sender is None:  # it outlives a close, as it knows how long the receiver asked to be left alone
