@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from http_receiver import HttpReceiver, receiving
 from hypothesis import settings
 from kafka_server import KafkaServer
 from kafka_server import running as running_kafka
@@ -93,6 +94,13 @@ def logical_postgres() -> Iterator[PostgresServer]:
     """A Postgres server whose changes can be captured."""
     with running(extra=LOGICAL) as server:
         yield server
+
+
+@pytest.fixture
+def receiver() -> Iterator[HttpReceiver]:
+    """A receiver of HTTP requests."""
+    with receiving() as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

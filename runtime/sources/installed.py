@@ -26,6 +26,7 @@ OWN = {
     "delta": "holdfast:Delta",
     "files": "holdfast:Files",
     "generator": "holdfast:Generator",
+    "http": "holdfast:Http",
     "iceberg": "holdfast:Iceberg",
     "kafka": "holdfast:Kafka",
     "log": "holdfast:Log",

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from holdfast.sinks.collect import Collect
     from holdfast.sinks.console import Console
     from holdfast.sinks.delta.sink import Delta
+    from holdfast.sinks.http.sink import Http
     from holdfast.sinks.iceberg.sink import Iceberg
     from holdfast.sinks.postgres.sink import Postgres
     from holdfast.sinks.redis.sink import Redis
@@ -127,6 +128,7 @@ _HOMES = {
     "Raw": "holdfast.runtime.sources.kafka.values",
     "SparkFrame": "holdfast.runtime.spark.tables.frames",
     "Delta": "holdfast.sinks.delta.sink",
+    "Http": "holdfast.sinks.http.sink",
     "Iceberg": "holdfast.sinks.iceberg.sink",
     "PostgresChanges": "holdfast.runtime.sources.postgres.connector",
     "Webhook": "holdfast.runtime.sources.webhook.connector",
@@ -160,6 +162,7 @@ __all__ = [
     "Files",
     "Generator",
     "HoldfastError",
+    "Http",
     "Iceberg",
     "JobFailed",
     "Kafka",

@@ -11,6 +11,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from delta_tables import FolderTable
+from http_receiver import HttpReceiver
 from iceberg_tables import FolderCatalog
 from kafka_server import KafkaServer
 from kafka_topics import KafkaTopic
@@ -223,6 +224,15 @@ def in_redis(server: RedisServer) -> SinkKit:
     return SinkKit(lambda: keys.sink, keys.rows, opened)
 
 
+def in_http(receiver: HttpReceiver, folder: Path) -> SinkKit:
+    sink = hf.Http(receiver.url, progress=folder / "progress")
+
+    def opened(given: Sink, writer: Any, fault: Fault) -> Target:
+        return sink.opened("6f9b0f6e-0000-4000-8000-000000000001", writer, fault=fault)
+
+    return SinkKit(lambda: sink, lambda: [tuple(row.values()) for row in receiver.rows()], opened)
+
+
 def in_tables(table: FolderTable | FolderCatalog) -> SinkKit:
     def opened(given: Sink, writer: Any, fault: Fault) -> Target:
         target: Target = table.sink.opened("6f9b0f6e-0000-4000-8000-000000000001", writer, fault=fault)
@@ -252,10 +262,12 @@ TABLES = [f"{database}{how}" for database in ("sqlite", "other", "postgres") for
 KAFKA = [pytest.param(kind, marks=[pytest.mark.kafka, pytest.mark.slow]) for kind in ("kafka", "kafka key")]
 
 
-@pytest.fixture(params=[*SINKS, *TABLES, pytest.param("redis", marks=pytest.mark.redis), *KAFKA])
+@pytest.fixture(params=[*SINKS, *TABLES, "http", pytest.param("redis", marks=pytest.mark.redis), *KAFKA])
 def sink_kit(request: pytest.FixtureRequest, tmp_path: Path) -> SinkKit:
     if request.param in SINKS:
         return SINKS[request.param](tmp_path)
+    if request.param == "http":
+        return in_http(request.getfixturevalue("receiver"), tmp_path)
     if request.param == "redis":
         return in_redis(request.getfixturevalue("redis"))
     key = KEY if " " in request.param else None

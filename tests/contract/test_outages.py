@@ -25,9 +25,11 @@ from failing_servers import (
     FailingRedis,
     FailingStore,
     FailingTable,
+    http,
     sqlite,
 )
 from harness import wait
+from http_receiver import HttpReceiver
 from kafka_server import KafkaServer
 from postgres_server import GUARDED
 from postgres_server import running as running_postgres
@@ -107,6 +109,11 @@ def store_away(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> FailingStore:
     return failing
 
 
+@pytest.fixture
+def http_away(receiver: HttpReceiver, tmp_path: Path) -> Failing:
+    return http(receiver, tmp_path)
+
+
 Given = Callable[[str], Any]
 SINKS: dict[str, Callable[[Given, Path], Failing]] = {
     "sqlite": lambda given, folder: sqlite(folder, None),
@@ -116,6 +123,7 @@ SINKS: dict[str, Callable[[Given, Path], Failing]] = {
     "postgres key": lambda given, _: given("postgres_away").sink(KEY),
     "postgres idempotent": lambda given, _: given("postgres_away").sink(KEY, "idempotent"),
     "redis": lambda given, _: given("redis_away").sink(),
+    "http": lambda given, _: given("http_away"),
     "kafka": lambda given, _: given("kafka_away").sink(None),
     "kafka key": lambda given, _: given("kafka_away").sink(KEY),
     "kafka guarded": lambda given, _: given("kafka_away").guarded_sink(None),

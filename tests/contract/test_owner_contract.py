@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from delta_tables import FolderTable
+from http_receiver import HttpReceiver
 from iceberg_tables import FolderCatalog
 from kafka_server import KafkaServer
 from kafka_topics import KafkaTopic
@@ -26,6 +27,7 @@ from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Rewinding
 from holdfast.sinks.delta.sink import Delta
 from holdfast.sinks.files.sink import FilesSink
+from holdfast.sinks.http.sink import Http
 from holdfast.sinks.iceberg.sink import Iceberg
 from holdfast.sinks.immediate import ImmediateTarget, Origin, Owner
 from holdfast.sinks.kafka.sink import KafkaSink
@@ -131,6 +133,23 @@ def in_redis(server: RedisServer) -> World:
     return World(keys.sink, lambda: sorted(n for (n,) in keys.rows()), keys.back_up)
 
 
+def in_http(receiver: HttpReceiver, folder: Path) -> World:
+    sink = Http(receiver.url, progress=folder / "progress")
+    sink.prepare(SCHEMA, None)
+    numbers = lambda: sorted(row["n"] for row in receiver.rows())
+
+    def back_up() -> Callable[[], None]:
+        taken, restored = list(receiver.taken), backed_up(folder / "progress")
+
+        def restore() -> None:
+            receiver.taken[:] = taken
+            restored()
+
+        return restore
+
+    return World(sink, numbers, back_up)
+
+
 def in_tables(table: FolderTable | FolderCatalog) -> World:
     table.sink.prepare(SCHEMA, None)
     return World(table.sink, lambda: sorted(n for (n,) in table.rows()), table.back_up)
@@ -143,7 +162,7 @@ SERVERS = [
 ]
 
 
-@pytest.fixture(params=[*WITH_REPAIRS, *SERVERS])
+@pytest.fixture(params=[*WITH_REPAIRS, "http", *SERVERS])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     return world_of(request, tmp_path)
 
@@ -157,6 +176,8 @@ def world_of(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     if kind.startswith(("delta", "iceberg")):
         made = FolderTable if kind.startswith("delta") else FolderCatalog
         return in_tables(made(tmp_path, ("n",) if kind.endswith("keyed") else None))
+    if kind == "http":
+        return in_http(request.getfixturevalue("receiver"), tmp_path)
     if kind == "kafka":
         return in_kafka(request.getfixturevalue("kafka"))
     if kind == "redis":
@@ -250,7 +271,7 @@ class TestOwner:
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
         copy = world.sink.open(JOB, LEFT, COPY)
         world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2))
-        if isinstance(world.sink, LogSink | FilesSink | Delta | Iceberg | KafkaSink | Redis):
+        if isinstance(world.sink, LogSink | FilesSink | Delta | Iceberg | KafkaSink | Redis | Http):
             copy.forget(tag(1))  # the copy has none
             return
         with pytest.raises(Fenced):

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from delta_tables import FolderTable
+from http_receiver import HttpReceiver
 from iceberg_tables import FolderCatalog
 from kafka_server import KafkaServer
 from kafka_topics import KafkaTopic
@@ -41,6 +42,7 @@ from holdfast.sinks.contract import (
     no_fault,
 )
 from holdfast.sinks.files.sink import FilesSink
+from holdfast.sinks.http.sink import Http
 from holdfast.sinks.log import LogSink, LogTarget
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.sql.target import SqlTarget
@@ -240,6 +242,24 @@ class RedisWorld:
             target.close()
 
 
+class HttpWorld:
+    """Rows as a receiver has them that honours idempotency keys."""
+
+    def __init__(self, receiver: HttpReceiver, folder: Path) -> None:
+        self._receiver = receiver
+        self.sink = Http(receiver.url, progress=folder / "progress")
+        self.sink.prepare(SCHEMA, None)
+
+    def open(self, writer: Writer, fault: Fault = no_fault, job: str = JOB) -> Target:
+        return self.sink.opened(job, writer, fault=fault)
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        return sorted(tuple(row.values()) for row in self._receiver.rows())
+
+    def before_images(self, writer: Writer) -> list[Image]:
+        return []
+
+
 class LakehouseWorld:
     def __init__(self, table: FolderTable | FolderCatalog, key: tuple[str, ...] | None) -> None:
         self._table = table
@@ -263,7 +283,7 @@ TABLES_WITH_KEY = ("sqlite", "sqlite idempotent", "other", "other idempotent", "
 KINDS_WITH_IMAGES = ("memory", *TABLES_WITH_KEY)
 KINDS_WITH_KEY = (*KINDS_WITH_IMAGES, "log", "delta", "iceberg", REDIS, KAFKA)
 KINDS_WITH_NUMBERS = ("memory", "sqlite", "other", "postgres")
-KINDS_WITHOUT_KEY = (*KINDS_WITH_NUMBERS, "log", "files", "delta", "iceberg", KAFKA)
+KINDS_WITHOUT_KEY = (*KINDS_WITH_NUMBERS, "log", "files", "http", "delta", "iceberg", KAFKA)
 
 
 @pytest.fixture
@@ -277,6 +297,8 @@ def make(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[s
             return LogWorld(tmp_path, KEY if keyed else None)
         if kind == "files":
             return FilesWorld(tmp_path)
+        if kind == "http":
+            return HttpWorld(request.getfixturevalue("receiver"), tmp_path)
         if kind in ("delta", "iceberg"):
             made = FolderTable if kind == "delta" else FolderCatalog
             key = KEY if keyed else None

@@ -72,6 +72,10 @@ TESTS: Mapping[str, str] = {
     "ao": UNIT + "test_postgres_capture.py::TestSlot::test_that_is_gone_is_reported_and_the_log_stays",
     "ap": UNIT + "test_postgres_capture.py::TestSlot::test_that_was_advanced_by_others_is_reported",
     "aq": UNIT + "spark/test_frames.py::TestFrameSource::test_a_machine_that_lacks_the_folder_is_named",
+    "at": UNIT + "test_http_job.py::TestJob::test_rows_are_exact_by_key_though_workers_crash_and_replies_are_lost",
+    "au": "tests/unit/sinks/test_http_sink.py::TestDelivery::test_a_crash_before_the_tag_sends_the_same_requests_again",
+    "av": UNIT
+    + "test_http_job.py::TestJob::test_a_rewind_that_is_accepted_leaves_rows_which_come_again_with_other_keys",
 }
 
 SINK_POINTS = (
@@ -123,6 +127,7 @@ SINKS: tuple[Row, ...] = (
     Row("kafka", "Kafka", "kafka", ("a", "b", "c d", "e g", "h", "j", "l m", "n", "p")),
     Row("kafka", "Kafka, key", "kafka key", ("a", "b", "c d", "g", "h", "j", "l", "n", "p")),
     Row("redis", "Redis", "redis", ("a", "b", "c d", "e g", "h", "k", "l m", "n", "o")),
+    Row("http", "Http", "http", ("a au", "b", "c d", "e g at", "h", "av", "l", "n", "o")),
     Row("log", "Log", "log", ("a", "b", "c d", "e g", "h", "i", "l m", "n", "o")),
     Row("log", "Log, changelog", "changelog", ("a", "b", "c d", "g", "h", "i", "l", "n", "o")),
     Row("files", "Files", "files", ("a", "b", "c d", "e g", "h", "i", "l", "n", "o")),

@@ -45,7 +45,7 @@ class TestTables:
     def test_have_a_row_for_each_side_of_each_connector(self) -> None:
         ours = {each.name for each in installed() if each.package == "holdfast"}
         assert {row.connector for row in ROWS} == ours
-        sinks = {"sqlite", "postgres", "kafka", "redis", "log", "files", "delta", "iceberg"}
+        sinks = {"sqlite", "postgres", "kafka", "redis", "http", "log", "files", "delta", "iceberg"}
         assert {row.connector for row in SINKS} == sinks
 
 

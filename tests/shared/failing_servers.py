@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from http_receiver import HttpReceiver
 from kafka_server import USER as KAFKA_USER
 from kafka_server import KafkaServer
 from kafka_topics import KafkaTopic
@@ -80,6 +81,19 @@ class FailingTable:
     table: Any
     rows: Callable[[], list[Row]]
     outages: Outages
+
+
+def http(receiver: HttpReceiver, folder: Path) -> Failing:
+    """Return a receiver of requests with a token; it is in this process, and ends its connections by itself."""
+    headers = {"Authorization": hf.secret("env:OUTAGE_PASSWORD")}
+    sink = hf.Http(receiver.url, progress=folder / "progress", headers=headers)
+
+    def opened(given: Sink, writer: Any, fault: Fault) -> Target:
+        return sink.opened(JOB, writer, fault=fault)
+
+    rows: Callable[[], list[Row]] = lambda: [tuple(row.values()) for row in receiver.rows()]
+    outages = Outages(receiver.away, receiver.restart, receiver.refusing, receiver.unanswered)
+    return Failing(SinkKit(lambda: sink, rows, opened), outages)
 
 
 def iceberg(sink: hf.Iceberg, outages: Outages, catalog: dict[str, Any]) -> Failing:

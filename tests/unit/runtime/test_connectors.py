@@ -52,8 +52,8 @@ class TestNames:
         with pytest.raises(hf.ConfigError, match="there is no connector 'rabbit'") as caught:
             hf.connector("rabbit")
         assert (
-            "delta, files, generator, iceberg, kafka, log, postgres, postgres-changes, redis, spark-frame, sqlite, "
-            "webhook" in caught.value.next_step
+            "delta, files, generator, http, iceberg, kafka, log, postgres, postgres-changes, redis, spark-frame, "
+            "sqlite, webhook" in caught.value.next_step
         )
 
     def test_of_built_in_connectors_cannot_be_registered_again(self, install: Install) -> None:

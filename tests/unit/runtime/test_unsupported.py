@@ -62,11 +62,11 @@ class TestNamesOfTheApi:
             assert not [name for name in names if name in dir(owner)]
 
     def test_are_reported_as_missing_to_hasattr(self) -> None:
-        assert not hasattr(hf, "Http") and not hasattr(stream(), "sessionize")
+        assert not hasattr(hf, "SQLiteChanges") and not hasattr(stream(), "sessionize")
 
     def test_are_refused_with_the_same_message_when_a_job_imports_them(self, tmp_path: Path) -> None:
-        (tmp_path / "job.py").write_text("from holdfast import App, Http\n")
-        with pytest.raises(hf.ConfigError, match=r"hf\.Http is not in this version"):
+        (tmp_path / "job.py").write_text("from holdfast import App, SQLiteChanges\n")
+        with pytest.raises(hf.ConfigError, match=r"hf\.SQLiteChanges is not in this version"):
             load(str(tmp_path / "job.py"))
         (tmp_path / "typo.py").write_text("from holdfast import Sqlite\n")
         with pytest.raises(hf.ConfigError, match="typo.py cannot be loaded: line 1: ImportError"):

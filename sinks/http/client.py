@@ -1,0 +1,137 @@
+"""The connection to a receiver: one request at a time, by urllib3, which is an extra (`holdfast[http]`).
+
+Invariants
+    - A request is sent once per call. Redirects are not followed, certificates are verified.
+    - No value of this module holds a secret longer than a request; no message shows one.
+    - Nothing is sent before the time that a receiver asked for by Retry-After.
+
+Source: docs/design/0100-http-sink.md.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import urllib3
+
+from holdfast.errors import ConfigError, HoldfastError, Unavailable
+from holdfast.secrets import SHOWN, Secret
+from holdfast.sinks.http.place import KEY_HEADER, TYPE_HEADER, HttpPlace, is_value
+from holdfast.sinks.http.replies import REPLY_SHOWN_MAX, problem_of, wait_of
+from holdfast.sinks.http.requests import Request, signature_of
+
+REPLY_BYTES_MAX = 64 * 1024
+"""How much of a reply is read; more ends the connection, which changes nothing else."""
+_OBJECT = re.compile(r"<[^<>]*>:? ?|[A-Za-z]*Connection\([^()]*\):? ?")
+
+
+class HttpClient:
+    """Sends requests. The connection is opened at the first one."""
+
+    def __init__(self, place: HttpPlace) -> None:
+        self._place = place
+        self._pool: Any = None
+        self._not_before = 0.0
+
+    def send(self, request: Request) -> None:
+        """Send a request, and return when the receiver has taken it.
+
+        Raises:
+            Unavailable, NotAdmitted: it may have taken it or not; the same request may be sent again.
+            ConfigError: it never takes it; or a secret is missing.
+        """
+        left = self._not_before - time.monotonic()
+        if left > 0:
+            raise Unavailable(
+                f"{self._place.where} asked to be sent nothing for {left:.0f} s more",
+                not_done="nothing was sent to it",
+                next_step="nothing: delivery retries",
+            )
+        headers = self._headers(request)
+        try:
+            response = self._opened().request(
+                "POST", self._place.url, body=request.body, headers=headers, preload_content=False, redirect=False
+            )
+            with response:
+                data = response.read(REPLY_BYTES_MAX)
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            self.close()
+            raise self._unreachable(error) from None
+        reply = self._without_secrets(data.decode(errors="replace"))
+        if (problem := problem_of(self._place.where, response.status, reply)) is None:
+            return
+        if isinstance(problem, Unavailable):
+            self._not_before = time.monotonic() + wait_of(response.headers.get("Retry-After"), time.time())
+        raise problem
+
+    def connect(self) -> None:
+        """Open a connection and close it; send nothing. Raises Unavailable."""
+        parts, wait = urlsplit(self._place.url), urllib3.Timeout(self._place.timeout_s).connect_timeout
+        if parts.scheme == "https":
+            secured = {"cert_reqs": "CERT_REQUIRED", "ca_certs": self._place.ca}
+            connection = urllib3.connection.HTTPSConnection(parts.hostname, parts.port, timeout=wait, **secured)
+        else:
+            connection = urllib3.connection.HTTPConnection(parts.hostname, parts.port, timeout=wait)
+        try:
+            connection.connect()
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise self._unreachable(error) from None
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        """Drop the connection; the next request opens one."""
+        if self._pool is not None:
+            self._pool.clear()
+            self._pool = None
+
+    def _opened(self) -> Any:
+        if self._pool is None:
+            place = self._place
+            verified = {} if place.ca is None else {"ca_certs": place.ca}
+            timeout = urllib3.Timeout(connect=place.timeout_s, read=place.timeout_s)
+            self._pool = urllib3.PoolManager(num_pools=1, maxsize=1, retries=False, timeout=timeout, **verified)
+        return self._pool
+
+    def _headers(self, request: Request) -> dict[str, str]:
+        place = self._place
+        headers = {"User-Agent": "holdfast", TYPE_HEADER: "application/json", KEY_HEADER: request.key}
+        for name, value in place.headers:
+            headers[name] = self._value(name, value) if isinstance(value, Secret) else value
+        if place.signed is not None and place.secret is not None:
+            headers[place.signed] = signature_of(place.secret.value(), request.body)
+        return headers
+
+    def _value(self, name: str, secret: Secret) -> str:
+        text = secret.value()
+        if not is_value(text):  # an exception of the library would hold the value
+            raise ConfigError(
+                f"{self._place.where}: the secret for the header {name!r} holds characters that no header can have",
+                not_done="nothing was sent",
+                next_step="correct the value, such as by removing line ends, and start the job again",
+            )
+        return text
+
+    def _unreachable(self, error: Exception) -> Unavailable:
+        why = self._without_secrets(_OBJECT.sub("", str(error)))[:REPLY_SHOWN_MAX]
+        return Unavailable(
+            f"{self._place.where} is unreachable: {why}",
+            not_done="the rows of the request may or may not be there",
+            next_step="check that the receiver runs, and that this machine reaches it; delivery retries",
+        )
+
+    def _without_secrets(self, text: str) -> str:
+        for value in self._values():
+            text = text.replace(value, SHOWN)
+        query = urlsplit(self._place.url).query
+        return text.replace(query, SHOWN) if query else text
+
+    def _values(self) -> Iterable[str]:
+        for each in self._place.secrets:
+            with suppress(HoldfastError):  # it cannot be read any more; the next request reports that
+                yield each.value()

@@ -1,0 +1,66 @@
+"""Rows as requests: bodies and idempotency keys, the same for every delivery of one epoch.
+
+The rows of an epoch are counted through, whatever batches they come in, and cut every `batch_rows` rows. A key is made
+of the job, the sink, the writer, the tag, the number of the first row, and the body. The tag alone would do for one
+history of a job whose sink never changes. The body keeps rows from being dropped if it is not so: a receiver must not
+take rows of a copied job folder, or of a changed `batch_rows`, for a repetition.
+
+Invariants
+    - The same output gives the same bodies and keys, byte for byte.
+    - Two requests with one key have one body.
+
+Pure: no clock, thread or I/O. Source: docs/design/0100-http-sink.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from holdfast.model import Tag, Writer
+from holdfast.sinks.json_rows import objects
+
+_KEY_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Request:
+    """A POST request."""
+
+    key: str
+    body: bytes
+
+
+def requests_of(
+    job_uuid: str, writer: Writer, tag: Tag, batches: Iterable[pa.RecordBatch], batch_rows: int
+) -> tuple[int, list[Request]]:
+    """Return how many rows an epoch has, and its requests in order."""
+    rows = [row for batch in batches for row in objects(batch, batch.schema.names)]
+    return len(rows), list(_requests(job_uuid, writer, tag, rows, batch_rows))
+
+
+def signature_of(secret: str, body: bytes) -> str:
+    """Return the value of the header that signs a body."""
+    return f"sha256={hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()}"
+
+
+def _requests(job_uuid: str, writer: Writer, tag: Tag, rows: list[bytes], batch_rows: int) -> Iterator[Request]:
+    for first in range(0, len(rows), batch_rows):
+        body = rows[first] if batch_rows == 1 else b"[" + b",".join(rows[first : first + batch_rows]) + b"]"
+        yield Request(_key(job_uuid, writer, tag, first, body), body)
+
+
+def _key(job_uuid: str, writer: Writer, tag: Tag, first: int, body: bytes) -> str:
+    """Return a UUID of version 8, RFC 9562 section 5.8: receivers often take nothing longer."""
+    made_of = [_KEY_VERSION, job_uuid, writer.sink, writer.subtask, tag.timeline, tag.epoch, first]
+    head = json.dumps(made_of, separators=(",", ":")).encode()
+    digest = bytearray(hashlib.sha256(head + b"\n" + body).digest()[:16])
+    digest[6] = digest[6] & 0x0F | 0x80
+    digest[8] = digest[8] & 0x3F | 0x80
+    text = digest.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

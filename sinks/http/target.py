@@ -1,0 +1,107 @@
+"""A receiver as a target: first the requests of an epoch, then its tag, in a log of progress.
+
+A receiver keeps no tag, so the tag is in an embedded log without rows, which admits, fences and compares as every other
+log does. Between the last reply and the tag a crash makes the same requests come again, with the same keys.
+
+Invariants
+    - The tag moves only after the receiver has taken every request of the epoch.
+    - No request is sent before the log has admitted this writer, and shown that it continues what it knows.
+    - All rows are read before the first request.
+
+Pure: no clock, thread or I/O of its own. Source: PROTOCOL P17, P24; docs/design/0100-http-sink.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from holdfast.model import Tag, Writer
+from holdfast.sinks.contract import AlreadyDelivered, Delivered, Fault, Outcome, Target, already, no_fault
+from holdfast.sinks.http.requests import Request, requests_of
+from holdfast.sinks.owners import check_continues
+
+
+class Sender(Protocol):
+    """What sends requests; see HttpClient."""
+
+    def send(self, request: Request) -> None:
+        """Send a request, and return when the receiver has taken it."""
+
+    def close(self) -> None:
+        """Drop the connection."""
+
+
+class HttpTarget:
+    """One writer's access to the receiver. See contract.Target.
+
+    Args:
+        where: How messages name the receiver.
+        sender: Opens what sends, at the first request.
+        progress: The writer's way into the log of progress.
+        job_uuid: The job.
+        writer: Whose output this is.
+        batch_rows: Rows of a request.
+        fault: Called at every fault point of a delivery; for tests.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        sender: Callable[[], Sender],
+        progress: Target,
+        job_uuid: str,
+        writer: Writer,
+        batch_rows: int,
+        fault: Fault = no_fault,
+    ) -> None:
+        self._where = f"{where}, sink {writer.sink!r}, writer {writer.subtask}"
+        self._open_sender = sender
+        self._sender: Sender | None = None
+        self._progress, self._job, self._writer = progress, job_uuid, writer
+        self._batch_rows, self._fault = batch_rows, fault
+
+    def delivered(self) -> Tag | None:
+        """See Target.delivered."""
+        return self._progress.delivered()
+
+    def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
+        """See Target.deliver."""
+        if (found := self._covered(tag, known)) is not None:
+            return found
+        rows, requests = requests_of(self._job, self._writer, tag, batches, self._batch_rows)
+        if (found := self._covered(tag, known)) is not None:  # while rows were read
+            return found
+        self._fault("before_begin")
+        self._fault("after_tag")  # What comes before the tag can be seen, so these points lie before all requests.
+        self._fault("before_commit")
+        self._send(requests)
+        outcome = self._progress.deliver(tag, [], known)
+        self._fault("after_commit")
+        return Delivered(rows) if isinstance(outcome, Delivered) else outcome
+
+    def forget(self, through: Tag) -> None:
+        """See Target.forget. There are no before-images."""
+
+    def close(self) -> None:
+        """See Target.close."""
+        self._progress.close()
+        if self._sender is not None:
+            self._sender.close()
+
+    def _covered(self, tag: Tag, known: Tag | None) -> AlreadyDelivered | None:
+        """Return the tag if it covers the delivery. Raises as Target.deliver."""
+        standing = self._progress.delivered()
+        if standing is not None and standing >= tag:
+            return already(self._where, tag, standing)
+        if known is not None:
+            check_continues(self._where, standing, known)
+        return None
+
+    def _send(self, requests: Sequence[Request]) -> None:
+        if self._sender is None:  # it outlives a close, as it knows how long the receiver asked to be left alone
+            self._sender = self._open_sender()
+        for request in requests:
+            self._sender.send(request)
