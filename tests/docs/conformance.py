@@ -72,6 +72,8 @@ TESTS: Mapping[str, str] = {
     "ao": UNIT + "test_postgres_capture.py::TestSlot::test_that_is_gone_is_reported_and_the_log_stays",
     "ap": UNIT + "test_postgres_capture.py::TestSlot::test_that_was_advanced_by_others_is_reported",
     "aq": UNIT + "spark/test_frames.py::TestFrameSource::test_a_machine_that_lacks_the_folder_is_named",
+    "ar": UNIT
+    + "test_kafka_topics_job.py::TestJob::test_counts_every_record_once_through_crashes_and_topics_that_appear",
 }
 
 SINK_POINTS = (
@@ -134,6 +136,12 @@ SINKS: tuple[Row, ...] = (
 )
 SOURCES: tuple[Row, ...] = (
     Row("kafka", "Kafka", "kafka", ("q r", "aa r", "ac", "ad", "af", "aj ak")),
+    Row(
+        "kafka",
+        "Kafka, topics by a pattern",
+        "kafka topics",
+        ("q ar", "aa ar", "*as Kafka*", "*as Kafka*", "*as Kafka*", "*as Kafka*"),
+    ),
     Row("files", "Files, Parquet", "parquet", ("q s", "ab s", "*as CSV*", "*as CSV*", "*as CSV*", "al")),
     Row("files", "Files, JSON lines", "jsonl", ("q", "ab", "*as CSV*", "*as CSV*", "*as CSV*", "al")),
     Row("files", "Files, CSV", "csv", ("q", "ab", "ac files", "ad files", "ae files", "al")),
