@@ -41,7 +41,7 @@ DEFAULTS: Mapping[str, Option] = {
 
 @dataclass(frozen=True)
 class KafkaPlace:
-    """A topic.
+    """A topic, or some topics of one cluster.
 
     Args:
         servers: "host:port", several with commas between them.
@@ -51,11 +51,13 @@ class KafkaPlace:
     servers: str
     topic: str
     options: tuple[tuple[str, Option], ...] = ()
+    many: bool = False
+    """It stands for several topics: `topic` is a pattern, for messages."""
 
     @property
     def where(self) -> str:
         """How messages name it."""
-        return f"Kafka topic {self.topic!r} at {self.servers}"
+        return f"Kafka {'topics' if self.many else 'topic'} {self.topic!r} at {self.servers}"
 
     @property
     def secrets(self) -> tuple[Secret, ...]:
@@ -80,31 +82,40 @@ class KafkaPlace:
         return text
 
 
-def place_of(servers: str | Sequence[str], topic: str, options: Mapping[str, Option] | None) -> KafkaPlace:
-    """Return the place that a job gives.
+def place_of(
+    servers: str | Sequence[str], topic: str | re.Pattern[str], options: Mapping[str, Option] | None
+) -> KafkaPlace:
+    """Return the place that a job gives; that of a pattern stands for all topics that match.
 
     Raises:
         ConfigError: it is malformed, holds a secret, or sets what Holdfast sets itself.
     """
+    text = _name_of(topic)
     parts = [each.strip() for each in (servers.split(",") if isinstance(servers, str) else servers)]
     if not parts or not all(_SERVER.fullmatch(each) for each in parts):
         raise _refused(
             "the servers are not a list of host:port; they are not repeated here, as they may hold a password",
             'write "broker1.example:9092,broker2.example:9092"',
         )
-    if topic.startswith("^"):
-        raise _refused(
-            f"the topic {topic!r} is a pattern, and patterns of topics are not in this version",
-            "give each topic a source of its own, and bring them together with .union(...)",
-        )
-    if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
-        raise _refused(
-            f"{topic!r} is not the name of a topic", "use letters, digits, '.', '_' and '-', at most 249 characters"
-        )
     given = {} if options is None else dict(options)
     for name, value in given.items():
         _check(name, value)
-    return KafkaPlace(",".join(parts), topic, tuple(sorted(given.items())))
+    return KafkaPlace(",".join(parts), text, tuple(sorted(given.items())), many=not isinstance(topic, str))
+
+
+def _name_of(topic: str | re.Pattern[str]) -> str:
+    """Return the name of a topic, or the text of a pattern. Raises ConfigError."""
+    if isinstance(topic, re.Pattern):
+        if not isinstance(topic.pattern, str):
+            raise _refused("the pattern of topics is of bytes", 'compile text: re.compile(r"orders[.].*")')
+        return topic.pattern
+    if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+        raise _refused(
+            f"{topic!r} is not the name of a topic",
+            "use letters, digits, '.', '_' and '-', at most 249 characters; to read all topics that match a pattern, "
+            "compile it: hf.Kafka(servers, re.compile(PATTERN), ...)",
+        )
+    return topic
 
 
 def _check(name: str, value: object) -> None:

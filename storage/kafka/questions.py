@@ -4,7 +4,7 @@ Connections fail in the background, where a client reports why; the request itse
 answer looks at what the client has reported, and ends early if no wait can help.
 
 Invariants
-    - Every wait is bounded, and ends within 0.1 s once `interrupted` says so.
+    - Every wait is bounded, and ends within 0.1 s once `interrupted` says so; only that for `names` does not.
     - After a question that got no answer, `offsets` asks nothing for `AWAY_S`.
 
 Source: docs/design/0075-kafka-source.md.
@@ -120,6 +120,22 @@ class Questions:
                 raise no_topic(self._place, not_done)
             time.sleep(LOOK_EVERY_S)
         return found
+
+    def names(self, not_done: str = "nothing was read") -> tuple[str, list[str]]:
+        """Return the id of the cluster, and the names of all topics that the user may see. Not interrupted.
+
+        Raises:
+            ConfigError, NotAdmitted, Unavailable: as `topic`.
+        """
+        from confluent_kafka import KafkaException
+
+        client, within = self._opened(not_done), self._within_s()
+        try:
+            found = client.list_topics(timeout=within)
+        except KafkaException as error:
+            raise self._meaning(self._cause(error.args[0]), not_done) from None
+        self._answered, self._away_until, self._reported.error = True, 0.0, None
+        return found.cluster_id, sorted(name for name, each in found.topics.items() if each.error is None)
 
     def offsets(self, partitions: Iterable[int], which: Offsets | int) -> dict[int, int]:
         """Return an offset of each partition.

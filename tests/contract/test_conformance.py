@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from redis_server import RedisServer
 from sql_places import SqlPlace, delivery_of, place_of
 
 import holdfast as hf
+from holdfast.runtime.plan.source import copied, in_folder
 from holdfast.runtime.testing.sink_kit import KEY, SCHEMA, Row
 from holdfast.sinks.contract import Fault, Sink, Target
 from holdfast.sinks.log import LogTarget
@@ -67,6 +69,26 @@ def topic_kit(kafka: KafkaServer) -> SourceKit:
     return SourceKit(lambda: hf.Kafka(kafka.servers, topic, hf.JSON(NUMBERS)).source(), append, add_partition)
 
 
+def topics_kit(kafka: KafkaServer, folder: Path) -> SourceKit:
+    """Return a kit of topics by a pattern that a job has listed; the one that is added sorts before the others."""
+    family = f"family-{folder.name}-{kafka.topic()}"
+    topics = [kafka.topic(1, f"{family}.{each}") for each in ("d", "e")]
+
+    def append() -> None:
+        for topic in topics:
+            kafka.produce(topic, [b'{"n": 1}', b'{"n": 2}', b'{"n": 3}'])
+
+    def add_partition() -> None:
+        kafka.produce(kafka.topic(1, f"{family}.a"), [b'{"n": 7}', b'{"n": 8}'])
+
+    append()
+    append()
+    pattern = re.compile(re.escape(family) + "[.].*")
+    source = hf.Kafka(kafka.servers, pattern, hf.JSON(NUMBERS)).source()
+    listed = copied(in_folder(source, str(folder / "job")), again=True)
+    return SourceKit(lambda: listed, append, add_partition)
+
+
 def files_kit(form: Any, encode: Callable[[list[int]], bytes]) -> Callable[[Path], SourceKit]:
     """Return a kit of files that a job has listed; every append is a file of three numbers."""
 
@@ -104,10 +126,15 @@ SOURCES: dict[str, Callable[[Path], SourceKit]] = {
 }
 
 
-@pytest.fixture(params=[*SOURCES, pytest.param("kafka", marks=pytest.mark.kafka)])
+OF_KAFKA = [pytest.param(kind, marks=pytest.mark.kafka) for kind in ("kafka", "kafka topics")]
+
+
+@pytest.fixture(params=[*SOURCES, *OF_KAFKA])
 def source_kit(request: pytest.FixtureRequest, tmp_path: Path) -> SourceKit:
     if request.param == "kafka":
         return topic_kit(request.getfixturevalue("kafka"))
+    if request.param == "kafka topics":
+        return topics_kit(request.getfixturevalue("kafka"), tmp_path)
     return SOURCES[request.param](tmp_path / "log")
 
 

@@ -55,7 +55,7 @@ def numbers(first: int, end: int) -> list[bytes]:
 
 @contextmanager
 def opened(servers: str, topic: str, **more: Any) -> Iterator[OpenKafka]:
-    source = hf.Kafka(servers, topic, hf.JSON(NUMBERS), **more).source().open()
+    source: Any = hf.Kafka(servers, topic, hf.JSON(NUMBERS), **more).source().open()
     try:
         yield source
     finally:
@@ -461,7 +461,7 @@ class TestErrors:
         kafka.allow(topic, "READ")
         source = hf.Kafka(kafka.guarded, topic, hf.JSON(NUMBERS), options=options).source()
         wait(lambda: self._checked(source), "the right to read it")
-        reading = source.open()
+        reading: Any = source.open()
         assert read_all(reading)[0] == {0: 0, 1: 1}
         assert reading.whole_from(0) == 2, "without the right to see its settings, the topic may be compacted"
         assert reading.kept(3600) == {0: Kept(0, 2)}, "nor is it known how long it keeps records"

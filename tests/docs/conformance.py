@@ -76,6 +76,8 @@ TESTS: Mapping[str, str] = {
     "au": "tests/unit/sinks/test_http_sink.py::TestDelivery::test_a_crash_before_the_tag_sends_the_same_requests_again",
     "av": UNIT
     + "test_http_job.py::TestJob::test_a_rewind_that_is_accepted_leaves_rows_which_come_again_with_other_keys",
+    "ar": UNIT
+    + "test_kafka_topics_job.py::TestJob::test_counts_every_record_once_through_crashes_and_topics_that_appear",
 }
 
 SINK_POINTS = (
@@ -139,6 +141,12 @@ SINKS: tuple[Row, ...] = (
 )
 SOURCES: tuple[Row, ...] = (
     Row("kafka", "Kafka", "kafka", ("q r", "aa r", "ac", "ad", "af", "aj ak")),
+    Row(
+        "kafka",
+        "Kafka, topics by a pattern",
+        "kafka topics",
+        ("q ar", "aa ar", "*as Kafka*", "*as Kafka*", "*as Kafka*", "*as Kafka*"),
+    ),
     Row("files", "Files, Parquet", "parquet", ("q s", "ab s", "*as CSV*", "*as CSV*", "*as CSV*", "al")),
     Row("files", "Files, JSON lines", "jsonl", ("q", "ab", "*as CSV*", "*as CSV*", "*as CSV*", "al")),
     Row("files", "Files, CSV", "csv", ("q", "ab", "ac files", "ad files", "ae files", "al")),

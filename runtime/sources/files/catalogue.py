@@ -21,14 +21,14 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from holdfast.errors import AlreadyExists, ConfigError, Damaged, NotFound
+from holdfast.errors import AlreadyExists, NotFound
 from holdfast.ports import ObjectStore
+from holdfast.runtime.sources.objects import decoded, encoded
 from holdfast.storage.folders import Found
-from holdfast.storage.hashed import fits_hash, with_hash
 
 HEAD_PATH = "catalogue.json"
 FORMAT_VERSION = 1
@@ -36,7 +36,6 @@ FILES_PER_LISTING = 10_000
 PACKED = 64
 """How many objects of a level one object of the next level holds."""
 LEVELS = 4
-_NOT_OPENED = "the source was not opened"
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,13 +91,13 @@ def read_head(store: ObjectStore) -> Head | None:
         data = store.get(HEAD_PATH)
     except NotFound:
         return None
-    head: Head = _checked(_HEAD, data, HEAD_PATH)
+    head: Head = decoded(_HEAD, data, HEAD_PATH, FORMAT_VERSION)
     return head
 
 
 def write_head(store: ObjectStore, head: Head) -> None:
     """Name the catalogue that the job reads."""
-    store.put(HEAD_PATH, with_hash(msgspec.json.encode(head)))
+    store.put(HEAD_PATH, encoded(head))
 
 
 class Catalogue:
@@ -136,7 +135,7 @@ class Catalogue:
         assert 0 < len(entries) <= FILES_PER_LISTING
         listing = Listing(tuple(entries))
         try:
-            self._store.create(self._path(0, self._objects), _encoded(listing))
+            self._store.create(self._path(0, self._objects), encoded(listing))
         except AlreadyExists:
             return False
         self._take(listing.files)
@@ -179,7 +178,7 @@ class Catalogue:
             if self._objects % PACKED**level == 0:
                 path = self._path(level, self._objects // PACKED**level)
                 try:
-                    return level, _checked(_LISTING, self._store.get(path), path)
+                    return level, decoded(_LISTING, self._store.get(path), path, FORMAT_VERSION)
                 except NotFound:
                     continue
         return None
@@ -203,39 +202,11 @@ class Catalogue:
             first = self._objects // PACKED ** (level - 1) - PACKED
             parts = [self._path(level - 1, first + number) for number in range(PACKED)]
             try:
-                found = [_checked(_LISTING, self._store.get(path), path) for path in parts]
+                found = [decoded(_LISTING, self._store.get(path), path, FORMAT_VERSION) for path in parts]
             except NotFound:  # the driver that was to write one was killed
                 return
             whole = Listing(tuple(entry for each in found for entry in each.files))
-            self._store.put(self._path(level, first // PACKED), _encoded(whole))
+            self._store.put(self._path(level, first // PACKED), encoded(whole))
 
     def _path(self, level: int, number: int) -> str:
         return f"{self._head.folder}/{level}/{number:08d}"
-
-
-def _encoded(listing: Listing) -> bytes:
-    return with_hash(msgspec.json.encode(listing))
-
-
-def _checked(decoder: msgspec.json.Decoder[Any], data: bytes, path: str) -> Any:
-    if not fits_hash(data):
-        raise _damaged(path, "its hash does not match its bytes")
-    try:
-        found = decoder.decode(data)
-    except msgspec.DecodeError as error:
-        raise _damaged(path, str(error)) from error
-    if found.v > FORMAT_VERSION:
-        raise ConfigError(
-            f"{path} of a source's catalogue has version {found.v}, this version of Holdfast reads {FORMAT_VERSION}",
-            not_done=_NOT_OPENED,
-            next_step="run the job with the newer version",
-        )
-    return found
-
-
-def _damaged(path: str, why: str) -> Damaged:
-    return Damaged(
-        f"{path} of a source's catalogue cannot be read: {why}",
-        not_done=_NOT_OPENED,
-        next_step="restore it from a backup of the job's folder",
-    )

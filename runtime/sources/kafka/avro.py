@@ -76,15 +76,16 @@ class Avro(RowsOf[T]):
         named = self.schema.names if self.row_type is None and self.schema is not None else self.row_type
         return f"Avro({getattr(named, '__qualname__', named)})"
 
-    def form(self, topic: str) -> AvroForm:
-        """Return how a source reads values. Raises ConfigError."""
+    def form(self, topic: str | None) -> AvroForm:
+        """Return how a source reads values of a topic, or of several (None). Raises ConfigError."""
         assert self.schema is not None
         if self.registry is not None and self.avsc is not None:
             raise _refused("a source has registry= and avsc=, but ids name the schemas", "leave one of them out")
         defaults = defaults_of(self.row_type)
         if self.avsc is not None:
             plain(self.avsc, self.schema, defaults)
-        return AvroForm(self.registry, self.avsc, self._subject(topic), defaults)
+        subject = self.subject if topic is None else self._subject(topic)
+        return AvroForm(self.registry, self.avsc, subject, defaults)
 
     def rows(self, topic: str) -> tuple[AvroRows, Enrolled | None]:
         """Return how a sink writes values, and where it registers their schema. Raises ConfigError."""

@@ -8,6 +8,7 @@ Source: API.md (sources); docs/design/0075-kafka-source.md.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, get_args
 
@@ -17,10 +18,11 @@ from holdfast.arguments import checked
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.row_types import RowsOf, T
 from holdfast.runtime.sources.kafka.avro import Avro
-from holdfast.runtime.sources.kafka.messages import META
+from holdfast.runtime.sources.kafka.messages import META, TOPIC
 from holdfast.runtime.sources.kafka.protobuf import Protobuf
 from holdfast.runtime.sources.kafka.reading import OnLost
 from holdfast.runtime.sources.kafka.source import KafkaSource
+from holdfast.runtime.sources.kafka.topics.source import TopicsSource
 from holdfast.runtime.sources.kafka.values import JSON, RAW, Raw
 from holdfast.sinks.kafka.encoding import JsonValues, RawValues
 from holdfast.sinks.kafka.repeating_sink import RepeatingKafka
@@ -43,14 +45,16 @@ class Kafka(RowsOf[T]):
 
     Args:
         servers: "host:port" of some brokers, with commas between them or as a list.
-        topic: The topic. It must exist to be read; a sink creates a missing one.
+        topic: The topic. It must exist to be read; a sink creates a missing one. A pattern, such as
+            `re.compile(r"orders[.].*")`, reads all topics whose whole name matches, also those that are created later.
         value: How values are written: `hf.JSON(Bid)`, `hf.Avro(Bid, registry=...)`, `hf.Protobuf(Bid)` for a source,
             or `hf.Raw()` for bytes. A sink writes JSON if it is left out.
-        key: Columns by which the producers choose the partition, as `partitioned_by` of `app.source`. If the rows have
-            a bool column `holdfast_deleted`, they are also the columns of the records' key, and a record without a
-            value is a row that deletes. As a sink: the columns of the records' key; for a stream that replaces rows,
-            the columns by which it does.
-        meta: Add the columns kafka_key, kafka_timestamp, kafka_partition, kafka_offset and kafka_headers.
+        key: Columns by which the producers choose the partition, as `partitioned_by` of `app.source`; with a pattern
+            they say nothing about that. If the rows have a bool column `holdfast_deleted`, they are also the columns of
+            the records' key, and a record without a value is a row that deletes. As a sink: the columns of the records'
+            key; for a stream that replaces rows, the columns by which it does.
+        meta: Add the columns kafka_key, kafka_timestamp, kafka_partition, kafka_offset and kafka_headers; with
+            a pattern also kafka_topic.
         options: Options of librdkafka, such as {"security.protocol": "SASL_SSL"}. A secret is given by
             `hf.secret("env:NAME")`.
         group: Store the positions of checkpoints as the offsets of this consumer group, so that tools of Kafka show
@@ -70,7 +74,7 @@ class Kafka(RowsOf[T]):
     def __init__(
         self,
         servers: str | Sequence[str],
-        topic: str,
+        topic: str | re.Pattern[str],
         value: JSON[T] | Avro[T] | Protobuf[T] | Raw | None = None,
         key: str | Sequence[str] | None = None,
         meta: bool = False,
@@ -80,6 +84,7 @@ class Kafka(RowsOf[T]):
         delivery: Delivery = "transactional",
     ) -> None:
         self.place = place_of(servers, topic, options)
+        self.pattern = topic if isinstance(topic, re.Pattern) else None
         self.key = None if key is None else (key,) if isinstance(key, str) else tuple(key)
         self.value, self.meta, self.group, self.on_lost = value, meta, group, on_lost
         if on_lost not in get_args(OnLost):
@@ -100,9 +105,9 @@ class Kafka(RowsOf[T]):
         return cls("broker.example:9092", "bids", Raw(), key=["value"], group="billing")
 
     def __repr__(self) -> str:
-        return f"Kafka({self.place.servers!r}, {self.place.topic!r})"
+        return f"Kafka({self.place.servers!r}, {self.place.topic if self.pattern is None else self.pattern!r})"
 
-    def source(self) -> KafkaSource:
+    def source(self) -> KafkaSource | TopicsSource:
         """See Connector.source."""
         if self.delivery != "transactional":
             raise _refused(f"{self!r} is a source with delivery=, but a source delivers nothing", "leave delivery out")
@@ -114,15 +119,18 @@ class Kafka(RowsOf[T]):
             )
         schema = RAW if isinstance(value, Raw) else value.schema
         assert schema is not None
-        if self.meta and (twice := [field.name for field in META if field.name in schema.names]):
+        added = META if self.pattern is None else META.append(TOPIC)
+        if self.meta and (twice := [name for name in added.names if name in schema.names]):
             raise _refused(f"the column {twice[0]!r} is also one of meta=True", "rename the field, or leave meta out")
         row_type = None if isinstance(value, Raw) or self.meta else value.row_type
         deletes = self._deletes(value, schema)
         unless = {DELETED.name: False} if deletes else {}
         lines = (value.time, {**unless, **value.defaults()}) if isinstance(value, JSON) else None
         given = self.place, schema, lines, self.meta, row_type, self.key or (), self.group
-        coded = value.form(self.place.topic) if isinstance(value, Avro | Protobuf) else None
-        return KafkaSource(*given, on_lost=self.on_lost, deletes=deletes, coded=coded)
+        topic = self.place.topic if self.pattern is None else None
+        coded = value.form(topic) if isinstance(value, Avro | Protobuf) else None
+        source = KafkaSource(*given, on_lost=self.on_lost, deletes=deletes, coded=coded)
+        return source if self.pattern is None else TopicsSource(source, self.pattern)
 
     def _deletes(self, value: object, schema: pa.Schema) -> tuple[str, ...]:
         """Return the key's columns, if records without a value are rows that delete. Raises ConfigError."""
@@ -145,6 +153,8 @@ class Kafka(RowsOf[T]):
         return topic if self.delivery == "transactional" else RepeatingKafka(topic)
 
     def _topic(self) -> KafkaSink:
+        if self.pattern is not None:
+            raise _refused(f"{self!r} is a sink with a pattern, but a sink writes one topic", "name the topic")
         if self.group is not None:
             raise _refused(f"{self!r} is a sink with group=, but a sink has no offsets to store", "leave group out")
         if self.on_lost != "fail":

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.errors import ConfigError, HoldfastError
@@ -27,10 +27,15 @@ GIVEN_UP_AFTER_MS = 6_000
 
 
 class GroupOffsets:
-    """See Publisher."""
+    """See Publisher.
 
-    def __init__(self, place: KafkaPlace, group: str) -> None:
+    Args:
+        named: Returns topic and partition for the number of a partition; None: it is that of the place's topic.
+    """
+
+    def __init__(self, place: KafkaPlace, group: str, named: Callable[[int], tuple[str, int]] | None = None) -> None:
         self._place, self._group = place, group
+        self._named = (lambda number: (place.topic, number)) if named is None else named
         self._not_done = f"the offsets of consumer group {group!r} were not stored"
         self._consumer: Any = None
         self._reported = Reported()
@@ -65,7 +70,7 @@ class GroupOffsets:
         from confluent_kafka import KafkaException, TopicPartition
 
         consumer = self._opened()
-        places = [TopicPartition(self._place.topic, partition, offset) for partition, offset in sorted(offsets.items())]
+        places = [TopicPartition(*self._named(number), offset) for number, offset in sorted(offsets.items())]
         try:
             consumer.commit(offsets=places, asynchronous=True)
         except KafkaException as error:

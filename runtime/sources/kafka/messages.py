@@ -28,6 +28,8 @@ META = pa.schema(
     ]
 )
 """The columns of `meta=True`; timestamps of Kafka are milliseconds."""
+TOPIC = pa.field("kafka_topic", pa.utf8(), nullable=False)
+"""Follows them if the source has several topics."""
 _VALUE, _OFFSET = methodcaller("value"), methodcaller("offset")
 _UNKNOWN_TIME = 0
 """The type of a timestamp that a message does not have."""
@@ -121,6 +123,7 @@ def batch_of(
     lines: Decoder | None,
     meta: bool,
     tombstones: Tombstones | None = None,
+    topic: str | None = None,
 ) -> pa.RecordBatch:
     """Return messages as `OpenSource.read` describes it.
 
@@ -130,6 +133,7 @@ def batch_of(
         lines: Decodes values; None: they stay bytes.
         meta: Whether the columns `META` follow.
         tombstones: Makes rows that delete of messages without a value; None: such messages cannot be decoded.
+        topic: With `meta`: the value of the column `TOPIC`; None: there is no such column.
     """
     values = messages.values if tombstones is None else _with_deletes(messages, tombstones)
     refused: dict[int, Refused] = {}
@@ -138,8 +142,9 @@ def batch_of(
     else:
         batch, refused = lines.decode(values)
     if meta:
-        both = pa.schema([*schema, *META])
-        columns = _meta_of(messages)
+        both, columns = pa.schema([*schema, *META]), _meta_of(messages)
+        if topic is not None:
+            both, columns = both.append(TOPIC), [*columns, pa.repeat(pa.scalar(topic, TOPIC.type), len(messages))]
         if refused:
             kept = pa.array([row for row in range(len(messages)) if row not in refused], pa.int64())
             columns = [column.take(kept) for column in columns]

@@ -59,7 +59,7 @@ class Protobuf(RowsOf[T]):
     def __repr__(self) -> str:
         return f"Protobuf({self._form.message})"
 
-    def form(self, _topic: str) -> ProtobufForm:
+    def form(self, _topic: str | None) -> ProtobufForm:
         """Return how a source reads values."""
         return self._form
 

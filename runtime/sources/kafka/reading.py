@@ -15,6 +15,8 @@ Source: runtime/plan/source.py; docs/design/0075-kafka-source.md.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from typing import Literal
@@ -31,13 +33,28 @@ from holdfast.runtime.sources.kafka.tombstones import Tombstones
 from holdfast.runtime.sources.reading import lost_range
 from holdfast.storage.kafka.errors import unavailable
 from holdfast.storage.kafka.place import KafkaPlace
-from holdfast.storage.kafka.questions import MISSING_FOR_S, Questions, Topic, log
+from holdfast.storage.kafka.questions import LOOK_EVERY_S, MISSING_FOR_S, Questions, Topic, log
 
 OnLost = Literal["fail", "earliest"]
 """What happens if retention removed records before they were read."""
 VERIFY_EVERY_S = 2.0
 _UNKNOWN = "-"
 """In an identity: the brokers have no ids of topics."""
+
+
+@dataclass(frozen=True)
+class PartOf:
+    """That a topic is one of several of a source.
+
+    Args:
+        known: What the source knows of it.
+        number: Returns the source's number of a partition of the topic.
+        partitions: Returns how many partitions the source has.
+    """
+
+    known: Topic
+    number: Callable[[int], int]
+    partitions: Callable[[], int]
 
 
 class OpenKafka:
@@ -49,6 +66,8 @@ class OpenKafka:
         meta: Whether the columns of `meta=True` follow.
         on_lost: What a reader does if retention removed records before it read them. `read` raises in any case.
         tombstones: See `batch_of`.
+        part_of: The topic is one of several. Then nothing is asked before something is read, and what is unknown or
+            another one is `Damaged` there.
 
     Raises:
         ConfigError: the topic does not exist, or the options are wrong.
@@ -63,16 +82,19 @@ class OpenKafka:
         meta: bool,
         on_lost: OnLost = "fail",
         tombstones: Tombstones | None = None,
+        part_of: PartOf | None = None,
     ) -> None:
         self._place, self._values, self._lines, self._meta = place, values, lines, meta
         self._on_lost, self._tombstones = on_lost, tombstones
         self._lock, self._closing, self._away = Lock(), False, False
         self._questions = Questions(place, lambda: self._closing)
-        self.topic = self._questions.existing("the source was not opened")
+        self._part_of, self._seen = part_of, part_of is None
+        """Whether the brokers have known the topic since it was opened."""
+        self.topic = part_of.known if part_of is not None else self._questions.existing("the source was not opened")
         self._feed: AnyFeed | None = None
         self._missing_since: float | None = None
         """Since when no broker has known the topic."""
-        self._verified_at = time.monotonic()
+        self._verified_at = time.monotonic() if self._seen else -VERIFY_EVERY_S
         self._undecoded: dict[int, tuple[int, Taken]] = {}
         """By partition: the offset that was asked for, and messages that cannot be decoded now."""
         self._waits = False
@@ -182,13 +204,25 @@ class OpenKafka:
             return held
         if self._feed is None:
             more, interrupted = self._meta or self._tombstones is not None, lambda: self._closing
-            self._feed = feed_of(self._place, more, lambda: len(self.topic.partitions), interrupted)
+            self._feed = feed_of(self._place, more, self._partitions, interrupted)
         return self._feed.take(partition, offset, max_bytes)
+
+    def _partitions(self) -> int:
+        """Return among how many partitions the memory for fetched records is divided."""
+        return len(self.topic.partitions) if self._part_of is None else self._part_of.partitions()
+
+    def _where(self, partition: int, offset: int) -> Where:
+        """Return a place, with the source's number of the partition."""
+        return Where(partition=self._number(partition), offset=offset)
+
+    def _number(self, partition: int) -> int:
+        return partition if self._part_of is None else self._part_of.number(partition)
 
     def _decoded(self, partition: int, offset: int, taken: Taken, messages: Messages) -> pa.RecordBatch:
         """Return the rows of messages. Those that wait for a registry are kept, so that they are fetched once."""
         try:
-            batch = batch_of(messages, offset, self._values, self._lines, self._meta, self._tombstones)
+            topic = None if self._part_of is None else self._place.topic
+            batch = batch_of(messages, offset, self._values, self._lines, self._meta, self._tombstones, topic)
         except Unavailable as error:
             if not self._waits:
                 self._waits = True
@@ -197,7 +231,7 @@ class OpenKafka:
                 self._undecoded[partition] = (offset, taken)
             raise
         except ConfigError as error:
-            where = Where(partition=partition, offset=offset)
+            where = self._where(partition, offset)
             raise ConfigError(error.what, not_done=error.not_done, next_step=error.next_step, where=where) from error
         if self._waits:
             self._waits = False
@@ -240,16 +274,25 @@ class OpenKafka:
         Raises:
             Unavailable: a broker does not know it, which may be one that starts.
         """
-        now = self._questions.topic()
+        now = self._questions.topic() if self._seen else self._awaited()
         if now is not None:
-            self._missing_since = None
+            self._missing_since, self._seen = None, True
             return now
         asked = time.monotonic()
         if self._missing_since is None:
-            self._missing_since = asked
+            self._missing_since = asked if self._seen else asked - MISSING_FOR_S
         if asked - self._missing_since < MISSING_FOR_S:
             raise unavailable(self._place, "a broker does not know it", NOTHING_READ)
         return None
+
+    def _awaited(self) -> Topic | None:
+        """Return the topic, once brokers know it; None if they do not within `MISSING_FOR_S`, or it is interrupted."""
+        until = time.monotonic() + MISSING_FOR_S
+        while (now := self._questions.topic()) is None and time.monotonic() < until:
+            if self._closing:
+                raise unavailable(self._place, "the wait was interrupted", NOTHING_READ)
+            time.sleep(LOOK_EVERY_S)
+        return now
 
     def _difference(self, cluster: str, topic: str, now: Topic) -> str | None:
         if now.cluster != cluster:
@@ -275,7 +318,7 @@ class OpenKafka:
             raise unavailable(self._place, f"it did not have offset {offset:,} a moment ago", NOTHING_READ)
         if offset < first and on_lost == "earliest":
             return Read(None, first, lost=True)
-        where = Where(partition=partition, offset=offset)
+        where = self._where(partition, offset)
         not_done = "no record was skipped; the job is at its last checkpoint"
         if offset < first:
             raise Damaged(
@@ -292,6 +335,6 @@ class OpenKafka:
             f"the server has lost records that were read, offsets {end:,} to {offset - 1:,} ({offset - end:,})",
             not_done=not_done,
             next_step="restore the topic; or rewind to before the end that it has now: "
-            f"holdfast rewind JOB.py --to-offset SOURCE:{partition}:{end}",
+            f"holdfast rewind JOB.py --to-offset SOURCE:{self._number(partition)}:{end}",
             where=where,
         )

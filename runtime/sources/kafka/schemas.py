@@ -43,13 +43,13 @@ class AvroForm:
 
     Args:
         registry: Has the schemas; None: all values have the schema `avsc`, and no header.
-        subject: What the topic's schemas are called in the registry.
+        subject: What the topic's schemas are called in the registry; None: several topics have one each.
         defaults: Values for columns that a schema does not have.
     """
 
     registry: RegistryPlace | None
     avsc: str | None
-    subject: str
+    subject: str | None
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -89,7 +89,9 @@ class AvroValues:
 
         A subject that the registry does not have is none: values name their schemas by id.
         """
-        if self._registry is not None and (found := self._registry.newest(self._form.subject)) is not None:
+        if self._registry is None or self._form.subject is None:
+            return
+        if (found := self._registry.newest(self._form.subject)) is not None:
             self._fitted(*found)
 
     def decode(self, values: Values) -> tuple[pa.RecordBatch, dict[int, Refused]]:
@@ -150,7 +152,7 @@ class AvroValues:
             return AvroColumns(parsed(given.text, given.references), self._columns, self._form.defaults)
         except (BadSchema, Misfit) as error:
             assert self._registry is not None and self._form.registry is not None
-            subjects = self._registry.subjects(number) or (self._form.subject,)
+            subjects = self._registry.subjects(number) or (self._form.subject or "any",)
             raise ConfigError(
                 f"schema {number} of subject {', '.join(map(repr, subjects))} in {self._form.registry.where} does not "
                 f"fit the job's columns: {error}",

@@ -16,7 +16,7 @@ from holdfast.runtime.rows.json_lines import JsonLines, Times
 from holdfast.runtime.sources.kafka.group import GroupOffsets
 from holdfast.runtime.sources.kafka.messages import META, Decoder
 from holdfast.runtime.sources.kafka.protobuf_values import ProtobufForm
-from holdfast.runtime.sources.kafka.reading import OnLost, OpenKafka
+from holdfast.runtime.sources.kafka.reading import OnLost, OpenKafka, PartOf
 from holdfast.runtime.sources.kafka.schemas import AvroForm
 from holdfast.runtime.sources.kafka.tombstones import Tombstones
 from holdfast.secrets import Secret
@@ -101,11 +101,15 @@ class KafkaSource:
         assert self.group is not None
         return GroupOffsets(self.place, self.group)
 
-    def open(self) -> OpenKafka:
-        """See Source.open."""
+    def open(self, part_of: PartOf | None = None) -> OpenKafka:
+        """See Source.open.
+
+        Args:
+            part_of: That the topic is one of several.
+        """
         tombstones = Tombstones([self.values.field(name) for name in self.deletes]) if self.deletes else None
         read = self.place, self.values, self._decoder(), self.meta
-        return OpenKafka(*read, on_lost=self.on_lost, tombstones=tombstones)
+        return OpenKafka(*read, on_lost=self.on_lost, tombstones=tombstones, part_of=part_of)
 
     def _decoder(self) -> Decoder | None:
         if self.coded is not None:

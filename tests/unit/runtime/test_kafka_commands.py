@@ -25,10 +25,12 @@ from holdfast.storage.objects import LocalObjects
 
 pytestmark = pytest.mark.kafka
 JOB = """
+import re
+
 import holdfast as hf
 
 app = hf.App("words", root={root!r}, key_groups=8)
-app.source("rows", hf.Kafka({servers!r}, {topic!r}, hf.Raw(), on_lost="earliest")).sink("out", hf.Log({log!r}))
+app.source("rows", hf.Kafka({servers!r}, {topic}, hf.Raw(), on_lost="earliest")).sink("out", hf.Log({log!r}))
 """
 HALF_AN_HOUR_MS = 30 * 60_000
 
@@ -40,11 +42,13 @@ def topic(kafka: KafkaServer) -> str:
     return topic
 
 
-@pytest.fixture
-def file(kafka: KafkaServer, topic: str, tmp_path: Path) -> Path:
+@pytest.fixture(params=["topic", "pattern"])
+def file(request: pytest.FixtureRequest, kafka: KafkaServer, topic: str, tmp_path: Path) -> Path:
+    """Return the file of a job that reads the topic by its name, or by a pattern that only it matches."""
+    given = repr(topic) if request.param == "topic" else f"re.compile({topic!r})"
     file = tmp_path / "words.py"
     places = {"root": str(tmp_path / "root"), "log": str(tmp_path / "out")}
-    file.write_text(JOB.format(servers=kafka.servers, topic=topic, **places))
+    file.write_text(JOB.format(servers=kafka.servers, topic=given, **places))
     return file
 
 
@@ -110,6 +114,31 @@ class TestDoctor:
         store.put("live.json", json.dumps(old.as_json()).encode())
         (check,) = checks(file)
         assert check.found.endswith("the job is not running"), "that driver is gone"
+
+
+@pytest.mark.parametrize("file", ["pattern"], indirect=True)
+class TestTopicsByPattern:
+    def test_are_checked_by_plan_and_doctor_before_and_after_the_first_start(
+        self, kafka: KafkaServer, topic: str, file: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (source,) = [each for each in job(str(file), None, None, None) if each.name == "source rows"]
+        assert source.state == "ok" and source.found.endswith("the first start copies its list of topics")
+        assert main(["plan", str(file)]) == 0
+        run(file)
+        assert main(["plan", str(file)]) == 0
+        capsys.readouterr()
+        kafka.delete(topic)
+        kafka.topic(1, topic)
+        main(["plan", str(file)])
+        assert f"topic {topic!r}" in (shown := capsys.readouterr().out) and "was recreated" in shown
+
+    def test_keep_their_numbers_in_a_fork(self, file: Path) -> None:
+        run(file)
+        root = file.parent / "root"
+        assert main(["fork", "words", "copy", "--from-epoch", "1", "--root", str(root)]) == 0
+        lists = [LocalObjects(root / each / "sources" / "rows") for each in ("words", "copy")]
+        before, after = [{path: store.get(path) for path in store.list("")} for store in lists]
+        assert before == after and len(before) == 2
 
 
 class TestLost:

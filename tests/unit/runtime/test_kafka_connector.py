@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -56,7 +57,9 @@ class TestRefused:
             (lambda: hf.Kafka("broker.example", "bids", hf.Raw()), "not a list of host:port"),
             (lambda: hf.Kafka("user:hush@broker.example:9092", "bids", hf.Raw()), "not a list of host:port"),
             (lambda: hf.Kafka([], "bids", hf.Raw()), "not a list of host:port"),
-            (lambda: hf.Kafka(HOST, "^bids.*", hf.Raw()), "patterns of topics are not in this version"),
+            (lambda: hf.Kafka(HOST, "^bids.*", hf.Raw()), "re.compile"),
+            (lambda: hf.Kafka(HOST, re.compile(b"bids.*"), hf.Raw()), "is of bytes"),  # type: ignore[arg-type]
+            (lambda: hf.Kafka(HOST, re.compile("bids.*")).sink(), "a sink writes one topic"),
             (lambda: hf.Kafka(HOST, "bids of today", hf.Raw()), "not the name of a topic"),
             (lambda: source(), "does not say how to read the values"),
             (lambda: source(hf.JSON()), "does not say how to read the values"),
@@ -86,7 +89,7 @@ class TestSecrets:
         assert "hush" not in f"{found!r} {found} {found.where} {found.traits} {found.place}"
         assert b"hush" not in pickle.dumps(found)
         assert pickle.loads(pickle.dumps(found)) == found  # noqa: S301
-        assert found.place.settings()["sasl.password"] == "hush"
+        assert found.place.topic == "bids" and found.place.settings()["sasl.password"] == "hush"
         assert found.place.without_secrets("login hush failed") == "login *** failed"
 
 

@@ -85,7 +85,8 @@ class Strict:
 
 class TestPlanning:
     def deletes(self, value: Any, **more: Any) -> Any:
-        return hf.Kafka(HOST, "customers", value, **more).source().deletes
+        source: Any = hf.Kafka(HOST, "customers", value, **more).source()
+        return source.deletes
 
     def test_needs_the_mark_and_the_key(self) -> None:
         assert self.deletes(hf.JSON(Customer), key="id") == ("id",)

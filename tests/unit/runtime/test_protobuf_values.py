@@ -54,7 +54,9 @@ class Bid:
 
 
 def source(value: hf.Protobuf[Any]) -> KafkaSource:
-    return hf.Kafka(HOST, "bids", value).source()
+    found = hf.Kafka(HOST, "bids", value).source()
+    assert isinstance(found, KafkaSource)
+    return found
 
 
 def decoded(value: hf.Protobuf[Any], *values: bytes | None) -> tuple[list[dict[str, Any]], dict[int, str]]:

@@ -1,0 +1,199 @@
+"""Topics by a pattern as a source: what is sent to the workers, and how a job gets its catalogue.
+
+Source: runtime/plan/source.py; docs/design/0095-topics-by-pattern.md.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from holdfast.errors import ConfigError, NotAdmitted
+from holdfast.ports import ObjectStore
+from holdfast.runtime.sources.kafka.group import GroupOffsets
+from holdfast.runtime.sources.kafka.messages import TOPIC
+from holdfast.runtime.sources.kafka.reading import OpenKafka, PartOf
+from holdfast.runtime.sources.kafka.source import KafkaSource
+from holdfast.runtime.sources.kafka.topics.catalogue import HEAD_PATH, Catalogue, Head, read_head, write_head
+from holdfast.runtime.sources.kafka.topics.matching import left_out, matches
+from holdfast.runtime.sources.kafka.topics.reading import OpenTopics
+from holdfast.storage.kafka.questions import Questions
+from holdfast.storage.objects import open_objects
+from holdfast.traits import SourceTraits, local
+
+_NOT_STARTED = "the job was not started"
+
+
+@dataclass(frozen=True)
+class TopicsSource:
+    """Topics to list and read.
+
+    Args:
+        each: How each is read. Its place stands for all of them.
+        folder: Where the catalogue is; None until the job's folder is known.
+        head: The catalogue that is read; None: the one that the folder names.
+        lists: Whether a connection lists topics when it is asked for its partitions: those of a run do.
+    """
+
+    each: KafkaSource
+    pattern: re.Pattern[str]
+    folder: str | None = None
+    head: Head | None = None
+    lists: bool = False
+
+    def __repr__(self) -> str:
+        return f"Kafka({self.each.place.servers!r}, {self.pattern!r})"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """See Source.schema."""
+        return self.each.schema.append(TOPIC) if self.each.meta else self.each.schema
+
+    @property
+    def row_type(self) -> type | None:
+        """See Source.row_type."""
+        return self.each.row_type
+
+    @property
+    def where(self) -> str:
+        """How messages name it."""
+        return self.each.where
+
+    @property
+    def traits(self) -> SourceTraits:
+        """See Source.traits. Two topics may have the same key, so none chooses a partition of the source."""
+        return replace(
+            self.each.traits,
+            local_paths=() if self.folder is None else local(self.folder),
+            place={"servers": self.each.place.servers, "topics": self.pattern.pattern},
+            partitioned_by=(),
+            copied=True,
+            copies="list of topics",
+        )
+
+    def check(self) -> None:
+        """Refuse a pattern that no topic matches, a topic that the user may not read, and a registry that is away."""
+        if self.each.coded is not None:
+            self.each.coded.opened(self.each.values).check()
+        questions = Questions(self.each.place)
+        try:
+            _, names = questions.names(_NOT_STARTED)
+        except NotAdmitted as error:  # while a job runs it is a reason to wait, before that a mistake
+            raise ConfigError(error.what, not_done=error.not_done, next_step=error.next_step) from error
+        finally:
+            questions.close()
+        meant = [name for name in names if matches(self.pattern, name)]
+        if not meant:
+            raise ConfigError(
+                f"{self.where}: no topic that the job's user may see matches the pattern",
+                not_done=_NOT_STARTED,
+                next_step="correct the pattern, which has to match the whole name; create a topic; or grant the user "
+                "DESCRIBE and READ",
+            )
+        for name in meant:
+            self._one(name).check()
+
+    def publisher(self) -> GroupOffsets:
+        """See PublishingSource.publisher."""
+        assert self.each.group is not None
+        return GroupOffsets(self.each.place, self.each.group, _Names(self))
+
+    def in_folder(self, folder: str) -> TopicsSource:
+        """See CopiedSource.in_folder."""
+        return replace(self, folder=folder)
+
+    def copied(self, *, again: bool) -> TopicsSource:
+        """See CopiedSource.copied: what is copied is the list of topics."""
+        store = open_objects(self._folder)
+        before = read_head(store)
+        if before is not None and not again:
+            self._check_fits(store, before)
+            # No start that makes a catalogue can be under way: the job has a checkpoint.
+            _remove(store, lambda path: path != HEAD_PATH and not path.startswith(f"{before.folder}/"))
+            return replace(self, head=before, lists=True)
+        made = replace(self, head=self._new_head(), lists=True)
+        made.list_first()
+        assert made.head is not None
+        write_head(store, made.head)
+        if before is not None:
+            _remove(store, lambda path: path.startswith(f"{before.folder}/"))
+        return made
+
+    def list_first(self) -> None:
+        """List the topics for the first time. Raises as OpenTopics.list_topics."""
+        opened = self.open()
+        try:
+            opened.list_topics()
+        finally:
+            opened.close()
+
+    def open(self) -> OpenTopics:
+        """See Source.open."""
+        return OpenTopics(self.each.place, self.pattern, self.catalogue(), self._open_one, lists=self.lists)
+
+    def catalogue(self) -> Catalogue:
+        """Return the catalogue, of which nothing was read yet. Raises ConfigError if there is none."""
+        store = open_objects(self._folder, writable=self.lists)
+        head = self.head or read_head(store)
+        if head is None:
+            raise ConfigError(
+                f"{self.where} were not listed yet",
+                not_done="the source was not opened",
+                next_step="run the job: its first start lists them",
+            )
+        return Catalogue(store, head)
+
+    @property
+    def _folder(self) -> str:
+        assert self.folder is not None, "the job's folder is known when a job starts"
+        return self.folder
+
+    def _one(self, topic: str) -> KafkaSource:
+        return replace(self.each, place=replace(self.each.place, topic=topic, many=False))
+
+    def _open_one(self, topic: str, part_of: PartOf) -> OpenKafka:
+        return self._one(topic).open(part_of)
+
+    def _new_head(self) -> Head:
+        questions = Questions(self.each.place)
+        try:
+            cluster, _ = questions.names(_NOT_STARTED)
+        finally:
+            questions.close()
+        return Head(folder=f"topics-{uuid.uuid4().hex[:12]}", cluster=cluster)
+
+    def _check_fits(self, store: ObjectStore, head: Head) -> None:
+        """Refuse a pattern that leaves out a topic of the catalogue: the positions in it cannot disappear."""
+        catalogue = Catalogue(store, head)
+        catalogue.refresh()
+        if gone := left_out(self.pattern, catalogue.topics):
+            raise ConfigError(
+                f"hf.Kafka: the job reads topic {gone[0]!r}, which the pattern {self.pattern.pattern!r} does not match",
+                not_done=_NOT_STARTED,
+                next_step="let the pattern match all topics that the job has read, and filter by kafka_topic of "
+                "meta=True; or give the job another name",
+            )
+
+
+class _Names:
+    """Topic and partition of a number, for the offsets of a group; the catalogue is opened when it is used first."""
+
+    def __init__(self, source: TopicsSource) -> None:
+        self._source = source
+        self._catalogue: Catalogue | None = None
+
+    def __call__(self, number: int) -> tuple[str, int]:
+        if self._catalogue is None:
+            self._catalogue = self._source.catalogue()
+        place = self._catalogue.place(number)
+        assert place is not None, "a checkpoint has numbers of the catalogue only"
+        return place
+
+
+def _remove(store: ObjectStore, unused: Callable[[str], bool]) -> None:
+    for path in filter(unused, store.list("")):
+        store.delete(path)

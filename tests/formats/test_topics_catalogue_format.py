@@ -1,0 +1,48 @@
+"""A catalogue of topics of format 1 can be read, and is written byte for byte as before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holdfast.runtime.sources.kafka.topics.catalogue import (
+    HEAD_PATH,
+    Added,
+    Catalogue,
+    Head,
+    Place,
+    read_head,
+    write_head,
+)
+from holdfast.storage.objects import LocalObjects, MemoryObjects
+
+GOLDEN = Path(__file__).parent / "topics_v1"
+HEAD = Head(folder="topics-0123456789ab", cluster="MkU3OEVBNTcwNTJENDM2Qg")
+LISTINGS = (
+    [Added("orders.de", "V0u2KS3mQcGW3nHo0Ye4qA", 2), Added("orders.fr", None, 1)],
+    [Added("orders.at", "0dCVCTcZTS2yZWwi6VMfCw", 1), Added("orders.de", "V0u2KS3mQcGW3nHo0Ye4qA", 1)],
+)
+
+
+class TestFormatOneOfTheCatalogue:
+    def test_is_read(self) -> None:
+        store = LocalObjects(GOLDEN)
+        assert read_head(store) == HEAD
+        catalogue = Catalogue(store, HEAD)
+        catalogue.refresh()
+        assert [catalogue.place(number) for number in range(6)] == [
+            Place("orders.de", 0),
+            Place("orders.de", 1),
+            Place("orders.fr", 0),
+            Place("orders.at", 0),
+            Place("orders.de", 2),
+            None,
+        ]
+
+    def test_is_written_byte_for_byte(self) -> None:
+        store = MemoryObjects()
+        write_head(store, HEAD)
+        catalogue = Catalogue(store, HEAD)
+        assert all(catalogue.append(each) for each in LISTINGS)
+        written = {path: store.get(path) for path in store.list("")}
+        assert sorted(written) == [HEAD_PATH, "topics-0123456789ab/00000000", "topics-0123456789ab/00000001"]
+        assert {path: (GOLDEN / path).read_bytes() for path in written} == written

@@ -1,0 +1,179 @@
+"""Topics by a pattern without a broker: which topics are meant, and the numbers of their partitions."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import holdfast as hf
+from holdfast.errors import ConfigError, Unavailable
+from holdfast.runtime.plan.source import in_folder
+from holdfast.runtime.sources.kafka.reading import OpenKafka
+from holdfast.runtime.sources.kafka.topics.catalogue import Added, Catalogue, Head, Listed, Place, write_head
+from holdfast.runtime.sources.kafka.topics.matching import added, left_out, matches
+from holdfast.runtime.sources.kafka.topics.source import TopicsSource
+from holdfast.storage.kafka.questions import Topic
+from holdfast.storage.objects import LocalObjects, MemoryObjects
+from holdfast.testing import TestDriver
+
+HOST = "broker.example:9092"
+HEAD = Head(folder="topics-a", cluster="c")
+ORDERS = re.compile(r"orders[.].*")
+
+
+@dataclass
+class Order:
+    n: int
+
+
+def topic(id: str, partitions: int) -> Topic:
+    return Topic("c", id, tuple(range(partitions)), frozenset(), None)
+
+
+def source(**more: object) -> TopicsSource:
+    found = hf.Kafka(HOST, ORDERS, hf.JSON(Order), **more).source()  # type: ignore[arg-type]
+    assert isinstance(found, TopicsSource)
+    return found
+
+
+class TestMeantTopics:
+    @pytest.mark.parametrize(
+        ("pattern", "name", "meant"),
+        [
+            (r"orders[.].*", "orders.de", True),
+            (r"orders[.].*", "old.orders.de", False),
+            (r"orders", "orders2", False),
+            (r"(?i)ORDERS[.].*", "orders.de", True),
+            (r".*", "__consumer_offsets", False),
+            (r"__consumer.*", "__consumer_offsets", True),
+            (r".*", "orders-holdfast-progress", False),
+            (r".*-holdfast-progress", "orders-holdfast-progress", True),
+        ],
+    )
+    def test_have_names_that_match_as_a_whole_and_are_not_internal(self, pattern: str, name: str, meant: bool) -> None:
+        assert matches(re.compile(pattern), name) is meant
+
+    def test_that_a_narrower_pattern_leaves_out_are_known(self) -> None:
+        assert left_out(re.compile("orders[.]de"), ["orders.fr", "orders.de", "orders.at"]) == [
+            "orders.at",
+            "orders.fr",
+        ]
+
+
+class TestNumbers:
+    def test_of_what_a_listing_found_follow_those_before_by_name(self) -> None:
+        known = {"d": Listed("1", (0, 1)), "e": Listed("2", (2,))}
+        found = {"e": topic("2", 3), "d": topic("1", 2), "a": topic("3", 1)}
+        assert added(known, found) == [Added("a", "3", 1), Added("e", "2", 2)]
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_never_change_and_are_the_same_for_two_drivers_and_a_worker(self, seed: int) -> None:
+        chance, store = random.Random(seed), MemoryObjects()
+        drivers, worker = [Catalogue(store, HEAD), Catalogue(store, HEAD)], Catalogue(store, HEAD)
+        topics, before = dict[str, int](), dict[int, Place]()
+        for _ in range(30):
+            name = f"t{chance.randrange(100):02}"  # sorts before and after those that are known
+            topics[name] = topics.get(name, 0) + chance.randrange(1, 4)
+            driver = chance.choice(drivers)
+            for _attempt in (1, 2):  # the other one may have appended since this one looked
+                further = added(driver.topics, {each: topic(each, count) for each, count in topics.items()})
+                if not further or driver.append(further):
+                    break
+                driver.refresh()
+            numbered = {number: worker.place(number) for number in range(sum(topics.values()))}
+            assert all(numbered[number] == place for number, place in before.items())
+            assert sorted(place for place in numbered.values() if place) == sorted(
+                Place(each, partition) for each, count in topics.items() for partition in range(count)
+            )
+            before = {number: place for number, place in numbered.items() if place is not None}
+
+    def test_that_another_driver_took_are_not_given_twice(self) -> None:
+        store = MemoryObjects()
+        fast, slow = Catalogue(store, HEAD), Catalogue(store, HEAD)
+        assert fast.append([Added("a", "1", 2)]) and not slow.append([Added("b", "2", 1)])
+        assert len(slow) == 0
+        slow.refresh()
+        assert slow.append([Added("b", "2", 1)]) and fast.place(2) == Place("b", 0)
+        assert fast.listed("b") == Listed("2", (2,))
+
+
+class TestIdentity:
+    def opened(self, folder: Path) -> TopicsSource:
+        store = LocalObjects(folder)
+        write_head(store, HEAD)
+        Catalogue(store, HEAD).append([Added("orders.de", "1", 2), Added("orders.fr", None, 1)])
+        bound = in_folder(source(), str(folder))
+        assert isinstance(bound, TopicsSource)
+        return bound
+
+    def test_says_which_partition_of_which_topic_has_the_number(self, tmp_path: Path) -> None:
+        opened = self.opened(tmp_path).open()
+        assert opened.partitions() == [0, 1, 2]
+        assert opened.identity(1, 5) == "kafka-topics 1 c 1 1 orders.de"
+        assert opened.identity(2, 5) == "kafka-topics 2 c - 0 orders.fr"
+
+    def test_of_another_numbering_or_another_source_is_refused(self, tmp_path: Path) -> None:
+        opened = self.opened(tmp_path).open()
+        why = opened.changed("kafka-topics 1 c 1 0 orders.fr")
+        assert why is not None and "does not have partition 0 of topic 'orders.fr', which was read, as" in why
+        assert "but a kafka was read" in (opened.changed("kafka c 1") or "")
+
+    def test_a_number_that_the_catalogue_lacks_is_asked_for_again(self, tmp_path: Path) -> None:
+        with pytest.raises(Unavailable, match="no partition 3 yet"):
+            self.opened(tmp_path).open().retention_start(3)
+
+
+class TestSource:
+    def test_travels_to_workers_and_has_the_columns_that_are_wanted(self) -> None:
+        assert pickle.loads(pickle.dumps(source())) == source()  # noqa: S301
+        assert source().schema.names == ["n"] and source().row_type is Order
+        assert source(meta=True).schema.names[-2:] == ["kafka_headers", "kafka_topic"]
+        taken = hf.JSON(pa.schema([pa.field("kafka_topic", pa.utf8())]))
+        with pytest.raises(ConfigError, match="'kafka_topic' is also one of meta=True"):
+            hf.Kafka(HOST, ORDERS, taken, meta=True).source()
+
+    def test_promises_no_partitions_by_key(self) -> None:
+        assert source(key="n").traits.partitioned_by == ()
+        assert source().traits.copies == "list of topics" and source(group="g").traits.publishes
+
+    def test_is_not_opened_before_a_first_start_listed_the_topics(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="were not listed yet"):
+            in_folder(source(), str(tmp_path)).open()
+
+    def test_avro_does_not_look_for_a_schema_of_the_pattern(self) -> None:
+        value = hf.Avro(Order, registry="http://127.0.0.1:1")
+        found = hf.Kafka(HOST, ORDERS, value).source()
+        assert isinstance(found, TopicsSource) and found.each.coded is not None
+        found.each.coded.opened(found.each.values).check()
+
+    def test_is_tested_without_a_broker(self) -> None:
+        app = hf.App("orders")
+        app.source("orders", hf.Kafka(HOST, ORDERS, hf.JSON(Order))).sink("out", hf.Collect())
+        with TestDriver(app) as t:
+            t.push("orders", [Order(1)])
+            t.checkpoint()
+            t.add_partitions("orders")
+            t.push("orders", [Order(2)], partition=4)
+            t.checkpoint()
+            assert sorted(row["n"] for row in t.rows("out")) == [1, 2]
+
+
+class TestConnection:
+    def test_that_was_opened_before_a_topic_was_added_knows_its_ends(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = LocalObjects(tmp_path)
+        write_head(store, HEAD)
+        driver = Catalogue(store, HEAD)
+        driver.append([Added("orders.de", "1", 2)])
+        opened = in_folder(source(), str(tmp_path)).open()
+        driver.append([Added("orders.at", "2", 1)])
+        ends = {"orders.de": {0: 5, 1: 6, 2: 7}, "orders.at": {0: 8}}
+        monkeypatch.setattr(OpenKafka, "end_offsets", lambda self: ends[self._place.topic])
+        assert opened.end_offsets() == {0: 5, 1: 6, 2: 8}, "the third partition of orders.de has no number yet"

@@ -1,0 +1,286 @@
+"""A complete job in one thread that reads real topics by a pattern: topics that appear, crashes, rewinds, damage."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+from harness import wait
+from kafka_server import PASSWORD, USER, KafkaServer
+
+import holdfast as hf
+from holdfast.errors import ConfigError, Damaged
+from holdfast.runtime.config.settings import CONTINUOUS, MODES
+from holdfast.runtime.job.status import of_run
+from holdfast.runtime.plan.model import Plan
+from holdfast.runtime.plan.source import Source, copied, in_folder
+from holdfast.runtime.testing.cluster import Cluster
+from holdfast.sinks.memory import MemorySink
+from holdfast.state.keys.keygroups import range_of
+from holdfast.storage.kafka.place import Option
+from holdfast.storage.objects import MemoryObjects
+
+pytestmark = pytest.mark.kafka
+GROUP = "orders"
+_FAMILIES = count()
+
+
+@dataclass
+class Order:
+    n: int
+
+
+class Job:
+    """The job, its input and its results. Each has a family of topics of its own."""
+
+    def __init__(self, kafka: KafkaServer, folder: Path, mode: str) -> None:
+        self._kafka, self._folder, self._mode = kafka, folder, mode
+        self.family, self.said = f"orders{next(_FAMILIES)}", list[tuple[str, int]]()
+        self.partitions = dict[str, int]()
+        kafka.topic(1, f"old.{self.family}.de")
+        self.topic("fr", 2)
+        self.topic("de", 1)
+        self.copy, self.totals = MemorySink(None), MemorySink(("kafka_topic",))
+        app = hf.App("orders", checkpoint_every="1s")
+        self.pattern = re.compile(rf"{self.family}[.].*")
+        rows = app.source(
+            "rows",
+            hf.Kafka(kafka.servers, self.pattern, hf.JSON(Order), meta=True, group=GROUP),
+        )
+        rows.sink("copy", self.copy)
+        rows.key_by("kafka_topic").agg("totals", rows=hf.count(), total=hf.sum("n")).sink("totals-out", self.totals)
+        self._plan = app.plan()
+
+    def begin(self) -> None:
+        plan = self.bound(again=True)
+        (spec,) = plan.sources
+        numbers = tuple(spec.source.open().partitions())
+        self.cluster = Cluster(plan, 2, 0, MemoryObjects(), 1.0, {"rows": numbers}, self._mode)
+        self.cluster.begin()
+
+    def bound(self, *, again: bool) -> Plan:
+        """Return the plan as a start of the job makes it."""
+        (spec,) = self._plan.sources
+        return replace(self._plan, sources=(replace(spec, source=self.started(spec.source, again=again)),))
+
+    def started(self, source: Source, *, again: bool) -> Source:
+        return copied(in_folder(source, str(self._folder / "job")), again=again)
+
+    def topic(self, country: str, partitions: int = 1) -> str:
+        """Create a topic, or widen it."""
+        name = f"{self.family}.{country}"
+        if name in self.partitions:
+            self._kafka.widen(name, partitions)
+        else:
+            self._kafka.topic(partitions, name)
+        self.partitions[name] = partitions
+        return name
+
+    def say(self, rows: int) -> None:
+        """Append rows to every partition of every topic, some in a transaction behind an aborted one."""
+        for topic, partitions in self.partitions.items():
+            for partition in range(partitions):
+                numbers = range(len(self.said), len(self.said) + rows)
+                self.said += [(topic, n) for n in numbers]
+                values = [json.dumps({"n": n}).encode() for n in numbers]
+                self._kafka.produce(topic, values[: rows // 2], partition)
+                for commit in (False, True):
+                    with self._kafka.transaction(commit=commit) as producer:
+                        for value in values[rows // 2 :]:
+                            producer.produce(topic, value, partition=partition)
+
+    def crash(self) -> None:
+        """Kill a worker; in microbatch mode, the driver."""
+        if self.cluster.members:
+            self.cluster.crash(min(self.cluster.members))
+        else:
+            self.cluster.replace_driver()
+
+    def until(self, met: Callable[[], bool], what: str) -> None:
+        """Let time pass until a condition is met."""
+
+        def passed() -> bool:
+            self.cluster.pass_time(1.0)
+            return met()
+
+        wait(passed, what, 60)
+
+    def catch_up(self) -> None:
+        """Let time pass until everything was delivered."""
+
+        def done() -> bool:
+            assert self.cluster.driver.outcome is None, self.cluster.driver.outcome
+            return len(self.copy.rows()) >= len(self.said)
+
+        self.until(done, "all rows")
+        self.cluster.pass_time(3.0)
+
+    def check(self) -> None:
+        assert Counter((row["kafka_topic"], row["n"]) for row in self.copy.rows()) == Counter(self.said)
+        totals = {row["kafka_topic"]: (row["rows"], row["total"]) for row in self.totals.rows()}
+        mine = {topic: [n for said, n in self.said if said == topic] for topic in self.partitions}
+        assert totals == {topic: (len(found), sum(found)) for topic, found in mine.items() if found}
+        for topic in self.partitions:
+            assert self._kafka.stored(GROUP, topic) == self._kafka.ends(topic), "tools of Kafka show no lag"
+
+    def ends(self, topic: str, why: str) -> None:
+        self.until(lambda: self.cluster.driver.outcome is not None, "the end of the run")
+        assert self.cluster.driver.outcome is not None
+        outcome, error = self.cluster.driver.outcome
+        assert outcome == "failed" and error is not None and error.kind == Damaged.kind, error
+        assert topic in error.what and why in error.what
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("mode", MODES)
+class TestJob:
+    @pytest.mark.slow
+    def test_counts_every_record_once_through_crashes_and_topics_that_appear(
+        self, kafka: KafkaServer, tmp_path: Path, mode: str
+    ) -> None:
+        """The new topics sort before, between and behind those that are read."""
+        job = Job(kafka, tmp_path, mode)
+        job.say(6)
+        job.begin()
+        job.catch_up()
+        job.check()
+        job.topic("at")
+        job.topic("es", 2)
+        job.say(6)
+        job.crash()
+        job.catch_up()
+        job.topic("uk")
+        job.topic("de", 3)
+        job.say(6)
+        job.cluster.pass_time(11)
+        job.crash()
+        job.cluster.replace_driver(job.bound(again=False))
+        job.catch_up()
+        job.check()
+        shown = of_run(job.cluster.driver.state, "", mode, None)
+        assert {row.partition: row.lag for row in shown.sources} == dict.fromkeys(range(9), 0)
+
+    @pytest.mark.slow
+    def test_goes_on_with_another_parallelism(self, kafka: KafkaServer, tmp_path: Path, mode: str) -> None:
+        job = Job(kafka, tmp_path, mode)
+        job.say(6)
+        job.begin()
+        job.catch_up()
+        for parallelism, country in ((1, "at"), (3, "uk")):
+            job.topic(country)
+            job.say(6)
+            groups = job.cluster.rules.key_groups
+            ranges = tuple(range_of(number, parallelism, groups) for number in range(parallelism))
+            job.cluster.rules = replace(job.cluster.rules, key_ranges=ranges)
+            job.cluster.replace_driver(job.bound(again=False))
+            job.catch_up()
+            job.check()
+
+    @pytest.mark.slow
+    def test_reads_a_topic_again_after_a_rewind_to_before_it_existed(
+        self, kafka: KafkaServer, tmp_path: Path, mode: str
+    ) -> None:
+        job = Job(kafka, tmp_path, mode)
+        job.say(4)
+        job.begin()
+        job.catch_up()
+        before = job.cluster.driver.state.job
+        job.topic("at", 2)
+        job.say(4)
+        job.catch_up()
+        args = {"epoch": int(before.completed[-1].body.epoch), "timeline": before.timeline}
+        answer = job.cluster.driver.asked("rewind", args, before.generation, before.generation)
+        assert answer is not None and answer["accepted"], answer
+        job.until(lambda: job.cluster.driver.state.job.timeline != before.timeline, "the rewind")
+        job.topic("be")
+        job.say(4)
+        job.catch_up()
+        job.check()
+
+    @pytest.mark.parametrize("read", [True, False])
+    def test_ends_if_one_of_its_topics_is_recreated(
+        self, kafka: KafkaServer, tmp_path: Path, mode: str, read: bool
+    ) -> None:
+        """Also if no record of that topic was read."""
+        job = Job(kafka, tmp_path, mode)
+        if read:
+            job.say(4)
+        job.begin()
+        job.cluster.pass_time(3.0)
+        if read:
+            job.catch_up()
+        topic = f"{job.family}.de"
+        kafka.delete(topic)
+        kafka.topic(1, topic)
+        job.crash()
+        job.ends(topic, "was recreated")
+        assert len(job.copy.rows()) == len(job.said)
+
+
+@pytest.mark.thorough
+class TestTopicThatIsGone:
+    def test_ends_the_run_with_its_name(self, kafka: KafkaServer, tmp_path: Path) -> None:
+        job = Job(kafka, tmp_path, CONTINUOUS)
+        job.say(4)
+        job.begin()
+        job.catch_up()
+        kafka.delete(f"{job.family}.de")
+        job.ends(f"{job.family}.de", "no longer exists")
+
+
+@pytest.mark.thorough
+class TestStart:
+    def test_is_refused_if_a_topic_was_recreated_meanwhile(self, kafka: KafkaServer, tmp_path: Path) -> None:
+        job = Job(kafka, tmp_path, CONTINUOUS)
+        job.bound(again=True)
+        topic = f"{job.family}.de"
+        kafka.delete(topic)
+        kafka.topic(1, topic)
+        (spec,) = job.bound(again=False).sources
+        with pytest.raises(Damaged, match=f"{topic}.* was recreated"):
+            spec.source.open().partitions()
+
+    def test_is_refused_with_a_pattern_that_leaves_out_a_topic_but_not_with_a_wider_one(
+        self, kafka: KafkaServer, tmp_path: Path
+    ) -> None:
+        job = Job(kafka, tmp_path, CONTINUOUS)
+        job.bound(again=True)
+
+        def by(pattern: str) -> Source:
+            return hf.Kafka(kafka.servers, re.compile(pattern), hf.JSON(Order), meta=True).source()
+
+        with pytest.raises(ConfigError, match=f"reads topic '{job.family}.fr', which the pattern"):
+            job.started(by(rf"{job.family}[.]de"), again=False)
+        wider = job.started(by(rf"(old[.])?{job.family}[.].*"), again=False)
+        assert wider.open().partitions() == [0, 1, 2, 3]
+
+    def test_is_refused_if_no_topic_matches_or_one_may_not_be_read(
+        self, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with pytest.raises(ConfigError, match="no topic that the job's user may see matches"):
+            hf.Kafka(kafka.servers, re.compile("nothing[.].*"), hf.Raw()).source().check()
+        monkeypatch.setenv("KAFKA_PASSWORD", PASSWORD)
+        options: dict[str, Option] = {
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": USER,
+            "sasl.password": hf.secret("env:KAFKA_PASSWORD"),
+        }
+        family = f"guarded{next(_FAMILIES)}"
+        seen, hidden = kafka.topic(1, f"{family}.seen"), kafka.topic(1, f"{family}.hidden")
+        kafka.allow(seen, "DESCRIBE")
+        source = hf.Kafka(kafka.guarded, re.compile(rf"{family}[.].*"), hf.Raw(), options=options).source()
+
+        def refused() -> str:
+            with pytest.raises(ConfigError) as caught:
+                source.check()
+            return caught.value.what
+
+        wait(lambda: "may see this topic, but not read it" in refused(), "the right to see it")
+        assert seen in refused() and hidden not in refused()
