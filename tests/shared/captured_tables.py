@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from holdfast.ports import ObjectStore
-from holdfast.runtime.capture.postgres.process import StopRequest
-from holdfast.runtime.capture.postgres.target import WRITER
+from holdfast.runtime.capture.sessions import StopRequest
+from holdfast.runtime.sources.postgres.table import WRITER
 from holdfast.storage.log.commits import Commits
 from holdfast.storage.log.log import LogReader, read_meta
 from holdfast.storage.log.reader import existing_meta
@@ -34,13 +34,13 @@ class Until(StopRequest):
         return self._reached()
 
 
-def tag_lsn(store: ObjectStore) -> int:
+def tag_lsn(store: ObjectStore, writer: str = WRITER) -> int:
     """Return the position up to which the log has all changes; 0 before it has a snapshot."""
-    tag = None if read_meta(store) is None else LogReader(store).newest().tag_of(WRITER)
+    tag = None if read_meta(store) is None else LogReader(store).newest().tag_of(writer)
     return 0 if tag is None else int(tag.epoch)
 
 
-def tables(store: ObjectStore) -> Iterator[tuple[int, Rows]]:
+def tables(store: ObjectStore, writer: str = WRITER) -> Iterator[tuple[int, Rows]]:
     """Return position and table as of each commit of the log that has a snapshot, folded from its records."""
     meta = existing_meta(store)
     commits, reader, rows, begins = Commits(store, meta), LogReader(store), Rows(), [0] * meta.partitions
@@ -55,7 +55,7 @@ def tables(store: ObjectStore) -> Iterator[tuple[int, Rows]]:
                 for record in batch.to_pylist()[:wanted]:
                     fold(rows, record, meta.key[0])
             begins[partition] = end
-        tag = commit.tag_of(WRITER)
+        tag = commit.tag_of(writer)
         assert tag is not None, "each commit has the tag"
         if tag.epoch:
             yield int(tag.epoch), {key: dict(row) for key, row in rows.items()}
