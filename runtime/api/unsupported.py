@@ -14,11 +14,9 @@ from difflib import get_close_matches
 
 from holdfast.errors import ConfigError
 
-CAPTURE = "append its records to a log with `holdfast log append` or your own program, then read hf.Log"
 WRITE = "write to hf.SQLite, hf.Postgres or hf.Log, and copy the rows from it"
 
 MODULE: Mapping[str, str] = {
-    "SQLiteChanges": CAPTURE,
     "Http": WRITE,
 }
 STREAM: Mapping[str, str] = {

@@ -34,6 +34,7 @@ OWN = {
     "redis": "holdfast:Redis",
     "spark-frame": "holdfast:SparkFrame",
     "sqlite": "holdfast:SQLite",
+    "sqlite-changes": "holdfast:SQLiteChanges",
     "webhook": "holdfast:Webhook",
 }
 

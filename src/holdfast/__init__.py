@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.sources.kafka.values import JSON, Raw
     from holdfast.runtime.sources.log import Log
     from holdfast.runtime.sources.postgres.connector import PostgresChanges
+    from holdfast.runtime.sources.sqlite.connector import SQLiteChanges
     from holdfast.runtime.sources.webhook.connector import Webhook
     from holdfast.runtime.spark.tables.frames import SparkFrame
     from holdfast.secrets import secret
@@ -133,6 +134,7 @@ _HOMES = {
     "Postgres": "holdfast.sinks.postgres.sink",
     "Redis": "holdfast.sinks.redis.sink",
     "SQLite": "holdfast.sinks.sqlite.sink",
+    "SQLiteChanges": "holdfast.runtime.sources.sqlite.connector",
     "Collect": "holdfast.sinks.collect",
     "Console": "holdfast.sinks.console",
     "connector": "holdfast.runtime.sources.installed",
@@ -174,6 +176,7 @@ __all__ = [
     "Redis",
     "Row",
     "SQLite",
+    "SQLiteChanges",
     "SparkFrame",
     "Stream",
     "Timer",

@@ -71,6 +71,13 @@ TESTS: Mapping[str, str] = {
     "an": UNIT + "test_compacted_logs.py",
     "ao": UNIT + "test_postgres_capture.py::TestSlot::test_that_is_gone_is_reported_and_the_log_stays",
     "ap": UNIT + "test_postgres_capture.py::TestSlot::test_that_was_advanced_by_others_is_reported",
+    "ar": UNIT + "test_sqlite_following.py::test_each_commit_of_the_log_equals_the_table_as_of_one_transaction",
+    "av": "tests/contract/test_sqlite_capture_killed.py"
+    "::test_killed_at_any_moment_it_shows_the_table_as_of_one_transaction",
+    "as": UNIT + "test_sqlite_capture.py::TestDatabase::test_that_another_program_holds_is_unavailable",
+    "at": UNIT
+    + "test_sqlite_capture.py::TestDatabase::test_that_was_restored_from_a_copy_is_refused_even_after_more_changes",
+    "au": UNIT + "test_sqlite_capture.py::TestDatabase::test_that_was_created_again_is_refused",
     "aq": UNIT + "spark/test_frames.py::TestFrameSource::test_a_machine_that_lacks_the_folder_is_named",
 }
 
@@ -146,6 +153,7 @@ SOURCES: tuple[Row, ...] = (
     ),
     Row("webhook", "Webhook", "", ("u v", OF_LOG, "ag", OF_LOG, OF_LOG, OF_LOG)),
     Row("postgres-changes", "PostgresChanges", "", ("w x", "*fixed*", "ah", "ah", "ai", "ao ap")),
+    Row("sqlite-changes", "SQLiteChanges", "", ("ar av", "*fixed*", "as", NO_SERVER, NO_LOGIN, "at au")),
     Row(
         "spark-frame",
         "SparkFrame",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import Any
 
 from holdfast.ports import ObjectStore
@@ -40,7 +41,9 @@ def tag_lsn(store: ObjectStore, writer: str = WRITER) -> int:
     return 0 if tag is None else int(tag.epoch)
 
 
-def tables(store: ObjectStore, writer: str = WRITER) -> Iterator[tuple[int, Rows]]:
+def tables(
+    store: ObjectStore, writer: str = WRITER, key_of: Callable[[dict[str, Any]], Any] | None = None
+) -> Iterator[tuple[int, Rows]]:
     """Return position and table as of each commit of the log that has a snapshot, folded from its records."""
     meta = existing_meta(store)
     commits, reader, rows, begins = Commits(store, meta), LogReader(store), Rows(), [0] * meta.partitions
@@ -53,7 +56,7 @@ def tables(store: ObjectStore, writer: str = WRITER) -> Iterator[tuple[int, Rows
                 assert batch is not None
                 wanted = batch.num_rows - max(0, at - end)
                 for record in batch.to_pylist()[:wanted]:
-                    fold(rows, record, meta.key[0])
+                    fold(rows, record, key_of or itemgetter(meta.key[0]))
             begins[partition] = end
         tag = commit.tag_of(writer)
         assert tag is not None, "each commit has the tag"
@@ -61,9 +64,9 @@ def tables(store: ObjectStore, writer: str = WRITER) -> Iterator[tuple[int, Rows
             yield int(tag.epoch), {key: dict(row) for key, row in rows.items()}
 
 
-def fold(rows: Rows, record: dict[str, Any], key: str) -> None:
+def fold(rows: Rows, record: dict[str, Any], key_of: Callable[[dict[str, Any]], Any]) -> None:
     """Take a record of a changelog into a table."""
     if record.pop("holdfast_deleted"):
-        rows.pop(record[key], None)
+        rows.pop(key_of(record), None)
     else:
-        rows[record[key]] = record
+        rows[key_of(record)] = record

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from holdfast.runtime.plan.source import Captured
 
 _DESCRIPTION = """\
-Append what a job's hf.Webhook receives, or the changes of the table of its hf.PostgresChanges, to the log of the
-source, until SIGTERM or Ctrl-C. A request is answered 200, and a change is confirmed to the server, once it is in the
-log. Run it beside the job, as a service of its own: neither needs the other to be running, and kill -9 at any time
-loses nothing and stores nothing twice."""
+Append what a job's hf.Webhook receives, or the changes of the table of its hf.PostgresChanges or hf.SQLiteChanges, to
+the log of the source, until SIGTERM or Ctrl-C. A request is answered 200, and a change is confirmed to the database,
+once it is in the log. Run it beside the job, as a service of its own: neither needs the other to be running, and
+kill -9 at any time loses nothing and stores nothing twice."""
 _NOTHING = "nothing was received"
 
 
