@@ -14,11 +14,6 @@ from difflib import get_close_matches
 
 from holdfast.errors import ConfigError
 
-CAPTURE = "append its records to a log with `holdfast log append` or your own program, then read hf.Log"
-
-MODULE: Mapping[str, str] = {
-    "SQLiteChanges": CAPTURE,
-}
 STREAM: Mapping[str, str] = {
     "side": "only the result of .process(..., sides=...) has sides; use it there, before any other step",
     "sessionize": "use .key_by(...).window(hf.session(gap)).agg(...)",

@@ -189,10 +189,22 @@ class CopiedSource(Source, Protocol):
         """
 
 
+class Captured(Protocol):
+    """What a process of `holdfast capture` captures, as the connector configures it."""
+
+    @property
+    def log(self) -> str:
+        """The path of the log that it fills."""
+
+    @property
+    def capturer(self) -> str:
+        """The module that captures it, by its full name; see runtime/capture/capturer.py."""
+
+
 class CapturedSource(Source, Protocol):
     """With the trait `captured`: it reads a log that a process of `holdfast capture` fills."""
 
-    def capture(self) -> object:
+    def capture(self) -> Captured:
         """Return what that process captures, such as the `Receiving` of a webhook."""
 
 
@@ -267,7 +279,7 @@ def copied(source: Source, *, again: bool) -> Source:
     return cast(CopiedSource, source).copied(again=again)
 
 
-def capture_of(source: Source) -> object | None:
+def capture_of(source: Source) -> Captured | None:
     """Return what fills the log that a source reads; None if it is no captured one."""
     return cast(CapturedSource, source).capture() if source.traits.captured else None
 

@@ -35,6 +35,7 @@ OWN = {
     "redis": "holdfast:Redis",
     "spark-frame": "holdfast:SparkFrame",
     "sqlite": "holdfast:SQLite",
+    "sqlite-changes": "holdfast:SQLiteChanges",
     "webhook": "holdfast:Webhook",
 }
 

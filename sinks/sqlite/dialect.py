@@ -52,7 +52,7 @@ _TYPES: tuple[tuple[Callable[[pa.DataType], bool], str | None], ...] = (
     (pa.types.is_binary_view, "BLOB"),
 )
 
-_AGAIN = {
+AGAIN = {
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_IOERR,
@@ -62,7 +62,7 @@ _AGAIN = {
     sqlite3.SQLITE_NOMEM,
     sqlite3.SQLITE_SCHEMA,
 }
-_BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT}
+BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT}
 _REFUSED = {
     sqlite3.SQLITE_CONSTRAINT,
     sqlite3.SQLITE_MISMATCH,
@@ -263,14 +263,14 @@ def meaning_of(where: str, error: Exception) -> HoldfastError | None:
             not_done="it is not known whether this delivery is in",
             next_step="free space on the disk of this file; delivery is retried by itself, and nothing is skipped",
         )
-    if code in _AGAIN:
+    if code in AGAIN:
         return Unavailable(
             f"{where}: {error}",
             not_done="it is not known whether this delivery is in",
             next_step="nothing: delivery reads the tag and retries; if it stays so, find the process that holds "
             "the file, and check the disk's free space and its health",
         )
-    if code in _BROKEN:
+    if code in BROKEN:
         return Damaged(
             f"{where}: {error}",
             not_done="nothing was delivered",

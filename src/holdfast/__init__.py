@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.sources.kafka.values import JSON, Raw
     from holdfast.runtime.sources.log import Log
     from holdfast.runtime.sources.postgres.connector import PostgresChanges
+    from holdfast.runtime.sources.sqlite.connector import SQLiteChanges
     from holdfast.runtime.sources.webhook.connector import Webhook
     from holdfast.runtime.spark.tables.frames import SparkFrame
     from holdfast.secrets import secret
@@ -135,6 +136,7 @@ _HOMES = {
     "Postgres": "holdfast.sinks.postgres.sink",
     "Redis": "holdfast.sinks.redis.sink",
     "SQLite": "holdfast.sinks.sqlite.sink",
+    "SQLiteChanges": "holdfast.runtime.sources.sqlite.connector",
     "Collect": "holdfast.sinks.collect",
     "Console": "holdfast.sinks.console",
     "connector": "holdfast.runtime.sources.installed",
@@ -177,6 +179,7 @@ __all__ = [
     "Redis",
     "Row",
     "SQLite",
+    "SQLiteChanges",
     "SparkFrame",
     "Stream",
     "Timer",
@@ -229,7 +232,7 @@ def __getattr__(name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
         unsupported = import_module("holdfast.runtime.api.unsupported")
-        raise unsupported.no_attribute("hf", name, unsupported.MODULE, __all__)
+        raise unsupported.no_attribute("hf", name, {}, __all__)
     value = getattr(import_module(home), name)
     globals()[name] = value
     return value

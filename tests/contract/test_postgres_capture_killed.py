@@ -1,6 +1,6 @@
 """`holdfast capture` of a Postgres table as a process: killed at any moment, beside another one, over a server's crash.
 
-One writer changes accounts, in transactions that have numbers (postgres_accounts.py). So the test knows the table as of
+One writer changes accounts, in transactions that have numbers (accounts.py). So the test knows the table as of
 each number, and each commit of the log has to show exactly one of them.
 """
 
@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from capture_process import WITHIN_S, CaptureProcess, capturing
-from captured_tables import tables, tag_lsn
-from postgres_accounts import NUMBER, TOTAL, Writer, number_in
+from accounts import NUMBER, check, number_in, wait_for
+from capture_process import capturing
+from captured_tables import tag_lsn
+from postgres_accounts import Writer
 from postgres_server import LOGICAL, PostgresPlace, PostgresServer, running
 
 from holdfast.runtime.capture.postgres.messages import lsn_of
-from holdfast.storage.log.log import read_meta
+from holdfast.runtime.sources.postgres.table import WRITER
 from holdfast.storage.objects import LocalObjects
 
 pytestmark = pytest.mark.thorough
@@ -29,35 +30,8 @@ app = hf.App("accounts")
 source = hf.PostgresChanges({dsn!r}, {table!r}, hf.Log("log", partitions=2))
 app.table("accounts", source, key="id").to_changes().sink("out", hf.Log("out"))
 """
-POLL_S = 0.2
 AWHILE_S = 4.0
 """Long enough for several attempts to connect."""
-
-
-def check(folder: Path, writer: Writer) -> list[int]:
-    """Check the log at each of its commits; return the numbers of the transactions that they end with."""
-    store, numbers, positions = LocalObjects(folder / "log"), list[int](), list[int]()
-    if read_meta(store) is None:
-        return []
-    for position, rows in tables(store):
-        table = {key: row["balance"] for key, row in rows.items()}
-        assert sum(table.values()) - table[NUMBER] == TOTAL
-        assert table == writer.history[table[NUMBER]]
-        numbers.append(table[NUMBER])
-        positions.append(position)
-    assert numbers == sorted(numbers) and positions == sorted(set(positions))
-    return numbers
-
-
-def wait_for(folder: Path, writer: Writer, process: CaptureProcess) -> None:
-    """Wait until the log has all transactions."""
-    store = LocalObjects(folder / "log")
-    for _ in range(int(WITHIN_S / POLL_S)):
-        process.let_run(POLL_S)
-        if number_in(store) == writer.now[NUMBER]:
-            assert check(folder, writer)[-1] == writer.now[NUMBER]
-            return
-    raise AssertionError("the log does not get all transactions")
 
 
 def prepared(folder: Path, place: PostgresPlace, seed: int, dsn: str | None = None) -> Writer:
@@ -90,10 +64,10 @@ def test_killed_at_any_moment_it_shows_the_table_as_of_one_transaction(
                 writer.write(20)
                 process.let_run(chance.uniform(0, 0.1))
             process.kill()
-        check(tmp_path, writer)
+        check(tmp_path, writer, WRITER)
     with capturing(tmp_path, tmp_path / "job.py") as process:
         writer.write(20)
-        wait_for(tmp_path, writer, process)
+        wait_for(tmp_path, writer, process, WRITER)
         assert process.stop()["event"] == "stopped"
     ((behind,),) = place.ask("SELECT confirmed_flush_lsn::text FROM pg_replication_slots")
     assert lsn_of(behind) <= tag_lsn(LocalObjects(tmp_path / "log"))
@@ -108,7 +82,7 @@ def test_a_second_process_waits_and_takes_over(tmp_path: Path, place: PostgresPl
             writer.write(20)
             one.kill()
             writer.write(20)
-            wait_for(tmp_path, writer, two)
+            wait_for(tmp_path, writer, two, WRITER)
             two.stop()
 
 
@@ -124,7 +98,7 @@ def test_goes_on_after_a_server_that_shuts_down_or_crashes(tmp_path: Path) -> No
                 server.start()
                 writer.connect()
                 writer.write(20)
-                wait_for(tmp_path, writer, process)
+                wait_for(tmp_path, writer, process, WRITER)
             process.stop()
 
 
@@ -142,5 +116,5 @@ def test_waits_while_its_user_is_not_let_in_and_goes_on(tmp_path: Path) -> None:
             process.let_run(AWHILE_S)
             assert number_in(LocalObjects(tmp_path / "log")) != writer.now[NUMBER]
             place.ask("ALTER ROLE capturer LOGIN")
-            wait_for(tmp_path, writer, process)
+            wait_for(tmp_path, writer, process, WRITER)
             process.stop()

@@ -71,12 +71,19 @@ TESTS: Mapping[str, str] = {
     "an": UNIT + "test_compacted_logs.py",
     "ao": UNIT + "test_postgres_capture.py::TestSlot::test_that_is_gone_is_reported_and_the_log_stays",
     "ap": UNIT + "test_postgres_capture.py::TestSlot::test_that_was_advanced_by_others_is_reported",
+    "ar": UNIT + "test_sqlite_following.py::test_each_commit_of_the_log_equals_the_table_as_of_one_transaction",
+    "av": "tests/contract/test_sqlite_capture_killed.py"
+    "::test_killed_at_any_moment_it_shows_the_table_as_of_one_transaction",
+    "as": UNIT + "test_sqlite_capture.py::TestDatabase::test_that_another_program_holds_is_unavailable",
+    "at": UNIT
+    + "test_sqlite_capture.py::TestDatabase::test_that_was_restored_from_a_copy_is_refused_even_after_more_changes",
+    "au": UNIT + "test_sqlite_capture.py::TestDatabase::test_that_was_created_again_is_refused",
     "aq": UNIT + "spark/test_frames.py::TestFrameSource::test_a_machine_that_lacks_the_folder_is_named",
-    "at": UNIT + "test_http_job.py::TestJob::test_rows_are_exact_by_key_though_workers_crash_and_replies_are_lost",
-    "au": "tests/unit/sinks/test_http_sink.py::TestDelivery::test_a_crash_before_the_tag_sends_the_same_requests_again",
-    "av": UNIT
+    "aw": UNIT + "test_http_job.py::TestJob::test_rows_are_exact_by_key_though_workers_crash_and_replies_are_lost",
+    "ax": "tests/unit/sinks/test_http_sink.py::TestDelivery::test_a_crash_before_the_tag_sends_the_same_requests_again",
+    "ay": UNIT
     + "test_http_job.py::TestJob::test_a_rewind_that_is_accepted_leaves_rows_which_come_again_with_other_keys",
-    "ar": UNIT
+    "az": UNIT
     + "test_kafka_topics_job.py::TestJob::test_counts_every_record_once_through_crashes_and_topics_that_appear",
 }
 
@@ -129,7 +136,7 @@ SINKS: tuple[Row, ...] = (
     Row("kafka", "Kafka", "kafka", ("a", "b", "c d", "e g", "h", "j", "l m", "n", "p")),
     Row("kafka", "Kafka, key", "kafka key", ("a", "b", "c d", "g", "h", "j", "l", "n", "p")),
     Row("redis", "Redis", "redis", ("a", "b", "c d", "e g", "h", "k", "l m", "n", "o")),
-    Row("http", "Http", "http", ("a au", "b", "c d", "e g at", "h", "av", "l", "n", "o")),
+    Row("http", "Http", "http", ("a ax", "b", "c d", "e g aw", "h", "ay", "l", "n", "o")),
     Row("log", "Log", "log", ("a", "b", "c d", "e g", "h", "i", "l m", "n", "o")),
     Row("log", "Log, changelog", "changelog", ("a", "b", "c d", "g", "h", "i", "l", "n", "o")),
     Row("files", "Files", "files", ("a", "b", "c d", "e g", "h", "i", "l", "n", "o")),
@@ -145,7 +152,7 @@ SOURCES: tuple[Row, ...] = (
         "kafka",
         "Kafka, topics by a pattern",
         "kafka topics",
-        ("q ar", "aa ar", "*as Kafka*", "*as Kafka*", "*as Kafka*", "*as Kafka*"),
+        ("q az", "aa az", "*as Kafka*", "*as Kafka*", "*as Kafka*", "*as Kafka*"),
     ),
     Row("files", "Files, Parquet", "parquet", ("q s", "ab s", "*as CSV*", "*as CSV*", "*as CSV*", "al")),
     Row("files", "Files, JSON lines", "jsonl", ("q", "ab", "*as CSV*", "*as CSV*", "*as CSV*", "al")),
@@ -159,6 +166,7 @@ SOURCES: tuple[Row, ...] = (
     ),
     Row("webhook", "Webhook", "", ("u v", OF_LOG, "ag", OF_LOG, OF_LOG, OF_LOG)),
     Row("postgres-changes", "PostgresChanges", "", ("w x", "*fixed*", "ah", "ah", "ai", "ao ap")),
+    Row("sqlite-changes", "SQLiteChanges", "", ("ar av", "*fixed*", "as", NO_SERVER, NO_LOGIN, "at au")),
     Row(
         "spark-frame",
         "SparkFrame",

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from accounts import ACCOUNTS, NUMBER, number_in
 from capture_process import CaptureProcess
 from harness import wait
-from postgres_accounts import ACCOUNTS, NUMBER, Writer, Writing, number_in
+from postgres_accounts import Writer, Writing
 from postgres_observed import Observed, Spread
 from postgres_server import GUARDED, LOGICAL, PASSWORD, PostgresPlace, PostgresServer
 from postgres_server import running as postgres_running

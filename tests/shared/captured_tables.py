@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import Any
 
 from holdfast.ports import ObjectStore
-from holdfast.runtime.capture.postgres.process import StopRequest
-from holdfast.runtime.capture.postgres.target import WRITER
+from holdfast.runtime.capture.sessions import StopRequest
+from holdfast.runtime.sources.postgres.table import WRITER
 from holdfast.storage.log.commits import Commits
 from holdfast.storage.log.log import LogReader, read_meta
 from holdfast.storage.log.reader import existing_meta
@@ -34,13 +35,15 @@ class Until(StopRequest):
         return self._reached()
 
 
-def tag_lsn(store: ObjectStore) -> int:
+def tag_lsn(store: ObjectStore, writer: str = WRITER) -> int:
     """Return the position up to which the log has all changes; 0 before it has a snapshot."""
-    tag = None if read_meta(store) is None else LogReader(store).newest().tag_of(WRITER)
+    tag = None if read_meta(store) is None else LogReader(store).newest().tag_of(writer)
     return 0 if tag is None else int(tag.epoch)
 
 
-def tables(store: ObjectStore) -> Iterator[tuple[int, Rows]]:
+def tables(
+    store: ObjectStore, writer: str = WRITER, key_of: Callable[[dict[str, Any]], Any] | None = None
+) -> Iterator[tuple[int, Rows]]:
     """Return position and table as of each commit of the log that has a snapshot, folded from its records."""
     meta = existing_meta(store)
     commits, reader, rows, begins = Commits(store, meta), LogReader(store), Rows(), [0] * meta.partitions
@@ -53,17 +56,17 @@ def tables(store: ObjectStore) -> Iterator[tuple[int, Rows]]:
                 assert batch is not None
                 wanted = batch.num_rows - max(0, at - end)
                 for record in batch.to_pylist()[:wanted]:
-                    fold(rows, record, meta.key[0])
+                    fold(rows, record, key_of or itemgetter(meta.key[0]))
             begins[partition] = end
-        tag = commit.tag_of(WRITER)
+        tag = commit.tag_of(writer)
         assert tag is not None, "each commit has the tag"
         if tag.epoch:
             yield int(tag.epoch), {key: dict(row) for key, row in rows.items()}
 
 
-def fold(rows: Rows, record: dict[str, Any], key: str) -> None:
+def fold(rows: Rows, record: dict[str, Any], key_of: Callable[[dict[str, Any]], Any]) -> None:
     """Take a record of a changelog into a table."""
     if record.pop("holdfast_deleted"):
-        rows.pop(record[key], None)
+        rows.pop(key_of(record), None)
     else:
-        rows[record[key]] = record
+        rows[key_of(record)] = record

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import psycopg
 import pyarrow as pa
-from postgres_accounts import NUMBER, Model
+from accounts import NUMBER, Model
 from postgres_server import PostgresPlace
 from psycopg import IsolationLevel
 

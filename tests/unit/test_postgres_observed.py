@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from postgres_accounts import NUMBER, Model
+from accounts import NUMBER, Model
 from postgres_observed import Compared, Spread, Tags
 
 HISTORY: list[Model] = [

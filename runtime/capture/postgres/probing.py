@@ -14,9 +14,9 @@ from holdfast.runtime.capture.postgres.slots import (
     publication_of,
     slot_prefix,
 )
-from holdfast.runtime.capture.postgres.target import WRITER
 from holdfast.runtime.sources.postgres.catalogue import Db, check_server, connected, described
 from holdfast.runtime.sources.postgres.connector import Capturing
+from holdfast.runtime.sources.postgres.table import WRITER
 from holdfast.storage.log.log import LogReader, read_meta
 
 

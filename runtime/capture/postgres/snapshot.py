@@ -20,8 +20,9 @@ import pyarrow as pa
 from psycopg import sql
 
 from holdfast.runtime.capture.postgres.messages import lsn_of
-from holdfast.runtime.capture.postgres.stream import Replication, Stopped
-from holdfast.runtime.capture.postgres.target import Target
+from holdfast.runtime.capture.postgres.stream import Replication
+from holdfast.runtime.capture.sessions import Stopped
+from holdfast.runtime.capture.target import Target
 from holdfast.runtime.sources.postgres.catalogue import Db
 from holdfast.runtime.sources.postgres.columns import values_of
 from holdfast.runtime.sources.postgres.table import SourceTable

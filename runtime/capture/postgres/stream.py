@@ -16,15 +16,11 @@ import psycopg
 from psycopg import pq
 
 from holdfast.runtime.capture.postgres.messages import Data, KeepAlive, envelope, lsn_text, status
+from holdfast.runtime.capture.sessions import WAIT_S, Stopped
 
-WAIT_S = 0.25
 READ_BYTES = 1024 * 1024
 """How much is read before the caller gets it."""
 Db = psycopg.Connection[tuple[Any, ...]]
-
-
-class Stopped(Exception):
-    """A stop was requested while the server was waited for."""
 
 
 class Replication:

@@ -6,7 +6,7 @@ Source: API.md, command line; docs/design/0085-webhooks.md, 0087-postgres-captur
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +17,14 @@ from holdfast.runtime.cli.start.jobfile import load
 
 if TYPE_CHECKING:
     from holdfast.runtime.api.app import App
-    from holdfast.runtime.capture.server import Listening
-    from holdfast.runtime.sources.postgres.connector import Capturing
-    from holdfast.runtime.sources.webhook.connector import Receiving
+    from holdfast.runtime.capture.capturer import Event
+    from holdfast.runtime.plan.source import Captured
 
 _DESCRIPTION = """\
-Append what a job's hf.Webhook receives, or the changes of the table of its hf.PostgresChanges, to the log of the
-source, until SIGTERM or Ctrl-C. A request is answered 200, and a change is confirmed to the server, once it is in the
-log. Run it beside the job, as a service of its own: neither needs the other to be running, and kill -9 at any time
-loses nothing and stores nothing twice."""
+Append what a job's hf.Webhook receives, or the changes of the table of its hf.PostgresChanges or hf.SQLiteChanges, to
+the log of the source, until SIGTERM or Ctrl-C. A request is answered 200, and a change is confirmed to the database,
+once it is in the log. Run it beside the job, as a service of its own: neither needs the other to be running, and
+kill -9 at any time loses nothing and stores nothing twice."""
 _NOTHING = "nothing was received"
 
 
@@ -43,62 +42,27 @@ def add_parser(subparsers: Any) -> None:
 def handle(args: argparse.Namespace) -> int:
     """Capture until a signal.
 
-    Exit status: 0 stopped, 2 wrong configuration, 4 damaged log, 5 log or server unreachable.
+    Exit status: 0 stopped, 2 wrong configuration, 4 damaged log, 5 log or database unreachable.
     """
-    from holdfast.runtime.sources.postgres.connector import Capturing
+    from holdfast.runtime.capture.capturer import capturer_of
 
     name, captured = _chosen(load(args.file, args.app), args.source)
-    if isinstance(captured, Capturing):
-        _capture_changes(args, name, captured)
-    else:
-        _capture_requests(args, name, captured)
+    capturer = capturer_of(captured)
+    report = partial(report_event, args, name, partial(capturer.line, name, captured))
+    report({"event": "stopped", **capturer.capture(captured, report)})
     return 0
 
 
-def _capture_requests(args: argparse.Namespace, name: str, receiving: Receiving) -> None:
-    from holdfast.runtime.capture.appending import Appending
-    from holdfast.storage.objects import open_objects
-
-    try:
-        from holdfast.runtime.capture.server import receive
-    except ImportError as error:
-        raise ConfigError(
-            f"holdfast capture needs aiohttp, which cannot be imported: {error}",
-            not_done=_NOTHING,
-            next_step="install it on this machine: pip install 'holdfast[http]'",
-        ) from error
-    appending = Appending(open_objects(receiving.log), receiving)
-    counts = receive(receiving, appending, partial(_report_listening, args, name, receiving))
-    _report_end(args, name, counts)
-
-
-def _capture_changes(args: argparse.Namespace, name: str, capturing: Capturing) -> None:
-    from holdfast.runtime.sources.postgres.connector import no_driver
-    from holdfast.storage.objects import open_objects
-
-    try:
-        from holdfast.runtime.capture.postgres.process import capture
-    except ImportError as error:
-        raise no_driver(error) from error
-    counts = capture(capturing, open_objects(capturing.log), partial(_report_event, args, name, capturing))
-    if args.json:
-        _print_line({"event": "stopped", "source": name, "records": counts.records, "appends": counts.appends})
-    else:
-        print(f"stopped capturing {name}: {counts.records:,} records appended")
-
-
-def _chosen(app: App, wanted: str | None) -> tuple[str, Receiving | Capturing]:
+def _chosen(app: App, wanted: str | None) -> tuple[str, Captured]:
     """Return the source to capture.
 
     Raises:
         ConfigError: the job has none, several, or none of this name.
     """
     from holdfast.runtime.plan.source import capture_of
-    from holdfast.runtime.sources.postgres.connector import Capturing
-    from holdfast.runtime.sources.webhook.connector import Receiving
 
     captured = {spec.name: capture_of(spec.source) for spec in app.plan().sources}
-    found = {name: what for name, what in captured.items() if isinstance(what, Receiving | Capturing)}
+    found = {name: what for name, what in captured.items() if what is not None}
     names = ", ".join(found)
     if not found:
         raise ConfigError(
@@ -122,49 +86,13 @@ def _chosen(app: App, wanted: str | None) -> tuple[str, Receiving | Capturing]:
     return name, found[name]
 
 
-def _report_listening(args: argparse.Namespace, name: str, of: Receiving, listening: Listening) -> None:
-    if args.json:
-        _print_line(
-            {"event": "listening", "source": name, "url": listening.url, "log": of.log, "known_keys": listening.keys}
-        )
+def report_event(args: argparse.Namespace, name: str, line: Callable[[Event], str], event: Event) -> None:
+    """Report what a capture does."""
+    if event["event"] == "advice":
+        advise(event["text"])
+    elif args.json:
+        import json
+
+        print(json.dumps({**event, "source": name}, ensure_ascii=False), flush=True)
     else:
-        print(f"receiving {name} at {listening.url}, appending to {of.log}; {listening.keys:,} known keys", flush=True)
-    if of.scheme is None:
-        advise("requests are not signed: every program that can connect can append rows; see signature of hf.Webhook")
-    if of.key is None:
-        advise("requests have no idempotency key: a request that is sent again is stored again; see key of hf.Webhook")
-
-
-def _report_event(args: argparse.Namespace, name: str, of: Capturing, event: Mapping[str, Any]) -> None:
-    """Report what a capture of changes does."""
-    if args.json:
-        _print_line({**event, "source": name})
-        return
-    match event["event"]:
-        case "waiting":
-            print(f"waiting: {event['reason']}", flush=True)
-        case "snapshot":
-            print(f"reading the rows of {of.where}, with the slot {event['slot']}", flush=True)
-        case "captured":
-            print(f"appended {event['rows']:,} rows as of {event['position']} to {of.log}", flush=True)
-        case "streaming":
-            print(f"capturing {name} from {event['position']} on: changes of {of.where} to {of.log}", flush=True)
-        case _:
-            print(
-                f"{name} is at {event['position']}, {event['behind_bytes']:,} bytes behind; the server keeps "
-                f"{event['retained_bytes']:,} bytes; {event['records']:,} records appended",
-                flush=True,
-            )
-
-
-def _report_end(args: argparse.Namespace, name: str, counts: Mapping[str, int]) -> None:
-    if args.json:
-        _print_line({"event": "stopped", "source": name, **counts})
-        return
-    print(f"stopped receiving {name}: " + ", ".join(f"{number:,} {kind}" for kind, number in counts.items()))
-
-
-def _print_line(value: Mapping[str, Any]) -> None:
-    import json
-
-    print(json.dumps(value, ensure_ascii=False), flush=True)
+        print(line(event), flush=True)

@@ -17,6 +17,7 @@ from holdfast.checkpoint.joblog import Job
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import HoldfastError, NotFound, Unavailable
 from holdfast.ports import ObjectStore
+from holdfast.runtime.capture.capturer import capturer_of
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.start.doctor_cluster import Check
 from holdfast.runtime.cli.start.jobfile import load
@@ -27,9 +28,8 @@ from holdfast.runtime.job.live import Problem, understood
 from holdfast.runtime.job.status import RECORDS_AT_RISK, STALE_AFTER_MS, records_at_risk
 from holdfast.runtime.plan.loss import Look, at_risk
 from holdfast.runtime.plan.model import SinkSpec, SourceSpec
-from holdfast.runtime.plan.source import capture_of, removing
+from holdfast.runtime.plan.source import Captured, capture_of, removing
 from holdfast.runtime.plan.topic import outputs_of
-from holdfast.runtime.sources.postgres.connector import Capturing, no_driver
 from holdfast.runtime.wire.clock import SystemClock
 from holdfast.sinks.contract import probing
 from holdfast.storage.objects import open_objects
@@ -55,8 +55,8 @@ def job(file: str, app: str | None, root: str | None, master: str | None) -> Ite
         yield _failed("secret", error)
     for source in plan.sources:
         yield _tried(f"source {source.name}", source.source.where, partial(_source, source))
-        if isinstance(captured := capture_of(source.source), Capturing):
-            yield _tried(f"capture {source.name}", f"Postgres {captured.where}", partial(_capture, captured))
+        if (captured := capture_of(source.source)) is not None:
+            yield from _capture(f"capture {source.name}", captured)
     for source in plan.sources:
         if settings.loss_alarm_ms and source.source.traits.removes_old:
             yield from _kept(source, join(settings.root, plan.app), settings.loss_alarm_ms / 1000)
@@ -124,12 +124,15 @@ def _found_by_driver(store: ObjectStore, log: Job) -> list[Problem] | None:
     return [each for each in live.problems if each.code == RECORDS_AT_RISK]
 
 
-def _capture(of: Capturing) -> str:
+def _capture(name: str, of: Captured) -> Iterator[Check]:
+    """Look at what fills the log of a source, if there is something to look at."""
     try:
-        from holdfast.runtime.capture.postgres.probing import probed
-    except ImportError as error:
-        raise no_driver(error) from error
-    return probed(of, open_objects(of.log, writable=False))
+        found = capturer_of(of).probe(of, open_objects(of.log, writable=False))
+    except HoldfastError as error:
+        yield _failed(name, error)
+        return
+    if found is not None:
+        yield Check(name, "ok", found)
 
 
 def _sink(spec: SinkSpec) -> str:

@@ -1,8 +1,7 @@
 """`hf.PostgresChanges`: the changes of a Postgres table, captured into a log by `holdfast capture`, as a source.
 
-A change stream is sent once: the server forgets what was confirmed. So a job never reads one: it reads the log, which
-has each change as a record that puts or deletes a row by its primary key. For the job this source is that log in
-everything but its name; only `holdfast capture` looks at the rest, which is a `Capturing`.
+A change stream is sent once: the server forgets what was confirmed. So a job never reads one: it reads the log; see
+sources/captured.py. Only `holdfast capture` looks at the `Capturing`.
 
 psycopg is an extra (`pip install holdfast[postgres]`). A job needs it only until the log exists: before that, the
 columns are those that the server reports.
@@ -13,7 +12,7 @@ Source: API.md (sources, captured); docs/design/0087-postgres-capture.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -21,13 +20,11 @@ import pyarrow as pa
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.row_types import RowsOf
-from holdfast.runtime.sources.log import Log, LogSource
+from holdfast.runtime.sources.captured import CapturedTableSource, log_for, one_table
+from holdfast.runtime.sources.log import Log
 from holdfast.secrets import Secret, secret_argument
 from holdfast.storage.log.changelog import record_schema
-from holdfast.storage.log.format import LogMeta
-from holdfast.storage.log.reader import read_meta
-from holdfast.storage.objects import open_objects
-from holdfast.traits import Library, SourceTraits
+from holdfast.traits import Library
 
 NAME_BYTES = 63
 """The longest name of Postgres."""
@@ -44,11 +41,23 @@ class Capturing:
     log: str
     partitions: int
     publication: str | None
+    capturer: ClassVar[str] = "holdfast.runtime.capture.postgres.capturer"
+    """See Captured.capturer."""
 
     @property
     def where(self) -> str:
         """How messages name the table."""
         return f"table {self.schema}.{self.table}"
+
+    def records(self) -> pa.Schema:
+        """See CapturedTable.records."""
+        try:
+            from holdfast.runtime.sources.postgres.catalogue import connected, described
+        except ImportError as error:
+            raise no_driver(error) from error
+        with connected(self.dsn, self.password) as db:
+            table = described(db, self.schema, self.table)
+        return record_schema(table.rows(), table.key)
 
 
 class PostgresChanges(RowsOf[Any]):
@@ -87,7 +96,7 @@ class PostgresChanges(RowsOf[Any]):
         password: Secret | None = None,
         publication: str | None = None,
     ) -> None:
-        log = _log_of(into)
+        log = log_for("hf.PostgresChanges", into)
         schema, table = _table_of(tables)
         if publication is not None and not 1 <= len(str(publication).encode()) <= NAME_BYTES:
             raise _refused(f"publication is {publication!r}", "give the name of a publication")
@@ -103,7 +112,7 @@ class PostgresChanges(RowsOf[Any]):
         _check_dsn(dsn)
 
     @classmethod
-    def example(cls) -> PostgresChangesSource:
+    def example(cls) -> CapturedTableSource:
         """Return a source that has every trait; see listed.py."""
         return cls("postgresql://app@db.example/sales", "customers", Log("data/customers")).source()
 
@@ -111,55 +120,10 @@ class PostgresChanges(RowsOf[Any]):
         of = self.capturing
         return f"PostgresChanges('{of.schema}.{of.table}', into=Log({of.log!r}))"
 
-    def source(self) -> PostgresChangesSource:
+    def source(self) -> CapturedTableSource:
         """See Connector.source."""
         of = self.capturing
-        return PostgresChangesSource(of.log, partitions=of.partitions, capturing=of)
-
-
-@dataclass(frozen=True)
-class PostgresChangesSource(LogSource):
-    """The log of a captured table: to the job it is a log."""
-
-    capturing: Capturing | None = field(default=None, compare=False)
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns of the log; those of the table, as long as there is no log. Raises ConfigError, Unavailable."""
-        if (meta := read_meta(open_objects(self.path, writable=False))) is not None:
-            return meta.schema
-        return _records_of(self.capture())
-
-    @property
-    def traits(self) -> SourceTraits:
-        """See Source.traits. The kind stays that of a log: a job may name the log itself instead, and resume."""
-        return replace(super().traits, captured=True)
-
-    def capture(self) -> Capturing:
-        """See CapturedSource.capture."""
-        assert self.capturing is not None, "hf.PostgresChanges gives it"
-        return self.capturing
-
-    def _meta(self) -> LogMeta:
-        if (meta := read_meta(open_objects(self.path, writable=False))) is None:
-            raise ConfigError(
-                f"no log exists at {self.path}: nothing was captured yet",
-                not_done="the source was not opened",
-                next_step="start the process that captures the changes, which creates the log: "
-                "holdfast capture JOB.py, with the file of this job",
-            )
-        return meta
-
-
-def _records_of(of: Capturing) -> pa.Schema:
-    """Ask the server for the columns that the log will have."""
-    try:
-        from holdfast.runtime.sources.postgres.catalogue import connected, described
-    except ImportError as error:
-        raise no_driver(error) from error
-    with connected(of.dsn, of.password) as db:
-        table = described(db, of.schema, of.table)
-    return record_schema(table.rows(), table.key)
+        return CapturedTableSource(of.log, partitions=of.partitions, capturing=of)
 
 
 def no_driver(error: ImportError) -> ConfigError:
@@ -180,27 +144,13 @@ def _check_dsn(dsn: str) -> None:
     parsed(dsn)
 
 
-def _log_of(into: object) -> LogSource:
-    if not isinstance(into, Log):
-        raise _refused(f"into is {into!r}", 'give the log to append to, such as into=hf.Log("data/customers")')
-    log = into.source()
-    if log.expected is not None or log.key is not None:
-        raise _refused("into has a schema or a key", "leave them out: the log has those of the table")
-    return log
-
-
 def _table_of(tables: str | Sequence[str]) -> tuple[str, str]:
     """Return the schema and the name of the table."""
-    names = [tables] if isinstance(tables, str) else list(tables)
-    if len(names) != 1:
-        raise _refused(
-            f"tables has {len(names)} names, and a log has the columns of one table",
-            "make a source for each table, with a log of its own, and run one process for each (--source NAME)",
-        )
-    schema, dot, name = str(names[0]).rpartition(".")
+    dotted = one_table("hf.PostgresChanges", tables)
+    schema, dot, name = dotted.rpartition(".")
     schema = schema if dot else "public"
     if any(not 1 <= len(each.encode()) <= NAME_BYTES or "\0" in each for each in (schema, name)) or "." in schema:
-        raise _refused(f"the table is {names[0]!r}", 'name it as "customers", or with its schema: "sales.customers"')
+        raise _refused(f"the table is {dotted!r}", 'name it as "customers", or with its schema: "sales.customers"')
     return schema, name
 
 

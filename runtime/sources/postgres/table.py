@@ -11,6 +11,8 @@ import pyarrow as pa
 
 from holdfast.runtime.sources.postgres.columns import PgColumn, row_fields
 
+WRITER = "postgres"
+"""The name of the tag of a capture, in its log."""
 DEFAULT, FULL = "d", "f"
 """How catalogue and stream write a REPLICA IDENTITY: old rows are sent as their primary key, or whole."""
 

@@ -70,6 +70,8 @@ class Receiving:
     tolerance_s: float
     body_max: int
     linger_ms: int
+    capturer: ClassVar[str] = "holdfast.runtime.capture.webhook"
+    """See Captured.capturer."""
 
     @property
     def columns(self) -> pa.Schema:

@@ -53,7 +53,7 @@ class TestNames:
             hf.connector("rabbit")
         assert (
             "delta, files, generator, http, iceberg, kafka, log, postgres, postgres-changes, redis, spark-frame, "
-            "sqlite, webhook" in caught.value.next_step
+            "sqlite, sqlite-changes, webhook" in caught.value.next_step
         )
 
     def test_of_built_in_connectors_cannot_be_registered_again(self, install: Install) -> None:

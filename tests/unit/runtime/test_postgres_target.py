@@ -8,10 +8,10 @@ import pytest
 from holdfast.errors import ConfigError, Damaged, Unavailable
 from holdfast.model import Epoch, Tag, Timeline
 from holdfast.ports import ObjectStore
-from holdfast.runtime.capture.postgres.target import Overtaken, Target
+from holdfast.runtime.capture.target import Overtaken, Target
 from holdfast.runtime.sources.log import OpenLog
 from holdfast.runtime.sources.postgres.columns import PgColumn
-from holdfast.runtime.sources.postgres.table import SourceTable
+from holdfast.runtime.sources.postgres.table import WRITER, SourceTable
 from holdfast.runtime.worker.subtask import READ_BYTES_MAX
 from holdfast.storage.log.log import SENDS_MAX, LogReader, LogWriter, create_log
 from holdfast.storage.log.table import read_table
@@ -40,7 +40,7 @@ class LostReplies(MemoryObjects):
 
 
 def opened(store: ObjectStore, table: SourceTable = TABLE) -> Target:
-    return Target(store, "data/log", table, 2, pause=lambda _: None)
+    return Target(store, "data/log", table, 2, WRITER, pause=lambda _: None)
 
 
 def puts(*keys: int) -> pa.Table:
@@ -65,10 +65,10 @@ class TestSnapshot:
         target = opened(store)
         target.claim()
         staged = [*target.stage(puts(1, 2, 3)), *target.stage(puts(4, 5))]
-        assert stored(store) == [] and opened(store).lsn is None
+        assert stored(store) == [] and opened(store).position is None
         before = LogReader(store).newest().sequence
         target.append(staged, 100)
-        assert (stored(store), target.lsn) == ([1, 2, 3, 4, 5], 100)
+        assert (stored(store), target.position) == ([1, 2, 3, 4, 5], 100)
         assert LogReader(store).newest().sequence == before + 1
         assert target.tag == Tag(Timeline(1), Epoch(100))
 
@@ -97,7 +97,7 @@ class TestSnapshot:
         target = opened(store)
         target.claim()
         target.append(target.stage(puts()), 100)
-        assert (stored(store), opened(store).lsn) == ([], 100)
+        assert (stored(store), opened(store).position) == ([], 100)
 
 
 class TestAppend:
@@ -109,7 +109,7 @@ class TestAppend:
         for lsn in (140, 150, 160):
             with pytest.raises(Overtaken):
                 zombie.append(zombie.stage(puts(4)), lsn)
-        assert (stored(store), opened(store).lsn) == ([1, 2, 3], 150)
+        assert (stored(store), opened(store).position) == ([1, 2, 3], 150)
 
     @pytest.mark.parametrize("was_stored", [True, False])
     def test_whose_reply_was_lost_takes_effect_once(self, was_stored: bool) -> None:
@@ -118,7 +118,7 @@ class TestAppend:
         store.lost, store.stored = 1, was_stored
         target.append(target.stage(puts(3)), 150)
         ends = LogReader(store).end_offsets()
-        assert (stored(store), sum(ends.values()), target.lsn) == ([1, 2, 3], 3, 150)
+        assert (stored(store), sum(ends.values()), target.position) == ([1, 2, 3], 3, 150)
 
     def test_of_unknown_outcome_is_found_by_the_next_process(self) -> None:
         store = LostReplies()
@@ -128,7 +128,7 @@ class TestAppend:
             target.append(target.stage(puts(3)), 150)
         store.lost = 0
         after = opened(store)
-        assert after.lsn == 100
+        assert after.position == 100
         after.append(after.stage(puts(3)), 150)
         assert sum(LogReader(store).end_offsets().values()) == 3
 
@@ -166,7 +166,7 @@ class TestLogs:
 class TestReading:
     def test_a_job_reads_a_commit_in_one_piece_if_it_is_as_large_as_the_guide_says(self) -> None:
         store, most = MemoryObjects(), 65_536
-        target = Target(store, "data/log", TABLE, 1, pause=lambda _: None)
+        target = Target(store, "data/log", TABLE, 1, WRITER, pause=lambda _: None)
         target.claim()
         target.append(target.stage(puts(-1)), 100)
         target.append(target.stage(puts(*range(most))), 200)

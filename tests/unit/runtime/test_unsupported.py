@@ -36,12 +36,6 @@ def said(call: Callable[[], object]) -> hf.ConfigError:
 
 
 class TestNamesOfTheApi:
-    @pytest.mark.parametrize("name", unsupported.MODULE)
-    def test_of_the_package_name_the_alternative(self, name: str) -> None:
-        error = said(lambda: getattr(hf, name))
-        assert error.what == f"hf.{name} is not in this version"
-        assert error.next_step == unsupported.MODULE[name]
-
     @pytest.mark.parametrize(
         ("owner", "kind", "names"),
         [
@@ -57,17 +51,13 @@ class TestNamesOfTheApi:
             assert (error.what, error.next_step) == (f"{kind}.{name} is not in this version", instead)
 
     def test_none_of_them_exists(self) -> None:
-        assert not set(unsupported.MODULE) & set(hf.__all__)
         for owner, names in ((Stream, unsupported.STREAM), (Keyed, unsupported.KEYED_STREAM), (App, unsupported.APP)):
             assert not [name for name in names if name in dir(owner)]
 
     def test_are_reported_as_missing_to_hasattr(self) -> None:
-        assert not hasattr(hf, "SQLiteChanges") and not hasattr(stream(), "sessionize")
+        assert not hasattr(stream(), "sessionize")
 
-    def test_are_refused_with_the_same_message_when_a_job_imports_them(self, tmp_path: Path) -> None:
-        (tmp_path / "job.py").write_text("from holdfast import App, SQLiteChanges\n")
-        with pytest.raises(hf.ConfigError, match=r"hf\.SQLiteChanges is not in this version"):
-            load(str(tmp_path / "job.py"))
+    def test_that_the_package_does_not_have_are_refused_with_the_line_that_imports_them(self, tmp_path: Path) -> None:
         (tmp_path / "typo.py").write_text("from holdfast import Sqlite\n")
         with pytest.raises(hf.ConfigError, match="typo.py cannot be loaded: line 1: ImportError"):
             load(str(tmp_path / "typo.py"))

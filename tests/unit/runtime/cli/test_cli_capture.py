@@ -6,6 +6,7 @@ import signal
 import sys
 from argparse import Namespace
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
+from holdfast.runtime.capture import webhook
 from holdfast.runtime.capture.server import Listening
 from holdfast.runtime.cli.start import capture
 from holdfast.storage.log.log import create_log
@@ -114,7 +116,9 @@ class TestAdvice:
         self, as_json: bool, capsys: pytest.CaptureFixture[str]
     ) -> None:
         of = hf.Webhook("0.0.0.0:8080", hf.Log("data/log"), pa.schema([("id", pa.utf8())])).receiving
-        capture._report_listening(Namespace(json=as_json), "payments", of, Listening("http://0.0.0.0:8080/", 0))
+        line = partial(webhook.line, "payments", of)
+        report = partial(capture.report_event, Namespace(json=as_json), "payments", line)
+        webhook.listens(of, report, Listening("http://0.0.0.0:8080/", 0))
         said = capsys.readouterr()
         assert "requests are not signed" in said.err and "no idempotency key" in said.err
         assert len(said.out.splitlines()) == 1

@@ -1,10 +1,10 @@
 """The log that the changes of a table are captured into.
 
-Its tag of the writer `postgres` says what it holds: the timeline is the number of the attempt at a snapshot, the epoch
-the position in the server's log up to which all changes are in. Epoch 0 means that the attempt has begun. Each append
-names the tag that its process has read and is refused if the log has another one (P17). So of two processes only one
-appends from a position, a process that was overtaken appends nothing, and an append whose reply was lost is found when
-the tag is read again.
+Its tag of one writer says what it holds: the timeline is the number of the attempt at a snapshot, the epoch the
+position of the database up to which all changes are in. Epoch 0 means that the attempt has begun. Each append names the
+tag that its process has read and is refused if the log has another one (P17). So of two processes only one appends from
+a position, a process that was overtaken appends nothing, and an append whose reply was lost is found when the tag is
+read again.
 
 Invariants
     - The rows of a snapshot become visible in one commit, with its position; before it, the log has no rows.
@@ -23,14 +23,11 @@ import pyarrow as pa
 from holdfast.errors import ConfigError, Damaged, Unavailable
 from holdfast.model import NO_EPOCH, Epoch, Tag, Timeline
 from holdfast.ports import ObjectStore
-from holdfast.runtime.sources.postgres.table import SourceTable
+from holdfast.runtime.sources.captured import TableShape
 from holdfast.storage.log.changelog import record_schema
 from holdfast.storage.log.format import LogMeta, LogSegment, describe_column
 from holdfast.storage.log.log import BEFORE_FIRST, LogWriter, create_log, read_meta
 from holdfast.storage.log.partitioning import partition_rows
-
-WRITER = "postgres"
-"""The name of the tag."""
 
 
 class Overtaken(Exception):
@@ -42,6 +39,7 @@ class Target:
 
     Args:
         path: How messages name the log.
+        writer: The name of the tag.
         pause: Waits between two attempts.
 
     Raises:
@@ -53,15 +51,17 @@ class Target:
         self,
         store: ObjectStore,
         path: str,
-        table: SourceTable,
+        table: TableShape,
         partitions: int,
+        writer: str,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._meta = _prepared(store, path, table, partitions)
         self._store, self._path, self._writer = store, path, LogWriter(store, pause=pause)
+        self._name = writer
         if self._writer.newest().sealed:
             raise _unfit(path, "is sealed")
-        self.tag = self._writer.tag_of(WRITER) or BEFORE_FIRST
+        self.tag = self._writer.tag_of(writer) or BEFORE_FIRST
 
     @property
     def uuid(self) -> str:
@@ -69,7 +69,7 @@ class Target:
         return self._meta.uuid
 
     @property
-    def lsn(self) -> int | None:
+    def position(self) -> int | None:
         """The position up to which the log has all changes; None: it has no snapshot yet."""
         return None if self.tag.epoch == NO_EPOCH else self.tag.epoch
 
@@ -80,7 +80,7 @@ class Target:
             Overtaken: another process was faster.
             Unavailable: the outcome is unknown.
         """
-        assert self.lsn is None, "the log has a snapshot"
+        assert self.position is None, "the log has a snapshot"
         self._append((), Tag(Timeline(max(0, self.tag.timeline) + 1), NO_EPOCH))
 
     def stage(self, records: pa.Table) -> tuple[LogSegment, ...]:
@@ -90,7 +90,7 @@ class Target:
         parts = partition_rows(records, self._meta.key, self._meta.partitions)
         return self._writer.stage(parts)
 
-    def append(self, staged: Iterable[LogSegment], lsn: int) -> None:
+    def append(self, staged: Iterable[LogSegment], position: int) -> None:
         """Append staged records in one commit, and note the position up to which the log has all changes then.
 
         Raises:
@@ -100,7 +100,7 @@ class Target:
             Damaged: the log was deleted, or restored from a copy.
         """
         assert self.tag.timeline >= 1, "an attempt was claimed"
-        self._append(staged, Tag(self.tag.timeline, Epoch(lsn)))
+        self._append(staged, Tag(self.tag.timeline, Epoch(position)))
 
     def _append(self, staged: Iterable[LogSegment], tag: Tag) -> None:
         assert tag > self.tag, "tags grow"
@@ -109,10 +109,10 @@ class Target:
                 f"the newest commit of the log in {self._store!r} is missing or has changed: the log was deleted, or "
                 "restored from a copy, while changes were appended to it",
                 not_done="the changes were not appended",
-                next_step="restore the log as it was and start the process again; the server keeps what is missing",
+                next_step="restore the log as it was and start the process again; the database keeps what is missing",
             )
         try:
-            done = self._writer.append_tagged({}, WRITER, tag, follows={WRITER: self.tag}, staged=staged)
+            done = self._writer.append_tagged({}, self._name, tag, follows={self._name: self.tag}, staged=staged)
         except Unavailable:
             if (done := self._writer.settle()) is None:
                 raise
@@ -121,7 +121,7 @@ class Target:
         self.tag = tag
 
 
-def _prepared(store: ObjectStore, path: str, table: SourceTable, partitions: int) -> LogMeta:
+def _prepared(store: ObjectStore, path: str, table: TableShape, partitions: int) -> LogMeta:
     """Create the log if it is missing; return its description."""
     rows = table.rows()
     if (meta := read_meta(store)) is None:

@@ -1,0 +1,49 @@
+"""What `holdfast capture` and `holdfast doctor` need of each kind of capture: one module per kind has it.
+
+The configuration of a connector names its module, so the commands know no kind. Such a module imports the library that
+it needs when it is called, and names it if it is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, Protocol, TypeAlias, cast
+
+from holdfast.ports import ObjectStore
+from holdfast.runtime.plan.source import Captured
+
+Event: TypeAlias = Mapping[str, Any]
+"""What a capture does; its kind is `event`. Of the kind `advice`, the only other entry is `text`."""
+Report: TypeAlias = Callable[[dict[str, Any]], None]
+
+
+class Capturer(Protocol):
+    """A module that captures one kind of source."""
+
+    def capture(self, of: Any, report: Report) -> Mapping[str, int]:
+        """Capture until SIGINT or SIGTERM; return what was done, by kind.
+
+        Raises:
+            ConfigError: something does not fit, or a library is missing.
+            Damaged, NotAdmitted, Unavailable
+        """
+
+    def line(self, name: str, of: Any, event: Event) -> str:
+        """Return an event as a line for people; that of the end is `stopped`, with what was done.
+
+        Args:
+            name: The source.
+        """
+
+    def probe(self, of: Any, store: ObjectStore) -> str | None:
+        """Return in what state the capture is, without changing anything; None: there is nothing to look at.
+
+        Raises:
+            ConfigError, Damaged, NotAdmitted, Unavailable: it cannot run, and why.
+        """
+
+
+def capturer_of(of: Captured) -> Capturer:
+    """Return the module that captures a source."""
+    return cast(Capturer, import_module(of.capturer))

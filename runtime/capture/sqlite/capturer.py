@@ -1,0 +1,61 @@
+"""Changes of `hf.SQLiteChanges`, as `holdfast capture` captures them. See capture/capturer.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdfast.errors import ConfigError
+from holdfast.ports import ObjectStore
+from holdfast.runtime.capture.capturer import Event, Report
+from holdfast.runtime.capture.sessions import until_signal
+from holdfast.runtime.capture.sqlite import outbox
+from holdfast.runtime.capture.sqlite.lock import is_taken
+from holdfast.runtime.capture.sqlite.process import Capture, position_in
+from holdfast.runtime.sources.sqlite.catalogue import check_triggers, described, opened
+from holdfast.runtime.sources.sqlite.connector import Capturing
+from holdfast.storage.objects import open_objects
+
+
+def capture(of: Capturing, report: Report) -> Mapping[str, int]:
+    """See Capturer.capture."""
+    return until_signal(lambda stopping: Capture(of, open_objects(of.log), report, stopping))
+
+
+def line(name: str, of: Capturing, event: Event) -> str:
+    """See Capturer.line."""
+    match event["event"]:
+        case "waiting":
+            return f"waiting: {event['reason']}"
+        case "snapshot":
+            return f"reading the rows of {of.where}"
+        case "captured":
+            return f"appended {event['rows']:,} rows as of change {event['position']} to {of.log}"
+        case "streaming":
+            return f"capturing {name} from change {event['position']} on: changes of {of.where} to {of.log}"
+        case "stopped":
+            return f"stopped capturing {name}: {event['records']:,} records appended"
+        case _:
+            return (
+                f"{name} is at change {event['position']}, {event['behind_records']:,} changes behind; "
+                f"{event['records']:,} records appended"
+            )
+
+
+def probe(of: Capturing, store: ObjectStore) -> str:
+    """See Capturer.probe."""
+    with opened(of.path, writable=False) as db:
+        at, found = position_in(store), outbox.registered(db, of.table)
+        if at is None:
+            table = described(db, of.table, of.schema)
+            table.rows()
+            check_triggers(db, table)
+            return f"SQLite {of.where}: can be captured"
+        if found is None or at not in (found.confirmed, found.announced):
+            raise ConfigError(
+                f"{of.where} and the log at {of.log} do not fit: the log has all changes up to {at}, which the "
+                "database does not know",
+                not_done="nothing was changed",
+                next_step="see `holdfast capture`, which names what to do",
+            )
+        state = "a process captures it" if is_taken(of.path, of.table) else "no process captures it now"
+        return f"SQLite {of.where}: {state}, {outbox.newest(db, found.name) - at:,} changes behind"

@@ -1,0 +1,301 @@
+"""The changes that a database keeps for a capture, until they are in the log.
+
+A row of `_holdfast_captures` says for each captured table which log its changes go to, by which attempt, which of them
+were removed because the log has them (`confirmed`), and which ones are appended next (`announced`). What is appended is
+announced first, in a transaction that sees every change that was committed before; so an append has whole transactions,
+and all of it is on the disk of the database. An append that was announced is not made larger.
+
+So the log's tag is always one of both numbers. If it is not, database or log were restored from a copy.
+
+Invariants
+    - Only changes that the log has are removed.
+    - Between `confirmed` and `announced`, all processes append the same changes.
+
+Source: docs/design/0103-sqlite-capture.md.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from holdfast.errors import ConfigError
+from holdfast.runtime.capture.sqlite.triggers import (
+    CAPTURES,
+    DELETED,
+    REGISTER,
+    SEQ,
+    VERSION,
+    listed,
+    outbox,
+    quoted,
+    replaced,
+    statements,
+)
+from holdfast.runtime.capture.target import Overtaken
+from holdfast.runtime.sources.sqlite.catalogue import check_triggers, described
+from holdfast.runtime.sources.sqlite.table import OWN, SourceTable, SqliteColumn, Unique, refused
+
+PIECE_ROWS = 20_000
+PIECE_BYTES = 16 * 1024 * 1024
+REMOVED_ROWS = 20_000
+"""How many changes one transaction removes at most."""
+Row: TypeAlias = tuple[Any, ...]
+ANOTHER = "capture the table into another log, which begins with a new snapshot, after: "
+
+
+class Differs(Exception):
+    """The database does not know the position that this process has read from the log."""
+
+
+@dataclass(frozen=True)
+class Registered:
+    """What a database says about the capture of a table."""
+
+    name: str
+    version: int
+    log: str
+    attempt: int
+    confirmed: int
+    announced: int
+    shape: str
+
+    def table(self, schema: pa.Schema | None) -> SourceTable:
+        """Return the table as it was when the capture began."""
+        found = json.loads(self.shape)
+        columns = tuple(SqliteColumn(*each) for each in found["columns"])
+        uniques = tuple(Unique(tuple((a, b, c) for a, b, c in each)) for each in found["uniques"])
+        return SourceTable(self.name, columns, tuple(found["key"]), uniques, schema)
+
+
+@dataclass(frozen=True)
+class Announced:
+    """What is appended next: the changes up to a number, and why nothing can be appended after that, if so."""
+
+    upto: int
+    problem: ConfigError | None
+
+
+def registered(db: sqlite3.Connection, name: str) -> Registered | None:
+    """Return what a database says about the capture of a table; None: it knows of none. Raises ConfigError."""
+    if not db.execute("SELECT 1 FROM main.sqlite_master WHERE name = ?", (CAPTURES,)).fetchone():
+        return None
+    row = db.execute(
+        f"SELECT name, version, log, attempt, confirmed, announced, shape FROM main.{CAPTURES} "
+        "WHERE name = ? COLLATE NOCASE",
+        (name,),
+    ).fetchone()
+    if row is None:
+        return None
+    found = Registered(*row)
+    if found.version != VERSION:
+        raise refused(
+            f"table {name}: its triggers have the format {found.version}, and this version of Holdfast knows {VERSION}",
+            "run the version of Holdfast that began the capture",
+        )
+    return found
+
+
+def install(db: sqlite3.Connection, table: SourceTable, log: str, attempt: int) -> None:
+    """Let the database keep the changes of a table, for an attempt at a snapshot.
+
+    Raises:
+        ConfigError: the table is captured into another log, or a trigger is in the way.
+        Overtaken: a later attempt has begun.
+        sqlite3.Error
+    """
+    made = statements(table)
+    with writing(db):
+        check_triggers(db, table)
+        db.execute(REGISTER)
+        before = registered(db, table.name)
+        if before is not None and before.log != log:
+            raise refused(
+                f"{table.where} is captured into another log, whose process would miss its changes",
+                f"if that log was given up, run in the database: DELETE FROM {CAPTURES} WHERE name = '{table.name}'",
+            )
+        if before is not None and before.attempt >= attempt:
+            raise Overtaken
+        _drop(db, table.name)
+        for statement in (*made.tables.values(), *made.triggers.values()):
+            db.execute(statement)
+        box = quoted(outbox(table.name))
+        db.execute(f"INSERT INTO {box} ({DELETED}) VALUES (1)")  # so that no position is 0
+        db.execute(f"DELETE FROM {box}")
+        shape = {
+            "columns": [[column.name, column.declared] for column in table.columns],
+            "key": table.key,
+            "uniques": [each.columns for each in table.uniques],
+        }
+        db.execute(
+            f"INSERT OR REPLACE INTO {CAPTURES} VALUES (?, ?, ?, ?, 1, 1, ?)",
+            (table.name, VERSION, log, attempt, json.dumps(shape)),
+        )
+
+
+def announce(db: sqlite3.Connection, table: SourceTable, log: str, attempt: int, position: int) -> None:
+    """Announce the position of a snapshot. Raises Overtaken, sqlite3.Error."""
+    with writing(db):
+        done = db.execute(
+            f"UPDATE {CAPTURES} SET announced = ? WHERE name = ? AND log = ? AND attempt = ?",
+            (position, table.name, log, attempt),
+        )
+        if done.rowcount != 1:
+            raise Overtaken
+
+
+def advance(db: sqlite3.Connection, table: SourceTable, log: str, attempt: int, position: int) -> Announced:
+    """Remove the changes that the log has, and announce those that follow.
+
+    Args:
+        position: The number up to which the log has all changes.
+
+    Raises:
+        ConfigError: changes may be missing from what would be appended.
+        Differs: the database knows another position.
+        sqlite3.Error
+    """
+    box, more = quoted(outbox(table.name)), True
+    while more:
+        with writing(db):
+            found = _checked(db, table.name, log, attempt, position)
+            if found.confirmed == position < found.announced:
+                return Announced(found.announced, _changed(db, table))
+            db.execute(f"UPDATE {CAPTURES} SET announced = ? WHERE name = ?", (position, table.name))
+            db.execute(
+                f"DELETE FROM {box} WHERE {SEQ} IN (SELECT {SEQ} FROM {box} WHERE {SEQ} <= ? ORDER BY {SEQ} LIMIT ?)",
+                (position, REMOVED_ROWS),
+            )
+            more = db.execute(f"SELECT 1 FROM {box} WHERE {SEQ} <= ? LIMIT 1", (position,)).fetchone() is not None
+            if not more:
+                upto, problem = newest(db, table.name), _changed(db, table)
+                if table.uniques:
+                    db.execute(f"DELETE FROM {quoted(replaced(table.name))}")
+                db.execute(
+                    f"UPDATE {CAPTURES} SET confirmed = ?, announced = ? WHERE name = ?", (position, upto, table.name)
+                )
+    return Announced(upto, problem)
+
+
+def newest(db: sqlite3.Connection, name: str) -> int:
+    """Return the number of the newest change. Raises Differs: the outbox is gone."""
+    found = db.execute("SELECT seq FROM main.sqlite_sequence WHERE name = ?", (outbox(name),)).fetchone()
+    if found is None:
+        raise Differs
+    return int(found[0])
+
+
+def is_idle(db: sqlite3.Connection, name: str, position: int) -> bool:
+    """Return whether there is nothing to remove, and nothing to append. Raises Differs."""
+    found = registered(db, name)
+    if found is None:
+        raise Differs
+    return found.confirmed == found.announced == position == newest(db, name)
+
+
+def changes(db: sqlite3.Connection, table: SourceTable, after: int, upto: int) -> Iterator[pa.Table]:
+    """Return the changes behind a number, in pieces, each with the mark of a delete as its last column.
+
+    No read is open while a piece is used: it would let writers wait. Raises ConfigError, sqlite3.Error.
+    """
+    query = (
+        f"SELECT {SEQ}, {DELETED}, {listed(table.names)} FROM {quoted(outbox(table.name))} "
+        f"WHERE {SEQ} > ? AND {SEQ} <= ? ORDER BY {SEQ} LIMIT {PIECE_ROWS}"
+    )
+    while after < upto:
+        cursor = db.execute(query, (after, upto))
+        rows = next(pieces(cursor), [])
+        cursor.close()
+        if not rows:
+            return
+        after = rows[-1][0]
+        yield marked(table, [row[2:] for row in rows], [bool(row[1]) for row in rows])
+
+
+def pieces(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Return rows in pieces that are limited in rows and bytes."""
+    piece, size = list[Row](), 0
+    for row in rows:
+        piece.append(row)
+        size += sum(len(value) if isinstance(value, str | bytes) else 8 for value in row)
+        if len(piece) >= PIECE_ROWS or size >= PIECE_BYTES:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
+
+
+def marked(table: SourceTable, rows: list[Row], deleted: list[bool]) -> pa.Table:
+    """Return rows as columns, with whether each is deleted as the last one. Raises ConfigError."""
+    return table.table_of(rows, deleted).append_column(DELETED, pa.array(deleted, pa.bool_()))
+
+
+@contextmanager
+def writing(db: sqlite3.Connection) -> Iterator[None]:
+    """Write in one transaction, which no other writer overlaps; an error takes it back."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    finally:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+
+
+def _checked(db: sqlite3.Connection, name: str, log: str, attempt: int, position: int) -> Registered:
+    found = registered(db, name)
+    if found is None or (found.log, found.attempt) != (log, attempt):
+        raise Differs
+    if position not in (found.confirmed, found.announced):
+        raise Differs
+    return found
+
+
+def _changed(db: sqlite3.Connection, table: SourceTable) -> ConfigError | None:
+    """Return why nothing can be captured after what the outbox has; None: all is as it was.
+
+    Raises:
+        ConfigError: the outbox itself may lack changes.
+    """
+    try:
+        now = described(db, table.name, table.schema)
+    except ConfigError as error:
+        return _stopped(table, error.what)
+    if (now.columns, now.key) != (table.columns, table.key):
+        had, has = (", ".join(f"{c.name} {c.declared}".strip() for c in each.columns) for each in (table, now))
+        return _stopped(table, f"its columns were {had}, and are {has} now")
+    made = statements(table).triggers
+    found = dict(db.execute("SELECT name, sql FROM main.sqlite_master WHERE type = 'trigger'").fetchall())
+    if any(found.get(name) != statement for name, statement in made.items()):
+        return _stopped(table, "its triggers were dropped or changed, perhaps with the table")
+    if now.uniques != table.uniques:
+        raise refused(
+            f"{table.where} has other unique columns than when its capture began: rows that REPLACE removed may be "
+            "missing from its changes",
+            f"{ANOTHER}DELETE FROM {CAPTURES} WHERE name = '{table.name}'",
+        )
+    check_triggers(db, table)
+    return None
+
+
+def _stopped(table: SourceTable, how: str) -> ConfigError:
+    return ConfigError(
+        f"{table.where} has changed while it was captured: {how}",
+        not_done="no change after that was captured; those before it are in the log",
+        next_step=f"{ANOTHER}DELETE FROM {CAPTURES} WHERE name = '{table.name}'",
+    )
+
+
+def _drop(db: sqlite3.Connection, name: str) -> None:
+    """Drop what an earlier attempt has added."""
+    ours = [f"{OWN}{name}_{when}" for when in ("before_insert", "before_update", "insert", "update", "delete")]
+    for trigger in ours:
+        db.execute(f"DROP TRIGGER IF EXISTS {quoted(trigger)}")
+    for made in (outbox(name), replaced(name)):
+        db.execute(f"DROP TABLE IF EXISTS {quoted(made)}")

@@ -1,0 +1,115 @@
+"""The statements by which a database keeps the changes of a table, in the transaction that makes them: an outbox.
+
+A trigger does not keep what a statement asked for, but what is true of a key right after it: its row as the table has
+it, or that it has none. So a trigger of another program that changes the row again, in whatever order both run, leaves
+the right row as the last one; and to keep a change twice is harmless.
+
+REPLACE removes rows without a trigger (unless recursive_triggers is on). One with the same key is followed by a put of
+this key. For those with another key, a trigger before the change notes the rows that have one of its unique values, and
+the trigger after the change keeps the delete of those that the table no longer has.
+
+Invariants
+    - After a change, the last record of every key that it touched is what the table has of this key.
+    - Records have numbers that grow, also over deletes of them (AUTOINCREMENT): the order of the changes.
+
+Pure: no clock, thread or I/O.
+Source: sqlite.org/lang_createtrigger.html; sqlite.org/lang_conflict.html; docs/design/0103-sqlite-capture.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from holdfast.runtime.sources.sqlite.table import OWN, SourceTable, Unique
+
+VERSION = 1
+"""Of the tables and triggers below."""
+CAPTURES = f"{OWN}captures"
+SEQ, DELETED = f"{OWN}seq", f"{OWN}deleted"
+REGISTER = (
+    f"CREATE TABLE IF NOT EXISTS {CAPTURES} (name TEXT NOT NULL PRIMARY KEY, version INTEGER NOT NULL, "
+    "log TEXT NOT NULL, attempt INTEGER NOT NULL, confirmed INTEGER NOT NULL, announced INTEGER NOT NULL, "
+    "shape TEXT NOT NULL)"
+)
+
+
+@dataclass(frozen=True)
+class Statements:
+    """What a capture adds to a database for a table."""
+
+    tables: dict[str, str]
+    """Name -> statement that creates it."""
+    triggers: dict[str, str]
+
+
+def outbox(name: str) -> str:
+    """Return the table that keeps the changes of a table."""
+    return f"{OWN}changes_{name}"
+
+
+def replaced(name: str) -> str:
+    """Return the table that notes rows which REPLACE may remove."""
+    return f"{OWN}replaced_{name}"
+
+
+def quoted(name: str) -> str:
+    """Return a name as statements write it."""
+    doubled = name.replace('"', '""')
+    return f'"{doubled}"'
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names as statements list them."""
+    return ", ".join(map(quoted, names))
+
+
+def statements(table: SourceTable) -> Statements:
+    """Return the statements that let a database keep the changes of a table."""
+    place, box, noted = quoted(table.name), quoted(outbox(table.name)), quoted(replaced(table.name))
+    tables = {
+        outbox(table.name): f"CREATE TABLE {box} ({SEQ} INTEGER PRIMARY KEY AUTOINCREMENT, {DELETED} INTEGER NOT NULL, "
+        f"{listed(table.names)})"
+    }
+    put = f"INSERT INTO {box} ({DELETED}, {listed(table.names)}) SELECT 0, {listed(table.names)} FROM {place} WHERE "
+    put += f"{_is(table, place, 'NEW')};"
+    delete = f"INSERT INTO {box} ({DELETED}, {listed(table.key)}) SELECT 1, {_of('OLD', table.key)} WHERE NOT EXISTS "
+    delete += f"(SELECT 1 FROM {place} WHERE {_is(table, place, 'OLD')});"
+    triggers, after = dict[str, str](), ""
+    if table.uniques:
+        tables[replaced(table.name)] = f"CREATE TABLE {noted} ({listed(table.key)})"
+        conflicts = " OR ".join(_conflict(place, unique) for unique in table.uniques)
+        note = f"INSERT INTO {noted} ({listed(table.key)}) SELECT {listed(table.key)} FROM {place} WHERE ({conflicts})"
+        after = (
+            f" INSERT INTO {box} ({DELETED}, {listed(table.key)}) SELECT 1, {listed(table.key)} FROM {noted} "
+            f"WHERE NOT EXISTS (SELECT 1 FROM {place} WHERE {_is(table, place, noted)}); DELETE FROM {noted};"
+        )
+        triggers |= _trigger(table, "before_insert", "BEFORE INSERT", f"{note};")
+        triggers |= _trigger(table, "before_update", "BEFORE UPDATE", f"{note} AND NOT ({_is(table, place, 'OLD')});")
+    triggers |= _trigger(table, "insert", "AFTER INSERT", put + after)
+    triggers |= _trigger(table, "update", "AFTER UPDATE", f"{put} {delete}{after}")
+    triggers |= _trigger(table, "delete", "AFTER DELETE", delete)
+    return Statements(tables, triggers)
+
+
+def _trigger(table: SourceTable, name: str, when: str, body: str) -> dict[str, str]:
+    full = f"{OWN}{table.name}_{name}"
+    return {full: f"CREATE TRIGGER {quoted(full)} {when} ON {quoted(table.name)} BEGIN {body} END"}
+
+
+def _is(table: SourceTable, one: str, other: str) -> str:
+    """Return the condition that two rows have the same key."""
+    return " AND ".join(f"{one}.{quoted(name)} IS {other}.{quoted(name)}" for name in table.key)
+
+
+def _of(row: str, names: Iterable[str]) -> str:
+    return ", ".join(f"{row}.{quoted(name)}" for name in names)
+
+
+def _conflict(place: str, unique: Unique) -> str:
+    """Return the condition that a row has the unique values of the new one. NULL differs from NULL."""
+    parts = []
+    for name, collation, default in unique.columns:
+        new = f"NEW.{quoted(name)}" if default is None else f"coalesce(NEW.{quoted(name)}, {default})"
+        parts.append(f"{place}.{quoted(name)} = {new} COLLATE {quoted(collation)}")
+    return f"({' AND '.join(parts)})"
