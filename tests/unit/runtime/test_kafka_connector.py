@@ -12,6 +12,8 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
+from holdfast.runtime.sources.kafka.feed import settings_of
+from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.testing import TestDriver
 
 HOST = "broker.example:9092"
@@ -48,6 +50,13 @@ class TestColumns:
 
     def test_by_which_producers_partition_are_known_to_the_job(self) -> None:
         assert source(hf.JSON(Bid), key="auction").traits.partitioned_by == ("auction",)
+
+
+class TestConsumer:
+    def test_refills_a_queue_soon_after_it_was_full_unless_the_job_says_otherwise(self) -> None:
+        assert settings_of(KafkaPlace(HOST, "bids"))["fetch.queue.backoff.ms"] <= 20
+        given = KafkaPlace(HOST, "bids", (("fetch.queue.backoff.ms", 500),))
+        assert settings_of(given)["fetch.queue.backoff.ms"] == 500
 
 
 class TestRefused:
