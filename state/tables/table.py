@@ -39,9 +39,11 @@ from holdfast.state.tables.epochs import KNOWN, EpochRecords
 from holdfast.state.tables.expiry import Through, covered
 from holdfast.state.tables.kernels.layout import DIRTY, Control, Flag
 from holdfast.state.tables.ordered import BY_KEY, OrderedIndex
+from holdfast.state.tables.placing import limited
 from holdfast.state.tables.records import PART_ROWS_MIN, Program
 from holdfast.state.tables.slab import PLAIN, UNLIMITED, Memory, Rows, Stored
 from holdfast.state.tables.spec import Columns, ColumnSpec, Loader, TableSpec
+from holdfast.state.tables.unapplied import RUN_MAX, TEXT_RUN_MAX
 from holdfast.state.tables.values import scalar, taken
 
 __all__ = ["ColumnSpec", "Columns", "Loader", "Table", "TableSpec"]
@@ -333,7 +335,8 @@ class Table(EpochRecords):
         """
         assert self._unapplied.through is None, "ranges go first"
         self.commit_all()
-        slots = self._unapplied.next(rows_max)
+        run_max = RUN_MAX if self.spec.key.fixed else TEXT_RUN_MAX
+        slots = self._unapplied.next(rows_max, run_max, self._as_stored)
         exist = (self.flags_of(slots) & Flag.COMMITTED) != 0
         words = self._committed_words(slots, exist)
         if self._values.varying and slots.size:
@@ -418,6 +421,13 @@ class Table(EpochRecords):
         """Return the existing slots in the ranges."""
         slots = self._scan(KNOWN)
         return slots[covered(self.keys_at(slots), through)]
+
+    def _as_stored(self, slots: Rows) -> Rows:
+        """Return slots in the order of the cold store's keys; in theirs if that would reach regions out of memory."""
+        if limited(self._memory):
+            return slots
+        keys = self.keys_at(slots)
+        return slots[keys.order(keys.key_groups(self._key_group_count))]
 
     def _note_unapplied(self, slots: Rows) -> None:
         if not self._keep_unapplied:

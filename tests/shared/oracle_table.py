@@ -667,7 +667,7 @@ class NumpyTable(SlotColumns):
     def unapplied(self, rows_max: int) -> tuple[Rows, Keys, NDArray[np.bool_], Columns]:
         """Return the next committed slots to apply: slots, keys, whether they exist, values."""
         assert self._unapplied.through is None, "ranges go first"
-        slots = self._unapplied.next(rows_max)
+        slots = self._unapplied.next(rows_max, rows_max, lambda slots: slots)
         values = self._outward(self._committed, slots)
         return slots, self.keys_at(slots), (self._flags.array.take(slots) & COMMITTED) != 0, values
 
@@ -706,6 +706,7 @@ class NumpyTable(SlotColumns):
         expiries, unapplied = self._expiries, self._unapplied
         expiries._open = [place[slots] for slots in expiries._open]
         expiries._closed = [(epoch, place[slots], through) for epoch, slots, through in expiries._closed]
+        unapplied._run = place[unapplied._run]
         unapplied._slots = [place[slots] for slots in unapplied._slots]
 
     # Inner parts

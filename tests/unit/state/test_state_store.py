@@ -13,7 +13,7 @@ from holdfast.errors import ConfigError, Damaged, Unavailable
 from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.ports import KeyValue
 from holdfast.state.changelog import SegmentHeader, seal
-from holdfast.state.cold import SCAN_AFTER_MISSES, SCANNED_MIN, SCANNED_PER_MISS
+from holdfast.state.cold import SCAN_AFTER_MISSES, SCANNED_MIN, SCANNED_PER_MISS, scope
 from holdfast.state.coldcopy import FLUSH_AFTER_PASSES
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.marker import read_marker
@@ -21,7 +21,7 @@ from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.rocks import RocksKeyValue
 from holdfast.state.store import Identity, Lag, StateStore
 from holdfast.state.tables.table import ColumnSpec, TableSpec
-from holdfast.state.tables.unapplied import Unapplied
+from holdfast.state.tables.unapplied import RUN_MAX, Unapplied
 
 JOB = JobUuid("job")
 IDENTITY = Identity(JOB, Generation(1), Timeline(1), WorkerId("w"))
@@ -30,6 +30,19 @@ SPEC = TableSpec(1, "counts", KEY, (ColumnSpec("count", np.dtype(np.int64)),))
 OTHER = TableSpec(2, "others", KeyType(("k",), (pa.utf8(),)), (ColumnSpec("count", np.dtype(np.int64)),))
 GROUPS = 8
 ALL = (0, GROUPS)
+
+
+class Listed(MemoryKeyValue):
+    """Notes the keys of rows in the order in which they are put."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.put: list[bytes] = []
+
+    def write(self, puts: list[tuple[bytes, bytes]], deletes: list[bytes]) -> None:
+        first, end = scope(1, 0)[0], scope(2, 0)[0]
+        self.put += [key for key, _ in puts if first <= key < end]
+        super().write(puts, deletes)
 
 
 class Worker:
@@ -230,6 +243,28 @@ class TestApply:
         for _ in range(1_000):
             unapplied.note(np.empty(0, np.int64))  # the same keys are committed again
         assert repr(vars(unapplied)) == before
+
+    def test_writes_keys_in_the_order_in_which_the_store_keeps_them(self) -> None:
+        cold = Listed()
+        worker = Worker(cold)
+        worker.add(1, *np.random.default_rng(3).permutation(5_000).tolist())
+        worker.close_epoch(1)
+        worker.apply()
+        assert len(cold.put) == 5_000 and cold.put == sorted(cold.put)
+
+    def test_takes_a_slot_once_whatever_is_erased_within_a_run(self) -> None:
+        unapplied, taken = Unapplied(), list[int]()
+        for first in range(0, 3 * RUN_MAX, RUN_MAX // 2):
+            unapplied.note(np.arange(first, first + RUN_MAX // 2))
+        while unapplied.count:
+            slots = unapplied.next(10_000, RUN_MAX, lambda run: run[::-1])
+            taken += slots.tolist()
+            unapplied.done(slots)
+            erased = len(taken) % 7
+            unapplied.keep(lambda slots, erased=erased: slots % 7 != erased)  # type: ignore[misc]
+        kept = np.diff(np.sort(taken))
+        assert (kept > 0).all() and RUN_MAX < len(taken) < 3 * RUN_MAX
+        assert taken[:10_000] == list(range(RUN_MAX - 1, RUN_MAX - 10_001, -1))
 
     def test_repeats_a_batch_that_was_refused(self) -> None:
         cold = Watched()
