@@ -47,7 +47,7 @@ def check(s: Session, table: SqlTable, where: str, ours: _Sink, claim: Claim | N
         Fenced: the table belongs to another sink.
     """
     if claim is not None:
-        _refuse(s, where, ours, claim, _rows(s, table, ours, hold))
+        _refuse(s, table, where, ours, claim, _rows(s, table, ours, hold))
 
 
 def take(s: Session, table: SqlTable, where: str, ours: _Sink, claim: Claim | None) -> None:
@@ -60,7 +60,7 @@ def take(s: Session, table: SqlTable, where: str, ours: _Sink, claim: Claim | No
     if claim is None:
         return
     rows = _rows(s, table, ours, hold=True)
-    if _refuse(s, where, ours, claim, rows):
+    if _refuse(s, table, where, ours, claim, rows):
         release(s, table)
         rows = {}
     if rows.get(WHOLE) == ours:
@@ -126,10 +126,10 @@ def _rows(s: Session, table: SqlTable, ours: _Sink, hold: bool = False) -> dict[
     return {share: (job, sink) for share, job, sink in rows.fetchall()}
 
 
-def _refuse(s: Session, where: str, ours: _Sink, claim: Claim, rows: dict[str, _Sink]) -> bool:
+def _refuse(s: Session, table: SqlTable, where: str, ours: _Sink, claim: Claim, rows: dict[str, _Sink]) -> bool:
     """Return whether the table is to be moved to this sink from another one. Raises Fenced."""
     found = _rival(s, ours, rows)
-    if found is not None and not claim.displaces(found):
+    if found is not None and (table.key is None or not claim.displaces(found)):
         raise belongs_to(where, ours[0], found)
     return found is not None
 

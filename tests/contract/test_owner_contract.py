@@ -439,8 +439,9 @@ class TestTableWithoutAKey:
             with pytest.raises(ConfigError, match=f"holds rows of a sink 'out' of another job, {JOB}") as refused:
                 world.sink.check_owner(job, "out")
             assert "give this sink another name" in refused.value.next_step
-        with pytest.raises(Fenced, match=f"belongs to sink 'out' of another job, {JOB}"):
-            world.sink.open(THEIRS, LEFT, OTHER).deliver(tag(1), rows(9))
+        for claim in (OTHER, replace(OTHER, adopted=("first",))):
+            with pytest.raises(Fenced, match=f"belongs to sink 'out' of another job, {JOB}"):
+                world.sink.open(THEIRS, LEFT, claim).deliver(tag(1), rows(9))
         assert world.numbers() == [1]
 
     def test_other_tables_of_the_place_are_not_concerned(self, world: World, place: SqlPlace) -> None:
