@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from holdfast.errors import Damaged, Fenced, Unavailable
+from holdfast.errors import ConfigError, Damaged, Fenced, Unavailable
 from holdfast.model import NO_EPOCH, Epoch, Generation, Tag, Timeline
 
 NEVER = Tag(Timeline(-1), NO_EPOCH)
@@ -38,6 +38,23 @@ class Held:
 
 
 @dataclass(frozen=True)
+class Rival:
+    """Another sink, of this job or of another one, to which a target belongs.
+
+    Args:
+        job_uuid: Its job.
+        sink: Its name.
+        held: The driver that last took the target over for it.
+        certain: False: the target has rows without an owner, and this is a sink that may have written them.
+    """
+
+    job_uuid: str
+    sink: str
+    held: Held | None
+    certain: bool = True
+
+
+@dataclass(frozen=True)
 class Claim:
     """The right of one driver to write to the targets of its job.
 
@@ -46,12 +63,18 @@ class Claim:
         generation: The one it starts with; for people.
         known: Drivers of the same history from which it may take over; of each, the newest epoch that it completed.
         undone_after: A rewind undoes whatever the target has of later epochs, before anything is delivered.
+        adopted: Drivers of other histories, jobs or sinks whose targets the user moves to this job.
     """
 
     owner: str
     generation: Generation
     known: Mapping[str, Tag] = field(default_factory=dict)
     undone_after: Epoch | None = None
+    adopted: tuple[str, ...] = ()
+
+    def displaces(self, rival: Rival) -> bool:
+        """Return whether the user moves the target from that sink to this job."""
+        return rival.held is not None and rival.held.owner in self.adopted
 
     def must_take_over(self, where: str, held: Held | None, newest: Callable[[], Tag | None]) -> bool:
         """Return whether the target has to note this claim before it is written to.
@@ -90,6 +113,8 @@ class Holding:
     held: Held | None
     newest: Tag | None
     """The newest tag of all its writers; None if none has delivered, or the target keeps no tags of epochs."""
+    rival: Rival | None = None
+    """Another sink to which the target belongs; only of a target that belongs to one sink."""
 
 
 NO_CLAIM = Claim("", Generation(0))
@@ -109,6 +134,33 @@ def not_ours(where: str, held: Held) -> NotOurs:
         next_step="run one of the two jobs, or give the other a target of its own; to move the target to this job: "
         "holdfast run JOB.py --adopt-targets SINK, or holdfast rewind JOB.py ... --adopt-targets SINK",
     )
+
+
+def belongs_to(where: str, job_uuid: str | None, rival: Rival) -> NotOurs:
+    """Return the error for a target that belongs to another sink.
+
+    Args:
+        job_uuid: This job; None if it is about to be created.
+    """
+    whose = f"sink {rival.sink!r} of {'this job' if rival.job_uuid == job_uuid else f'another job, {rival.job_uuid}'}"
+    move = "holdfast run JOB.py --adopt-targets SINK"
+    if rival.certain:
+        return NotOurs(
+            f"{where}: belongs to {whose}; rows of one would be replaced or undone by the other",
+            not_done="nothing was written to the target",
+            next_step=f"give this sink a target of its own; or, if that sink has delivered for the last time, {move}",
+        )
+    return NotOurs(
+        f"{where}: has rows, and does not say whose: they may belong to {whose}, which an earlier version wrote",
+        not_done="nothing was written to the target",
+        next_step=f"run that job once, which then notes its targets; or, if the rows are not its own, {move}",
+    )
+
+
+def at_start(error: NotOurs) -> ConfigError:
+    """Return the error as a start reports it, before anything runs."""
+    not_done = "the job was not started; state and output are untouched"
+    return ConfigError(error.what, not_done=not_done, next_step=error.next_step)
 
 
 def went_on(where: str, held: Held, standing: Tag, reached: Tag) -> Damaged:

@@ -26,4 +26,5 @@ def claim_of(job: Job, adopted: Collection[str] = (), rewind_to: Epoch | None = 
     """
     undone_after = job.base_epoch if rewind_to is None and job.repair_due else rewind_to
     theirs = job.before if rewind_to is None else Tag(job.timeline, rewind_to)
-    return Claim(job.owner, job.generation, {**job.reaches, **dict.fromkeys(adopted, theirs)}, undone_after)
+    known = {**dict.fromkeys(adopted, theirs), **job.reaches}
+    return Claim(job.owner, job.generation, known, undone_after, tuple(adopted))

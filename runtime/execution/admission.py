@@ -24,11 +24,11 @@ from holdfast.runtime.plan import shape_changes
 from holdfast.runtime.plan.immediate import not_to_grow
 from holdfast.runtime.plan.model import Plan, SinkSpec
 from holdfast.runtime.plan.source import Source
+from holdfast.runtime.plan.targets import same_target, target_of
 from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.wire.presence import is_gone
 from holdfast.sinks.changelogs import ROOT
 from holdfast.sinks.contract import owned
-from holdfast.sinks.immediate import IMMEDIATE
 
 LOOK_EVERY_S = 0.2
 NOTED_AFTER_S = 1.0
@@ -163,12 +163,12 @@ def targets_of_origins(plan: Plan, origins: Sequence[joblog.Origin]) -> list[Con
     refused = []
     for spec in outputs_of(plan):
         traits = spec.sink.traits
-        here = _target({"kind": traits.kind, **traits.place})
+        here = target_of(spec.sink)
         theirs = [
             (origin, name)
             for origin in reversed(origins)
             for name, there in origin.targets.items()
-            if _target(there) == here
+            if same_target(there) == here
         ]
         if traits.place and theirs:
             origin, name = theirs[0]
@@ -182,11 +182,6 @@ def targets_of_origins(plan: Plan, origins: Sequence[joblog.Origin]) -> list[Con
                 )
             )
     return refused
-
-
-def _target(there: Mapping[str, str]) -> Mapping[str, str]:
-    """Return kind and place of a target, which are the same if a sink writes to it immediately."""
-    return {**there, "kind": there["kind"].removeprefix(IMMEDIATE)}
 
 
 def check_has_end(job: str, name: str, source: Source) -> None:

@@ -5,12 +5,14 @@ in a target was completed in the log before. An unreachable target is compared w
 transaction (sinks/owners.py).
 
 Invariants
-    - A target whose owner the job's log does not know is refused, unless the user names its sink.
+    - A target whose owner the job's log does not know, or that belongs to another sink, is refused, unless the user
+      names its sink.
     - A target beyond every epoch that its owner completed in the log is refused; only a rewind undoes its output.
     - A target below the newest delivery that the last manifest confirms is refused; nothing delivers that output again.
     - A target is not adopted at an epoch that its other owner may have delivered under the same number.
 
-Source: PROTOCOL P1, P17, P24; docs/design/0021-owned-targets.md, 0057-what-owners-completed.md.
+Source: PROTOCOL P1, P17, P24; docs/design/0021-owned-targets.md, 0057-what-owners-completed.md,
+0104-tables-with-one-owner.md.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable, Wh
 from holdfast.model import Tag
 from holdfast.runtime.plan.model import SinkSpec
 from holdfast.sinks.contract import held
-from holdfast.sinks.owners import NEVER, Claim, Holding, not_ours, stands_beyond, went_back
+from holdfast.sinks.owners import NEVER, Claim, Holding, at_start, belongs_to, not_ours, stands_beyond, went_back
 
 NOT_STARTED = "the job was not started; state and output are untouched"
 
@@ -44,6 +46,7 @@ def check_targets(
         Damaged: a target is beyond the log, or lacks output that was delivered to it.
     """
     found = read_holdings(job, specs)
+    refuse_rivals(job.name, job, specs, found, adopt)
     now = repository.read_log() or job
     adopted = adopted_from(now, specs, found, adopt)
     confirmed = newest_confirmed(repository, now)
@@ -62,6 +65,46 @@ def check_targets(
     return adopted
 
 
+def check_first_targets(name: str, specs: Sequence[SinkSpec], adopt: Collection[str]) -> tuple[str, ...]:
+    """Refuse to create a job with a target that belongs to another sink.
+
+    Returns:
+        The owners from which targets may be taken over for this.
+
+    Raises:
+        ConfigError: a target belongs to another sink, and `adopt` does not name it.
+    """
+    found = read_holdings(None, [spec for spec in specs if spec.sink.traits.exclusive])
+    refuse_rivals(name, None, specs, found, adopt)
+    return rivals_of(found, adopt)
+
+
+def refuse_rivals(
+    name: str, job: Job | None, specs: Sequence[SinkSpec], found: Mapping[str, Holding], adopt: Collection[str] = ()
+) -> None:
+    """Refuse targets that belong to another sink, unless the user moves them.
+
+    Args:
+        name: The name of the job, for the error.
+        job: None: it is about to be created.
+
+    Raises:
+        ConfigError: the first such target.
+    """
+    uuid = None if job is None else job.uuid
+    for sink, holding in found.items():
+        if holding.rival is not None and sink not in adopt:
+            error = at_start(belongs_to(named(specs, sink), uuid, holding.rival))
+            error.where = Where(job=name)
+            raise error
+
+
+def rivals_of(found: Mapping[str, Holding], adopt: Collection[str]) -> tuple[str, ...]:
+    """Return the owners of the sinks to which targets belong that the user moves."""
+    rivals = [each.rival for name, each in found.items() if name in adopt and each.rival is not None]
+    return tuple(rival.held.owner for rival in rivals if rival.held is not None)
+
+
 def newest_confirmed(repository: Repository, job: Job) -> Mapping[str, Tag]:
     """Return, per sink, the newest delivery that the last manifest confirms."""
     if not job.completed:
@@ -70,13 +113,17 @@ def newest_confirmed(repository: Repository, job: Job) -> Mapping[str, Tag]:
     return {done.writer.sink: done.tag for done in sorted(confirmed, key=lambda done: done.tag)}
 
 
-def read_holdings(job: Job, specs: Iterable[SinkSpec]) -> Mapping[str, Holding]:
-    """Return the owner and newest tag of every reachable target."""
+def read_holdings(job: Job | None, specs: Iterable[SinkSpec]) -> Mapping[str, Holding]:
+    """Return the owner and newest tag of every reachable target.
+
+    Args:
+        job: None: it is about to be created, so it owns nothing.
+    """
     found: dict[str, Holding] = {}
     for spec in specs:
         if (sink := held(spec.sink)) is not None:
             try:
-                found[spec.name] = sink.holding(job.uuid, spec.name)
+                found[spec.name] = sink.holding("" if job is None else job.uuid, spec.name)
             except Unavailable:
                 continue
     return found
@@ -108,7 +155,7 @@ def adopted_from(
             raise error
         if held is not None and held.owner not in job.owners:
             owners.append(held.owner)
-    return tuple(owners)
+    return (*owners, *rivals_of(found, adopt))
 
 
 def check_adopted(

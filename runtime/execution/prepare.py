@@ -33,7 +33,7 @@ from holdfast.runtime.execution.admission import (
     refuse_second_run,
     refuse_targets_of_origins,
 )
-from holdfast.runtime.execution.holdings import check_targets
+from holdfast.runtime.execution.holdings import check_first_targets, check_targets
 from holdfast.runtime.execution.results import with_places
 from holdfast.runtime.execution.uncommitted_writes import check_written_immediately, uncommitted_writes
 from holdfast.runtime.job import dlq_places
@@ -97,7 +97,7 @@ def prepare(
         once: Read no further than the present ends of the sources, then stop.
         takeover: Do not check whether another run is alive: the start of this one fences it.
         savepoint: Where to start; it has to be the last checkpoint.
-        adopt_targets: Sinks whose targets are moved to this job, although another history of it took them over.
+        adopt_targets: Sinks whose targets are moved to this job, from another history of it or from another sink.
         note: Called with a line for the user when there is something to wait for.
 
     Raises:
@@ -131,7 +131,7 @@ def prepare(
     partitions, ends = _look_at_sources(plan, before, once)
     for sink in outputs_of(plan):
         prepare_sink(sink, job)
-    adopted = () if job is None else check_targets(repository, job, outputs_of(plan), adopt_targets)
+    adopted = _check_targets(plan, repository, job, adopt_targets)
     plan, copies, their_ends = _with_copies(plan, before, note)
     until = ends | their_ends if once else None
     dlq_places.write(store, plan)
@@ -139,6 +139,12 @@ def prepare(
     checked = master.Checked(NO_EPOCH if before is None else before.epoch, known)
     found = (plan, settings, root, store, repository, job, operators, partitions | copies, until, warnings)
     return Prepared(*found, gone_sinks, checked, adopted)
+
+
+def _check_targets(plan: Plan, repository: Repository, job: joblog.Job | None, adopt: Sequence[str]) -> tuple[str, ...]:
+    if job is None:
+        return check_first_targets(plan.app, outputs_of(plan), adopt)
+    return check_targets(repository, job, outputs_of(plan), adopt)
 
 
 def _opened(root: str) -> ObjectStore:

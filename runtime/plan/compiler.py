@@ -31,6 +31,7 @@ from holdfast.runtime.plan.identity import assign_operator_ids, check_against, d
 from holdfast.runtime.plan.immediate import with_immediate_sinks
 from holdfast.runtime.plan.model import ANY_FRAGMENT, Edge, Fragment, OperatorSpec, Plan, SinkSpec, SourceSpec
 from holdfast.runtime.plan.report import describe, render
+from holdfast.runtime.plan.targets import refuse_shared_targets
 from holdfast.runtime.rows.dead_letters import DEAD_LETTERS, DLQ
 from holdfast.state.tables.spec import TableSpec
 
@@ -100,7 +101,7 @@ def compile_plan(graph: Graph, key_groups: int, previous_ids: Mapping[str, int] 
         previous_ids: Operator ids of the job's last run; its operators keep theirs.
 
     Raises:
-        ConfigError: the app has no sink, or a source leads nowhere.
+        ConfigError: the app has no sink, a source leads nowhere, or two sinks write to a target that takes one.
     """
     live = _live(graph)
     work = _Compilation(graph)
@@ -142,6 +143,7 @@ def _finished(work: _Compilation, key_groups: int, previous_ids: Mapping[str, in
         edges=tuple(work.edges),
     )
     sources = [node.kind for node in work.graph.nodes if isinstance(node.kind, FromSource)]
+    refuse_shared_targets(plan)
     return with_immediate_sinks(plan, {s.name: s.partitioned_by for s in sources if s.partitioned_by})
 
 

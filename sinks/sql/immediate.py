@@ -36,7 +36,7 @@ from holdfast.sinks.immediate import (
     origin_prefix,
     refused_write,
 )
-from holdfast.sinks.sql import owners, tags
+from holdfast.sinks.sql import claims, owners, tags
 from holdfast.sinks.sql.connection import WriterConnection
 from holdfast.sinks.sql.dialect import Dialect, Upsert, translated
 from holdfast.sinks.sql.keyed import change
@@ -45,7 +45,6 @@ from holdfast.sinks.sql.session import Given, Session
 from holdfast.sinks.sql.table import TAG_COLUMN, SqlTable
 from holdfast.sinks.staging import last_per_key
 
-FENCE = "holdfast_fence"
 _KEY = ("job", "sink", "source", "partition")
 _COLUMNS = (*_KEY, "generation", "timeline", "offset", "path")
 
@@ -54,7 +53,7 @@ def create_fence(dialect: Dialect) -> str:
     """Return the statement that creates the table of fences, unless it exists."""
     partition, offset = dialect.quoted("partition"), dialect.quoted("offset")
     return f"""\
-CREATE TABLE IF NOT EXISTS {dialect.own(FENCE)} (
+CREATE TABLE IF NOT EXISTS {dialect.own(tags.FENCE)} (
     job TEXT NOT NULL,
     sink TEXT NOT NULL,
     source TEXT NOT NULL,
@@ -86,6 +85,7 @@ class ImmediateSqlTarget:
                 if not self._fenced(s, origin, start):
                     raise self._refused(s, origin)
             owners.take_over(s, self._where, owner.job_uuid, owner.sink, owner.claim)
+            claims.take(s, self._sink, self._where, (owner.job_uuid, owner.sink), owner.claim)
             s.commit()
 
     def write(self, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch]) -> int:
@@ -138,13 +138,14 @@ class ImmediateSqlTarget:
         sets = {name: f"excluded.{s.quoted(name)}" for name in ("generation", "timeline", "path")}
         sets["offset"] = f"CASE WHEN t.timeline = excluded.timeline THEN t.{offset} ELSE excluded.{offset} END"
         source, only_if = f"VALUES ({given(*row)})", "t.generation <= excluded.generation"
-        return s.dialect.upsert(s.db, Upsert(s.own(FENCE), _COLUMNS, _KEY, source, given.values, sets, only_if)) == 1
+        put = Upsert(s.own(tags.FENCE), _COLUMNS, _KEY, source, given.values, sets, only_if)
+        return s.dialect.upsert(s.db, put) == 1
 
     def _moved(self, s: Session, origin: Origin, offset: int) -> bool:
         """Move the fence's row to an offset, if it is still this owner's, and holds what this owner wrote."""
         given, column = s.given(), s.quoted("offset")
         moved = s.execute(
-            f"UPDATE {s.own(FENCE)} SET {column} = CASE WHEN {column} > {given(offset)} THEN {column} "
+            f"UPDATE {s.own(tags.FENCE)} SET {column} = CASE WHEN {column} > {given(offset)} THEN {column} "
             f"ELSE {given(offset)} END WHERE {self._at(s, given, origin)} "
             f"AND generation = {given(self._owner.generation)} AND {column} >= {given(self._reached.get(origin, 0))}",
             given,
@@ -164,12 +165,13 @@ class ImmediateSqlTarget:
     def _check_owner(self, s: Session, hold: bool = False) -> None:
         owner = self._owner
         owners.check(s, self._where, owner.job_uuid, owner.sink, owner.claim, hold)
+        claims.check(s, self._sink, self._where, (owner.job_uuid, owner.sink), owner.claim, hold)
 
     def _refused(self, s: Session, origin: Origin) -> Exception:
         self._check_owner(s)
         given = s.given()
         row = s.execute(
-            f"SELECT generation, timeline, {s.quoted('offset')}, path FROM {s.own(FENCE)} "
+            f"SELECT generation, timeline, {s.quoted('offset')}, path FROM {s.own(tags.FENCE)} "
             f"WHERE {self._at(s, given, origin)}",
             given,
         ).fetchone()
@@ -227,7 +229,7 @@ def refuse_fenced(sink: SqlTable, job_uuid: str | None, name: str) -> None:
     """
     with translated(sink.dialect, sink.where), closing(sink.dialect.connect("read")) as db:
         s = Session(sink.dialect, db)
-        if s.has(FENCE) and _fences(s, job_uuid or "", name):
+        if s.has(tags.FENCE) and _fences(s, job_uuid or "", name):
             raise other_mode(sink.where, name, "immediately", "at each commit")
 
 
@@ -260,7 +262,7 @@ def _fences(s: Session, job_uuid: str, name: str) -> tuple[Written, ...]:
     given = s.given()
     rows = s.execute(
         f"SELECT source, {s.quoted('partition')}, generation, timeline, {s.quoted('offset')}, path "
-        f"FROM {s.own(FENCE)} WHERE {tags.of_sink(given, job_uuid, name)}",
+        f"FROM {s.own(tags.FENCE)} WHERE {tags.of_sink(given, job_uuid, name)}",
         given,
     )
     return tuple(

@@ -9,7 +9,7 @@ Source: PROTOCOL P17; sinks/owners.py; docs/design/0021-owned-targets.md.
 from __future__ import annotations
 
 from holdfast.model import Generation, Writer
-from holdfast.sinks.owners import Claim, Held, Holding
+from holdfast.sinks.owners import Claim, Held
 from holdfast.sinks.sql import tags
 from holdfast.sinks.sql.dialect import Upsert
 from holdfast.sinks.sql.session import Session
@@ -65,8 +65,3 @@ def take_over(
         source = f"VALUES ({given(job_uuid, sink, claim.owner, claim.generation)})"
         columns = ("job", "sink", "owner", "generation")
         s.dialect.upsert(s.db, Upsert(s.own(tags.OWNER), columns, ("job", "sink"), source, given.values))
-
-
-def holding(s: Session, job_uuid: str, sink: str) -> Holding:
-    """Return the owner of a sink's target, and the newest tag of its writers."""
-    return Holding(held(s, job_uuid, sink), tags.newest(s, job_uuid, sink))

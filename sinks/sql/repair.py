@@ -30,7 +30,7 @@ import pyarrow as pa
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Tag, Timeline, Writer
 from holdfast.sinks.contract import Fault, Repair, Rewinding, Verdict, no_fault
-from holdfast.sinks.sql import owners, tags
+from holdfast.sinks.sql import claims, owners, tags
 from holdfast.sinks.sql.added import AddedRange, digest, range_of
 from holdfast.sinks.sql.dialect import Column, Missing, TemporaryTable, translated
 from holdfast.sinks.sql.keyed import change
@@ -59,6 +59,7 @@ def plan_repair(sink: SqlTable, rewinding: Rewinding, schema: pa.Schema) -> Repa
         s = undoing.s
         s.dialect.begin_read(s.db)
         owners.check(s, sink.where, rewinding.job_uuid, rewinding.sink, rewinding.claim)
+        claims.check(s, sink, sink.where, (rewinding.job_uuid, rewinding.sink), rewinding.claim)
         standing = undoing.standing()
         if all(standing.get(writer, _BEFORE_ALL) >= rewinding.to for writer in undoing.writers(standing)):
             return untouched(undoing.verdict, rewinding)
@@ -73,6 +74,7 @@ def repair(sink: SqlTable, rewinding: Rewinding, schema: pa.Schema, fault: Fault
         fault("before_begin")
         s.dialect.begin_write(s.db)
         owners.take_over(s, sink.where, rewinding.job_uuid, rewinding.sink, rewinding.claim)
+        claims.take(s, sink, sink.where, (rewinding.job_uuid, rewinding.sink), rewinding.claim)
         writers = undoing.writers(undoing.standing())
         rows = [tags.tag_row(rewinding.job_uuid, writer, rewinding.to) for writer in writers]
         moved = [tags.advance(s, row) for row in rows]

@@ -22,7 +22,7 @@ from holdfast.sinks.audited import AuditQuery, TargetContents
 from holdfast.sinks.contract import Repair, Rewinding, check_key, check_null_keys
 from holdfast.sinks.immediate import IMMEDIATE, ImmediateSink, ImmediateTarget, Owner, Written
 from holdfast.sinks.owners import Claim, Holding
-from holdfast.sinks.sql import audit, immediate, owners, tags
+from holdfast.sinks.sql import audit, claims, immediate, owners, tags
 from holdfast.sinks.sql.dialect import Dialect, Missing, preparing, translated
 from holdfast.sinks.sql.repair import create_horizon, plan_repair, repair
 from holdfast.sinks.sql.row_tags import create_tombstone
@@ -79,6 +79,7 @@ class TableSink(ABC):
             repairs=True,
             audits=True,
             merges=True,
+            exclusive=self.key is not None,
             checks_owner=True,
             remembers_owner=True,
             probes=True,
@@ -119,7 +120,7 @@ class TableSink(ABC):
         with preparing(dialect, self.where), closing(dialect.connect("create")) as db:
             s = Session(dialect, db)
             dialect.begin_schema(db)
-            for create in (tags.create_progress, tags.create_undo, tags.create_owner):
+            for create in (tags.create_progress, tags.create_undo, tags.create_owner, tags.create_table_claims):
                 s.execute(create(dialect))
             if self.tags_rows:
                 s.execute(create_tombstone(dialect))
@@ -140,7 +141,12 @@ class TableSink(ABC):
     def holding(self, job_uuid: str, name: str) -> Holding:
         """See HeldSink.holding."""
         with translated(self.dialect, self.where), closing(self.dialect.connect("read")) as db:
-            return owners.holding(Session(self.dialect, db), job_uuid, name)
+            s = Session(self.dialect, db)
+            held, newest = owners.held(s, job_uuid, name), None
+            if s.has(tags.PROGRESS):
+                newest = tags.newest(s, job_uuid, name)
+            rival = claims.rival(s, self, (job_uuid, name)) if self.key is not None else None
+            return Holding(held, newest, rival)
 
     def immediate(self) -> ImmediateSink:
         """See IdempotentSink.immediate."""
@@ -148,9 +154,11 @@ class TableSink(ABC):
         return ImmediateTable(self)
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
-        """Refuse a table that this sink of this job has written immediately until now; see OwnedSink.check_owner."""
+        """See OwnedSink.check_owner. Refuse also what this sink of this job has written immediately until now."""
         if self.tags_rows:
             immediate.refuse_fenced(self, job_uuid, name)
+        with translated(self.dialect, self.where), closing(self.dialect.connect("read")) as db:
+            claims.refuse_namesake(Session(self.dialect, db), self, (job_uuid or "", name))
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
         """See RepairableSink.plan_repair."""
@@ -188,6 +196,7 @@ class TableSink(ABC):
         kind = s.dialect.kind_of(s.db, self.table)
         if kind is None:
             s.execute(create_table(self.where, s.dialect, self.table, schema, self.key))
+            claims.release(s, self)
         elif kind != "table":
             raise ConfigError(f"{self.where}: is a {kind}, not a table", next_step="choose another table name")
         else:
@@ -221,6 +230,7 @@ class ImmediateTable:
             secrets=self.table.traits.secrets,
             keyed=True,
             immediate=True,
+            exclusive=True,
             checks_owner=True,
             remembers_owner=True,
             probes=True,

@@ -3,7 +3,8 @@
 `holdfast_progress` has one row per writer: the tag of the last epoch whose output is in the target. `holdfast_undo` has
 one row per row that a delivery replaced, deleted or added, with what was there before, so that a rewind can put it
 back. `holdfast_horizon` has the tag of the newest delivery of a writer whose before-images were dropped.
-`holdfast_owner` has one row per sink: the driver that last took the target over (see owners.py).
+`holdfast_owner` has one row per sink: the driver that last took the target over (see owners.py). `holdfast_table` says
+which sinks write to a table (see claims.py).
 
 Advancing the tag is the first statement of the delivery transaction. It takes the row lock, and it changes one row
 only if (timeline, epoch) grows; otherwise the transaction is rolled back and the tag is read again. Where one
@@ -28,6 +29,8 @@ PROGRESS = "holdfast_progress"
 UNDO = "holdfast_undo"
 HORIZON = "holdfast_horizon"
 OWNER = "holdfast_owner"
+TABLE = "holdfast_table"
+FENCE = "holdfast_fence"
 
 UNDO_COLUMNS = ("job", "sink", "writer", "timeline", "epoch", "n", "key", "before")
 """The first five are a `TagRow`; `before` NULL means that there was no row."""
@@ -86,6 +89,18 @@ CREATE TABLE IF NOT EXISTS {dialect.own(OWNER)} (
     owner TEXT NOT NULL,
     generation BIGINT NOT NULL,
     PRIMARY KEY (job, sink)
+)"""
+
+
+def create_table_claims(dialect: Dialect) -> str:
+    """Return the statement that creates the table of the tables that sinks write, unless it exists."""
+    return f"""\
+CREATE TABLE IF NOT EXISTS {dialect.own(TABLE)} (
+    {dialect.quoted("table")} TEXT NOT NULL,
+    share TEXT NOT NULL,
+    job TEXT NOT NULL,
+    sink TEXT NOT NULL,
+    PRIMARY KEY ({dialect.quoted("table")}, share)
 )"""
 
 

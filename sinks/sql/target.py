@@ -39,7 +39,7 @@ from holdfast.sinks.contract import (
     no_fault,
 )
 from holdfast.sinks.owners import NEVER, Claim, check_continues
-from holdfast.sinks.sql import owners, tags
+from holdfast.sinks.sql import claims, owners, tags
 from holdfast.sinks.sql.added import add_rows
 from holdfast.sinks.sql.connection import WriterConnection
 from holdfast.sinks.sql.dialect import TemporaryTable
@@ -83,6 +83,7 @@ class SqlTarget:
                 s.rollback()
                 return self._refused(s, first, known)
             owners.take_over(s, self._where, self._job, self._writer.sink, self._claim, moved=self._writer)
+            claims.take(s, self._sink, self._where, (self._job, self._writer.sink), self._claim)
             self._fault("after_tag")
             for n, epoch in enumerate(epochs):
                 if n:
@@ -124,6 +125,7 @@ class SqlTarget:
 
     def _check_owner(self, s: Session, hold: bool = False) -> None:
         owners.check(s, self._where, self._job, self._writer.sink, self._claim, hold)
+        claims.check(s, self._sink, self._where, (self._job, self._writer.sink), self._claim, hold)
 
     def _moved(self, s: Session, first: Tag, last: Tag, known: Tag | None) -> bool:
         """Move the tag to the last, if it stands where the writer knows it, or else below the first."""

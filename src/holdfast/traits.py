@@ -98,6 +98,8 @@ class SinkTraits(Traits):
     come again after a failure."""
     merges: bool = False
     """Its targets take several epochs in one transaction: `deliver_together`."""
+    exclusive: bool = False
+    """Its target belongs to one sink of one job: two sinks with the same place are refused."""
     checks_owner: bool = False
     """It refuses a target that holds another job's output under its name: `check_owner`."""
     remembers_owner: bool = False

@@ -22,7 +22,7 @@ from kafka_topics import KafkaTopic
 from redis_server import RedisServer
 from sql_places import SqlPlace, delivery_of, place_of
 
-from holdfast.errors import Damaged, Fenced, Unavailable
+from holdfast.errors import ConfigError, Damaged, Fenced, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Rewinding
 from holdfast.sinks.delta.sink import Delta
@@ -34,7 +34,7 @@ from holdfast.sinks.kafka.sink import KafkaSink
 from holdfast.sinks.log import LogSink
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.memory_immediate import ImmediateTable
-from holdfast.sinks.owners import NEVER, Claim, Held
+from holdfast.sinks.owners import NEVER, Claim, Held, Rival
 from holdfast.sinks.redis.sink import Redis
 from holdfast.storage.log.log import LogReader
 from holdfast.storage.objects import LocalObjects
@@ -46,6 +46,8 @@ FIRST = Claim("first", Generation(1))
 SECOND = Claim("second", Generation(2), {"first": Tag(Timeline(1), Epoch(2))})
 COPY = Claim("copy", Generation(2), {"first": Tag(Timeline(1), Epoch(1))})
 """The owner of a root that was copied from FIRST's after epoch 1; SECOND continued with the original after epoch 2."""
+THEIRS, OTHER = "7a9b0f6e-0000-4000-8000-000000000002", Claim("other", Generation(1))
+"""Another job, and its driver."""
 
 
 def tag(epoch: int, timeline: int = 1) -> Tag:
@@ -156,6 +158,7 @@ def in_tables(table: FolderTable | FolderCatalog) -> World:
 
 
 TABLES = [f"{kind}{how}" for kind in ("sqlite", "other", "postgres") for how in ("", " keyed", " idempotent")]
+EXCLUSIVE = [kind for kind in TABLES if " " in kind]
 WITH_REPAIRS = ("memory", "memory keyed", *TABLES, "log", "files", "delta", "delta keyed", "iceberg", "iceberg keyed")
 SERVERS = [
     pytest.param(kind, marks=mark) for kind, mark in (("redis", pytest.mark.redis), ("kafka", pytest.mark.kafka))
@@ -185,6 +188,19 @@ def world_of(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     if kind.startswith("memory"):
         return in_memory(kind == "memory keyed")
     return in_table(place_of(kind, tmp_path, request), ("n",) if " " in kind else None, delivery_of(kind))
+
+
+class TestOwnersOfSeveralSinks:
+    @pytest.fixture(params=[*(kind for kind in (*WITH_REPAIRS, "http") if kind not in EXCLUSIVE), *SERVERS])
+    def world(self, request: pytest.FixtureRequest, tmp_path: Path) -> World:
+        """A target that takes rows of several sinks."""
+        return world_of(request, tmp_path)
+
+    def test_each_sink_of_a_target_has_its_own_owner(self, world: World) -> None:
+        world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
+        other = Writer("other", Subtask(0))
+        assert world.sink.open(JOB, other, COPY).deliver(tag(1), rows(2)) == Delivered(1)
+        assert world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(3)) == Delivered(1)
 
 
 class TestOwner:
@@ -254,12 +270,6 @@ class TestOwner:
             world.sink.open(JOB, RIGHT, COPY).deliver(tag(300), meanwhile(), NEVER)
         assert world.numbers() == [1, 2]
 
-    def test_each_sink_of_a_target_has_its_own_owner(self, world: World) -> None:
-        world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
-        other = Writer("other", Subtask(0))
-        assert world.sink.open(JOB, other, COPY).deliver(tag(1), rows(2)) == Delivered(1)
-        assert world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(3)) == Delivered(1)
-
     def test_a_target_without_an_owner_is_taken_over(self, world: World) -> None:
         """An earlier version wrote it."""
         world.sink.open(JOB, LEFT).deliver(tag(1), rows(1))
@@ -276,6 +286,187 @@ class TestOwner:
             return
         with pytest.raises(Fenced):
             copy.forget(tag(1))
+
+
+class TestTableWithAKey:
+    """It belongs to one sink of one job: a rewind of another one would undo its rows."""
+
+    @pytest.fixture(params=EXCLUSIVE)
+    def place(self, request: pytest.FixtureRequest, tmp_path: Path) -> SqlPlace:
+        return place_of(request.param, tmp_path, request)
+
+    @pytest.fixture
+    def world(self, request: pytest.FixtureRequest, place: SqlPlace) -> World:
+        kind = request.node.callspec.params["place"]
+        world = in_table(place, ("n",), delivery_of(kind))
+        world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
+        return world
+
+    @pytest.mark.parametrize(("job", "sink"), [(THEIRS, "out"), (THEIRS, "else"), (JOB, "else")])
+    def test_any_other_sink_is_refused_and_changes_nothing(self, world: World, job: str, sink: str) -> None:
+        other = world.sink.open(job, Writer(sink, Subtask(0)), OTHER)
+        whose = "this job" if job == JOB else f"another job, {JOB}"
+        for act in (other.delivered, lambda: other.deliver(tag(9), rows(9)), lambda: other.forget(tag(9))):
+            with pytest.raises(Fenced, match=f"belongs to sink 'out' of {whose}") as refused:
+                act()
+            assert refused.value.not_done == "nothing was written to the target"
+            assert "--adopt-targets" in refused.value.next_step
+        to = Rewinding(job, sink, tag(1, 2), (Writer(sink, Subtask(0)),), OTHER)
+        for repair in (world.sink.plan_repair, world.sink.repair):
+            with pytest.raises(Fenced, match="belongs to sink 'out'"):
+                repair(to, SCHEMA, None)
+        assert world.numbers() == [1] and world.sink.holding(job, sink).newest is None
+
+    def test_its_own_sink_continues(self, world: World) -> None:
+        assert world.sink.open(JOB, RIGHT, FIRST).deliver(tag(1), rows(2)) == Delivered(1)
+        assert world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(3)) == Delivered(1)
+        assert world.sink.holding(JOB, "out").rival is None
+
+    def test_a_start_sees_whose_it_is(self, world: World) -> None:
+        owner = Rival(JOB, "out", Held("first", Generation(1)))
+        assert world.sink.holding(THEIRS, "out").rival == world.sink.holding("", "out").rival == owner
+        assert world.sink.holding(JOB, "else").rival == owner
+
+    def test_a_sink_that_is_overtaken_before_its_transaction_changes_nothing(
+        self, world: World, place: SqlPlace
+    ) -> None:
+        place.ask("DELETE FROM holdfast_table")
+        place.ask("DELETE FROM holdfast_progress")
+
+        def meanwhile() -> Iterator[pa.RecordBatch]:
+            world.sink.open(JOB, RIGHT, FIRST).deliver(tag(2), rows(2))
+            yield from rows(9)
+
+        with pytest.raises(Fenced, match="belongs to sink 'out'"):
+            world.sink.open(THEIRS, LEFT, OTHER).deliver(tag(9), meanwhile())
+        assert world.numbers() == [1, 2] and world.sink.open(THEIRS, LEFT).delivered() is None
+
+    def test_a_user_moves_it_from_the_driver_that_had_it_then(self, world: World) -> None:
+        first = world.sink.open(JOB, LEFT, FIRST)
+        first.delivered()
+        moved = replace(OTHER, adopted=("first",))
+        assert world.sink.open(THEIRS, LEFT, moved).deliver(tag(9), rows(9)) == Delivered(1)
+        with pytest.raises(Fenced, match=f"belongs to sink 'out' of another job, {THEIRS}"):
+            first.deliver(tag(2), rows(2))
+        assert world.numbers() == [1, 9] and world.sink.holding(THEIRS, "out").rival is None
+        later = Rewinding(JOB, "out", tag(0, 2), (LEFT,), FIRST)
+        with pytest.raises(Fenced, match="belongs to sink 'out' of another job"):
+            world.sink.repair(later, SCHEMA, None)
+        assert world.numbers() == [1, 9]
+
+    def test_it_is_not_moved_from_a_driver_that_took_it_over_since(self, world: World) -> None:
+        world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2))
+        with pytest.raises(Fenced, match="belongs to sink 'out'"):
+            world.sink.open(THEIRS, LEFT, replace(OTHER, adopted=("first",))).deliver(tag(9), rows(9))
+        assert world.numbers() == [1, 2]
+
+    def test_a_table_that_was_dropped_belongs_to_the_first_that_delivers(self, world: World, place: SqlPlace) -> None:
+        place.ask("DROP TABLE t")
+        world.sink.prepare(SCHEMA, None)
+        assert world.sink.holding(THEIRS, "out").rival is None
+        world.sink.open(THEIRS, LEFT, OTHER).deliver(tag(1), rows(9))
+        with pytest.raises(Fenced, match=f"another job, {THEIRS}"):
+            world.sink.open(JOB, LEFT, FIRST).deliver(tag(2), rows(2))
+        assert world.numbers() == [9]
+
+    def test_a_look_at_a_missing_table_changes_no_claim(self, world: World, place: SqlPlace) -> None:
+        place.ask("DROP TABLE t")
+        world.sink.probe(SCHEMA, None)
+        assert place.ask("SELECT job, sink FROM holdfast_table") == [(JOB, "out")]
+
+    def test_a_sink_that_only_adds_rows_is_refused(self, world: World, place: SqlPlace) -> None:
+        added = place.sink("t", None)
+        with pytest.raises(ConfigError, match="belongs to sink 'out' of this job"):
+            added.check_owner(JOB, "else")
+        with pytest.raises(Fenced, match="belongs to sink 'out' of this job"):
+            added.open(JOB, Writer("else", Subtask(0)), FIRST).deliver(tag(2), rows(2))
+        assert world.numbers() == [1]
+
+    def test_in_a_target_of_an_earlier_version_a_sink_with_tags_continues(self, world: World, place: SqlPlace) -> None:
+        place.ask("DROP TABLE holdfast_table")
+        world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2))
+        assert place.ask("SELECT * FROM holdfast_table") == [(world.sink.dialect.folded("t"), "", JOB, "out")]
+        with pytest.raises(Fenced, match="belongs to sink 'out'"):
+            world.sink.open(THEIRS, LEFT, OTHER).deliver(tag(9), rows(9))
+        assert world.numbers() == [1, 2]
+
+    def test_in_a_target_of_an_earlier_version_a_sink_without_tags_is_refused(
+        self, world: World, place: SqlPlace
+    ) -> None:
+        place.ask("DROP TABLE holdfast_table")
+        unknown = Rival(JOB, "out", Held("first", Generation(1)), certain=False)
+        assert world.sink.holding(THEIRS, "out").rival == unknown
+        assert world.sink.holding(JOB, "out").rival is None
+        world.sink.prepare(SCHEMA, None)
+        assert world.sink.holding(THEIRS, "out").rival == unknown
+        place.ask("DELETE FROM t")
+        assert world.sink.holding(THEIRS, "out").rival is None
+
+    def test_a_restored_target_has_the_owner_of_its_rows(self, world: World) -> None:
+        restore = world.back_up()
+        world.sink.open(THEIRS, LEFT, replace(OTHER, adopted=("first",))).deliver(tag(9), rows(9))
+        restore()
+        assert world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2), tag(1)) == Delivered(1)
+        assert world.numbers() == [1, 2]
+
+
+class TestTableWithoutAKey:
+    """Several sinks may add rows to it, if their names differ."""
+
+    @pytest.fixture(params=["sqlite", "other", "postgres"])
+    def place(self, request: pytest.FixtureRequest, tmp_path: Path) -> SqlPlace:
+        return place_of(request.param, tmp_path, request)
+
+    @pytest.fixture
+    def world(self, place: SqlPlace) -> World:
+        world = in_table(place, None, "transactional")
+        world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
+        return world
+
+    @pytest.mark.parametrize("job", [JOB, THEIRS])
+    def test_a_rewind_of_one_sink_leaves_the_rows_of_others(self, world: World, job: str) -> None:
+        other = Writer("else", Subtask(0))
+        world.sink.check_owner(job, "else")
+        world.sink.open(job, other, OTHER).deliver(tag(1), rows(7))
+        world.sink.open(JOB, LEFT, FIRST).deliver(tag(2), rows(2))
+        world.sink.open(job, other, OTHER).deliver(tag(2), rows(8))
+        world.sink.repair(Rewinding(JOB, "out", tag(1, 2), (LEFT,), FIRST), SCHEMA, None)
+        assert world.numbers() == [1, 7, 8]
+        world.sink.check_owner(JOB, "out")
+
+    def test_a_sink_of_the_same_name_of_another_job_is_refused(self, world: World) -> None:
+        for job in (None, THEIRS):
+            with pytest.raises(ConfigError, match=f"holds rows of a sink 'out' of another job, {JOB}") as refused:
+                world.sink.check_owner(job, "out")
+            assert "give this sink another name" in refused.value.next_step
+        for claim in (OTHER, replace(OTHER, adopted=("first",))):
+            with pytest.raises(Fenced, match=f"belongs to sink 'out' of another job, {JOB}"):
+                world.sink.open(THEIRS, LEFT, claim).deliver(tag(1), rows(9))
+        assert world.numbers() == [1]
+
+    def test_other_tables_of_the_place_are_not_concerned(self, world: World, place: SqlPlace) -> None:
+        second = place.sink("second", ("n",))
+        second.prepare(SCHEMA, None)
+        assert second.holding(THEIRS, "out").rival is None
+        assert second.open(THEIRS, LEFT, OTHER).deliver(tag(1), rows(9)) == Delivered(1)
+
+    def test_a_sink_with_a_key_is_refused(self, place: SqlPlace) -> None:
+        keyed, added = place.sink("u", ("n",)), place.sink("u", None)
+        keyed.prepare(SCHEMA, None)
+        added.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
+        assert keyed.holding(JOB, "else").rival == Rival(JOB, "out", Held("first", Generation(1)))
+        with pytest.raises(Fenced, match="belongs to sink 'out' of this job"):
+            keyed.open(JOB, Writer("else", Subtask(0)), FIRST).deliver(tag(1), rows(9))
+        assert place.ask("SELECT n FROM u") == [(1,)]
+
+    def test_in_a_target_of_an_earlier_version_only_the_same_name_is_refused(
+        self, world: World, place: SqlPlace
+    ) -> None:
+        place.ask("DROP TABLE holdfast_table")
+        with pytest.raises(ConfigError, match=f"may hold rows of a sink 'out' of another job, {JOB}"):
+            world.sink.check_owner(THEIRS, "out")
+        world.sink.check_owner(THEIRS, "else")
+        world.sink.check_owner(JOB, "out")
 
 
 class TestRepair:
@@ -386,13 +577,13 @@ class ImmediateWorld:
         self.world = world
         self._opened: list[ImmediateTarget] = []
 
-    def open(self, claim: Claim, generation: int = 1) -> ImmediateTarget:
-        owner = Owner(JOB, "out", Generation(generation), Timeline(1), "code", claim)
+    def open(self, claim: Claim, generation: int = 1, job: str = JOB) -> ImmediateTarget:
+        owner = Owner(job, "out", Generation(generation), Timeline(1), "code", claim)
         self._opened.append(self.world.sink.immediate().open_immediate(owner))
         return self._opened[-1]
 
-    def fenced(self, claim: Claim, generation: int = 1) -> ImmediateTarget:
-        target = self.open(claim, generation)
+    def fenced(self, claim: Claim, generation: int = 1, job: str = JOB) -> ImmediateTarget:
+        target = self.open(claim, generation, job)
         target.fence({LEFT_PARTITION: 0})
         return target
 
@@ -460,3 +651,30 @@ class TestImmediateTarget:
         with pytest.raises((Damaged, Fenced)) as refused:
             target.write(LEFT_PARTITION, 1, rows(1))
         assert isinstance(refused.value, Damaged) and immediate.world.numbers() == []
+
+
+class TestImmediateTableOfAnotherSink:
+    @pytest.fixture(params=["sqlite", "other", "postgres"])
+    def immediate(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ImmediateWorld]:
+        world = in_table(place_of(request.param, tmp_path, request), ("n",), "idempotent")
+        world.sink.immediate().prepare(SCHEMA, None)
+        made = ImmediateWorld(world)
+        yield made
+        made.close()
+
+    def test_its_fence_is_refused(self, immediate: ImmediateWorld) -> None:
+        first = immediate.fenced(FIRST)
+        with pytest.raises(Fenced, match=f"belongs to sink 'out' of another job, {JOB}"):
+            immediate.fenced(OTHER, job=THEIRS)
+        first.write(LEFT_PARTITION, 1, rows(1))
+        assert immediate.world.numbers() == [1]
+
+    def test_a_table_that_is_moved_takes_no_more_writes(self, immediate: ImmediateWorld) -> None:
+        first = immediate.fenced(FIRST)
+        first.write(LEFT_PARTITION, 1, rows(1))
+        immediate.fenced(replace(OTHER, adopted=("first",)), job=THEIRS)
+        with pytest.raises(Fenced, match=f"belongs to sink 'out' of another job, {THEIRS}"):
+            first.write(LEFT_PARTITION, 2, rows(2))
+        with pytest.raises(Fenced, match=f"belongs to sink 'out' of another job, {THEIRS}"):
+            first.forget({LEFT_PARTITION: 1})
+        assert immediate.world.numbers() == [1]

@@ -15,14 +15,16 @@ import pyarrow as pa
 import pytest
 
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract import DELETE, OP, PUT
+from holdfast.sinks.contract import DELETE, OP, PUT, Delivered
 from holdfast.sinks.immediate import Origin, Owner
+from holdfast.sinks.owners import Claim, Held, Holding, Rival
 from holdfast.sinks.sqlite.sink import SQLite
 
 GOLDEN = Path(__file__).parent / "sql_tables.sql"
 GOLDEN_IDEMPOTENT = GOLDEN.with_name("sql_tables_idempotent.sql")
 GOLDEN_OWNER = GOLDEN.with_name("sql_tables_owner.sql")
-"""Added later: earlier versions leave this table alone."""
+GOLDEN_CLAIMS = GOLDEN.with_name("sql_tables_claims.sql")
+"""Added later: earlier versions leave these tables alone."""
 GOLDEN_AT_ONCE = GOLDEN.with_name("sql_tables_immediate.sql")
 
 SCHEMA = pa.schema(
@@ -43,8 +45,12 @@ def created(sink: SQLite) -> list[str]:
 
 
 def golden_of(path: Path) -> list[str]:
-    """Return the statements of a golden file and of the table of owners, sorted."""
-    return sorted(sql for file in (path, GOLDEN_OWNER) for sql in file.read_text().removesuffix(";\n").split(";\n\n"))
+    """Return the statements of a golden file and of the tables that were added later, sorted."""
+    return sorted(
+        sql
+        for file in (path, GOLDEN_OWNER, GOLDEN_CLAIMS)
+        for sql in file.read_text().removesuffix(";\n").split(";\n\n")
+    )
 
 
 def ask(sink: SQLite, sql: str) -> list[Any]:
@@ -98,3 +104,41 @@ class TestTablesInASqlTarget:
         assert ask(sink, "SELECT * FROM holdfast_tombstone") == [
             ("hot", '{"auction":2,"window_end":"2026-01-31T09:30:00.000000Z"}', tag, "out", 3)
         ]
+
+    def test_claims_have_the_form_of_earlier_versions(self, tmp_path: Path) -> None:
+        for table, key in (("Hot", KEY), ("Added", None)):
+            sink = SQLite(tmp_path / "out.db", table, key)
+            sink.prepare(SCHEMA, KEY if key else None)
+            with closing(sink.open(JOB, Writer("out", Subtask(0)), Claim("driver", Generation(1)))) as target:
+                target.deliver(Tag(Timeline(1), Epoch(1 if key else 2)), [])
+        assert ask(sink, "SELECT * FROM holdfast_table ORDER BY 1, 2") == [
+            ("added", "", "", ""),
+            ("added", "out", JOB, "out"),
+            ("hot", "", JOB, "out"),
+        ]
+
+
+class TestTargetOfAnEarlierVersion:
+    """Its golden tables, with a row and a tag, before owners and claims were noted."""
+
+    @pytest.fixture
+    def sink(self, tmp_path: Path) -> SQLite:
+        with closing(sqlite3.connect(tmp_path / "out.db")) as db, db:
+            db.executescript(GOLDEN.read_text())
+            db.execute("INSERT INTO hot VALUES (1, '2026-01-31T09:30:00.000000Z', 0.5, x'')")
+            db.execute("INSERT INTO holdfast_progress VALUES (?, 'out', 0, 1, 7)", [JOB])
+        sink = SQLite(tmp_path / "out.db", "hot", KEY)
+        sink.prepare(SCHEMA, KEY)
+        return sink
+
+    def test_its_job_continues_and_owns_the_table(self, sink: SQLite) -> None:
+        assert sink.holding(JOB, "out") == Holding(None, Tag(Timeline(1), Epoch(7)))
+        with closing(sink.open(JOB, Writer("out", Subtask(0)), Claim("driver", Generation(2)))) as target:
+            assert target.deliver(Tag(Timeline(1), Epoch(8)), []) == Delivered(0)
+        assert ask(sink, "SELECT * FROM holdfast_table") == [("hot", "", JOB, "out")]
+
+    def test_another_job_is_refused_until_then_and_afterwards(self, sink: SQLite) -> None:
+        assert sink.holding("another", "out").rival == Rival(JOB, "out", None, certain=False)
+        self.test_its_job_continues_and_owns_the_table(sink)
+        owner = Held("driver", Generation(2))
+        assert sink.holding("another", "out").rival == Rival(JOB, "out", owner)

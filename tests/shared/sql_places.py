@@ -40,7 +40,7 @@ class FilePlace:
         return self.made(self.path, table, key, delivery)
 
     def ask(self, sql: str) -> list[tuple[Any, ...]]:
-        with closing(sqlite3.connect(os.fspath(self.path))) as db:
+        with closing(sqlite3.connect(os.fspath(self.path))) as db, db:
             return db.execute(sql).fetchall()
 
     def back_up(self) -> Callable[[], None]:

@@ -1,8 +1,9 @@
 """What `holdfast doctor JOB.py` checks of a job: its secrets, and every source and sink, as a start would find them.
 
 Each source is opened, and each target is looked at through the sink's `probe`, which creates and changes nothing. Of a
-sink without the trait only the plan is checked. Where a source removes old records by itself, the last checkpoint of
-the job is compared with what it removes soon; of a job that runs, the driver's own findings are repeated.
+sink without the trait only the plan is checked. A target that belongs to another sink is reported. Where a source
+removes old records by itself, the last checkpoint of the job is compared with what it removes soon; of a job that runs,
+the driver's own findings are repeated.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from holdfast.runtime.cli.start.doctor_cluster import Check
 from holdfast.runtime.cli.start.jobfile import load
 from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.execution.admission import at_a_start, missing_secrets
+from holdfast.runtime.execution.holdings import read_holdings, refuse_rivals
 from holdfast.runtime.execution.results import with_places
 from holdfast.runtime.job.live import Problem, understood
 from holdfast.runtime.job.status import RECORDS_AT_RISK, STALE_AFTER_MS, records_at_risk
@@ -61,7 +63,9 @@ def job(file: str, app: str | None, root: str | None, master: str | None) -> Ite
         if settings.loss_alarm_ms and source.source.traits.removes_old:
             yield from _kept(source, join(settings.root, plan.app), settings.loss_alarm_ms / 1000)
     for sink in outputs_of(plan):
-        yield _tried(f"sink {sink.name}", sink.sink.where, partial(_sink, sink))
+        yield _tried(
+            f"sink {sink.name}", sink.sink.where, partial(_sink, sink, plan.app, join(settings.root, plan.app))
+        )
 
 
 def _tried(name: str, where: str, look: Callable[[], str]) -> Check:
@@ -135,8 +139,12 @@ def _capture(name: str, of: Captured) -> Iterator[Check]:
         yield Check(name, "ok", found)
 
 
-def _sink(spec: SinkSpec) -> str:
-    if (sink := probing(spec.sink)) is not None:
-        return sink.probe(spec.schema, spec.upsert_key)
-    spec.sink.check(spec.schema, spec.upsert_key)
-    return "takes the stream"
+def _sink(spec: SinkSpec, name: str, folder: str) -> str:
+    if (sink := probing(spec.sink)) is None:
+        spec.sink.check(spec.schema, spec.upsert_key)
+        return "takes the stream"
+    found = sink.probe(spec.schema, spec.upsert_key)
+    if spec.sink.traits.exclusive:
+        log = Repository(open_objects(folder, writable=False)).read_log()
+        refuse_rivals(name, log, [spec], read_holdings(log, [spec]))
+    return found

@@ -120,7 +120,8 @@ def add_adopt(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="take over the target of this sink from a run that is not in the job's log: a run of a copy of the "
-        "job's folder, or of the folder before it was restored; may be given several times",
+        "job's folder, or of the folder before it was restored; or a table from another sink to which it belongs; may "
+        "be given several times",
     )
 
 

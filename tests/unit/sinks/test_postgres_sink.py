@@ -21,11 +21,12 @@ import pytest
 from postgres_server import GUARDED, PASSWORD, READER, PostgresPlace, PostgresServer
 
 import holdfast as hf
-from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Unavailable
-from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
+from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, NotAdmitted, Unavailable
+from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.secrets import Secret
 from holdfast.sinks.audited import AuditQuery
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, FaultPoint
+from holdfast.sinks.owners import Claim
 from holdfast.sinks.postgres.errors import meaning_of
 from holdfast.sinks.postgres.sink import Postgres
 from holdfast.sinks.sql import audit
@@ -377,6 +378,31 @@ class TestAtTheSameTime:
             started[0].result()
         assert deliver(sink, 1, (1, "ann")) == AlreadyDelivered(tag(1))
         assert place.ask('SELECT users."user", name FROM users') == [(1, "ann")]
+
+    def test_of_two_first_deliveries_one_gets_the_table(self, place: PostgresPlace, others: ThreadPoolExecutor) -> None:
+        sink = place.sink("users", ("user",))
+        sink.prepare(SCHEMA, ("user",))
+        started: list[Future[object]] = []
+
+        def second() -> object:
+            with closing(sink.open("another", LEFT, Claim("second", Generation(1)))) as target:
+                return target.deliver(tag(1), [batch((2, "bea"))])
+
+        def while_the_claim_is_not_committed(point: FaultPoint) -> None:
+            if point == "after_tag":
+                started.append(others.submit(second))
+                while not place.ask("SELECT 1 FROM pg_locks WHERE NOT granted") and not started[0].done():
+                    """Wait until the second one waits."""
+
+        claim = Claim("first", Generation(1))
+        with closing(SqlTarget(sink, JOB, LEFT, while_the_claim_is_not_committed, claim)) as first:
+            assert first.deliver(tag(1), [batch((1, "ann"))]) == Delivered(1)
+        with pytest.raises(Unavailable):
+            started[0].result()
+        with pytest.raises(Fenced, match="belongs to sink 'out' of another job"):
+            second()
+        assert place.ask('SELECT users."user", name FROM users') == [(1, "ann")]
+        assert place.ask("SELECT job FROM holdfast_progress") == [(JOB,)]
 
     def test_an_audit_shows_one_moment_although_writers_continue(self, place: PostgresPlace) -> None:
         """Numbers of rows are drawn before the commit: rows that come later may have lower ones than those read."""

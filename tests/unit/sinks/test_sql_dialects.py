@@ -78,8 +78,9 @@ class TestTheDeliveryTransaction:
             target.forget(tag(1))
             for _ in range(2):
                 del db.seen[: db.seen.index("BEGIN WRITE") + 1]
-                [held] = [s for s in db.seen[: db.seen.index("COMMIT")] if HOLD in s]
-                assert held.startswith("SELECT owner, generation FROM")
+                owner, table = [s for s in db.seen[: db.seen.index("COMMIT")] if HOLD in s]
+                assert owner.startswith("SELECT owner, generation FROM")
+                assert table.startswith("SELECT share, job, sink FROM")
 
 
 class TestDialect:

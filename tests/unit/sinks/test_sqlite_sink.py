@@ -144,6 +144,7 @@ class TestPrepare:
             ("holdfast_horizon",),
             ("holdfast_owner",),
             ("holdfast_progress",),
+            ("holdfast_table",),
             ("holdfast_undo",),
             ("users",),
         ]

@@ -10,10 +10,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.cli.start import doctor
 from holdfast.runtime.cli.start.doctor_cluster import Check
 from holdfast.runtime.cli.start.doctor_job import job
+from holdfast.sinks.owners import Claim
+from holdfast.sinks.sqlite.sink import SQLite
 from holdfast.storage.log.log import create_log
 from holdfast.storage.objects import LocalObjects
 
@@ -78,6 +81,16 @@ class TestJob:
             db.commit()
         table = checks(file)["sink table"]
         assert (table.state, table.exit_status) == ("fail", 2) and "'n' is missing" in table.found
+
+    def test_a_table_of_another_sink_is_reported(self, file: Path, tmp_path: Path) -> None:
+        table = SQLite(tmp_path / "out.db", "t", ["k"])
+        table.prepare(ROWS, ("k",))
+        with closing(table.open("another", Writer("there", Subtask(0)), Claim("driver", Generation(1)))) as target:
+            target.deliver(Tag(Timeline(1), Epoch(1)), [])
+        found = checks(file)["sink table"]
+        assert (found.state, found.exit_status) == ("fail", 2)
+        assert "belongs to sink 'there' of another job, another" in found.found
+        assert found.next is not None and "--adopt-targets" in found.next
 
     def test_a_source_that_does_not_exist_fails(self, file: Path, tmp_path: Path) -> None:
         (tmp_path / "rows").rename(tmp_path / "elsewhere")

@@ -1,0 +1,182 @@
+"""Whole jobs that would write one table: the second one is refused, until a user moves the table to it.
+
+Source: PROTOCOL P1, P17; docs/design/0104-tables-with-one-owner.md.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import holdfast as hf
+from holdfast.runtime.execution.holdings import adopted_from, read_holdings
+from holdfast.runtime.testing.cluster import Cluster
+from tests.unit.runtime.test_owned_targets import Said, Site, outcome
+
+KEYED = ["sqlite keyed", "sqlite idempotent", "sqlite immediate"]
+
+
+class Jobs(Site):
+    """Jobs of several names and roots, which write the same table."""
+
+    name, sink = "words", "copy"
+
+    def app(self, root: str) -> hf.App:
+        app = hf.App(self.name, root=str(self.folder / root))
+        rows = app.source("rows", hf.Log(self.folder / "input", Said, key=self._key))
+        delivery = "transactional" if self.kind in ("sqlite", "sqlite keyed") else "idempotent"
+        key = None if self.kind == "sqlite" else ["n"]
+        rows.sink(self.sink, hf.SQLite(self.folder / "out.db", "copy", key, delivery=delivery))
+        return app
+
+    def start_unchecked(self, root: str) -> Cluster:
+        """Start as if the target were unreachable when the start compares owners."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("holdfast.runtime.execution.prepare.check_first_targets", lambda *_args: ())
+            return self.start(root)
+
+    def owners(self) -> list[tuple[str, str]]:
+        with closing(sqlite3.connect(self.folder / "out.db")) as db:
+            return db.execute("SELECT share, sink FROM holdfast_table ORDER BY share").fetchall()
+
+
+@pytest.fixture(params=KEYED)
+def keyed(request: pytest.FixtureRequest, tmp_path: Path) -> Jobs:
+    return Jobs(tmp_path, request.param)
+
+
+@pytest.fixture
+def added(tmp_path: Path) -> Jobs:
+    return Jobs(tmp_path, "sqlite")
+
+
+class TestTableWithAKey:
+    def test_a_second_job_is_refused_at_its_start(self, keyed: Jobs) -> None:
+        first = keyed.start()
+        keyed.say(first)
+        keyed.name = "others"
+        with pytest.raises(hf.ConfigError, match="belongs to sink 'copy' of another job") as refused:
+            keyed.prepare("elsewhere")
+        assert refused.value.not_done == "the job was not started; state and output are untouched"
+        assert "--adopt-targets" in refused.value.next_step and refused.value.exit_status == 2
+        keyed.say(first)
+        assert first.driver.outcome is None and keyed.numbers() == list(range(6))
+
+    def test_a_job_that_was_deleted_and_recreated_is_refused(self, keyed: Jobs) -> None:
+        keyed.say(keyed.start())
+        shutil.rmtree(keyed.folder / "root")
+        with pytest.raises(hf.ConfigError, match="belongs to sink 'copy' of another job"):
+            keyed.prepare()
+
+    def test_a_second_job_that_could_not_compare_is_refused_by_its_first_delivery(self, keyed: Jobs) -> None:
+        keyed.say(keyed.start())
+        keyed.name = "others"
+        second = keyed.start_unchecked("elsewhere")
+        keyed.say(second)
+        how, kind, what = outcome(second)
+        assert (how, kind) == ("failed", "fenced") and "belongs to sink 'copy' of another job" in what
+        assert keyed.numbers() == [0, 1, 2]
+
+    def test_a_second_job_takes_it_if_the_user_says_so_and_the_first_one_stops(self, keyed: Jobs) -> None:
+        first = keyed.start()
+        keyed.say(first)
+        keyed.name = "others"
+        second = keyed.start("elsewhere", adopt=["copy"])
+        keyed.say(second)
+        keyed.say(first)
+        how, kind, what = outcome(first)
+        assert (how, kind) == ("failed", "fenced") and "belongs to sink 'copy' of another job" in what
+        keyed.say(second)
+        assert second.driver.outcome is None and keyed.numbers() == list(range(12))
+        keyed.name = "words"
+        with pytest.raises(hf.ConfigError, match="belongs to sink 'copy' of another job"):
+            keyed.prepare()
+
+    def test_a_sink_of_another_name_is_refused_too(self, keyed: Jobs) -> None:
+        keyed.say(keyed.start())
+        keyed.name, keyed.sink = "others", "renamed"
+        with pytest.raises(hf.ConfigError, match="belongs to sink 'copy' of another job"):
+            keyed.prepare("elsewhere")
+        keyed.say(keyed.start("elsewhere", adopt=["renamed"]))
+        assert keyed.owners() == [("", "renamed")]
+
+    def test_a_table_that_was_dropped_is_free(self, keyed: Jobs) -> None:
+        keyed.say(keyed.start())
+        with closing(sqlite3.connect(keyed.folder / "out.db")) as db:
+            db.execute("DROP TABLE copy")
+        keyed.name = "others"
+        keyed.say(keyed.start("elsewhere"))
+        assert keyed.numbers() == list(range(6))
+
+    @pytest.mark.parametrize("kind", ["sqlite keyed", "sqlite idempotent"])
+    def test_a_rewind_keeps_it(self, tmp_path: Path, kind: str) -> None:
+        keyed = Jobs(tmp_path, kind)
+        keyed.say(keyed.start())
+        keyed.rewind()
+        keyed.say(keyed.start())
+        assert keyed.owners() == [("", "copy")] and keyed.numbers() == list(range(6))
+
+    def test_a_rewind_moves_it_back_if_the_user_says_so(self, tmp_path: Path) -> None:
+        keyed = Jobs(tmp_path, "sqlite keyed")
+        first = keyed.start()
+        keyed.say(first)
+        keyed.name = "others"
+        second = keyed.start("elsewhere", adopt=["copy"])
+        keyed.say(second)
+        keyed.name = "words"
+        job, plan, _ = keyed.prepare_for_rewind()
+        holdings = read_holdings(job, plan.sinks)
+        assert holdings["copy"].rival is not None
+        assert adopted_from(job, plan.sinks, holdings, ["copy"]) != ()
+        keyed.rewind()
+        keyed.say(second)
+        how, kind, _what = outcome(second)
+        assert (how, kind) == ("failed", "fenced")
+        keyed.say(keyed.start())
+        assert keyed.numbers() == list(range(12))
+
+
+class TestTableWithoutAKey:
+    def test_jobs_share_it_if_their_sinks_have_different_names(self, added: Jobs) -> None:
+        first = added.start()
+        added.say(first)
+        added.name, added.sink = "others", "more"
+        second = added.start("elsewhere")
+        added.say(second)
+        added.say(first, 0)
+        assert added.numbers() == sorted([*range(6), *range(6)])
+        assert added.owners() == [("", ""), ("copy", "copy"), ("more", "more")]
+
+    def test_a_job_that_was_deleted_and_recreated_is_refused(self, added: Jobs) -> None:
+        added.say(added.start())
+        shutil.rmtree(added.folder / "root")
+        with pytest.raises(hf.ConfigError, match="holds rows of a sink 'copy' of another job"):
+            added.prepare()
+        assert added.numbers() == [0, 1, 2]
+
+
+class TestPlan:
+    def test_two_sinks_with_one_table_are_refused_if_one_has_a_key(self, tmp_path: Path) -> None:
+        for keys in ((["n"], ["n"]), (["n"], None), (None, ["n"])):
+            app = hf.App("words", root=str(tmp_path / "root"))
+            rows = app.source("rows", hf.Generator(Said, one))
+            for name, key in zip(("left", "right"), keys, strict=True):
+                rows.sink(name, hf.SQLite(tmp_path / "out.db", "both", key))
+            with pytest.raises(hf.ConfigError, match="sinks 'left' and 'right' write to SQLite") as refused:
+                app.plan()
+            assert refused.value.not_done == "the job was not planned"
+
+    def test_two_sinks_with_one_table_without_a_key_are_planned(self, tmp_path: Path) -> None:
+        app = hf.App("words", root=str(tmp_path / "root"))
+        rows = app.source("rows", hf.Generator(Said, one))
+        for name in ("left", "right"):
+            rows.sink(name, hf.SQLite(tmp_path / "out.db", "both"))
+        assert len(app.plan().sinks) == 2
+
+
+def one(number: int) -> Said:
+    return Said(number, "a")
