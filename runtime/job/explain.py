@@ -246,7 +246,7 @@ def _event_time(shown: Status) -> Iterator[Finding]:
         silent = "" if row.idle_ms is None else f" and has had no records for {_span(row.idle_ms)}"
         yield Finding(
             "event_time_held",
-            f"event time of source {row.name} {at}: partition {row.partition} holds it back{silent}; another "
+            f"event time of source {row.name} {at}: partition {row.shown} holds it back{silent}; another "
             f"partition is at {_moment(furthest)}",
             "windows close when this partition gets newer records. Without --once, a partition that gets none for "
             "idle_after (app.source(..., idle_after=)) holds nothing back while others have records",

@@ -88,6 +88,13 @@ class SourceRow(msgspec.Struct, frozen=True):
     holds_time: bool | None = None
     lost: int | None = None
     """Offsets that the source had removed before they were read, in the whole history of the job."""
+    called: str | None = None
+    """What the source's system calls the partition, where the number is one of the source's own."""
+
+    @property
+    def shown(self) -> str:
+        """Return the partition as text for people shows it."""
+        return str(self.partition) if self.called is None else f"{self.partition} ({self.called})"
 
     @property
     def place(self) -> tuple[str, int]:

@@ -307,9 +307,10 @@ def records_at_risk(risks: Mapping[tuple[str, int], Risk], within_s: float) -> l
 
 
 def with_oldest(shown: Status, kept: Mapping[tuple[str, int], Kept]) -> Status:
-    """Add the lowest offsets that can still be read, as far as known."""
+    """Add the lowest offsets that can still be read, and what partitions are called, as far as known."""
     rows = (
-        row if row.place not in kept else replace(row, oldest_offset=kept[row.place].first) for row in shown.sources
+        replace(row, oldest_offset=found.first, called=found.called) if (found := kept.get(row.place)) else row
+        for row in shown.sources
     )
     return replace(shown, sources=tuple(rows))
 

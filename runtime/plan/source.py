@@ -156,12 +156,25 @@ class Kept:
         by_age: Records before this offset are removed for their age within the time that was asked about; None: none
             are, or it is not known.
         by_size: The oldest records are removed as new ones arrive.
+        called: What its system calls the partition, where the number is one of the source's own.
     """
 
     first: int
     end: int
     by_age: int | None = None
     by_size: bool = False
+    called: str | None = None
+
+
+class FindingSource(Source, Protocol):
+    """With the trait `finds`: it reads what it finds, such as all topics that match a pattern."""
+
+    def would_read(self, target: Mapping[str, str]) -> bool:
+        """Return whether it finds what a sink writes.
+
+        Args:
+            target: `SinkTraits.place`.
+        """
 
 
 class RemovingSource(OpenSource, Protocol):
@@ -267,6 +280,11 @@ def telling(source: Source, opened: OpenSource) -> TellingSource | None:
 def removing(opened: OpenSource) -> RemovingSource:
     """Return the open source of one with the trait `removes_old`."""
     return cast(RemovingSource, opened)
+
+
+def reads_again(source: Source, target: Mapping[str, str]) -> bool:
+    """Return whether a source with the trait `finds` reads what is written to a target; False for others."""
+    return source.traits.finds and cast(FindingSource, source).would_read(target)
 
 
 def in_folder(source: Source, folder: str) -> Source:

@@ -4,6 +4,7 @@ Invariants
     - A request is sent once per call. Redirects are not followed, certificates are verified.
     - No value of this module holds a secret longer than a request; no message shows one.
     - Nothing is sent before the time that a receiver asked for by Retry-After.
+    - The status of a reply decides, whatever happens to its body: that breaks off, does not end, or cannot be decoded.
 
 Source: docs/design/0100-http-sink.md.
 """
@@ -11,15 +12,17 @@ Source: docs/design/0100-http-sink.md.
 from __future__ import annotations
 
 import re
+import socket
+import ssl
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import urllib3
 
-from holdfast.errors import ConfigError, HoldfastError, Unavailable
+from holdfast.errors import ConfigError, HoldfastError, NotAdmitted, Unavailable
 from holdfast.secrets import SHOWN, Secret
 from holdfast.sinks.http.place import KEY_HEADER, TYPE_HEADER, HttpPlace, is_value
 from holdfast.sinks.http.replies import REPLY_SHOWN_MAX, problem_of, wait_of
@@ -27,6 +30,8 @@ from holdfast.sinks.http.requests import Request, signature_of
 
 REPLY_BYTES_MAX = 64 * 1024
 """How much of a reply is read; more ends the connection, which changes nothing else."""
+PART_MIN = 8
+"""How long a part of a secret, such as the token behind "Bearer", is at least to be hidden also where it is alone."""
 _OBJECT = re.compile(r"<[^<>]*>:? ?|[A-Za-z]*Connection\([^()]*\):? ?")
 
 
@@ -57,12 +62,10 @@ class HttpClient:
             response = self._opened().request(
                 "POST", self._place.url, body=request.body, headers=headers, preload_content=False, redirect=False
             )
-            with response:
-                data = response.read(REPLY_BYTES_MAX)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             self.close()
             raise self._unreachable(error) from None
-        reply = self._without_secrets(data.decode(errors="replace"))
+        reply = self._without_secrets(self._beginning(response))
         if (problem := problem_of(self._place.where, response.status, reply)) is None:
             return
         if isinstance(problem, Unavailable):
@@ -73,7 +76,7 @@ class HttpClient:
         """Open a connection and close it; send nothing. Raises Unavailable."""
         parts, wait = urlsplit(self._place.url), urllib3.Timeout(self._place.timeout_s).connect_timeout
         if parts.scheme == "https":
-            secured = {"cert_reqs": "CERT_REQUIRED", "ca_certs": self._place.ca}
+            secured = {"ssl_context": self._trusting()}
             connection = urllib3.connection.HTTPSConnection(parts.hostname, parts.port, timeout=wait, **secured)
         else:
             connection = urllib3.connection.HTTPConnection(parts.hostname, parts.port, timeout=wait)
@@ -93,14 +96,41 @@ class HttpClient:
     def _opened(self) -> Any:
         if self._pool is None:
             place = self._place
-            verified = {} if place.ca is None else {"ca_certs": place.ca}
+            verified = {"ssl_context": self._trusting()} if urlsplit(place.url).scheme == "https" else {}
             timeout = urllib3.Timeout(connect=place.timeout_s, read=place.timeout_s)
             self._pool = urllib3.PoolManager(num_pools=1, maxsize=1, retries=False, timeout=timeout, **verified)
         return self._pool
 
+    def _trusting(self) -> ssl.SSLContext:
+        """Return what verifies certificates. Raises NotAdmitted: the file of authorities cannot be read."""
+        try:
+            return ssl.create_default_context(cafile=self._place.ca)
+        except OSError as error:
+            raise NotAdmitted(
+                f"{self._place.where}: the certificates of ca={self._place.ca!r} cannot be read on "
+                f"{socket.gethostname()}: {error.strerror or error}",
+                not_done="no connection was opened",
+                next_step="put the file there, in PEM, on this host and on every other one; the next attempt reads it",
+            ) from None
+
+    def _beginning(self, response: Any) -> str:
+        """Return the beginning of a reply, as far as it arrives in time; a whole one keeps the connection open."""
+        data, until = b"", time.monotonic() + self._place.timeout_s
+        try:
+            with response:
+                while len(data) < REPLY_BYTES_MAX and time.monotonic() <= until:
+                    if not (more := response.read1(REPLY_BYTES_MAX - len(data))):
+                        break
+                    data += more
+        except (urllib3.exceptions.HTTPError, OSError):
+            self.close()
+        return data.decode(errors="replace")
+
     def _headers(self, request: Request) -> dict[str, str]:
         place = self._place
-        headers = {"User-Agent": "holdfast", TYPE_HEADER: "application/json", KEY_HEADER: request.key}
+        headers = {TYPE_HEADER: "application/json", KEY_HEADER: request.key}
+        if not any(name.lower() == "user-agent" for name, _ in place.headers):
+            headers["User-Agent"] = "holdfast"
         for name, value in place.headers:
             headers[name] = self._value(name, value) if isinstance(value, Secret) else value
         if place.signed is not None and place.secret is not None:
@@ -118,6 +148,14 @@ class HttpClient:
         return text
 
     def _unreachable(self, error: Exception) -> Unavailable:
+        cause = error.args[0] if isinstance(error, urllib3.exceptions.SSLError) and error.args else error
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return Unavailable(
+                f"{self._place.where}: the receiver's certificate is refused: {cause.verify_message}",
+                not_done="nothing was sent to it",
+                next_step="give the certificate of the authority that signed it in ca=, or correct the certificate or "
+                "the name in the URL; delivery retries",
+            )
         why = self._without_secrets(_OBJECT.sub("", str(error)))[:REPLY_SHOWN_MAX]
         return Unavailable(
             f"{self._place.where} is unreachable: {why}",
@@ -126,12 +164,19 @@ class HttpClient:
         )
 
     def _without_secrets(self, text: str) -> str:
-        for value in self._values():
-            text = text.replace(value, SHOWN)
+        """Return a text without secrets, and without parts of them, as an answer may repeat a token alone."""
         query = urlsplit(self._place.url).query
-        return text.replace(query, SHOWN) if query else text
+        parts = [part for value in self._values() for part in (value, *_long(value.split()))]
+        parts += [query, *_long(value for _, value in parse_qsl(query))] if query else []
+        for part in sorted(parts, key=len, reverse=True):
+            text = text.replace(part, SHOWN)
+        return text
 
     def _values(self) -> Iterable[str]:
         for each in self._place.secrets:
             with suppress(HoldfastError):  # it cannot be read any more; the next request reports that
                 yield each.value()
+
+
+def _long(parts: Iterable[str]) -> list[str]:
+    return [part for part in parts if len(part) >= PART_MIN]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from holdfast.errors import ConfigError
@@ -21,6 +21,7 @@ _OWN = frozenset({"connection", "content-length", "content-type", "host", "idemp
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _VALUE = re.compile(r"[\x21-\x7e](?:[\t\x20-\x7e]*[\x21-\x7e])?")
 _URL = re.compile(r"[\x21-\x7e]+")
+_SECRET = re.compile(r"authorization|cookie|credential|password|secret|token|api-?key", re.IGNORECASE)
 _HMAC = "hmac-sha256:"
 Value = str | Secret
 
@@ -38,7 +39,7 @@ class HttpPlace:
         ca: A file with the certificates of the authorities that sign the server's; None: those of the system.
     """
 
-    url: str
+    url: str = field(repr=False)
     headers: tuple[tuple[str, Value], ...] = ()
     signed: str | None = None
     secret: Secret | None = None
@@ -83,6 +84,9 @@ def place_of(
     given = tuple((headers or {}).items())
     for name, value in given:
         _check_header(name, value, signed)
+    names = [name.lower() for name, _ in given]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise refused(f"headers names {twice[0]!r} twice", "give each header once; upper and lower case are the same")
     return HttpPlace(url, given, signed, secret, float(timeout_s), ca)
 
 
@@ -125,4 +129,10 @@ def _check_header(name: str, value: object, signed: str | None) -> None:
         raise refused(
             f"the value of the header {name!r} is not text that a header can hold; it is not repeated here",
             'give printable text, or hf.secret("env:NAME")',
+        )
+    if isinstance(value, str) and _SECRET.search(name):
+        raise refused(
+            f"the header {name!r} holds a secret, which a plan or a pickled job would expose; it is not repeated here",
+            f'give a reference: headers={{"{name}": hf.secret("env:NAME")}}; then change this secret, as it stands in '
+            "the code",
         )

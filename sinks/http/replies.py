@@ -63,15 +63,18 @@ def wait_of(retry_after: str | None, now_s: float) -> float:
         return min(float(text), RETRY_AFTER_MAX_S)
     try:
         at = parsedate_to_datetime(text)
-    except ValueError:
+        at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+        left_s = (at - datetime.fromtimestamp(now_s, UTC)).total_seconds()
+    except (ValueError, OverflowError):
         return 0.0
-    at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-    return min(max(0.0, (at - datetime.fromtimestamp(now_s, UTC)).total_seconds()), RETRY_AFTER_MAX_S)
+    return min(max(0.0, left_s), RETRY_AFTER_MAX_S)
 
 
 def _advice(status: int) -> str:
     if status < 400:
         return "give the URL to which the receiver redirects; a POST does not follow"
+    if status == 413:
+        return "let the receiver take larger requests, or lower batch_rows, and start the job again"
     if status == 422:
         return (
             "look at the receiver: it does not take the rows, or it knows the key with another body, so an earlier "

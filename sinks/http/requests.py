@@ -8,6 +8,7 @@ take rows of a copied job folder, or of a changed `batch_rows`, for a repetition
 Invariants
     - The same output gives the same bodies and keys, byte for byte.
     - Two requests with one key have one body.
+    - An epoch is never held as a whole: what is held at a time is bounded.
 
 Pure: no clock, thread or I/O. Source: docs/design/0100-http-sink.md.
 """
@@ -25,23 +26,46 @@ import pyarrow as pa
 from holdfast.model import Tag, Writer
 from holdfast.sinks.json_rows import objects
 
+PIECE_REQUESTS = 100
+PIECE_BYTES = 4 * 1024 * 1024
+_ENCODED_ROWS = 10_000
 _KEY_VERSION = 1
 
 
 @dataclass(frozen=True)
 class Request:
-    """A POST request."""
+    """A POST request, with so many rows."""
 
     key: str
     body: bytes
+    rows: int
 
 
 def requests_of(
     job_uuid: str, writer: Writer, tag: Tag, batches: Iterable[pa.RecordBatch], batch_rows: int
-) -> tuple[int, list[Request]]:
-    """Return how many rows an epoch has, and its requests in order."""
-    rows = [row for batch in batches for row in objects(batch, batch.schema.names)]
-    return len(rows), list(_requests(job_uuid, writer, tag, rows, batch_rows))
+) -> Iterator[Request]:
+    """Yield the requests of an epoch in order. Batches are read as they are needed."""
+    first, rows = 0, list[bytes]()
+    for row in _objects(batches):
+        rows.append(row)
+        if len(rows) == batch_rows:
+            yield _request(job_uuid, writer, tag, first, rows, batch_rows)
+            first, rows = first + batch_rows, []
+    if rows:
+        yield _request(job_uuid, writer, tag, first, rows, batch_rows)
+
+
+def in_pieces(requests: Iterable[Request]) -> Iterator[list[Request]]:
+    """Yield requests in pieces, each limited in bytes and in requests."""
+    piece, size = list[Request](), 0
+    for request in requests:
+        piece.append(request)
+        size += len(request.body)
+        if len(piece) == PIECE_REQUESTS or size >= PIECE_BYTES:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
 
 
 def signature_of(secret: str, body: bytes) -> str:
@@ -49,10 +73,15 @@ def signature_of(secret: str, body: bytes) -> str:
     return f"sha256={hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()}"
 
 
-def _requests(job_uuid: str, writer: Writer, tag: Tag, rows: list[bytes], batch_rows: int) -> Iterator[Request]:
-    for first in range(0, len(rows), batch_rows):
-        body = rows[first] if batch_rows == 1 else b"[" + b",".join(rows[first : first + batch_rows]) + b"]"
-        yield Request(_key(job_uuid, writer, tag, first, body), body)
+def _objects(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
+    for batch in batches:
+        for at in range(0, batch.num_rows, _ENCODED_ROWS):
+            yield from objects(batch.slice(at, _ENCODED_ROWS), batch.schema.names)
+
+
+def _request(job_uuid: str, writer: Writer, tag: Tag, first: int, rows: list[bytes], batch_rows: int) -> Request:
+    body = rows[0] if batch_rows == 1 else b"[" + b",".join(rows) + b"]"
+    return Request(_key(job_uuid, writer, tag, first, body), body, len(rows))
 
 
 def _key(job_uuid: str, writer: Writer, tag: Tag, first: int, body: bytes) -> str:

@@ -1,26 +1,28 @@
 """A receiver as a target: first the requests of an epoch, then its tag, in a log of progress.
 
 A receiver keeps no tag, so the tag is in an embedded log without rows, which admits, fences and compares as every other
-log does. Between the last reply and the tag a crash makes the same requests come again, with the same keys.
+log does. Between the last reply and the tag a crash makes the same requests come again, with the same keys. After a
+failure that the process survives, it continues behind the last request that the receiver has taken: one that takes
+only so many requests per minute would otherwise never get beyond them.
 
 Invariants
     - The tag moves only after the receiver has taken every request of the epoch.
-    - No request is sent before the log has admitted this writer, and shown that it continues what it knows.
-    - All rows are read before the first request.
+    - No piece of requests is sent before the log has admitted this writer, and shown that it continues what it knows,
+      after the rows of the piece were read.
 
 Pure: no clock, thread or I/O of its own. Source: PROTOCOL P17, P24; docs/design/0100-http-sink.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import pyarrow as pa
 
 from holdfast.model import Tag, Writer
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Fault, Outcome, Target, already, no_fault
-from holdfast.sinks.http.requests import Request, requests_of
+from holdfast.sinks.http.requests import Request, in_pieces, requests_of
 from holdfast.sinks.owners import check_continues
 
 
@@ -62,6 +64,8 @@ class HttpTarget:
         self._sender: Sender | None = None
         self._progress, self._job, self._writer = progress, job_uuid, writer
         self._batch_rows, self._fault = batch_rows, fault
+        self._taken: tuple[Tag, int] | None = None
+        """An epoch that is not delivered, and how many of its requests the receiver has taken."""
 
     def delivered(self) -> Tag | None:
         """See Target.delivered."""
@@ -71,14 +75,18 @@ class HttpTarget:
         """See Target.deliver."""
         if (found := self._covered(tag, known)) is not None:
             return found
-        rows, requests = requests_of(self._job, self._writer, tag, batches, self._batch_rows)
-        if (found := self._covered(tag, known)) is not None:  # while rows were read
-            return found
         self._fault("before_begin")
         self._fault("after_tag")  # What comes before the tag can be seen, so these points lie before all requests.
         self._fault("before_commit")
-        self._send(requests)
+        rows, number = 0, 0
+        for piece in in_pieces(requests_of(self._job, self._writer, tag, batches, self._batch_rows)):
+            if (found := self._covered(tag, known)) is not None:  # while rows were read, or sent
+                return found
+            for request in piece:
+                rows, number = rows + request.rows, number + 1
+                self._send(tag, number, request)
         outcome = self._progress.deliver(tag, [], known)
+        self._taken = None
         self._fault("after_commit")
         return Delivered(rows) if isinstance(outcome, Delivered) else outcome
 
@@ -100,8 +108,11 @@ class HttpTarget:
             check_continues(self._where, standing, known)
         return None
 
-    def _send(self, requests: Sequence[Request]) -> None:
+    def _send(self, tag: Tag, number: int, request: Request) -> None:
+        """Send a request of an epoch, counted from 1, unless the receiver has taken it from this process."""
+        if self._taken is not None and self._taken[0] == tag and number <= self._taken[1]:
+            return
         if self._sender is None:  # it outlives a close, as it knows how long the receiver asked to be left alone
             self._sender = self._open_sender()
-        for request in requests:
-            self._sender.send(request)
+        self._sender.send(request)
+        self._taken = tag, number

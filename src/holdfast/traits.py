@@ -77,6 +77,8 @@ class SourceTraits(Traits):
     """The log that it reads is filled by a process of its own, `holdfast capture`: `capture`."""
     publishes: bool = False
     """It shows the positions of completed checkpoints where tools of its own system look for them: `publisher`."""
+    finds: bool = False
+    """It finds by itself what it reads, so that may be what a sink of the job writes: `would_read`."""
     removes_old: bool = False
     """Its system removes old records by itself, read or not; the open source has `kept`."""
 
@@ -136,6 +138,7 @@ _BY_TRAIT: Mapping[str, tuple[str, ...]] = {
     "copied": ("in_folder", "copied"),
     "captured": ("capture",),
     "publishes": ("publisher",),
+    "finds": ("would_read",),
     "repairs": ("plan_repair", "repair"),
     "audits": ("contents",),
     "immediate": ("immediate",),

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import socket
+import socketserver
+import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -40,12 +42,14 @@ class HttpReceiver:
         loses: To how many further requests it gives no answer, although it takes their rows.
         refuses: Whether it answers 401 to every request.
         silent: Whether it gives no answer to any request, although it takes their rows.
+        quota: How many further requests it takes before it answers 429; None: all.
     """
 
     replies: list[Reply] = field(default_factory=list)
     loses: int = 0
     refuses: bool = False
     silent: bool = False
+    quota: int | None = None
     lost: int = 0
     """How many answers were lost."""
     refused: int = 0
@@ -53,6 +57,8 @@ class HttpReceiver:
     taken: list[Received] = field(default_factory=list)
     """All requests that were taken, also repeated ones, in order."""
     port: int = 0
+    senders: set[int] = field(default_factory=set)
+    """The ports from which requests came."""
     _http: ThreadingHTTPServer | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _open: set[socket.socket] = field(default_factory=set)
@@ -95,6 +101,7 @@ class HttpReceiver:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
+                receiver.senders.add(self.client_address[1])
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 reply = receiver._take(Received(self.path, headers, body))
                 if reply is None:
@@ -167,6 +174,10 @@ class HttpReceiver:
             if self.replies:
                 self.refused += 1
                 return self.replies.pop(0)
+            if self.quota == 0:
+                self.refused += 1
+                return 429, {}, b"too many"
+            self.quota = None if self.quota is None else self.quota - 1
             self.taken.append(request)
             if self.silent or self.loses:
                 self.loses = max(0, self.loses - 1)
@@ -192,3 +203,42 @@ def _rows(bodies: Any) -> list[dict[str, Any]]:
         value = json.loads(body)
         found += value if isinstance(value, list) else [value]
     return found
+
+
+@contextmanager
+def answering(answer: bytes, *, endless: bool = False, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    """Run a receiver that sends these bytes to every request, and ends the connection; yield its URL.
+
+    Args:
+        endless: It goes on to send bytes until the other side ends the connection.
+        tls: With what it encrypts.
+    """
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            if self.rfile.readline():
+                head = list(iter(self.rfile.readline, b"\r\n"))
+                sizes = [line.split(b":")[1] for line in head if line.lower().startswith(b"content-length")]
+                self.rfile.read(int(sizes[0]))
+                self.request.sendall(answer)
+                while endless:
+                    self.request.sendall(b"x")
+                    ended.wait(0.01)
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+        block_on_close = False
+
+        def get_request(self) -> tuple[socket.socket, Any]:
+            taken, address = super().get_request()
+            if tls is not None:
+                taken = tls.wrap_socket(taken, server_side=True, do_handshake_on_connect=False)
+            return taken, address
+
+        def handle_error(self, *_: Any) -> None: ...
+
+    ended = threading.Event()
+    with Server(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http{'' if tls is None else 's'}://127.0.0.1:{server.server_address[1]}/rows"
+        server.shutdown()

@@ -32,15 +32,17 @@ from holdfast.runtime.capture.sqlite.triggers import (
     REGISTER,
     SEQ,
     VERSION,
+    WHEN,
     listed,
     outbox,
     quoted,
     replaced,
     statements,
+    trigger,
 )
 from holdfast.runtime.capture.target import Overtaken
 from holdfast.runtime.sources.sqlite.catalogue import check_triggers, described
-from holdfast.runtime.sources.sqlite.table import OWN, SourceTable, SqliteColumn, Unique, refused
+from holdfast.runtime.sources.sqlite.table import SourceTable, SqliteColumn, Unique, refused
 
 PIECE_ROWS = 20_000
 PIECE_BYTES = 16 * 1024 * 1024
@@ -48,6 +50,12 @@ REMOVED_ROWS = 20_000
 """How many changes one transaction removes at most."""
 Row: TypeAlias = tuple[Any, ...]
 ANOTHER = "capture the table into another log, which begins with a new snapshot, after: "
+
+
+def forgetting(table: str) -> str:
+    """Return the statement by which a database forgets a capture."""
+    name = table.replace("'", "''")
+    return f"DELETE FROM {CAPTURES} WHERE name = '{name}' COLLATE NOCASE"
 
 
 class Differs(Exception):
@@ -70,7 +78,7 @@ class Registered:
         """Return the table as it was when the capture began."""
         found = json.loads(self.shape)
         columns = tuple(SqliteColumn(*each) for each in found["columns"])
-        uniques = tuple(Unique(tuple((a, b, c) for a, b, c in each)) for each in found["uniques"])
+        uniques = tuple(Unique(tuple((a, b, c) for a, b, c in each), where) for each, where in found["uniques"])
         return SourceTable(self.name, columns, tuple(found["key"]), uniques, schema)
 
 
@@ -118,7 +126,7 @@ def install(db: sqlite3.Connection, table: SourceTable, log: str, attempt: int) 
         if before is not None and before.log != log:
             raise refused(
                 f"{table.where} is captured into another log, whose process would miss its changes",
-                f"if that log was given up, run in the database: DELETE FROM {CAPTURES} WHERE name = '{table.name}'",
+                f"if that log was given up, run in the database: {forgetting(table.name)}",
             )
         if before is not None and before.attempt >= attempt:
             raise Overtaken
@@ -131,12 +139,21 @@ def install(db: sqlite3.Connection, table: SourceTable, log: str, attempt: int) 
         shape = {
             "columns": [[column.name, column.declared] for column in table.columns],
             "key": table.key,
-            "uniques": [each.columns for each in table.uniques],
+            "uniques": [(each.columns, each.where) for each in table.uniques],
         }
         db.execute(
             f"INSERT OR REPLACE INTO {CAPTURES} VALUES (?, ?, ?, ?, 1, 1, ?)",
             (table.name, VERSION, log, attempt, json.dumps(shape)),
         )
+
+
+def uninstall(db: sqlite3.Connection, table: SourceTable, log: str, attempt: int) -> None:
+    """Remove what an attempt has added, unless a later one has begun. Raises ConfigError, sqlite3.Error."""
+    with writing(db):
+        found = registered(db, table.name)
+        if found is not None and (found.log, found.attempt) == (log, attempt):
+            _drop(db, table.name)
+            db.execute(f"DELETE FROM {CAPTURES} WHERE name = ?", (table.name,))
 
 
 def announce(db: sqlite3.Connection, table: SourceTable, log: str, attempt: int, position: int) -> None:
@@ -278,7 +295,7 @@ def _changed(db: sqlite3.Connection, table: SourceTable) -> ConfigError | None:
         raise refused(
             f"{table.where} has other unique columns than when its capture began: rows that REPLACE removed may be "
             "missing from its changes",
-            f"{ANOTHER}DELETE FROM {CAPTURES} WHERE name = '{table.name}'",
+            f"{ANOTHER}{forgetting(table.name)}",
         )
     check_triggers(db, table)
     return None
@@ -288,14 +305,13 @@ def _stopped(table: SourceTable, how: str) -> ConfigError:
     return ConfigError(
         f"{table.where} has changed while it was captured: {how}",
         not_done="no change after that was captured; those before it are in the log",
-        next_step=f"{ANOTHER}DELETE FROM {CAPTURES} WHERE name = '{table.name}'",
+        next_step=f"{ANOTHER}{forgetting(table.name)}",
     )
 
 
 def _drop(db: sqlite3.Connection, name: str) -> None:
     """Drop what an earlier attempt has added."""
-    ours = [f"{OWN}{name}_{when}" for when in ("before_insert", "before_update", "insert", "update", "delete")]
-    for trigger in ours:
-        db.execute(f"DROP TRIGGER IF EXISTS {quoted(trigger)}")
+    for when in WHEN:
+        db.execute(f"DROP TRIGGER IF EXISTS {quoted(trigger(name, when))}")
     for made in (outbox(name), replaced(name)):
         db.execute(f"DROP TABLE IF EXISTS {quoted(made)}")

@@ -26,10 +26,10 @@ from holdfast.runtime.capture.capturer import Report
 from holdfast.runtime.capture.sessions import Sessions, Stopped, StopRequest
 from holdfast.runtime.capture.sqlite import outbox
 from holdfast.runtime.capture.sqlite.lock import Lock
-from holdfast.runtime.capture.sqlite.outbox import ANOTHER, Differs
-from holdfast.runtime.capture.sqlite.triggers import CAPTURES, listed, quoted
+from holdfast.runtime.capture.sqlite.outbox import ANOTHER, Differs, forgetting
+from holdfast.runtime.capture.sqlite.triggers import listed, quoted
 from holdfast.runtime.capture.target import Overtaken, Target
-from holdfast.runtime.sources.sqlite.catalogue import described, opened
+from holdfast.runtime.sources.sqlite.catalogue import check_exists, described, opened
 from holdfast.runtime.sources.sqlite.connector import Capturing
 from holdfast.runtime.sources.sqlite.table import WRITER, SourceTable
 from holdfast.storage.log.changelog import puts_and_deletes
@@ -57,20 +57,25 @@ class Capture(Sessions):
 
     def _session(self) -> None:
         of = self._of
-        with opened(of.path, writable=True) as db, closing(Lock(of.path, of.table)) as lock:
+        check_exists(of.path)
+        with closing(Lock(of.path, of.table)) as lock:
             self._take_lock(lock.try_take)
-            file = _file_of(of.path)
-            table = self._table(db)
-            target = Target(self._store, of.log, table, of.partitions, WRITER)
-            if target.position is None:
-                self._take_snapshot(db, table, target)
-            assert target.position is not None, "the snapshot is in"
-            self._report({"event": "streaming", "position": target.position})
-            self._worked = True
-            try:
-                self._follow(db, table, target, file)
-            except Differs:
-                raise self._unlike(target) from None
+            file = _file_of(of.path)  # before it is opened: one that takes its place after that is noticed
+            with opened(of.path, writable=True) as db:
+                self._capture(db, file)
+
+    def _capture(self, db: sqlite3.Connection, file: tuple[int, int]) -> None:
+        table = self._table(db)
+        target = Target(self._store, self._of.log, table, self._of.partitions, WRITER)
+        if target.position is None:
+            self._take_snapshot(db, table, target)
+        assert target.position is not None, "the snapshot is in"
+        self._report({"event": "streaming", "position": target.position})
+        self._worked = True
+        try:
+            self._follow(db, table, target, file)
+        except Differs:
+            raise self._unlike(target) from None
 
     def _table(self, db: sqlite3.Connection) -> SourceTable:
         """Return the table: as it is, or if the log has a snapshot, as it was then."""
@@ -88,7 +93,25 @@ class Capture(Sessions):
         attempt = target.tag.timeline
         outbox.install(db, table, target.uuid, attempt)
         self._report({"event": "snapshot", "attempt": attempt})
-        segments, rows = list[LogSegment](), 0
+        try:
+            position, staged = self._staged_rows(db, table, target)
+        except ConfigError as error:
+            outbox.uninstall(db, table, target.uuid, attempt)
+            raise ConfigError(
+                error.what,
+                not_done="nothing was captured, and what was added to the database was removed",
+                next_step="correct the row, or give schema= with a type that holds the value, and start the process "
+                "again",
+            ) from error
+        rows = sum(segment.rows for segment in staged)
+        outbox.announce(db, table, target.uuid, attempt, position)
+        target.append(staged, position)
+        self.counts.records += rows
+        self._report({"event": "captured", "rows": rows, "position": position})
+
+    def _staged_rows(self, db: sqlite3.Connection, table: SourceTable, target: Target) -> tuple[int, list[LogSegment]]:
+        """Stage the rows of the table as of one moment; return the newest change as of then too."""
+        staged = list[LogSegment]()
         db.execute("BEGIN")
         try:
             position = outbox.newest(db, table.name)  # the read that decides what the transaction sees
@@ -96,14 +119,11 @@ class Capture(Sessions):
             for piece in outbox.pieces(found):
                 if self._stopping.is_set():
                     raise Stopped
-                segments += target.stage(_records(table, outbox.marked(table, piece, [False] * len(piece))))
-                rows += len(piece)
+                staged += target.stage(_records(table, outbox.marked(table, piece, [False] * len(piece))))
         finally:
-            db.execute("ROLLBACK")
-        outbox.announce(db, table, target.uuid, attempt, position)
-        target.append(segments, position)
-        self.counts.records += rows
-        self._report({"event": "captured", "rows": rows, "position": position})
+            if db.in_transaction:  # some errors end it
+                db.execute("ROLLBACK")
+        return position, staged
 
     def _follow(self, db: sqlite3.Connection, table: SourceTable, target: Target, file: tuple[int, int]) -> None:
         """Append what the outbox has until a stop. Raises: see Sessions.run; Differs, sqlite3.Error."""
@@ -185,6 +205,6 @@ def _differs(of: Capturing, how: str) -> ConfigError:
     return ConfigError(
         f"{of.where} and the log at {of.log} do not fit: {how}. One of both was restored from a copy, or created again",
         not_done="nothing was appended",
-        next_step=f"restore the other one to the same moment; or {ANOTHER}DELETE FROM {CAPTURES} WHERE name = "
-        f"'{of.table}' (if the database has that table)",
+        next_step=f"restore the other one to the same moment; or {ANOTHER}{forgetting(of.table)} (if the database has "
+        "that table)",
     )

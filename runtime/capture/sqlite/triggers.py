@@ -6,11 +6,15 @@ the right row as the last one; and to keep a change twice is harmless.
 
 REPLACE removes rows without a trigger (unless recursive_triggers is on). One with the same key is followed by a put of
 this key. For those with another key, a trigger before the change notes the rows that have one of its unique values, and
-the trigger after the change keeps the delete of those that the table no longer has.
+the trigger after the change keeps the delete of those that the table no longer has. The one before the next change does
+so too: a change that IGNORE leaves out has no trigger after it, and its notes would pile up.
 
 Invariants
     - After a change, the last record of every key that it touched is what the table has of this key.
     - Records have numbers that grow, also over deletes of them (AUTOINCREMENT): the order of the changes.
+    - Notes are those of one change.
+    - No trigger reads more of the table than the rows with the key, or with one of the unique values.
+    - Names of two tables are not those of one trigger: no word before the name is the beginning of another one.
 
 Pure: no clock, thread or I/O.
 Source: sqlite.org/lang_createtrigger.html; sqlite.org/lang_conflict.html; docs/design/0103-sqlite-capture.md.
@@ -23,10 +27,17 @@ from dataclasses import dataclass
 
 from holdfast.runtime.sources.sqlite.table import OWN, SourceTable, Unique
 
-VERSION = 1
+VERSION = 2
 """Of the tables and triggers below."""
 CAPTURES = f"{OWN}captures"
 SEQ, DELETED = f"{OWN}seq", f"{OWN}deleted"
+WHEN = {
+    "before_insert": "BEFORE INSERT",
+    "before_update": "BEFORE UPDATE",
+    "insert": "AFTER INSERT",
+    "update": "AFTER UPDATE",
+    "delete": "AFTER DELETE",
+}
 REGISTER = (
     f"CREATE TABLE IF NOT EXISTS {CAPTURES} (name TEXT NOT NULL PRIMARY KEY, version INTEGER NOT NULL, "
     "log TEXT NOT NULL, attempt INTEGER NOT NULL, confirmed INTEGER NOT NULL, announced INTEGER NOT NULL, "
@@ -75,31 +86,36 @@ def statements(table: SourceTable) -> Statements:
     put += f"{_is(table, place, 'NEW')};"
     delete = f"INSERT INTO {box} ({DELETED}, {listed(table.key)}) SELECT 1, {_of('OLD', table.key)} WHERE NOT EXISTS "
     delete += f"(SELECT 1 FROM {place} WHERE {_is(table, place, 'OLD')});"
-    triggers, after = dict[str, str](), ""
+    triggers, gone = dict[str, str](), ""
     if table.uniques:
         tables[replaced(table.name)] = f"CREATE TABLE {noted} ({listed(table.key)})"
         conflicts = " OR ".join(_conflict(place, unique) for unique in table.uniques)
         note = f"INSERT INTO {noted} ({listed(table.key)}) SELECT {listed(table.key)} FROM {place} WHERE ({conflicts})"
-        after = (
-            f" INSERT INTO {box} ({DELETED}, {listed(table.key)}) SELECT 1, {listed(table.key)} FROM {noted} "
+        gone = (
+            f"INSERT INTO {box} ({DELETED}, {listed(table.key)}) SELECT 1, {listed(table.key)} FROM {noted} "
             f"WHERE NOT EXISTS (SELECT 1 FROM {place} WHERE {_is(table, place, noted)}); DELETE FROM {noted};"
         )
-        triggers |= _trigger(table, "before_insert", "BEFORE INSERT", f"{note};")
-        triggers |= _trigger(table, "before_update", "BEFORE UPDATE", f"{note} AND NOT ({_is(table, place, 'OLD')});")
-    triggers |= _trigger(table, "insert", "AFTER INSERT", put + after)
-    triggers |= _trigger(table, "update", "AFTER UPDATE", f"{put} {delete}{after}")
-    triggers |= _trigger(table, "delete", "AFTER DELETE", delete)
+        triggers |= _trigger(table, "before_insert", f"{gone} {note};")
+        triggers |= _trigger(table, "before_update", f"{gone} {note} AND NOT ({_is(table, place, 'OLD')});")
+    triggers |= _trigger(table, "insert", f"{put} {gone}")
+    triggers |= _trigger(table, "update", f"{put} {delete} {gone}")
+    triggers |= _trigger(table, "delete", delete)
     return Statements(tables, triggers)
 
 
-def _trigger(table: SourceTable, name: str, when: str, body: str) -> dict[str, str]:
-    full = f"{OWN}{table.name}_{name}"
-    return {full: f"CREATE TRIGGER {quoted(full)} {when} ON {quoted(table.name)} BEGIN {body} END"}
+def trigger(name: str, when: str) -> str:
+    """Return the name of a trigger of a table."""
+    return f"{OWN}{when}_{name}"
+
+
+def _trigger(table: SourceTable, when: str, body: str) -> dict[str, str]:
+    full = trigger(table.name, when)
+    return {full: f"CREATE TRIGGER {quoted(full)} {WHEN[when]} ON {quoted(table.name)} BEGIN {body.strip()} END"}
 
 
 def _is(table: SourceTable, one: str, other: str) -> str:
-    """Return the condition that two rows have the same key."""
-    return " AND ".join(f"{one}.{quoted(name)} IS {other}.{quoted(name)}" for name in table.key)
+    """Return the condition that two rows have the same key, whatever the collations of its columns are."""
+    return " AND ".join(f"{one}.{quoted(name)} IS {other}.{quoted(name)} COLLATE BINARY" for name in table.key)
 
 
 def _of(row: str, names: Iterable[str]) -> str:
@@ -112,4 +128,6 @@ def _conflict(place: str, unique: Unique) -> str:
     for name, collation, default in unique.columns:
         new = f"NEW.{quoted(name)}" if default is None else f"coalesce(NEW.{quoted(name)}, {default})"
         parts.append(f"{place}.{quoted(name)} = {new} COLLATE {quoted(collation)}")
+    if unique.where is not None:  # without it, SQLite could not use the index
+        parts.append(f"({unique.where})")
     return f"({' AND '.join(parts)})"

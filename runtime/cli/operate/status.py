@@ -167,7 +167,7 @@ def _sources(shown: Status) -> _Table:
     headers = ("name", "partition", "offset", "end", "lag")
     rows = [
         (
-            *(s.name, s.partition, _offset(s.offset), s.end_offset, s.lag),
+            *(s.name, s.partition if s.called is None else s.shown, _offset(s.offset), s.end_offset, s.lag),
             *((s.lost,) if lost else ()),
             *((_time(s, held),) if timed else ()),
         )

@@ -23,7 +23,20 @@ BUSY_MS = 5_000
 _ROWID = ("rowid", "_rowid_", "oid")
 _BEFORE = re.compile(r"\bBEFORE\s+(INSERT|UPDATE)\b", re.IGNORECASE)
 _WRITES = re.compile(r"\b(INSERT|UPDATE|DELETE|REPLACE)\b", re.IGNORECASE)
+_QUOTED = re.compile(r"""\"[^\"]*\"|'[^']*'|`[^`]*`|\[[^\]]*\]""")
+_PARTIAL = re.compile(r"\)\s*WHERE\b", re.IGNORECASE)
+_COMMENT = re.compile(r"--|/\*|;")
 _ADVICE = "correct the table or the configuration of hf.SQLiteChanges"
+
+
+def check_exists(path: str) -> None:
+    """Raise Unavailable if there is no such file."""
+    if not os.path.isfile(path):
+        raise Unavailable(
+            f"SQLite {path}: the file does not exist",
+            not_done="nothing was captured",
+            next_step="create the database and its table first, or correct the path of hf.SQLiteChanges",
+        )
 
 
 @contextmanager
@@ -33,13 +46,8 @@ def opened(path: str, *, writable: bool) -> Iterator[sqlite3.Connection]:
     Raises:
         ConfigError, Damaged, NotAdmitted, Unavailable: see `meaning_of`.
     """
+    check_exists(path)
     where = f"SQLite {path}"
-    if not os.path.isfile(path):
-        raise Unavailable(
-            f"{where}: the file does not exist",
-            not_done="nothing was captured",
-            next_step="create the database and its table first, or correct the path of hf.SQLiteChanges",
-        )
     try:
         with closing(file.connect(path, "rw" if writable else "ro")) as db:
             db.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
@@ -147,10 +155,21 @@ def _uniques(
                 "removes could be missed",
                 "make the index one of columns, or not unique",
             )
-        found.append(Unique(tuple((column, coll, _default(*stored[column])) for column, coll in parts)))
+        columns = tuple((column, coll, _default(*stored[column])) for column, coll in parts)
+        found.append(Unique(columns, _condition(db, index)))
     if keyed and (rowid := _rowid(db, name, stored)) is not None:
         found.append(Unique(((rowid, "BINARY", None),)))
-    return tuple(sorted(found, key=lambda each: each.columns[0][0]))
+    return tuple(sorted(found, key=repr))
+
+
+def _condition(db: sqlite3.Connection, index: str) -> str | None:
+    """Return the condition of a partial index; None if it has none, or one that cannot stand in another statement."""
+    query = "SELECT sql FROM main.sqlite_master WHERE type = 'index' AND name = ?"
+    statement: str = db.execute(query, (index,)).fetchone()[0] or ""
+    unquoted = _QUOTED.sub(lambda name: "x" * len(name[0]), statement)
+    if (found := _PARTIAL.search(unquoted)) is None or _COMMENT.search(unquoted):
+        return None
+    return statement[found.end() :].strip()
 
 
 def _default(notnull: int, default: str | None) -> str | None:

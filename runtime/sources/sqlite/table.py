@@ -54,6 +54,8 @@ class Unique:
     """Columns of which no two rows may have the same values, each with collation and default for null."""
 
     columns: tuple[tuple[str, str, str | None], ...]
+    where: str | None = None
+    """The condition of a partial index; None: there is none, or it is not known."""
 
 
 @dataclass(frozen=True)

@@ -105,9 +105,10 @@ def played(job: Job, receiver: HttpReceiver) -> None:
 def tag_first(self: HttpTarget, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
     """Deliver as it must not be done: the tag moves before the requests are answered."""
     outcome = self._progress.deliver(tag, [], known)
-    _, requests = requests_of(self._job, self._writer, tag, batches, self._batch_rows)
     if isinstance(outcome, Delivered):
-        self._send(requests)
+        requests = requests_of(self._job, self._writer, tag, batches, self._batch_rows)
+        for number, request in enumerate(requests, start=1):
+            self._send(tag, number, request)
     return outcome
 
 

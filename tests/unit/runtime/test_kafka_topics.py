@@ -7,13 +7,17 @@ import random
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import holdfast as hf
 from holdfast.errors import ConfigError, Unavailable
-from holdfast.runtime.plan.source import in_folder
+from holdfast.runtime.config.settings import resolve
+from holdfast.runtime.execution.admission import refuse_own_output
+from holdfast.runtime.execution.prepare import prepare
+from holdfast.runtime.plan.source import Kept, in_folder
 from holdfast.runtime.sources.kafka.reading import OpenKafka
 from holdfast.runtime.sources.kafka.topics.catalogue import Added, Catalogue, Head, Listed, Place, write_head
 from holdfast.runtime.sources.kafka.topics.matching import added, left_out, matches
@@ -152,6 +156,28 @@ class TestSource:
         assert isinstance(found, TopicsSource) and found.each.coded is not None
         found.each.coded.opened(found.each.values).check()
 
+    @pytest.mark.parametrize(
+        ("servers", "topic", "is_read"),
+        [
+            (HOST, "orders.dlq", True),
+            (f"other.example:9092,{HOST}", "orders.dlq", True),
+            (HOST, "letters", False),
+            ("other.example:9092", "orders.dlq", False),
+        ],
+    )
+    @pytest.mark.parametrize("delivery", ["transactional", "at-least-once"])
+    def test_that_would_read_what_the_job_writes_is_refused(
+        self, tmp_path: Path, servers: str, topic: str, is_read: bool, delivery: Any
+    ) -> None:
+        app = hf.App("orders", root=str(tmp_path))
+        orders = app.source("orders", hf.Kafka(HOST, ORDERS, hf.JSON(Order)))
+        orders.sink("letters", hf.Kafka(servers, topic, delivery=delivery))
+        if not is_read:
+            refuse_own_output(app.plan())
+            return
+        with pytest.raises(ConfigError, match=r"'orders' reads .*, and so also what sink 'letters' writes to Kafka"):
+            prepare(app.plan(), resolve(app))
+
     def test_is_tested_without_a_broker(self) -> None:
         app = hf.App("orders")
         app.source("orders", hf.Kafka(HOST, ORDERS, hf.JSON(Order))).sink("out", hf.Collect())
@@ -177,3 +203,11 @@ class TestConnection:
         ends = {"orders.de": {0: 5, 1: 6, 2: 7}, "orders.at": {0: 8}}
         monkeypatch.setattr(OpenKafka, "end_offsets", lambda self: ends[self._place.topic])
         assert opened.end_offsets() == {0: 5, 1: 6, 2: 8}, "the third partition of orders.de has no number yet"
+
+    def test_names_topic_and_partition_of_a_number(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = LocalObjects(tmp_path)
+        write_head(store, HEAD)
+        Catalogue(store, HEAD).append([Added("orders.de", "1", 1), Added("orders.fr", "2", 2)])
+        monkeypatch.setattr(OpenKafka, "kept", lambda self, within_s: {each: Kept(7, 9) for each in (0, 1)})
+        kept = in_folder(source(), str(tmp_path)).open().kept(60.0)  # type: ignore[attr-defined]
+        assert kept[2] == Kept(7, 9, called="orders.fr 1") and kept[0].called == "orders.de 0"

@@ -13,6 +13,7 @@ import pytest
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import Unavailable
 from holdfast.model import Epoch, Generation, JobUuid, SourcePosition, Timeline
+from holdfast.runtime.cli.operate.status import _sources
 from holdfast.runtime.driver.background.loss_alarm import LOOK_EVERY_S, WINDOW_S, LossAlarm
 from holdfast.runtime.job.live import SourceRow, Status
 from holdfast.runtime.job.status import RECORDS_AT_RISK, records_at_risk, with_oldest
@@ -220,5 +221,9 @@ class TestStatus:
             restarts=(),
             problems=(),
         )
-        oldest = {("orders", 0): Kept(7, 100)}
-        assert [row.oldest_offset for row in with_oldest(shown, oldest).sources] == [7, None]
+        oldest = {("orders", 0): Kept(7, 100, called="orders.de 3")}
+        found = with_oldest(shown, oldest).sources
+        assert [row.oldest_offset for row in found] == [7, None]
+        assert [row.shown for row in found] == ["0 (orders.de 3)", "1"]
+        _, _, lines = _sources(with_oldest(shown, oldest))
+        assert [line[1] for line in lines] == ["0 (orders.de 3)", 1]

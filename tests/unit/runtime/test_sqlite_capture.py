@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -15,11 +15,11 @@ import pytest
 from captured_tables import Rows, Until, tables
 
 import holdfast as hf
-from holdfast.errors import ConfigError, Damaged, Unavailable
+from holdfast.errors import ConfigError, Damaged, NotAdmitted, Unavailable
 from holdfast.ports import ObjectStore
 from holdfast.runtime.capture.sessions import StopRequest
 from holdfast.runtime.capture.sqlite import capturer, outbox
-from holdfast.runtime.capture.sqlite.lock import Lock
+from holdfast.runtime.capture.sqlite.lock import Lock, is_taken
 from holdfast.runtime.capture.sqlite.process import Capture, position_in
 from holdfast.runtime.sources.sqlite.table import WRITER
 from holdfast.storage.objects import MemoryObjects
@@ -77,6 +77,23 @@ def plain(folder: Path, **given: Any) -> Table:
     return Table(
         folder, "CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT)", "INSERT INTO t VALUES (1, 'a'), (2, NULL)", **given
     )
+
+
+ROWS = 5_000
+LARGE = {
+    "rowid": ["CREATE TABLE t (id INTEGER PRIMARY KEY, u TEXT UNIQUE, gone INTEGER)"],
+    "another key": ["CREATE TABLE t (id INTEGER, u TEXT UNIQUE, gone INTEGER, PRIMARY KEY (id, u))"],
+    "without rowid": ["CREATE TABLE t (id INTEGER PRIMARY KEY, u TEXT UNIQUE, gone INTEGER) WITHOUT ROWID"],
+    "partial index": [
+        "CREATE TABLE t (id INTEGER PRIMARY KEY, u TEXT, gone INTEGER)",
+        "CREATE UNIQUE INDEX i ON t (u) WHERE gone IS NULL",
+    ],
+    "two indexes": [
+        "CREATE TABLE t (id INTEGER PRIMARY KEY, u TEXT COLLATE NOCASE UNIQUE, gone INTEGER)",
+        "CREATE UNIQUE INDEX i ON t (u, id) WHERE gone IS NULL",
+    ],
+}
+"""Statements that create a table of which only few rows may be read for a change."""
 
 
 class TestChanges:
@@ -151,6 +168,53 @@ class TestChanges:
             table.ask(touch)
         table.ask("UPDATE t SET v = 'x' WHERE id = 1")
         assert table.captured()[1] == {"id": 1, "v": "touched"}
+
+    def test_include_deletes_of_keys_that_differ_in_case_only(self, folder: Path) -> None:
+        table = Table(
+            folder,
+            "CREATE TABLE t (id TEXT COLLATE NOCASE NOT NULL, PRIMARY KEY (id COLLATE BINARY))",
+            "INSERT INTO t VALUES ('a'), ('A')",
+        )
+        table.catch_up()
+        table.ask("DELETE FROM t WHERE id = 'a' COLLATE BINARY")
+        assert sorted(table.captured()) == ["A"]
+
+    def test_include_rows_that_replace_removes_by_a_partial_index(self, folder: Path) -> None:
+        table = Table(
+            folder,
+            "CREATE TABLE t (id INTEGER PRIMARY KEY, u TEXT, gone INTEGER)",
+            """CREATE UNIQUE INDEX "i) WHERE 0" ON t (u) WHERE gone IS NULL AND u <> 'x'""",
+            "INSERT INTO t VALUES (1, 'a', NULL), (2, 'a', 7), (3, 'x', NULL)",
+        )
+        table.catch_up()
+        table.ask("INSERT OR REPLACE INTO t VALUES (4, 'a', NULL), (5, 'x', NULL)")
+        assert sorted(table.captured()) == [2, 3, 4, 5]
+
+    def test_that_are_ignored_leave_nothing_in_the_database(self, folder: Path) -> None:
+        table = Table(folder, "CREATE TABLE t (id INTEGER PRIMARY KEY, u TEXT UNIQUE)", "INSERT INTO t VALUES (1, 'a')")
+        table.catch_up()
+        for n in range(2, 50):
+            table.ask(f"INSERT OR IGNORE INTO t VALUES ({n}, 'a')")
+        assert table.ask("SELECT * FROM _holdfast_replaced_t") == [(1,)]
+        assert table.captured() == {1: {"id": 1, "u": "a"}}
+
+    @pytest.mark.parametrize("kind", LARGE)
+    def test_cost_no_scan_of_the_table(self, folder: Path, kind: str) -> None:
+        table = Table(folder, *LARGE[kind])
+        table.db.executemany("INSERT INTO t VALUES (?, ?, NULL)", [(n, f"u{n}") for n in range(ROWS)])
+        table.catch_up()
+        steps = list[int]()
+        table.db.set_progress_handler(lambda: steps.append(100), 100)
+        for statement in (
+            "INSERT INTO t VALUES (-1, 'x', NULL)",
+            "INSERT OR REPLACE INTO t VALUES (-2, 'u5', NULL)",
+            "UPDATE t SET id = -3 WHERE id = -1",
+            "DELETE FROM t WHERE id = -3",
+        ):
+            table.ask(statement)
+        table.db.set_progress_handler(None, 0)
+        assert sum(steps) < ROWS
+        assert len(table.captured()) == ROWS
 
     def test_of_a_table_with_an_odd_name_are_captured(self, folder: Path) -> None:
         odd = """My "T's" table"""
@@ -229,6 +293,16 @@ class TestTypes:
         table.ask("UPDATE t SET v = NULL", 'DELETE FROM "_holdfast_changes_t" WHERE v IS NOT NULL')
         assert table.captured() == {7: {"id": 7, "v": None}, 8: {"id": 8, "v": None}}
 
+    def test_of_rows_that_do_not_fit_leave_the_database_as_it_was(self, folder: Path) -> None:
+        table = Table(folder, "CREATE TABLE t (id INTEGER PRIMARY KEY, v INTEGER)", "INSERT INTO t VALUES (1, 'x')")
+        with pytest.raises(ConfigError, match="the column 'v' of the row id=1") as refused:
+            table.catch_up()
+        assert "what was added to the database was removed" in refused.value.not_done
+        names = "SELECT name FROM sqlite_master WHERE tbl_name <> 'sqlite_sequence'"
+        assert table.ask(names) == [("t",), ("_holdfast_captures",), ("sqlite_autoindex__holdfast_captures_1",)]
+        table.ask("UPDATE t SET v = 1")
+        assert table.captured() == {1: {"id": 1, "v": 1}}
+
     def test_of_a_key_that_is_null_stop_the_capture(self, folder: Path) -> None:
         table = Table(folder, "CREATE TABLE t (id TEXT PRIMARY KEY)", "INSERT INTO t VALUES (NULL)")
         with pytest.raises(ConfigError, match="the row id=None has a value of type null"):
@@ -278,7 +352,7 @@ class TestTable:
             (["ALTER TABLE t RENAME COLUMN v TO w"], "its columns were"),
             (["ALTER TABLE t RENAME TO s"], "does not exist"),
             (["DROP TABLE t", "CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT)"], "its triggers were dropped"),
-            (["DROP TRIGGER _holdfast_t_update", "UPDATE t SET v = 'x'"], "its triggers were dropped"),
+            (["DROP TRIGGER _holdfast_update_t", "UPDATE t SET v = 'x'"], "its triggers were dropped"),
         ],
     )
     def test_that_is_changed_stops_the_capture_after_everything_before(
@@ -309,6 +383,61 @@ class TestTable:
             table.catch_up()
         table.ask(refused.value.next_step.partition(": ")[2])
         assert table.captured()[4] == {"id": 4, "v": "d", "more": "x"}
+
+
+class TestTwoTables:
+    def test_of_one_database_have_triggers_of_their_own(self, folder: Path) -> None:
+        columns = "(id INTEGER PRIMARY KEY, u TEXT UNIQUE)"
+        first = Table(folder, f"CREATE TABLE t {columns}", f"CREATE TABLE t_before {columns}")
+        second = Table(folder, name="t_before")
+        for table in (first, second, first, second):
+            table.ask(f"INSERT OR REPLACE INTO {table.name} VALUES ({len(table.events)}, 'a')")
+            assert [row["u"] for row in table.captured().values()] == ["a"]
+
+
+class Waits(Until):
+    """A process that waits for the lock, while something happens to the database; then it captures."""
+
+    def __init__(self, done: Callable[[], bool], happens: Callable[[], None]) -> None:
+        super().__init__(done)
+        self._happens: list[Callable[[], None]] = [happens]
+
+    def wait(self, seconds: float) -> None:
+        if self._happens:
+            self._happens.pop()()
+
+
+class TestLock:
+    def test_that_was_waited_for_is_followed_by_a_look_at_the_file_as_it_is_then(self, folder: Path) -> None:
+        table = plain(folder)
+        table.catch_up()
+        other = Lock(str(table.path), "t")
+        assert other.try_take()
+
+        def replaced() -> None:
+            """Do what a VACUUM INTO another file, which then takes the place of the first one, does."""
+            shutil.copy(table.path, folder / "b.db")
+            (folder / "b.db").rename(table.path)
+            table.db = sqlite3.connect(table.path, isolation_level=None)
+            table.ask("INSERT INTO t VALUES (3, 'c')")
+            other.close()
+
+        with closing(table.db):
+            table.run(Waits(lambda: sorted(table.rows()) == [1, 2, 3], replaced), table.store)
+        assert sorted(table.rows()) == [1, 2, 3]
+
+    def test_that_cannot_be_used_is_named(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        table = plain(folder)
+        of = hf.SQLiteChanges(table.path, "t", hf.Log("memory/log")).capturing
+
+        def refused(*_: object) -> int:
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr("holdfast.runtime.capture.sqlite.lock.os.open", refused)
+        with pytest.raises(NotAdmitted, match="capture's lock, .* cannot be used: Permission denied"):
+            table.catch_up()
+        with pytest.raises(NotAdmitted, match="cannot be used"):
+            is_taken(of.path, "t")
 
 
 class TestDatabase:

@@ -27,6 +27,7 @@ TABLES = {
     "without rowid": "CREATE TABLE t (id INTEGER PRIMARY KEY, u TEXT COLLATE NOCASE UNIQUE, n INTEGER) WITHOUT ROWID",
     "strict, another key": "CREATE TABLE t (id INT NOT NULL, u TEXT UNIQUE, n INT, PRIMARY KEY (id, n)) STRICT",
     "no unique column": "CREATE TABLE t (id INTEGER PRIMARY KEY, u TEXT, n INTEGER)",
+    "partial index": "CREATE TABLE t (id INTEGER PRIMARY KEY, u TEXT, n INTEGER)",
     "unique by REPLACE": "CREATE TABLE t (id INTEGER PRIMARY KEY, u TEXT UNIQUE ON CONFLICT REPLACE, n INTEGER)",
 }
 TOUCH = """CREATE TRIGGER touch_{0} AFTER {0} ON t WHEN NEW.u NOT LIKE '%+' AND NEW.id > 3
@@ -47,6 +48,8 @@ class Writer:
         self.db.execute(f"PRAGMA recursive_triggers = {chance.choice(['ON', 'OFF'])}")
         self.db.execute("PRAGMA synchronous = OFF")
         self.db.execute(TABLES[kind])
+        if kind == "partial index":
+            self.db.execute("CREATE UNIQUE INDEX i ON t (u) WHERE n > 2")
         if chance.random() < 0.5:
             for when in ("INSERT", "UPDATE"):
                 self.db.execute(TOUCH.format(when))

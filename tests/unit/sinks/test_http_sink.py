@@ -6,6 +6,8 @@ import hashlib
 import hmac
 import json
 import pickle
+import ssl
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,17 +15,19 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from http_receiver import HttpReceiver
+from http_receiver import HttpReceiver, answering
 
 import holdfast as hf
 from holdfast.errors import ConfigError, NotAdmitted, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
 from holdfast.runtime.sources.webhook.signatures import problem_of as signature_problem
 from holdfast.runtime.sources.webhook.signatures import scheme_of
-from holdfast.sinks.contract import Delivered
-from holdfast.sinks.http import replies
-from holdfast.sinks.http.requests import requests_of
+from holdfast.runtime.spark.tls import make_credentials
+from holdfast.sinks.contract import AlreadyDelivered, Delivered
+from holdfast.sinks.http import replies, requests
+from holdfast.sinks.http.requests import Request
 from holdfast.sinks.http.sink import Http
+from holdfast.sinks.log import LogSink
 from holdfast.storage.log.log import LogReader
 from holdfast.storage.objects import LocalObjects
 
@@ -31,6 +35,13 @@ JOB, LEFT = "6f9b0f6e-0000-4000-8000-000000000001", Writer("out", Subtask(0))
 SCHEMA = pa.schema([pa.field("n", pa.int64()), pa.field("word", pa.string())])
 SECRET = "a-secret-that-no-message-shows"
 URL = "https://api.example.com/rows"
+BROKEN = {
+    "shorter than announced": b"Content-Length: 9\r\n\r\nok",
+    "a broken chunk": b"Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\nzz\r\n",
+    "not compressed as it says": b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\nok",
+    "endless": b"\r\n",
+}
+"""Headers and bodies of replies."""
 
 
 class Crash(BaseException):
@@ -43,6 +54,12 @@ def tag(epoch: int, timeline: int = 1) -> Tag:
 
 def rows(*numbers: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{"n": n, "word": f"w{n}"} for n in numbers], SCHEMA)
+
+
+def sent(
+    of: Tag, batches: list[pa.RecordBatch], batch_rows: int, job: str = JOB, writer: Writer = LEFT
+) -> list[Request]:
+    return list(requests.requests_of(job, writer, of, batches, batch_rows))
 
 
 def prepared(receiver: HttpReceiver, folder: Path, **how: Any) -> Http:
@@ -71,6 +88,9 @@ class TestArguments:
             (URL, {"headers": {"idempotency-key": "1"}}, "is set by the sink"),
             (URL, {"headers": {"a b": "1"}}, "no header"),
             (URL, {"headers": {"X-Token": f"{SECRET}\n"}}, "not text that a header can hold"),
+            (URL, {"headers": {"authorization": f"Bearer {SECRET}"}}, "header 'authorization' holds a secret"),
+            (URL, {"headers": {"X-Api-Key": SECRET}}, "header 'X-Api-Key' holds a secret"),
+            (URL, {"headers": {"X-Team": "a", "x-team": "b"}}, "names 'x-team' twice"),
         ],
     )
     def test_that_do_not_fit_are_refused_without_a_secret(self, url: str, how: dict[str, Any], what: str) -> None:
@@ -86,7 +106,7 @@ class TestArguments:
 
     def test_a_query_is_not_shown(self) -> None:
         sink = Http(f"{URL}?token={SECRET}", progress="s3://bucket/p")
-        assert SECRET not in f"{sink!r} {sink.where} {sink.traits.place}"
+        assert SECRET not in f"{sink!r} {sink.place!r} {sink.where} {sink.traits.place}"
         assert sink.traits.local_paths == ()
 
 
@@ -114,35 +134,41 @@ class TestPlan:
 
 class TestRequests:
     def test_bodies_and_keys_are_the_same_however_rows_are_batched(self) -> None:
-        whole = requests_of(JOB, LEFT, tag(1), [rows(1, 2, 3, 4, 5)], 2)
-        assert whole == requests_of(JOB, LEFT, tag(1), [rows(1), rows(2, 3, 4), rows(5)], 2)
-        assert [json.loads(each.body) for each in whole[1]][2] == [{"n": 5, "word": "w5"}]
+        whole = sent(tag(1), [rows(1, 2, 3, 4, 5)], 2)
+        assert whole == sent(tag(1), [rows(1), rows(2, 3, 4), rows(5)], 2)
+        assert [json.loads(each.body) for each in whole][2] == [{"n": 5, "word": "w5"}]
+        assert [each.rows for each in whole] == [2, 2, 1]
 
     def test_every_part_of_where_rows_are_makes_another_key(self) -> None:
         again = [
-            requests_of(JOB, LEFT, tag(1), [rows(1, 1)], 1),
-            requests_of("another", LEFT, tag(1), [rows(1)], 1),
-            requests_of(JOB, Writer("out", Subtask(1)), tag(1), [rows(1)], 1),
-            requests_of(JOB, Writer("more", Subtask(0)), tag(1), [rows(1)], 1),
-            requests_of(JOB, LEFT, tag(2), [rows(1)], 1),
-            requests_of(JOB, LEFT, tag(1, 2), [rows(1)], 1),
-            requests_of(JOB, LEFT, tag(1), [rows(2)], 1),
+            sent(tag(1), [rows(1, 1)], 1),
+            sent(tag(1), [rows(1)], 1, job="another"),
+            sent(tag(1), [rows(1)], 1, writer=Writer("out", Subtask(1))),
+            sent(tag(1), [rows(1)], 1, writer=Writer("more", Subtask(0))),
+            sent(tag(2), [rows(1)], 1),
+            sent(tag(1, 2), [rows(1)], 1),
+            sent(tag(1), [rows(2)], 1),
         ]
-        keys = [request.key for _, found in again for request in found]
+        keys = [request.key for found in again for request in found]
         assert len(set(keys)) == len(keys) == 8
 
     def test_a_changed_batch_size_never_uses_a_key_for_other_rows(self) -> None:
-        keys = [{each.key for each in requests_of(JOB, LEFT, tag(1), [rows(1, 2, 3)], size)[1]} for size in (2, 3)]
+        keys = [{each.key for each in sent(tag(1), [rows(1, 2, 3)], size)} for size in (2, 3)]
         assert not keys[0] & keys[1]
 
     def test_a_version_sends_what_earlier_ones_sent(self) -> None:
-        [request] = requests_of(JOB, LEFT, tag(7), [rows(1, 2)], 100)[1]
+        [request] = sent(tag(7), [rows(1, 2)], 100)
         assert request.body == b'[{"n":1,"word":"w1"},{"n":2,"word":"w2"}]'
         assert request.key == "a5c311df-192a-8cb6-b51e-a2c60cd9505e"
 
     def test_one_row_is_an_object_and_no_row_is_no_request(self) -> None:
-        assert requests_of(JOB, LEFT, tag(1), [rows(1)], 1)[1][0].body == b'{"n":1,"word":"w1"}'
-        assert requests_of(JOB, LEFT, tag(1), [], 1) == (0, [])
+        assert sent(tag(1), [rows(1)], 1)[0].body == b'{"n":1,"word":"w1"}'
+        assert sent(tag(1), [], 1) == []
+
+    def test_pieces_are_limited_in_requests_and_in_bytes(self) -> None:
+        small, large = Request("k", b"x", 1), Request("k", b"x" * requests.PIECE_BYTES, 1)
+        assert [len(piece) for piece in requests.in_pieces([small] * 101)] == [100, 1]
+        assert [len(piece) for piece in requests.in_pieces([small, large, large, small])] == [2, 1, 1]
 
 
 class TestDelivery:
@@ -189,6 +215,80 @@ class TestDelivery:
             with closing(sink.open(JOB, LEFT)) as target:
                 target.deliver(tag(1), [rows(1)])
         assert len(receiver.taken) == 1
+
+    def test_after_a_failure_it_continues_behind_the_requests_that_were_taken(
+        self, receiver: HttpReceiver, tmp_path: Path
+    ) -> None:
+        with closing(prepared(receiver, tmp_path, batch_rows=1).open(JOB, LEFT)) as target:
+            for _ in range(2):
+                receiver.quota = 2
+                with pytest.raises(Unavailable, match="HTTP 429"):
+                    target.deliver(tag(1), [rows(1, 2, 3), rows(4, 5)])
+                target.close()  # as after every failure
+            receiver.quota = None
+            assert target.deliver(tag(1), [rows(1, 2, 3), rows(4, 5)]) == Delivered(5)
+            assert target.deliver(tag(2), [rows(6)]) == Delivered(1)
+        assert [row["n"] for row in receiver.rows_with_repetitions()] == [1, 2, 3, 4, 5, 6]
+
+    def test_rows_are_read_as_they_are_sent(self, receiver: HttpReceiver, tmp_path: Path) -> None:
+        held = list[int]()
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for n in range(250):
+                held.append(n - len(receiver.taken))
+                yield rows(n)
+
+        with closing(prepared(receiver, tmp_path, batch_rows=1).open(JOB, LEFT)) as target:
+            assert target.deliver(tag(1), batches()) == Delivered(250)
+        assert max(held) <= requests.PIECE_REQUESTS and len(receiver.taken) == 250
+
+    def test_a_process_that_was_overtaken_while_it_sends_stops_after_a_piece(
+        self, receiver: HttpReceiver, tmp_path: Path
+    ) -> None:
+        sink = prepared(receiver, tmp_path, batch_rows=1)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for n in range(250):
+                if n == 150:
+                    with closing(sink.open(JOB, LEFT)) as faster:
+                        faster.deliver(tag(2), [])
+                yield rows(n)
+
+        with closing(sink.open(JOB, LEFT)) as target:
+            assert target.deliver(tag(1), batches()) == AlreadyDelivered(tag(2))
+        assert len(receiver.taken) == requests.PIECE_REQUESTS
+
+    def test_requests_share_a_connection(self, receiver: HttpReceiver, tmp_path: Path) -> None:
+        sink = prepared(receiver, tmp_path, batch_rows=1)
+        with closing(sink.open(JOB, LEFT)) as target:
+            target.deliver(tag(1), [rows(1, 2, 3)])
+        assert len(receiver.taken) == 3 and len(receiver.senders) == 1
+
+    @pytest.mark.parametrize("how", BROKEN)
+    def test_a_status_counts_though_the_body_behind_it_is_broken(self, tmp_path: Path, how: str) -> None:
+        for status in (b"200 OK", b"400 Bad Request"):
+            head = b"HTTP/1.1 " + status + b"\r\n" + BROKEN[how]
+            with answering(head, endless=how == "endless") as url:
+                sink = Http(url, progress=tmp_path / status.decode(), timeout_s=0.2)
+                sink.prepare(SCHEMA, None)
+                with closing(sink.open(JOB, LEFT)) as target:
+                    if status.startswith(b"200"):
+                        assert target.deliver(tag(1), [rows(1)]) == Delivered(1)
+                    else:
+                        with pytest.raises(ConfigError, match="HTTP 400"):
+                            target.deliver(tag(1), [rows(1)])
+
+    def test_parts_of_secrets_that_a_reply_repeats_are_not_shown(
+        self, receiver: HttpReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("S", f"Bearer {SECRET}")
+        receiver.replies = [(400, {}, f"token {SECRET} and {SECRET[::-1]} are wrong".encode())]
+        url, secret = f"{receiver.url}?a=b&key={SECRET[::-1]}", hf.secret("env:S")
+        sink = Http(url, progress=tmp_path / "progress", headers={"Authorization": secret})
+        sink.prepare(SCHEMA, None)
+        with closing(sink.open(JOB, LEFT)) as target, pytest.raises(ConfigError) as caught:
+            target.deliver(tag(1), [rows(1)])
+        assert "token *** and *** are wrong" in caught.value.what
 
     def test_progress_holds_no_row(self, receiver: HttpReceiver, tmp_path: Path) -> None:
         with closing(prepared(receiver, tmp_path).open(JOB, LEFT)) as target:
@@ -250,10 +350,31 @@ class TestDelivery:
 
 
 class TestProbe:
+    def test_a_file_of_authorities_that_is_missing_or_has_none_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "empty.pem").write_text("no certificate")
+        for name in ("none.pem", "empty.pem"):
+            sink = Http("https://127.0.0.1:1/rows", progress=tmp_path / "progress", ca=tmp_path / name)
+            with pytest.raises(NotAdmitted, match=f"{name}' cannot be read on"):
+                sink.probe(SCHEMA, None)
+
     def test_connects_and_sends_nothing(self, receiver: HttpReceiver, tmp_path: Path) -> None:
         sink = Http(receiver.url, progress=tmp_path / "progress")
         assert "the first start creates the log" in sink.probe(SCHEMA, None)
         assert not receiver.taken and not (tmp_path / "progress").exists()
+
+    def test_a_certificate_that_no_known_authority_signed_is_named_as_such(self, tmp_path: Path) -> None:
+        made, pem = make_credentials(encrypted=True), tmp_path / "server.pem"
+        pem.write_bytes((made.certificate or b"") + (made.private_key or b""))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(pem)
+        with answering(b"", tls=context) as url:
+            sink = Http(url, progress=tmp_path / "progress")
+            with pytest.raises(Unavailable, match="the receiver's certificate is refused: self.signed") as caught:
+                sink.probe(SCHEMA, None)
+            assert "ca=" in caught.value.next_step
+            with closing(sink.opened(JOB, LEFT)) as target, pytest.raises(Unavailable, match="certificate is refused"):
+                LogSink(str(tmp_path / "progress"), partitions=1).prepare(SCHEMA, None)
+                target.deliver(tag(1), [rows(1)])
 
     def test_a_server_without_tls_is_unavailable(self, receiver: HttpReceiver, tmp_path: Path) -> None:
         sink = Http(receiver.url.replace("http:", "https:"), progress=tmp_path / "progress", timeout_s=2)
@@ -281,6 +402,8 @@ class TestRetryAfter:
             ("soon", 0.0),
             ("Fri, 27 Nov 2026 12:00:09 GMT", 9.0),
             ("Fri, 27 Nov 2026 11:00:00 GMT", 0.0),
+            ("Fri, 27 Nov 99999999999999999999 12:00:09 GMT", 0.0),
+            ("Fri, 27 Nov 2026 12:00:09 +99999999999999", 0.0),
             ("Sat, 28 Nov 2026 12:00:00 GMT", replies.RETRY_AFTER_MAX_S),
         ],
     )

@@ -128,7 +128,12 @@ class OpenTopics:
 
     def kept(self, within_s: float) -> dict[int, Kept]:
         """See RemovingSource.kept."""
-        return self._of_all(lambda opened: opened.kept(within_s))
+        kept = self._of_all(lambda opened: opened.kept(within_s))
+        places = {number: self._at(number) for number in kept}
+        return {
+            number: replace(each, called=f"{places[number].topic} {places[number].partition}")
+            for number, each in kept.items()
+        }
 
     def retention_start(self, partition: int) -> int:
         at = self._at(partition)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -71,6 +71,7 @@ class TopicsSource:
             local_paths=() if self.folder is None else local(self.folder),
             place={"servers": self.each.place.servers, "topics": self.pattern.pattern},
             partitioned_by=(),
+            finds=True,
             copied=True,
             copies="list of topics",
         )
@@ -96,6 +97,12 @@ class TopicsSource:
             )
         for name in meant:
             self._one(name).check()
+
+    def would_read(self, target: Mapping[str, str]) -> bool:
+        """See FindingSource.would_read. Two lists of servers with one in common are those of one cluster."""
+        topic, servers = target.get("topic"), target.get("servers", "")
+        same = set(servers.split(",")) & set(self.each.place.servers.split(","))
+        return topic is not None and bool(same) and matches(self.pattern, topic)
 
     def publisher(self) -> GroupOffsets:
         """See PublishingSource.publisher."""
