@@ -26,7 +26,7 @@ from holdfast.runtime.plan.model import Plan, SinkSpec
 from holdfast.runtime.plan.source import Source
 from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.wire.presence import is_gone
-from holdfast.sinks.changelogs import ROOT
+from holdfast.sinks.changelogs import ROOT, shown_place
 from holdfast.sinks.contract import owned
 from holdfast.sinks.immediate import IMMEDIATE
 
@@ -307,7 +307,7 @@ def check_changelog(plan: Plan, before: Manifest) -> None:
 def _place(place: Mapping[str, str]) -> str:
     if place == ROOT.place:
         return "the root"
-    return " ".join(place.values())
+    return shown_place(place)
 
 
 def _with_other_columns(plan: Plan, before: Manifest, pending: Collection[str]) -> list[str]:
