@@ -35,7 +35,7 @@ FLUSH_S = 1.0
 READ_WITHIN_S = 15.0
 """How long the progress topic may take to be read, once its end is known: open transactions stand before it."""
 READ_WAIT_S = 0.1
-_ANY_PARTITION = -1
+ANY_PARTITION = -1
 """RD_KAFKA_PARTITION_UA: the partitioner decides."""
 POLL_EVERY = 4_096
 """Records between two looks at the reports of failed ones."""
@@ -151,7 +151,7 @@ class ConfluentProducer:
         """See TransactionalProducer.send."""
         producer, topic = self._live(), self._place.topic
         produce = producer.produce
-        partition = _ANY_PARTITION if records.partition is None else records.partition
+        partition = ANY_PARTITION if records.partition is None else records.partition
         keys = records.keys or [None] * len(records.values)
         until_poll = POLL_EVERY
         with self._raising():

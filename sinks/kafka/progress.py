@@ -58,6 +58,30 @@ def layout_record(layout: Layout) -> tuple[bytes, bytes]:
     return _bytes(["changelog"]), _bytes({"v": VERSION, "partitions": layout.partitions, "topic": layout.topic})
 
 
+@dataclass(frozen=True)
+class Compacted:
+    """What a compaction left of a changelog.
+
+    Args:
+        id: That of its records.
+        through: The delivery up to which it holds the newest row of each key.
+        at: By partition, an offset before its first record, and the one behind the end of that delivery.
+        records: Number of its records.
+    """
+
+    id: str
+    through: Tag
+    at: tuple[tuple[int, int], ...]
+    records: int
+
+
+def base_record(job_uuid: str, sink: str, base: Compacted) -> tuple[bytes, bytes]:
+    """Return key and value of the record by which a compaction takes effect."""
+    through = {"timeline": base.through.timeline, "epoch": base.through.epoch}
+    value = {"v": VERSION, **through, "id": base.id, "at": base.at, "records": base.records}
+    return _bytes(["base", job_uuid, sink]), _bytes(value)
+
+
 class Progress:
     """What the records read so far add up to.
 
@@ -69,6 +93,7 @@ class Progress:
         self._where = where
         self._tags: dict[tuple[str, str, int], Tag] = {}
         self._owners: dict[tuple[str, str], Held] = {}
+        self._bases: dict[tuple[str, str], Compacted] = {}
         self.layout: Layout | None = None
         """That of the changelog which the topic holds; None: it holds rows of streams, or nothing yet."""
 
@@ -94,6 +119,10 @@ class Progress:
     def held(self, job_uuid: str, sink: str) -> Held | None:
         """Return who owns the target for a sink of a job."""
         return self._owners.get((job_uuid, sink))
+
+    def base_of(self, job_uuid: str, sink: str) -> Compacted | None:
+        """Return what the last compaction left; None if there was none."""
+        return self._bases.get((job_uuid, sink))
 
     @property
     def any_tag(self) -> bool:
@@ -126,6 +155,10 @@ class Progress:
                 else:
                     generation = Generation(_known(value, "generation"))
                     self._owners[job, sink] = Held(str(value["owner"]), generation)
+            case ["base", str(job), str(sink)] if value is not None:
+                through = Tag(Timeline(_known(value, "timeline")), Epoch(_known(value, "epoch")))
+                at = tuple((int(first), int(behind)) for first, behind in value["at"])
+                self._bases[job, sink] = Compacted(str(value["id"]), through, at, _known(value, "records"))
             case ["changelog"]:
                 self.layout = None if value is None else Layout(_known(value, "partitions"), value["topic"])
             case _:

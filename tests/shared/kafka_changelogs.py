@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 from kafka_fake import FakeBrokers, FakeConnection
 
-from holdfast.sinks.kafka.changelog.reading import Found, Topic
+from holdfast.sinks.kafka.changelog.reading import Found
 from holdfast.sinks.kafka.changelog.sink import Brokers
 from holdfast.sinks.kafka.progress import Layout, Progress
-from holdfast.sinks.kafka.target import Connection
+from holdfast.sinks.kafka.target import Connection, Records
 from holdfast.storage.kafka.place import KafkaPlace
 
 
@@ -31,8 +32,13 @@ class InMemory(Brokers):
     id: str = "the first"
     refuse: Callable[[], None] = ready
     prepared: int = 0
+    removed: dict[int, int] = field(default_factory=dict)
+    """Per partition, the offset before which records were removed."""
+    keeps: bool = False
+    """Nothing is removed, as if the process had ended before."""
+    made: Iterator[int] = field(default_factory=count)
 
-    def topic(self, place: KafkaPlace) -> Topic:
+    def topic(self, place: KafkaPlace) -> FakeTopic:
         """See Brokers.topic."""
         return FakeTopic(self)
 
@@ -43,6 +49,10 @@ class InMemory(Brokers):
     def prepare(self, place: KafkaPlace) -> None:
         """See Brokers.prepare."""
         self.prepared += 1
+
+    def token(self) -> str:
+        """See Brokers.token."""
+        return f"base-{next(self.made)}"
 
     def probe(self, place: KafkaPlace) -> str:
         """See Brokers.probe."""
@@ -63,7 +73,7 @@ class Refusing(FakeConnection):
 
 
 class FakeTopic:
-    """See reading.Topic."""
+    """See reading.Topic, compacting.CompactedTopic."""
 
     def __init__(self, memory: InMemory) -> None:
         self._memory = memory
@@ -81,7 +91,7 @@ class FakeTopic:
 
     def first(self, partitions: Iterable[int]) -> dict[int, int]:
         """See Topic.first."""
-        return dict.fromkeys(partitions, 0)
+        return {each: self._memory.removed.get(each, 0) for each in partitions}
 
     def written(self, partitions: Iterable[int]) -> dict[int, int]:
         """See Topic.written."""
@@ -89,7 +99,24 @@ class FakeTopic:
 
     def read(self, begins: Mapping[int, int]) -> FakeFeed:
         """See Topic.read."""
+        assert all(offset >= self._memory.removed.get(each, 0) for each, offset in begins.items()), "out of range"
         return FakeFeed(self._memory.fake, dict(begins))
+
+    def write(self, records: Iterable[Records]) -> None:
+        """See CompactedTopic.write."""
+        for each in records:
+            assert each.partition is not None
+            log = self._memory.fake.logs.setdefault(each.partition, [])
+            log += [(key or b"", value or b"") for key, value in zip(each.keys or (), each.values, strict=True)]
+
+    def remove(self, before: Mapping[int, int]) -> None:
+        """See CompactedTopic.remove."""
+        if self._memory.keeps:
+            return
+        for partition, offset in before.items():
+            self._memory.removed[partition] = offset
+            log = self._memory.fake.logs[partition]
+            log[:offset] = [None] * offset
 
     def holds_records(self) -> bool:
         """See Topic.holds_records."""

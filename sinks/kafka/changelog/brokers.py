@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 
@@ -17,7 +18,10 @@ from holdfast.sinks.changelogs import CompactedMeanwhile
 from holdfast.sinks.kafka.changelog.reading import Found
 from holdfast.sinks.kafka.client import ProgressReader, raising
 from holdfast.sinks.kafka.options import reader_settings
+from holdfast.sinks.kafka.plain import PlainProducer
 from holdfast.sinks.kafka.progress import Layout, Progress
+from holdfast.sinks.kafka.repeating import GaveUp
+from holdfast.sinks.kafka.target import Records
 from holdfast.storage.kafka.errors import translated
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.storage.kafka.questions import Questions
@@ -34,8 +38,13 @@ _HARMLESS = (KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError._ALL_BROKERS_DOWN
 """The library asks for a group that is not used; and it reconnects by itself."""
 
 
+def token() -> str:
+    """Return an id that nothing else has."""
+    return uuid.uuid4().hex
+
+
 class BrokerTopic:
-    """See reading.Topic."""
+    """See reading.Topic, compacting.CompactedTopic."""
 
     def __init__(self, place: KafkaPlace) -> None:
         self._place, self._questions = place, Questions(place)
@@ -78,6 +87,22 @@ class BrokerTopic:
                         return True
                     left.discard(found.partition)
         return False
+
+    def write(self, records: Iterable[Records]) -> None:
+        """See CompactedTopic.write."""
+        producer = PlainProducer(self._place)
+        try:
+            for each in records:
+                producer.begin([each])
+                producer.complete()
+        except GaveUp as gave_up:
+            raise gave_up.error from gave_up
+        finally:
+            producer.close()
+
+    def remove(self, before: Mapping[int, int]) -> None:
+        """See CompactedTopic.remove."""
+        self._questions.remove(before)
 
     def close(self) -> None:
         """See Topic.close."""

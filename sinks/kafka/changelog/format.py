@@ -7,6 +7,7 @@ The key of a row is that of its record (state/records.py); its value is a JSON o
     row_key, row         key and values, for people
     layout, value        what a restore reads; `value` is base64
     deleted              true: the row is deleted; there is nothing else then
+    base                 the record is none of a delivery: a compaction wrote it, which has this id
     piece                [i, n]: one of n records in a row whose `value` are the whole one, which is too large for one
 
 Every delivery ends with one record in each partition, whose object `end` says how many records of the delivery are
@@ -23,9 +24,10 @@ Pure: no clock, thread or I/O. Source: docs/design/0111-changelogs-in-kafka.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -55,6 +57,7 @@ READ = pa.schema(
 )
 """The columns that a reader yields: what state/records.py reads, first the mark of a delete."""
 _NOTHING = msgspec.Raw()
+Row = TypeVar("Row")
 
 
 class End(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -80,6 +83,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     value: bytes | None = None
     deleted: bool = False
     piece: tuple[int, int] | None = None
+    base: str = ""
     end: End | None = None
 
 
@@ -188,6 +192,38 @@ class Encoder:
         ]
 
 
+def base_of(
+    job_uuid: str, id: str, through: Tag, rows: Iterable[tuple[bytes, Message, bytes]], partition: int
+) -> Iterator[Records]:
+    """Yield the records of a base in one partition: rows as they were delivered, and an end.
+
+    Args:
+        rows: Key, message and value as they were read, from a delivery or from an older base.
+    """
+    summed, begins = Sum(), b'{"base":"' + id.encode() + b'",'
+    for group in batched(rows, ROWS_MAX):
+        keys = [key for key, _, _ in group]
+        values = [begins + value[_beginning(message) :] for _, message, value in group]
+        for key, value in zip(keys, values, strict=True):
+            summed.add(key, value)
+        yield Records(keys, values, partition)
+    end = End(VERSION, job_uuid, None, summed.records, summed.digest)
+    value = _ENCODE(Message(through.timeline, through.epoch, base=id, end=end))
+    yield Records([f"base {id}".encode()], [value], partition)
+
+
+def _beginning(message: Message) -> int:
+    """Return the length of what a base replaces: the bracket, or the id of an older base too."""
+    return len(b'{"base":"",') + len(message.base) if message.base else 1
+
+
+def batched(rows: Iterable[Row], count: int) -> Iterator[list[Row]]:
+    """Yield lists of so many rows, the last one with fewer."""
+    rest = iter(rows)
+    while group := list(islice(rest, count)):
+        yield group
+
+
 def _messages(tag: Tag, batch: pa.RecordBatch) -> Iterator[Message]:
     timeline, epoch, raw = int(tag.timeline), int(tag.epoch), msgspec.Raw
     names, values = batch.column("operator").to_pylist(), batch.column("value").to_pylist()
@@ -225,9 +261,19 @@ class Decoder:
         job_uuid: The job that wrote it.
         before: The tag of the delivery before the first message; None: the first message is the first of all.
         wanted: Whether the rows of a delivery are of interest.
+        base: Read the records of this base; empty: those of deliveries.
+        raw: Takes each row of interest as it is, in place of the batches.
     """
 
-    def __init__(self, job_uuid: str, before: Tag | None, wanted: Callable[[Tag], bool]) -> None:
+    def __init__(
+        self,
+        job_uuid: str,
+        before: Tag | None,
+        wanted: Callable[[Tag], bool],
+        base: str = "",
+        raw: Callable[[bytes, Message, bytes], None] | None = None,
+    ) -> None:
+        self._base, self._raw = base, raw
         self._job, self.tag, self._wanted = job_uuid, before, wanted
         """The last delivery that ended."""
         self._sum = Sum()
@@ -246,15 +292,21 @@ class Decoder:
             message = _DECODER.decode(value or b"")
         except msgspec.DecodeError as error:
             raise Broken(f"a record is none of a changelog: {error}") from error
+        if message.base != self._base:
+            return None
         tag = Tag(Timeline(message.timeline), Epoch(message.epoch))
         if message.end is not None:
             return self._ended(tag, message.end)
-        if tag != self._of:
+        if self._base:
+            self._keep = True
+        elif tag != self._of:
             if self._of is not None:
                 raise Broken(f"the delivery of epoch {self._of.epoch} has no end")
             self._of, self._keep = tag, self._wanted(tag)
         self._sum.add(key or b"", value or b"")
-        if self._keep:
+        if self._keep and self._raw is not None:
+            self._raw(key or b"", message, value or b"")
+        elif self._keep:
             self._row(key or b"", message)
             if len(self._keys) >= ROWS_MAX and not self._pieces:
                 return Delivery(tag, self._batch(), ended=False)
@@ -312,7 +364,7 @@ def end_of(value: bytes | None) -> Tag | None:
         message = _DECODER.decode(value or b"")
     except msgspec.DecodeError:
         return None
-    return None if message.end is None else Tag(Timeline(message.timeline), Epoch(message.epoch))
+    return None if message.end is None or message.base else Tag(Timeline(message.timeline), Epoch(message.epoch))
 
 
 def _shown(stood: tuple[int, int] | None) -> str:

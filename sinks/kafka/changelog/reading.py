@@ -20,8 +20,9 @@ from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
+from holdfast.errors import HoldfastError
 from holdfast.model import CHANGELOG, NO_EPOCH, Epoch, Subtask, Tag
-from holdfast.sinks.changelogs import AsOf, is_on, unseen
+from holdfast.sinks.changelogs import AsOf, CompactedMeanwhile, is_on, unseen
 from holdfast.sinks.kafka.changelog.format import Broken, Decoder, Delivery, damaged, end_of
 from holdfast.sinks.kafka.changelog.layout import check_layout
 from holdfast.sinks.kafka.progress import Layout, Progress
@@ -97,6 +98,7 @@ class OpenKafkaChangelog:
     def __init__(self, where: str, job_uuid: str, topic: Topic) -> None:
         self._where, self._job_uuid, self._topic = where, job_uuid, topic
         self._progress = topic.progress()
+        self._base = self._progress.base_of(job_uuid, CHANGELOG)
 
     @property
     def empty(self) -> bool:
@@ -118,21 +120,38 @@ class OpenKafkaChangelog:
     @property
     def floor(self) -> Epoch:
         """See OpenChangelog.floor."""
-        return NO_EPOCH
+        return NO_EPOCH if self._base is None else self._base.through.epoch
 
     def records(self, which: AsOf, advanced: Callable[[int, int], object] = unseen) -> Iterator[pa.RecordBatch]:
         """See OpenChangelog.records."""
         target = self._tag
         if target is None:
             return
+        assert which.after == NO_EPOCH or which.after >= self.floor, "deletes may be gone"
         layout = self._progress.layout
         assert layout is not None, "every delivery is behind the record that describes the topic"
         check_layout(self._where, layout, self._topic.layout())
         wanted = asked_of(which, layout.partitions)
+        if (base := self._base) is not None and which.after == NO_EPOCH:
+            based = {each: Decoder(self._job_uuid, None, lambda _: True, base.id) for each in wanted}
+            yield from self._read({each: base.at[each][0] for each in wanted}, based, base.through, advanced)
         begins = self._begins(wanted, which.after)
         counts = lambda tag: which.after < tag.epoch <= which.through and is_on(which.history, tag.timeline, tag.epoch)
         decoders = {each: Decoder(self._job_uuid, before, counts) for each, (_, before) in begins.items()}
         yield from self._read({each: offset for each, (offset, _) in begins.items()}, decoders, target, advanced)
+
+    def delivery_before(self, horizon: Epoch) -> tuple[Tag, float] | None:
+        """Return a delivery at or before an epoch, as late as is found quickly, and the share of records up to it.
+
+        None if there is none behind the last compaction. All partitions have the same deliveries, so one is looked at.
+        """
+        if self._tag is None:
+            return None
+        begin, before = self._begins([0], NO_EPOCH)[0]
+        end = self._topic.written([0])[0]
+        step = max(1, min(LOOK_BACK, (end - begin) // LOOK_FURTHER))
+        offset, tag = self._behind(0, begin, before, end, horizon, step)
+        return None if tag is None or tag == before else (tag, (offset - begin) / (end - begin))
 
     @property
     def _tag(self) -> Tag | None:
@@ -169,7 +188,17 @@ class OpenKafkaChangelog:
         try:
             return decoder.take(found.key, found.value)
         except Broken as error:
-            raise damaged(self._where, found.partition, str(error)) from error
+            raise self._damaged(found.partition, str(error)) from error
+
+    def _damaged(self, partition: int, why: str) -> HoldfastError:
+        """Return what to raise for a partition that is not what was expected."""
+        if self._topic.progress().base_of(self._job_uuid, CHANGELOG) != self._base:
+            return CompactedMeanwhile(
+                f"{self._where}: was compacted while it was read",
+                not_done="no state was restored",
+                next_step="nothing: the read begins again",
+            )
+        return damaged(self._where, partition, why)
 
     def _check_end(self, found: Found, decoder: Decoder, target: Tag) -> None:
         """Refuse a partition that ends before the target, unless an open transaction hides the rest.
@@ -179,29 +208,34 @@ class OpenKafkaChangelog:
         if found.offset >= self._topic.written([found.partition])[found.partition]:
             ends = "nowhere" if decoder.tag is None else f"with epoch {decoder.tag.epoch}"
             why = f"it ends {ends}, but epoch {target.epoch} of timeline {target.timeline} was delivered"
-            raise damaged(self._where, found.partition, why)
+            raise self._damaged(found.partition, why)
 
     def _begins(self, partitions: Iterable[int], after: Epoch) -> dict[int, tuple[int, Tag | None]]:
         """Return where to begin in each partition, and the delivery that ends there."""
-        first = self._topic.first(partitions)
+        first: dict[int, tuple[int, Tag | None]]
+        if (base := self._base) is not None:
+            first = {each: (base.at[each][1], base.through) for each in partitions}
+        else:
+            first = {each: (offset, None) for each, offset in self._topic.first(partitions).items()}
         if after == NO_EPOCH:
-            return {each: (offset, None) for each, offset in first.items()}
+            return first
         ends = self._topic.written(first)
-        return {each: self._behind(each, first[each], ends[each], after) for each in first}
+        return {each: self._behind(each, *first[each], ends[each], after) for each in first}
 
-    def _behind(self, partition: int, first: int, end: int, after: Epoch) -> tuple[int, Tag | None]:
+    def _behind(
+        self, partition: int, first: int, stood: Tag | None, end: int, after: Epoch, step: int = LOOK_BACK
+    ) -> tuple[int, Tag | None]:
         """Return a place behind which all records of later epochs are.
 
         That is true of the end of each delivery at which the writer was not beyond the epoch, so any of them will do;
         the search goes back from the newest one in growing steps, since it is asked for epochs near the end.
         """
-        step = LOOK_BACK
         while (probe := end - step) > first:
             found = self._next_end(partition, probe, end)
             if found is not None and found[1].epoch <= after:
                 return found
-            step *= LOOK_FURTHER
-        return first, None
+            step *= LOOK_FURTHER if step >= LOOK_BACK else 2
+        return first, stood
 
     def _next_end(self, partition: int, probe: int, end: int) -> tuple[int, Tag] | None:
         """Return the offset behind the first end of a delivery from an offset on, and its tag."""

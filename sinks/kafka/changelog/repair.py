@@ -14,12 +14,14 @@ from holdfast.sinks.contract import Repair, Rewinding
 from holdfast.sinks.kafka.changelog.reading import COMMITTER
 from holdfast.sinks.kafka.progress import Progress, owner_record, tag_record
 from holdfast.sinks.kafka.target import Connection, Content, ProducerFenced, TransactionalProducer
-from holdfast.sinks.undo import overtaken, untouched
+from holdfast.sinks.undo import impossible, overtaken, refused, untouched
 
 
 def plan_repair(where: str, progress: Progress, rewinding: Rewinding) -> Repair:
     """See RepairableSink.plan_repair."""
     _must_take_over(where, progress, rewinding)
+    if (lost := _lost(progress, rewinding)) is not None and _moving(where, progress, rewinding):
+        return impossible(lost, takes_more=False)
     return _planned(progress, rewinding) if _moving(where, progress, rewinding) else untouched("truncate", rewinding)
 
 
@@ -32,6 +34,8 @@ def repair(where: str, connection: Connection, content: Content, rewinding: Rewi
         takes_over = _must_take_over(where, progress, rewinding)
         if not _moving(where, progress, rewinding):
             return untouched("truncate", rewinding)
+        if (lost := _lost(progress, rewinding)) is not None:
+            raise refused(where, lost)
         marks = [*_tags(rewinding), *content.marks(progress)]
         if takes_over and rewinding.claim is not None:
             marks.append(owner_record(rewinding.job_uuid, rewinding.sink, rewinding.claim))
@@ -74,6 +78,14 @@ def _must_take_over(where: str, progress: Progress, rewinding: Rewinding) -> boo
     if claim is None:
         return False
     return claim.must_take_over(where, progress.held(job, sink), lambda: progress.newest(job, sink))
+
+
+def _lost(progress: Progress, rewinding: Rewinding) -> str | None:
+    """Return why the state as of the base epoch is no longer in the topic; None if it is."""
+    base = progress.base_of(rewinding.job_uuid, rewinding.sink)
+    if base is None or base.through.epoch <= rewinding.to.epoch:
+        return None
+    return f"the topic is compacted through epoch {base.through.epoch}"
 
 
 def _moving(where: str, progress: Progress, rewinding: Rewinding) -> bool:

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from holdfast.errors import ConfigError
-from holdfast.model import Tag, Writer
+from holdfast.model import CHANGELOG, Tag, Writer
 from holdfast.secrets import Secret
-from holdfast.sinks.changelogs import Changelog, Compaction, NoCompaction
+from holdfast.sinks.changelogs import Changelog, Compaction
 from holdfast.sinks.contract import Repair, Rewinding, Sink
+from holdfast.sinks.kafka.changelog.compacting import RECORDS_MIN, CompactedTopic, KafkaCompaction
 from holdfast.sinks.kafka.changelog.format import Encoder
 from holdfast.sinks.kafka.changelog.layout import check_layout
 from holdfast.sinks.kafka.changelog.reading import OpenKafkaChangelog, Topic
@@ -41,8 +42,8 @@ PARTITIONS_IN_MEMORY = 4
 class Brokers:
     """How the topic is reached: by the client library, which is loaded at the first use."""
 
-    def topic(self, place: KafkaPlace) -> Topic:
-        """Return the topic for readers; no connection is made yet."""
+    def topic(self, place: KafkaPlace) -> CompactedTopic:
+        """Return the topic for readers and compactions; no connection is made yet."""
         check_client()
         from holdfast.sinks.kafka.changelog.brokers import BrokerTopic
 
@@ -62,6 +63,13 @@ class Brokers:
 
         prepare(place)
 
+    def token(self) -> str:
+        """Return an id that nothing else has."""
+        check_client()
+        from holdfast.sinks.kafka.changelog.brokers import token
+
+        return token()
+
     def probe(self, place: KafkaPlace) -> str:
         """Return what a start would find or create; refuse what it would refuse."""
         check_client()
@@ -72,10 +80,15 @@ class Brokers:
 
 @dataclass(frozen=True)
 class KafkaChangelog:
-    """The changelog of a job in a topic; see changelogs.Changelog."""
+    """The changelog of a job in a topic; see changelogs.Changelog.
+
+    Args:
+        records_min: A topic with fewer records since its last compaction is not compacted.
+    """
 
     kafka: KafkaPlace
     brokers: Brokers = field(default_factory=Brokers, compare=False)
+    records_min: int = RECORDS_MIN
 
     @property
     def place(self) -> Mapping[str, str]:
@@ -103,7 +116,14 @@ class KafkaChangelog:
 
     def compaction(self, job_uuid: str) -> Compaction:
         """See Changelog.compaction."""
-        return NoCompaction()
+        return KafkaCompaction(
+            where(self.kafka),
+            job_uuid,
+            lambda: self.brokers.topic(self.kafka),
+            lambda: self.brokers.connection(self.kafka, transactional_id(job_uuid, CHANGELOG)),
+            self.brokers.token,
+            self.records_min,
+        )
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from kafka_server import PASSWORD, USER, KafkaServer
 import holdfast as hf
 from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
 from holdfast.model import CHANGELOG, EPOCH_MAX, Epoch, Generation, Stretch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.changelogs import AsOf, shown_place
+from holdfast.sinks.changelogs import AsOf, CompactedMeanwhile, shown_place
 from holdfast.sinks.contract import OP, Rewinding
 from holdfast.sinks.kafka.changelog.format import Broken, Decoder, Encoder
 from holdfast.sinks.kafka.changelog.sink import Brokers, KafkaChangelog
@@ -78,6 +78,11 @@ class Topic:
         found: str = self.sink.repair(rewinding(epoch, timeline), RECORDS, KEY).verdict  # type: ignore[attr-defined]
         return found
 
+    def compacted(self, horizon: int) -> int:
+        """Compact it, and return through which epoch it is compacted."""
+        replace(self.place, records_min=1).compaction(JOB).compact("first", FIRST, Epoch(horizon))
+        return self.place.open(JOB).floor
+
     def values(
         self,
         through: int,
@@ -99,13 +104,24 @@ class Topic:
         return {name: None if value is None else int(value) for name, value in found.items()}
 
 
-@pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.kafka)])
-def topic(request: pytest.FixtureRequest) -> Topic:
-    """The topic in memory, and at a broker."""
+def at(request: pytest.FixtureRequest) -> Topic:
+    """Return the topic in memory, or at a broker."""
     if request.param == "memory":
         return Topic(InMemory(), KafkaPlace("broker:9092", "changelog"))
     server: KafkaServer = request.getfixturevalue("kafka")
     return Topic(Brokers(), KafkaPlace(server.servers, f"{server.topic()}-state"))
+
+
+@pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.kafka)])
+def topic(request: pytest.FixtureRequest) -> Topic:
+    """The topic in memory, and at a broker."""
+    return at(request)
+
+
+@pytest.fixture(params=["memory", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.slow])])
+def either(request: pytest.FixtureRequest) -> Topic:
+    """The topic in memory, and in long runs at a broker."""
+    return at(request)
 
 
 @pytest.fixture
@@ -130,30 +146,30 @@ class TestReads:
         assert topic.state(2, key_groups=(1, 2)) == {"1a": None}
         assert topic.place.open(JOB).delivered == {0: 2}
 
-    def test_leave_out_an_abandoned_timeline_before_and_after_its_repair(self, topic: Topic) -> None:
-        topic.deliver(4, {"0a": 4})
-        topic.deliver(6, {"0a": 6, "0b": 6})
-        assert topic.state(4, REWOUND) == topic.state(100, REWOUND) == {"0a": 4}
-        planned = topic.sink.plan_repair(rewinding(4, 2), RECORDS, KEY)  # type: ignore[attr-defined]
+    def test_leave_out_an_abandoned_timeline_before_and_after_its_repair(self, either: Topic) -> None:
+        either.deliver(4, {"0a": 4})
+        either.deliver(6, {"0a": 6, "0b": 6})
+        assert either.state(4, REWOUND) == either.state(100, REWOUND) == {"0a": 4}
+        planned = either.sink.plan_repair(rewinding(4, 2), RECORDS, KEY)  # type: ignore[attr-defined]
         assert planned.reason.startswith("records after epoch 4 through epoch 6 no longer count")
-        assert [topic.rewind(4, 2), topic.rewind(4, 2)] == ["truncate", "truncate"]
-        assert topic.state(4, REWOUND) == {"0a": 4}
-        topic.deliver(100, {"0c": 100}, timeline=2)
-        assert topic.state(100, REWOUND) == {"0a": 4, "0c": 100}
-        assert topic.state(100, REWOUND, after=4) == {"0c": 100}
+        assert [either.rewind(4, 2), either.rewind(4, 2)] == ["truncate", "truncate"]
+        assert either.state(4, REWOUND) == {"0a": 4}
+        either.deliver(100, {"0c": 100}, timeline=2)
+        assert either.state(100, REWOUND) == {"0a": 4, "0c": 100}
+        assert either.state(100, REWOUND, after=4) == {"0c": 100}
 
-    def test_end_where_the_topic_was_when_it_was_opened(self, topic: Topic) -> None:
+    def test_end_where_the_topic_was_when_it_was_opened(self, either: Topic) -> None:
         """What another history of the job delivers meanwhile, under the same numbers, is not read."""
-        topic.deliver(1, {"0a": 1})
-        found = topic.place.open(JOB)
-        topic.deliver(2, {"0a": 2})
+        either.deliver(1, {"0a": 1})
+        found = either.place.open(JOB)
+        either.deliver(2, {"0a": 2})
         which = AsOf(JOB, FIRST, Epoch(9), Epoch(0), (0, GROUPS), GROUPS)
         assert [row["value"] for batch in found.records(which) for row in batch.to_pylist()] == [b"1"]
 
-    def test_give_a_row_that_is_too_large_for_one_record(self, topic: Topic) -> None:
+    def test_give_a_row_that_is_too_large_for_one_record(self, either: Topic) -> None:
         large = bytes(range(256)) * 12_000
-        topic.target.deliver(tag(1), [changes(1, {"0a": large, "0b": b"1"})])
-        assert topic.values(1) == {"0a": large, "0b": b"1"}
+        either.target.deliver(tag(1), [changes(1, {"0a": large, "0b": b"1"})])
+        assert either.values(1) == {"0a": large, "0b": b"1"}
 
     def test_of_late_epochs_do_not_begin_at_the_first_record(self, made: Topic) -> None:
         for epoch in range(1, 31):
@@ -165,6 +181,90 @@ class TestReads:
         whole: list[tuple[int, int]] = []
         list(made.place.open(JOB).records(replace(which, after=Epoch(0)), lambda *at: whole.append(at)))
         assert seen[-1][0] < whole[-1][0] / 2 and all(done <= expected for done, expected in [*seen, *whole])
+
+
+class TestCompaction:
+    def test_leaves_what_every_epoch_from_the_horizon_on_needs(self, either: Topic) -> None:
+        large = bytes(range(256)) * 6_000
+        for epoch in range(1, 7):
+            either.deliver(epoch, {"0a": epoch, f"1{chr(96 + epoch)}": epoch, "7a": None if epoch % 2 else epoch})
+        either.target.deliver(tag(7), [changes(7, {"6z": large})])
+        for epoch in range(8, 11):
+            either.deliver(epoch, {"0a": epoch, "1b": None})
+        before = {epoch: either.values(epoch) for epoch in (8, 10)}
+        floor = either.compacted(8)
+        assert 0 < floor <= 8
+        assert {epoch: live(either.values(epoch)) for epoch in (8, 10)} == {e: live(v) for e, v in before.items()}
+        assert either.state(10, after=9) == {"0a": 10, "1b": None}
+        either.deliver(11, {"0a": None})
+        assert either.compacted(11) > floor
+        assert live(either.values(11)) == {name: v for name, v in live(before[10]).items() if name != "0a"}
+        for epoch in range(12, 16):
+            either.deliver(epoch, {"0b": epoch})
+        assert either.state(15, after=14, key_groups=(0, 1)) == {"0b": 15}
+        assert either.rewind(15, 2) == "truncate"
+        with pytest.raises(ConfigError, match="the topic is compacted through epoch"):
+            either.rewind(3, 3)
+
+    @pytest.mark.kafka
+    def test_removes_records_at_the_brokers(self, kafka: KafkaServer) -> None:
+        topic = Topic(Brokers(), KafkaPlace(kafka.servers, kafka.topic(1, **{"retention.ms": "-1"})))
+        for epoch in range(1, 9):
+            topic.deliver(epoch, {"0a": epoch, "7b": epoch if epoch < 3 else None})
+        assert 1 < topic.compacted(6) <= 6
+        assert kafka.records(topic.place.kafka.topic)[0].offset() > 2
+        assert live(topic.values(8)) == {"0a": b"8"}
+
+    def test_is_left_to_the_driver_that_owns_the_topic(self, made: Topic) -> None:
+        for epoch in range(1, 4):
+            made.deliver(epoch, {"0a": epoch})
+        assert not replace(made.place, records_min=1).compaction(JOB).compact("copy", FIRST, Epoch(3))
+        assert made.place.open(JOB).floor == 0
+
+    def test_is_left_out_while_it_is_not_worth_it(self, made: Topic) -> None:
+        for epoch in range(1, 4):
+            made.deliver(epoch, {"0a": epoch})
+        compaction = made.place.compaction(JOB)
+        assert not compaction.compact("first", FIRST, Epoch(3)) and not compaction.compact("first", FIRST, Epoch(3))
+
+    def test_that_is_overtaken_changes_nothing(self, memory: InMemory, made: Topic) -> None:
+        for epoch in range(1, 4):
+            made.deliver(epoch, {"0a": epoch})
+        other = Claim("second", Generation(2), {"first": tag(3)})
+        taken: list[bool] = []
+
+        def meanwhile() -> None:
+            if memory.fake.calls[-1] == "init" and not taken:
+                taken.append(True)
+                made.sink.open(JOB, WRITER, other).deliver(tag(4), [changes(4, {"0a": b"4"})])
+
+        memory.fake.meanwhile = meanwhile
+        with pytest.raises(Unavailable, match="took the topic"):
+            made.compacted(3)
+        assert taken and not memory.removed and made.state(4) == {"0a": 4}
+
+    def test_interrupts_a_read_that_was_opened_before(self, made: Topic) -> None:
+        for epoch in range(1, 6):
+            made.deliver(epoch, {"0a": epoch})
+        found = made.place.open(JOB)
+        assert made.compacted(5)
+        with pytest.raises(CompactedMeanwhile):
+            list(found.records(AsOf(JOB, FIRST, Epoch(5), Epoch(0), (0, GROUPS), GROUPS)))
+
+    def test_that_was_killed_before_it_removed_anything_is_completed(self, memory: InMemory, made: Topic) -> None:
+        for epoch in range(1, 6):
+            made.deliver(epoch, {"0a": epoch})
+        memory.keeps = True
+        made.compacted(5)
+        assert not memory.removed and made.state(5) == {"0a": 5}
+        memory.keeps = False
+        made.compacted(5)
+        assert memory.removed and made.state(5) == {"0a": 5}
+
+
+def live(values: Mapping[str, bytes | None]) -> dict[str, bytes]:
+    """Return what is not deleted."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def encoded(*deliveries: tuple[Tag, Tag | None, Mapping[str, bytes | None]]) -> list[tuple[bytes, bytes]]:
@@ -280,13 +380,13 @@ class TestDamage:
 
 
 class TestFences:
-    def test_hold_off_a_writer_of_an_older_timeline(self, topic: Topic) -> None:
-        topic.deliver(4, {"0a": 4})
-        zombie = topic.sink.open(JOB, WRITER, CLAIM)
-        topic.rewind(4, 2)
+    def test_hold_off_a_writer_of_an_older_timeline(self, either: Topic) -> None:
+        either.deliver(4, {"0a": 4})
+        zombie = either.sink.open(JOB, WRITER, CLAIM)
+        either.rewind(4, 2)
         with pytest.raises(HoldfastError, match="timeline 2"):
             zombie.deliver(tag(6), [changes(6, {"0a": b"6"})])
-        assert topic.state(9, REWOUND) == {"0a": 4}
+        assert either.state(9, REWOUND) == {"0a": 4}
 
     def test_hold_off_a_delivery_that_is_under_way(self, topic: Topic) -> None:
         """The repair comes between the records of a delivery and its commit."""
@@ -304,13 +404,13 @@ class TestFences:
 
 
 class TestRefusals:
-    def test_of_the_changelog_of_another_job(self, topic: Topic) -> None:
-        topic.sink.check_owner(None, CHANGELOG)  # type: ignore[attr-defined]
-        topic.deliver(1, {"0a": 1})
-        topic.sink.check_owner(JOB, CHANGELOG)  # type: ignore[attr-defined]
+    def test_of_the_changelog_of_another_job(self, either: Topic) -> None:
+        either.sink.check_owner(None, CHANGELOG)  # type: ignore[attr-defined]
+        either.deliver(1, {"0a": 1})
+        either.sink.check_owner(JOB, CHANGELOG)  # type: ignore[attr-defined]
         for other in ("2" * 32, None):
             with pytest.raises(ConfigError, match="holds the changelog of another job, 1111"):
-                topic.sink.check_owner(other, CHANGELOG)  # type: ignore[attr-defined]
+                either.sink.check_owner(other, CHANGELOG)  # type: ignore[attr-defined]
 
     @pytest.mark.kafka
     def test_of_records_that_no_job_delivered(self, kafka: KafkaServer) -> None:
