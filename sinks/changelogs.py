@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
 from holdfast.model import NO_EPOCH, Epoch, Stretch, Subtask
@@ -108,6 +110,10 @@ class Changelog(Protocol):
         """Return where it is, for plans, status and manifests: as `kind` the registered name of its connector, and the
         arguments that it takes."""
 
+    @property
+    def commits_once(self) -> bool:
+        """Return whether one writer delivers the segments of all; as the trait of its sink."""
+
     def sink(self, schema: pa.Schema, key: tuple[str, ...], key_groups: int) -> Sink | None:
         """Return the sink that takes the records; None if segments stay in the root.
 
@@ -159,6 +165,11 @@ class Root:
         """See Changelog.place."""
         return {"kind": "root"}
 
+    @property
+    def commits_once(self) -> bool:
+        """See Changelog.commits_once."""
+        return False
+
     def sink(self, schema: pa.Schema, key: tuple[str, ...], key_groups: int) -> Sink | None:
         """See Changelog.sink."""
         return None
@@ -177,6 +188,22 @@ class Root:
 
 
 ROOT: Changelog = Root()
+_GROUP_AT = 2
+"""Where the key group is in the key of a record."""
+
+
+def partitions_of(keys: pa.LargeBinaryArray, partitions: int, key_groups: int) -> NDArray[np.int64]:
+    """Return the partition of every record: those of neighbouring key groups are together."""
+    offsets = np.frombuffer(keys.buffers()[1], np.int64)[keys.offset : keys.offset + len(keys)]
+    data = np.frombuffer(keys.buffers()[2], np.uint8)
+    groups = data[offsets[:, None] + np.arange(_GROUP_AT, _GROUP_AT + 2)].view(">u2").reshape(-1).astype(np.int64)
+    places: NDArray[np.int64] = groups * partitions // key_groups
+    return places
+
+
+def shown_place(place: Mapping[str, str]) -> str:
+    """Return a changelog's place for people, without the options by which it is reached."""
+    return " ".join(value for name, value in place.items() if name != "options")
 
 
 def is_on(history: Sequence[Stretch], timeline: int, epoch: Epoch) -> bool:

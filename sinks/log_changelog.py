@@ -22,12 +22,11 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError
 from holdfast.model import CHANGELOG, NO_EPOCH, Epoch, Subtask, Writer
 from holdfast.ports import ObjectStore
-from holdfast.sinks.changelogs import AsOf, Changelog, unseen
+from holdfast.sinks.changelogs import AsOf, Changelog, partitions_of, unseen
 from holdfast.sinks.contract import Repair, Rewinding, Sink
 from holdfast.sinks.log import LogSink, LogTarget, Place, holding, is_writer_of
 from holdfast.sinks.log_compacting import TopicCompaction, When
@@ -43,8 +42,6 @@ from holdfast.traits import SinkTraits, local
 COMPACTED_FROM_BYTES = 64 << 20
 """Less is never compacted."""
 GRACE_S = 10.0
-_GROUP_AT = 2
-"""Where the key group is in a key."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +64,11 @@ class LogChangelog:
     def place(self) -> Mapping[str, str]:
         """See Changelog.place."""
         return {"kind": "log", "path": self.path}
+
+    @property
+    def commits_once(self) -> bool:
+        """See Changelog.commits_once: every writer commits its own segment."""
+        return False
 
     def sink(self, schema: pa.Schema, key: tuple[str, ...], key_groups: int) -> Sink:
         """See Changelog.sink."""
@@ -180,15 +182,6 @@ def by_key_group(key_groups: int) -> Place:
         return {int(p): records.take(pa.array(np.flatnonzero(places == p))) for p in np.unique(places)}
 
     return placed
-
-
-def partitions_of(keys: pa.LargeBinaryArray, partitions: int, key_groups: int) -> NDArray[np.int64]:
-    """Return the partition of every record: those of neighbouring key groups are together."""
-    offsets = np.frombuffer(keys.buffers()[1], np.int64)[keys.offset : keys.offset + len(keys)]
-    data = np.frombuffer(keys.buffers()[2], np.uint8)
-    groups = data[offsets[:, None] + np.arange(_GROUP_AT, _GROUP_AT + 2)].view(">u2").reshape(-1).astype(np.int64)
-    places: NDArray[np.int64] = groups * partitions // key_groups
-    return places
 
 
 def refuse_changelog_of_a_job(store: ObjectStore, not_done: str) -> None:

@@ -68,7 +68,8 @@ class App:
             which a function with on_error="dlq" fails. None: such a record fails the job.
         mode: "continuous": workers stay in Spark from start to end; or "microbatch": every epoch is one Spark job.
         changelog: Where the changelog of state is kept: "root", in the job's folder; or a topic that can be read as a
-            history and as a table, such as `hf.Log("data/changelog")`. It is fixed once the job has run.
+            history and as a table, such as `hf.Log("data/changelog")` or
+            `hf.Kafka("broker.example:9092", "state")`. It is fixed once the job has run.
         state_memory: Memory of each worker for state, such as "2GiB"; a larger state is swapped to the worker's local
             folder. None: half of the worker's share of the machine or container.
 

@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.checkpoint import coordinator, joblog, recovery
 from holdfast.checkpoint.bases import pieces
-from holdfast.checkpoint.committing import gathered, left_by_others
+from holdfast.checkpoint.committing import COMMITTER, gathered, left_by_others
 from holdfast.checkpoint.manifest import Confirmed, Manifest, follow
 from holdfast.checkpoint.timeline import lineage_of
 from holdfast.frozen import changed, replace
@@ -120,7 +120,8 @@ def topic_state(state: Master, base: Manifest | None) -> m.TopicState | None:
         return None
     confirmed = () if base is None else base.confirmed
     delivered = {done.writer.subtask: done.tag.epoch for done in confirmed if done.writer.sink == CHANGELOG}
-    return m.TopicState(lineage_of(state.job.rewinds), delivered)
+    committer = COMMITTER if CHANGELOG in state.rules.committed_once else None
+    return m.TopicState(lineage_of(state.job.rewinds), delivered, committer)
 
 
 def _until(state: Master, positions: tuple[SourcePosition, ...]) -> tuple[SourcePosition, ...]:

@@ -27,7 +27,7 @@ from holdfast.runtime.plan.source import Source, reads_again
 from holdfast.runtime.plan.targets import same_target, target_of
 from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.wire.presence import is_gone
-from holdfast.sinks.changelogs import ROOT
+from holdfast.sinks.changelogs import ROOT, shown_place
 from holdfast.sinks.contract import owned
 
 LOOK_EVERY_S = 0.2
@@ -320,7 +320,7 @@ def check_changelog(plan: Plan, before: Manifest) -> None:
 def _place(place: Mapping[str, str]) -> str:
     if place == ROOT.place:
         return "the root"
-    return " ".join(place.values())
+    return shown_place(place)
 
 
 def _with_other_columns(plan: Plan, before: Manifest, pending: Collection[str]) -> list[str]:

@@ -30,8 +30,8 @@ from holdfast.ports import ObjectStore
 from holdfast.runtime.inspect.view import view_of
 from holdfast.runtime.job.stored import Stored
 from holdfast.runtime.sources.connector import changelog_of
-from holdfast.runtime.sources.installed import connector
-from holdfast.sinks.changelogs import AsOf, OpenChangelog, check_holds, check_ours, check_reaches, is_on
+from holdfast.runtime.sources.installed import connector_class
+from holdfast.sinks.changelogs import AsOf, OpenChangelog, check_holds, check_ours, check_reaches, is_on, shown_place
 from holdfast.sinks.owners import Claim
 from holdfast.sinks.staging import last_per_key
 from holdfast.state.changelog import SegmentHeader, seal
@@ -138,9 +138,9 @@ def _opened(stored: Stored, manifest: Manifest, place: Mapping[str, str]) -> Ope
             next_step="read a checkpoint of the present timeline",
             where=Where(job=stored.name, epoch=manifest.epoch),
         )
-    given = {name: value for name, value in place.items() if name != "kind"}
-    found = changelog_of(connector(place["kind"], **given)).open(manifest.job_uuid)
-    where = f"changelog {' '.join(place.values())}"
+    changelog = changelog_of(connector_class(place["kind"]).placed(place))
+    found = changelog.open(manifest.job_uuid)
+    where = f"changelog {shown_place(place)}"
     # After the topic: a driver may have started, or delivered, meanwhile.
     now = stored.repository.read_log() or stored.job
     check_ours(where, found, Claim("", now.generation, now.reaches, now.base_epoch if now.repair_due else None))

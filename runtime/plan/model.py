@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from holdfast.model import ChannelId, Subtask
+from holdfast.model import CHANGELOG, ChannelId, Subtask
 from holdfast.runtime.operators.contract import Placed, entry
 from holdfast.runtime.plan.source import Source
 from holdfast.runtime.rows.dead_letters import OnError
@@ -154,7 +154,8 @@ class Plan:
 
     def committed_once(self) -> frozenset[str]:
         """Return the sinks whose output of an epoch one committer delivers for all writers."""
-        return frozenset(spec.name for spec in self.sinks if spec.sink.traits.commits_once and spec.path is None)
+        named = (spec.name for spec in self.sinks if spec.sink.traits.commits_once and spec.path is None)
+        return frozenset((*named, CHANGELOG) if self.changelog.commits_once else named)
 
     def event_times_held(self) -> tuple[int, int]:
         """Return the first and the last event time that all windows and targets of the job can hold."""

@@ -12,6 +12,7 @@ import pyarrow as pa
 from holdfast.runtime.operators.contract import INPUT, Placed
 from holdfast.runtime.plan.model import ANY_FRAGMENT, Fragment, Plan, SinkSpec
 from holdfast.runtime.plan.topic import topic_place
+from holdfast.sinks.changelogs import shown_place
 
 
 def describe(plan: Plan) -> dict[str, Any]:
@@ -84,7 +85,7 @@ def render(plan: Plan) -> str:
     immediate = [_immediate(sink) for sink in plan.sinks if sink.path is not None]
     lines += ["", f"written immediately: {', '.join(immediate)}; other sinks at the commit"] if immediate else []
     if (place := topic_place(plan)) is not None:
-        lines += ["", f"changelog of all state: {' '.join(place.values())}"]
+        lines += ["", f"changelog of all state: {shown_place(place)}"]
     return "\n".join(lines)
 
 

@@ -8,6 +8,7 @@ Source: docs/design/0032-connectors.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol, cast
 
 from holdfast.errors import ConfigError
@@ -32,6 +33,10 @@ class Connector(SourceConnector, Protocol):
 
 class ChangelogConnector(Protocol):
     """A system that can hold the changelog of a job."""
+
+    @classmethod
+    def placed(cls, place: Mapping[str, str]) -> ChangelogConnector:
+        """Return the connector for what `Changelog.place` returned, without `kind`: for commands that read state."""
 
     def changelog(self) -> Changelog:
         """Return it as the place of a changelog. Raises ConfigError if it is not configured as one."""
@@ -60,7 +65,7 @@ def changelog_of(given: object) -> Changelog:
     raise ConfigError(
         f"changelog={given!r} cannot hold the changelog of a job",
         not_done="the job was not planned",
-        next_step='leave it out, or give a log, for example changelog=hf.Log("data/changelog")',
+        next_step='leave it out, or give a log or a topic, for example changelog=hf.Log("data/changelog")',
     )
 
 

@@ -68,6 +68,11 @@ def connector(name: str, *args: Any, **options: Any) -> Any:
     Raises:
         ConfigError: no installed package registers the name, two do, or its module cannot be imported.
     """
+    return connector_class(name)(*args, **options)
+
+
+def connector_class(name: str) -> Any:
+    """Return the class of a connector by its name. Raises as `connector`."""
     known = [each for each in installed() if each.name == name]
     if len(known) != 1:
         packages = " and ".join(each.package for each in known)
@@ -79,7 +84,7 @@ def connector(name: str, *args: Any, **options: Any) -> Any:
             if known
             else f"use one of {names}; or install the package that has it, here and on every worker",
         )
-    return loaded(known[0])(*args, **options)
+    return loaded(known[0])
 
 
 def loaded(each: Installed) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
@@ -92,6 +92,11 @@ class Log(RowsOf[T]):
     def sink(self) -> LogSink:
         """See Connector.sink."""
         return LogSink(self.path, self._key, self._partitions, self._expected)
+
+    @classmethod
+    def placed(cls, place: Mapping[str, str]) -> Log[Any]:
+        """See ChangelogConnector.placed."""
+        return cls(place["path"])
 
     def changelog(self) -> LogChangelog:
         """See ChangelogConnector.changelog."""

@@ -251,6 +251,12 @@ class TopicState(msgspec.Struct, frozen=True):
     """The lineage: records of other epochs do not count."""
     delivered: dict[Subtask, Epoch] = {}
     """By writer, how far the topic is known to be; below that, it was restored from a backup."""
+    committer: Subtask | None = None
+    """The subtask that delivers the segments of all; None: each delivers its own."""
+
+    def writer(self, subtask: Subtask) -> Subtask:
+        """Return who delivers the segments of a subtask."""
+        return subtask if self.committer is None else self.committer
 
 
 class Deploy(Message, frozen=True):

@@ -102,5 +102,5 @@ def segment_job(
     deltas = state.deltas(epoch)
     follows = min((delta.follows for delta in deltas), default=epoch)
     header = SegmentHeader(deploy.job_uuid, deploy.generation, deploy.timeline, epoch, follows, worker)
-    writer = None if deploy.topic is None else deploy.subtask
+    writer = None if deploy.topic is None else deploy.topic.writer(deploy.subtask)
     return SealJob(header, deltas, stages, deploy.audit, writer, deploy.subtask, uploads)

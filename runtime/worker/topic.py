@@ -21,7 +21,7 @@ from holdfast.checkpoint.bases import pieces, undelivered
 from holdfast.model import NO_EPOCH, Epoch, SegmentRef, Timeline, WorkerId
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.worker.local import Target
-from holdfast.sinks.changelogs import ROOT, AsOf, OpenChangelog, check_holds, check_ours, check_reaches
+from holdfast.sinks.changelogs import ROOT, AsOf, OpenChangelog, check_holds, check_ours, check_reaches, shown_place
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.records import deltas_in
 from holdfast.state.store import Piece
@@ -85,7 +85,7 @@ def older(plan: Plan, target: Target) -> Older:
     changelog = ROOT if target.topic is None or target.base_epoch == NO_EPOCH else plan.changelog
     found = changelog.open(target.job_uuid)
     if target.topic is not None and target.base_epoch != NO_EPOCH:
-        where = f"changelog {changelog.place}"
+        where = f"changelog {shown_place(changelog.place)}"
         check_ours(where, found, target.claim)
         check_holds(where, found, target.topic.delivered)
         check_reaches(where, found, target.base_epoch)

@@ -35,6 +35,8 @@ FLUSH_S = 1.0
 READ_WITHIN_S = 15.0
 """How long the progress topic may take to be read, once its end is known: open transactions stand before it."""
 READ_WAIT_S = 0.1
+ANY_PARTITION = -1
+"""RD_KAFKA_PARTITION_UA: the partitioner decides."""
 POLL_EVERY = 4_096
 """Records between two looks at the reports of failed ones."""
 _FOLLOWING = (
@@ -149,14 +151,15 @@ class ConfluentProducer:
         """See TransactionalProducer.send."""
         producer, topic = self._live(), self._place.topic
         produce = producer.produce
+        partition = ANY_PARTITION if records.partition is None else records.partition
         keys = records.keys or [None] * len(records.values)
         until_poll = POLL_EVERY
         with self._raising():
             for key, value in zip(keys, records.values, strict=True):
                 try:
-                    produce(topic, value, key)
+                    produce(topic, value, key, partition)
                 except BufferError:
-                    self._wait_for_room(topic, value, key)
+                    self._wait_for_room(topic, value, key, partition)
                 until_poll -= 1
                 if not until_poll:
                     until_poll = POLL_EVERY
@@ -230,14 +233,14 @@ class ConfluentProducer:
                     return fault
         return None
 
-    def _wait_for_room(self, topic: str, value: bytes | None, key: bytes | None) -> None:
+    def _wait_for_room(self, topic: str, value: bytes | None, key: bytes | None, partition: int) -> None:
         """Put a record into the queue, once records in it have been sent."""
         producer, until = self._live(), time.monotonic() + WAIT_S
         while time.monotonic() < until:
             producer.poll(READ_WAIT_S)
             self._check()
             with suppress(BufferError):
-                producer.produce(topic, value, key)
+                producer.produce(topic, value, key, partition)
                 return
         raise late(self._place, "the queue of records stayed full", WAIT_S)
 

@@ -17,10 +17,11 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import repeat
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from holdfast.sinks.kafka.client import FLUSH_S, POLL_EVERY, READ_WAIT_S, WAIT_S, find_topic, raising
+from holdfast.sinks.kafka.client import ANY_PARTITION, FLUSH_S, POLL_EVERY, READ_WAIT_S, WAIT_S, find_topic, raising
 from holdfast.sinks.kafka.errors import meaning_for_rows, unconfirmed
 from holdfast.sinks.kafka.options import repeating_settings
 from holdfast.sinks.kafka.repeating import GaveUp
@@ -30,7 +31,7 @@ from holdfast.storage.kafka.place import KafkaPlace
 _log = logging.getLogger("holdfast.kafka")
 CLOSE_WAIT_S = 5.0
 """How long records that are on the way are awaited when a generation ends."""
-Record = tuple[bytes | None, bytes | None]
+Record = tuple[bytes | None, bytes | None, int]
 
 
 class PlainProducer:
@@ -93,8 +94,8 @@ class PlainProducer:
         produce, topic, until_poll = self._producer.produce, self._place.topic, POLL_EVERY
         try:
             while self._next is not None and self._failed is None:
-                key, value = self._next
-                produce(topic, value, key)
+                key, value, partition = self._next
+                produce(topic, value, key, partition)
                 self._unreported += 1
                 self._next = next(self._left, None)
                 until_poll -= 1
@@ -126,4 +127,5 @@ class PlainProducer:
 
 def _pairs(records: Sequence[Records]) -> Iterator[Record]:
     for each in records:
-        yield from zip(each.keys or [None] * len(each.values), each.values, strict=True)
+        partition = ANY_PARTITION if each.partition is None else each.partition
+        yield from zip(each.keys or repeat(None), each.values, repeat(partition), strict=False)

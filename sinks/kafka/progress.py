@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from holdfast.errors import Damaged
-from holdfast.model import Epoch, Generation, Tag, Timeline, Writer
+from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.owners import Claim, Held
 
 VERSION = 1
@@ -39,6 +40,48 @@ def owner_record(job_uuid: str, sink: str, claim: Claim) -> tuple[bytes, bytes]:
     return _bytes(["owner", job_uuid, sink]), _bytes(value)
 
 
+@dataclass(frozen=True)
+class Layout:
+    """What a topic that holds a changelog has to stay.
+
+    Args:
+        partitions: Their number: the key group of a record decides on its partition.
+        topic: Differs between topics of one name; None if the brokers have no such ids.
+    """
+
+    partitions: int
+    topic: str | None
+
+
+def layout_record(layout: Layout) -> tuple[bytes, bytes]:
+    """Return key and value of the record by which the first delivery makes a topic that of a changelog."""
+    return _bytes(["changelog"]), _bytes({"v": VERSION, "partitions": layout.partitions, "topic": layout.topic})
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """What a compaction left of a changelog.
+
+    Args:
+        id: That of its records.
+        through: The delivery up to which it holds the newest row of each key.
+        at: By partition, an offset before its first record, and the one behind the end of that delivery.
+        records: Number of its records.
+    """
+
+    id: str
+    through: Tag
+    at: tuple[tuple[int, int], ...]
+    records: int
+
+
+def base_record(job_uuid: str, sink: str, base: Compacted) -> tuple[bytes, bytes]:
+    """Return key and value of the record by which a compaction takes effect."""
+    through = {"timeline": base.through.timeline, "epoch": base.through.epoch}
+    value = {"v": VERSION, **through, "id": base.id, "at": base.at, "records": base.records}
+    return _bytes(["base", job_uuid, sink]), _bytes(value)
+
+
 class Progress:
     """What the records read so far add up to.
 
@@ -50,6 +93,9 @@ class Progress:
         self._where = where
         self._tags: dict[tuple[str, str, int], Tag] = {}
         self._owners: dict[tuple[str, str], Held] = {}
+        self._bases: dict[tuple[str, str], Compacted] = {}
+        self.layout: Layout | None = None
+        """That of the changelog which the topic holds; None: it holds rows of streams, or nothing yet."""
 
     def apply(self, key: bytes | None, value: bytes | None) -> None:
         """Take the next record in. A value of None deletes what the key had.
@@ -74,6 +120,20 @@ class Progress:
         """Return who owns the target for a sink of a job."""
         return self._owners.get((job_uuid, sink))
 
+    def base_of(self, job_uuid: str, sink: str) -> Compacted | None:
+        """Return what the last compaction left; None if there was none."""
+        return self._bases.get((job_uuid, sink))
+
+    @property
+    def any_tag(self) -> bool:
+        """Return whether any writer of any job has delivered."""
+        return bool(self._tags)
+
+    def tags_of(self, job_uuid: str, sink: str) -> dict[Subtask, Tag]:
+        """Return the tag of each writer of a sink."""
+        mine = self._tags.items()
+        return {Subtask(subtask): tag for (job, name, subtask), tag in mine if (job, name) == (job_uuid, sink)}
+
     def others(self, job_uuid: str | None, sink: str) -> Iterator[tuple[str, Tag]]:
         """Yield other jobs that delivered under this sink name, each with a tag."""
         for (job, name, _), tag in self._tags.items():
@@ -95,6 +155,12 @@ class Progress:
                 else:
                     generation = Generation(_known(value, "generation"))
                     self._owners[job, sink] = Held(str(value["owner"]), generation)
+            case ["base", str(job), str(sink)] if value is not None:
+                through = Tag(Timeline(_known(value, "timeline")), Epoch(_known(value, "epoch")))
+                at = tuple((int(first), int(behind)) for first, behind in value["at"])
+                self._bases[job, sink] = Compacted(str(value["id"]), through, at, _known(value, "records"))
+            case ["changelog"]:
+                self.layout = None if value is None else Layout(_known(value, "partitions"), value["topic"])
             case _:
                 raise ValueError("unknown kind of key")
 

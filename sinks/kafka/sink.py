@@ -20,7 +20,7 @@ from holdfast.sinks.kafka.encoding import Encoding, JsonValues, Values
 from holdfast.sinks.kafka.enrolled import Enrolled, Header
 from holdfast.sinks.kafka.options import check_options, message_max_bytes
 from holdfast.sinks.kafka.progress import NAME_MAX, Progress, progress_topic
-from holdfast.sinks.kafka.target import KafkaTarget, Records
+from holdfast.sinks.kafka.target import EachRow, KafkaTarget, Records
 from holdfast.sinks.kafka.transactions import KafkaTransactions
 from holdfast.sinks.owners import Claim, Holding
 from holdfast.storage.kafka.errors import no_client
@@ -72,6 +72,10 @@ class KafkaSink:
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
         """See Sink.check."""
         self.check_rows(schema, upsert_key)
+        self.check_name()
+
+    def check_name(self) -> None:
+        """Refuse a topic whose progress topic cannot be named. Raises ConfigError."""
         if len(progress_topic(self.place.topic)) > NAME_MAX:
             raise ConfigError(
                 f"{self.where}: the name of its progress topic, {progress_topic(self.place.topic)}, is too long",
@@ -117,7 +121,14 @@ class KafkaSink:
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
         """See OwnedSink.check_owner."""
-        for owner, tag in self._progress().others(job_uuid, name):
+        progress = self._progress()
+        if progress.layout is not None:
+            raise ConfigError(
+                f"{self.where}: holds the changelog of a job: its state is in there",
+                not_done="the job was not started, the topic was not changed",
+                next_step="name another topic; a missing one is created to fit",
+            )
+        for owner, tag in progress.others(job_uuid, name):
             raise ConfigError(
                 f"{self.where}: holds output of a sink {name!r} of another job, {owner}, up to epoch {tag.epoch} of "
                 f"timeline {tag.timeline}",
@@ -146,7 +157,7 @@ class KafkaSink:
         from holdfast.sinks.kafka.client import KafkaConnection
 
         connection = KafkaConnection(self.place, transactional_id(job_uuid, writer.sink))
-        return KafkaTarget(self.where, connection, self.records(), job_uuid, writer, claim, fault)
+        return KafkaTarget(self.where, connection, EachRow(self.records()), job_uuid, writer, claim, fault)
 
     def records(self) -> Callable[[pa.RecordBatch], Records]:
         """Return what makes rows records, for one target."""

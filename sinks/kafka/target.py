@@ -31,6 +31,7 @@ from holdfast.sinks.kafka.progress import Progress, owner_record, tag_record
 from holdfast.sinks.owners import Claim, check_continues
 
 Values = Sequence[bytes | None]
+Epoch = tuple[Tag, Sequence[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,59 @@ class Records:
     Args:
         keys: None: the records have no key.
         values: None deletes the key.
+        partition: Where all of them go; None: the key of each decides.
     """
 
     keys: Values | None
     values: Values
+    partition: int | None = None
+
+
+Mark = tuple[bytes, bytes]
+"""Key and value of a record of the progress topic."""
+
+
+class Content(Protocol):
+    """What the transactions of a target hold besides tags and owners."""
+
+    def marks(self, progress: Progress) -> Iterable[Mark]:
+        """Return what else a transaction adds to the progress topic.
+
+        Raises:
+            HoldfastError: the topic is not the one that the progress topic describes, or cannot be looked at now.
+        """
+
+    def session(self) -> None:
+        """A session begins: what was seen of the topic before may have changed."""
+
+    def records(self, tag: Tag, before: Tag | None, batches: Sequence[pa.RecordBatch]) -> Iterable[Records]:
+        """Return the records of one epoch. Raises ConfigError: the topic can never take one.
+
+        Args:
+            before: The writer's tag as it was; None if it never delivered.
+        """
+
+
+@dataclass(frozen=True)
+class EachRow:
+    """Rows as they are, each a record.
+
+    Args:
+        of: Returns rows as records. Raises ConfigError.
+    """
+
+    of: Callable[[pa.RecordBatch], Records]
+
+    def marks(self, progress: Progress) -> Iterable[Mark]:
+        """See Content.marks."""
+        return ()
+
+    def session(self) -> None:
+        """See Content.session."""
+
+    def records(self, tag: Tag, before: Tag | None, batches: Sequence[pa.RecordBatch]) -> Iterable[Records]:
+        """See Content.records."""
+        return map(self.of, batches)
 
 
 class ProducerFenced(Exception):
@@ -112,7 +162,7 @@ class KafkaTarget:
     Args:
         where: How messages name the topic.
         connection: Opens what is needed at the first use.
-        records: Returns rows as records. Raises ConfigError.
+        content: Returns what the transactions hold.
         job_uuid: The job.
         writer: Whose output this is.
         claim: See Sink.open.
@@ -123,14 +173,14 @@ class KafkaTarget:
         self,
         where: str,
         connection: Connection,
-        records: Callable[[pa.RecordBatch], Records],
+        content: Content,
         job_uuid: str,
         writer: Writer,
         claim: Claim | None = None,
         fault: Fault = no_fault,
     ) -> None:
         self._where = f"{where}, sink {writer.sink!r}, writer {writer.subtask}"
-        self._connection, self._records = connection, records
+        self._connection, self._content = connection, content
         self._job, self._writer, self._claim, self._fault = job_uuid, writer, claim, fault
         self._session: Session | None = None
 
@@ -152,7 +202,7 @@ class KafkaTarget:
             session = self._refreshed()
             if (found := self._covered(session, first, known)) is not None:
                 return found
-            read = [list(epoch.batches) for epoch in epochs]
+            read = [(epoch.tag, list(epoch.batches)) for epoch in epochs]
             self._fault("before_begin")
             with suppress(ProducerFenced):
                 return Delivered(self._transact(session, last, read))
@@ -186,6 +236,7 @@ class KafkaTarget:
     def _opened(self) -> Session:
         """Begin a session: first the init, then the progress topic (P19)."""
         producer = self._connection.producer()
+        self._content.session()
         try:
             producer.init()
             progress = self._connection.progress()
@@ -225,7 +276,7 @@ class KafkaTarget:
         job, sink = self._job, self._writer.sink
         return self._claim.must_take_over(self._where, progress.held(job, sink), lambda: progress.newest(job, sink))
 
-    def _transact(self, session: Session, tag: Tag, epochs: Sequence[Sequence[pa.RecordBatch]]) -> int:
+    def _transact(self, session: Session, tag: Tag, epochs: Sequence[Epoch]) -> int:
         """Commit the rows of the epochs with the last tag; return their number.
 
         Raises:
@@ -253,20 +304,23 @@ class KafkaTarget:
             self._end_session()
         return rows
 
-    def _filled(self, session: Session, tag: Tag, epochs: Sequence[Sequence[pa.RecordBatch]]) -> int:
+    def _filled(self, session: Session, tag: Tag, epochs: Sequence[Epoch]) -> int:
         """Begin the transaction, and add tag, owner and rows to it."""
-        producer, rows = session.producer, 0
+        producer, rows, before = session.producer, 0, session.progress.tag_of(self._job, self._writer)
+        marks = list(self._content.marks(session.progress))
         producer.begin()
         producer.mark(*tag_record(self._job, self._writer, tag))
         if self._claim is not None and self._must_take_over(session.progress):
             producer.mark(*owner_record(self._job, self._writer.sink, self._claim))
+        for mark in marks:
+            producer.mark(*mark)
         self._fault("after_tag")
-        for n, batches in enumerate(epochs):
+        for n, (of, batches) in enumerate(epochs):
             if n:
                 self._fault("between_epochs")
-            for batch in batches:
-                producer.send(self._records(batch))
-                rows += batch.num_rows
+            for records in self._content.records(of, before, batches):
+                producer.send(records)
+            rows, before = rows + sum(batch.num_rows for batch in batches), of
         return rows
 
     def _fenced(self) -> Unavailable:

@@ -57,24 +57,25 @@ def prepare(place: KafkaPlace, keyed: bool, replaces: bool, tagged: bool = True)
         NotAdmitted: the login or a right is refused.
         Unavailable: the brokers are unreachable now.
     """
-    found = _existing(place)
+    found = existing(place)
     if found is None:
-        _create(place, {"cleanup.policy": "compact"} if replaces else {})
-        found = _existing(place) or Topic(1, -1, None)
+        create(place, {"cleanup.policy": "compact"} if replaces else {})
+        found = existing(place) or Topic(1, -1, None)
     check_topic(place, found, keyed)
     if tagged:
-        _prepare_progress(place, found)
+        prepare_progress(place, found)
     for warning in warnings_of(place, found):
         _log.warning("%s", warning)
 
 
-def _prepare_progress(place: KafkaPlace, found: Topic) -> None:
+def prepare_progress(place: KafkaPlace, found: Topic) -> None:
+    """Create the progress topic of a topic if it is missing, else check that it fits; raises as `prepare`."""
     beside = replace(place, topic=progress_topic(place.topic))
-    progress = _existing(beside)
+    progress = existing(beside)
     if progress is None:
         in_sync = (found.settings or {}).get("min.insync.replicas")
         alike = {} if in_sync is None else {"min.insync.replicas": in_sync}
-        _create(beside, {**PROGRESS_SETTINGS, **alike}, 1, found.replicas)
+        create(beside, {**PROGRESS_SETTINGS, **alike}, 1, found.replicas)
     else:
         check_progress_topic(beside, progress)
 
@@ -127,7 +128,7 @@ def warnings_of(place: KafkaPlace, found: Topic) -> list[str]:
     return warnings
 
 
-def _existing(place: KafkaPlace) -> Topic | None:
+def existing(place: KafkaPlace) -> Topic | None:
     """Return the topic; None if it is missing."""
     if Questions(place).topic(NOT_STARTED) is None:
         return None
@@ -145,7 +146,8 @@ def _existing(place: KafkaPlace) -> Topic | None:
     )
 
 
-def _create(place: KafkaPlace, settings: Mapping[str, str], partitions: int = -1, replicas: int = -1) -> None:
+def create(place: KafkaPlace, settings: Mapping[str, str], partitions: int = -1, replicas: int = -1) -> None:
+    """Create a topic, unless it exists. With -1 the brokers' defaults hold. Raises as `prepare`."""
     wanted = NewTopic(place.topic, num_partitions=partitions, replication_factor=replicas, config=dict(settings))
     admin = AdminClient(place.settings(), logger=_log)
     asked = admin.create_topics([wanted], request_timeout=WAIT_S, operation_timeout=WAIT_S)[place.topic]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -167,6 +167,21 @@ class Questions:
         if None in found.values():
             raise unavailable(self._place, "a broker does not know its partitions yet", not_done)
         return {partition: each.offset for partition, each in found.items()}
+
+    def remove(self, before: Mapping[int, int]) -> None:
+        """Remove the records before an offset of each partition.
+
+        Raises:
+            NotAdmitted: the user has no right to.
+            ConfigError, Unavailable: as `topic`.
+        """
+        from confluent_kafka import TopicPartition
+
+        not_done = "some records may be left"
+        client, within = self._opened(not_done), self._within_s()
+        places = [TopicPartition(self._place.topic, each, offset) for each, offset in before.items()]
+        for asked in client.delete_records(places, request_timeout=within).values():
+            self._answer(asked, within, not_done)
 
     def refuse_while_away(self) -> None:
         """Raise Unavailable if a question got no answer a moment ago: for a thread that must not wait for another."""

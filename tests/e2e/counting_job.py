@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -27,7 +28,9 @@ class Visit:
 folder = Path(os.environ["COUNTING_FOLDER"])
 store = os.environ.get("COUNTING_STORE", str(folder))
 """Where root and logs are."""
-changelog = hf.Log(f"{store}/changelog") if "COUNTING_CHANGELOG" in os.environ else "root"
+servers, _, topic = os.environ.get("COUNTING_CHANGELOG", "").partition("/")
+places: dict[str, Any] = {"": "root", "log": hf.Log(f"{store}/changelog")}
+changelog = places[servers] if servers in places else hf.Kafka(servers, topic)
 app = hf.App("counting", root=f"{store}/root", checkpoint_every="500ms", changelog=changelog)
 visits = app.source("visits", hf.Log(f"{store}/input", Visit), partitioned_by=["part"])
 users = visits.key_by("user").agg("users", n=hf.count(), total=hf.sum("amount"), worst=hf.max("amount"))

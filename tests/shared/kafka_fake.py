@@ -21,6 +21,7 @@ CommitFault = Literal["none", "lost", "late", "resent", "timed out", "resent and
 """none: the commit succeeds. lost: it succeeds without a reply. late: it lands later. resent: the library sent it
 twice, and the first request lands later. timed out: the brokers aborted the transaction before. resent and lost:
 resent, and no reply comes."""
+Record = tuple[bytes, bytes]
 FAULTS: tuple[CommitFault, ...] = ("none", "lost", "late", "resent", "timed out", "resent and lost")
 
 
@@ -30,6 +31,8 @@ class Transaction:
 
     marks: list[tuple[bytes, bytes]] = field(default_factory=list)
     rows: list[bytes | None] = field(default_factory=list)
+    placed: list[tuple[int, Record]] = field(default_factory=list)
+    """The records whose partition the producer chose."""
 
 
 @dataclass
@@ -39,6 +42,8 @@ class FakeBrokers:
     rows: list[bytes | None] = field(default_factory=list)
     """Values that a read_committed reader sees."""
     marks: list[tuple[bytes, bytes]] = field(default_factory=list)
+    logs: dict[int, list[Record | None]] = field(default_factory=dict)
+    """By partition, records by their offsets; None is the marker of a transaction, which takes an offset."""
     epochs: dict[str, int] = field(default_factory=dict)
     opened: dict[str, Transaction] = field(default_factory=dict)
     late: list[tuple[str, int]] = field(default_factory=list)
@@ -52,6 +57,10 @@ class FakeBrokers:
         """Make an open transaction visible."""
         done = self.opened.pop(name)
         self.rows += done.rows
+        for partition, record in done.placed:
+            self.logs.setdefault(partition, []).append(record)
+        for partition in sorted({partition for partition, _ in done.placed}):
+            self.logs[partition].append(None)
         self.marks += done.marks
 
     def land(self) -> None:
@@ -95,7 +104,11 @@ class FakeProducer:
     def send(self, records: Records) -> None:
         """See TransactionalProducer.send."""
         self._said("send")
-        self._transaction().rows += records.values
+        transaction = self._transaction()
+        transaction.rows += records.values
+        if records.partition is not None:
+            pairs = zip(records.keys or (), records.values, strict=True)
+            transaction.placed += [(records.partition, (key or b"", value or b"")) for key, value in pairs]
 
     def flush(self) -> None:
         """See TransactionalProducer.flush."""

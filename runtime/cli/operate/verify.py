@@ -30,6 +30,7 @@ from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.inspect.topic import check_topic
 from holdfast.runtime.job.log_end import beyond_the_log, way_out
 from holdfast.runtime.job.stored import Stored
+from holdfast.sinks.changelogs import shown_place
 from holdfast.state.blocks import deltas_of
 from holdfast.state.changelog import opened
 
@@ -83,7 +84,7 @@ def verify_all(stored: Stored, chosen: Sequence[Completed], *, as_json: bool) ->
     try:
         check_topic(stored, manifests)
     except (Damaged, ConfigError) as error:
-        place = " ".join((manifests[-1].topic or {}).values())
+        place = shown_place(manifests[-1].topic or {})
         broken.append(Broken(place, "topic", error.what, tuple(each.epoch for each in manifests)))
     broken += damaged_of(stored.store, stored.job.key_groups, list(named.values()))
     lost = {epoch for each in broken for epoch in each.epochs}

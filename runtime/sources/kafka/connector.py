@@ -24,6 +24,7 @@ from holdfast.runtime.sources.kafka.reading import OnLost
 from holdfast.runtime.sources.kafka.source import KafkaSource
 from holdfast.runtime.sources.kafka.topics.source import TopicsSource
 from holdfast.runtime.sources.kafka.values import JSON, RAW, Raw
+from holdfast.sinks.kafka.changelog.sink import KafkaChangelog, options_in
 from holdfast.sinks.kafka.encoding import JsonValues, RawValues
 from holdfast.sinks.kafka.repeating_sink import RepeatingKafka
 from holdfast.sinks.kafka.sink import KafkaSink
@@ -36,7 +37,10 @@ Delivery = Literal["transactional", "at-least-once"]
 
 
 class Kafka(RowsOf[T]):
-    """A topic of Kafka: a source, read with offsets in the job's checkpoints, or a sink, written in transactions.
+    """A topic of Kafka: a source, read with offsets in the job's checkpoints, a sink, written in transactions, or the
+    changelog of a job.
+
+    As `hf.App(changelog=)` it holds the job's state, and takes `servers`, `topic` and `options` alone.
 
     As a sink it gives exactly-once delivery to readers with `isolation.level=read_committed`: the records of an epoch
     and their tag, in the topic NAME-holdfast-progress, are one transaction. With `delivery="at-least-once"` it writes
@@ -151,6 +155,26 @@ class Kafka(RowsOf[T]):
         """See Connector.sink."""
         topic = self._topic()
         return topic if self.delivery == "transactional" else RepeatingKafka(topic)
+
+    def changelog(self) -> KafkaChangelog:
+        """See ChangelogConnector.changelog."""
+        own = {"value": self.value, "key": self.key, "group": self.group, "meta": self.meta or None}
+        own |= {"on_lost": None if self.on_lost == "fail" else self.on_lost}
+        own |= {"delivery": None if self.delivery == "transactional" else self.delivery}
+        given = [f"{name}=" for name, value in own.items() if value is not None]
+        if given:
+            raise _refused(
+                f"the changelog {self!r} is given with {' and '.join(given)}, but its records are fixed",
+                f"leave {' and '.join(given)} out: a changelog takes servers, topic and options",
+            )
+        if self.pattern is not None:
+            raise _refused(f"{self!r} is a changelog with a pattern, but it is kept in one topic", "name the topic")
+        return KafkaChangelog(self.place)
+
+    @classmethod
+    def placed(cls, place: Mapping[str, str]) -> Kafka[Any]:
+        """See ChangelogConnector.placed."""
+        return cls(place["servers"], place["topic"], options=options_in(place))
 
     def _topic(self) -> KafkaSink:
         if self.pattern is not None:

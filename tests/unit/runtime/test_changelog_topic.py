@@ -22,6 +22,7 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 import pytest
+from kafka_changelogs import InMemory
 
 import holdfast as hf
 from holdfast.checkpoint.catalogue import Retention
@@ -31,6 +32,7 @@ from holdfast.model import CHANGELOG, Generation, Subtask, Tag, WorkerId, Writer
 from holdfast.runtime.cli.operate.verify import verify_all
 from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
 from holdfast.runtime.execution.admission import check_changelog
+from holdfast.runtime.inspect import topic
 from holdfast.runtime.inspect.reading import reading_of
 from holdfast.runtime.job.status import of_run
 from holdfast.runtime.job.stored import Stored
@@ -41,12 +43,15 @@ from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.testing.cluster import HEARTBEAT_S, Cluster
 from holdfast.runtime.worker.local import Home, LocalFolders, LocalState, Opened, Target
 from holdfast.runtime.worker.loop import WorkerLoop
-from holdfast.sinks.changelogs import ROOT
+from holdfast.sinks.changelogs import ROOT, Changelog, OpenChangelog
 from holdfast.sinks.contract import Outcome, Sink
+from holdfast.sinks.kafka.changelog.reading import OpenKafkaChangelog
+from holdfast.sinks.kafka.changelog.sink import KafkaChangelog
 from holdfast.sinks.log import LogTarget
 from holdfast.sinks.log_changelog import LogChangelog, OpenLogChangelog, TopicSink
 from holdfast.sinks.owners import Claim
 from holdfast.state.keys.keygroups import range_of
+from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 
@@ -109,8 +114,27 @@ class RefusingChangelog(LogChangelog):
         return super().open(job_uuid)
 
 
+@dataclass(frozen=True)
+class RefusingKafka(KafkaChangelog):
+    """A topic of Kafka in memory, which refuses deliveries while the test wants it to."""
+
+    switch: Switch = field(default_factory=Switch)
+
+    def open(self, job_uuid: str) -> OpenKafkaChangelog:
+        self.switch.reads += 1
+        return super().open(job_uuid)
+
+
+def refused_while(switch: Switch) -> Callable[[], None]:
+    def refuse() -> None:
+        if switch.on:
+            raise Unavailable("the topic is unreachable", next_step="wait")
+
+    return refuse
+
+
 class Job:
-    """Totals, windows and first sales, each in a log, with the changelog in another one."""
+    """Totals, windows and first sales, each in a log, with the changelog in another one, or in Kafka."""
 
     def __init__(
         self,
@@ -120,13 +144,14 @@ class Job:
         retained: int = 1_000,
         standbys: int = 0,
         local: Callable[[], LocalState] | None = None,
+        kind: str = "log",
     ) -> None:
+        self.kind, self.brokers = kind, InMemory()
         self.random, self.folder, self.sold = random.Random(seed), folder, list[Sale]()
         create_log(LocalObjects(folder / "input"), schema_of(Sale))
         self._input = LogWriter(LocalObjects(folder / "input"))
         plan = self.app().plan()
-        self.topic = Switch()
-        place = RefusingChangelog(str(folder / "changelog"), 4, compacted_from=1, grace_s=0.0, switch=self.topic)
+        place = self.refusing(Switch())
         assert plan.changelog.place == place.place
         self.plan = replace(plan, changelog=place)
         for spec in outputs_of(self.plan):
@@ -138,16 +163,24 @@ class Job:
             self.cluster.local = local
         self.cluster.begin()
 
+    def refusing(self, switch: Switch) -> RefusingChangelog | RefusingKafka:
+        """Return the place of the changelog, with a switch of its own."""
+        self.topic = switch
+        if self.kind == "log":
+            return RefusingChangelog(str(self.folder / "changelog"), 4, compacted_from=1, grace_s=0.0, switch=switch)
+        brokers = replace(self.brokers, refuse=refused_while(switch))
+        return RefusingKafka(KafkaPlace("broker:9092", "changelog"), brokers, 1, switch)
+
     def copied(self, folder: Path) -> Job:
         """Return a copy of the root and of the sinks' logs, not started; input and changelog stay where they are."""
         twin = copy.copy(self)
-        twin.folder, twin.topic = folder, Switch()
+        twin.folder = folder
         for log in ("totals", "windows", "all"):
             shutil.copytree(self.folder / log, folder / log)
         for log in ("input", "changelog"):
             (folder / log).symlink_to(self.folder / log)
-        assert isinstance(self.plan.changelog, RefusingChangelog)
-        twin.plan = replace(twin.app().plan(), changelog=replace(self.plan.changelog, switch=twin.topic))
+        place = twin.refusing(Switch())
+        twin.plan = replace(twin.app().plan(), changelog=place)
         twin.store = MemoryObjects()
         for path in self.store.list(""):
             twin.store.put(path, self.store.get(path))
@@ -166,7 +199,9 @@ class Job:
 
     def app(self) -> hf.App:
         folder = self.folder
-        app = hf.App("sales", checkpoint_every="1s", changelog=hf.Log(folder / "changelog", partitions=4))
+        log = hf.Log(folder / "changelog", partitions=4)
+        changelog = log if self.kind == "log" else hf.Kafka("broker:9092", "changelog")
+        app = hf.App("sales", checkpoint_every="1s", changelog=changelog)
         sales = app.source("sales", hf.Log(folder / "input", Sale), event_time="at", out_of_orderness="5s")
         named = sales.filter(KNOWN)
         totals = named.key_by("shop").agg("totals", rows=hf.count(), total=hf.sum("n"), low=hf.min("shop"))
@@ -182,7 +217,10 @@ class Job:
         log = self.cluster.repository.read_log()
         assert log is not None
         stored = Stored("sales", "", self.store, self.cluster.repository, log)
-        reading = reading_of(stored, operator, None if epoch is None else str(epoch))
+        with pytest.MonkeyPatch.context() as patch:  # what a manifest names is in no other process
+            if self.kind == "kafka":
+                patch.setattr(topic, "changelog_of", lambda _: self.uncounted())
+            reading = reading_of(stored, operator, None if epoch is None else str(epoch))
         frame = pl.from_arrow(pa.Table.from_batches(reading.batches(), schema=reading.view.schema))
         assert isinstance(frame, pl.DataFrame)
         return set(frame.rows())
@@ -205,15 +243,25 @@ class Job:
         assert log is not None
         return self.cluster.repository.load_manifest(log.completed[-1].body.manifest)
 
+    def opened(self) -> OpenChangelog:
+        """Open the changelog, without a count of that."""
+        log = self.cluster.repository.read_log()
+        assert log is not None
+        return self.uncounted().open(log.uuid)
+
+    def uncounted(self) -> Changelog:
+        assert isinstance(self.plan.changelog, RefusingChangelog | RefusingKafka)
+        return replace(self.plan.changelog, switch=Switch())
+
     def forget_segments(self) -> int:
         """Delete the segments of all epochs that the changelog has confirmed; return how many are left."""
-        tags = LogReader(LocalObjects(self.folder / "changelog")).tags()
-        confirmed = {known.writer: known.tag.epoch for known in tags}
+        confirmed = self.opened().delivered
         owed = {
             part.path
             for item in self.manifest().pending
+            if item.writer.sink == CHANGELOG
             for part in item.staged.parts
-            if item.tag.epoch > confirmed.get(f"{self.manifest().job_uuid}/{CHANGELOG}/{item.writer.subtask}", 0)
+            if item.tag.epoch > confirmed.get(item.writer.subtask, 0)
         }
         self.check_topic()
         last = self.manifest().epoch
@@ -247,13 +295,12 @@ class Job:
 
     def check_topic(self) -> None:
         """No record is in the topic before its epoch is completed, and none that a checkpoint needs is compacted."""
-        log = self.cluster.repository.read_log()
-        tags = LogReader(LocalObjects(self.folder / "changelog")).tags()
+        log, found = self.cluster.repository.read_log(), self.opened()
         assert log is not None
         newest = max((each.body.epoch for each in log.retained), default=0)
-        assert all(known.tag.epoch <= newest for known in tags), "a record of an epoch that is not completed"
+        assert all(epoch <= newest for epoch in found.delivered.values()), "a record of an epoch that is not completed"
         if log.retained:
-            floor = self.plan.changelog.open(log.uuid).floor
+            floor = found.floor
             assert floor <= log.retained[0].body.epoch, "a compaction beyond a retained checkpoint"
 
     def crash(self) -> None:
@@ -308,9 +355,29 @@ def mode(request: pytest.FixtureRequest) -> str:
     return mode
 
 
+@pytest.fixture
+def kind(request: pytest.FixtureRequest) -> str:
+    """Where the changelog is."""
+    kind: str = request.param
+    return kind
+
+
+IN_EVERY_PLACE = pytest.mark.parametrize(
+    ("mode", "kind"),
+    [
+        (CONTINUOUS, "log"),
+        (MICROBATCH, "log"),
+        (CONTINUOUS, "kafka"),
+        pytest.param(MICROBATCH, "kafka", marks=pytest.mark.slow),
+    ],
+    indirect=True,
+)
+
+
 class TestTheTopicAlone:
-    def test_restores_the_state_after_every_worker_was_lost(self, tmp_path: Path, mode: str) -> None:
-        job = Job(tmp_path, mode)
+    @IN_EVERY_PLACE
+    def test_restores_the_state_after_every_worker_was_lost(self, tmp_path: Path, mode: str, kind: str) -> None:
+        job = Job(tmp_path, mode, kind=kind)
         job.run(60, 60)
         job.settle()
         assert job.forget_segments() == 0
@@ -337,8 +404,9 @@ class TestTheTopicAlone:
         assert len(shown) > len(LogReader(LocalObjects(tmp_path / "changelog")).tags()) and shown[-1][0] > 0
         assert all(done <= expected for done, expected in shown)
 
-    def test_shows_the_state_as_of_every_checkpoint(self, tmp_path: Path, mode: str) -> None:
-        job = Job(tmp_path, mode)
+    @IN_EVERY_PLACE
+    def test_shows_the_state_as_of_every_checkpoint(self, tmp_path: Path, mode: str, kind: str) -> None:
+        job = Job(tmp_path, mode, kind=kind)
         job.run(60, 60)
         job.settle()
         job.forget_segments()
@@ -352,16 +420,19 @@ class TestTheTopicAlone:
         assert job.held("totals", base) == first
         assert ends - {row[:3] for row in job.held("windows")}, "windows that expired are not in the state"
 
-    def test_is_followed_by_the_segments_that_it_has_not_confirmed(self, tmp_path: Path, mode: str) -> None:
-        unconfirmed(Job(tmp_path, mode))
+    @IN_EVERY_PLACE
+    def test_is_followed_by_the_segments_that_it_has_not_confirmed(self, tmp_path: Path, mode: str, kind: str) -> None:
+        unconfirmed(Job(tmp_path, mode, kind=kind))
 
-    def test_is_never_ahead_of_a_commit_and_keeps_what_checkpoints_need(self, tmp_path: Path, mode: str) -> None:
-        job = Job(tmp_path, mode, retained=3)
+    @IN_EVERY_PLACE
+    def test_is_never_ahead_of_a_commit_and_keeps_what_is_needed(self, tmp_path: Path, mode: str, kind: str) -> None:
+        job = Job(tmp_path, mode, retained=3, kind=kind)
         watched(job)
-        assert job.plan.changelog.open(job.manifest().job_uuid).floor
+        assert job.opened().floor
 
-    def test_restores_another_parallelism(self, tmp_path: Path, mode: str) -> None:
-        job = Job(tmp_path, mode)
+    @IN_EVERY_PLACE
+    def test_restores_another_parallelism(self, tmp_path: Path, mode: str, kind: str) -> None:
+        job = Job(tmp_path, mode, kind=kind)
         job.run(60, 60)
         job.settle()
         job.forget_segments()
@@ -373,8 +444,9 @@ class TestTheTopicAlone:
         job.finish()
         job.check()
 
-    def test_restores_an_earlier_epoch_of_a_rewind(self, tmp_path: Path, mode: str) -> None:
-        job = Job(tmp_path, mode)
+    @IN_EVERY_PLACE
+    def test_restores_an_earlier_epoch_of_a_rewind(self, tmp_path: Path, mode: str, kind: str) -> None:
+        job = Job(tmp_path, mode, kind=kind)
         job.run(50, 50, 50)
         job.settle()
         job.forget_segments()
@@ -389,17 +461,20 @@ class TestTheTopicAlone:
         job.finish()
         job.check()
 
-    def test_restores_what_compactions_left(self, tmp_path: Path, mode: str) -> None:
-        compacted(Job(tmp_path, mode, retained=3))
+    @IN_EVERY_PLACE
+    def test_restores_what_compactions_left(self, tmp_path: Path, mode: str, kind: str) -> None:
+        compacted(Job(tmp_path, mode, retained=3, kind=kind))
 
+    @IN_EVERY_PLACE
     @pytest.mark.parametrize("seed", range(2))
-    def test_survives_any_sequence_of_faults(self, tmp_path: Path, mode: str, seed: int) -> None:
-        survive(Job(tmp_path, mode, seed, retained=4), seed)
+    def test_survives_any_sequence_of_faults(self, tmp_path: Path, mode: str, kind: str, seed: int) -> None:
+        survive(Job(tmp_path, mode, seed, retained=4, kind=kind), seed)
 
+    @IN_EVERY_PLACE
     @pytest.mark.thorough
     @pytest.mark.parametrize("seed", [2, 5, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (3, 4, 6, 7))])
-    def test_survives_longer_sequences(self, tmp_path: Path, mode: str, seed: int) -> None:
-        survive(Job(tmp_path, mode, seed, retained=random.Random(seed).choice((4, 1_000))), seed, turns=14)
+    def test_survives_longer_sequences(self, tmp_path: Path, mode: str, kind: str, seed: int) -> None:
+        survive(Job(tmp_path, mode, seed, retained=random.Random(seed).choice((4, 1_000)), kind=kind), seed, turns=14)
 
 
 def unconfirmed(job: Job) -> None:
@@ -429,8 +504,7 @@ def compacted(job: Job) -> None:
     """Restore, rewind and restore again from a topic that was compacted."""
     job.run(60, 60, 60, 60, 60, 60)
     job.settle()
-    log = LogReader(LocalObjects(job.folder / "changelog"))
-    assert log.newest().compact, "the driver has compacted the log"
+    assert job.opened().floor, "the driver has compacted the topic"
     job.forget_segments()
     job.start_again(3)
     job.run(30)
@@ -470,9 +544,9 @@ def how(job: Job) -> set[str | None]:
 class TestCopies:
     """Standbys and local folders: state as of an epoch to which records of the topic are added."""
 
-    @pytest.mark.parametrize("retained", [1_000, 3])
-    def test_a_standby_follows_the_topic_and_takes_over(self, tmp_path: Path, retained: int) -> None:
-        job = Job(tmp_path, CONTINUOUS, retained=retained, standbys=1)
+    @pytest.mark.parametrize(("retained", "kind"), [(1_000, "log"), (3, "log"), (3, "kafka")], indirect=["kind"])
+    def test_a_standby_follows_the_topic_and_takes_over(self, tmp_path: Path, retained: int, kind: str) -> None:
+        job = Job(tmp_path, CONTINUOUS, retained=retained, standbys=1, kind=kind)
         for _ in range(4):
             job.run(40)
             job.settle()
@@ -563,10 +637,16 @@ class TestStarts:
 class TestACopyOfTheRoot:
     """Both jobs write to one topic, and number other epochs alike."""
 
-    @pytest.mark.parametrize(("mode", "recoveries"), [(CONTINUOUS, 0), (CONTINUOUS, 2), (MICROBATCH, 0)])
-    def test_never_restores_what_the_original_delivered_since(self, tmp_path: Path, mode: str, recoveries: int) -> None:
+    @pytest.mark.parametrize(
+        ("mode", "recoveries", "kind"),
+        [(CONTINUOUS, 0, "log"), (CONTINUOUS, 2, "log"), (MICROBATCH, 0, "log"), (CONTINUOUS, 2, "kafka")],
+        indirect=["kind"],
+    )
+    def test_never_restores_what_the_original_delivered_since(
+        self, tmp_path: Path, mode: str, recoveries: int, kind: str
+    ) -> None:
         """Not even once its own epochs are beyond, or if those of the original went beyond its first one."""
-        job = Job(tmp_path / "original", mode)
+        job = Job(tmp_path / "original", mode, kind=kind)
         job.run(60, 60)
         job.settle()
         twin = job.copied(tmp_path / "copy")
@@ -593,8 +673,9 @@ class TestACopyOfTheRoot:
         job.finish()
         job.check()
 
-    def test_takes_the_topic_over_if_the_original_has_not_continued(self, tmp_path: Path, mode: str) -> None:
-        job = Job(tmp_path / "original", mode)
+    @IN_EVERY_PLACE
+    def test_takes_the_topic_over_if_the_original_has_not_continued(self, tmp_path: Path, mode: str, kind: str) -> None:
+        job = Job(tmp_path / "original", mode, kind=kind)
         job.run(60, 60)
         job.settle()
         twin, first = job.copied(tmp_path / "copy"), job.manifest().epoch

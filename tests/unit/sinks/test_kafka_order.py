@@ -20,7 +20,7 @@ from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Fault, FaultPoint, no_fault
 from holdfast.sinks.kafka.progress import Progress, owner_record, progress_topic, tag_record
 from holdfast.sinks.kafka.sink import transactional_id
-from holdfast.sinks.kafka.target import KafkaTarget, Records, Session
+from holdfast.sinks.kafka.target import EachRow, KafkaTarget, Records, Session
 from holdfast.sinks.owners import NEVER, Claim, Held
 
 JOB, LEFT, RIGHT = "6f9b0f6e-0000-4000-8000-000000000001", Writer("out", Subtask(0)), Writer("out", Subtask(1))
@@ -49,7 +49,7 @@ def opened(
     kind: type[KafkaTarget] = KafkaTarget,
 ) -> KafkaTarget:
     connection = FakeConnection(brokers, transactional_id(JOB, writer.sink))
-    return kind("topic t", connection, as_records, JOB, writer, claim, fault)
+    return kind("topic t", connection, EachRow(as_records), JOB, writer, claim, fault)
 
 
 def shown(brokers: FakeBrokers) -> list[str]:
@@ -93,7 +93,7 @@ class TestOrder:
             raise ConfigError("too large", next_step="make it smaller")
 
         brokers = FakeBrokers()
-        target = KafkaTarget("topic t", FakeConnection(brokers, "id"), refuse, JOB, LEFT)
+        target = KafkaTarget("topic t", FakeConnection(brokers, "id"), EachRow(refuse), JOB, LEFT)
         with pytest.raises(ConfigError):
             target.deliver(tag(1), batches("a"))
         assert brokers.calls[-2:] == ["abort", "destroy"] and not brokers.opened
@@ -105,7 +105,7 @@ class TestOrder:
             def progress(self) -> Progress:
                 raise Unavailable("no broker answers", next_step="nothing")
 
-        target = KafkaTarget("topic t", Away(brokers, "id"), as_records, JOB, LEFT)
+        target = KafkaTarget("topic t", Away(brokers, "id"), EachRow(as_records), JOB, LEFT)
         with pytest.raises(Unavailable):
             target.delivered()
         assert brokers.calls == ["init", "destroy"]

@@ -13,10 +13,10 @@ import holdfast as hf
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import CHANGELOG, EPOCH_MAX, NO_EPOCH, Epoch, Generation, Stretch, Subtask, Tag, Timeline, Writer
 from holdfast.runtime.cli.main import main
-from holdfast.sinks.changelogs import ROOT, AsOf, CompactedMeanwhile, check_holds, check_reaches
+from holdfast.sinks.changelogs import ROOT, AsOf, CompactedMeanwhile, check_holds, check_reaches, partitions_of
 from holdfast.sinks.contract import OP, Rewinding
 from holdfast.sinks.log import LogSink
-from holdfast.sinks.log_changelog import LogChangelog, TopicSink, partitions_of
+from holdfast.sinks.log_changelog import LogChangelog, TopicSink
 from holdfast.sinks.owners import Claim
 from holdfast.state.records import KEY, RECORDS
 from holdfast.storage.log.changelog import DELETED

@@ -1,0 +1,167 @@
+"""The connections of a reader of a changelog in a topic.
+
+Source: confluent_kafka; docs/design/0111-changelogs-in-kafka.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+from holdfast.errors import HoldfastError, Unavailable
+from holdfast.sinks.changelogs import CompactedMeanwhile
+from holdfast.sinks.kafka.changelog.reading import Found
+from holdfast.sinks.kafka.client import ProgressReader, raising
+from holdfast.sinks.kafka.options import reader_settings
+from holdfast.sinks.kafka.plain import PlainProducer
+from holdfast.sinks.kafka.progress import Layout, Progress
+from holdfast.sinks.kafka.repeating import GaveUp
+from holdfast.sinks.kafka.target import Records
+from holdfast.storage.kafka.errors import translated
+from holdfast.storage.kafka.place import KafkaPlace
+from holdfast.storage.kafka.questions import Questions
+
+_log = logging.getLogger("holdfast.kafka")
+NO_STATE = "no state was restored"
+POLL_S = 0.1
+POLL_MESSAGES = 5_000
+STANDS_FOR_S = 20.0
+"""How long no record may come though there are more: longer than an open transaction of a killed process may need."""
+FETCHED_AHEAD_KIB = 32 << 10
+_OUT_OF_RANGE = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+_HARMLESS = (KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT)
+"""The library asks for a group that is not used; and it reconnects by itself."""
+
+
+def token() -> str:
+    """Return an id that nothing else has."""
+    return uuid.uuid4().hex
+
+
+class BrokerTopic:
+    """See reading.Topic, compacting.CompactedTopic."""
+
+    def __init__(self, place: KafkaPlace) -> None:
+        self._place, self._questions = place, Questions(place)
+
+    def layout(self) -> Layout:
+        """See Topic.layout."""
+        found = self._questions.existing(NO_STATE)
+        return Layout(len(found.partitions), found.id)
+
+    def progress(self) -> Progress:
+        """See Topic.progress."""
+        try:
+            with closing(ProgressReader(self._place)) as reader:
+                return reader.read()
+        except HoldfastError as error:
+            error.not_done = NO_STATE
+            raise
+
+    def first(self, partitions: Iterable[int]) -> dict[int, int]:
+        """See Topic.first."""
+        return self._questions.offsets(partitions, "first")
+
+    def written(self, partitions: Iterable[int]) -> dict[int, int]:
+        """See Topic.written."""
+        return self._questions.offsets(partitions, "written")
+
+    def read(self, begins: Mapping[int, int]) -> BrokerFeed:
+        """See Topic.read."""
+        return BrokerFeed(self._place, begins)
+
+    def holds_records(self) -> bool:
+        """See Topic.holds_records."""
+        partitions = range(self.layout().partitions)
+        first, ends = self.first(partitions), self._questions.offsets(partitions, "end")
+        left = {each for each in partitions if first[each] < ends[each]}
+        with closing(self.read({each: first[each] for each in left})) as feed:
+            while left:
+                for found in feed.poll():
+                    if found.value is not None or found.key is not None:
+                        return True
+                    left.discard(found.partition)
+        return False
+
+    def write(self, records: Iterable[Records]) -> None:
+        """See CompactedTopic.write."""
+        producer = PlainProducer(self._place)
+        try:
+            for each in records:
+                producer.begin([each])
+                producer.complete()
+        except GaveUp as gave_up:
+            raise gave_up.error from gave_up
+        finally:
+            producer.close()
+
+    def remove(self, before: Mapping[int, int]) -> None:
+        """See CompactedTopic.remove."""
+        self._questions.remove(before)
+
+    def close(self) -> None:
+        """See Topic.close."""
+        self._questions.close()
+
+
+class BrokerFeed:
+    """See reading.Feed."""
+
+    def __init__(self, place: KafkaPlace, begins: Mapping[int, int]) -> None:
+        self._place, self._until = place, time.monotonic() + STANDS_FOR_S
+        settings = {
+            "queued.max.messages.kbytes": FETCHED_AHEAD_KIB,
+            "check.crcs": True,
+            **reader_settings(place),
+        }
+        with raising(place):
+            self._consumer = Consumer(settings, logger=_log)
+            self._consumer.assign([TopicPartition(place.topic, each, offset) for each, offset in begins.items()])
+
+    def poll(self) -> Sequence[Found]:
+        """See Feed.poll."""
+        with raising(self._place):
+            messages = self._consumer.consume(POLL_MESSAGES, POLL_S)
+        found = [each for each in map(self._found, messages) if each is not None]
+        now = time.monotonic()
+        if found:
+            self._until = now + STANDS_FOR_S
+        elif now >= self._until:
+            raise Unavailable(
+                f"{self._place.where}: no record could be read for {STANDS_FOR_S:g} s, though there are more",
+                not_done=NO_STATE,
+                next_step="check the brokers; an open transaction of a process that was killed may hide the rest, and "
+                "ends by itself, or with holdfast txn",
+            )
+        return found
+
+    def drop(self, partition: int) -> None:
+        """See Feed.drop."""
+        with raising(self._place):
+            self._consumer.incremental_unassign([TopicPartition(self._place.topic, partition)])
+
+    def close(self) -> None:
+        """See Feed.close."""
+        self._consumer.close()
+
+    def _found(self, message: Message) -> Found | None:
+        error, partition, offset = message.error(), message.partition(), message.offset()
+        if error is None:
+            assert partition is not None and offset is not None
+            return Found(partition, offset, message.key(), message.value())
+        if error.code() == KafkaError._PARTITION_EOF:
+            return Found(partition or 0, offset or 0, None, None)
+        if error.code() in _OUT_OF_RANGE:
+            raise CompactedMeanwhile(
+                f"{self._place.where}: records were removed while it was read",
+                not_done=NO_STATE,
+                next_step="nothing: the read begins again",
+            )
+        if error.code() in _HARMLESS:
+            return None
+        raise translated(error, self._place, NO_STATE)

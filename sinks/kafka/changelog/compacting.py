@@ -1,0 +1,204 @@
+"""Compacts a changelog in a topic: writes the newest row of each key again, and removes what came before.
+
+A *base* is written at the end of the topic, between deliveries, by a producer without transactions: its records have
+an id, and no reader looks at them before the progress topic names the base. Naming it is one transaction after the
+init, in which the owner is compared. Only then are the records before it removed.
+
+Invariants
+    - A base holds what counts at one delivery on the lineage, not later than the horizon.
+    - Nothing is removed that a reader needs who has read which base the progress topic names.
+    - While another driver owns the topic, nothing is named, and nothing removed.
+
+Memory: the newest rows of one partition. Pure: no clock, thread or I/O of its own; brokers.py has the connections.
+Source: docs/design/0111-changelogs-in-kafka.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from typing import Protocol
+
+from holdfast.errors import Unavailable
+from holdfast.model import CHANGELOG, Epoch, Stretch, Tag
+from holdfast.sinks.changelogs import is_on
+from holdfast.sinks.kafka.changelog.format import Broken, Decoder, Message, base_of, damaged
+from holdfast.sinks.kafka.changelog.reading import OpenKafkaChangelog, Topic
+from holdfast.sinks.kafka.progress import Compacted, Progress, base_record
+from holdfast.sinks.kafka.target import Connection, ProducerFenced, Records
+
+RECORDS_MIN = 300_000
+"""Fewer records, about 64 MiB, are never compacted."""
+
+
+class CompactedTopic(Topic, Protocol):
+    """A topic as a compaction changes it."""
+
+    def write(self, records: Iterable[Records]) -> None:
+        """Add records outside of any transaction, and wait until the brokers have them."""
+
+    def remove(self, before: Mapping[int, int]) -> None:
+        """Remove the records before an offset of each partition."""
+
+
+class KafkaCompaction:
+    """Compacts one changelog, again and again. See changelogs.Compaction.
+
+    Args:
+        where: How messages name it.
+        topic: Opens it.
+        connection: Opens it for the writer of the progress topic.
+        token: Returns an id that no base has.
+        records_min: See RECORDS_MIN.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        job_uuid: str,
+        topic: Callable[[], CompactedTopic],
+        connection: Callable[[], Connection],
+        token: Callable[[], str],
+        records_min: int = RECORDS_MIN,
+    ) -> None:
+        self._where, self._job_uuid, self._open, self._connection = where, job_uuid, topic, connection
+        self._token, self._records_min = token, records_min
+        self._topic: CompactedTopic | None = None
+        self._seen: Progress | None = None
+        """The progress topic as it was read last: a compaction since then only makes more of it worth a look."""
+
+    def compact(self, owner: str, history: Sequence[Stretch], horizon: Epoch) -> bool:
+        """See changelogs.Compaction.compact."""
+        if self._topic is None:
+            self._topic = self._open()
+        topic = self._topic
+        if self._seen is not None and not self._is_worth(self._seen, topic, 1.0):
+            return False
+        self._seen = progress = topic.progress()
+        held, base = progress.held(self._job_uuid, CHANGELOG), self._base(progress)
+        if progress.layout is None or held is None or held.owner != owner:
+            return False
+        if base is not None:
+            self._remove_before(base, topic)  # a compaction that was interrupted may have left it
+        found = OpenKafkaChangelog(self._where, self._job_uuid, topic).delivery_before(horizon)
+        if found is None or not is_on(history, found[0].timeline, found[0].epoch):
+            return False
+        through, share = found
+        if not self._is_worth(progress, topic, share):
+            return False
+        made = self._written(topic, progress, through, lambda tag: is_on(history, tag.timeline, tag.epoch))
+        self._name(owner, base, made)
+        self._seen = None
+        self._remove_before(made, topic)
+        return True
+
+    def _base(self, progress: Progress) -> Compacted | None:
+        return progress.base_of(self._job_uuid, CHANGELOG)
+
+    def _is_worth(self, progress: Progress, topic: CompactedTopic, share: float) -> bool:
+        """Return whether so much of what is behind the last base is as large as that, and large enough."""
+        if progress.layout is None:
+            return True
+        base, partitions = self._base(progress), range(progress.layout.partitions)
+        begins = topic.first(partitions) if base is None else {each: base.at[each][1] for each in partitions}
+        behind = sum(end - begins[each] for each, end in topic.written(partitions).items())
+        return share * behind >= max(self._records_min, 0 if base is None else base.records)
+
+    def _written(
+        self, topic: CompactedTopic, progress: Progress, through: Tag, counts: Callable[[Tag], bool]
+    ) -> Compacted:
+        """Write a base, partition by partition."""
+        assert progress.layout is not None
+        base, id, at, records = self._base(progress), self._token(), list[tuple[int, int]](), 0
+        for partition in range(progress.layout.partitions):
+            newest = Newest()
+            if base is not None:
+                decoder = Decoder(self._job_uuid, None, lambda _: True, base.id, newest.take)
+                self._read(topic, partition, base.at[partition][0], decoder, base.through)
+            begin = topic.first([partition])[partition] if base is None else base.at[partition][1]
+            stood = None if base is None else base.through
+            decoder = Decoder(self._job_uuid, stood, counts, raw=newest.take)
+            behind = self._read(topic, partition, begin, decoder, through)
+            first = topic.written([partition])[partition]
+            topic.write(base_of(self._job_uuid, id, through, newest.rows(), partition))
+            at.append((first, behind))
+            records += newest.count
+        return Compacted(id, through, tuple(at), records)
+
+    def _read(self, topic: Topic, partition: int, begin: int, decoder: Decoder, target: Tag) -> int:
+        """Read a partition to the end of a delivery; return the offset behind it."""
+        with closing(topic.read({partition: begin})) as feed:
+            while True:
+                for found in feed.poll():
+                    if found.value is None:
+                        self._check_end(topic, partition, found.offset, target)
+                        continue
+                    try:
+                        delivery = decoder.take(found.key, found.value)
+                    except Broken as error:
+                        raise damaged(self._where, partition, str(error)) from error
+                    if delivery is not None and delivery.ended and delivery.tag == target:
+                        return found.offset + 1
+
+    def _check_end(self, topic: Topic, partition: int, offset: int, target: Tag) -> None:
+        if offset >= topic.written([partition])[partition]:
+            raise damaged(self._where, partition, f"it ends before epoch {target.epoch}, which was delivered")
+
+    def _name(self, owner: str, before: Compacted | None, made: Compacted) -> None:
+        """Let a base take effect, unless another driver owns the topic now, or has compacted it."""
+        connection = self._connection()
+        producer = connection.producer()
+        try:
+            producer.init()
+            progress = connection.progress()
+            held = progress.held(self._job_uuid, CHANGELOG)
+            if held is None or held.owner != owner or self._base(progress) != before:
+                raise self._overtaken()
+            producer.begin()
+            producer.mark(*base_record(self._job_uuid, CHANGELOG, made))
+            producer.flush()
+            producer.commit()
+        except ProducerFenced as error:
+            raise self._overtaken() from error
+        finally:
+            producer.destroy()
+            connection.close()
+
+    def _overtaken(self) -> Unavailable:
+        return Unavailable(
+            f"{self._where}: another process took the topic, or its transactional id, over during a compaction",
+            not_done="nothing was removed from the topic",
+            next_step="nothing: the job compacts the topic later",
+        )
+
+    def _remove_before(self, base: Compacted, topic: CompactedTopic) -> None:
+        """Remove what is before the deliveries that follow a base, unless that was done."""
+        first = topic.first(range(len(base.at)))
+        left = {each: min(at) for each, at in enumerate(base.at) if first[each] < min(at)}
+        if left:
+            topic.remove(left)
+
+
+class Newest:
+    """The newest row of each key, as records."""
+
+    def __init__(self) -> None:
+        self._rows: dict[bytes, list[tuple[Message, bytes]]] = {}
+
+    @property
+    def count(self) -> int:
+        """Return the number of records."""
+        return sum(map(len, self._rows.values()))
+
+    def take(self, key: bytes, message: Message, value: bytes) -> None:
+        """Take the next record in; a key that was deleted is gone."""
+        if message.deleted:
+            self._rows.pop(key, None)
+        elif message.piece is None or not message.piece[0]:
+            self._rows[key] = [(message, value)]
+        else:
+            self._rows[key].append((message, value))
+
+    def rows(self) -> Iterable[tuple[bytes, Message, bytes]]:
+        """Return the records, those of a key together."""
+        return ((key, message, value) for key, records in self._rows.items() for message, value in records)

@@ -1,0 +1,78 @@
+"""The topic of a changelog: creates a missing one, and refuses one whose records the brokers would remove.
+
+Source: kafka.apache.org/documentation, topic configs; docs/design/0111-changelogs-in-kafka.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from holdfast.errors import ConfigError
+from holdfast.sinks.kafka.progress import progress_topic
+from holdfast.sinks.kafka.topics import (
+    NOT_STARTED,
+    Topic,
+    check_progress_topic,
+    check_topic,
+    create,
+    existing,
+    prepare_progress,
+    warnings_of,
+)
+from holdfast.storage.kafka.place import KafkaPlace
+
+_log = logging.getLogger("holdfast.kafka")
+PARTITIONS = 4
+"""Of a topic that is created: as many ranges of key groups can be read on their own."""
+SETTINGS: Mapping[str, str] = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+"""The brokers remove nothing."""
+
+
+def prepare(place: KafkaPlace) -> None:
+    """Create the topic and its progress topic if they are missing, else check that they fit.
+
+    Raises:
+        ConfigError: an existing topic does not fit, or one cannot be created.
+        NotAdmitted: the login or a right is refused.
+        Unavailable: the brokers are unreachable now.
+    """
+    found = existing(place)
+    if found is None:
+        create(place, SETTINGS, PARTITIONS)
+        found = existing(place) or Topic(PARTITIONS, -1, None)
+    check(place, found)
+    prepare_progress(place, found)
+    for warning in warnings_of(place, found):
+        _log.warning("%s", warning)
+
+
+def probe(place: KafkaPlace) -> str:
+    """Return what a start would find or create, as a clause; refuse what it would refuse, and create nothing."""
+    found, beside = existing(place), replace(place, topic=progress_topic(place.topic))
+    if (progress := existing(beside)) is not None:
+        check_progress_topic(beside, progress)
+    if found is None:
+        return f"the first start creates the topic, with {PARTITIONS} partitions"
+    check(place, found)
+    risks = "".join(f"; {warning}" for warning in warnings_of(place, found))
+    return f"the topic has {found.partitions} partitions, and keeps its records{risks}"
+
+
+def check(place: KafkaPlace, found: Topic) -> None:
+    """Refuse a topic that cannot hold a changelog. Raises ConfigError."""
+    check_topic(place, found, keyed=True)
+    settings = found.settings or {}
+    given = {name: settings[name] for name in SETTINGS if name in settings}
+    if given.get("cleanup.policy") == "":
+        return  # since Kafka 4.0: neither deleted nor compacted
+    wrong = [f"{name}={value}" for name, value in given.items() if value != SETTINGS[name]]
+    if wrong:
+        raise ConfigError(
+            f"{place.where} has {', '.join(wrong)}: the brokers would remove records of the job's state, and a restore "
+            "would be refused",
+            not_done=f"{NOT_STARTED}, the topic was not changed",
+            next_step=f"set {', '.join(f'{name}={value}' for name, value in SETTINGS.items())} of the topic, before "
+            "any record is removed; or name another topic: a missing one is created to fit",
+        )

@@ -1,0 +1,277 @@
+"""Reads the changelog of a job from a Kafka topic, as of the tag in its progress topic.
+
+Each partition is read from its first record, or from the end of a delivery before which nothing is wanted, up to the
+end of the delivery that the progress topic names. What a chain of ends does not lead to is never used (format.py).
+
+Invariants
+    - Records behind the delivery that the progress topic named when the topic was opened are not read.
+    - Rows of a delivery that is not on the lineage, or not in the range of epochs, are checked and left out.
+
+Pure: no clock, thread or I/O of its own; brokers.py has the connections.
+Source: docs/design/0111-changelogs-in-kafka.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+
+from holdfast.errors import HoldfastError
+from holdfast.model import CHANGELOG, NO_EPOCH, Epoch, Subtask, Tag
+from holdfast.sinks.changelogs import AsOf, CompactedMeanwhile, is_on, unseen
+from holdfast.sinks.kafka.changelog.format import Broken, Decoder, Delivery, damaged, end_of
+from holdfast.sinks.kafka.changelog.layout import check_layout
+from holdfast.sinks.kafka.progress import Layout, Progress
+from holdfast.sinks.owners import Holding
+
+COMMITTER = Subtask(0)
+"""The writer that delivers the segments of all (traits.commits_once)."""
+LOOK_BACK = 512
+"""Records between the end of a partition and the first place at which an older delivery is looked for."""
+LOOK_FURTHER = 8
+"""How much farther each next place is."""
+
+
+class Found(NamedTuple):
+    """A record, or the present end of a partition, which has no value."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+
+
+class Feed(Protocol):
+    """Records of some partitions, in the order of each."""
+
+    def poll(self) -> Sequence[Found]:
+        """Return the next ones that readers of committed records see; nothing if there are none now.
+
+        Raises:
+            CompactedMeanwhile: records were removed where it reads.
+            Unavailable: nothing has come for long, though there is more.
+        """
+
+    def drop(self, partition: int) -> None:
+        """Read no more of a partition."""
+
+    def close(self) -> None:
+        """Release the connection."""
+
+
+class Topic(Protocol):
+    """A topic and its progress topic, for readers. Its calls raise Unavailable, NotAdmitted or ConfigError."""
+
+    def layout(self) -> Layout:
+        """Return what the topic is now."""
+
+    def progress(self) -> Progress:
+        """Read the progress topic to its end."""
+
+    def first(self, partitions: Iterable[int]) -> dict[int, int]:
+        """Return the offset of the first record that is left in each partition."""
+
+    def written(self, partitions: Iterable[int]) -> dict[int, int]:
+        """Return the offset behind the last record of each partition, committed or not."""
+
+    def read(self, begins: Mapping[int, int]) -> Feed:
+        """Read partitions, each from an offset on."""
+
+    def holds_records(self) -> bool:
+        """Return whether a reader of committed records sees any."""
+
+    def close(self) -> None:
+        """Release what is open."""
+
+
+class OpenKafkaChangelog:
+    """What a topic holds of a job's changelog; see changelogs.OpenChangelog.
+
+    Args:
+        where: How messages name it.
+    """
+
+    def __init__(self, where: str, job_uuid: str, topic: Topic) -> None:
+        self._where, self._job_uuid, self._topic = where, job_uuid, topic
+        self._progress = topic.progress()
+        self._base = self._progress.base_of(job_uuid, CHANGELOG)
+
+    @property
+    def empty(self) -> bool:
+        """See OpenChangelog.empty."""
+        return self._tag is None
+
+    @property
+    def holding(self) -> Holding:
+        """See OpenChangelog.holding."""
+        job = self._job_uuid
+        return Holding(self._progress.held(job, CHANGELOG), self._progress.newest(job, CHANGELOG))
+
+    @cached_property
+    def delivered(self) -> Mapping[Subtask, Epoch]:
+        """See OpenChangelog.delivered."""
+        found = self._progress.tags_of(self._job_uuid, CHANGELOG)
+        return {writer: tag.epoch for writer, tag in found.items()}
+
+    @property
+    def floor(self) -> Epoch:
+        """See OpenChangelog.floor."""
+        return NO_EPOCH if self._base is None else self._base.through.epoch
+
+    def records(self, which: AsOf, advanced: Callable[[int, int], object] = unseen) -> Iterator[pa.RecordBatch]:
+        """See OpenChangelog.records."""
+        target = self._tag
+        if target is None:
+            return
+        assert which.after == NO_EPOCH or which.after >= self.floor, "deletes may be gone"
+        layout = self._progress.layout
+        assert layout is not None, "every delivery is behind the record that describes the topic"
+        check_layout(self._where, layout, self._topic.layout())
+        wanted = asked_of(which, layout.partitions)
+        if (base := self._base) is not None and which.after == NO_EPOCH:
+            based = {each: Decoder(self._job_uuid, None, lambda _: True, base.id) for each in wanted}
+            yield from self._read({each: base.at[each][0] for each in wanted}, based, base.through, advanced)
+        begins = self._begins(wanted, which.after)
+        counts = lambda tag: which.after < tag.epoch <= which.through and is_on(which.history, tag.timeline, tag.epoch)
+        decoders = {each: Decoder(self._job_uuid, before, counts) for each, (_, before) in begins.items()}
+        yield from self._read({each: offset for each, (offset, _) in begins.items()}, decoders, target, advanced)
+
+    def delivery_before(self, horizon: Epoch) -> tuple[Tag, float] | None:
+        """Return a delivery at or before an epoch, as late as is found quickly, and the share of records up to it.
+
+        None if there is none behind the last compaction. All partitions have the same deliveries, so one is looked at.
+        """
+        if self._tag is None:
+            return None
+        begin, before = self._begins([0], NO_EPOCH)[0]
+        end = self._topic.written([0])[0]
+        step = max(1, min(LOOK_BACK, (end - begin) // LOOK_FURTHER))
+        offset, tag = self._behind(0, begin, before, end, horizon, step)
+        return None if tag is None or tag == before else (tag, (offset - begin) / (end - begin))
+
+    @property
+    def _tag(self) -> Tag | None:
+        return self._progress.tags_of(self._job_uuid, CHANGELOG).get(COMMITTER)
+
+    def _read(
+        self,
+        begins: Mapping[int, int],
+        decoders: dict[int, Decoder],
+        target: Tag,
+        advanced: Callable[[int, int], object],
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of deliveries up to the target."""
+        left = {each for each, decoder in decoders.items() if decoder.tag != target}
+        share = Share(begins, self._topic.written(begins))
+        with closing(self._topic.read({each: begins[each] for each in left})) as feed:
+            while left:
+                for found in feed.poll():
+                    if found.partition not in left:
+                        continue
+                    if found.value is None:
+                        self._check_end(found, decoders[found.partition], target)
+                        continue
+                    share.read(found)
+                    delivery = self._taken(found, decoders[found.partition])
+                    if delivery is not None and delivery.rows.num_rows:
+                        yield delivery.rows
+                    if delivery is not None and delivery.ended and delivery.tag == target:
+                        left.discard(found.partition)
+                        feed.drop(found.partition)
+                advanced(*share.shown())
+
+    def _taken(self, found: Found, decoder: Decoder) -> Delivery | None:
+        try:
+            return decoder.take(found.key, found.value)
+        except Broken as error:
+            raise self._damaged(found.partition, str(error)) from error
+
+    def _damaged(self, partition: int, why: str) -> HoldfastError:
+        """Return what to raise for a partition that is not what was expected."""
+        if self._topic.progress().base_of(self._job_uuid, CHANGELOG) != self._base:
+            return CompactedMeanwhile(
+                f"{self._where}: was compacted while it was read",
+                not_done="no state was restored",
+                next_step="nothing: the read begins again",
+            )
+        return damaged(self._where, partition, why)
+
+    def _check_end(self, found: Found, decoder: Decoder, target: Tag) -> None:
+        """Refuse a partition that ends before the target, unless an open transaction hides the rest.
+
+        A commit is confirmed, and its tag can be read, before every partition has its marker.
+        """
+        if found.offset >= self._topic.written([found.partition])[found.partition]:
+            ends = "nowhere" if decoder.tag is None else f"with epoch {decoder.tag.epoch}"
+            why = f"it ends {ends}, but epoch {target.epoch} of timeline {target.timeline} was delivered"
+            raise self._damaged(found.partition, why)
+
+    def _begins(self, partitions: Iterable[int], after: Epoch) -> dict[int, tuple[int, Tag | None]]:
+        """Return where to begin in each partition, and the delivery that ends there."""
+        first: dict[int, tuple[int, Tag | None]]
+        if (base := self._base) is not None:
+            first = {each: (base.at[each][1], base.through) for each in partitions}
+        else:
+            first = {each: (offset, None) for each, offset in self._topic.first(partitions).items()}
+        if after == NO_EPOCH:
+            return first
+        ends = self._topic.written(first)
+        return {each: self._behind(each, *first[each], ends[each], after) for each in first}
+
+    def _behind(
+        self, partition: int, first: int, stood: Tag | None, end: int, after: Epoch, step: int = LOOK_BACK
+    ) -> tuple[int, Tag | None]:
+        """Return a place behind which all records of later epochs are.
+
+        That is true of the end of each delivery at which the writer was not beyond the epoch, so any of them will do;
+        the search goes back from the newest one in growing steps, since it is asked for epochs near the end.
+        """
+        while (probe := end - step) > first:
+            found = self._next_end(partition, probe, end)
+            if found is not None and found[1].epoch <= after:
+                return found
+            step *= LOOK_FURTHER if step >= LOOK_BACK else 2
+        return first, stood
+
+    def _next_end(self, partition: int, probe: int, end: int) -> tuple[int, Tag] | None:
+        """Return the offset behind the first end of a delivery from an offset on, and its tag."""
+        with closing(self._topic.read({partition: probe})) as feed:
+            while True:
+                for found in feed.poll():
+                    if found.value is None or found.offset >= end:
+                        return None
+                    if (tag := end_of(found.value)) is not None:
+                        return found.offset + 1, tag
+
+
+class Share:
+    """How much of some partitions is read, for display: bytes are estimated from offsets.
+
+    Args:
+        begins: Where reading begins, per partition.
+        ends: Where it ends.
+    """
+
+    def __init__(self, begins: Mapping[int, int], ends: Mapping[int, int]) -> None:
+        self._all = sum(max(0, ends[each] - begins[each]) for each in begins)
+        self._begins, self._offsets, self._bytes = begins, dict(begins), 0
+
+    def read(self, found: Found) -> None:
+        """Take a record in."""
+        self._offsets[found.partition] = found.offset + 1
+        self._bytes += len(found.key or b"") + len(found.value or b"")
+
+    def shown(self) -> tuple[int, int]:
+        """Return the bytes read, and an estimate of all."""
+        passed = sum(self._offsets[each] - self._begins[each] for each in self._begins)
+        return self._bytes, max(self._bytes, self._bytes * self._all // max(passed, 1))
+
+
+def asked_of(which: AsOf, partitions: int) -> list[int]:
+    """Return the partitions that hold records of the key groups asked for."""
+    first, last = which.key_groups[0], max(which.key_groups[1] - 1, which.key_groups[0])
+    return list(range(first * partitions // which.count, last * partitions // which.count + 1))

@@ -1,0 +1,274 @@
+"""A Kafka topic as the place of a job's changelog, and the sink that writes it: one transaction per epoch.
+
+It is written by the target of every Kafka sink, with its tags, owners and fences; what differs is the content of a
+transaction. The records name their tag, so a rewind has nothing to take back: it moves the tags, and readers leave
+out what is not on their lineage.
+
+Source: docs/design/0111-changelogs-in-kafka.md, 0076-kafka-sink.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from holdfast.errors import ConfigError
+from holdfast.model import CHANGELOG, Tag, Writer
+from holdfast.secrets import Secret
+from holdfast.sinks.changelogs import Changelog, Compaction
+from holdfast.sinks.contract import Repair, Rewinding, Sink
+from holdfast.sinks.kafka.changelog.compacting import RECORDS_MIN, CompactedTopic, KafkaCompaction
+from holdfast.sinks.kafka.changelog.format import Encoder
+from holdfast.sinks.kafka.changelog.layout import check_layout
+from holdfast.sinks.kafka.changelog.reading import OpenKafkaChangelog, Topic
+from holdfast.sinks.kafka.changelog.repair import plan_repair, repair
+from holdfast.sinks.kafka.options import check_options, message_max_bytes
+from holdfast.sinks.kafka.progress import Layout, Progress, layout_record
+from holdfast.sinks.kafka.sink import KafkaSink, check_client, transactional_id
+from holdfast.sinks.kafka.target import Connection, KafkaTarget, Mark, Records
+from holdfast.sinks.kafka.transactions import KafkaTransactions
+from holdfast.sinks.log_changelog import LogChangelog
+from holdfast.sinks.owners import Claim, Holding
+from holdfast.storage.kafka.place import KafkaPlace, Option
+from holdfast.traits import SinkTraits
+
+PARTITIONS_IN_MEMORY = 4
+
+
+class Brokers:
+    """How the topic is reached: by the client library, which is loaded at the first use."""
+
+    def topic(self, place: KafkaPlace) -> CompactedTopic:
+        """Return the topic for readers and compactions; no connection is made yet."""
+        check_client()
+        from holdfast.sinks.kafka.changelog.brokers import BrokerTopic
+
+        return BrokerTopic(place)
+
+    def connection(self, place: KafkaPlace, transactional_id: str) -> Connection:
+        """Return the topic for a writer; no connection is made yet."""
+        check_client()
+        from holdfast.sinks.kafka.client import KafkaConnection
+
+        return KafkaConnection(place, transactional_id)
+
+    def prepare(self, place: KafkaPlace) -> None:
+        """Create the topic and its progress topic if they are missing, else check that they fit."""
+        check_client()
+        from holdfast.sinks.kafka.changelog.preparing import prepare
+
+        prepare(place)
+
+    def token(self) -> str:
+        """Return an id that nothing else has."""
+        check_client()
+        from holdfast.sinks.kafka.changelog.brokers import token
+
+        return token()
+
+    def probe(self, place: KafkaPlace) -> str:
+        """Return what a start would find or create; refuse what it would refuse."""
+        check_client()
+        from holdfast.sinks.kafka.changelog.preparing import probe
+
+        return probe(place)
+
+
+@dataclass(frozen=True)
+class KafkaChangelog:
+    """The changelog of a job in a topic; see changelogs.Changelog.
+
+    Args:
+        records_min: A topic with fewer records since its last compaction is not compacted.
+    """
+
+    kafka: KafkaPlace
+    brokers: Brokers = field(default_factory=Brokers, compare=False)
+    records_min: int = RECORDS_MIN
+
+    @property
+    def place(self) -> Mapping[str, str]:
+        """See Changelog.place. Options are JSON; a secret among them is the place where it is."""
+        place = {"kind": "kafka", "servers": self.kafka.servers, "topic": self.kafka.topic}
+        given = {name: {"secret": v.reference} if isinstance(v, Secret) else v for name, v in self.kafka.options}
+        return {**place, "options": json.dumps(given)} if given else place
+
+    @property
+    def commits_once(self) -> bool:
+        """See Changelog.commits_once: all writers would share one transactional id."""
+        return True
+
+    def sink(self, schema: pa.Schema, key: tuple[str, ...], key_groups: int) -> Sink:
+        """See Changelog.sink."""
+        return TopicSink(self.kafka, key, key_groups, self.brokers)
+
+    def open(self, job_uuid: str) -> OpenKafkaChangelog:
+        """See Changelog.open."""
+        return OpenKafkaChangelog(where(self.kafka), job_uuid, self.brokers.topic(self.kafka))
+
+    def in_memory(self, name: str) -> Changelog:
+        """See Changelog.in_memory: a log, since no broker runs in this process."""
+        return LogChangelog(f"memory://{name}", PARTITIONS_IN_MEMORY, grace_s=0.0)
+
+    def compaction(self, job_uuid: str) -> Compaction:
+        """See Changelog.compaction."""
+        return KafkaCompaction(
+            where(self.kafka),
+            job_uuid,
+            lambda: self.brokers.topic(self.kafka),
+            lambda: self.brokers.connection(self.kafka, transactional_id(job_uuid, CHANGELOG)),
+            self.brokers.token,
+            self.records_min,
+        )
+
+
+@dataclass(frozen=True)
+class TopicSink:
+    """The sink of the records; see contract.Sink."""
+
+    place: KafkaPlace
+    key: tuple[str, ...] | None
+    key_groups: int
+    brokers: Brokers = field(default_factory=Brokers, compare=False)
+
+    @property
+    def where(self) -> str:
+        """See Sink.where."""
+        return where(self.place)
+
+    @property
+    def traits(self) -> SinkTraits:
+        """See Sink.traits."""
+        return SinkTraits(
+            kind="Kafka",
+            local_paths=(),
+            place={"servers": self.place.servers, "topic": self.place.topic},
+            repairs=True,
+            merges=True,
+            checks_owner=True,
+            remembers_owner=True,
+            commits_once=True,
+            probes=True,
+            transacts=True,
+            secrets=self.place.secrets,
+        )
+
+    def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """See Sink.check."""
+        check_options(self.place)
+        message_max_bytes(self.place)
+        KafkaSink(self.place).check_name()
+
+    def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """See Sink.prepare."""
+        self.check(schema, upsert_key)
+        self.brokers.prepare(self.place)
+
+    def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
+        """See ProbingSink.probe."""
+        self.check(schema, upsert_key)
+        return self.brokers.probe(self.place)
+
+    def accept(self, batch: pa.RecordBatch) -> None:
+        """See Sink.accept: a row of any size can be written, as several records."""
+
+    def check_owner(self, job_uuid: str | None, name: str) -> None:
+        """See OwnedSink.check_owner. A topic with records that no delivery wrote is refused too."""
+        with closing(self.brokers.topic(self.place)) as topic:
+            progress = topic.progress()
+            for owner, tag in progress.others(job_uuid, name):
+                raise self._refused(f"holds the changelog of another job, {owner}, up to epoch {tag.epoch}")
+            if progress.layout is not None:
+                check_layout(self.where, progress.layout, topic.layout())
+            elif progress.any_tag:
+                raise self._refused("holds the output of a sink")
+            elif topic.holds_records():
+                raise self._refused("holds records that no job delivered")
+
+    def holding(self, job_uuid: str, name: str) -> Holding:
+        """See HeldSink.holding."""
+        with closing(self.brokers.topic(self.place)) as topic:
+            progress = topic.progress()
+        return Holding(progress.held(job_uuid, name), progress.newest(job_uuid, name))
+
+    def transactions(self, job_uuid: str, name: str) -> KafkaTransactions:
+        """See TransactionalSink.transactions."""
+        check_client()
+        return KafkaTransactions(self.place, transactional_id(job_uuid, name))
+
+    def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> KafkaTarget:
+        """See Sink.open."""
+        connection = self.brokers.connection(self.place, transactional_id(job_uuid, writer.sink))
+        return KafkaTarget(self.where, connection, self._content(job_uuid), job_uuid, writer, claim)
+
+    def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
+        """See RepairableSink.plan_repair."""
+        with closing(self.brokers.topic(self.place)) as topic:
+            return plan_repair(self.where, topic.progress(), rewinding)
+
+    def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
+        """See RepairableSink.repair."""
+        connection = self.brokers.connection(self.place, transactional_id(rewinding.job_uuid, rewinding.sink))
+        return repair(self.where, connection, self._content(rewinding.job_uuid), rewinding)
+
+    def _content(self, job_uuid: str) -> ChangelogContent:
+        look = lambda: self.brokers.topic(self.place)
+        return ChangelogContent(self.where, job_uuid, self.key_groups, message_max_bytes(self.place), look)
+
+    def _refused(self, what: str) -> ConfigError:
+        return ConfigError(
+            f"{self.where}: {what}",
+            not_done="the job was not started, the topic was not changed",
+            next_step="name another topic as the changelog; a missing one is created to fit",
+        )
+
+
+class ChangelogContent:
+    """See target.Content: the records of a changelog, in a topic that is still the one of the first delivery.
+
+    Args:
+        look: Opens the topic, to see what it is.
+    """
+
+    def __init__(self, where: str, job_uuid: str, key_groups: int, record_max: int, look: Callable[[], Topic]) -> None:
+        self._where, self._job_uuid, self._key_groups, self._record_max = where, job_uuid, key_groups, record_max
+        self._look = look
+        self._now: Layout | None = None
+        self._partitions = 0
+
+    def marks(self, progress: Progress) -> Iterable[Mark]:
+        """See Content.marks."""
+        if self._now is None:
+            with closing(self._look()) as topic:
+                self._now = topic.layout()
+        if progress.layout is None:
+            self._partitions = self._now.partitions
+            return [layout_record(self._now)]
+        check_layout(self._where, progress.layout, self._now)
+        self._partitions = progress.layout.partitions
+        return []
+
+    def records(self, tag: Tag, before: Tag | None, batches: Sequence[pa.RecordBatch]) -> Iterable[Records]:
+        """See Content.records."""
+        assert self._partitions, "marks come first"
+        encoder = Encoder(self._where, self._job_uuid, self._partitions, self._key_groups, self._record_max)
+        return encoder.records(tag, before, batches)
+
+    def session(self) -> None:
+        """See Content.session: a topic is recreated only with an error that ends the session."""
+        self._now = None
+
+
+def options_in(place: Mapping[str, str]) -> dict[str, Option]:
+    """Return the options that the place of a changelog names."""
+    given = json.loads(place.get("options", "{}"))
+    return {name: Secret(v["secret"]) if isinstance(v, dict) else v for name, v in given.items()}
+
+
+def where(place: KafkaPlace) -> str:
+    """Return how messages name the changelog."""
+    return f"changelog in {place.where}"

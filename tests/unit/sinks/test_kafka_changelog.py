@@ -1,0 +1,526 @@
+"""A Kafka topic as the topic of a changelog: its records, what it gives as of an epoch, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from kafka_changelogs import InMemory
+from kafka_server import PASSWORD, USER, KafkaServer
+
+import holdfast as hf
+from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
+from holdfast.model import CHANGELOG, EPOCH_MAX, Epoch, Generation, Stretch, Subtask, Tag, Timeline, Writer
+from holdfast.sinks.changelogs import AsOf, CompactedMeanwhile, shown_place
+from holdfast.sinks.contract import OP, Rewinding
+from holdfast.sinks.kafka.changelog.format import Broken, Decoder, Encoder
+from holdfast.sinks.kafka.changelog.sink import Brokers, KafkaChangelog
+from holdfast.sinks.kafka.progress import progress_topic
+from holdfast.sinks.kafka.sink import KafkaSink
+from holdfast.sinks.kafka.target import KafkaTarget, Records
+from holdfast.sinks.owners import Claim
+from holdfast.state.records import KEY, RECORDS
+from holdfast.storage.kafka.place import KafkaPlace, Option
+
+JOB, GROUPS = "1" * 32, 8
+WRITER = Writer(CHANGELOG, Subtask(0))
+CLAIM = Claim("first", Generation(1))
+FIRST = (Stretch(Timeline(1), Epoch(1), EPOCH_MAX),)
+REWOUND = (Stretch(Timeline(1), Epoch(1), Epoch(4)), Stretch(Timeline(2), Epoch(100), EPOCH_MAX))
+
+
+def key_of(name: str) -> bytes:
+    return b"\x00\x01\x00" + bytes([int(name[0])]) + name[1:].encode()
+
+
+def tag(epoch: int, timeline: int = 1) -> Tag:
+    return Tag(Timeline(timeline), Epoch(epoch))
+
+
+def rewinding(epoch: int, timeline: int) -> Rewinding:
+    return Rewinding(JOB, CHANGELOG, tag(epoch, timeline), (WRITER, Writer(CHANGELOG, Subtask(1))), CLAIM)
+
+
+def changes(epoch: int, rows: Mapping[str, bytes | None]) -> pa.RecordBatch:
+    """Return records by key, such as "3a", whose first letter is the key group; None deletes."""
+    count, texts = len(rows), {"row_key": '{"k":1}', "row": '{"n":[1]}', "layout": '[["1","int64"]]'}
+    return pa.RecordBatch.from_pydict(
+        {
+            "operator": ["op"] * count,
+            "key": pa.array([key_of(name) for name in rows], pa.large_binary()),
+            "epoch": [epoch] * count,
+            **{name: pa.array([text] * count) for name, text in texts.items()},
+            "value": pa.array(list(rows.values()), pa.large_binary()),
+            OP: pa.array([int(value is None) for value in rows.values()], pa.int8()),
+        },
+        schema=RECORDS.append(pa.field(OP, pa.int8(), nullable=False)),
+    )
+
+
+class Topic:
+    """A changelog with eight key groups in a topic of four partitions."""
+
+    def __init__(self, brokers: Brokers, place: KafkaPlace) -> None:
+        self.place = KafkaChangelog(place, brokers)
+        self.sink = self.place.sink(RECORDS, KEY, GROUPS)
+        self.sink.prepare(RECORDS, KEY)
+        self.target = self.sink.open(JOB, WRITER, CLAIM)
+
+    def deliver(self, epoch: int, rows: Mapping[str, int | None], timeline: int = 1) -> None:
+        values = {name: None if n is None else f"{n}".encode() for name, n in rows.items()}
+        self.target.deliver(tag(epoch, timeline), [changes(epoch, values)])
+
+    def rewind(self, epoch: int, timeline: int) -> str:
+        found: str = self.sink.repair(rewinding(epoch, timeline), RECORDS, KEY).verdict  # type: ignore[attr-defined]
+        return found
+
+    def compacted(self, horizon: int) -> int:
+        """Compact it, and return through which epoch it is compacted."""
+        replace(self.place, records_min=1).compaction(JOB).compact("first", FIRST, Epoch(horizon))
+        return self.place.open(JOB).floor
+
+    def values(
+        self,
+        through: int,
+        history: Sequence[Stretch] = FIRST,
+        after: int = 0,
+        key_groups: tuple[int, int] = (0, GROUPS),
+    ) -> dict[str, bytes | None]:
+        found: dict[str, bytes | None] = {}
+        which = AsOf(JOB, tuple(history), Epoch(through), Epoch(after), key_groups, GROUPS)
+        for batch in self.place.open(JOB).records(which):
+            for row in batch.to_pylist():
+                group, letter = row["key"][3], row["key"][4:].decode()
+                if key_groups[0] <= group < key_groups[1]:
+                    found[f"{group}{letter}"] = None if row["deleted"] else row["value"]
+        return found
+
+    def state(self, through: int, *args: Any, **more: Any) -> dict[str, int | None]:
+        found = self.values(through, *args, **more)
+        return {name: None if value is None else int(value) for name, value in found.items()}
+
+
+def at(request: pytest.FixtureRequest) -> Topic:
+    """Return the topic in memory, or at a broker."""
+    if request.param == "memory":
+        return Topic(InMemory(), KafkaPlace("broker:9092", "changelog"))
+    server: KafkaServer = request.getfixturevalue("kafka")
+    return Topic(Brokers(), KafkaPlace(server.servers, f"{server.topic()}-state"))
+
+
+@pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.kafka)])
+def topic(request: pytest.FixtureRequest) -> Topic:
+    """The topic in memory, and at a broker."""
+    return at(request)
+
+
+@pytest.fixture(params=["memory", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.slow])])
+def either(request: pytest.FixtureRequest) -> Topic:
+    """The topic in memory, and in long runs at a broker."""
+    return at(request)
+
+
+@pytest.fixture
+def memory() -> InMemory:
+    return InMemory()
+
+
+@pytest.fixture
+def made(memory: InMemory) -> Topic:
+    """A topic in memory, whose records a test may change."""
+    return Topic(memory, KafkaPlace("broker:9092", "changelog"))
+
+
+class TestReads:
+    def test_are_as_of_an_epoch(self, topic: Topic) -> None:
+        assert topic.place.open(JOB).empty and topic.state(1) == {}
+        topic.deliver(1, {"0a": 1, "1a": 1, "7a": 1})
+        topic.deliver(2, {"0a": 2, "1a": None})
+        assert topic.state(1) == {"0a": 1, "1a": 1, "7a": 1}
+        assert topic.state(2) == {"0a": 2, "1a": None, "7a": 1}
+        assert topic.state(2, after=1) == {"0a": 2, "1a": None}
+        assert topic.state(2, key_groups=(1, 2)) == {"1a": None}
+        assert topic.place.open(JOB).delivered == {0: 2}
+
+    def test_leave_out_an_abandoned_timeline_before_and_after_its_repair(self, either: Topic) -> None:
+        either.deliver(4, {"0a": 4})
+        either.deliver(6, {"0a": 6, "0b": 6})
+        assert either.state(4, REWOUND) == either.state(100, REWOUND) == {"0a": 4}
+        planned = either.sink.plan_repair(rewinding(4, 2), RECORDS, KEY)  # type: ignore[attr-defined]
+        assert planned.reason.startswith("records after epoch 4 through epoch 6 no longer count")
+        assert [either.rewind(4, 2), either.rewind(4, 2)] == ["truncate", "truncate"]
+        assert either.state(4, REWOUND) == {"0a": 4}
+        either.deliver(100, {"0c": 100}, timeline=2)
+        assert either.state(100, REWOUND) == {"0a": 4, "0c": 100}
+        assert either.state(100, REWOUND, after=4) == {"0c": 100}
+
+    def test_end_where_the_topic_was_when_it_was_opened(self, either: Topic) -> None:
+        """What another history of the job delivers meanwhile, under the same numbers, is not read."""
+        either.deliver(1, {"0a": 1})
+        found = either.place.open(JOB)
+        either.deliver(2, {"0a": 2})
+        which = AsOf(JOB, FIRST, Epoch(9), Epoch(0), (0, GROUPS), GROUPS)
+        assert [row["value"] for batch in found.records(which) for row in batch.to_pylist()] == [b"1"]
+
+    def test_give_a_row_that_is_too_large_for_one_record(self, either: Topic) -> None:
+        large = bytes(range(256)) * 12_000
+        either.target.deliver(tag(1), [changes(1, {"0a": large, "0b": b"1"})])
+        assert either.values(1) == {"0a": large, "0b": b"1"}
+
+    def test_of_late_epochs_do_not_begin_at_the_first_record(self, made: Topic) -> None:
+        for epoch in range(1, 31):
+            made.deliver(epoch, {f"0{n:02}": epoch for n in range(200)})
+        seen: list[tuple[int, int]] = []
+        which = AsOf(JOB, FIRST, Epoch(30), Epoch(28), (0, 1), GROUPS)
+        batches = list(made.place.open(JOB).records(which, lambda done, all_bytes: seen.append((done, all_bytes))))
+        assert sum(batch.num_rows for batch in batches) == 400
+        whole: list[tuple[int, int]] = []
+        list(made.place.open(JOB).records(replace(which, after=Epoch(0)), lambda *at: whole.append(at)))
+        assert seen[-1][0] < whole[-1][0] / 2 and all(done <= expected for done, expected in [*seen, *whole])
+
+
+class TestCompaction:
+    def test_leaves_what_every_epoch_from_the_horizon_on_needs(self, either: Topic) -> None:
+        large = bytes(range(256)) * 6_000
+        for epoch in range(1, 7):
+            either.deliver(epoch, {"0a": epoch, f"1{chr(96 + epoch)}": epoch, "7a": None if epoch % 2 else epoch})
+        either.target.deliver(tag(7), [changes(7, {"6z": large})])
+        for epoch in range(8, 11):
+            either.deliver(epoch, {"0a": epoch, "1b": None})
+        before = {epoch: either.values(epoch) for epoch in (8, 10)}
+        floor = either.compacted(8)
+        assert 0 < floor <= 8
+        assert {epoch: live(either.values(epoch)) for epoch in (8, 10)} == {e: live(v) for e, v in before.items()}
+        assert either.state(10, after=9) == {"0a": 10, "1b": None}
+        either.deliver(11, {"0a": None})
+        assert either.compacted(11) > floor
+        assert live(either.values(11)) == {name: v for name, v in live(before[10]).items() if name != "0a"}
+        for epoch in range(12, 16):
+            either.deliver(epoch, {"0b": epoch})
+        assert either.state(15, after=14, key_groups=(0, 1)) == {"0b": 15}
+        assert either.rewind(15, 2) == "truncate"
+        with pytest.raises(ConfigError, match="the topic is compacted through epoch"):
+            either.rewind(3, 3)
+
+    @pytest.mark.kafka
+    def test_removes_records_at_the_brokers(self, kafka: KafkaServer) -> None:
+        topic = Topic(Brokers(), KafkaPlace(kafka.servers, kafka.topic(1, **{"retention.ms": "-1"})))
+        for epoch in range(1, 9):
+            topic.deliver(epoch, {"0a": epoch, "7b": epoch if epoch < 3 else None})
+        assert 1 < topic.compacted(6) <= 6
+        assert kafka.records(topic.place.kafka.topic)[0].offset() > 2
+        assert live(topic.values(8)) == {"0a": b"8"}
+
+    def test_is_left_to_the_driver_that_owns_the_topic(self, made: Topic) -> None:
+        for epoch in range(1, 4):
+            made.deliver(epoch, {"0a": epoch})
+        assert not replace(made.place, records_min=1).compaction(JOB).compact("copy", FIRST, Epoch(3))
+        assert made.place.open(JOB).floor == 0
+
+    def test_is_left_out_while_it_is_not_worth_it(self, made: Topic) -> None:
+        for epoch in range(1, 4):
+            made.deliver(epoch, {"0a": epoch})
+        compaction = made.place.compaction(JOB)
+        assert not compaction.compact("first", FIRST, Epoch(3)) and not compaction.compact("first", FIRST, Epoch(3))
+
+    def test_that_is_overtaken_changes_nothing(self, memory: InMemory, made: Topic) -> None:
+        for epoch in range(1, 4):
+            made.deliver(epoch, {"0a": epoch})
+        other = Claim("second", Generation(2), {"first": tag(3)})
+        taken: list[bool] = []
+
+        def meanwhile() -> None:
+            if memory.fake.calls[-1] == "init" and not taken:
+                taken.append(True)
+                made.sink.open(JOB, WRITER, other).deliver(tag(4), [changes(4, {"0a": b"4"})])
+
+        memory.fake.meanwhile = meanwhile
+        with pytest.raises(Unavailable, match="took the topic"):
+            made.compacted(3)
+        assert taken and not memory.removed and made.state(4) == {"0a": 4}
+
+    def test_interrupts_a_read_that_was_opened_before(self, made: Topic) -> None:
+        for epoch in range(1, 6):
+            made.deliver(epoch, {"0a": epoch})
+        found = made.place.open(JOB)
+        assert made.compacted(5)
+        with pytest.raises(CompactedMeanwhile):
+            list(found.records(AsOf(JOB, FIRST, Epoch(5), Epoch(0), (0, GROUPS), GROUPS)))
+
+    def test_that_was_killed_before_it_removed_anything_is_completed(self, memory: InMemory, made: Topic) -> None:
+        for epoch in range(1, 6):
+            made.deliver(epoch, {"0a": epoch})
+        memory.keeps = True
+        made.compacted(5)
+        assert not memory.removed and made.state(5) == {"0a": 5}
+        memory.keeps = False
+        made.compacted(5)
+        assert memory.removed and made.state(5) == {"0a": 5}
+
+
+def live(values: Mapping[str, bytes | None]) -> dict[str, bytes]:
+    """Return what is not deleted."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def encoded(*deliveries: tuple[Tag, Tag | None, Mapping[str, bytes | None]]) -> list[tuple[bytes, bytes]]:
+    """Return the records of a topic with one partition."""
+    encoder, found = Encoder("topic", JOB, 1, GROUPS, 1_000_000), list[tuple[bytes, bytes]]()
+    for of, before, rows in deliveries:
+        for each in encoder.records(of, before, [changes(of.epoch, rows)]):
+            assert isinstance(each, Records) and each.keys is not None and each.partition == 0
+            found += [(key or b"", value or b"") for key, value in zip(each.keys, each.values, strict=True)]
+    return found
+
+
+def decoded(records: list[tuple[bytes, bytes]], before: Tag | None = None) -> list[tuple[Tag, int]]:
+    decoder, found = Decoder(JOB, before, lambda _: True), list[tuple[Tag, int]]()
+    for record in records:
+        if (delivery := decoder.take(*record)) is not None:
+            found.append((delivery.tag, delivery.rows.num_rows))
+    return found
+
+
+CHAIN = encoded(
+    (tag(1), None, {"0a": b"1", "1a": b"1"}),
+    (tag(2), tag(1), {"0a": b"2"}),
+    (tag(3), tag(2), {"0a": None}),
+)
+
+
+class TestRecords:
+    def test_can_be_read_by_people(self) -> None:
+        row, _, end, *_ = map(json.loads, (value for _, value in CHAIN))
+        assert row == {
+            "timeline": 1,
+            "epoch": 1,
+            "operator": "op",
+            "row_key": {"k": 1},
+            "row": {"n": [1]},
+            "layout": [["1", "int64"]],
+            "value": "MQ==",
+        }
+        assert end["end"]["records"] == 2 and end["end"]["job"] == JOB
+        assert json.loads(CHAIN[-2][1]) == {
+            "timeline": 1,
+            "epoch": 3,
+            "operator": "op",
+            "row_key": {"k": 1},
+            "deleted": True,
+        }
+
+    def test_have_one_end_per_delivery(self) -> None:
+        assert decoded(CHAIN) == [(tag(1), 2), (tag(2), 1), (tag(3), 1)]
+        assert decoded(CHAIN[3:], tag(1)) == [(tag(2), 1), (tag(3), 1)]
+
+    @pytest.mark.parametrize("lost", range(len(CHAIN) - 1))
+    def test_of_which_one_is_missing_are_refused(self, lost: int) -> None:
+        with pytest.raises(Broken):
+            decoded(CHAIN[:lost] + CHAIN[lost + 1 :])
+
+    def test_that_differ_are_refused(self) -> None:
+        with pytest.raises(Broken, match="they differ"):
+            decoded([(CHAIN[0][0], CHAIN[0][1].replace(b"MQ==", b"Mg==")), *CHAIN[1:]])
+        with pytest.raises(Broken, match="none of a changelog"):
+            decoded([*CHAIN, (b"key", b"something")])
+
+    def test_of_a_delivery_that_is_gone_as_a_whole_break_the_chain(self) -> None:
+        with pytest.raises(Broken, match="between timeline 1, epoch 1 and timeline 1, epoch 2 is missing"):
+            decoded(CHAIN[:3] + CHAIN[5:])
+        with pytest.raises(Broken, match="between the beginning and timeline 1, epoch 1 is missing"):
+            decoded(CHAIN[3:])
+
+    def test_of_a_key_that_no_record_can_take_are_refused_with_the_remedy(self) -> None:
+        encoder = Encoder("topic", JOB, 1, GROUPS, 4_000)
+        with pytest.raises(ConfigError, match=r"takes 3,\d+ bytes") as refused:
+            list(encoder.records(tag(1), None, [changes(1, {"0" + 3_500 * "a": b"1"})]))
+        assert "message.max.bytes" in (refused.value.next_step or "")
+
+
+class TestDamage:
+    def test_at_the_end_of_a_partition_is_noticed(self, memory: InMemory, made: Topic) -> None:
+        """As by a broker that became the leader without the last records that another had confirmed."""
+        made.deliver(1, {"0a": 1, "7a": 1})
+        made.deliver(2, {"0a": 2, "7a": 2})
+        del memory.fake.logs[3][3:]
+        assert made.state(2, key_groups=(0, 2)) == {"0a": 2}
+        with pytest.raises(Damaged, match="partition 3 is not what was delivered to it: it ends with epoch 1, but ep"):
+            made.state(2)
+
+    def test_by_a_topic_that_was_recreated_is_noticed(self, memory: InMemory, made: Topic) -> None:
+        made.deliver(1, {"0a": 1})
+        memory.id = "the second"
+        with pytest.raises(Damaged, match="deleted and created again: its id is the second, but was the first"):
+            made.state(1)
+        made.deliver(2, {"0a": 2})  # one session, as no error has shown that anything changed
+        made.target.close()
+        with pytest.raises(Damaged, match="deleted and created again"):
+            made.deliver(3, {"0a": 3})
+
+    def test_is_not_what_added_partitions_are(self, memory: InMemory, made: Topic) -> None:
+        made.deliver(1, {"0a": 1, "7a": 1})
+        memory.partitions = 8
+        made.target.close()
+        made.deliver(2, {"7a": 2})
+        assert made.state(2) == {"0a": 1, "7a": 2} and sorted(memory.fake.logs) == [0, 1, 2, 3]
+
+    @pytest.mark.kafka
+    def test_by_retention_is_noticed(self, kafka: KafkaServer) -> None:
+        topic = Topic(Brokers(), KafkaPlace(kafka.servers, f"{kafka.topic()}-state"))
+        topic.deliver(1, {"0a": 1})
+        topic.deliver(2, {"0b": 2})
+        kafka.delete_records(topic.place.kafka.topic, 0, 2)
+        with pytest.raises(Damaged, match="between the beginning and timeline 1, epoch 1 is missing"):
+            topic.state(2)
+        assert topic.state(2, key_groups=(2, 8)) == {}
+
+
+class TestFences:
+    def test_hold_off_a_writer_of_an_older_timeline(self, either: Topic) -> None:
+        either.deliver(4, {"0a": 4})
+        zombie = either.sink.open(JOB, WRITER, CLAIM)
+        either.rewind(4, 2)
+        with pytest.raises(HoldfastError, match="timeline 2"):
+            zombie.deliver(tag(6), [changes(6, {"0a": b"6"})])
+        assert either.state(9, REWOUND) == {"0a": 4}
+
+    def test_hold_off_a_delivery_that_is_under_way(self, topic: Topic) -> None:
+        """The repair comes between the records of a delivery and its commit."""
+        topic.deliver(4, {"0a": 4})
+
+        def meanwhile(point: str) -> None:
+            if point == "before_commit":
+                topic.rewind(4, 2)
+
+        assert isinstance(topic.target, KafkaTarget)
+        topic.target._fault = meanwhile
+        with pytest.raises(HoldfastError, match="timeline 2"):
+            topic.deliver(6, {"0a": 6})
+        assert topic.state(9, REWOUND) == {"0a": 4} == topic.state(9, FIRST, key_groups=(0, 1))
+
+
+class TestRefusals:
+    def test_of_the_changelog_of_another_job(self, either: Topic) -> None:
+        either.sink.check_owner(None, CHANGELOG)  # type: ignore[attr-defined]
+        either.deliver(1, {"0a": 1})
+        either.sink.check_owner(JOB, CHANGELOG)  # type: ignore[attr-defined]
+        for other in ("2" * 32, None):
+            with pytest.raises(ConfigError, match="holds the changelog of another job, 1111"):
+                either.sink.check_owner(other, CHANGELOG)  # type: ignore[attr-defined]
+
+    @pytest.mark.kafka
+    def test_of_records_that_no_job_delivered(self, kafka: KafkaServer) -> None:
+        name = kafka.topic(2, **{"retention.ms": "-1", "retention.bytes": "-1"})
+        kafka.produce(name, [b"something"], partition=1)
+        topic = Topic(Brokers(), KafkaPlace(kafka.servers, name))
+        with pytest.raises(ConfigError, match="holds records that no job delivered"):
+            topic.sink.check_owner(None, CHANGELOG)  # type: ignore[attr-defined]
+
+    @pytest.mark.kafka
+    @pytest.mark.parametrize(
+        ("setting", "shown"),
+        [
+            ({"cleanup.policy": "compact"}, "cleanup.policy=compact"),
+            ({"retention.ms": "60000"}, "retention.ms=60000"),
+            ({"retention.bytes": "1000000"}, "retention.bytes=1000000"),
+        ],
+    )
+    def test_of_a_topic_whose_records_the_brokers_remove(
+        self, kafka: KafkaServer, setting: dict[str, str], shown: str
+    ) -> None:
+        name = kafka.topic(2, **{"retention.ms": "-1", **setting})
+        place = KafkaChangelog(KafkaPlace(kafka.servers, name))
+        sink = place.sink(RECORDS, KEY, GROUPS)
+        for look in (sink.prepare, sink.probe):  # type: ignore[attr-defined]
+            with pytest.raises(ConfigError, match=f"has {shown}: the brokers would remove records of the job's state"):
+                look(RECORDS, KEY)
+
+    @pytest.mark.kafka
+    def test_of_a_sink_that_would_write_into_a_changelog(self, kafka: KafkaServer) -> None:
+        place = KafkaPlace(kafka.servers, f"{kafka.topic()}-state")
+        Topic(Brokers(), place).deliver(1, {"0a": 1})
+        with pytest.raises(ConfigError, match="holds the changelog of a job"):
+            KafkaSink(place).check_owner(None, "out")
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            ({"value": hf.Raw()}, "given with value="),
+            ({"key": ["a"], "group": "g"}, "given with key= and group="),
+            ({"delivery": "at-least-once"}, "given with delivery="),
+        ],
+    )
+    def test_of_arguments_that_a_changelog_does_not_take(self, given: dict[str, Any], said: str) -> None:
+        with pytest.raises(ConfigError, match=said):
+            hf.App("job", changelog=hf.Kafka("broker:9092", "state", **given))
+
+
+class TestPlaces:
+    def test_name_the_topic_and_how_it_is_reached_without_secrets(self) -> None:
+        options: dict[str, Option] = {
+            "sasl.username": "app",
+            "sasl.password": hf.secret("env:KAFKA_PASSWORD"),
+            "client.id": "job",
+        }
+        kafka = hf.Kafka("broker:9092", "state", options=options)
+        place = kafka.changelog().place
+        assert shown_place(place) == "kafka broker:9092 state"
+        assert json.loads(place["options"])["sasl.password"] == {"secret": "env:KAFKA_PASSWORD"}
+        assert hf.Kafka.placed(place).changelog() == kafka.changelog()
+        assert dict(hf.Kafka("broker:9092", "state").changelog().place) == {
+            "kind": "kafka",
+            "servers": "broker:9092",
+            "topic": "state",
+        }
+
+    @pytest.mark.kafka
+    def test_are_probed_without_a_change(self, kafka: KafkaServer) -> None:
+        name = f"{kafka.topic()}-state"
+        sink = KafkaChangelog(KafkaPlace(kafka.servers, name)).sink(RECORDS, KEY, GROUPS)
+        assert sink.probe(RECORDS, KEY) == "the first start creates the topic, with 4 partitions"  # type: ignore[attr-defined]
+        assert name not in kafka.admin.list_topics(timeout=30).topics
+        sink.prepare(RECORDS, KEY)
+        assert sink.probe(RECORDS, KEY) == "the topic has 4 partitions, and keeps its records"  # type: ignore[attr-defined]
+        assert progress_topic(name) in kafka.admin.list_topics(timeout=30).topics
+
+    @pytest.mark.kafka
+    def test_with_a_login_are_written_and_read(self, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("STATE_PASSWORD", PASSWORD)
+        options: dict[str, Option] = {
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": USER,
+            "sasl.password": hf.secret("env:STATE_PASSWORD"),
+        }
+        kafka.allow_all()
+        try:
+            made = hf.Kafka(kafka.guarded, f"{kafka.topic()}-state", options=options).changelog()
+            topic = Topic(Brokers(), made.kafka)
+            topic.deliver(1, {"0a": 1})
+            topic.place = hf.Kafka.placed(made.place).changelog()
+            assert topic.state(1) == {"0a": 1}
+        finally:
+            kafka.allow_nothing()
+
+
+class TestOutages:
+    def test_before_the_commit_change_nothing(self, memory: InMemory) -> None:
+        away = False
+
+        def refuse() -> None:
+            if away:
+                raise Unavailable("the brokers are unreachable", next_step="wait")
+
+        topic = Topic(replace(memory, refuse=refuse), KafkaPlace("broker:9092", "changelog"))
+        topic.deliver(1, {"0a": 1})
+        away = True
+        with pytest.raises(Unavailable):
+            topic.deliver(2, {"0a": 2})
+        assert topic.state(2) == {"0a": 1}
+        away = False
+        topic.deliver(2, {"0a": 2})
+        assert topic.state(2) == {"0a": 2}
