@@ -20,6 +20,7 @@ from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, NotAdmi
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import DELETE, OP, PUT, AlreadyDelivered, Delivered, Fault, FaultPoint
 from holdfast.sinks.owners import Claim
+from holdfast.sinks.redis import client
 from holdfast.sinks.redis.book import Book, owner_field, tag_field, tag_value
 from holdfast.sinks.redis.script import CHUNK_BYTES, Change, packed
 from holdfast.sinks.redis.server import Server
@@ -355,8 +356,9 @@ class TestFaults:
         assert keys.rows() == [ANN, BEA]
 
     def test_a_server_without_encryption_is_unavailable_to_a_url_that_asks_for_it(
-        self, redis: RedisServer, keys: RedisKeys
+        self, redis: RedisServer, keys: RedisKeys, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr(client, "ANSWER_WITHIN_S", 2.0)  # the server waits for the rest of a command
         sink = Redis(redis.url.replace("redis:", "rediss:"), keys.prefix, KEY)
         with pytest.raises(Unavailable, match="Redis 127.0.0.1"):
             sink.open(JOB, LEFT).delivered()
