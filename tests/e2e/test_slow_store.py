@@ -56,7 +56,7 @@ def test_a_store_that_is_slow_breaks_connections_and_goes_away_costs_only_time(t
     at = store.url("jobs")
     frame = make_input(at, ROWS)
     store.toxic("latency", latency=100, jitter=20)
-    with running(tmp_path, *LOCAL, *RATE, COUNTING_STORE=at, COUNTING_CHANGELOG="yes") as run:
+    with running(tmp_path, *LOCAL, *RATE, COUNTING_STORE=at, COUNTING_CHANGELOG="log") as run:
         before = run.wait_until_running(1_000)
         os.kill(before["workers"][0]["pid"], signal.SIGKILL)
         run.wait_for(lambda p: p["state"] == "running" and p["generation"] > before["generation"], "a new generation")

@@ -21,7 +21,7 @@ SEEDS = 400
 CAUGHT = (
     pytest.param("unfinished-epoch-drops-its-delta", marks=pytest.mark.slow),
     pytest.param("pending-not-carried", marks=pytest.mark.slow),
-    "check-then-write",
+    pytest.param("check-then-write", marks=pytest.mark.slow),
 )
 """Each is played some fifty times."""
 

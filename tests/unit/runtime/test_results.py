@@ -65,7 +65,7 @@ class TestFoldersOfResults:
 
     def test_the_same_object_for_two_sinks_is_refused(self, tmp_path: Path) -> None:
         both = hf.Collect()
-        with pytest.raises(hf.ConfigError, match="shares"):
+        with pytest.raises(hf.ConfigError, match="write to hf.Collect"):
             with_places(app_with(both, both).plan(), str(tmp_path))
 
     def test_a_run_prepares_the_folders(self, tmp_path: Path) -> None:

@@ -378,4 +378,4 @@ class Tables(RuleBasedStateMachine):
 
 
 TestTables = Tables.TestCase
-TestTables.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestTables.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
