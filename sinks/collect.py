@@ -50,8 +50,10 @@ class Collect(SQLite):
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits."""
-        return replace(super().traits, kind="Collect", local_paths=(self.path,) if self.path else ())
+        """See Sink.traits. Until it is bound to a file of its own, it has no target that another sink could share."""
+        table, bound = super().traits, bool(self.path)
+        paths = (self.path,) if bound else ()
+        return replace(table, kind="Collect", local_paths=paths, exclusive=table.exclusive and bound)
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
         """See Sink.check. Takes the key of the stream."""

@@ -65,8 +65,12 @@ class TestFoldersOfResults:
 
     def test_the_same_object_for_two_sinks_is_refused(self, tmp_path: Path) -> None:
         both = hf.Collect()
-        with pytest.raises(hf.ConfigError, match="write to hf.Collect"):
+        with pytest.raises(hf.ConfigError, match="shares"):
             with_places(app_with(both, both).plan(), str(tmp_path))
+
+    def test_several_of_one_kind_have_a_folder_each(self, tmp_path: Path) -> None:
+        plan = with_places(app_with(hf.Collect(), hf.Collect(), hf.Console(), hf.Console()).plan(), str(tmp_path))
+        assert len({getattr(spec.sink, "path", None) for spec in plan.sinks}) == 4
 
     def test_a_run_prepares_the_folders(self, tmp_path: Path) -> None:
         app = app_with(hf.Collect(), hf.Console())
