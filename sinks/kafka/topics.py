@@ -57,13 +57,24 @@ def prepare(place: KafkaPlace, keyed: bool, replaces: bool, tagged: bool = True)
         NotAdmitted: the login or a right is refused.
         Unavailable: the brokers are unreachable now.
     """
-    found = existing(place)
-    if found is None:
-        create(place, {"cleanup.policy": "compact"} if replaces else {})
-        found = existing(place) or Topic(1, -1, None)
+    found = found_or_created(place, {"cleanup.policy": "compact"} if replaces else {})
     check_topic(place, found, keyed)
     if tagged:
         prepare_progress(place, found)
+    warn_of(place, found)
+
+
+def found_or_created(place: KafkaPlace, settings: Mapping[str, str], partitions: int = -1) -> Topic:
+    """Return the topic; a missing one is created with these settings. Raises as `prepare`."""
+    found = existing(place)
+    if found is None:
+        create(place, settings, partitions)
+        found = existing(place) or Topic(max(partitions, 1), -1, None)
+    return found
+
+
+def warn_of(place: KafkaPlace, found: Topic) -> None:
+    """Log what can make the promises of a topic void."""
     for warning in warnings_of(place, found):
         _log.warning("%s", warning)
 

@@ -5,7 +5,6 @@ Source: kafka.apache.org/documentation, topic configs; docs/design/0111-changelo
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -16,14 +15,14 @@ from holdfast.sinks.kafka.topics import (
     Topic,
     check_progress_topic,
     check_topic,
-    create,
     existing,
+    found_or_created,
     prepare_progress,
+    warn_of,
     warnings_of,
 )
 from holdfast.storage.kafka.place import KafkaPlace
 
-_log = logging.getLogger("holdfast.kafka")
 PARTITIONS = 4
 """Of a topic that is created: as many ranges of key groups can be read on their own."""
 SETTINGS: Mapping[str, str] = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
@@ -38,14 +37,10 @@ def prepare(place: KafkaPlace) -> None:
         NotAdmitted: the login or a right is refused.
         Unavailable: the brokers are unreachable now.
     """
-    found = existing(place)
-    if found is None:
-        create(place, SETTINGS, PARTITIONS)
-        found = existing(place) or Topic(PARTITIONS, -1, None)
+    found = found_or_created(place, SETTINGS, PARTITIONS)
     check(place, found)
     prepare_progress(place, found)
-    for warning in warnings_of(place, found):
-        _log.warning("%s", warning)
+    warn_of(place, found)
 
 
 def probe(place: KafkaPlace) -> str:
