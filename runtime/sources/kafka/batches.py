@@ -36,7 +36,7 @@ from holdfast.runtime.sources.kafka.feed import (
     no_answer,
     settings_of,
 )
-from holdfast.runtime.sources.kafka.gathering import without_error
+from holdfast.runtime.sources.kafka.gathering import ends_last, without_error
 from holdfast.runtime.sources.kafka.library import Library
 from holdfast.storage.kafka.errors import unavailable
 from holdfast.storage.kafka.place import KafkaPlace
@@ -184,18 +184,27 @@ class BatchFeed:
         self._sort(client, partition, state, client.batch(partition, state.wanted(bytes_max), timeout_s))
 
     def _sort(self, client: Client, partition: int, state: _Partition, batch: tuple[NDArray[np.int64], int]) -> None:
-        """Copy the messages of a batch, and note the errors that are among them."""
+        """Copy the messages of a batch, and note the errors that are among them.
+
+        A reader that keeps up finds a message about the end behind every few records. Only one behind all of them says
+        something, and the records between the others stay together: small batches would cost more than they are worth.
+        """
         messages, count = batch
-        at = 0
         try:
-            while at < count:
-                end = int(without_error(messages, at, count, COPIED_BYTES_MAX))
+            at, others, last = 0, count, int(messages[count - 1]) if count else 0
+            run = int(without_error(messages, 0, count, COPIED_BYTES_MAX))
+            if run < count:
+                others = int(ends_last(messages, count, np.empty(count, np.int64)))
+            while at < others:
+                end = run if run == others else int(without_error(messages, at, others, COPIED_BYTES_MAX))
                 if end > at:
                     state.add(columns_of(client, messages, at, end, partition, self._more))
                 else:
                     end = at + 1
                     self._failed(state, *client.error_of(int(messages[at])))
                 at = end
+            if others < count and int(messages[count - 1]) == last:
+                self._failed(state, *client.error_of(last))
         finally:
             client.drop(count)
 

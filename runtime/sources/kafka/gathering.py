@@ -19,6 +19,8 @@ PAYLOAD, KEY = 3, 5
 """Words of a message; the length of the part is the next word."""
 _OFFSET = 7
 _ERROR_MASK = 0xFFFFFFFF
+_AT_END = -191 & _ERROR_MASK
+"""The error of a message that says only that a fetch has reached the end of the partition."""
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
@@ -65,6 +67,27 @@ def without_error(messages: Any, first: int, end: int, bytes_max: int) -> Any:
             break
         at += 1
     return at
+
+
+@kernel("number", "words", "number", "words")
+def ends_last(messages: Any, count: int, ends: Any) -> Any:
+    """Move messages that only say that the end was reached behind all others; return how many others there are.
+
+    Args:
+        ends: Room for as many addresses.
+    """
+    others, moved = 0, 0
+    for each in range(count):
+        message = messages[each]
+        if get(message, 0) & _ERROR_MASK == _AT_END:
+            ends[moved] = message
+            moved += 1
+        else:
+            messages[others] = message
+            others += 1
+    for each in range(moved):
+        messages[others + each] = ends[each]
+    return others
 
 
 @kernel("number", "words", "number", "number", "words", "number")
