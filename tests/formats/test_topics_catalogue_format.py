@@ -1,4 +1,4 @@
-"""A catalogue of topics of format 1 can be read, and is written byte for byte as before."""
+"""A catalogue of topics of formats 1 and 2 can be read, and is written byte for byte as before."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from holdfast.runtime.sources.kafka.topics.catalogue import (
     Added,
     Catalogue,
     Head,
+    Listed,
     Place,
     read_head,
     write_head,
@@ -46,3 +47,31 @@ class TestFormatOneOfTheCatalogue:
         written = {path: store.get(path) for path in store.list("")}
         assert sorted(written) == [HEAD_PATH, "topics-0123456789ab/00000000", "topics-0123456789ab/00000001"]
         assert {path: (GOLDEN / path).read_bytes() for path in written} == written
+
+
+class TestFormatTwoOfTheCatalogue:
+    """It says which topics have ended; what says of none has format 1."""
+
+    ENDED = (*LISTINGS, [Added("orders.fr", "Zk3kq1TMQ0y1mJ0m5f3bVg", 2)])
+
+    def test_is_read(self) -> None:
+        catalogue = Catalogue(LocalObjects(GOLDEN.with_name("topics_v2")), HEAD)
+        catalogue.refresh()
+        assert [number for number in range(7) if catalogue.is_over(number)] == [2, 3]
+        assert catalogue.topics == {
+            "orders.de": Listed("V0u2KS3mQcGW3nHo0Ye4qA", (0, 1, 4)),
+            "orders.fr": Listed("Zk3kq1TMQ0y1mJ0m5f3bVg", (5, 6)),
+        }
+
+    def test_is_written_byte_for_byte(self) -> None:
+        store = MemoryObjects()
+        write_head(store, HEAD)
+        catalogue = Catalogue(store, HEAD)
+        first, second, third = self.ENDED
+        assert (
+            catalogue.append(first) and catalogue.append(second) and catalogue.append(third, ["orders.at", "orders.fr"])
+        )
+        written = {path: store.get(path) for path in store.list("")}
+        golden = GOLDEN.with_name("topics_v2")
+        assert {path: (golden / path).read_bytes() for path in written} == written
+        assert b'"v":2' in written["topics-0123456789ab/00000002"]

@@ -64,7 +64,8 @@ class Kafka(RowsOf[T]):
         group: Store the positions of checkpoints as the offsets of this consumer group, so that tools of Kafka show
             the job's lag. The job itself never reads them. No consumer may be a member of the group.
         on_lost: What to do if retention removed records before they were read: "fail" ends the job, "earliest" counts
-            them as lost, reports them, and continues with the first record that is left.
+            them as lost, reports them, and continues with the first record that is left; and of topics by a pattern,
+            one that no longer exists has ended.
         delivery: As a sink: "transactional" writes the rows of an epoch in a transaction, after its checkpoint, exactly
             once. "at-least-once" writes each row as it comes, without a transaction; after a failure, rows come again.
 

@@ -24,18 +24,20 @@ from holdfast.storage.kafka.questions import ANSWER_WITHIN_S, FIRST_ANSWER_WITHI
 
 GIVEN_UP_AFTER_MS = 6_000
 """How long librdkafka looks for the broker of a group: as long as the session of a member lasts."""
+Named = Callable[[Mapping[int, int]], list[tuple[str, int, int]]]
 
 
 class GroupOffsets:
     """See Publisher.
 
     Args:
-        named: Returns topic and partition for the number of a partition; None: it is that of the place's topic.
+        named: Returns topic, partition and offset for offsets by number of a partition, without those that no topic has
+            any more; None: numbers are partitions of the place's topic.
     """
 
-    def __init__(self, place: KafkaPlace, group: str, named: Callable[[int], tuple[str, int]] | None = None) -> None:
+    def __init__(self, place: KafkaPlace, group: str, named: Named | None = None) -> None:
         self._place, self._group = place, group
-        self._named = (lambda number: (place.topic, number)) if named is None else named
+        self._named = self._of_topic if named is None else named
         self._not_done = f"the offsets of consumer group {group!r} were not stored"
         self._consumer: Any = None
         self._reported = Reported()
@@ -70,13 +72,18 @@ class GroupOffsets:
         from confluent_kafka import KafkaException, TopicPartition
 
         consumer = self._opened()
-        places = [TopicPartition(*self._named(number), offset) for number, offset in sorted(offsets.items())]
+        places = [TopicPartition(*named) for named in self._named(offsets)]
+        if not places:
+            return None
         try:
             consumer.commit(offsets=places, asynchronous=True)
         except KafkaException as error:
             return error.args[0]
         self._awaited = True
         return self._answer(until)
+
+    def _of_topic(self, offsets: Mapping[int, int]) -> list[tuple[str, int, int]]:
+        return [(self._place.topic, partition, offset) for partition, offset in sorted(offsets.items())]
 
     def _answer(self, until: float) -> Any:
         """Wait for the answer to the request that is under way; return its error."""

@@ -50,11 +50,17 @@ class PartOf:
         known: What the source knows of it.
         number: Returns the source's number of a partition of the topic.
         partitions: Returns how many partitions the source has.
+        ended: Returns whether the source knows by now that the topic has ended; None: it must not end.
     """
 
     known: Topic
     number: Callable[[int], int]
     partitions: Callable[[], int]
+    ended: Callable[[], bool] | None = None
+
+
+class TopicGone(Damaged):
+    """The topic that was opened no longer exists; another one may have its name."""
 
 
 class OpenKafka:
@@ -180,6 +186,17 @@ class OpenKafka:
             self._closing = False
 
     def _fetch(self, partition: int, on_lost: OnLost, offset: int, max_bytes: int) -> Read:
+        try:
+            return self._found(partition, on_lost, offset, max_bytes)
+        except TopicGone as gone:
+            if self._part_of is None or self._part_of.ended is None:
+                raise
+            if self._part_of.ended():
+                return Read(None, offset)
+            what = "it no longer exists, which the driver has still to note"
+            raise unavailable(self._place, what, NOTHING_READ) from gone
+
+    def _found(self, partition: int, on_lost: OnLost, offset: int, max_bytes: int) -> Read:
         with self._lock:
             try:
                 self._verify(partition)
@@ -254,15 +271,22 @@ class OpenKafka:
             log.warning("%s; reading waits until it answers", error.what)
 
     def _present(self) -> Topic:
-        """Return the topic as it is now. Raises Damaged if it is another one."""
+        """Return the topic as it is now.
+
+        Raises:
+            TopicGone: there is none, or another one of its name.
+            Damaged: it is in another cluster.
+        """
         now = self._known()
         gone = f"{self._place.where} no longer exists"
         if now is None or (why := self._difference(self.topic.cluster, self.topic.id or _UNKNOWN, now)) is not None:
-            raise Damaged(
+            error = TopicGone if now is None or now.cluster == self.topic.cluster else Damaged
+            further = '; or, to go on without it, set hf.Kafka(..., on_lost="earliest")'
+            raise error(
                 gone if now is None else why or gone,
                 not_done="no more records were read; the job is at its last checkpoint",
                 next_step="restore the topic as it was; or, to read the present records from the first one, give the "
-                "job another name",
+                f"job another name{'' if self._part_of is None or error is Damaged else further}",
             )
         if len(now.partitions) < len(self.topic.partitions):  # a topic never loses partitions
             raise unavailable(self._place, "a broker does not know all of its partitions yet", NOTHING_READ)

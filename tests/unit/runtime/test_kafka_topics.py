@@ -5,15 +5,15 @@ from __future__ import annotations
 import pickle
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from holdfast.errors import ConfigError, Unavailable
+from holdfast.errors import ConfigError, Damaged, Unavailable
 from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.execution.admission import refuse_own_output
 from holdfast.runtime.execution.prepare import prepare
@@ -21,8 +21,9 @@ from holdfast.runtime.plan.source import Kept, in_folder
 from holdfast.runtime.sources.kafka.reading import OpenKafka
 from holdfast.runtime.sources.kafka.topics.catalogue import Added, Catalogue, Head, Listed, Place, write_head
 from holdfast.runtime.sources.kafka.topics.matching import added, left_out, matches
+from holdfast.runtime.sources.kafka.topics.reading import OpenTopics
 from holdfast.runtime.sources.kafka.topics.source import TopicsSource
-from holdfast.storage.kafka.questions import Topic
+from holdfast.storage.kafka.questions import Questions, Topic
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 from holdfast.testing import TestDriver
 
@@ -34,6 +35,11 @@ ORDERS = re.compile(r"orders[.].*")
 @dataclass
 class Order:
     n: int
+
+
+class Opened(NamedTuple):
+    driver: OpenTopics
+    worker: OpenTopics
 
 
 def topic(id: str, partitions: int) -> Topic:
@@ -104,7 +110,24 @@ class TestNumbers:
         assert len(slow) == 0
         slow.refresh()
         assert slow.append([Added("b", "2", 1)]) and fast.place(2) == Place("b", 0)
-        assert fast.listed("b") == Listed("2", (2,))
+        assert fast.listed("b", "2") == Listed("2", (2,))
+
+
+class TestTopicsThatHaveEnded:
+    def test_keep_their_numbers_and_one_of_the_same_name_gets_others(self) -> None:
+        store = MemoryObjects()
+        driver, worker = Catalogue(store, HEAD), Catalogue(store, HEAD)
+        assert driver.append([Added("a", "1", 2), Added("b", "2", 1)])
+        assert driver.append([Added("a", "3", 1)], ["a"])
+        worker.refresh()
+        assert worker.topics == {"a": Listed("3", (3,)), "b": Listed("2", (2,))}
+        assert [worker.is_over(number) for number in range(4)] == [True, True, False, False]
+        assert worker.has_ended("a", "1") and not worker.has_ended("a", "3")
+        assert [(worker.place(number), worker.id(number)) for number in (1, 3)] == [
+            (Place("a", 1), "1"),
+            (Place("a", 0), "3"),
+        ]
+        assert worker.listed("a", "1").numbers == (0, 1) and worker.listed("a", "3").numbers == (3,)
 
 
 class TestIdentity:
@@ -211,3 +234,152 @@ class TestConnection:
         monkeypatch.setattr(OpenKafka, "kept", lambda self, within_s: {each: Kept(7, 9) for each in (0, 1)})
         kept = in_folder(source(), str(tmp_path)).open().kept(60.0)  # type: ignore[attr-defined]
         assert kept[2] == Kept(7, 9, called="orders.fr 1") and kept[0].called == "orders.de 0"
+
+
+class Brokers:
+    """Which topics exist, for questions of `OpenTopics`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.topics = dict[str, Topic]()
+        monkeypatch.setattr(Questions, "names", lambda questions, not_done: ("c", sorted(self.topics)))
+        monkeypatch.setattr(Questions, "topic", lambda questions, not_done="": self.topics.get(questions._place.topic))
+        monkeypatch.setattr(Questions, "offsets", lambda questions, partitions, which: dict.fromkeys(partitions, 9))
+        monkeypatch.setattr("holdfast.runtime.sources.kafka.reading.MISSING_FOR_S", 0.0)
+
+    def has(self, name: str, id: str, partitions: int = 1) -> None:
+        self.topics[name] = topic(id, partitions)
+
+
+def read_by(folder: Path, **more: object) -> Opened:
+    """Return a driver's connection and a worker's."""
+    store = LocalObjects(folder)
+    write_head(store, HEAD)
+    bound = in_folder(source(**more), str(folder))
+    assert isinstance(bound, TopicsSource)
+    return Opened(replace(bound, head=HEAD, lists=True).open(), replace(bound, head=HEAD).open())
+
+
+class TestTopicThatIsDeleted:
+    @pytest.mark.parametrize("recreated", [False, True])
+    def test_is_damaged_by_default_and_the_message_names_the_way_on(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recreated: bool
+    ) -> None:
+        brokers = Brokers(monkeypatch)
+        brokers.has("orders.de", "1")
+        driver, worker = read_by(tmp_path)
+        assert driver.partitions() == [0]
+        if recreated:
+            brokers.has("orders.de", "2")
+        else:
+            del brokers.topics["orders.de"]
+        for ask in (driver.partitions, lambda: worker.read(0, 0, 100), worker.end_offsets):
+            with pytest.raises(Damaged, match="was recreated" if recreated else "no longer exists") as failed:
+                ask()
+            assert 'on_lost="earliest"' in (failed.value.next_step or "")
+        assert worker.changed(worker.identity(0, 3)) is not None
+
+    def test_has_ended_if_losses_are_accepted(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        brokers = Brokers(monkeypatch)
+        brokers.has("orders.de", "1", 2)
+        brokers.has("orders.fr", "2")
+        driver, worker = read_by(tmp_path, on_lost="earliest")
+        assert driver.partitions() == worker.partitions() == [0, 1, 2]
+        del brokers.topics["orders.de"]
+        with pytest.raises(Unavailable, match="which the driver has still to note"):
+            worker.read(1, 3, 100)
+        assert worker.end_offsets() == {0: 0, 1: 0, 2: 9} and not worker.ended(1, 3)
+        assert driver.partitions() == [0, 1, 2]
+        assert worker.read(1, 3, 100) == (None, 3) and worker.ended(1, 3) and not worker.ended(2, 9)
+        assert worker.end_offsets() == {0: 0, 1: 0, 2: 9}
+        assert worker.changed(worker.identity(1, 3)) is None
+        assert worker.retention_start(1) == 0 and worker.whole_from(1) > 1 << 60, "nothing can be read again"
+
+    def test_counts_as_ended_for_a_start_before_the_first_listing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        brokers = Brokers(monkeypatch)
+        brokers.has("orders.de", "1")
+        driver, _ = read_by(tmp_path, on_lost="earliest")
+        driver.partitions()
+        del brokers.topics["orders.de"]
+        _, started = read_by(tmp_path, on_lost="earliest")
+        started.partitions()
+        assert started.changed("kafka-topics 0 c 1 0 orders.de") is None
+        assert started.changed("kafka-topics 0 c 7 0 orders.de") is not None, "it is not the one that was read"
+
+    def test_has_no_end_if_it_is_the_last_one_until_another_appears(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else a job whose topics are all gone would finish, although more may appear."""
+        brokers = Brokers(monkeypatch)
+        brokers.has("orders.de", "1")
+        driver, worker = read_by(tmp_path, on_lost="earliest")
+        driver.partitions()
+        brokers.topics.clear()
+        driver.partitions()
+        assert worker.read(0, 3, 100) == (None, 3) and not worker.ended(0, 3)
+        brokers.has("orders.fr", "2")
+        assert driver.partitions() == worker.partitions() == [0, 1]
+        assert worker.ended(0, 3) and not worker.ended(1, 0)
+
+    def test_may_be_the_last_one_when_a_job_starts_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        Brokers(monkeypatch)
+        bound = replace(source(on_lost="earliest"), folder=str(tmp_path / "job"))
+        with pytest.raises(ConfigError, match="no topic that the job's user may see matches"):
+            bound.check()
+        write_head(LocalObjects(tmp_path / "job"), HEAD)
+        bound.check()
+
+    def test_and_recreated_is_another_topic(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Noted by one listing, or by two if a listing finds it missing."""
+        brokers = Brokers(monkeypatch)
+        brokers.has("orders.de", "1")
+        driver, worker = read_by(tmp_path, on_lost="earliest")
+        driver.partitions()
+        brokers.has("orders.de", "2", 2)
+        assert driver.partitions() == worker.partitions() == [0, 1, 2]
+        assert worker.ended(0, 3) and worker.end_offsets() == {0: 0, 1: 9, 2: 9}
+        assert worker.identity(1, 3) == "kafka-topics 1 c 2 0 orders.de"
+        del brokers.topics["orders.de"]
+        driver.partitions()
+        brokers.has("orders.de", "3")
+        assert driver.partitions() == [0, 1, 2, 3]
+        assert worker.read(2, 3, 100) == (None, 3) and worker.ended(2, 3)
+
+    def test_and_restored_with_its_id_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its records would be read a second time."""
+        brokers = Brokers(monkeypatch)
+        brokers.has("orders.de", "1")
+        driver, _ = read_by(tmp_path, on_lost="earliest")
+        driver.partitions()
+        del brokers.topics["orders.de"]
+        driver.partitions()
+        brokers.has("orders.de", "1")
+        with pytest.raises(Damaged, match="exists again with the same id"):
+            driver.partitions()
+
+    def test_may_be_left_out_by_a_narrower_pattern(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        brokers = Brokers(monkeypatch)
+        brokers.has("orders.de", "1")
+        brokers.has("orders.fr", "2")
+        driver, _ = read_by(tmp_path, on_lost="earliest")
+        driver.partitions()
+        narrower = replace(source(on_lost="earliest"), folder=str(tmp_path), pattern=re.compile("orders[.]fr"))
+        with pytest.raises(ConfigError, match="reads topic 'orders.de'"):
+            narrower.copied(again=False)
+        del brokers.topics["orders.de"]
+        driver.partitions()
+        assert narrower.copied(again=False).head == HEAD
+
+    def test_has_no_offsets_of_a_group(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        brokers = Brokers(monkeypatch)
+        brokers.has("orders.de", "1")
+        brokers.has("orders.fr", "2")
+        driver, _ = read_by(tmp_path, on_lost="earliest")
+        driver.partitions()
+        bound = replace(source(on_lost="earliest", group="g"), folder=str(tmp_path))
+        named = bound.publisher()._named
+        assert named({0: 5, 1: 6}) == [("orders.de", 0, 5), ("orders.fr", 0, 6)]
+        del brokers.topics["orders.de"]
+        driver.partitions()
+        assert named({0: 5, 1: 6}) == [("orders.fr", 0, 6)]

@@ -20,6 +20,7 @@ from holdfast.runtime.config.settings import CONTINUOUS, MODES
 from holdfast.runtime.job.status import of_run
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.plan.source import Source, copied, in_folder
+from holdfast.runtime.sources.kafka.reading import OnLost
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks.memory import MemorySink
 from holdfast.state.keys.keygroups import range_of
@@ -39,7 +40,7 @@ class Order:
 class Job:
     """The job, its input and its results. Each has a family of topics of its own."""
 
-    def __init__(self, kafka: KafkaServer, folder: Path, mode: str) -> None:
+    def __init__(self, kafka: KafkaServer, folder: Path, mode: str, on_lost: OnLost = "fail") -> None:
         self._kafka, self._folder, self._mode = kafka, folder, mode
         self.family, self.said = f"orders{next(_FAMILIES)}", list[tuple[str, int]]()
         self.partitions = dict[str, int]()
@@ -51,7 +52,7 @@ class Job:
         self.pattern = re.compile(rf"{self.family}[.].*")
         rows = app.source(
             "rows",
-            hf.Kafka(kafka.servers, self.pattern, hf.JSON(Order), meta=True, group=GROUP),
+            hf.Kafka(kafka.servers, self.pattern, hf.JSON(Order), meta=True, group=GROUP, on_lost=on_lost),
         )
         rows.sink("copy", self.copy)
         rows.key_by("kafka_topic").agg("totals", rows=hf.count(), total=hf.sum("n")).sink("totals-out", self.totals)
@@ -225,6 +226,30 @@ class TestJob:
 
 @pytest.mark.thorough
 class TestTopicThatIsGone:
+    @pytest.mark.parametrize("mode", MODES)
+    def test_has_ended_if_losses_are_accepted_and_the_others_go_on(
+        self, kafka: KafkaServer, tmp_path: Path, mode: str
+    ) -> None:
+        """Also through a crash, another driver and a topic of the same name."""
+        job = Job(kafka, tmp_path, mode, "earliest")
+        job.say(6)
+        job.begin()
+        job.catch_up()
+        topic = f"{job.family}.de"
+        kafka.delete(topic)
+        del job.partitions[topic]
+        job.say(6)
+        job.catch_up()
+        job.crash()
+        job.cluster.replace_driver(job.bound(again=False))
+        job.topic("de")
+        job.say(6)
+        job.cluster.pass_time(11)
+        job.catch_up()
+        job.check()
+        (folder,) = (tmp_path / "job").glob("topics-*")
+        assert any(f'"ended":["{topic}"]' in each.read_text() for each in folder.iterdir())
+
     def test_ends_the_run_with_its_name(self, kafka: KafkaServer, tmp_path: Path) -> None:
         job = Job(kafka, tmp_path, CONTINUOUS)
         job.say(4)

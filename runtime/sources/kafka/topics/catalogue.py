@@ -7,10 +7,11 @@ Layout below the source's folder in the job's root:
 
 Invariants
     - The catalogue only grows, by conditional creates; all readers see the same numbers.
-    - The n-th partition in it, from 0, has the number n. A topic and partition is in it once.
+    - The n-th partition in it, from 0, has the number n. A topic, by name and id, and partition is in it once.
     - The partitions of a topic are in it in order, and all under one id of the topic.
+    - A topic that has ended never comes back: another one of its name has another id, and further numbers.
 
-May be used by several threads. Source: docs/design/0095-topics-by-pattern.md.
+May be used by several threads. Source: docs/design/0095-topics-by-pattern.md, 0092-topics-that-end.md.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from holdfast.ports import ObjectStore
 from holdfast.runtime.sources.objects import decoded, encoded
 
 HEAD_PATH = "catalogue.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_WITHOUT_ENDS = 1
+"""The version of what says of no topic that it has ended, as older releases wrote it."""
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +38,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: str
     cluster: str
-    v: int = FORMAT_VERSION
+    v: int = _WITHOUT_ENDS
 
 
 class Added(msgspec.Struct, frozen=True, array_like=True):
@@ -51,10 +54,15 @@ class Added(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """Contents of an object: what follows the objects before it."""
+    """Contents of an object: what follows the objects before it.
+
+    Args:
+        ended: Topics that no longer exist. One that is in `added` too was recreated.
+    """
 
     added: tuple[Added, ...]
-    v: int = FORMAT_VERSION
+    v: int = _WITHOUT_ENDS
+    ended: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Place(NamedTuple):
@@ -100,16 +108,26 @@ class Catalogue:
         self._store, self.head = store, head
         self._lock, self._objects = Lock(), 0
         self._places: list[Place] = []
+        self._ids: list[str | None] = []
+        """By number: the id of the topic."""
         self._topics: dict[str, Listed] = {}
+        self._ended: dict[tuple[str, str | None], Listed] = {}
+        self._over = set[int]()
+        """The numbers of topics that have ended."""
 
     def __len__(self) -> int:
         return len(self._places)
 
     @property
     def topics(self) -> Mapping[str, Listed]:
-        """The topics that are known here."""
+        """The topics that are known here and have not ended."""
         with self._lock:
             return dict(self._topics)
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether every topic that is known here has ended."""
+        return not self._topics
 
     def place(self, number: int) -> Place | None:
         """Return what a number names; None if the catalogue does not have it."""
@@ -117,9 +135,22 @@ class Catalogue:
             self.refresh()
         return self._places[number] if number < len(self) else None
 
-    def listed(self, topic: str) -> Listed:
-        """Return a topic that the catalogue has."""
-        return self._topics[topic]
+    def id(self, number: int) -> str | None:
+        """Return the id of the topic of a number that the catalogue has."""
+        return self._ids[number]
+
+    def is_over(self, number: int) -> bool:
+        """Return whether the topic of a number has ended, as far as it is known here."""
+        return number in self._over
+
+    def has_ended(self, topic: str, id: str | None) -> bool:
+        """Return whether the topic with this name and id has ended, as far as it is known here."""
+        return (topic, id) in self._ended
+
+    def listed(self, topic: str, id: str | None) -> Listed:
+        """Return a topic that the catalogue has, by its name and id; it may have ended."""
+        ended = self._ended.get((topic, id))
+        return self._topics[topic] if ended is None else ended
 
     def refresh(self) -> None:
         """Read what was appended. Raises Damaged, Unavailable."""
@@ -130,26 +161,34 @@ class Catalogue:
                     data = self._store.get(path)
                 except NotFound:
                     return
-                self._take(decoded(_LISTING, data, path, FORMAT_VERSION).added)
+                self._take(decoded(_LISTING, data, path, FORMAT_VERSION))
 
-    def append(self, added: Sequence[Added]) -> bool:
+    def append(self, added: Sequence[Added], ended: Sequence[str] = ()) -> bool:
         """Append partitions; false if another process has appended some: nothing was written then. Raises Unavailable.
 
         They must be chosen by what is known here.
+
+        Args:
+            ended: Topics that no longer exist.
         """
-        listing = Listing(tuple(added))
+        listing = Listing(tuple(added), FORMAT_VERSION, tuple(ended)) if ended else Listing(tuple(added))
         with self._lock:
             try:
                 self._store.create(self._path(self._objects), encoded(listing))
             except AlreadyExists:
                 return False
-            self._take(listing.added)
+            self._take(listing)
         return True
 
-    def _take(self, added: Sequence[Added]) -> None:
-        for each in added:
+    def _take(self, listing: Listing) -> None:
+        for topic in listing.ended or ():
+            ended = self._topics.pop(topic)
+            self._ended[topic, ended.id] = ended
+            self._over.update(ended.numbers)
+        for each in listing.added:
             before = self._topics.get(each.topic, Listed(each.id, ()))
             first, start = len(before.numbers), len(self._places)
+            self._ids += [before.id] * each.partitions
             self._places += [Place(each.topic, first + further) for further in range(each.partitions)]
             numbers = (*before.numbers, *range(start, len(self._places)))
             self._topics[each.topic] = Listed(before.id, numbers)

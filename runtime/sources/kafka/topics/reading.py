@@ -5,15 +5,17 @@ Invariants
     - Only a connection of a run's driver appends to the catalogue: others are made of a source that does not list, or
       are never asked for their partitions.
     - A number is in the catalogue before `partitions` returns it.
+    - A partition has ended only if the catalogue says so of its topic, and has a topic that has not: a pattern has no
+      end, so at least one partition has none.
 
-Source: runtime/plan/source.py; docs/design/0095-topics-by-pattern.md.
+Source: runtime/plan/source.py; docs/design/0095-topics-by-pattern.md, 0092-topics-that-end.md.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Lock
 from typing import TypeVar
@@ -23,8 +25,8 @@ import pyarrow as pa
 from holdfast.errors import Damaged, Unavailable
 from holdfast.runtime.plan.ahead import Ahead
 from holdfast.runtime.plan.source import Kept, PartitionReader
-from holdfast.runtime.sources.kafka.reading import OpenKafka, PartOf
-from holdfast.runtime.sources.kafka.topics.catalogue import Catalogue, Place
+from holdfast.runtime.sources.kafka.reading import OpenKafka, PartOf, TopicGone
+from holdfast.runtime.sources.kafka.topics.catalogue import Added, Catalogue, Place
 from holdfast.runtime.sources.kafka.topics.matching import added, matches
 from holdfast.storage.kafka.errors import unavailable
 from holdfast.storage.kafka.place import KafkaPlace
@@ -35,6 +37,8 @@ KIND = "kafka-topics"
 UNKNOWN = "-"
 """In an identity: the brokers have no ids of topics."""
 _NOT_READ = "no record was read; the job is at its last checkpoint"
+_NOWHERE = 1 << 62
+"""An offset beyond all others."""
 V = TypeVar("V")
 
 
@@ -45,6 +49,7 @@ class OpenTopics:
         place: Where they are, and their pattern for messages.
         open_topic: Opens one, without a request.
         lists: Whether `partitions` lists the topics.
+        may_end: Whether the job goes on when a topic no longer exists.
     """
 
     def __init__(
@@ -55,18 +60,19 @@ class OpenTopics:
         open_topic: Callable[[str, PartOf], OpenKafka],
         *,
         lists: bool,
+        may_end: bool,
     ) -> None:
         self._place, self._pattern, self._catalogue, self._open_topic = place, pattern, catalogue, open_topic
-        self._lists, self._closing = lists, False
+        self._lists, self._may_end = lists, may_end
         self._questions = Questions(place)
         self._lock = Lock()
-        self._topics: dict[str, OpenKafka] = {}
+        self._topics: dict[tuple[str, str | None], OpenKafka] = {}
         self._catalogue.refresh()
 
     def identity(self, partition: int, offset: int) -> str:
         """Return what the number names, and the ids of cluster and topic: within one topic, records never change."""
         at = self._at(partition)
-        topic = self._catalogue.listed(at.topic).id or UNKNOWN
+        topic = self._catalogue.id(partition) or UNKNOWN
         return f"{KIND} {partition} {self._catalogue.head.cluster} {topic} {at.partition} {at.topic}"
 
     def changed(self, identity: str) -> str | None:
@@ -79,7 +85,10 @@ class OpenTopics:
                 f"the list of topics in the job's folder does not have partition {partition} of topic {name!r}, which "
                 f"was read, as partition {number}"
             )
-        return self._opened(name).changed(f"kafka {cluster} {topic}")
+        is_known = (cluster, topic) == (self._catalogue.head.cluster, self._catalogue.id(number) or UNKNOWN)
+        if is_known and self._may_end and self._is_over(number):
+            return None
+        return self._opened(number).changed(f"kafka {cluster} {topic}")
 
     def partitions(self) -> list[int]:
         """Return the numbers of all partitions. The driver's connection lists new topics and partitions."""
@@ -93,7 +102,7 @@ class OpenTopics:
         """Append what the catalogue lacks; return how many partitions it has.
 
         Raises:
-            Damaged: a topic of the catalogue was recreated, or no longer exists.
+            Damaged: a topic of the catalogue was recreated, or no longer exists, and the job does not go on without it.
             NotAdmitted, Unavailable: the topics cannot be listed now.
         """
         cluster, names = self._questions.names("no topics were added")
@@ -104,27 +113,27 @@ class OpenTopics:
                 next_step="give the servers of the cluster that was read; or, to read the other one from the first "
                 "record on, give the job another name",
             )
-        found = dict[str, Topic]()
+        meant = {name for name in names if matches(self._pattern, name)}
         while True:
             self._catalogue.refresh()
             known = self._catalogue.topics
-            for name in {*known, *(name for name in names if matches(self._pattern, name))} - found.keys():
-                topic = self._present(name) if name in known else self._described(name)
-                if topic is not None:
-                    found[name] = topic
-            further = added(known, found)
-            if not further:
+            present = {name: self._present(name, each.id) for name, each in known.items()}
+            ended = sorted(name for name, topic in present.items() if topic is None)
+            new = {name: self._described(name) for name in meant - present.keys() | meant & set(ended)}
+            found = {name: topic for name, topic in (present | new).items() if topic is not None}
+            further = added({name: each for name, each in known.items() if name not in ended}, found)
+            if not further and not ended:
                 return len(self._catalogue)
-            if self._catalogue.append(further):
-                for each in further:
-                    numbers = self._catalogue.listed(each.topic).numbers[-each.partitions :]
-                    log.info("topic %s has the numbers %d to %d", each.topic, numbers[0], numbers[-1])
+            if self._catalogue.append(further, ended):
+                self._tell(further, ended)
                 return len(self._catalogue)
-            found.clear()  # another driver's list may have what was new here, under another id
+            # Another driver's list may have what was new here, under another id.
 
     def end_offsets(self) -> dict[int, int]:
-        """Return the last stable offsets: no transaction that is open lies before them."""
-        return self._of_all(lambda opened: opened.end_offsets())
+        """Return the last stable offsets: no transaction that is open lies before them. Of a topic that is gone, 0."""
+        self._catalogue.refresh()
+        known = range(len(self._catalogue))
+        return dict.fromkeys(known, 0) | self._of_all(lambda opened: opened.end_offsets())
 
     def kept(self, within_s: float) -> dict[int, Kept]:
         """See RemovingSource.kept."""
@@ -137,25 +146,25 @@ class OpenTopics:
 
     def retention_start(self, partition: int) -> int:
         at = self._at(partition)
-        return self._opened(at.topic).retention_start(at.partition)
+        return 0 if self._is_over(partition) else self._opened(partition).retention_start(at.partition)
 
     def whole_from(self, partition: int) -> int:
         """See SparseSource.whole_from."""
         at = self._at(partition)
-        return self._opened(at.topic).whole_from(at.partition)
+        return _NOWHERE if self._is_over(partition) else self._opened(partition).whole_from(at.partition)
 
     def read(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
         at = self._at(partition)
-        return self._opened(at.topic).read(at.partition, offset, max_bytes)
+        return self._opened(partition).read(at.partition, offset, max_bytes)
 
     def reader(self, partition: int, offset: int, ahead: Ahead) -> PartitionReader:
         """See OpenSource.reader."""
         at = self._at(partition)
-        return self._opened(at.topic).reader(at.partition, offset, ahead)
+        return self._opened(partition).reader(at.partition, offset, ahead)
 
     def ended(self, partition: int, offset: int) -> bool:
-        """A topic has no end, and more may appear."""
-        return False
+        """A topic ends when it no longer exists. Not the last one: more may appear, so the source has no end."""
+        return self._catalogue.is_over(partition) and not self._catalogue.all_ended
 
     def close(self) -> None:
         with self._lock:
@@ -174,44 +183,97 @@ class OpenTopics:
             )
         return at
 
-    def _opened(self, name: str) -> OpenKafka:
+    def _opened(self, number: int) -> OpenKafka:
+        """Return the topic of a number that the catalogue has."""
+        return self._opened_as(self._at(number).topic, self._catalogue.id(number))
+
+    def _opened_as(self, name: str, id: str | None) -> OpenKafka:
         with self._lock:
-            opened = self._topics.get(name)
+            opened = self._topics.get((name, id))
             if opened is None:
-                listed = self._catalogue.listed(name)
-                partitions = tuple(range(len(listed.numbers)))
-                known = Topic(self._catalogue.head.cluster, listed.id, partitions, frozenset(), None)
+                numbers = self._catalogue.listed(name, id).numbers
                 part_of = PartOf(
-                    known,
-                    lambda partition: self._catalogue.listed(name).numbers[partition],
+                    Topic(self._catalogue.head.cluster, id, tuple(range(len(numbers))), frozenset(), None),
+                    lambda partition: self._catalogue.listed(name, id).numbers[partition],
                     lambda: len(self._catalogue),
+                    (lambda: self._has_ended(name, id)) if self._may_end else None,
                 )
-                opened = self._topics[name] = self._open_topic(name, part_of)
+                opened = self._topics[name, id] = self._open_topic(name, part_of)
             return opened
 
+    def _has_ended(self, name: str, id: str | None) -> bool:
+        """Return whether the catalogue says by now that a topic has ended."""
+        self._catalogue.refresh()
+        return self._catalogue.has_ended(name, id)
+
+    def _is_over(self, number: int) -> bool:
+        """Return whether the topic of a number is gone, noted or not, and that is no error."""
+        if not self._may_end or self._catalogue.is_over(number):
+            return self._catalogue.is_over(number)
+        try:
+            self._opened(number).partitions()
+        except TopicGone:
+            return True
+        return False
+
     def _of_all(self, ask: Callable[[OpenKafka], dict[int, V]]) -> dict[int, V]:
-        """Return what is asked of every topic, by the numbers of partitions; those without one yet are left out."""
+        """Return what is asked of every topic, by the numbers of partitions; those without one yet are left out.
+
+        So are topics that are gone, if the job goes on without them.
+        """
         self._catalogue.refresh()  # the driver may have asked another connection for the partitions
         found = dict[int, V]()
         for name, listed in self._catalogue.topics.items():
-            answers = ask(self._opened(name))
+            try:
+                answers = ask(self._opened_as(name, listed.id))
+            except TopicGone:
+                if not self._may_end:
+                    raise
+                answers = {}
             found |= {number: answers[each] for each, number in enumerate(listed.numbers) if each in answers}
         return found
 
-    def _present(self, name: str) -> Topic:
-        """Return a topic of the catalogue as it is now. Raises Damaged if it is another one, or gone."""
-        opened = self._opened(name)
-        opened.partitions()
+    def _present(self, name: str, id: str | None) -> Topic | None:
+        """Return a topic of the catalogue as it is now; None if it is gone, and that is no error.
+
+        Raises:
+            Damaged: it is gone, or another one has its name.
+        """
+        opened = self._opened_as(name, id)
+        try:
+            opened.partitions()
+        except TopicGone:
+            if not self._may_end:
+                raise
+            return None
         return self._whole(name, opened.topic)
 
     def _described(self, name: str) -> Topic | None:
-        """Return a topic that is new; None if it is gone again."""
+        """Return a topic that is new; None if it is gone again.
+
+        Raises:
+            Damaged: it has ended, as far as the job knows, and was restored.
+        """
         questions = Questions(replace(self._place, topic=name, many=False))
         try:
             found = questions.topic("the topic was not added")
         finally:
             questions.close()
+        if found is not None and self._catalogue.has_ended(name, found.id):
+            raise Damaged(
+                f"topic {name!r} no longer existed, so the job took it for ended, and exists again with the same id",
+                not_done=_NOT_READ,
+                next_step="rename it or delete it; or, to read it from the first record, give the job another name",
+            )
         return None if found is None else self._whole(name, found)
+
+    def _tell(self, further: Sequence[Added], ended: Sequence[str]) -> None:
+        """Say what a listing has changed."""
+        for name in ended:
+            log.warning("topic %s no longer exists: it has ended, with what was not read of it", name)
+        for each in further:
+            numbers = self._catalogue.listed(each.topic, each.id).numbers[-each.partitions :]
+            log.info("topic %s has the numbers %d to %d", each.topic, numbers[0], numbers[-1])
 
     def _whole(self, name: str, found: Topic) -> Topic:
         """Return the topic; a list of its partitions with gaps is Unavailable."""

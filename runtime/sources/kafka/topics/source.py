@@ -18,7 +18,7 @@ from holdfast.runtime.sources.kafka.group import GroupOffsets
 from holdfast.runtime.sources.kafka.messages import TOPIC
 from holdfast.runtime.sources.kafka.reading import OpenKafka, PartOf
 from holdfast.runtime.sources.kafka.source import KafkaSource
-from holdfast.runtime.sources.kafka.topics.catalogue import HEAD_PATH, Catalogue, Head, read_head, write_head
+from holdfast.runtime.sources.kafka.topics.catalogue import HEAD_PATH, Catalogue, Head, Place, read_head, write_head
 from holdfast.runtime.sources.kafka.topics.matching import left_out, matches
 from holdfast.runtime.sources.kafka.topics.reading import OpenTopics
 from holdfast.storage.kafka.questions import Questions
@@ -77,7 +77,10 @@ class TopicsSource:
         )
 
     def check(self) -> None:
-        """Refuse a pattern that no topic matches, a topic that the user may not read, and a registry that is away."""
+        """Refuse a topic that the user may not read, a registry that is away, and a pattern that no topic matches.
+
+        A job that has listed topics before goes on without any: they may have ended, and others may appear.
+        """
         if self.each.coded is not None:
             self.each.coded.opened(self.each.values).check()
         questions = Questions(self.each.place)
@@ -88,7 +91,7 @@ class TopicsSource:
         finally:
             questions.close()
         meant = [name for name in names if matches(self.pattern, name)]
-        if not meant:
+        if not meant and not self._has_listed():
             raise ConfigError(
                 f"{self.where}: no topic that the job's user may see matches the pattern",
                 not_done=_NOT_STARTED,
@@ -97,6 +100,9 @@ class TopicsSource:
             )
         for name in meant:
             self._one(name).check()
+
+    def _has_listed(self) -> bool:
+        return self.folder is not None and read_head(open_objects(self.folder, writable=False)) is not None
 
     def would_read(self, target: Mapping[str, str]) -> bool:
         """See FindingSource.would_read. Two lists of servers with one in common are those of one cluster."""
@@ -140,7 +146,13 @@ class TopicsSource:
 
     def open(self) -> OpenTopics:
         """See Source.open."""
-        return OpenTopics(self.each.place, self.pattern, self.catalogue(), self._open_one, lists=self.lists)
+        read = self.each.place, self.pattern, self.catalogue(), self._open_one
+        return OpenTopics(*read, lists=self.lists, may_end=self.may_end)
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the job goes on when a topic no longer exists, with what was not read of it lost."""
+        return self.each.on_lost == "earliest"
 
     def catalogue(self) -> Catalogue:
         """Return the catalogue, of which nothing was read yet. Raises ConfigError if there is none."""
@@ -187,16 +199,26 @@ class TopicsSource:
 
 
 class _Names:
-    """Topic and partition of a number, for the offsets of a group; the catalogue is opened when it is used first."""
+    """Topics and partitions of numbers, for the offsets of a group; the catalogue is opened when it is used first."""
 
     def __init__(self, source: TopicsSource) -> None:
         self._source = source
         self._catalogue: Catalogue | None = None
 
-    def __call__(self, number: int) -> tuple[str, int]:
+    def __call__(self, offsets: Mapping[int, int]) -> list[tuple[str, int, int]]:
+        """See GroupOffsets: topics that have ended have no offsets any more."""
         if self._catalogue is None:
             self._catalogue = self._source.catalogue()
-        place = self._catalogue.place(number)
+        if self._source.may_end:
+            self._catalogue.refresh()
+        return [
+            (*self._named(self._catalogue, number), offset)
+            for number, offset in sorted(offsets.items())
+            if not self._catalogue.is_over(number)
+        ]
+
+    def _named(self, catalogue: Catalogue, number: int) -> Place:
+        place = catalogue.place(number)
         assert place is not None, "a checkpoint has numbers of the catalogue only"
         return place
 
