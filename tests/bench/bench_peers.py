@@ -24,7 +24,7 @@ from typing import Any
 import polars as pl
 import pytest
 from harness import Bench
-from peer_data import all_auctions, all_bids, auctions, bids, filled, read
+from peer_data import all_auctions, all_bids, auctions, bids, filled, last_written, read
 from peer_engines import HEADER, HOLDFAST, JOBS, PARALLEL, PEERS, SERVERS, Peer, Ran, holdfast, latency
 from peer_jobs import AUCTION, BID, COLUMNS, Places, answer, in_order, make
 from polars.testing import assert_frame_equal
@@ -110,6 +110,7 @@ def ours_checked(query: str, places: Places, rows: pl.DataFrame, opened: pl.Data
     assert ran.records == rows.height + (opened.height if query == "q_join" else 0)
     if query == "q_pass":
         found = read(places.servers, places.passed, PASSED)
+        ran = replace(ran, busy_s=max(ran.busy_s, last_written(places.servers, places.passed) - ran.began_at))
     else:
         found = log(places.results, as_table=query == "q_count").collect()
     same(query, found, rows, opened)

@@ -19,6 +19,8 @@ from peer_jobs import AUCTION, BID
 START_MS, BIDDERS, PRIME = 1_700_000_000_000, 1_000_000, 1_000_003
 PARTITIONS, PIECE = 4, 40_000
 READ_WITHIN_S = 60.0
+MARKERS = 50
+"""More than the ends of transactions behind the last row of a partition."""
 Rows = list[dict[str, Any]]
 
 
@@ -78,6 +80,21 @@ def read(servers: str, topic: str, schema: Mapping[str, Any]) -> pl.DataFrame:
             frames.append(pl.read_ndjson(io.BytesIO(b"\n".join(values)), schema=dict(schema)))
     consumer.close()
     return pl.concat(frames)
+
+
+def last_written(servers: str, topic: str) -> float:
+    """Return when the last row of a topic was written, in seconds since 1970."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": "oracle", "enable.partition.eof": True})
+    found = list[int]()
+    for partition in consumer.list_topics(topic, READ_WITHIN_S).topics[topic].partitions:
+        low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), READ_WITHIN_S)
+        consumer.assign([TopicPartition(topic, partition, max(low, high - MARKERS))])
+        while (message := consumer.poll(READ_WITHIN_S)) is not None and message.error() is None:
+            found.append(message.timestamp()[1])
+    consumer.close()
+    return max(found) / 1e3
 
 
 def all_bids(count: int) -> pl.DataFrame:

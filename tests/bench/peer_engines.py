@@ -38,7 +38,8 @@ class Ran:
     """A query by an engine.
 
     Args:
-        busy_s: Seconds from the end of the start-up to the last result.
+        began_at: When the start-up ended, in seconds since 1970.
+        busy_s: Seconds from then to the last result.
         cpu_s: Processor seconds of all processes after the start-up; `cpu_all_s`: with it.
         load: The load average of the machine, of the last minute, when it ended.
         checked: What is known about the answer.
@@ -47,6 +48,7 @@ class Ran:
     engine: str
     query: str
     records: int
+    began_at: float
     busy_s: float
     cpu_s: float
     cpu_all_s: float
@@ -114,7 +116,7 @@ def _first_record_at(live: Path) -> float | None:
 
 def _ran(engine: str, query: str, records: int, usage: Usage, began_at: float, busy_s: float, checked: str) -> Ran:
     after, load = usage.cpu_s_after(began_at), os.getloadavg()[0]
-    return Ran(engine, query, records, busy_s, after, usage.cpu_s, usage.peak_bytes, load, checked)
+    return Ran(engine, query, records, began_at, busy_s, after, usage.cpu_s, usage.peak_bytes, load, checked)
 
 
 @dataclass(frozen=True)
@@ -172,14 +174,14 @@ PEERS: Sequence[Peer] = (
     Peer("Bytewax", "q_hop", "vmisc", _bytewax("q_hop", _SMALL), _SMALL),
     Peer("Quix", "q_count", "vmisc", ("vmisc/bin/python", "quix_count.py", _KEYED, COUNT, "exactly-once"), _KEYED),
     Peer(
-        "PyFlink, threads",
+        "PyFlink in threads",
         "q_python",
         "vflink",
         ("vflink/bin/python", "pyflink_ds.py", "bids", "thread", "100000"),
         limit=100_000,
     ),
     Peer(
-        "Spark, Python rows",
+        "Spark by rows",
         "q_python",
         "vspark",
         _spark("q_count_tws_row", f"topic={_SMALL}", "max=50000", "name=spark_tws_row"),
@@ -206,6 +208,6 @@ def latency(
         rate: Records per second.
         command: Starts the engine, which the script ends.
     """
-    script = ("vmisc/bin/python", "lat.py", tag, str(rate), "10", "20", "read_committed", "--", *command)
+    script = ("vmisc/bin/python", "lat.py", tag, str(rate), "30", "20", "read_committed", "--", *command)
     used_by(script, home, {**variables, "PEERS_HOME": str(home)}, output, TIMEOUT_S)
     return result_of(output)
