@@ -13,6 +13,7 @@ Pure: values in, values out. Source: API.md (sources); docs/guide/kafka.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Literal
 
 import polars as pl
@@ -27,6 +28,8 @@ _ESCAPED_MAX = 6
 """Bytes that JSON takes for one byte of text at most."""
 _PLAIN_MAX = 90
 """Bytes that JSON takes for a value of a fixed width at most."""
+MEMBERS_MAX = 4_096
+"""Names of columns whose form is kept: making one takes longer than encoding a small batch."""
 
 
 def check_forms(where: str, schema: pa.Schema) -> None:
@@ -115,6 +118,7 @@ def _plain(column: pa.Array, time: TimeForm) -> pl.Series:
     return series.bin.encode("base64") if _is_binary(column.type) else series
 
 
+@lru_cache(MEMBERS_MAX)
 def _member(name: str) -> bytes:
     """Return how an object begins the member of this name."""
     return pl.DataFrame({name: [0]}).write_ndjson().encode()[1:-3]
