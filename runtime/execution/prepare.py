@@ -29,7 +29,6 @@ from holdfast.runtime.execution.admission import (
     check_secrets,
     check_sinks,
     prepare_sink,
-    refuse_own_output,
     refuse_private_memory,
     refuse_second_run,
     refuse_targets_of_origins,
@@ -196,7 +195,6 @@ def _with_copy(spec: SourceSpec, before: Manifest | None, note: Callable[[str], 
 def _look_at_sources(plan: Plan, before: Manifest | None, once: bool) -> tuple[_Partitions, _Ends]:
     """Check secrets, then every source; return partitions and end offsets of those that need no copy."""
     check_secrets(plan)
-    refuse_own_output(plan)
     for spec in plan.sources:
         spec.source.check()
         if once:
