@@ -6,6 +6,7 @@ Names that start with `.tmp-` are reserved for writes in progress in the local s
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 
 from holdfast.errors import ConfigError
@@ -52,6 +53,24 @@ def _is_name(part: str) -> bool:
 def checked_folder(prefix: str) -> str:
     """Return the folder without a final slash; the root is the empty string."""
     return checked_path(prefix) if prefix.strip("/") else ""
+
+
+def below(folder: str, path: str) -> tuple[str, ...] | None:
+    """Return the names that lead from one folder to a path in it, none for the folder itself; None if it is not there.
+
+    Args:
+        folder: An absolute path or a URL, as `path`. Links are not followed.
+    """
+    (scheme, outer), (other, inner) = _located(folder), _located(path)
+    return inner[len(outer) :] if scheme == other and inner[: len(outer)] == outer else None
+
+
+def _located(path: str) -> tuple[str, tuple[str, ...]]:
+    scheme, separator, rest = path.partition("://")
+    if not separator:
+        scheme, rest = "file", path
+    scheme = "s3" if scheme == "s3a" else scheme
+    return scheme, tuple(part for part in posixpath.normpath(f"/{rest}").split("/") if part)
 
 
 def join(root: str, name: str) -> str:

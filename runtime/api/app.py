@@ -25,6 +25,7 @@ from holdfast.runtime.plan.compiler import compile_plan
 from holdfast.runtime.plan.graph import NOT_GIVEN, FromSource, Graph, Node, check_name
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.plan.source import Source
+from holdfast.runtime.plan.targets import refuse_own_output
 from holdfast.runtime.plan.topic import with_changelog
 from holdfast.runtime.rows.dead_letters import DEAD_LETTERS, DLQ
 from holdfast.runtime.rows.event_times import computed_time, watermark_of
@@ -270,11 +271,14 @@ class App:
         """Compile what the code has built. Reads and writes nothing.
 
         Raises:
-            ConfigError: there is no sink, a stream leads nowhere, or a feature is not supported.
+            ConfigError: there is no sink, a stream leads nowhere, a source reads what a sink writes, or a feature is
+                not supported.
         """
         if self.dlq is not None:
             check_dlq(self.dlq, self.name)
-        return with_changelog(compile_plan(self._graph, self.key_groups), self.changelog)
+        plan = with_changelog(compile_plan(self._graph, self.key_groups), self.changelog)
+        refuse_own_output(plan)
+        return plan
 
     @checked("app.run", "(once=True)")
     def run(

@@ -23,7 +23,7 @@ from holdfast.runtime.job.live import understood
 from holdfast.runtime.plan import shape_changes
 from holdfast.runtime.plan.immediate import not_to_grow
 from holdfast.runtime.plan.model import Plan, SinkSpec
-from holdfast.runtime.plan.source import Source, reads_again
+from holdfast.runtime.plan.source import Source
 from holdfast.runtime.plan.targets import same_target, target_of
 from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.wire.presence import is_gone
@@ -140,24 +140,6 @@ def missing_secrets(plan: Plan) -> list[ConfigError]:
             what, where = f"{name}: {error.what}", Where(job=plan.app)
             missing.append(ConfigError(what, not_done=not_done, next_step=error.next_step, where=where))
     return missing
-
-
-def refuse_own_output(plan: Plan) -> None:
-    """Refuse a source that finds what a sink of the job writes: each row would come again, without end.
-
-    Raises:
-        ConfigError: the first such sink.
-    """
-    for spec in outputs_of(plan):
-        for source in plan.sources:
-            if reads_again(source.source, spec.sink.traits.place):
-                raise ConfigError(
-                    f"source {source.name!r} reads {source.source.where}, and so also what sink {spec.name!r} writes "
-                    f"to {spec.sink.where}: its rows would come again without end",
-                    not_done="the job was not started; state and output are untouched",
-                    next_step="let the pattern leave out that target, such as by (?!...), or give the sink another one",
-                    where=Where(job=plan.app, source=source.name),
-                )
 
 
 def refuse_targets_of_origins(plan: Plan, origins: Sequence[joblog.Origin]) -> None:

@@ -29,12 +29,11 @@ from holdfast.runtime.execution.admission import (
     check_secrets,
     check_sinks,
     prepare_sink,
-    refuse_own_output,
     refuse_private_memory,
     refuse_second_run,
     refuse_targets_of_origins,
 )
-from holdfast.runtime.execution.holdings import check_first_targets, check_targets
+from holdfast.runtime.execution.holdings import check_first_targets, check_targets, read_holdings
 from holdfast.runtime.execution.results import with_places
 from holdfast.runtime.execution.uncommitted_writes import check_written_immediately, uncommitted_writes
 from holdfast.runtime.job import dlq_places
@@ -48,6 +47,7 @@ from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.plan.same_source import refuse_other_sources
 from holdfast.runtime.plan.source import copied
 from holdfast.runtime.plan.topic import outputs_of
+from holdfast.runtime.rewind.moved import refuse_moved
 from holdfast.storage.objects import open_objects
 from holdfast.storage.paths import join
 from holdfast.storage.probe import prove
@@ -145,6 +145,7 @@ def prepare(
 def _check_targets(plan: Plan, repository: Repository, job: joblog.Job | None, adopt: Sequence[str]) -> tuple[str, ...]:
     if job is None:
         return check_first_targets(plan.app, outputs_of(plan), adopt)
+    refuse_moved(repository, job, outputs_of(plan), read_holdings(job, outputs_of(plan)) if job.repair_due else {})
     return check_targets(repository, job, outputs_of(plan), adopt)
 
 
@@ -194,7 +195,6 @@ def _with_copy(spec: SourceSpec, before: Manifest | None, note: Callable[[str], 
 def _look_at_sources(plan: Plan, before: Manifest | None, once: bool) -> tuple[_Partitions, _Ends]:
     """Check secrets, then every source; return partitions and end offsets of those that need no copy."""
     check_secrets(plan)
-    refuse_own_output(plan)
     for spec in plan.sources:
         spec.source.check()
         if once:

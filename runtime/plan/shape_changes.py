@@ -68,8 +68,8 @@ def _source_changes(name: str, before: Mapping[str, Any], now: Mapping[str, Any]
         return Change("source", name, what, effect)
 
     found = []
-    if _where(before) != _where(now):
-        what = f"read {_where(before)} and now reads {_where(now)}"
+    if place_of(before) != place_of(now):
+        what = f"read {place_of(before)} and now reads {place_of(now)}"
         found.append(change(what, "reading continues from its present offsets"))
     found += [change(what, FROM_HERE) for what in _column_changes(before["columns"], now["columns"])]
     if before["event_time"] != now["event_time"]:
@@ -91,8 +91,8 @@ def _source_changes(name: str, before: Mapping[str, Any], now: Mapping[str, Any]
 def _sink_changes(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     found = []
     unknown = before["kind"] == now["kind"] and not before["place"]  # as of an immediate sink in earlier versions
-    if _where(before) != _where(now) and not unknown:
-        what = f"wrote to {_where(before)} and now writes to {_where(now)}"
+    if place_of(before) != place_of(now) and not unknown:
+        what = f"wrote to {place_of(before)} and now writes to {place_of(now)}"
         effect = (
             "rows delivered so far stay in the old target; the new one gets only later rows, and for a stream that "
             "replaces rows only the keys that change"
@@ -112,7 +112,7 @@ def _sink_changes(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) 
     return found
 
 
-def _where(connector: Mapping[str, Any]) -> str:
+def place_of(connector: Mapping[str, Any]) -> str:
     """Return kind and place of a source or sink."""
     return " ".join([connector["kind"], *(f"{part} {value!r}" for part, value in connector["place"].items())])
 

@@ -27,11 +27,12 @@ from holdfast.model import Tag, Timeline
 from holdfast.ports import Clock
 from holdfast.runtime.driver.repair import Order, not_repairable, writers_of
 from holdfast.runtime.plan.model import SinkSpec
+from holdfast.runtime.rewind.moved import lacks_output
 from holdfast.sinks.contract import repairable
 
 IMPOSSIBLE = "impossible"
 """The verdict that leaves a target with output of the abandoned timeline."""
-STAYS = "if you accept that, its rows stay, and output that is processed again is added to them"
+STAYS = "if you accept that, its rows stay, and output that is processed again is delivered in addition"
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def outlooks(
         specs: Sinks of the job's file; none if only its name is known.
         adopted: Owners of other histories whose targets may be taken over.
     """
-    outlook = [_outlook(repository, job, there, spec, clock, adopted) for spec in specs]
+    outlook = [_outlook(repository, job, there, here, spec, clock, adopted) for spec in specs]
     return [*outlook, *_unknown(here, specs)]
 
 
@@ -95,7 +96,13 @@ def no_such_sink(accepted: Iterable[str], sinks: Iterable[str]) -> str | None:
 
 
 def _outlook(
-    repository: Repository, job: Job, there: Manifest, spec: SinkSpec, clock: Clock, adopted: tuple[str, ...]
+    repository: Repository,
+    job: Job,
+    there: Manifest,
+    here: Manifest,
+    spec: SinkSpec,
+    clock: Clock,
+    adopted: tuple[str, ...],
 ) -> Outlook:
     if (sink := repairable(spec.sink)) is None:
         if spec.path is not None:
@@ -107,10 +114,16 @@ def _outlook(
     began = clock.monotonic()
     try:
         repair = sink.plan_repair(replace(asked, to=to), spec.schema, spec.upsert_key)
+        lacking = lacks_output(there, here, job.uuid, spec)
     except Unavailable as error:  # a repair is retried until the target answers
         return Outlook(_shown(spec.name, None, error.what))
     except HoldfastError as error:  # it would end the repair too, and every start after it
         return Outlook(_shown(spec.name, IMPOSSIBLE, error.what))
+    if lacking is not None and repair.verdict != IMPOSSIBLE:
+        reason, may_be_accepted = lacking
+        return Outlook(
+            _shown(spec.name, IMPOSSIBLE, f"{reason}; {STAYS}" if may_be_accepted else reason), may_be_accepted
+        )
     took = clock.monotonic() - began
     shown = {"name": spec.name, **asdict(repair), "sample": [dict(each) for each in repair.sample]}
     del shown["takes_more"]

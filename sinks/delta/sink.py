@@ -102,6 +102,7 @@ class Delta:
             secrets=self.place.secrets,
             keyed=self.key is not None,
             repairs=True,
+            exclusive=self.key is not None,
             checks_owner=True,
             remembers_owner=True,
             commits_once=True,
@@ -148,7 +149,9 @@ class Delta:
 
     def holding(self, job_uuid: str, name: str) -> Holding:
         """See HeldSink.holding."""
-        book = self._book()
+        if (table := self._connection().found()) is None:
+            return Holding(None, None)
+        book = Book(self.where, table.number)
         return Holding(book.held(job_uuid, name), book.newest(job_uuid, name))
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> TableTarget:

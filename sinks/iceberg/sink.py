@@ -110,6 +110,7 @@ class Iceberg:
             secrets=place.secrets,
             keyed=self.key is not None,
             repairs=True,
+            exclusive=self.key is not None,
             checks_owner=True,
             remembers_owner=True,
             commits_once=True,
@@ -157,7 +158,9 @@ class Iceberg:
     def holding(self, job_uuid: str, name: str) -> Holding:
         """See HeldSink.holding."""
         with self._connected() as connection:
-            book = Book(self.where, connection.latest().number)
+            if (table := connection.found()) is None:
+                return Holding(None, None)
+            book = Book(self.where, table.number)
         return Holding(book.held(job_uuid, name), book.newest(job_uuid, name))
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> TableTarget:

@@ -1,4 +1,5 @@
-"""The book of a Redis target: a hash with the tags of writers, the owners of sinks, and the columns of the rows.
+"""The book of a Redis target: a hash with the tags of writers, the owners of sinks, the columns of the rows, and the
+sink to which they belong.
 
 A field is a JSON list that begins with its kind, its value is a JSON object. A change of the book names the values that
 it has read: the script that makes the change compares them, so check and change are one step.
@@ -16,11 +17,13 @@ import pyarrow as pa
 
 from holdfast.errors import Damaged
 from holdfast.model import Epoch, Generation, Tag, Timeline, Writer
-from holdfast.sinks.owners import Claim, Held
+from holdfast.sinks.owners import Claim, Held, Rival
 
 VERSION = 1
 COLUMNS = b'["columns"]'
 """The field with the columns of the rows, and those of the key."""
+SINK = b'["sink"]'
+"""The field with the sink to which the rows belong; an earlier version noted none."""
 
 
 class Book:
@@ -72,6 +75,31 @@ class Book:
         found = self._value(owner_field(job_uuid, sink), {"owner": str, "generation": int})
         return None if found is None else Held(found["owner"], Generation(found["generation"]))
 
+    def noted_rival(self, job_uuid: str, sink: str) -> Rival | None:
+        """Return the sink to which the rows are noted to belong, if it is another one. Raises Damaged."""
+        found = self._value(SINK, {"job": str, "sink": str})
+        if found is None or (found["job"], found["sink"]) == (job_uuid, sink):
+            return None
+        return Rival(found["job"], found["sink"], self.held(found["job"], found["sink"]))
+
+    def rival(self, job_uuid: str, sink: str) -> Rival | None:
+        """Return another sink to which the rows belong, or may belong; None if this one may write. Raises Damaged.
+
+        Args:
+            job_uuid: The job; empty if it is about to be created.
+        """
+        sinks = set(self._delivering())
+        if self.raw(SINK) or (job_uuid, sink) in sinks or not sinks:
+            return self.noted_rival(job_uuid, sink)
+        job, name = min(sinks)
+        return Rival(job, name, self.held(job, name), certain=False)
+
+    def _delivering(self) -> Iterator[tuple[str, str]]:
+        for field in self._fields:
+            match _parts_of(field):
+                case ["tag", str(job), str(sink), int()]:
+                    yield job, sink
+
     def _tag(self, field: bytes) -> Tag | None:
         found = self._value(field, {"timeline": int, "epoch": int})
         return None if found is None else Tag(Timeline(found["timeline"]), Epoch(found["epoch"]))
@@ -115,6 +143,11 @@ def owner_field(job_uuid: str, sink: str) -> bytes:
 def owner_value(claim: Claim) -> bytes:
     """Return the owner that a claim makes."""
     return _json({"v": VERSION, "owner": claim.owner, "generation": claim.generation})
+
+
+def sink_value(job_uuid: str, sink: str) -> bytes:
+    """Return the sink to which rows belong as the hash holds it."""
+    return _json({"v": VERSION, "job": job_uuid, "sink": sink})
 
 
 def columns_value(schema: pa.Schema, key: tuple[str, ...]) -> bytes:

@@ -88,6 +88,7 @@ class Redis:
             secrets=() if self.password is None else (self.password,),
             keyed=True,
             merges=True,
+            exclusive=True,
             checks_owner=True,
             remembers_owner=True,
             probes=True,
@@ -133,15 +134,14 @@ class Redis:
                 f"{self.where}: holds rows of a sink {name!r} of another job, {other}",
                 not_done="the job was not started, the rows were not changed",
                 next_step="name another prefix. If that job was deleted and recreated, rows that the new one never "
-                f"replaces would stay: delete the keys under the prefix, and the hash {self.place.book}. If both jobs "
-                "are to write here, give this sink another name",
+                f"replaces would stay: delete the keys under the prefix, and the hash {self.place.book}",
             )
 
     def holding(self, job_uuid: str, name: str) -> Holding:
         """See HeldSink.holding."""
         with closing(self._connection()) as connection:
             book = connection.book()
-        return Holding(book.held(job_uuid, name), book.newest(job_uuid, name))
+        return Holding(book.held(job_uuid, name), book.newest(job_uuid, name), book.rival(job_uuid, name))
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> RedisTarget:
         """See Sink.open."""

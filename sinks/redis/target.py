@@ -9,6 +9,7 @@ and it changes nothing.
 
 Invariants
     - A change of the target names the tag and, under a claim, the owner that were read.
+    - A change under a claim names the sink to which the rows belong, and notes this one.
     - A takeover also names the tags of all writers of the sink, and the number of fields: a writer that is new since
       then is noticed.
     - The book is read again after every failure.
@@ -27,8 +28,8 @@ import pyarrow as pa
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Tag, Writer
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, EpochOutput, Fault, Outcome, already, no_fault
-from holdfast.sinks.owners import Claim, check_continues
-from holdfast.sinks.redis.book import Book, owner_field, owner_value, tag_field, tag_value
+from holdfast.sinks.owners import Claim, belongs_to, check_continues
+from holdfast.sinks.redis.book import SINK, Book, owner_field, owner_value, sink_value, tag_field, tag_value
 from holdfast.sinks.redis.script import REQUEST_BYTES_MAX, Change, packed
 
 Pairs = Iterable[tuple[bytes, bytes | None]]
@@ -137,6 +138,9 @@ class RedisTarget:
         if self._claim is None:
             return False
         job, sink = self._job, self._writer.sink
+        rival = book.noted_rival(job, sink)
+        if rival is not None and not self._claim.displaces(rival):
+            raise belongs_to(self._where, job, rival)
         return self._claim.must_take_over(self._where, book.held(job, sink), lambda: book.newest(job, sink))
 
     def _change(self, book: Book, last: Tag, chunks: Sequence[bytes]) -> Change:
@@ -145,7 +149,11 @@ class RedisTarget:
         read, sets = {tag: book.raw(tag)}, {tag: tag_value(last)}
         if self._claim is None:
             return Change(read, sets, None, chunks)
-        read[owner] = book.raw(owner)
+        read[owner], read[SINK] = book.raw(owner), book.raw(SINK)
+        sets[SINK] = sink_value(self._job, self._writer.sink)
+        if (rival := book.noted_rival(self._job, self._writer.sink)) is not None:  # the user moves the rows from it
+            theirs = owner_field(rival.job_uuid, rival.sink)
+            read[theirs] = book.raw(theirs)
         if not self._must_take_over(book):
             return Change(read, sets, None, chunks)
         sets[owner] = owner_value(self._claim)

@@ -57,7 +57,7 @@ def add_rows(s: Session, table: Stored, number: str | None, loaded: str, tag: ta
         return
     added = sorted(row[0] for row in s.execute(f"{insert} RETURNING {number}"))
     images = [
-        (*tag, n, image_of(AddedRange(first, last, digest(s, table, number, first, last))), None)
+        (*tag, n, image_of(AddedRange(first, last, digest(s, table, number, first, last))), None, table.noted)
         for n, (first, last) in enumerate(ranges_of(added))
     ]
     s.db.executemany(

@@ -44,10 +44,10 @@ from holdfast.sinks.audited import (
     digest_of_changes,
     digest_of_rows,
 )
-from holdfast.sinks.sql import tags
+from holdfast.sinks.sql import moved, tags
 from holdfast.sinks.sql.added import AddedRange, range_in, range_of
 from holdfast.sinks.sql.dialect import Column, Missing, translated
-from holdfast.sinks.sql.session import Session
+from holdfast.sinks.sql.session import Given, Session
 from holdfast.sinks.sql.table import SqlTable
 from holdfast.sinks.sql.values import from_json
 from holdfast.storage.digests import whole
@@ -185,7 +185,7 @@ class _Reading:
         stands = self._rows(key, list(dict.fromkeys(image.key for image in images)))
         with self._piece():
             newer = [image for image in self._newer(standing) if not _is_in(image, standing)]
-            lost = self._tags(tags.HORIZON)
+            lost = self._lost()
             changed = {image.key: image.before for image in reversed(newer)}  # the first change of a key counts
             there = self._count(key, list(changed)) if self._query.everything else None
         unseen = (
@@ -225,7 +225,7 @@ class _Reading:
             with self._piece():
                 given = s.given()
                 piece = f"{order} BETWEEN {given(highest - self._at_a_time + 1)} AND {given(highest)}"
-                ours = f"{tags.of_sink(given, *self._ours)} AND epoch > {given(self._query.after)}"
+                ours = f"{self._of_images(given)} AND epoch > {given(self._query.after)}"
                 # The CASE keeps the planner from the index of `ours`, whose rows it would have to sort in every piece.
                 images = s.execute(
                     f"SELECT {self._image_columns()} FROM {self._undo} WHERE {piece} "
@@ -240,11 +240,15 @@ class _Reading:
         after = min((tag.epoch for tag in standing.values()), default=self._query.after)
         given = self._s.given()
         images = self._s.execute(
-            f"SELECT {self._image_columns()} FROM {self._undo} WHERE {tags.of_sink(given, *self._ours)} "
+            f"SELECT {self._image_columns()} FROM {self._undo} WHERE {self._of_images(given)} "
             f"AND epoch > {given(after)} ORDER BY {self._order}",
             given,
         )
         return [_image(image) for image in images]
+
+    def _of_images(self, given: Given) -> str:
+        """Return the condition of this sink's before-images of this table."""
+        return f"{tags.of_sink(given, *self._ours)} AND {moved.of_this(self._s, given, self._sink)}"
 
     def _image_columns(self) -> str:
         return self._s.listed(("writer", "timeline", "epoch", "key", "before"))
@@ -262,12 +266,12 @@ class _Reading:
         s = self._s
         with self._piece():
             number = s.dialect.row_number(s.db, self._sink.table)
-            standing, lost = self._tags(tags.PROGRESS), self._tags(tags.HORIZON)
+            standing, lost = self._tags(tags.PROGRESS), self._lost()
             if number is None:
                 return TargetContents(standing, {}, standing)
             given = s.given()
             images = s.execute(
-                f"SELECT {self._image_columns()} FROM {self._undo} WHERE {tags.of_sink(given, *self._ours)} "
+                f"SELECT {self._image_columns()} FROM {self._undo} WHERE {self._of_images(given)} "
                 f"AND epoch > {given(0 if self._query.everything else self._query.after)}",
                 given,
             ).fetchall()
@@ -298,7 +302,7 @@ class _Reading:
         return TargetContents(standing, rows, lost, self._wrong, self._others(number, known, newest, mixed))
 
     def _strange(self) -> list[_Strange]:
-        """Return which other sinks may have added rows to the table: images do not name the table they belong to."""
+        """Return which other sinks may have added rows to the table: images of earlier versions name no table."""
         s, found, (job, sink) = self._s, [], self._ours
         lost = set(s.execute(f"SELECT job, sink FROM {s.own(tags.HORIZON)}")) if s.has(tags.HORIZON) else set()
         for theirs in s.execute(f"SELECT DISTINCT job, sink FROM {s.own(tags.PROGRESS)}").fetchall():
@@ -307,7 +311,9 @@ class _Reading:
                 continue
             given = s.given()
             images = s.execute(
-                f"SELECT {s.quoted('key')} FROM {self._undo} WHERE {tags.of_sink(given, *theirs)}", given
+                f"SELECT {s.quoted('key')} FROM {self._undo} WHERE {tags.of_sink(given, *theirs)} "
+                f"AND {moved.of_this(s, given, self._sink)}",
+                given,
             )
             ranges = [] if (first := images.fetchone()) is None else [range_in(first[0])]
             if ranges != [None]:  # else it is a sink with a key
@@ -381,6 +387,13 @@ class _Reading:
             given,
         ).fetchone()
         return None if found is None else dict(zip((column.name for column in values), found[1:], strict=True))
+
+    def _lost(self) -> dict[Subtask, Tag]:
+        """Return, per writer, its newest delivery whose images were dropped, or that went to another table."""
+        lost = self._tags(tags.HORIZON)
+        for subtask, tag in moved.delivered_elsewhere(self._s, self._sink, self._ours):
+            lost[subtask] = max(tag, lost.get(subtask, tag))
+        return lost
 
     def _tags(self, table: str) -> dict[Subtask, Tag]:
         """Return one tag per writer; none if the table is missing, as in targets of older versions."""

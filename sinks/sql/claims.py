@@ -90,6 +90,15 @@ def rival(s: Session, table: SqlTable, ours: _Sink) -> Rival | None:
     return _rival(s, ours, _rows(s, table, ours)) or _unnoted(s, table, ours)
 
 
+def tables_of(s: Session, sink: _Sink) -> set[str]:
+    """Return the tables that are noted as those of a sink."""
+    if not s.has(tags.TABLE):
+        return set()
+    given = s.given()
+    noted = f"SELECT DISTINCT {s.quoted('table')} FROM {s.own(tags.TABLE)} WHERE {tags.of_sink(given, *sink)}"
+    return {name for (name,) in s.execute(noted, given)}
+
+
 def refuse_namesake(s: Session, table: SqlTable, ours: _Sink) -> None:
     """Refuse a table without a key to which a sink of the same name of another job adds rows.
 

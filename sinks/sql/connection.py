@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.sinks.contract import OP, PUT
+from holdfast.sinks.sql import moved
 from holdfast.sinks.sql.dialect import Column, Connection, Missing, TemporaryTable, translated
 from holdfast.sinks.sql.session import Session
 from holdfast.sinks.sql.table import SqlTable, Stored, stored
@@ -108,7 +109,9 @@ class WriterConnection:
         if self.db is None:
             self.db = self._sink.dialect.connect("deliver")
             self._place, self._incoming = place, {}
-            self._stored = self._found(Session(self._sink.dialect, self.db))
+            s = Session(self._sink.dialect, self.db)
+            moved.upgrade(s)
+            self._stored = self._found(s)
             self.incoming()
         return self.db
 

@@ -19,7 +19,7 @@ def record_before(s: Session, table: Stored, loaded: str, tag: tags.TagRow) -> N
         f"INSERT INTO {s.own(tags.UNDO)} ({s.listed(tags.UNDO_COLUMNS)}) "
         f"SELECT {given(*tag)}, row_number() OVER (ORDER BY {order}) - 1, {s.dialect.row_json('i', table.key)}, "
         f"CASE WHEN t.{s.quoted(table.key_names[0])} IS NULL THEN NULL "
-        f"ELSE {s.dialect.row_json('t', table.values)} END "
+        f"ELSE {s.dialect.row_json('t', table.values)} END, {given(table.noted)} "
         f"FROM {loaded} i LEFT JOIN {table.name} t ON {s.same('t', 'i', table.key_names)} ORDER BY {order}",
         given,
     )

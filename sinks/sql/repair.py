@@ -11,7 +11,8 @@ is no longer known, and nothing is deleted.
 
 Invariants
     - Rows, tags and before-images change together or not at all.
-    - Nothing is taken back unless everything after the base epoch can be: a horizon past it refuses the repair.
+    - Nothing is taken back unless everything after the base epoch can be: a horizon past it refuses the repair, and
+      so does output in another table (moved.py).
     - Repeated, a repair changes nothing: no tag moves.
 
 Pure: no clock, thread or I/O of its own. Source: PROTOCOL P17, P21; docs/design/0011-repairing-outputs.md.
@@ -30,7 +31,7 @@ import pyarrow as pa
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Tag, Timeline, Writer
 from holdfast.sinks.contract import Fault, Repair, Rewinding, Verdict, no_fault
-from holdfast.sinks.sql import claims, owners, tags
+from holdfast.sinks.sql import claims, moved, owners, tags
 from holdfast.sinks.sql.added import AddedRange, digest, range_of
 from holdfast.sinks.sql.dialect import Column, Missing, TemporaryTable, translated
 from holdfast.sinks.sql.keyed import change
@@ -129,6 +130,10 @@ class _Undoing:
         ).fetchone()[0]
         if lost is not None:
             return impossible(dropped(lost, self.rewinding)), _nothing
+        given = s.given()
+        undone = f"{self._ours(given)} AND {self._undone(given)}"
+        if (left := moved.left_elsewhere(s, self.sink, self.rewinding, given, undone)) is not None:
+            return impossible(left), _nothing
         return self._gathered_rows() if self.table.key else self._gathered_ranges()
 
     def _gathered_ranges(self) -> tuple[Repair, Callable[[], None]]:
@@ -229,7 +234,7 @@ class _Undoing:
         return iter(
             s.execute(
                 f"SELECT {key}, {order}, writer, timeline, epoch, {before}, {undone} FROM {undo} "
-                f"WHERE {self._ours(given)} AND {key} IN "
+                f"WHERE {self._ours(given)} AND {moved.of_this(s, given, self.sink)} AND {key} IN "
                 f"(SELECT {key} FROM {undo} WHERE {self._ours(given)} AND {self._undone(given)}) "
                 f"ORDER BY {key}, {order}",
                 given,

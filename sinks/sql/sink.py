@@ -22,7 +22,7 @@ from holdfast.sinks.audited import AuditQuery, TargetContents
 from holdfast.sinks.contract import Repair, Rewinding, check_key, check_null_keys
 from holdfast.sinks.immediate import IMMEDIATE, ImmediateSink, ImmediateTarget, Owner, Written
 from holdfast.sinks.owners import Claim, Holding
-from holdfast.sinks.sql import audit, claims, immediate, owners, tags
+from holdfast.sinks.sql import audit, claims, immediate, moved, owners, tags
 from holdfast.sinks.sql.dialect import Dialect, Missing, preparing, translated
 from holdfast.sinks.sql.repair import create_horizon, plan_repair, repair
 from holdfast.sinks.sql.row_tags import create_tombstone
@@ -122,6 +122,7 @@ class TableSink(ABC):
             dialect.begin_schema(db)
             for create in (tags.create_progress, tags.create_undo, tags.create_owner, tags.create_table_claims):
                 s.execute(create(dialect))
+            moved.note_tables(s)
             if self.tags_rows:
                 s.execute(create_tombstone(dialect))
             create_horizon(s)

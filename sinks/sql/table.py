@@ -59,11 +59,13 @@ class Stored:
         name: As SQL names it.
         columns: Those of the stream, as the table declares them.
         key: The sink's key, in its order; (): rows are only added.
+        noted: As tables of Holdfast name it.
     """
 
     name: str
     columns: tuple[Column, ...]
     key: tuple[Column, ...]
+    noted: str
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -87,7 +89,7 @@ def stored(s: Session, sink: SqlTable) -> Stored | None:
     if not columns:
         return None
     key = tuple(columns[name] for name in sink.key or () if name in columns)
-    return Stored(s.dialect.table(sink.table), tuple(columns.values()), key)
+    return Stored(s.dialect.table(sink.table), tuple(columns.values()), key, s.dialect.folded(sink.table))
 
 
 def check_name(where: str, dialect: Dialect, kind: str, name: str) -> None:

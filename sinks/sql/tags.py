@@ -1,8 +1,8 @@
 """Tables of Holdfast in a SQL target: tags that make a delivery happen once, and before-images that undo it.
 
 `holdfast_progress` has one row per writer: the tag of the last epoch whose output is in the target. `holdfast_undo` has
-one row per row that a delivery replaced, deleted or added, with what was there before, so that a rewind can put it
-back. `holdfast_horizon` has the tag of the newest delivery of a writer whose before-images were dropped.
+one row per row that a delivery replaced, deleted or added, with its table and what was there before, so that a rewind
+can put it back. `holdfast_horizon` has the tag of the newest delivery of a writer whose before-images were dropped.
 `holdfast_owner` has one row per sink: the driver that last took the target over (see owners.py). `holdfast_table` says
 which sinks write to a table (see claims.py).
 
@@ -32,7 +32,9 @@ OWNER = "holdfast_owner"
 TABLE = "holdfast_table"
 FENCE = "holdfast_fence"
 
-UNDO_COLUMNS = ("job", "sink", "writer", "timeline", "epoch", "n", "key", "before")
+IN_TABLE = "table"
+"""The column of `holdfast_undo` with the user's table; NULL in rows that a version wrote which did not note it."""
+UNDO_COLUMNS = ("job", "sink", "writer", "timeline", "epoch", "n", "key", "before", IN_TABLE)
 """The first five are a `TagRow`; `before` NULL means that there was no row."""
 _WRITER = ("job", "sink", "writer")
 _TAG = (*_WRITER, "timeline", "epoch")
@@ -76,6 +78,7 @@ CREATE TABLE IF NOT EXISTS {dialect.own(UNDO)} (
     n BIGINT NOT NULL,
     {dialect.quoted("key")} TEXT NOT NULL,
     {dialect.quoted("before")} TEXT,
+    {dialect.quoted(IN_TABLE)} TEXT,
     PRIMARY KEY (job, sink, writer, timeline, epoch, n)
 )"""
 

@@ -191,7 +191,7 @@ def world_of(request: pytest.FixtureRequest, tmp_path: Path) -> World:
 
 
 class TestOwnersOfSeveralSinks:
-    @pytest.fixture(params=[*(kind for kind in (*WITH_REPAIRS, "http") if kind not in EXCLUSIVE), *SERVERS])
+    @pytest.fixture(params=[*(kind for kind in (*WITH_REPAIRS, "http") if kind not in EXCLUSIVE), SERVERS[1]])
     def world(self, request: pytest.FixtureRequest, tmp_path: Path) -> World:
         """A target that takes rows of several sinks."""
         return world_of(request, tmp_path)

@@ -25,6 +25,8 @@ GOLDEN_IDEMPOTENT = GOLDEN.with_name("sql_tables_idempotent.sql")
 GOLDEN_OWNER = GOLDEN.with_name("sql_tables_owner.sql")
 GOLDEN_CLAIMS = GOLDEN.with_name("sql_tables_claims.sql")
 """Added later: earlier versions leave these tables alone."""
+GOLDEN_UNDO = GOLDEN.with_name("sql_tables_undo.sql")
+"""Before-images that name their table, in place of those in `GOLDEN`: a start adds the column to these."""
 GOLDEN_AT_ONCE = GOLDEN.with_name("sql_tables_immediate.sql")
 
 SCHEMA = pa.schema(
@@ -45,12 +47,13 @@ def created(sink: SQLite) -> list[str]:
 
 
 def golden_of(path: Path) -> list[str]:
-    """Return the statements of a golden file and of the tables that were added later, sorted."""
-    return sorted(
-        sql
-        for file in (path, GOLDEN_OWNER, GOLDEN_CLAIMS)
-        for sql in file.read_text().removesuffix(";\n").split(";\n\n")
-    )
+    """Return the statements of a golden file and of the tables that were added or widened later, sorted."""
+    later = [sql for file in (GOLDEN_OWNER, GOLDEN_CLAIMS, GOLDEN_UNDO) for sql in statements(file)]
+    return sorted([sql for sql in statements(path) if not sql.startswith("CREATE TABLE holdfast_undo")] + later)
+
+
+def statements(path: Path) -> list[str]:
+    return path.read_text().removesuffix(";\n").split(";\n\n")
 
 
 def ask(sink: SQLite, sql: str) -> list[Any]:
@@ -105,6 +108,19 @@ class TestTablesInASqlTarget:
             ("hot", '{"auction":2,"window_end":"2026-01-31T09:30:00.000000Z"}', tag, "out", 3)
         ]
 
+    def test_before_images_name_their_table(self, tmp_path: Path) -> None:
+        at = datetime(2026, 1, 31, 9, 30, tzinfo=UTC)
+        row = pa.RecordBatch.from_pylist([{"auction": 1, "window_end": at, "top": 0.5, "raw": b""}], schema=SCHEMA)
+        for table, key in (("Hot", KEY), ("Added", None)):
+            sink = SQLite(tmp_path / "out.db", table, key)
+            sink.prepare(SCHEMA, None)
+            with closing(sink.open(JOB, Writer(table, Subtask(0)))) as target:
+                target.deliver(Tag(Timeline(1), Epoch(1)), [row])
+        assert ask(sink, 'SELECT sink, "table", "before" FROM holdfast_undo ORDER BY 1') == [
+            ("Added", "added", None),
+            ("Hot", "hot", None),
+        ]
+
     def test_claims_have_the_form_of_earlier_versions(self, tmp_path: Path) -> None:
         for table, key in (("Hot", KEY), ("Added", None)):
             sink = SQLite(tmp_path / "out.db", table, key)
@@ -136,6 +152,15 @@ class TestTargetOfAnEarlierVersion:
         with closing(sink.open(JOB, Writer("out", Subtask(0)), Claim("driver", Generation(2)))) as target:
             assert target.deliver(Tag(Timeline(1), Epoch(8)), []) == Delivered(0)
         assert ask(sink, "SELECT * FROM holdfast_table") == [("hot", "", JOB, "out")]
+
+    def test_its_before_images_name_their_table_from_now_on(self, sink: SQLite) -> None:
+        row = {"auction": 2, "window_end": datetime(2026, 1, 31, tzinfo=UTC), "top": 0.5, "raw": b"", OP: PUT}
+        with closing(sqlite3.connect(sink.path)) as db, db:
+            db.execute("INSERT INTO holdfast_undo VALUES (?, 'out', 0, 1, 7, 0, '{}', NULL, NULL)", [JOB])
+        with closing(sink.open(JOB, Writer("out", Subtask(0)))) as target:
+            schema = SCHEMA.append(pa.field(OP, pa.int8()))
+            target.deliver(Tag(Timeline(1), Epoch(8)), [pa.RecordBatch.from_pylist([row], schema=schema)])
+        assert ask(sink, 'SELECT epoch, "table" FROM holdfast_undo ORDER BY 1') == [(7, None), (8, "hot")]
 
     def test_another_job_is_refused_until_then_and_afterwards(self, sink: SQLite) -> None:
         assert sink.holding("another", "out").rival == Rival(JOB, "out", None, certain=False)

@@ -38,9 +38,13 @@ _NOT_READ = "no more records were read; the job is at its last checkpoint"
 
 def is_data(file: Found) -> bool:
     """Return whether a file is read: it is not empty, and its name does not mark it as unfinished or as no data."""
-    parts = file.name.split("/")
-    hidden = any(part.startswith(LEFT_OUT_BEFORE) for part in parts)
-    return file.size > 0 and not hidden and not file.name.endswith(LEFT_OUT_AFTER)
+    return file.size > 0 and not is_left_out(file.name.split("/"))
+
+
+def is_left_out(names: Sequence[str]) -> bool:
+    """Return whether files are not read for their name, or for that of a folder on the way to them."""
+    hidden = any(name.startswith(LEFT_OUT_BEFORE) for name in names)
+    return hidden or (bool(names) and names[-1].endswith(LEFT_OUT_AFTER))
 
 
 class _Open(NamedTuple):

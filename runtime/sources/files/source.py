@@ -6,7 +6,7 @@ Source: runtime/plan/source.py; docs/design/0080-files-source.md.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -15,12 +15,15 @@ from holdfast.errors import ConfigError
 from holdfast.ports import ObjectStore
 from holdfast.runtime.sources.files.catalogue import HEAD_PATH, Catalogue, Head, read_head, write_head
 from holdfast.runtime.sources.files.formats import Format
-from holdfast.runtime.sources.files.reading import OpenFiles
+from holdfast.runtime.sources.files.reading import OpenFiles, is_left_out
 from holdfast.storage.bulk import read_together
 from holdfast.storage.folders import open_folder
 from holdfast.storage.objects import open_objects
+from holdfast.storage.paths import below
 from holdfast.traits import SourceTraits, local
 
+_FOLDERS = ("path", "warehouse", "progress")
+"""The parts of a sink's place that are a folder or a file."""
 LOOK_EVERY_S, LOOK_REMOTELY_EVERY_S = 0.1, 1.0
 """How often a worker that has read all files looks for more of the catalogue; in a bucket each look costs money."""
 
@@ -70,6 +73,7 @@ class FilesSource:
             local_paths=local(*paths),
             place={"path": self.path},
             sparse=True,
+            finds=True,
             copied=True,
             copies="list of files",
         )
@@ -77,6 +81,15 @@ class FilesSource:
     def check(self) -> None:
         """Refuse a folder that does not exist."""
         open_folder(self.path).check()
+
+    def would_read(self, target: Mapping[str, str]) -> bool:
+        """See FindingSource.would_read. Compares paths as they are given: links are not followed."""
+        written = [target[part] for part in _FOLDERS if target.get(part)]
+        inner = [names for path in written if (names := below(self.path, path)) is not None]
+        if any(not is_left_out(names) for names in inner):
+            return True
+        outer = [names for path in written if (names := below(path, self.path))]
+        return any(all("=" in name for name in names) for names in outer)  # folders of values, such as date=2026-11-27
 
     def in_folder(self, folder: str) -> FilesSource:
         """See CopiedSource.in_folder."""

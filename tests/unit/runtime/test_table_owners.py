@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -169,6 +171,25 @@ class TestPlan:
             with pytest.raises(hf.ConfigError, match="sinks 'left' and 'right' write to SQLite") as refused:
                 app.plan()
             assert refused.value.not_done == "the job was not planned"
+
+    @pytest.mark.parametrize(
+        "sink",
+        [
+            lambda folder: hf.Delta(folder / "lake", key=["n"]),
+            lambda folder: hf.Iceberg("a.both", f"sqlite:///{folder}/catalog.db", folder / "lake", key=["n"]),
+            lambda _folder: hf.Redis("redis://redis.example", "both:", key=["n"]),
+        ],
+        ids=["delta", "iceberg", "redis"],
+    )
+    def test_two_sinks_with_one_target_of_another_kind_are_refused_too(
+        self, tmp_path: Path, sink: Callable[[Path], Any]
+    ) -> None:
+        app = hf.App("words", root=str(tmp_path / "root"))
+        rows = app.source("rows", hf.Generator(Said, one))
+        for name in ("left", "right"):
+            rows.sink(name, sink(tmp_path))
+        with pytest.raises(hf.ConfigError, match="sinks 'left' and 'right' write to"):
+            app.plan()
 
     def test_two_sinks_with_one_table_without_a_key_are_planned(self, tmp_path: Path) -> None:
         app = hf.App("words", root=str(tmp_path / "root"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,9 +20,9 @@ import holdfast as hf
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, NotAdmitted, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import DELETE, OP, PUT, AlreadyDelivered, Delivered, Fault, FaultPoint
-from holdfast.sinks.owners import Claim
+from holdfast.sinks.owners import Claim, Held, Rival
 from holdfast.sinks.redis import client
-from holdfast.sinks.redis.book import Book, owner_field, tag_field, tag_value
+from holdfast.sinks.redis.book import SINK, Book, owner_field, sink_value, tag_field, tag_value
 from holdfast.sinks.redis.script import CHUNK_BYTES, Change, packed
 from holdfast.sinks.redis.server import Server
 from holdfast.sinks.redis.sink import Redis
@@ -29,6 +30,7 @@ from holdfast.sinks.redis.target import RedisTarget
 
 JOB, LEFT, RIGHT = "6f9b0f6e-0000-4000-8000-000000000001", Writer("out", Subtask(0)), Writer("out", Subtask(1))
 SCHEMA = pa.schema([pa.field("user", pa.int64()), pa.field("name", pa.string())])
+OTHER_JOB = "6f9b0f6e-0000-4000-8000-000000000002"
 KEY = ("user",)
 ANN, BEA, CAT = (1, "ann"), (2, "bea"), (3, "cat")
 FIRST = Claim("first", Generation(1))
@@ -188,6 +190,64 @@ class TestOtherJobs:
         assert (book.another_job(JOB, "out"), book.another_job(self.OTHER, "out")) == (self.OTHER, None)
 
 
+@pytest.mark.redis
+class TestSinkOfThePrefix:
+    """The rows under a prefix belong to one sink of one job: those of another one would be replaced."""
+
+    THEIRS = Claim("other", Generation(1))
+
+    @pytest.mark.parametrize(("job", "sink"), [(OTHER_JOB, "out"), (OTHER_JOB, "else"), (JOB, "else")])
+    def test_any_other_sink_is_refused_and_changes_nothing(self, keys: RedisKeys, job: str, sink: str) -> None:
+        keys.sink.open(JOB, LEFT, FIRST).deliver(tag(1), [batch(ANN)])
+        other = keys.sink.open(job, Writer(sink, Subtask(0)), self.THEIRS)
+        whose = "this job" if job == JOB else f"another job, {JOB}"
+        for act in (other.delivered, lambda: other.deliver(tag(9), [batch(BEA)])):
+            with pytest.raises(Fenced, match=f"belongs to sink 'out' of {whose}") as refused:
+                act()
+            assert "--adopt-targets" in refused.value.next_step
+        assert keys.rows() == [ANN] and keys.sink.holding(job, sink).newest is None
+        assert keys.sink.holding(job, sink).rival == Rival(JOB, "out", Held("first", Generation(1)))
+
+    def test_its_own_sink_continues(self, keys: RedisKeys) -> None:
+        keys.sink.open(JOB, LEFT, FIRST).deliver(tag(1), [batch(ANN)])
+        assert keys.sink.open(JOB, RIGHT, FIRST).deliver(tag(1), [batch(BEA)]) == Delivered(1)
+        assert keys.sink.open(JOB, LEFT, SECOND).deliver(tag(2), [batch(CAT)]) == Delivered(1)
+        assert keys.sink.holding(JOB, "out").rival is None
+
+    def test_of_two_first_deliveries_at_the_same_moment_one_is_refused(self, keys: RedisKeys) -> None:
+        first = at("before_commit", lambda: keys.sink.open(JOB, LEFT, FIRST).deliver(tag(1), [batch(ANN)]))
+        with pytest.raises(Fenced, match="belongs to sink 'out'"):
+            keys.sink.opened(JOB, Writer("else", Subtask(0)), self.THEIRS, first).deliver(tag(1), [batch(BEA)])
+        assert keys.rows() == [ANN]
+
+    def test_a_user_moves_it_from_the_driver_that_had_it_then(self, keys: RedisKeys) -> None:
+        former = keys.sink.open(JOB, LEFT, FIRST)
+        former.deliver(tag(1), [batch(ANN)])
+        adopting = replace(self.THEIRS, adopted=("first",))
+        keys.sink.open(JOB, Writer("else", Subtask(0)), adopting).deliver(tag(1), [batch(BEA)])
+        with pytest.raises(Fenced, match="belongs to sink 'else' of this job"):
+            former.deliver(tag(2), [batch(CAT)])
+        assert sorted(keys.rows()) == [ANN, BEA]
+
+    def test_it_is_not_moved_from_a_driver_that_took_it_over_since(self, keys: RedisKeys) -> None:
+        keys.sink.open(JOB, LEFT, FIRST).deliver(tag(1), [batch(ANN)])
+        adopting = replace(self.THEIRS, adopted=("first",))
+        since = at("before_commit", lambda: keys.sink.open(JOB, RIGHT, SECOND).deliver(tag(2), []))
+        with pytest.raises(Fenced, match="belongs to sink 'out'"):
+            keys.sink.opened(JOB, Writer("else", Subtask(0)), adopting, since).deliver(tag(1), [batch(BEA)])
+        assert keys.rows() == [ANN]
+
+    def test_under_a_prefix_of_an_earlier_version_its_sink_continues(self, redis: RedisServer, keys: RedisKeys) -> None:
+        keys.sink.open(JOB, LEFT, FIRST).deliver(tag(1), [batch(ANN)])
+        redis.ask("HDEL", keys.sink.place.book, SINK)
+        assert keys.sink.holding(JOB, "out").rival is None
+        assert keys.sink.holding(OTHER_JOB, "else").rival == Rival(
+            JOB, "out", Held("first", Generation(1)), certain=False
+        )
+        keys.sink.open(JOB, LEFT, FIRST).deliver(tag(2), [batch(BEA)])
+        assert keys.sink.holding(OTHER_JOB, "else").rival == Rival(JOB, "out", Held("first", Generation(1)))
+
+
 class TestScript:
     @pytest.mark.parametrize("owner", [None, FIRST])
     def test_a_request_that_runs_late_changes_nothing(self, keys: RedisKeys, owner: Claim | None) -> None:
@@ -216,7 +276,7 @@ class TestScript:
         late = at("before_commit", lambda: keys.sink.open(JOB, RIGHT, FIRST).deliver(tag(2), [batch(BEA)]))
         with pytest.raises(Damaged, match="was copied or restored"):
             keys.sink.opened(JOB, LEFT, claim, late).deliver(tag(2), [batch(CAT)])
-        assert keys.rows() == [ANN, BEA]
+        assert sorted(keys.rows()) == [ANN, BEA]
 
     def test_an_owner_that_is_overtaken_before_its_request_is_fenced(self, keys: RedisKeys) -> None:
         keys.sink.open(JOB, LEFT, FIRST).deliver(tag(1), [batch(ANN)])
@@ -279,7 +339,7 @@ class TestRights:
             target.deliver(tag(2), [batch(BEA)])
         redis.allow("~*", "+@all")
         assert target.deliver(tag(2), [batch(BEA)]) == Delivered(1)
-        assert keys.rows() == [ANN, BEA]
+        assert sorted(keys.rows()) == [ANN, BEA]
 
     def test_a_login_that_is_refused_is_a_reason_to_wait(
         self, redis: RedisServer, keys: RedisKeys, guarded: Redis, monkeypatch: pytest.MonkeyPatch
@@ -353,7 +413,7 @@ class TestFaults:
         finally:
             redis.ask("CONFIG", "SET", "maxmemory", "0")
         assert target.deliver(tag(2), [batch(BEA)]) == Delivered(1)
-        assert keys.rows() == [ANN, BEA]
+        assert sorted(keys.rows()) == [ANN, BEA]
 
     def test_a_server_without_encryption_is_unavailable_to_a_url_that_asks_for_it(
         self, redis: RedisServer, keys: RedisKeys, monkeypatch: pytest.MonkeyPatch
@@ -518,6 +578,7 @@ class TestPlace:
             b'["tag","job","out",3]': b'{"v":1,"timeline":2,"epoch":7}',
             b'["tag","job","other",0]': b'{"v":1,"timeline":3,"epoch":1}',
             b'["owner","job","out"]': b'{"v":1,"owner":"a1","generation":5}',
+            b'["sink"]': b'{"v":1,"job":"job","sink":"out"}',
         }
         book = Book("Redis x", fields)
         assert book.tag_of("job", Writer("out", Subtask(3))) == book.newest("job", "out") == tag(7, 2)
@@ -525,3 +586,4 @@ class TestPlace:
         assert held is not None and (held.owner, held.generation) == ("a1", 5)
         assert tag_value(tag(7, 2)) == fields[tag_field("job", Writer("out", Subtask(3)))]
         assert json.loads(owner_field("job", "out")) == ["owner", "job", "out"]
+        assert sink_value("job", "out") == fields[SINK] and book.noted_rival("job", "other") is not None

@@ -1,0 +1,96 @@
+"""Whether a sink's target is the one that has its output, or another one that the job was pointed at since.
+
+A target keeps the tags of what was delivered to it, and checkpoints keep the place of every sink. A target without any
+tag, in another place than that of a checkpoint with output of the sink, is another one: to repair it changes nothing,
+and the rows that a rewind has to undo stay in the former one. A copy of a target has its tags, wherever it is.
+
+A SQL target has the tags of all of its tables; there before-images name the table (sinks/sql/moved.py).
+
+Invariants
+    - What cannot be read, or was not recorded, is never taken for another target.
+
+Source: PROTOCOL P21, P24; docs/design/0106-sinks-that-move.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from holdfast.checkpoint.joblog import Job
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.repository import Repository
+from holdfast.errors import ConfigError, Where
+from holdfast.runtime.plan import shape_changes
+from holdfast.runtime.plan.model import SinkSpec
+from holdfast.runtime.plan.targets import same_target, target_of
+from holdfast.sinks.contract import held
+from holdfast.sinks.owners import NEVER, Holding, went_back
+
+
+def lacks_output(there: Manifest, here: Manifest, job_uuid: str, spec: SinkSpec) -> tuple[str, bool] | None:
+    """Return why a rewind of this target would not undo the sink's output; None if it would.
+
+    Args:
+        there: The checkpoint to return to.
+        here: The last checkpoint.
+
+    Returns:
+        The reason, and whether the job could continue in the target all the same.
+
+    Raises:
+        HoldfastError: the target cannot be read.
+    """
+    if (sink := held(spec.sink)) is None:
+        return None
+    holding = sink.holding(job_uuid, spec.name)
+    confirmed = max((done.tag for done in there.confirmed if done.writer.sink == spec.name), default=NEVER)
+    moved = moved_from(here, spec, holding)
+    if (holding.newest or NEVER) < confirmed:
+        error = went_back(f"{spec.sink.where}, sink {spec.name!r}", holding.newest, confirmed)
+        return error.what if moved is None else moved, False
+    return None if moved is None else (moved, True)
+
+
+def moved_from(last: Manifest, spec: SinkSpec, holding: Holding) -> str | None:
+    """Return where the output of a sink is, if it is in another target than the sink has now."""
+    written = {done.writer.sink for done in last.confirmed} | {item.writer.sink for item in last.pending}
+    if holding.newest is not None or spec.name not in written:
+        return None
+    shape = last.shape
+    if not isinstance(shape, dict) or not shape_changes.readable(shape) or spec.name not in shape["sinks"]:
+        return None
+    recorded = shape["sinks"][spec.name]
+    there = same_target({"kind": recorded["kind"], **recorded["place"]})
+    if not recorded["place"] or there == target_of(spec.sink):
+        return None
+    return (
+        f"its output is in {shape_changes.place_of(recorded)}, where the sink wrote up to epoch {last.epoch}, and "
+        f"{spec.sink.where} has none of it"
+    )
+
+
+def refuse_moved(repository: Repository, job: Job, specs: Iterable[SinkSpec], holdings: Mapping[str, Holding]) -> None:
+    """Refuse to complete a rewind in other targets than those that have the output to undo.
+
+    Args:
+        holdings: By sink; of those that could be read.
+
+    Raises:
+        ConfigError: the first sink with another target.
+    """
+    if not job.repair_due or job.ended is not None:  # the record that ends a rewind follows all of its repairs
+        return
+    newest = {each.timeline: each for each in job.abandoned}
+    abandoned = [repository.load_manifest(each.body.manifest) for each in newest.values()]
+    accepted = job.rewinds[-1].accepted
+    for spec in specs:
+        if spec.name not in holdings or f"{spec.name}:impossible" in accepted:
+            continue
+        for last in abandoned:
+            if (moved := moved_from(last, spec, holdings[spec.name])) is not None:
+                raise ConfigError(
+                    f"the job was rewound, and the output of sink {spec.name!r} is not undone yet: {moved}",
+                    not_done="the job was not started; state and output are untouched",
+                    next_step=f"put the sink {spec.name!r} back as it was, and run the job: it repairs targets first",
+                    where=Where(job=job.name),
+                )
