@@ -20,7 +20,7 @@ from holdfast.sinks.kafka.encoding import Encoding, JsonValues, Values
 from holdfast.sinks.kafka.enrolled import Enrolled, Header
 from holdfast.sinks.kafka.options import check_options, message_max_bytes
 from holdfast.sinks.kafka.progress import NAME_MAX, Progress, progress_topic
-from holdfast.sinks.kafka.target import EachRow, KafkaTarget, Records
+from holdfast.sinks.kafka.target import EachRow, KafkaTarget, Records, check_rows_fit
 from holdfast.sinks.kafka.transactions import KafkaTransactions
 from holdfast.sinks.owners import Claim, Holding
 from holdfast.storage.kafka.errors import no_client
@@ -122,12 +122,7 @@ class KafkaSink:
     def check_owner(self, job_uuid: str | None, name: str) -> None:
         """See OwnedSink.check_owner."""
         progress = self._progress()
-        if progress.layout is not None:
-            raise ConfigError(
-                f"{self.where}: holds the changelog of a job: its state is in there",
-                not_done="the job was not started, the topic was not changed",
-                next_step="name another topic; a missing one is created to fit",
-            )
+        check_rows_fit(self.where, progress, "the job was not started, the topic was not changed")
         for owner, tag in progress.others(job_uuid, name):
             raise ConfigError(
                 f"{self.where}: holds output of a sink {name!r} of another job, {owner}, up to epoch {tag.epoch} of "
@@ -157,7 +152,7 @@ class KafkaSink:
         from holdfast.sinks.kafka.client import KafkaConnection
 
         connection = KafkaConnection(self.place, transactional_id(job_uuid, writer.sink))
-        return KafkaTarget(self.where, connection, EachRow(self.records()), job_uuid, writer, claim, fault)
+        return KafkaTarget(self.where, connection, EachRow(self.where, self.records()), job_uuid, writer, claim, fault)
 
     def records(self) -> Callable[[pa.RecordBatch], Records]:
         """Return what makes rows records, for one target."""

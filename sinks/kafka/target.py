@@ -24,7 +24,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from holdfast.errors import HoldfastError, Unavailable
+from holdfast.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.model import Tag, Writer
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, EpochOutput, Fault, Outcome, already, no_fault
 from holdfast.sinks.kafka.progress import Progress, owner_record, tag_record
@@ -74,18 +74,35 @@ class Content(Protocol):
         """
 
 
+def check_rows_fit(where: str, progress: Progress, not_done: str) -> None:
+    """Refuse rows of a stream for a topic that holds a changelog: no state could be restored from it any more.
+
+    Raises:
+        ConfigError: it holds one.
+    """
+    if progress.layout is not None:
+        raise ConfigError(
+            f"{where}: holds the changelog of a job: its state is in there",
+            not_done=not_done,
+            next_step="name another topic; a missing one is created to fit",
+        )
+
+
 @dataclass(frozen=True)
 class EachRow:
     """Rows as they are, each a record.
 
     Args:
+        where: How messages name the topic.
         of: Returns rows as records. Raises ConfigError.
     """
 
+    where: str
     of: Callable[[pa.RecordBatch], Records]
 
     def marks(self, progress: Progress) -> Iterable[Mark]:
-        """See Content.marks."""
+        """See Content.marks. A job may have made the topic that of its changelog since this one started."""
+        check_rows_fit(self.where, progress, "nothing was delivered")
         return ()
 
     def session(self) -> None:

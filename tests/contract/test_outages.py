@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import replace
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,11 @@ from failing_servers import (
     FailingStore,
     FailingTable,
     http,
+    silent,
     sqlite,
+    unanswered,
+    unreachable,
+    users_in,
 )
 from harness import wait
 from http_receiver import HttpReceiver
@@ -39,13 +43,19 @@ from s3_store import S3Store, s3_store
 
 from holdfast.chaos.live.faults.proxy import Toxiproxy
 from holdfast.errors import Unavailable
-from holdfast.model import Generation, Timeline
+from holdfast.model import Generation, Tag, Timeline
+from holdfast.runtime.config.settings import CONTINUOUS
+from holdfast.runtime.job.status import of_run
 from holdfast.runtime.testing import outages
 from holdfast.runtime.testing.outages import PASSWORD, SinkPromise, SourcePromise
-from holdfast.runtime.testing.sink_kit import KEY, SCHEMA
+from holdfast.runtime.testing.sink_kit import KEY, SCHEMA, tag
 from holdfast.sinks.contract import OP, PUT
 from holdfast.sinks.immediate import Origin, Owner
+from holdfast.sinks.kafka.changelog.reading import OpenKafkaChangelog
+from holdfast.sinks.kafka.changelog.sink import Brokers, KafkaChangelog
+from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.testing import sink_outages, source_outages
+from tests.unit.runtime.test_changelog_topic import Job
 
 pytestmark = [pytest.mark.thorough, pytest.mark.toxiproxy]
 SHORT_S = 2.0
@@ -127,6 +137,8 @@ SINKS: dict[str, Callable[[Given, Path], Failing]] = {
     "kafka": lambda given, _: given("kafka_away").sink(None),
     "kafka key": lambda given, _: given("kafka_away").sink(KEY),
     "kafka guarded": lambda given, _: given("kafka_away").guarded_sink(None),
+    "kafka changelog": lambda given, _: given("kafka_away").changelog(),
+    "kafka changelog guarded": lambda given, _: given("kafka_away").guarded_changelog(),
     "log": lambda given, _: given("store_away").log(),
     "changelog": lambda given, _: given("store_away").log(KEY),
     "files": lambda given, _: given("store_away").files(),
@@ -220,6 +232,144 @@ def put(user: int, name: str) -> pa.RecordBatch:
 def written(target: Any) -> bool:
     try:
         target.write(HERE, 2, [put(2, "bea")])
+    except Unavailable:
+        return False
+    return True
+
+
+Fault = Callable[[Proxied], AbstractContextManager[None]]
+IN_EVERY_WAY = pytest.mark.parametrize("how", [unreachable, unanswered, silent], ids=lambda how: how.__name__)
+
+
+@pytest.mark.kafka
+class TestRestores:
+    """State that is read from a changelog in Kafka."""
+
+    @pytest.fixture(autouse=True)
+    def short_reads(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("holdfast.sinks.kafka.changelog.brokers.STANDS_FOR_S", SHORT_S)
+
+    @IN_EVERY_WAY
+    def test_wait_for_the_brokers_with_a_message_that_says_so(self, kafka_away: FailingKafka, how: Fault) -> None:
+        _, changelog = delivered(kafka_away, 3)
+        with how(kafka_away.link):
+            for _ in range(2):
+                with pytest.raises(Unavailable) as caught:
+                    users_in(changelog)
+                assert changelog.kafka.where in caught.value.what and caught.value.not_done == "no state was restored"
+                assert caught.value.next_step.startswith("nothing: a job that restores its state tries again")
+        wait(lambda: restored(changelog) == dict.fromkeys(range(3), "x"), "a restore", 60)
+
+    @IN_EVERY_WAY
+    def test_that_are_cut_off_in_the_middle_give_no_state(self, kafka_away: FailingKafka, how: Fault) -> None:
+        _, changelog = delivered(kafka_away, 60_000, "x" * 200)
+        seen = list[tuple[int, int]]()
+        with ExitStack() as fault:
+
+            def advanced(done: int, all_bytes: int) -> None:
+                if done and not seen:
+                    fault.enter_context(how(kafka_away.link))
+                if done:
+                    seen.append((done, all_bytes))
+
+            kafka_away.link.toxic("bandwidth", rate=2_000)
+            fault.callback(kafka_away.link.untoxic, "bandwidth")
+            with pytest.raises(Unavailable) as caught:
+                users_in(changelog, advanced)
+            assert 0 < seen[-1][0] < seen[-1][1], "the fault came in the middle"
+            assert caught.value.not_done == "no state was restored"
+        wait(lambda: restored(changelog) is not None, "a restore", 60)
+        assert restored(changelog) == dict.fromkeys(range(60000), "x" * 200)
+
+    def test_wait_for_a_broker_that_was_killed_with_a_transaction_open(self, kafka_away: FailingKafka) -> None:
+        """The delivery is repeated, and the state has each row once."""
+        failing, changelog = delivered(kafka_away, 3)
+        kit, killed = failing.kit, list[bool]()
+
+        def kill(point: str) -> None:
+            if point == "before_commit" and not killed:
+                killed.append(True)
+                kafka_away.server.kill()
+
+        with closing(kit.open(kit.prepared(), None, kill)) as target, pytest.raises(Unavailable):
+            target.deliver(tag(2), [kit.batch((7, "y"))])
+        with pytest.raises(Unavailable):
+            users_in(changelog)
+        kafka_away.server.start()
+        with kit.target() as target:
+            wait(lambda: redelivered(target, tag(2), [kit.batch((7, "y"))]), "the delivery that is repeated", 90)
+        assert killed and restored(changelog) == {0: "x", 1: "x", 2: "x", 7: "y"}
+
+
+@dataclass(frozen=True)
+class Patient(KafkaChangelog):
+    """Waits until a busy broker answers: what the test itself reads, past the proxy."""
+
+    def open(self, job_uuid: str) -> OpenKafkaChangelog:
+        def look() -> OpenKafkaChangelog | None:
+            with suppress(Unavailable):
+                return super(Patient, self).open(job_uuid)
+            return None
+
+        found: OpenKafkaChangelog = wait(look, "an answer past the proxy", 90)
+        return found
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_job_whose_changelog_is_unreachable_waits_and_loses_nothing(kafka_away: FailingKafka, tmp_path: Path) -> None:
+    """First while epochs are written, then while the state is restored."""
+    name, server = f"{kafka_away.server.topic()}-state", kafka_away.server
+    place, past = KafkaPlace(kafka_away.link.address, name), Patient(KafkaPlace(server.servers, name))
+    job = Job(tmp_path, CONTINUOUS, kind="kafka", brokers=Brokers(), kafka=place, past=past)
+    job.run(60)
+    job.settle()
+    wait(lambda: settled(job), "the delivery of every change", 60)
+    confirmed = job.opened().delivered
+    with unreachable(kafka_away.link):
+        job.run(30, 30)
+        epoch = job.manifest().epoch
+        assert job.opened().delivered == confirmed and epoch > max(confirmed.values())
+        job.start_again(2)
+        epoch = job.manifest().epoch
+        job.run(10)
+        status = of_run(job.cluster.driver.state, "root", CONTINUOUS, None).as_json()
+        assert job.cluster.driver.outcome is None and job.manifest().epoch == epoch
+        assert f"{name!r}" in f"{status['restarts']}" and "unreachable" in f"{status['restarts']}"
+    job.run(30)
+    wait(lambda: settled(job), "the delivery of every change", 60)
+    job.start_again(3)
+    job.finish()
+    job.check()
+
+
+def settled(job: Job) -> bool:
+    """Return whether the topic alone has the state, after some time of the job; the segments that it confirmed go."""
+    job.settle()
+    return job.forget_segments() == 0
+
+
+def delivered(kafka: FailingKafka, users: int, value: str = "x") -> tuple[Failing, KafkaChangelog]:
+    """Deliver one epoch; return the changelog as it is written, and as it is read, through the proxy."""
+    failing = kafka.changelog()
+    with failing.kit.target() as target:
+        batches = [failing.kit.batch(*((user, value) for user in range(users)))]
+        wait(lambda: redelivered(target, tag(1), batches), "the first delivery", 60)
+    place = failing.kit.sink().place
+    return failing, KafkaChangelog(KafkaPlace(place.servers, place.topic, (("fetch.message.max.bytes", 100_000),)))
+
+
+def restored(changelog: KafkaChangelog) -> dict[int, str] | None:
+    try:
+        return users_in(changelog)
+    except Unavailable:
+        return None
+
+
+def redelivered(target: Any, of: Tag, batches: list[pa.RecordBatch]) -> bool:
+    try:
+        target.deliver(of, batches)
     except Unavailable:
         return False
     return True

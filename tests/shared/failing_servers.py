@@ -27,18 +27,26 @@ from redis_server import RedisServer
 from s3_store import BUCKET, OWNER, SECRET, S3Store
 
 import holdfast as hf
+from holdfast.model import CHANGELOG, EPOCH_MAX, NO_EPOCH, Epoch, Stretch, Subtask, Timeline, Writer
 from holdfast.runtime.testing.outages import PASSWORD, Outages
 from holdfast.runtime.testing.sink_kit import KEY, SCHEMA, Row, SinkKit
 from holdfast.runtime.testing.source_kit import SourceKit
-from holdfast.sinks.contract import Fault, Sink, Target
+from holdfast.sinks.changelogs import AsOf
+from holdfast.sinks.contract import DELETE, OP, PUT, Fault, Sink, Target
+from holdfast.sinks.kafka.changelog.sink import KafkaChangelog
+from holdfast.sinks.kafka.target import KafkaTarget
 from holdfast.sinks.log import LogTarget
+from holdfast.sinks.owners import Claim
 from holdfast.sinks.sql.target import SqlTarget
+from holdfast.state.records import KEY as RECORDS_KEY
+from holdfast.state.records import RECORDS
 from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.log.table import read_table
 from holdfast.storage.objects import FsspecObjects
 
 JOB = "6f9b0f6e-0000-4000-8000-000000000001"
 NUMBERS = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+COMMITTER = Writer(CHANGELOG, Subtask(0))
 S3_USER = "guarded"
 _PERMISSIONS = ("s3:PutObject", "s3:ListBucket", "s3:GetObject", "s3:DeleteObject")
 _NAMES = count(1)
@@ -60,6 +68,16 @@ def unreachable(link: Proxied) -> Iterator[None]:
 def unanswered(link: Proxied) -> Iterator[None]:
     """Pass no answer within the block; connections end soon after they have waited for one."""
     link.toxic("timeout", timeout=ANSWER_LOST_AFTER_MS)
+    try:
+        yield
+    finally:
+        link.untoxic("timeout")
+
+
+@contextmanager
+def silent(link: Proxied) -> Iterator[None]:
+    """Pass no answer within the block; connections stay open, as to a machine that hangs."""
+    link.toxic("timeout", timeout=0)
     try:
         yield
     finally:
@@ -113,6 +131,77 @@ def iceberg(sink: hf.Iceberg, outages: Outages, catalog: dict[str, Any]) -> Fail
         return target
 
     return Failing(SinkKit(lambda: sink, rows, opened), outages)
+
+
+GROUPS = 8
+
+
+@dataclass(frozen=True)
+class ChangelogKit(SinkKit):
+    """The changelog of a job in Kafka; the kit's rows are those of an operator, keyed by `user`."""
+
+    @property
+    def upsert_key(self) -> tuple[str, ...]:
+        return KEY
+
+    def prepared(self) -> Sink:
+        sink = self.sink()
+        sink.prepare(RECORDS, RECORDS_KEY)
+        return sink
+
+    def target(self, writer: Writer = COMMITTER, job: str = JOB, claim: Claim | None = None) -> closing[Target]:
+        return closing(self.prepared().open(job, writer, claim))
+
+    def batch(self, *rows: Row) -> pa.RecordBatch:
+        """Return rows as a segment gives them; the number of a user decides on the key group."""
+        columns: dict[str, Any] = {
+            "operator": ["users" for _ in rows],
+            "key": pa.array([bytes([0, 1, 0, user % GROUPS]) + f"{user}".encode() for user, _ in rows]),
+            "epoch": [1 for _ in rows],
+            "row_key": ["{}" for _ in rows],
+            "row": ["{}" for _ in rows],
+            "layout": ["[]" for _ in rows],
+            "value": pa.array([None if name is None else name.encode() for _, name in rows], pa.binary()),
+            OP: pa.array([DELETE if name is None else PUT for _, name in rows], pa.int8()),
+        }
+        columns["key"] = columns["key"].cast(pa.large_binary())
+        columns["value"] = columns["value"].cast(pa.large_binary())
+        return pa.RecordBatch.from_pydict(columns, schema=RECORDS.append(pa.field(OP, pa.int8(), nullable=False)))
+
+
+def users_in(
+    changelog: KafkaChangelog, advanced: Callable[[int, int], object] = lambda *_: None, through: int = 99
+) -> dict[int, str]:
+    """Restore: return the rows of a changelog."""
+    whole, found = (Stretch(Timeline(1), Epoch(1), EPOCH_MAX),), dict[int, str]()
+    for batch in changelog.open(JOB).records(AsOf(JOB, whole, Epoch(through), NO_EPOCH, (0, GROUPS), GROUPS), advanced):
+        for row in batch.to_pylist():
+            user = int(row["key"][4:])
+            if row["deleted"]:
+                found.pop(user, None)
+            else:
+                found[user] = row["value"].decode()
+    return found
+
+
+def changelog_kit(servers: str, past: str, topic: str, options: dict[str, Any] | None = None) -> ChangelogKit:
+    """Return a changelog.
+
+    Args:
+        past: The address at which the rows are read.
+    """
+    changelog = hf.Kafka(servers, topic, options=options).changelog()
+
+    def sink() -> Sink:
+        return changelog.sink(RECORDS, RECORDS_KEY, GROUPS)
+
+    def opened(given: Sink, writer: Any, fault: Fault) -> Target:
+        target = given.open(JOB, COMMITTER)
+        assert isinstance(target, KafkaTarget)
+        target._fault = fault
+        return target
+
+    return ChangelogKit(sink, lambda: list(users_in(hf.Kafka(past, topic).changelog()).items()), opened)
 
 
 @dataclass(frozen=True)
@@ -233,6 +322,17 @@ class FailingKafka:
         topic = KafkaTopic(self.server, key)
         sink = hf.Kafka(self.link.address, topic.name, key=key).sink()
         return Failing(self._kit(topic, sink), self.outages)
+
+    def changelog(self) -> Failing:
+        """The changelog of a job, which is read past the proxy."""
+        name = f"{self.server.topic()}-state"
+        return Failing(changelog_kit(self.link.address, self.server.servers, name), self.outages)
+
+    def guarded_changelog(self) -> Failing:
+        name = f"{self.server.topic()}-state"
+        self.server.allow_all()
+        kit = changelog_kit(self.server.guarded, self.server.servers, name, self.login())
+        return Failing(kit, Outages(refused=self._refused))
 
     def guarded_sink(self, key: tuple[str, ...] | None) -> Failing:
         topic = KafkaTopic(self.server, key)

@@ -8,7 +8,7 @@ from itertools import count
 
 from kafka_fake import FakeBrokers, FakeConnection
 
-from holdfast.sinks.kafka.changelog.reading import Found
+from holdfast.sinks.kafka.changelog.reading import Found, Gone
 from holdfast.sinks.kafka.changelog.sink import Brokers
 from holdfast.sinks.kafka.progress import Layout, Progress
 from holdfast.sinks.kafka.target import Connection, Records
@@ -84,6 +84,7 @@ class FakeTopic:
 
     def progress(self) -> Progress:
         """See Topic.progress."""
+        self._memory.fake.cut("poll")
         found = Progress("the progress topic")
         for key, value in self._memory.fake.marks:
             found.apply(key, value)
@@ -99,8 +100,7 @@ class FakeTopic:
 
     def read(self, begins: Mapping[int, int]) -> FakeFeed:
         """See Topic.read."""
-        assert all(offset >= self._memory.removed.get(each, 0) for each, offset in begins.items()), "out of range"
-        return FakeFeed(self._memory.fake, dict(begins))
+        return FakeFeed(self._memory, dict(begins))
 
     def write(self, records: Iterable[Records]) -> None:
         """See CompactedTopic.write."""
@@ -130,14 +130,17 @@ class FakeTopic:
 class FakeFeed:
     """See reading.Feed: hands over all that is there, then the ends."""
 
-    brokers: FakeBrokers
+    memory: InMemory
     positions: dict[int, int]
 
     def poll(self) -> Sequence[Found]:
         """See Feed.poll."""
+        self.memory.fake.cut("poll")
         found = []
         for partition, position in self.positions.items():
-            log = self.brokers.logs.get(partition, [])
+            log = self.memory.fake.logs.get(partition, [])
+            if not self.memory.removed.get(partition, 0) <= position <= len(log):
+                raise Gone(partition, position)
             for offset in range(position, len(log)):
                 if (record := log[offset]) is not None:
                     found.append(Found(partition, offset, *record))

@@ -50,6 +50,9 @@ class FakeBrokers:
     """Commits that are on their way, each with the epoch of its producer."""
     calls: list[str] = field(default_factory=list)
     fault: Callable[[], CommitFault] = lambda: "none"
+    cut: Callable[[str], None] = lambda _: None
+    """Called with the name of each call of a producer, and with `poll` by readers of changelogs; raises while the
+    brokers are to be unreachable."""
     meanwhile: Callable[[], None] = lambda: None
     """Called before an init and before the progress topic is read: what others do there."""
 
@@ -154,6 +157,7 @@ class FakeProducer:
 
     def _said(self, what: str) -> None:
         self._brokers.calls.append(what)
+        self._brokers.cut(what)
 
     def _unknown(self, what: str) -> HoldfastError:
         return Unavailable(what, next_step="read the tag")

@@ -13,9 +13,8 @@ from contextlib import closing
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from holdfast.errors import HoldfastError, Unavailable
-from holdfast.sinks.changelogs import CompactedMeanwhile
-from holdfast.sinks.kafka.changelog.reading import Found
+from holdfast.errors import HoldfastError, NotAdmitted, Unavailable
+from holdfast.sinks.kafka.changelog.reading import Found, Gone
 from holdfast.sinks.kafka.client import ProgressReader, raising
 from holdfast.sinks.kafka.options import reader_settings
 from holdfast.sinks.kafka.plain import PlainProducer
@@ -28,6 +27,11 @@ from holdfast.storage.kafka.questions import Questions
 
 _log = logging.getLogger("holdfast.kafka")
 NO_STATE = "no state was restored"
+AGAIN = (
+    "nothing: a job that restores its state tries again; if it stays so, check that the brokers run and that this "
+    "machine reaches the addresses they advertise (advertised.listeners). An open transaction of a process that was "
+    "killed may hide the rest, and ends by itself, or with holdfast txn"
+)
 POLL_S = 0.1
 POLL_MESSAGES = 5_000
 STANDS_FOR_S = 20.0
@@ -61,6 +65,8 @@ class BrokerTopic:
                 return reader.read()
         except HoldfastError as error:
             error.not_done = NO_STATE
+            if isinstance(error, Unavailable) and not isinstance(error, NotAdmitted):
+                error.next_step = AGAIN
             raise
 
     def first(self, partitions: Iterable[int]) -> dict[int, int]:
@@ -82,7 +88,11 @@ class BrokerTopic:
         left = {each for each in partitions if first[each] < ends[each]}
         with closing(self.read({each: first[each] for each in left})) as feed:
             while left:
-                for found in feed.poll():
+                try:
+                    polled = feed.poll()
+                except Gone:
+                    return True
+                for found in polled:
                     if found.value is not None or found.key is not None:
                         return True
                     left.discard(found.partition)
@@ -135,8 +145,7 @@ class BrokerFeed:
             raise Unavailable(
                 f"{self._place.where}: no record could be read for {STANDS_FOR_S:g} s, though there are more",
                 not_done=NO_STATE,
-                next_step="check the brokers; an open transaction of a process that was killed may hide the rest, and "
-                "ends by itself, or with holdfast txn",
+                next_step=AGAIN,
             )
         return found
 
@@ -157,11 +166,8 @@ class BrokerFeed:
         if error.code() == KafkaError._PARTITION_EOF:
             return Found(partition or 0, offset or 0, None, None)
         if error.code() in _OUT_OF_RANGE:
-            raise CompactedMeanwhile(
-                f"{self._place.where}: records were removed while it was read",
-                not_done=NO_STATE,
-                next_step="nothing: the read begins again",
-            )
+            assert partition is not None and offset is not None
+            raise Gone(partition, offset)
         if error.code() in _HARMLESS:
             return None
         raise translated(error, self._place, NO_STATE)

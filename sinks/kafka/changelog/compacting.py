@@ -7,7 +7,7 @@ init, in which the owner is compared. Only then are the records before it remove
 Invariants
     - A base holds what counts at one delivery on the lineage, not later than the horizon.
     - Nothing is removed that a reader needs who has read which base the progress topic names.
-    - While another driver owns the topic, nothing is named, and nothing removed.
+    - While another driver owns the topic, nothing is named, and nothing removed. Nor in a topic that was recreated.
 
 Memory: the newest rows of one partition. Pure: no clock, thread or I/O of its own; brokers.py has the connections.
 Source: docs/design/0111-changelogs-in-kafka.md.
@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Protocol
 
-from holdfast.errors import Unavailable
+from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
 from holdfast.model import CHANGELOG, Epoch, Stretch, Tag
 from holdfast.sinks.changelogs import is_on
 from holdfast.sinks.kafka.changelog.format import Broken, Decoder, Message, base_of, damaged
-from holdfast.sinks.kafka.changelog.reading import OpenKafkaChangelog, Topic
+from holdfast.sinks.kafka.changelog.layout import check_layout
+from holdfast.sinks.kafka.changelog.reading import Feed, Found, Gone, OpenKafkaChangelog, Topic
 from holdfast.sinks.kafka.progress import Compacted, Progress, base_record
 from holdfast.sinks.kafka.target import Connection, ProducerFenced, Records
 
@@ -64,11 +65,15 @@ class KafkaCompaction:
         self._where, self._job_uuid, self._open, self._connection = where, job_uuid, topic, connection
         self._token, self._records_min = token, records_min
         self._topic: CompactedTopic | None = None
+        self._failed: ConfigError | Damaged | None = None
+        """Why no compaction of this run can write a base: each attempt would add the whole state to the topic."""
         self._seen: Progress | None = None
         """The progress topic as it was read last: a compaction since then only makes more of it worth a look."""
 
     def compact(self, owner: str, history: Sequence[Stretch], horizon: Epoch) -> bool:
         """See changelogs.Compaction.compact."""
+        if self._failed is not None:
+            raise self._failed
         if self._topic is None:
             self._topic = self._open()
         topic = self._topic
@@ -78,6 +83,7 @@ class KafkaCompaction:
         held, base = progress.held(self._job_uuid, CHANGELOG), self._base(progress)
         if progress.layout is None or held is None or held.owner != owner:
             return False
+        check_layout(self._where, progress.layout, topic.layout())
         if base is not None:
             self._remove_before(base, topic)  # a compaction that was interrupted may have left it
         found = OpenKafkaChangelog(self._where, self._job_uuid, topic).delivery_before(horizon)
@@ -86,7 +92,11 @@ class KafkaCompaction:
         through, share = found
         if not self._is_worth(progress, topic, share):
             return False
-        made = self._written(topic, progress, through, lambda tag: is_on(history, tag.timeline, tag.epoch))
+        try:
+            made = self._written(topic, progress, through, lambda tag: is_on(history, tag.timeline, tag.epoch))
+        except (ConfigError, Damaged) as error:
+            self._failed = error
+            raise
         self._name(owner, base, made)
         self._seen = None
         self._remove_before(made, topic)
@@ -129,7 +139,7 @@ class KafkaCompaction:
         """Read a partition to the end of a delivery; return the offset behind it."""
         with closing(topic.read({partition: begin})) as feed:
             while True:
-                for found in feed.poll():
+                for found in self._polled(topic, feed):
                     if found.value is None:
                         self._check_end(topic, partition, found.offset, target)
                         continue
@@ -139,6 +149,18 @@ class KafkaCompaction:
                         raise damaged(self._where, partition, str(error)) from error
                     if delivery is not None and delivery.ended and delivery.tag == target:
                         return found.offset + 1
+
+    def _polled(self, topic: Topic, feed: Feed) -> Sequence[Found]:
+        try:
+            return feed.poll()
+        except Gone as gone:
+            raise self._meaning(topic, gone) from gone
+
+    def _meaning(self, topic: Topic, gone: Gone) -> HoldfastError:
+        assert self._seen is not None, "a compaction begins with the progress topic"
+        if self._base(topic.progress()) != self._base(self._seen):
+            return self._overtaken()
+        return gone.unless_held(self._where, topic) or damaged(self._where, gone.partition, str(gone))
 
     def _check_end(self, topic: Topic, partition: int, offset: int, target: Tag) -> None:
         if offset >= topic.written([partition])[partition]:

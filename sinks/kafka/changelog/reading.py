@@ -6,6 +6,7 @@ end of the delivery that the progress topic names. What a chain of ends does not
 Invariants
     - Records behind the delivery that the progress topic named when the topic was opened are not read.
     - Rows of a delivery that is not on the lineage, or not in the range of epochs, are checked and left out.
+    - A record that is missing is damage, unless a compaction of the job was named since the topic was opened.
 
 Pure: no clock, thread or I/O of its own; brokers.py has the connections.
 Source: docs/design/0111-changelogs-in-kafka.md.
@@ -20,7 +21,7 @@ from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, Unavailable
 from holdfast.model import CHANGELOG, NO_EPOCH, Epoch, Subtask, Tag
 from holdfast.sinks.changelogs import AsOf, CompactedMeanwhile, is_on, unseen
 from holdfast.sinks.kafka.changelog.format import Broken, Decoder, Delivery, damaged, end_of
@@ -45,6 +46,25 @@ class Found(NamedTuple):
     value: bytes | None
 
 
+class Gone(Exception):
+    """The brokers no longer have the record at which a partition was to be read: see Feed.poll."""
+
+    def __init__(self, partition: int, offset: int) -> None:
+        self.partition, self.offset = partition, offset
+        super().__init__(f"the brokers removed records from offset {offset} on, or lost its end")
+
+    def unless_held(self, where: str, topic: Topic) -> HoldfastError | None:
+        """Return the error of a broker that refused a record which the topic has; None if it is gone for good."""
+        each = [self.partition]
+        if not topic.first(each)[self.partition] <= self.offset <= topic.written(each)[self.partition]:
+            return None
+        return Unavailable(
+            f"{where}: a broker refused offset {self.offset} of partition {self.partition}, which is in the topic",
+            not_done="no state was restored",
+            next_step="nothing: the read begins again; if it stays so, check that the replicas are in sync",
+        )
+
+
 class Feed(Protocol):
     """Records of some partitions, in the order of each."""
 
@@ -52,7 +72,7 @@ class Feed(Protocol):
         """Return the next ones that readers of committed records see; nothing if there are none now.
 
         Raises:
-            CompactedMeanwhile: records were removed where it reads.
+            Gone: records were removed where it reads, or it would begin behind the last one.
             Unavailable: nothing has come for long, though there is more.
         """
 
@@ -169,7 +189,7 @@ class OpenKafkaChangelog:
         share = Share(begins, self._topic.written(begins))
         with closing(self._topic.read({each: begins[each] for each in left})) as feed:
             while left:
-                for found in feed.poll():
+                for found in self._polled(feed):
                     if found.partition not in left:
                         continue
                     if found.value is None:
@@ -183,6 +203,13 @@ class OpenKafkaChangelog:
                         left.discard(found.partition)
                         feed.drop(found.partition)
                 advanced(*share.shown())
+
+    def _polled(self, feed: Feed) -> Sequence[Found]:
+        try:
+            return feed.poll()
+        except Gone as gone:
+            refused = gone.unless_held(self._where, self._topic)
+            raise refused or self._damaged(gone.partition, str(gone)) from gone
 
     def _taken(self, found: Found, decoder: Decoder) -> Delivery | None:
         try:
@@ -241,7 +268,7 @@ class OpenKafkaChangelog:
         """Return the offset behind the first end of a delivery from an offset on, and its tag."""
         with closing(self._topic.read({partition: probe})) as feed:
             while True:
-                for found in feed.poll():
+                for found in self._polled(feed):
                     if found.value is None or found.offset >= end:
                         return None
                     if (tag := end_of(found.value)) is not None:

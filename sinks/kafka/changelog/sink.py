@@ -16,14 +16,13 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from holdfast.errors import ConfigError
 from holdfast.model import CHANGELOG, Tag, Writer
 from holdfast.secrets import Secret
 from holdfast.sinks.changelogs import Changelog, Compaction
 from holdfast.sinks.contract import Repair, Rewinding, Sink
 from holdfast.sinks.kafka.changelog.compacting import RECORDS_MIN, CompactedTopic, KafkaCompaction
 from holdfast.sinks.kafka.changelog.format import Encoder
-from holdfast.sinks.kafka.changelog.layout import check_layout
+from holdfast.sinks.kafka.changelog.layout import check_alone, check_layout, refused
 from holdfast.sinks.kafka.changelog.reading import OpenKafkaChangelog, Topic
 from holdfast.sinks.kafka.changelog.repair import plan_repair, repair
 from holdfast.sinks.kafka.options import check_options, message_max_bytes
@@ -37,6 +36,8 @@ from holdfast.storage.kafka.place import KafkaPlace, Option
 from holdfast.traits import SinkTraits
 
 PARTITIONS_IN_MEMORY = 4
+NOT_STARTED = "the job was not started, the topic was not changed"
+NOT_DELIVERED = "the changes of the epoch were not delivered; they are safe in the job's root"
 
 
 class Brokers:
@@ -180,14 +181,11 @@ class TopicSink:
         """See OwnedSink.check_owner. A topic with records that no delivery wrote is refused too."""
         with closing(self.brokers.topic(self.place)) as topic:
             progress = topic.progress()
-            for owner, tag in progress.others(job_uuid, name):
-                raise self._refused(f"holds the changelog of another job, {owner}, up to epoch {tag.epoch}")
+            check_alone(self.where, progress, job_uuid, NOT_STARTED)
             if progress.layout is not None:
                 check_layout(self.where, progress.layout, topic.layout())
-            elif progress.any_tag:
-                raise self._refused("holds the output of a sink")
             elif topic.holds_records():
-                raise self._refused("holds records that no job delivered")
+                raise refused(self.where, "holds records that no job delivered", NOT_STARTED)
 
     def holding(self, job_uuid: str, name: str) -> Holding:
         """See HeldSink.holding."""
@@ -219,13 +217,6 @@ class TopicSink:
         look = lambda: self.brokers.topic(self.place)
         return ChangelogContent(self.where, job_uuid, self.key_groups, message_max_bytes(self.place), look)
 
-    def _refused(self, what: str) -> ConfigError:
-        return ConfigError(
-            f"{self.where}: {what}",
-            not_done="the job was not started, the topic was not changed",
-            next_step="name another topic as the changelog; a missing one is created to fit",
-        )
-
 
 class ChangelogContent:
     """See target.Content: the records of a changelog, in a topic that is still the one of the first delivery.
@@ -241,7 +232,8 @@ class ChangelogContent:
         self._partitions = 0
 
     def marks(self, progress: Progress) -> Iterable[Mark]:
-        """See Content.marks."""
+        """See Content.marks. Another job may have begun to deliver since this one started: neither had a tag then."""
+        check_alone(self._where, progress, self._job_uuid, NOT_DELIVERED)
         if self._now is None:
             with closing(self._look()) as topic:
                 self._now = topic.layout()

@@ -23,6 +23,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from kafka_changelogs import InMemory
+from kafka_fake import CommitFault
 
 import holdfast as hf
 from holdfast.checkpoint.catalogue import Retention
@@ -46,7 +47,7 @@ from holdfast.runtime.worker.loop import WorkerLoop
 from holdfast.sinks.changelogs import ROOT, Changelog, OpenChangelog
 from holdfast.sinks.contract import Outcome, Sink
 from holdfast.sinks.kafka.changelog.reading import OpenKafkaChangelog
-from holdfast.sinks.kafka.changelog.sink import KafkaChangelog
+from holdfast.sinks.kafka.changelog.sink import Brokers, KafkaChangelog
 from holdfast.sinks.log import LogTarget
 from holdfast.sinks.log_changelog import LogChangelog, OpenLogChangelog, TopicSink
 from holdfast.sinks.owners import Claim
@@ -57,6 +58,7 @@ from holdfast.storage.objects import LocalObjects, MemoryObjects
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 SHOPS = ["a", "b", "c", "d", "e", None]
+IN_MEMORY = KafkaPlace("broker:9092", "changelog")
 KNOWN = pl.col("shop").is_not_null()
 
 
@@ -145,8 +147,13 @@ class Job:
         standbys: int = 0,
         local: Callable[[], LocalState] | None = None,
         kind: str = "log",
+        brokers: Brokers | None = None,
+        kafka: KafkaPlace = IN_MEMORY,
+        past: Changelog | None = None,
     ) -> None:
-        self.kind, self.brokers = kind, InMemory()
+        self.past = past
+        """How the test reads the changelog, if not as the job does: past a proxy."""
+        self.kind, self.brokers, self.kafka = kind, brokers or InMemory(), kafka
         self.random, self.folder, self.sold = random.Random(seed), folder, list[Sale]()
         create_log(LocalObjects(folder / "input"), schema_of(Sale))
         self._input = LogWriter(LocalObjects(folder / "input"))
@@ -168,8 +175,10 @@ class Job:
         self.topic = switch
         if self.kind == "log":
             return RefusingChangelog(str(self.folder / "changelog"), 4, compacted_from=1, grace_s=0.0, switch=switch)
-        brokers = replace(self.brokers, refuse=refused_while(switch))
-        return RefusingKafka(KafkaPlace("broker:9092", "changelog"), brokers, 1, switch)
+        brokers = self.brokers
+        if isinstance(brokers, InMemory):
+            brokers = replace(brokers, refuse=refused_while(switch))
+        return RefusingKafka(self.kafka, brokers, 1, switch)
 
     def copied(self, folder: Path) -> Job:
         """Return a copy of the root and of the sinks' logs, not started; input and changelog stay where they are."""
@@ -200,7 +209,7 @@ class Job:
     def app(self) -> hf.App:
         folder = self.folder
         log = hf.Log(folder / "changelog", partitions=4)
-        changelog = log if self.kind == "log" else hf.Kafka("broker:9092", "changelog")
+        changelog = log if self.kind == "log" else hf.Kafka(self.kafka.servers, self.kafka.topic)
         app = hf.App("sales", checkpoint_every="1s", changelog=changelog)
         sales = app.source("sales", hf.Log(folder / "input", Sale), event_time="at", out_of_orderness="5s")
         named = sales.filter(KNOWN)
@@ -250,6 +259,8 @@ class Job:
         return self.uncounted().open(log.uuid)
 
     def uncounted(self) -> Changelog:
+        if self.past is not None:
+            return self.past
         assert isinstance(self.plan.changelog, RefusingChangelog | RefusingKafka)
         return replace(self.plan.changelog, switch=Switch())
 
@@ -539,6 +550,92 @@ def survive(job: Job, seed: int, turns: int = 7) -> None:
 def how(job: Job) -> set[str | None]:
     """Return how the workers obtained their state in this generation."""
     return {hosted.how for hosted in job.cluster.driver.state.workers.values() if hosted.subtask is not None}
+
+
+@dataclass
+class Outage:
+    """Brokers in memory that are unreachable for some calls.
+
+    Args:
+        job: Its changelog is in Kafka.
+        call: The one that fails; see FakeBrokers.cut.
+    """
+
+    job: Job
+    call: str
+    on: bool = False
+    times: int = 0
+
+    def __post_init__(self) -> None:
+        assert isinstance(self.job.brokers, InMemory)
+        self.job.brokers.fake.cut = self.refuse
+
+    def refuse(self, call: str) -> None:
+        if self.on and call == self.call:
+            self.times += 1
+            raise Unavailable("the brokers are unreachable", next_step="wait")
+
+
+@pytest.mark.thorough
+class TestOutages:
+    """The brokers are unreachable at some call: the job waits, and loses nothing."""
+
+    @pytest.mark.parametrize("call", ["init", "begin", "mark", "send", "flush", "commit"])
+    def test_while_an_epoch_is_written_leave_it_to_the_segments(self, tmp_path: Path, call: str) -> None:
+        job = Job(tmp_path, CONTINUOUS, kind="kafka")
+        job.run(60)
+        job.settle()
+        confirmed = job.opened().delivered
+        outage = Outage(job, call)
+        job.cluster.crash(min(job.cluster.members))  # a new session, so that each of its calls is made
+        outage.on = True
+        job.run(30, 30)
+        assert outage.times > 1 and job.opened().delivered == confirmed, "the fault has fired, and nothing came through"
+        assert job.cluster.driver.outcome is None and job.forget_segments() > 0
+        job.start_again(2)
+        job.run(30)
+        assert job.opened().delivered == confirmed
+        outage.on = False
+        job.settle()
+        assert job.forget_segments() == 0
+        job.start_again(3)
+        job.finish()
+        job.check()
+
+    @pytest.mark.parametrize("fault", ["lost", "resent and lost", "timed out"])
+    def test_with_the_answer_to_a_commit_leave_each_epoch_in_the_topic_once(
+        self, tmp_path: Path, fault: CommitFault
+    ) -> None:
+        job, fired = Job(tmp_path, CONTINUOUS, kind="kafka"), list[CommitFault]()
+
+        def every_other() -> CommitFault:
+            fired.append(fault if len(fired) % 2 == 0 else "none")
+            return fired[-1]
+
+        assert isinstance(job.brokers, InMemory)
+        job.brokers.fake.fault = every_other
+        job.run(*[20] * 6)
+        job.settle()
+        assert fired.count(fault) > 1 and job.forget_segments() == 0
+        job.start_again(2)
+        job.finish()
+        job.check()
+
+    def test_while_state_is_restored_make_the_workers_try_again(self, tmp_path: Path) -> None:
+        job = Job(tmp_path, CONTINUOUS, kind="kafka")
+        job.run(60, 60)
+        job.settle()
+        assert job.forget_segments() == 0
+        outage, base = Outage(job, "poll"), job.manifest().epoch
+        outage.on = True
+        job.cluster.replace_driver()
+        job.run(60)
+        assert outage.times > 2 and job.cluster.driver.outcome is None and job.manifest().epoch == base
+        shown = of_run(job.cluster.driver.state, "root", CONTINUOUS, None).as_json()
+        assert "the brokers are unreachable" in json.dumps(shown), "the status says what is waited for"
+        outage.on = False
+        job.finish()
+        job.check()
 
 
 class TestCopies:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from kafka_changelogs import InMemory
+from kafka_changelogs import FakeFeed, FakeTopic, InMemory
+from kafka_fake import FakeConnection, as_records
 from kafka_server import PASSWORD, USER, KafkaServer
 
 import holdfast as hf
@@ -17,11 +18,13 @@ from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
 from holdfast.model import CHANGELOG, EPOCH_MAX, Epoch, Generation, Stretch, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.changelogs import AsOf, CompactedMeanwhile, shown_place
 from holdfast.sinks.contract import OP, Rewinding
+from holdfast.sinks.kafka.changelog.compacting import KafkaCompaction
 from holdfast.sinks.kafka.changelog.format import Broken, Decoder, Encoder
+from holdfast.sinks.kafka.changelog.reading import Found, Gone
 from holdfast.sinks.kafka.changelog.sink import Brokers, KafkaChangelog
 from holdfast.sinks.kafka.progress import progress_topic
 from holdfast.sinks.kafka.sink import KafkaSink
-from holdfast.sinks.kafka.target import KafkaTarget, Records
+from holdfast.sinks.kafka.target import EachRow, KafkaTarget, Records
 from holdfast.sinks.owners import Claim
 from holdfast.state.records import KEY, RECORDS
 from holdfast.storage.kafka.place import KafkaPlace, Option
@@ -251,6 +254,55 @@ class TestCompaction:
         with pytest.raises(CompactedMeanwhile):
             list(found.records(AsOf(JOB, FIRST, Epoch(5), Epoch(0), (0, GROUPS), GROUPS)))
 
+    def test_removes_nothing_from_a_topic_that_was_recreated(self, memory: InMemory, made: Topic) -> None:
+        """Its records are those of another program, whatever their offsets are."""
+        for epoch in range(1, 6):
+            made.deliver(epoch, {"0a": epoch})
+        made.compacted(5)
+        foreign = [(b"key", b"of another program")] * 50
+        memory.id, memory.removed, memory.fake.logs = "the second", {}, {n: list(foreign) for n in range(4)}
+        with pytest.raises(Damaged, match="deleted and created again"):
+            made.compacted(5)
+        assert not memory.removed and memory.fake.logs == dict.fromkeys(range(4), foreign)
+
+    def test_that_cannot_succeed_is_tried_once(
+        self, memory: InMemory, made: Topic, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each attempt would add the whole state to the topic, as after a start with a smaller message.max.bytes."""
+        for epoch in range(1, 6):
+            made.deliver(epoch, {"0a": epoch})
+        writes = list[int]()
+
+        def write(topic: FakeTopic, records: object) -> None:
+            writes.append(1)
+            raise ConfigError("a record is too large", next_step="give a larger message.max.bytes")
+
+        compaction = replace(made.place, records_min=1).compaction(JOB)
+        with monkeypatch.context() as patch:
+            patch.setattr(FakeTopic, "write", write)
+            for _ in range(3):
+                with pytest.raises(ConfigError, match="a record is too large"):
+                    compaction.compact("first", FIRST, Epoch(5))
+        assert len(writes) == 1 and made.compacted(5), "the next run tries again"
+
+    def test_that_another_driver_overtakes_while_it_reads_is_left_to_that_one(
+        self, memory: InMemory, made: Topic, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for epoch in range(1, 6):
+            made.deliver(epoch, {"0a": epoch})
+        right, begun = KafkaCompaction._read, list[bool]()
+
+        def read(compaction: KafkaCompaction, *given: Any) -> int:
+            if not begun:
+                begun.append(True)
+                made.compacted(5)
+            return right(compaction, *given)
+
+        monkeypatch.setattr(KafkaCompaction, "_read", read)
+        with pytest.raises(Unavailable, match="another process took the topic"):
+            made.compacted(5)
+        assert begun and made.state(5) == {"0a": 5}
+
     def test_that_was_killed_before_it_removed_anything_is_completed(self, memory: InMemory, made: Topic) -> None:
         for epoch in range(1, 6):
             made.deliver(epoch, {"0a": epoch})
@@ -378,6 +430,48 @@ class TestDamage:
             topic.state(2)
         assert topic.state(2, key_groups=(2, 8)) == {}
 
+    def test_behind_a_compaction_is_noticed(self, either: Topic, request: pytest.FixtureRequest) -> None:
+        """By retention, by an administrator, or by an election: a read that is repeated would never end."""
+        for epoch in range(1, 9):
+            either.deliver(epoch, {"0a": epoch, "0b": epoch})
+        assert either.compacted(6)
+        first, end = lost(either, request)
+        assert first == end, "the fault has fired"
+        with pytest.raises(Damaged, match=r"partition 0 is not what was delivered to it: the brokers removed records"):
+            either.state(8)
+        with pytest.raises(Damaged, match="the brokers removed records"):
+            either.compacted(8)
+        assert either.state(8, key_groups=(2, 8)) == {}
+
+    def test_is_not_what_a_broker_refuses_although_it_has_it(
+        self, made: Topic, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made.deliver(1, {"0a": 1})
+        right, refused = FakeFeed.poll, list[bool]()
+
+        def poll(feed: FakeFeed) -> Sequence[Found]:
+            if not refused:
+                refused.append(True)
+                raise Gone(0, feed.positions[0])
+            return right(feed)
+
+        monkeypatch.setattr(FakeFeed, "poll", poll)
+        with pytest.raises(Unavailable, match="a broker refused offset 0 of partition 0, which is in the topic"):
+            made.state(1)
+        assert made.state(1) == {"0a": 1}
+
+
+def lost(topic: Topic, request: pytest.FixtureRequest) -> tuple[int, int]:
+    """Remove all records of partition 0; return where it begins and ends."""
+    each, name = [0], topic.place.kafka.topic
+    opened = topic.place.brokers.topic(topic.place.kafka)
+    end = opened.written(each)[0]
+    if isinstance(topic.place.brokers, InMemory):
+        topic.place.brokers.removed[0] = end
+    else:
+        request.getfixturevalue("kafka").delete_records(name, 0, end)
+    return opened.first(each)[0], end
+
 
 class TestFences:
     def test_hold_off_a_writer_of_an_older_timeline(self, either: Topic) -> None:
@@ -411,6 +505,34 @@ class TestRefusals:
         for other in ("2" * 32, None):
             with pytest.raises(ConfigError, match="holds the changelog of another job, 1111"):
                 either.sink.check_owner(other, CHANGELOG)  # type: ignore[attr-defined]
+
+    def test_of_a_job_that_started_before_the_first_one_delivered(self, either: Topic) -> None:
+        """Its records would break the chain, and neither job could restore its state."""
+        late = either.sink.open("2" * 32, WRITER, Claim("other", Generation(1)))
+        either.sink.check_owner("2" * 32, CHANGELOG)  # type: ignore[attr-defined]
+        either.deliver(1, {"0a": 1})
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="holds the changelog of another job, 1111") as refused:
+                late.deliver(tag(1), [changes(1, {"0a": b"2"})])
+        assert refused.value.not_done is not None and "safe in the job's root" in refused.value.not_done
+        late.close()
+        either.deliver(2, {"0b": 2})
+        assert either.state(2) == {"0a": 1, "0b": 2}
+
+    def test_of_rows_beside_a_changelog_in_either_order(self, memory: InMemory, made: Topic) -> None:
+        """Both jobs started before either delivered."""
+        rows, first = pa.record_batch({"text": ["row"]}), InMemory()
+        out = Writer("out", Subtask(0))
+        sink = KafkaTarget("topic", FakeConnection(memory.fake, "out"), EachRow("topic", as_records), "2" * 32, out)
+        made.deliver(1, {"0a": 1})
+        with pytest.raises(ConfigError, match="topic: holds the changelog of a job: its state is in there"):
+            sink.deliver(tag(1), [rows])
+        assert made.state(1) == {"0a": 1}
+        other = KafkaTarget("topic", FakeConnection(first.fake, "out"), EachRow("topic", as_records), "2" * 32, out)
+        other.deliver(tag(1), [rows])
+        with pytest.raises(ConfigError, match="holds the output of a sink"):
+            Topic(first, made.place.kafka).deliver(1, {"0a": 1})
+        assert not first.fake.logs and len(first.fake.rows) == 1
 
     @pytest.mark.kafka
     def test_of_records_that_no_job_delivered(self, kafka: KafkaServer) -> None:

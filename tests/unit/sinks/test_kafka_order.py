@@ -49,7 +49,7 @@ def opened(
     kind: type[KafkaTarget] = KafkaTarget,
 ) -> KafkaTarget:
     connection = FakeConnection(brokers, transactional_id(JOB, writer.sink))
-    return kind("topic t", connection, EachRow(as_records), JOB, writer, claim, fault)
+    return kind("topic t", connection, EachRow("topic t", as_records), JOB, writer, claim, fault)
 
 
 def shown(brokers: FakeBrokers) -> list[str]:
@@ -93,7 +93,7 @@ class TestOrder:
             raise ConfigError("too large", next_step="make it smaller")
 
         brokers = FakeBrokers()
-        target = KafkaTarget("topic t", FakeConnection(brokers, "id"), EachRow(refuse), JOB, LEFT)
+        target = KafkaTarget("topic t", FakeConnection(brokers, "id"), EachRow("topic t", refuse), JOB, LEFT)
         with pytest.raises(ConfigError):
             target.deliver(tag(1), batches("a"))
         assert brokers.calls[-2:] == ["abort", "destroy"] and not brokers.opened
@@ -105,7 +105,7 @@ class TestOrder:
             def progress(self) -> Progress:
                 raise Unavailable("no broker answers", next_step="nothing")
 
-        target = KafkaTarget("topic t", Away(brokers, "id"), EachRow(as_records), JOB, LEFT)
+        target = KafkaTarget("topic t", Away(brokers, "id"), EachRow("topic t", as_records), JOB, LEFT)
         with pytest.raises(Unavailable):
             target.delivered()
         assert brokers.calls == ["init", "destroy"]
