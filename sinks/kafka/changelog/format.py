@@ -376,7 +376,7 @@ def damaged(where: str, partition: int, why: str) -> Damaged:
     return Damaged(
         f"{where}: partition {partition} is not what was delivered to it: {why}",
         not_done="no state was restored",
-        next_step="bring the records back, for example from a mirror of the cluster, and let retention and compaction "
-        "by the brokers be off (cleanup.policy=delete, retention.ms=-1, retention.bytes=-1); or rewind the job to a "
-        "checkpoint whose records are all there",
+        next_step="rewind the job to a checkpoint whose records are all there; or restore the data of the brokers, so "
+        "that the topic keeps its id, which a mirror of it does not have. Turn retention and compaction by the brokers "
+        "off (cleanup.policy=delete, retention.ms=-1, retention.bytes=-1)",
     )
