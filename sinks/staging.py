@@ -24,9 +24,11 @@ from dataclasses import dataclass
 from functools import reduce
 from itertools import count
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from holdfast.errors import Damaged
 from holdfast.model import RowDigest
@@ -197,9 +199,12 @@ def _check_ops(schema: pa.Schema, batches: list[pa.RecordBatch]) -> None:
         raise _damaged(f"{OP!r} is not its last column, of type int8")
     for batch in batches:
         ops = batch.column(OP)
-        known = pc.is_in(ops, value_set=pa.array([PUT, DELETE], pa.int8()))
-        if ops.null_count or not pc.all(known, min_count=0).as_py():
+        if ops.null_count or not _all_known(ops.to_numpy()):
             raise _damaged(f"{OP!r} holds something other than {PUT} and {DELETE}")
+
+
+def _all_known(ops: NDArray[np.int8]) -> bool:
+    return bool(((ops == PUT) | (ops == DELETE)).all())
 
 
 def _damaged(why: str) -> Damaged:

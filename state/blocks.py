@@ -33,11 +33,14 @@ from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.expiry import NOTHING, Through, can_expire, last_of
 from holdfast.state.tables.spec import Columns, TableSpec
 from holdfast.state.tables.values import concatenated as concatenated_values
-from holdfast.state.tables.values import sliced, taken
+from holdfast.state.tables.values import numpy, sliced, taken
 
 ROWS_AT_ONCE = 1 << 14
 STRING_BYTES_AT_ONCE = 1 << 24
 """About how many bytes of text and bytes values are read at a time; one row may have more."""
+READ_WHOLE_BYTES = 1 << 12
+"""A record batch that takes no more room in the file is read by Arrow as a whole: to open a stream for each of its
+buffers takes many times as long as to read them."""
 _SIGN = np.uint64(1 << 63)
 
 SortKeys = Any
@@ -166,7 +169,7 @@ class BlockReader:
         self._schema = pa.ipc.read_schema(file)
         self._values = [] if keys_only else self._schema.names[FIXED_COLUMNS:]
         self._ahead = _places(block, key_groups, file.tell())
-        self._batch: _Batch | None = None
+        self._batch: _Batch | _WholeBatch | None = None
 
     def read(self, rows_max: int | None = None) -> Rows | None:
         """Return the next rows, at least one and at most `rows_max` (default ROWS_AT_ONCE); None at the end."""
@@ -181,11 +184,18 @@ class BlockReader:
             if self._batch is None:
                 if (place := next(self._ahead, None)) is None:
                     return None
-                self._batch = _Batch(self._file, *place, self._schema, self._key_groups, self._values, self._block)
+                self._batch = self._open(*place)
             groups, columns = self._batch.take(rows_max or ROWS_AT_ONCE)
             if len(groups):
                 return self._rows(groups, columns)
             self._batch = None
+
+    def _open(self, at: int, size: int, count: int) -> _Batch | _WholeBatch:
+        """Return the record batch whose message begins at a byte of the file."""
+        given = self._schema, self._key_groups, self._values, self._block
+        if size <= READ_WHOLE_BYTES and not self._block.packed:
+            return _WholeBatch(self._file.read_at(size, at), *given)
+        return _Batch(self._file, at, count, *given)
 
     def _rows(self, groups: NDArray[np.uint16], columns: dict[str, Any]) -> Rows:
         kinds, values = columns["kind"], {name: columns[name] for name in self._values}
@@ -225,8 +235,7 @@ class _Batch:
             counts += np.bincount(groups.take(min(ROWS_AT_ONCE, count - first)), minlength=counts.size)
         self._edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         self._at, self._end = (int(self._edges[group]) for group in key_groups)
-        # Keys that are one integer have no ranges.
-        names = ["key", "kind", *([] if block.key.injective else ["end"]), *values]
+        names = _names_read(block, values)
         self._columns = {name: columns[name] for name in names}
         for column in self._columns.values() if self._at else ():
             column.skip(self._at)
@@ -240,6 +249,36 @@ class _Batch:
         groups = (np.searchsorted(self._edges, places, side="right") - 1).astype(np.uint16)
         self._at += count
         return groups, {name: column.take(count) for name, column in self._columns.items()} if count else {}
+
+
+class _WholeBatch:
+    """As `_Batch`, of a record batch that is in memory as a whole.
+
+    Args:
+        data: Its message, and perhaps what follows.
+    """
+
+    def __init__(
+        self, data: bytes, schema: pa.Schema, key_groups: tuple[int, int], values: list[str], block: Block
+    ) -> None:
+        batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema)
+        self._groups = np.asarray(batch.column("kg").to_numpy())
+        if self._groups.size and int(self._groups[-1]) >= block.key_group_count:
+            raise ValueError(f"key group {self._groups[-1]} of {block.key_group_count}")
+        self._at, self._end = (int(self._groups.searchsorted(group)) for group in key_groups)
+        self._columns = {name: batch.column(name) for name in _names_read(block, values)}
+
+    def take(self, rows_max: int) -> tuple[NDArray[np.uint16], dict[str, Any]]:
+        """Return the key groups and columns of the next rows; none at the end."""
+        first, count = self._at, min(rows_max, self._end - self._at)
+        self._at += count
+        columns = {name: numpy(column.slice(first, count)) for name, column in self._columns.items()} if count else {}
+        return self._groups[first : first + count], columns
+
+
+def _names_read(block: Block, values: list[str]) -> list[str]:
+    """Return the columns to read besides the key groups. Keys that are one integer have no ranges."""
+    return ["key", "kind", *([] if block.key.injective else ["end"]), *values]
 
 
 def deltas_of(segment: Segment, key_groups: tuple[int, int]) -> Iterator[Delta]:
@@ -275,8 +314,8 @@ def _deltas(segment: Segment, block: Block, key_groups: tuple[int, int]) -> Iter
         yield Delta(*place, rows.as_keys(), rows.puts, rows.columns, through)
 
 
-def _places(block: Block, key_groups: tuple[int, int], first: int) -> Iterator[tuple[int, int]]:
-    """Yield where every record batch begins in the file that may have rows of these key groups, and its rows.
+def _places(block: Block, key_groups: tuple[int, int], first: int) -> Iterator[tuple[int, int, int]]:
+    """Yield where every record batch begins in the file that may have rows of these key groups, its bytes and rows.
 
     Args:
         first: Where the first one begins.
@@ -285,7 +324,7 @@ def _places(block: Block, key_groups: tuple[int, int], first: int) -> Iterator[t
     for number, batch in enumerate(batches):
         last = batches[number + 1].first if number + 1 < len(batches) else block.key_group_count
         if batch.first < key_groups[1] and last >= key_groups[0]:
-            yield first, batch.rows
+            yield first, block.offset + batch.end - first, batch.rows
         first = block.offset + batch.end
 
 

@@ -26,6 +26,7 @@ import io
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Self, TypeAlias
 
 import msgspec
@@ -58,6 +59,8 @@ BATCH_BYTES = 1 << 19
 """A record batch has at least as many bytes, except the last one, and at most about twice as many."""
 ROWS_AT_ONCE = 1 << 16
 """Rows of a delta that are gathered at a time."""
+KEY_TYPES_KEPT = 256
+"""Types of keys that were decoded: a job has one per operator, and a restore reads them again in every segment."""
 _MAGIC = b"HFSEG\r\n\x1a"
 _TAIL = struct.Struct("<IQ8s")
 Data: TypeAlias = bytes | memoryview | pa.Buffer | pa.NativeFile
@@ -105,7 +108,12 @@ class Block(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def key(self) -> KeyType:
         """Return the type of its keys."""
-        return KeyType.of(pa.ipc.read_schema(pa.py_buffer(self.key_schema)), self.unrouted, self.suffix)
+        return _key_type(self.key_schema, self.unrouted, self.suffix)
+
+
+@lru_cache(maxsize=KEY_TYPES_KEPT)
+def _key_type(schema: bytes, unrouted: int, suffix: int) -> KeyType:
+    return KeyType.of(pa.ipc.read_schema(pa.py_buffer(schema)), unrouted, suffix)
 
 
 class _Footer(msgspec.Struct, frozen=True):
@@ -156,10 +164,10 @@ class Writer:
         """
         assert not self._blocks or self._blocks[-1].operator < operator, "two blocks of one operator"
         first, written, rows, stream, names = self._file.tell(), list[Batch](), 0, None, tuple[str, ...]()
-        for batch in _regrouped(batches):
+        for batch, size in _regrouped(batches):
             if stream is None:
-                names = packed_columns(batch) if batch.nbytes >= PACKED_FROM_BYTES else ()
-                stream = pa.ipc.new_stream(self._file, batch.schema, options=_options(batch.nbytes))
+                names = packed_columns(batch) if size >= PACKED_FROM_BYTES else ()
+                stream = pa.ipc.new_stream(self._file, batch.schema, options=_options(size))
             stream.write_batch(packed(batch, names) if names else batch)
             self._version = max(self._version, _version_of(batch, kind))
             written.append(Batch(batch.num_rows, self._file.tell() - first, batch.column("kg")[0].as_py()))
@@ -169,7 +177,7 @@ class Writer:
         stream.close()
         several = len(written) > 1
         self._version = VERSION if names else max(self._version, _VERSION_WITH_BATCHES if several else _FIRST_VERSION)
-        schema = pa.schema(kind.fields).serialize().to_pybytes()
+        schema = _stored_key(kind)
         place = (operator, rows, first, self._file.tell() - first, key_group_count)
         listed = tuple(written) if several else ()
         self._blocks.append(Block(*place, schema, kind.unrouted, kind.suffix, listed, names))
@@ -270,13 +278,20 @@ def _version_of(batch: pa.RecordBatch, kind: KeyType) -> int:
     return _FIRST_VERSION if batch.column("end").null_count == batch.num_rows else _VERSION_WITH_RANGES
 
 
-def _regrouped(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in batches of BATCH_BYTES to twice as many; the last one may be smaller."""
+@lru_cache(maxsize=KEY_TYPES_KEPT)
+def _stored_key(kind: KeyType) -> bytes:
+    """Return the schema of the columns of a key, as a footer has it."""
+    schema: bytes = pa.schema(kind.fields).serialize().to_pybytes()
+    return schema
+
+
+def _regrouped(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Yield the same rows in batches of BATCH_BYTES to twice as many, with their bytes; the last may be smaller."""
     held, size = list[pa.RecordBatch](), 0
     for batch in batches:
         if batch.num_rows:
             held.append(batch)
-            size += batch.nbytes
+            size += batch.nbytes  # takes as long as to write a small batch, so it is read once
         if size >= BATCH_BYTES:
             yield from _cut(held, size)
             held, size = [], 0
@@ -284,11 +299,15 @@ def _regrouped(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from _cut(held, size)
 
 
-def _cut(held: list[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
+def _cut(held: list[pa.RecordBatch], size: int) -> Iterator[tuple[pa.RecordBatch, int]]:
     whole = pa.concat_batches(held) if len(held) > 1 else held[0]
     step = -(-whole.num_rows // max(1, -(-size // (2 * BATCH_BYTES))))
+    if step == whole.num_rows and len(held) == 1:
+        yield whole, size
+        return
     for first in range(0, whole.num_rows, step):
-        yield whole.slice(first, step)
+        part = whole.slice(first, step)
+        yield part, part.nbytes
 
 
 def _batches_of(delta: Changes) -> Iterator[pa.RecordBatch]:

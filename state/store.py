@@ -122,6 +122,11 @@ class StateStore:
         """How many records of committed epochs are still to be written to the committed values."""
         return sum(table.uncommitted for table in self._tables.values())
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether records are still to be copied or committed, as `uncopied` and `uncommitted` count them."""
+        return any(table.unsettled for table in self._tables.values())
+
     def advance(self, records_max: int) -> None:
         """Copy records that barriers froze, and commit copies; look at so many records at most.
 
@@ -326,8 +331,10 @@ class StateStore:
     @property
     def lag(self) -> Lag:
         """Return how far the cold store is behind the committed epochs."""
+        if self._copy is None:  # tables note what is to be applied only for a cold store
+            return Lag(0, 0)
         rows = (table.unapplied_count * (table.row_bytes + 16) for table in self._tables.values())
-        return Lag(0 if self._copy is None else self._copy.epochs_behind, sum(rows))
+        return Lag(self._copy.epochs_behind, sum(rows))
 
     @property
     def applied(self) -> Epoch:

@@ -11,7 +11,8 @@ Source: S3's DeleteObjects takes up to 1,000 keys; docs/design/0053-control-plan
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from functools import cache
+from typing import NamedTuple, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 from holdfast.errors import NotFound
 from holdfast.ports import ObjectStore
@@ -56,14 +57,24 @@ class OrderedStore(Protocol):
         """Return paths below the folder, the first behind this one, which need not exist. Raises Unavailable."""
 
 
+def _is_bulk(store: ObjectStore) -> TypeGuard[BulkStore]:
+    return _has_bulk(type(store))
+
+
+@cache
+def _has_bulk(kind: type[ObjectStore]) -> bool:
+    """Return whether stores of this class are a BulkStore; to compare the methods takes as long as a small read."""
+    return issubclass(kind, BulkStore)
+
+
 def read_together(store: ObjectStore) -> int:
     """Return how many objects are best read together: 1 if the store reads one after the other."""
-    return READ_MAX if isinstance(store, BulkStore) else 1
+    return READ_MAX if _is_bulk(store) else 1
 
 
 def get_each(store: ObjectStore, paths: Sequence[str]) -> dict[str, bytes]:
     """Return the bytes of those objects that exist."""
-    if isinstance(store, BulkStore):
+    if _is_bulk(store):
         return store.get_many(paths)
     found = {}
     for path in paths:
@@ -76,7 +87,7 @@ def get_each(store: ObjectStore, paths: Sequence[str]) -> dict[str, bytes]:
 
 def put_each(store: ObjectStore, objects: Mapping[str, bytes]) -> None:
     """Write objects, replacing existing ones."""
-    if isinstance(store, BulkStore):
+    if _is_bulk(store):
         store.put_many(objects)
         return
     for path, data in objects.items():
@@ -85,7 +96,7 @@ def put_each(store: ObjectStore, objects: Mapping[str, bytes]) -> None:
 
 def delete_each(store: ObjectStore, paths: Sequence[str]) -> None:
     """Remove objects; missing ones are no error."""
-    if isinstance(store, BulkStore):
+    if _is_bulk(store):
         for part in parts(paths, DELETED_MAX):
             store.delete_many(part)
         return

@@ -19,8 +19,9 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from pathlib import Path
-from typing import BinaryIO, Protocol, runtime_checkable
+from typing import BinaryIO, Protocol, TypeGuard, runtime_checkable
 
 import pyarrow as pa
 
@@ -70,10 +71,20 @@ class FileStore(Protocol):
         """
 
 
+def _is_file_store(store: ObjectStore) -> TypeGuard[FileStore]:
+    return _has_files(type(store))
+
+
+@cache
+def _has_files(kind: type[ObjectStore]) -> bool:
+    """Return whether stores of this class are a FileStore; to compare the methods takes as long as a small write."""
+    return issubclass(kind, FileStore)
+
+
 @contextmanager
 def writing(store: ObjectStore, path: str) -> Iterator[BinaryIO]:
     """Write an object part by part; a store without files receives it whole. Errors as `FileStore.writing`."""
-    if isinstance(store, FileStore):
+    if _is_file_store(store):
         with store.writing(path) as file:
             yield file
         return

@@ -447,7 +447,7 @@ class WorkerLoop:
     def _seal_copied(self, active: Active) -> bool:
         """Copy and commit some records, then seal the epochs whose records are copied; return whether there was any."""
         state = self._state
-        if state is None or not (state.uncopied or state.uncommitted or active.unsealed):
+        if state is None or not (active.unsealed or state.unsettled):
             return False
         state.advance(self._limits.copied_per_turn)
         while active.unsealed and not state.uncopied:

@@ -237,6 +237,11 @@ class EpochRecords(Records):
         """How many records of the last committed epoch are still to be written to the committed values."""
         return 0 if self._committing is None else self._committing.left
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether records are still to be looked at by `advance`."""
+        return self._copying is not None or self._committing is not None
+
     def advance(self, records_max: int) -> int:
         """Copy records of the last frozen epoch, or commit copies of the last committed one; look at so many at most.
 

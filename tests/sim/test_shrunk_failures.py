@@ -35,6 +35,12 @@ def shrunk(name: str) -> tuple[Run, Original, Shrunk]:
         return caught, *replays.smallest(caught.seed)
 
 
+@cache
+def noted(seed: int) -> Original:
+    """Play a seed and note its decisions; no test changes them."""
+    return replays.noted(seed)
+
+
 def played(command: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     main([*command.split()[1:], "--json"])
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -73,15 +79,15 @@ class TestShrunkFailure:
 class TestReplay:
     @pytest.mark.parametrize("seed", [3, 17])
     def test_recording_the_decisions_of_a_run_does_not_change_it(self, seed: int) -> None:
-        assert replays.noted(seed).run.trace == simulate(seed).trace
+        assert noted(seed).run.trace == simulate(seed).trace
 
     def test_a_replay_with_every_strike_is_the_run_of_the_seed(self) -> None:
-        original = replays.noted(17)
+        original = noted(17)
         everything = Reduction(strikes=tuple(range(len(original.run.strikes))))
         assert replays.replay(original, everything).trace == original.run.trace
 
     def test_a_strike_that_is_left_out_does_not_happen(self, capsys: pytest.CaptureFixture[str]) -> None:
-        original = replays.noted(18)
+        original = noted(18)
         kinds = {strike.fault for strike in original.run.strikes}
         assert len(kinds) > 1
         kind = min(kinds)
@@ -108,7 +114,7 @@ class TestReplay:
         assert why in capsys.readouterr().err
 
     def test_a_kind_that_does_not_occur_in_the_seed_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
-        there = {strike.fault for strike in replays.noted(3).run.strikes}
+        there = {strike.fault for strike in noted(3).run.strikes}
         absent = next(fault.name.lower().replace("_", "-") for fault in Fault if fault not in there)
         assert main(["chaos", "replay", "--seed", "3", "--only", absent]) == 2
         assert f"no strike of '{absent}'" in capsys.readouterr().err

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 from soaking import SHARE
@@ -20,13 +21,19 @@ from holdfast.chaos.sim.faults.faults import Fault
 from holdfast.chaos.sim.faults.points import Point
 from holdfast.chaos.sim.jobs.branches.registry import BRANCHES
 from holdfast.chaos.sim.jobs.workload import scenario
-from holdfast.chaos.sim.simulator import simulate
+from holdfast.chaos.sim.simulator import Run, simulate
 from holdfast.runtime.cli.main import main
 
 SEEDS_SMOKE, SEEDS_QUICK = 30, 400
 SEEDS_PER_MUTANT = 400
 RECORDS_LEAST = 20
 """In the seed that is played for a branch."""
+
+
+@cache
+def played(seed: int) -> Run:
+    """Play a seed; tests that compare a run with another one share it."""
+    return simulate(seed)
 
 
 def explained(summary: Summary) -> str:
@@ -100,7 +107,7 @@ class TestSimulatedJobs:
 class TestDeterminism:
     @pytest.mark.parametrize("seed", [3, 17, 26])
     def test_a_seed_repeats_its_run(self, seed: int) -> None:
-        first, second = simulate(seed), simulate(seed)
+        first, second = played(seed), simulate(seed)
         assert (first.trace, first.events, first.fired) == (second.trace, second.events, second.fired)
 
     def test_another_process_with_other_string_hashes_gives_the_same_run(self) -> None:
@@ -108,10 +115,10 @@ class TestDeterminism:
         environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": os.pathsep.join(sys.path)}
         run = [sys.executable, "-c", code]
         there = subprocess.run(run, env=environment, capture_output=True, text=True, check=True).stdout
-        assert there.strip() == simulate(26).trace
+        assert there.strip() == played(26).trace
 
     def test_other_seeds_give_other_runs(self) -> None:
-        assert len({simulate(seed).trace for seed in range(10)}) == 10
+        assert len({played(seed).trace for seed in range(10)}) == 10
 
 
 @pytest.mark.thorough

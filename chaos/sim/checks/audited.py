@@ -12,7 +12,6 @@ Source: docs/design/0018-audit.md; PROTOCOL P8, P10.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,10 +41,9 @@ class Audited:
         self._batches, self._keys, self._scenario, self._fail = batches, keys, scenario, fail
         self._audits: dict[int, dict[str, Any]] = {}
 
-    def completed(self, manifest: bytes, before: Cut, now: Cut) -> None:
+    def completed(self, manifest: Mapping[str, Any], before: Cut, now: Cut) -> None:
         """An epoch was completed: its digests must match the records between these two cuts."""
-        decoded = json.loads(manifest)
-        epoch, audit = decoded["epoch"], decoded.get("audit")
+        epoch, audit = manifest["epoch"], manifest.get("audit")
         if audit is None:
             self._fail("P8 audit", f"epoch {epoch} has no digests")
             return

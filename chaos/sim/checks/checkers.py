@@ -372,19 +372,19 @@ class Checks:
         if not self.history.record(path, data, self.objects, self._standing):
             return
         try:
-            self._fold = joblog.fold(self._fold, joblog.decode(data, path))
+            record = joblog.decode(data, path)
+            self._fold = joblog.fold(self._fold, record)
         except HoldfastError as error:
             self.fail("I7 fold", f"the fold refuses {path}: {error.what}")
             return
         if self.history.finished and not self.violations:
             self._all_delivered()
-        record = joblog.decode(data, path)
         body = record.body
         completed = isinstance(body, joblog.CheckpointCompleted)
         if isinstance(body, joblog.CheckpointCompleted) and not self.violations:
             history = self.history
             before = history.cuts[history.lineage[-2]] if len(history.lineage) > 1 else {}
-            self._audited.completed(plain_manifest(self.objects, body.manifest.path), before, history.cuts[body.epoch])
+            self._audited.completed(history.manifests[body.epoch], before, history.cuts[body.epoch])
             self.assigned.completed(body.epoch, record.generation, body.follows)
             self.attempts.completed(body.epoch, history.named[body.epoch])
         if isinstance(body, joblog.CheckpointCompleted) and self._since is not None:
@@ -393,7 +393,7 @@ class Checks:
             cut = self.history.cuts[body.epoch]
             self._windowed.clocks.completed(body.epoch, body.follows, cut, record.owner)
             if not self.violations:
-                self._windowed.completed(plain_manifest(self.objects, body.manifest.path))
+                self._windowed.completed(self.history.manifests[body.epoch])
         if completed and self._scenario.immediate:
             self.lasts.completed(self.history.cuts[self._fold.completed[-1].body.epoch])
         if (

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -49,7 +48,8 @@ class History:
         self.savepoints: dict[str, int] = {}
         """Epochs by savepoint name."""
         self._triggers: dict[int, tuple[int, str]] = {}
-        self._manifests: dict[int, dict[str, Any]] = {}
+        self.manifests: dict[int, dict[str, Any]] = {}
+        """By completed epoch."""
         self.lineage: list[int] = []
         """The completed epochs of the job's lineage, oldest first."""
         self.lineages = {1: self.lineage}
@@ -77,7 +77,7 @@ class History:
 
     def record(self, path: str, data: bytes, objects: ObjectStore, standing: Standing) -> bool:
         """A record was appended. Return whether it has any effect; one in a hole below a LogStart has none (P7)."""
-        record = json.loads(data)
+        record = msgspec.json.decode(data)
         if record["seq"] <= self._log_start:
             return False
         self._records += 1
@@ -189,9 +189,9 @@ class History:
             self.cuts[epoch] = {}
             self.lineage.append(epoch)
             return
-        needed = json.loads(data).get("base")
+        needed = msgspec.json.decode(data).get("base")
         base = None if needed is None else self._verified(needed, objects)
-        manifest = json.loads(_plain(data, base))
+        manifest = msgspec.json.decode(_plain(data, base))
         self.named[epoch] = {body["manifest"]["path"], *(ref["path"] for ref in _named(manifest))}
         self.named[epoch] |= set() if needed is None else {needed["path"]}
         for path in self.named[epoch]:
@@ -206,8 +206,8 @@ class History:
         if any(cut.get(partition, 0) < offset for partition, offset in before.items()):
             self._fail("I6 offsets", f"epoch {epoch} goes back from {before} to {cut}")
         self.cuts[epoch] = cut
-        self._check_pending(manifest, self._manifests.get(follows), standing)
-        self._manifests[epoch] = manifest
+        self._check_pending(manifest, self.manifests.get(follows), standing)
+        self.manifests[epoch] = manifest
         self.lineage.append(epoch)
 
     def _check_pending(self, manifest: dict[str, Any], before: dict[str, Any] | None, standing: Standing) -> None:
@@ -238,13 +238,13 @@ class History:
 def plain_manifest(objects: ObjectStore, path: str) -> bytes:
     """Return the JSON of a manifest that exists, however it is stored."""
     data = objects.get(path)
-    base = json.loads(data).get("base")
+    base = msgspec.json.decode(data).get("base")
     return _plain(data, None if base is None else objects.get(base["path"]))
 
 
 def _plain(data: bytes, base: bytes | None) -> bytes:
     """Return a manifest's JSON; it may be compressed, or a difference from the base (docs/formats.md)."""
-    stored = json.loads(data)
+    stored = msgspec.json.decode(data)
     if "zstd" not in stored:
         return data
     frame = base64.b64decode(stored["zstd"])

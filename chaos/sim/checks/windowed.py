@@ -10,7 +10,6 @@ Source: PROTOCOL P11, P13; docs/design/0006-watermarks.md.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -84,9 +83,9 @@ class Windowed:
                 "P11 late", f"records {wrong} are late, although their partition's watermark had not passed them"
             )
 
-    def completed(self, manifest: bytes) -> None:
+    def completed(self, manifest: Mapping[str, Any]) -> None:
         """An epoch completed: the watermark of every partition follows from its records."""
-        for at in json.loads(manifest)["positions"]:
+        for at in manifest["positions"]:
             expected = oracle.watermark(self._partitions[at["partition"]], at["offset"], self._delay)
             if at.get("watermark") != expected:
                 self._fail("P11 watermark", f"the manifest has {at}, expected watermark {expected}")

@@ -61,9 +61,10 @@ def rows(pieces: list[bytes | Piece], through: int) -> dict[int, dict[object, in
 
 @pytest.fixture(autouse=True, params=[1 << 19, 60], ids=["one batch", "several batches"])
 def _batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write blocks of one record batch, and of several."""
+    """Write blocks of one record batch, read whole, and of several, read column by column."""
     monkeypatch.setattr(changelog, "BATCH_BYTES", request.param)
     if request.param == 60:
+        monkeypatch.setattr(blocks, "READ_WHOLE_BYTES", 0)
         monkeypatch.setattr(changelog, "PACKED_FROM_BYTES", 0)
         monkeypatch.setattr(packing, "_is_worth_it", lambda *_: True)
         monkeypatch.setattr(changelog, "ROWS_AT_ONCE", 2)

@@ -142,9 +142,10 @@ def cells(column: pa.Array) -> list[Any]:
     return list((column.view(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist())
 
 
-@pytest.fixture(autouse=True)
-def _few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=[0, blocks.READ_WHOLE_BYTES], ids=["by column", "whole batches"])
+def _few_at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read few rows at a time, and write several record batches."""
+    monkeypatch.setattr(blocks, "READ_WHOLE_BYTES", request.param)
     monkeypatch.setattr(blocks, "ROWS_AT_ONCE", 3)
     monkeypatch.setattr(changelog, "ROWS_AT_ONCE", 5)
     monkeypatch.setattr(changelog, "BATCH_BYTES", 300)

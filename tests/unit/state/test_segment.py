@@ -111,10 +111,11 @@ class TestSegment:
         st.integers(1, 4),
         st.sampled_from([1, 150, 400]),
         st.booleans(),
+        st.sampled_from([0, blocks.READ_WHOLE_BYTES]),
         st.tuples(st.integers(0, 16), st.integers(0, 16)).map(sorted),
     )
     def test_in_parts_has_the_rows_of_the_whole(
-        self, given: list[Delta], rows_max: int, batch_bytes: int, packed: bool, groups: list[int]
+        self, given: list[Delta], rows_max: int, batch_bytes: int, packed: bool, at_once: int, groups: list[int]
     ) -> None:
         key_groups, whole = (groups[0], groups[1]), unseal(seal(HEADER, given), (groups[0], groups[1]))[1]
         with pytest.MonkeyPatch.context() as patched:
@@ -123,6 +124,7 @@ class TestSegment:
             patched.setattr(packing, "_is_worth_it", lambda *_: True)
             patched.setattr(changelog, "ROWS_AT_ONCE", rows_max)
             patched.setattr(blocks, "ROWS_AT_ONCE", rows_max)
+            patched.setattr(blocks, "READ_WHOLE_BYTES", at_once)
             segment = opened(seal(HEADER, given))
             read = list(blocks.deltas_of(segment, key_groups))
         assert segment.header == HEADER and all(0 < len(part) <= rows_max for part in read)
