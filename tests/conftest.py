@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -45,6 +46,12 @@ def pytest_configure(config: pytest.Config) -> None:
     # A Java with other classes says so at every start; it starts as well.
     os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{QUICK_JAVA}{archive} -Xlog:cds=off,cds+dynamic=off")
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK_JAVA)
+
+
+def pytest_collection_finish() -> None:
+    """Let the collector of garbage leave out modules and tests, which stay: they were a seventh of a run."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -111,13 +111,14 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 @contextmanager
 def _seldom_collected() -> Iterator[None]:
     """Make the garbage collector run rarely and skip imported objects."""
-    before = gc.get_threshold()
+    before, frozen = gc.get_threshold(), gc.get_freeze_count() > 0
     _collect_seldom()
     try:
         yield
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()
 
 
 def _collect_seldom() -> None:

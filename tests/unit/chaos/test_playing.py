@@ -37,7 +37,16 @@ def interrupted_after(seeds: int) -> Callable[[int], None]:
     return played
 
 
+@pytest.fixture
+def unfrozen() -> Iterator[None]:
+    """Undo for one test what tests/conftest.py does for all."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
 class TestGarbage:
+    @pytest.mark.usefixtures("unfrozen")
     @pytest.mark.parametrize("seeds", [1, 2])
     def test_is_collected_as_before_after_the_last_seed_or_an_interrupt(self, seeds: int) -> None:
         before = gc.get_threshold(), gc.get_freeze_count()
@@ -54,6 +63,11 @@ class TestGarbage:
 
         assert all(thresholds != before[0] and frozen for thresholds, frozen in during) and len(during) == seeds
         assert (gc.get_threshold(), gc.get_freeze_count()) == before
+
+    def test_that_was_frozen_before_stays_so(self) -> None:
+        gc.freeze()
+        play_all(range(1), workers=1)
+        assert gc.get_freeze_count() > 0
 
 
 class TestPlaying:
