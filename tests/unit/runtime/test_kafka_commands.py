@@ -130,6 +130,9 @@ class TestTopicsByPattern:
         kafka.delete(topic)
         kafka.topic(1, topic)
         main(["plan", str(file)])
+        assert "was recreated" not in capsys.readouterr().out, "the topic that was read has ended"
+        file.write_text(file.read_text().replace(', on_lost="earliest"', ""))
+        main(["plan", str(file)])
         assert f"topic {topic!r}" in (shown := capsys.readouterr().out) and "was recreated" in shown
 
     def test_keep_their_numbers_in_a_fork(self, file: Path) -> None:
