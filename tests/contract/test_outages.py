@@ -296,8 +296,15 @@ class TestRestores:
                 killed.append(True)
                 kafka_away.server.kill()
 
-        with closing(kit.open(kit.prepared(), None, kill)) as target, pytest.raises(Unavailable):
-            target.deliver(tag(2), [kit.batch((7, "y"))])
+        with closing(kit.open(kit.prepared(), None, kill)) as target:
+
+            def struck() -> bool:
+                """A busy broker may not answer in time even before it is killed."""
+                with pytest.raises(Unavailable):
+                    target.deliver(tag(2), [kit.batch((7, "y"))])
+                return bool(killed)
+
+            wait(struck, "the end of the broker", 60)
         with pytest.raises(Unavailable):
             users_in(changelog)
         kafka_away.server.start()
