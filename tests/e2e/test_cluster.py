@@ -70,7 +70,6 @@ class TestStandaloneCluster:
                 assert again.finish() == 0, again.errors()
         assert differences(tmp_path, frame) == []
 
-    @pytest.mark.slow
     def test_a_job_that_loses_a_task_an_executor_and_its_driver_loses_no_record(
         self, cluster: Standalone, tmp_path: Path
     ) -> None:

@@ -154,7 +154,6 @@ def end_with_pending_output(run: Run, folder: Path, rows: int = ROWS) -> None:
     assert {pending.writer.sink for pending in newest(folder).pending} >= {"users-out", "once-out"}
 
 
-@pytest.mark.slow
 def test_output_is_exact_after_2_3_1_and_4_workers_with_kills_and_pending_output(tmp_path: Path) -> None:
     frame = make_input(tmp_path)
     generation, ended = 0, list[int]()
