@@ -131,12 +131,13 @@ class OpenTopics:
 
     def end_offsets(self) -> dict[int, int]:
         """Return the last stable offsets: no transaction that is open lies before them. Of a topic that is gone, 0."""
-        self._catalogue.refresh()
+        self._catalogue.refresh()  # the driver may have asked another connection for the partitions
         known = range(len(self._catalogue))
         return dict.fromkeys(known, 0) | self._of_all(lambda opened: opened.end_offsets())
 
     def kept(self, within_s: float) -> dict[int, Kept]:
         """See RemovingSource.kept."""
+        self._catalogue.refresh()
         kept = self._of_all(lambda opened: opened.kept(within_s))
         places = {number: self._at(number) for number in kept}
         return {
@@ -217,11 +218,10 @@ class OpenTopics:
         return False
 
     def _of_all(self, ask: Callable[[OpenKafka], dict[int, V]]) -> dict[int, V]:
-        """Return what is asked of every topic, by the numbers of partitions; those without one yet are left out.
+        """Return what is asked of every topic that is known here, by the numbers of partitions.
 
-        So are topics that are gone, if the job goes on without them.
+        Partitions without a number yet are left out, and so are topics that are gone, if the job goes on without them.
         """
-        self._catalogue.refresh()  # the driver may have asked another connection for the partitions
         found = dict[int, V]()
         for name, listed in self._catalogue.topics.items():
             try:
