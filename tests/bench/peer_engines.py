@@ -170,7 +170,7 @@ def _bytewax(query: str, topic: str) -> tuple[str, ...]:
 PEERS: Sequence[Peer] = (
     *(Peer("Flink SQL", query, "vflink", _flink(query)) for query in ("q_count", "q_hop", "q_join", "q_pass")),
     *(Peer("Spark", query, "vspark", _spark(query)) for query in ("q_count", "q_hop", "q_join", "q_pass")),
-    Peer("Bytewax", "q_count", "vmisc", _bytewax("q_count", "bids")),
+    Peer("Bytewax", "q_count", "vmisc", _bytewax("q_count", _SMALL), _SMALL),
     Peer("Bytewax", "q_hop", "vmisc", _bytewax("q_hop", _SMALL), _SMALL),
     Peer("Quix", "q_count", "vmisc", ("vmisc/bin/python", "quix_count.py", _KEYED, COUNT, "exactly-once"), _KEYED),
     Peer(
