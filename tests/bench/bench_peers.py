@@ -25,7 +25,7 @@ import polars as pl
 import pytest
 from harness import Bench
 from peer_data import all_auctions, all_bids, auctions, bids, filled, last_written, read
-from peer_engines import HEADER, HOLDFAST, JOBS, PARALLEL, PEERS, SERVERS, Peer, Ran, holdfast, latency
+from peer_engines import HEADER, HOLDFAST, JOBS, LATENCIES, PARALLEL, PEERS, SERVERS, Peer, Ran, holdfast, latency
 from peer_jobs import AUCTION, BID, COLUMNS, Places, answer, in_order, make
 from polars.testing import assert_frame_equal
 
@@ -184,13 +184,10 @@ def latencies(bench: Bench, home: Path | None, folder: Path) -> None:
         variables = {**places.environment("q_pass", every), "TMPDIR": str(places.folder)}
         output = folder / f"latency-{delivery}.txt"
         found[f"Holdfast, {promise}, {every}"] = latency(home, tag, PER_SECOND, ours, variables, output)
-    if (home / "vflink/bin").exists() and "Flink SQL" in chosen("PEERS", ("Flink SQL",)):
-        for short, guarantee in {"alo": "at-least-once", "eos": "exactly-once"}.items():
-            name = f"flink_{short}"
-            words = ("vflink/bin/python", "flink_sql.py", "q_pass", f"name=lat_{name}", f"topic=lat_in_{name}")
-            flags = (f"out=lat_out_{name}", f"guarantee={guarantee}", "bounded=0", "ckpt=1")
-            output = folder / f"latency-{name}.txt"
-            found[f"Flink SQL, {guarantee}, 1 s"] = latency(home, name, PER_SECOND, (*words, *flags), {}, output)
+    for peer in LATENCIES:
+        if peer.installed(home) and peer.engine in chosen("PEERS", (peer.engine,)):
+            output = folder / f"latency-{peer.tag}.txt"
+            found[f"{peer.engine}, {peer.promise}"] = latency(home, peer.tag, PER_SECOND, peer.words, {}, output)
     for engine, each in found.items():
         bench.note(
             f"latency, {engine}: p50 {each['p50_ms']} ms, p99 {each['p99_ms']} ms, longest {each['max_ms']} ms at "

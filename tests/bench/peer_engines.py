@@ -190,6 +190,46 @@ PEERS: Sequence[Peer] = (
 )
 
 
+@dataclass(frozen=True)
+class Live:
+    """A peer that runs q_pass until it is ended, from the topic lat_in_TAG to lat_out_TAG.
+
+    Args:
+        promise: What it promises, and how often it makes a checkpoint.
+        needs: The folder below PEERS_HOME without which the engine is not installed.
+    """
+
+    engine: str
+    promise: str
+    needs: str
+    tag: str
+    words: tuple[str, ...]
+
+    def installed(self, home: Path) -> bool:
+        """Return whether its environment is there."""
+        return (home / self.needs / "bin").exists()
+
+
+def _live_flink(guarantee: str, short: str) -> Live:
+    tag = f"flink_{short}"
+    flags = (f"out=lat_out_{tag}", f"guarantee={guarantee}", "bounded=0", "ckpt=1")
+    words = ("vflink/bin/python", "flink_sql.py", "q_pass", f"name=lat_{tag}", f"topic=lat_in_{tag}", *flags)
+    return Live("Flink SQL", f"{guarantee}, 1 s", "vflink", tag, words)
+
+
+def _live_spark(promise: str, mode: str, tag: str) -> Live:
+    return Live("Spark", promise, "vspark", tag, ("vspark/bin/python", "spark_lat.py", mode, tag))
+
+
+LATENCIES = (
+    _live_flink("at-least-once", "alo"),
+    _live_flink("exactly-once", "eos"),
+    _live_spark("at-least-once, batches as they come", "processing", "spark_mb"),
+    _live_spark("at-least-once, real-time mode", "realtime", "spark_rtm"),
+)
+"""Spark's sink of Kafka is at-least-once, whatever the trigger."""
+
+
 def result_of(output: Path) -> dict[str, Any]:
     """Return what a script of the peers reports."""
     lines = [line for line in output.read_text(errors="replace").splitlines() if line.startswith("RESULT ")]
