@@ -23,7 +23,7 @@ COMMANDS = {
     "demo": "run a job on real data, kill a worker on purpose, and check the result",
     "new": "create a folder with a job, its test and its data",
     "run": "run the job that a Python file describes",
-    "capture": "receive requests over HTTP, and append them to the log that a job reads",
+    "capture": "append requests over HTTP, or the changes of a table, to the log that a job reads",
     "plan": "show what a job would do: graph, settings, changes against the last checkpoint",
     "jobs": "list the jobs under a root",
     "status": "show how a job is doing",

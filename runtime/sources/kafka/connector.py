@@ -105,9 +105,10 @@ class Kafka(RowsOf[T]):
             raise _refused(f"value is {given!r}", f"give {forms}")
 
     @classmethod
-    def example(cls) -> Kafka[Any]:
-        """Return a topic that has every trait; see listed.py."""
-        return cls("broker.example:9092", "bids", Raw(), key=["value"], group="billing")
+    def example(cls) -> tuple[KafkaSource | TopicsSource, KafkaSink | RepeatingKafka]:
+        """Return a source and a sink that have every trait; see listed.py. Only a source may have a group."""
+        servers = "broker.example:9092"
+        return cls(servers, "bids", Raw(), group="billing").source(), cls(servers, "bids", Raw(), key="value").sink()
 
     def __repr__(self) -> str:
         return f"Kafka({self.place.servers!r}, {self.place.topic if self.pattern is None else self.pattern!r})"

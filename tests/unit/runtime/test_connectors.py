@@ -87,6 +87,16 @@ class TestCommand:
         assert found["files"]["problem"] is None
         assert found["sqlite"]["library"] == {"name": "sqlite", "version": sqlite3.sqlite_version, "extra": None}
 
+    def test_every_built_in_connector_can_be_used_and_shows_what_it_can_do(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        found = listed_as_json(capsys)
+        assert {name: found[name]["problem"] for name in OWN} == dict.fromkeys(OWN)
+        sides = {name: [found[name][side] for side in ("source", "sink") if found[name][side]] for name in OWN}
+        assert all(each and all(side["traits"] for side in each) for each in sides.values()), sides
+        kafka = found["kafka"]
+        assert kafka["source"]["traits"]["publishes"] and kafka["sink"]["traits"]["transacts"]
+
     def test_a_line_of_the_table_is_a_side(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["connectors"]) == 0
         header, *lines = capsys.readouterr().out.splitlines()
