@@ -41,8 +41,14 @@ def meaning_of(where: str, error: psycopg.Error) -> HoldfastError | None:
 
 
 def said_by(error: psycopg.Error) -> str:
-    """Return the server's message without its details; the client's own message in one line."""
-    return error.diag.message_primary or " ".join(str(error).split())
+    """Return the server's message without its details; the client's own message in one line.
+
+    The client explains itself on further lines, and its sentences end without a stop.
+    """
+    if error.diag.message_primary:
+        return error.diag.message_primary
+    lines = [" ".join(line.split()) for line in str(error).splitlines()]
+    return re.sub(r"(?<=\w)\n(?=[A-Z])", ". ", "\n".join(lines)).replace("\n", " ").strip()
 
 
 def _at_opening(said: str) -> Meaning | None:

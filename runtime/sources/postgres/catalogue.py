@@ -17,6 +17,7 @@ from holdfast.errors import ConfigError, HoldfastError, NotAdmitted, Unavailable
 from holdfast.runtime.sources.postgres.columns import SETTINGS, PgColumn
 from holdfast.runtime.sources.postgres.table import DEFAULT, FULL, SourceTable
 from holdfast.secrets import Secret
+from holdfast.sinks.postgres.errors import said_by
 from holdfast.sinks.postgres.place import conninfo, named
 
 VERSION_MIN = 150_000
@@ -61,7 +62,7 @@ def connected(dsn: str, password: Secret | None, **parameters: str) -> Iterator[
 
 def meaning_of(where: str, error: psycopg.Error) -> HoldfastError:
     """Return what an error of the server means for a capture. It repeats the first line only: others hold values."""
-    said = error.diag.message_primary or " ".join(str(error).split())
+    said = said_by(error)
     state = error.sqlstate or ""
     if state == "42501":
         return NotAdmitted(

@@ -27,7 +27,7 @@ from holdfast.secrets import Secret
 from holdfast.sinks.audited import AuditQuery
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, FaultPoint
 from holdfast.sinks.owners import Claim
-from holdfast.sinks.postgres.errors import meaning_of
+from holdfast.sinks.postgres.errors import meaning_of, said_by
 from holdfast.sinks.postgres.sink import Postgres
 from holdfast.sinks.sql import audit
 from holdfast.sinks.sql.target import SqlTarget
@@ -298,6 +298,16 @@ class TestMeaning:
     )
     def test_a_code_says_who_acts(self, code: str, kind: type[HoldfastError]) -> None:
         assert type(meaning_of("here", psycopg.errors.lookup(code)("said"))) is kind
+
+    def test_lines_of_the_client_become_sentences(self) -> None:
+        given = (
+            'connection to server at "db", port 5432 failed: server closed the connection unexpectedly\n'
+            "\tThis probably means the server terminated abnormally\n\tbefore or while processing the request.\n"
+        )
+        assert said_by(psycopg.OperationalError(given)) == (
+            'connection to server at "db", port 5432 failed: server closed the connection unexpectedly. '
+            "This probably means the server terminated abnormally before or while processing the request."
+        )
 
     def test_a_code_that_only_a_mistake_of_ours_leads_to_has_none(self) -> None:
         assert meaning_of("here", psycopg.errors.ActiveSqlTransaction("said")) is None
