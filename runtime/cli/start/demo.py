@@ -61,6 +61,8 @@ class Run:
     last: Progress = field(default_factory=Progress)
     kill: Kill | None = None
     shown_at: float = 0.0
+    shown: str = ""
+    """The last line of progress."""
     too_long: bool = False
     """The demo ended the job because it had run for RUN_LIMIT_S."""
 
@@ -203,16 +205,22 @@ def in_log(folder: Path) -> InLog:
 
 
 def show(run: Run, total: int) -> None:
-    """One line of progress: rewritten on a terminal, every few seconds elsewhere."""
-    now, p = time.monotonic(), run.last
-    terminal = sys.stderr.isatty()
-    if not terminal and now - run.shown_at < LINE_EVERY_S:
+    """One line of progress: rewritten on a terminal; elsewhere every few seconds, if it says something new."""
+    now, terminal, text = time.monotonic(), sys.stderr.isatty(), progress_of(run, total)
+    if not terminal and (now - run.shown_at < LINE_EVERY_S or text == run.shown):
         return
-    run.shown_at = now
-    killed = f"  killed pid {run.kill.pid}" if run.kill else ""
-    known = ["?" if n is None else f"{n:,.0f}" for n in (p.records_in, p.records_per_s, p.epoch, p.lag, p.generation)]
-    text = "{} of {:,}  {}/s  epoch {}  lag {}  generation {}{}".format(known[0], total, *known[1:], killed)
+    run.shown_at, run.shown = now, text
     print(f"\r\x1b[K{text}" if terminal else text, end="" if terminal else "\n", file=sys.stderr, flush=True)
+
+
+def progress_of(run: Run, total: int) -> str:
+    """Return the line of progress."""
+    p = run.last
+    if p.records_in is None:
+        return "Starting Spark" if p.generation is None else "Starting the workers"
+    known = ["?" if n is None else f"{n:,.0f}" for n in (p.records_in, p.records_per_s, p.epoch, p.lag, p.generation)]
+    killed = f"  killed pid {run.kill.pid}" if run.kill else ""
+    return "{} of {:,}  {}/s  epoch {}  lag {}  generation {}{}".format(known[0], total, *known[1:], killed)
 
 
 def report(run: Run, total: int, as_json: bool) -> int:

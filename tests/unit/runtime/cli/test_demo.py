@@ -19,7 +19,7 @@ from holdfast.errors import ConfigError
 from holdfast.examples import flights_data
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.cli.start import demo_kill
-from holdfast.runtime.cli.start.demo import RECORDS_PER_S, Run, add_parser, describe, failed, in_log, prepare
+from holdfast.runtime.cli.start.demo import RECORDS_PER_S, Run, add_parser, describe, failed, in_log, prepare, show
 from holdfast.runtime.cli.start.demo_kill import DAEMON, InLog, Kill, Progress, Restart, WorkerSeen, kill_one, unproven
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import open_objects
@@ -52,6 +52,22 @@ class TestArguments:
         add_parser(commands)
         text = " ".join(commands.choices["demo"].format_help().split())
         assert f"--max-records-per-second N limit on reading; default: {RECORDS_PER_S}" in text
+
+
+class TestShow:
+    def test_a_line_is_printed_again_only_if_it_says_something_new(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr("holdfast.runtime.cli.start.demo.LINE_EVERY_S", 0.0)
+        run = Run(Path("unused"))
+        told = (Progress(), Progress(), Progress(generation=1), Progress(generation=1), seen(), seen())
+        for run.last in told:
+            show(run, 1_000)
+        assert capsys.readouterr().err.splitlines() == [
+            "Starting Spark",
+            "Starting the workers",
+            "500 of 1,000  ?/s  epoch ?  lag ?  generation 1",
+        ]
 
 
 class TestKillOne:
