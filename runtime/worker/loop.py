@@ -427,7 +427,9 @@ class WorkerLoop:
         return Active(deploy, machine, run, ahead)
 
     def _ahead(self, source: str) -> Ahead:
-        return Ahead(self._ports.lane(f"read-{source}")) if self._reads_ahead else inline()
+        if not self._reads_ahead:
+            return inline()
+        return Ahead(self._ports.lane(f"read-{source}"), watch=lambda: self._ports.lane(f"watch-{source}"))
 
     # Effects
 
