@@ -65,7 +65,7 @@ def objects(batch: pa.RecordBatch, names: Sequence[str], time: TimeForm = "rfc33
     columns = {name: batch.column(name) for name in names}
     frame = pl.DataFrame([pl.Series(name, column) for name, column in columns.items()])
     encoded = frame.select(_object(tuple((name, column.type) for name, column in columns.items()), time)).to_series()
-    found: list[bytes] = encoded.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(pa.large_binary()).to_pylist()
+    found: list[bytes] = encoded.to_arrow(compat_level=pl.CompatLevel.oldest()).view(pa.large_binary()).to_pylist()
     return found
 
 

@@ -47,7 +47,7 @@ class Client:
     Args:
         settings: Options of librdkafka.
         reported: Gets each error that concerns no partition, a `confluent_kafka.KafkaError`.
-        bell: Rings when messages come into the empty queue of a partition; None: nobody waits.
+        bell: Rings when messages come into the empty queue of a partition; None: nothing waits for it.
 
     Raises:
         KafkaException: an option is wrong.

@@ -38,7 +38,7 @@ def feed_of(
         more: Whether keys, times and headers are wanted besides values.
         partitions: How many the topic has.
         interrupted: Whether messages are no longer wanted.
-        bell: Rings when messages come, if the library can do that; None: nobody waits.
+        bell: Rings when messages come, if the library can do that; None: nothing waits for it.
 
     Raises:
         ConfigError: the client library is missing.
