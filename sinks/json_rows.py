@@ -30,6 +30,8 @@ _PLAIN_MAX = 90
 """Bytes that JSON takes for a value of a fixed width at most."""
 MEMBERS_MAX = 4_096
 """Names of columns whose form is kept: making one takes longer than encoding a small batch."""
+SCHEMAS_MAX = 256
+"""Of how many kinds of rows the expression that encodes them is kept."""
 
 
 def check_forms(where: str, schema: pa.Schema) -> None:
@@ -60,10 +62,11 @@ def objects(batch: pa.RecordBatch, names: Sequence[str], time: TimeForm = "rfc33
     """Return a JSON object per row, with these columns."""
     if not names or not batch.num_rows:
         return [b"{}"] * batch.num_rows
-    columns = [_plain(batch.column(name), time).alias(name) for name in names]
-    text = pl.DataFrame(columns).write_ndjson()
-    assert isinstance(text, str)
-    return text.encode().splitlines()
+    columns = {name: batch.column(name) for name in names}
+    frame = pl.DataFrame([pl.Series(name, column) for name, column in columns.items()])
+    encoded = frame.select(_object(tuple((name, column.type) for name, column in columns.items()), time)).to_series()
+    found: list[bytes] = encoded.to_arrow(compat_level=pl.CompatLevel.oldest()).view(pa.large_binary()).to_pylist()
+    return found
 
 
 def keys_of(batch: pa.RecordBatch, key: tuple[str, ...]) -> list[bytes | None]:
@@ -103,19 +106,24 @@ def largest(batch: pa.RecordBatch) -> int:
     return 2 * size  # The columns of the key come twice.
 
 
-def _plain(column: pa.Array, time: TimeForm) -> pl.Series:
+@lru_cache(SCHEMAS_MAX)
+def _object(columns: tuple[tuple[str, pa.DataType], ...], time: TimeForm) -> pl.Expr:
+    """Return the expression that makes an object of a row: one query encodes a batch."""
+    return pl.struct(_plain(name, kind, time) for name, kind in columns).struct.json_encode()
+
+
+def _plain(name: str, kind: pa.DataType, time: TimeForm) -> pl.Expr:
     """Return a column whose values have the form that JSON gives them."""
-    series = pl.from_arrow(column)
-    assert isinstance(series, pl.Series)
-    if _is_time(column.type):
+    column = pl.col(name)
+    if _is_time(kind):
         if time == "rfc3339":
-            return series.dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ")
-        return series.dt.timestamp("us") // _PER_US[time]
-    if pa.types.is_date32(column.type):
-        return series.dt.strftime("%Y-%m-%d")
-    if pa.types.is_decimal(column.type):
-        return series.cast(pl.String)
-    return series.bin.encode("base64") if _is_binary(column.type) else series
+            return column.dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ")
+        return column.dt.timestamp("us") // _PER_US[time]
+    if pa.types.is_date32(kind):
+        return column.dt.strftime("%Y-%m-%d")
+    if pa.types.is_decimal(kind):
+        return column.cast(pl.String)
+    return column.bin.encode("base64") if _is_binary(kind) else column
 
 
 @lru_cache(MEMBERS_MAX)

@@ -185,6 +185,10 @@ def _plain(column: pa.Array) -> Values | None:
 
 
 def _as_bits(column: pa.Array) -> NDArray[np.uint64]:
+    if column.type.bit_width == 64:
+        # The result of to_numpy, which gives the interpreter away and waits for other threads to get it back.
+        first, data = column.offset, column.buffers()[1]
+        return np.frombuffer(data, np.uint64, first + len(column))[first:] if len(column) else np.empty(0, np.uint64)
     whole_numbers = column.to_numpy(zero_copy_only=False)
     if whole_numbers.dtype != np.uint64:
         whole_numbers = whole_numbers.astype(np.int64, copy=False).view(np.uint64)

@@ -199,14 +199,13 @@ class Chain:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _compute(self, batch: pa.RecordBatch) -> pl.DataFrame:
-        frame = pl.from_arrow(batch.select(self._takes))
-        assert isinstance(frame, pl.DataFrame)
+        frame = pl.DataFrame([pl.Series(name, batch.column(name)) for name in self._takes])
         try:
             lazy = self._started(frame)
             for stage in self._stages:
                 lazy = stage.apply(lazy)
             wanted = [*self._computed, ROW] if self._numbered else self._computed
-            return lazy.select(wanted).collect(optimizations=_AS_WRITTEN)
+            return lazy.select(wanted).collect(engine="in-memory", optimizations=_AS_WRITTEN)
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
             raise self._failed(frame, error) from error
 
@@ -219,7 +218,7 @@ class Chain:
         frame = self._started(frame).collect()
         for stage in self._stages:
             try:
-                frame = stage.apply(frame.lazy()).collect(optimizations=_AS_WRITTEN)
+                frame = stage.apply(frame.lazy()).collect(engine="in-memory", optimizations=_AS_WRITTEN)
             except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as found:
                 use, error = stage.use, found
                 break

@@ -63,10 +63,24 @@ class Ahead:
     Args:
         lane: Does the reading.
         bytes_max: 0 reads nothing before it is asked for.
+        watch: Returns a lane that waits for records; None: the worker looks for them by itself, from time to time.
     """
 
-    def __init__(self, lane: Lane, bytes_max: int = AHEAD_BYTES_MAX) -> None:
-        self.lane, self._left = lane, bytes_max
+    def __init__(self, lane: Lane, bytes_max: int = AHEAD_BYTES_MAX, watch: Callable[[], Lane] | None = None) -> None:
+        self.lane, self._left, self._watch, self._watched = lane, bytes_max, watch, False
+
+    def watch(self, wait: Callable[[], object]) -> None:
+        """Have a lane call `wait`, unless one of the source's readers waits already; its result wakes the worker."""
+        if self._watch is None or self._watched:
+            return
+        self._watched = True
+
+        def ended(result: object) -> None:
+            self._watched = False
+            if isinstance(result, BaseException):
+                raise result
+
+        self._watch().submit(wait, ended)
 
     def reserve(self, size: int) -> bool:
         """Return whether so many bytes may be read ahead; if so, they are taken."""
@@ -109,12 +123,19 @@ class ReaderAhead:
         take: Called in the operator thread when records are about to be handed over; returns whether the source still
             stands by them. May raise.
         offset: Where to begin.
+        wait: Waits for a short time, or until it is worth reading again; None: nothing tells when that is. It is called
+            in a lane of its own when there were no records, so that the worker need not look for them all the time.
     """
 
     def __init__(
-        self, read: Callable[[int, int], Read], take: Callable[[int, Read], bool], offset: int, ahead: Ahead
+        self,
+        read: Callable[[int, int], Read],
+        take: Callable[[int, Read], bool],
+        offset: int,
+        ahead: Ahead,
+        wait: Callable[[], object] | None = None,
     ) -> None:
-        self._read, self._take, self._offset, self._ahead = read, take, offset, ahead
+        self._read, self._take, self._offset, self._ahead, self._wait = read, take, offset, ahead, wait
         self._answer: Read | BaseException | None = None
         self._pending = self._closed = False
         self._reserved = 0
@@ -131,6 +152,8 @@ class ReaderAhead:
             raise answer
         if answer.batch is None:
             self._offset = answer.following
+            if self._wait is not None:
+                self._ahead.watch(self._wait)
             return answer
         if not self._take(self._offset, answer):
             return self.poll(bytes_max)  # asked for again, so the answer is up to date

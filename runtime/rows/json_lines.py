@@ -234,7 +234,7 @@ def _form_of(field: pa.Field, times: Times) -> tuple[pa.DataType, Convert]:
     if pa.types.is_timestamp(kind) and kind.tz == "UTC":
         if times == "rfc3339":
             return pa.utf8(), lambda column: _times(column, kind)
-        return pa.int64(), lambda column: column.cast(pa.timestamp(times, "UTC")).cast(kind)
+        return pa.int64(), lambda column: column.view(pa.timestamp(times, "UTC")).cast(kind)
     if pa.types.is_date32(kind):
         return pa.utf8(), lambda column: column.cast(kind)
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):

@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import traceback
 import uuid
@@ -49,6 +50,10 @@ from holdfast.storage.objects import open_objects
 
 _PR_SET_PDEATHSIG = 1
 EXIT_SESSION_LOST = 75
+SWITCH_S = 0.0005
+"""How long a thread keeps the interpreter while others wait for it. Native code gives it back some hundred times a
+batch, and takes it again once per confirmed record: with Python's own 5 ms, the threads of a batch wait for each other.
+"""
 HUNG_AFTER_S = 120.0
 """How long the loop may be busy with one operation before the worker counts as hung. Each part of a restore is one."""
 BUSY_AFTER_S = 2.0
@@ -101,6 +106,7 @@ def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
     """Run one worker in this Spark task; yields why it exited."""
     (launch,) = list(launches)  # consumed, so that Spark reuses this Python process
     _die_with_parent()
+    sys.setswitchinterval(SWITCH_S)
     mailbox = Mailbox()
     host = _own_host(task.driver)
     network = TcpNetwork(host, task.credentials, mailbox, task.channel_bytes_max, task.silent_after_s)

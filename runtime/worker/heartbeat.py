@@ -49,9 +49,6 @@ def heartbeat_of(
     Args:
         refused: Why the store refused the last attempt of a lane, "upload" or "merge"; empty if it did not.
         local_refused: Why the local disk takes no state, and since when; None if the disk takes it.
-
-    Raises:
-        HoldfastError: a source can no longer be read; sources of a broken generation are not queried.
     """
     delivered = deliveries.confirmed()
     if active is None:
@@ -59,7 +56,7 @@ def heartbeat_of(
     run = active.run
     progress = msgspec.structs.replace(
         run.progress(),
-        ends=() if active.broken else run.ends(),
+        ends=() if active.broken else active.ends,
         rss_bytes=resident_bytes(),
         state_bytes=memory.state_bytes,
         state_memory=memory.budget,

@@ -22,9 +22,9 @@ from functools import partial
 from holdfast.checkpoint.bases import Thresholds, pieces
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, LocalDamaged, Unavailable
 from holdfast.model import NO_EPOCH, Barrier, ChannelId, Cut, Epoch, Generation, SegmentRef, Subtask, WorkerId
-from holdfast.ports import ObjectStore
+from holdfast.ports import Lane, ObjectStore
 from holdfast.runtime.operators.time_slice import Mark, unmarked
-from holdfast.runtime.plan.ahead import Ahead, inline
+from holdfast.runtime.plan.ahead import Ahead, InlineLane, inline
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.memory import Budget
 from holdfast.runtime.plan.source import OpenSource
@@ -87,6 +87,7 @@ class WorkerLoop:
         reads_ahead: bool = False,
     ) -> None:
         self._reads_ahead = reads_ahead
+        self._ends_lane: Lane = ports.lane("ends") if reads_ahead else InlineLane()
         self.worker_id, self._plan, self._ports, self._limits, self._mark = worker_id, plan, ports, limits, mark
         self._active: Active | None = None
         self._state: StateStore | None = None
@@ -262,11 +263,34 @@ class WorkerLoop:
         self._ports.send(self._shown)
 
     def take_stock(self) -> None:
-        """Renew the next heartbeat."""
+        """Renew the next heartbeat, and once more when the sources have said where they end.
+
+        The operator thread does not wait for them: brokers take milliseconds to answer, in which no record would pass.
+        """
+        active = self._active
+        if active is not None and not active.broken and not active.asks_for_ends:
+            active.asks_for_ends = True
+            self._ends_lane.submit(active.run.ends(), partial(self._ends_known, active))
+            if not active.asks_for_ends:
+                return
+        self._renew()
+
+    def _ends_known(self, active: Active, result: object) -> None:
+        active.asks_for_ends = False
+        if active is not self._active:
+            return
+        if isinstance(result, BaseException):  # for example, a source learnt that records it returned were taken back
+            self._fail(result)  # from now on the sources are not read
+        else:
+            assert isinstance(result, tuple)
+            active.ends = result
+        self._renew()
+
+    def _renew(self) -> None:
         try:
             self._shown = self._stock()
-        except HoldfastError as error:  # for example, a source learnt that records it returned were taken back
-            self._fail(error)  # from now on the sources are not read
+        except HoldfastError as error:  # for example, the local state is damaged
+            self._fail(error)
             self._shown = self._stock()
 
     def leave(self, reason: str) -> None:
@@ -403,7 +427,9 @@ class WorkerLoop:
         return Active(deploy, machine, run, ahead)
 
     def _ahead(self, source: str) -> Ahead:
-        return Ahead(self._ports.lane(f"read-{source}")) if self._reads_ahead else inline()
+        if not self._reads_ahead:
+            return inline()
+        return Ahead(self._ports.lane(f"read-{source}"), watch=lambda: self._ports.lane(f"watch-{source}"))
 
     # Effects
 

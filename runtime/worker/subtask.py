@@ -285,19 +285,25 @@ class SubtaskRun:
         """Return the next offset of every source partition."""
         return tuple(self._position(reading) for reading in self._readings)
 
-    def ends(self) -> tuple[SourcePosition, ...]:
-        """Return, for every source partition, the offset after the last record that exists now.
+    def ends(self) -> Callable[[], tuple[SourcePosition, ...]]:
+        """Return what asks the sources for the offset after the last record that exists now, for every partition.
+
+        It may be called in any thread, and waits for the sources.
 
         Raises:
             HoldfastError: a source can no longer be read.
         """
-        opened = {r.source: r.opened for r in self._readings}
-        try:
-            ends = {name: source.end_offsets() for name, source in opened.items()}
-        except Unavailable:
-            return ()  # unknown for now
-        known = [(r.source, r.partition, ends[r.source].get(r.partition)) for r in self._readings]
-        return tuple(SourcePosition(source, partition, end) for source, partition, end in known if end is not None)
+        opened, places = {r.source: r.opened for r in self._readings}, [(r.source, r.partition) for r in self._readings]
+
+        def asked() -> tuple[SourcePosition, ...]:
+            try:
+                ends = {name: source.end_offsets() for name, source in opened.items()}
+            except Unavailable:
+                return ()  # unknown for now
+            known = [(source, partition, ends[source].get(partition)) for source, partition in places]
+            return tuple(SourcePosition(source, partition, end) for source, partition, end in known if end is not None)
+
+        return asked
 
     def throttle_s(self) -> float:
         """Return for how long the throttle forbids reading."""
@@ -571,6 +577,9 @@ class Active:
     """How the readers of each source read in the background."""
     ready: m.Ready | None = None
     """What the driver was sent once it was deployed."""
+    ends: tuple[SourcePosition, ...] = ()
+    """Where the sources ended when they were last asked, as far as they are known."""
+    asks_for_ends: bool = False
     broken: bool = False
     broken_to: dict[Subtask, m.BrokenLink] = field(default_factory=dict)
     """The peers to or from which a channel broke."""

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.runtime.sources.kafka.bell import Bell
 from holdfast.runtime.sources.kafka.client import BATCH_MESSAGES_MAX, Client
 from holdfast.runtime.sources.kafka.columns import Columns, columns_of
 from holdfast.runtime.sources.kafka.feed import (
@@ -101,6 +102,7 @@ class BatchFeed:
         more: Whether keys, times and headers are wanted besides values.
         partitions: How many the topic has, among which the library's memory is divided.
         interrupted: Whether messages are no longer wanted.
+        bell: Rings when messages come.
     """
 
     def __init__(
@@ -110,8 +112,9 @@ class BatchFeed:
         more: bool,
         partitions: Callable[[], int],
         interrupted: Callable[[], bool] = lambda: False,
+        bell: Bell | None = None,
     ) -> None:
-        self._place, self._library, self._more = place, library, more
+        self._place, self._library, self._more, self._bell = place, library, more, bell
         self._count, self._interrupted = partitions, interrupted
         self._client: Client | None = None
         self._reported = Reported()
@@ -169,7 +172,8 @@ class BatchFeed:
     def _opened(self) -> Client:
         if self._client is None:
             self._reported = Reported()
-            self._client = Client(self._library, {**self._bounds(), **settings_of(self._place)}, self._reported)
+            settings = {**self._bounds(), **settings_of(self._place)}
+            self._client = Client(self._library, settings, self._reported, self._bell)
         return self._client
 
     def _bounds(self) -> dict[str, int]:

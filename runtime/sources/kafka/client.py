@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.runtime.sources.kafka.bell import Bell
 from holdfast.runtime.sources.kafka.gathering import dropped
 from holdfast.runtime.sources.kafka.library import ERROR_BYTES, Library, Message, Metadata
 from holdfast.storage.kafka.questions import log
@@ -46,13 +47,20 @@ class Client:
     Args:
         settings: Options of librdkafka.
         reported: Gets each error that concerns no partition, a `confluent_kafka.KafkaError`.
+        bell: Rings when messages come into the empty queue of a partition; None: nothing waits for it.
 
     Raises:
         KafkaException: an option is wrong.
     """
 
-    def __init__(self, library: Library, settings: Mapping[str, Any], reported: Callable[[Any], None]) -> None:
-        self._library, self._reported = library, reported
+    def __init__(
+        self,
+        library: Library,
+        settings: Mapping[str, Any],
+        reported: Callable[[Any], None],
+        bell: Bell | None = None,
+    ) -> None:
+        self._library, self._reported, self._bell = library, reported, bell
         self._handle = _opened(library, settings)
         library.poll_set_consumer(self._handle)
         library.set_log_queue(self._handle, None)
@@ -60,7 +68,7 @@ class Client:
         self._queues: dict[int, int] = {}
         self._messages = np.zeros(BATCH_MESSAGES_MAX, np.int64)
         self._drop = library.address("message_destroy")
-        self._end = weakref.finalize(self, _ended, library, self._handle, self._events, self._queues)
+        self._end = weakref.finalize(self, _ended, library, self._handle, self._events, self._queues, bell)
         self._end.atexit = False
 
     def close(self) -> None:
@@ -90,6 +98,8 @@ class Client:
         library, name = self._library, topic.encode()
         queue = self._queues[partition] = library.queue_get_partition(self._handle, name, partition)
         library.queue_forward(queue, None)
+        if self._bell is not None:
+            library.queue_io_event_enable(queue, self._bell.handle, b"\0", 1)
         places = library.topic_partition_list_new(1)
         library.topic_partition_list_add(places, name, partition).contents.offset = offset
         error = library.incremental_assign(self._handle, places)
@@ -183,7 +193,8 @@ def _opened(library: Library, settings: Mapping[str, Any]) -> int:
     return int(handle)
 
 
-def _ended(library: Library, handle: int, events: int, queues: dict[int, int]) -> None:
+def _ended(library: Library, handle: int, events: int, queues: dict[int, int], _bell: Bell | None) -> None:
+    """End the consumer; until then its bell stays open."""
     for queue in (*queues.values(), events):
         library.queue_destroy(queue)
     library.consumer_close(handle)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from holdfast.runtime.sources.kafka import library
+from holdfast.runtime.sources.kafka.bell import Bell
 from holdfast.runtime.sources.kafka.feed import Feed, Taken
 from holdfast.storage.kafka.errors import no_client
 from holdfast.storage.kafka.place import KafkaPlace
@@ -24,13 +25,20 @@ class AnyFeed(Protocol):
     def close(self) -> None: ...
 
 
-def feed_of(place: KafkaPlace, more: bool, partitions: Callable[[], int], interrupted: Callable[[], bool]) -> AnyFeed:
+def feed_of(
+    place: KafkaPlace,
+    more: bool,
+    partitions: Callable[[], int],
+    interrupted: Callable[[], bool],
+    bell: Bell | None = None,
+) -> AnyFeed:
     """Return a consumer of a topic.
 
     Args:
         more: Whether keys, times and headers are wanted besides values.
         partitions: How many the topic has.
         interrupted: Whether messages are no longer wanted.
+        bell: Rings when messages come, if the library can do that; None: nothing waits for it.
 
     Raises:
         ConfigError: the client library is missing.
@@ -44,4 +52,4 @@ def feed_of(place: KafkaPlace, more: bool, partitions: Callable[[], int], interr
         return Feed(place, interrupted)
     from holdfast.runtime.sources.kafka.batches import BatchFeed  # compiled, so it is loaded where records are read
 
-    return BatchFeed(place, found, more, partitions, interrupted)
+    return BatchFeed(place, found, more, partitions, interrupted, bell)

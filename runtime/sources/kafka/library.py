@@ -89,6 +89,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "queue_get_consumer": (c_void_p, c_void_p),
     "queue_get_partition": (c_void_p, c_void_p, c_char_p, c_int32),
     "queue_forward": (None, c_void_p, c_void_p),
+    "queue_io_event_enable": (None, c_void_p, c_int, c_char_p, c_size_t),
     "queue_destroy": (None, c_void_p),
     "queue_poll": (c_void_p, c_void_p, c_int),
     "event_type": (c_int, c_void_p),

@@ -26,6 +26,7 @@ import pyarrow as pa
 from holdfast.errors import ConfigError, Damaged, Unavailable, Where
 from holdfast.runtime.plan.ahead import Ahead, Read, ReaderAhead
 from holdfast.runtime.plan.source import Kept, PartitionReader
+from holdfast.runtime.sources.kafka.bell import Bell
 from holdfast.runtime.sources.kafka.feed import NOTHING_READ, OutOfRange, Taken
 from holdfast.runtime.sources.kafka.feeds import AnyFeed, feed_of
 from holdfast.runtime.sources.kafka.messages import Decoder, Messages, batch_of
@@ -50,12 +51,14 @@ class PartOf:
         known: What the source knows of it.
         number: Returns the source's number of a partition of the topic.
         partitions: Returns how many partitions the source has.
+        bell: Returns the bell of the source.
         ended: Returns whether the source knows by now that the topic has ended; None: it must not end.
     """
 
     known: Topic
     number: Callable[[int], int]
     partitions: Callable[[], int]
+    bell: Callable[[], Bell]
     ended: Callable[[], bool] | None = None
 
 
@@ -98,6 +101,8 @@ class OpenKafka:
         """Whether the brokers have known the topic since it was opened."""
         self.topic = part_of.known if part_of is not None else self._questions.existing("the source was not opened")
         self._feed: AnyFeed | None = None
+        self._bell: Bell | None = None
+        """Once there is a reader."""
         self._missing_since: float | None = None
         """Since when no broker has known the topic."""
         self._verified_at = time.monotonic() if self._seen else -VERIFY_EVERY_S
@@ -169,8 +174,10 @@ class OpenKafka:
 
     def reader(self, partition: int, offset: int, ahead: Ahead) -> PartitionReader:
         """See OpenSource.reader."""
+        if self._bell is None:
+            self._bell = Bell() if self._part_of is None else self._part_of.bell()
         fetch = partial(self._fetch, partition, self._on_lost)
-        return ReaderAhead(fetch, lambda _offset, _read: True, offset, ahead)
+        return ReaderAhead(fetch, lambda _offset, _read: True, offset, ahead, self._bell.wait)
 
     def ended(self, partition: int, offset: int) -> bool:
         """A topic has no end."""
@@ -221,7 +228,7 @@ class OpenKafka:
             return held
         if self._feed is None:
             more, interrupted = self._meta or self._tombstones is not None, lambda: self._closing
-            self._feed = feed_of(self._place, more, self._partitions, interrupted)
+            self._feed = feed_of(self._place, more, self._partitions, interrupted, self._bell)
         return self._feed.take(partition, offset, max_bytes)
 
     def _partitions(self) -> int:

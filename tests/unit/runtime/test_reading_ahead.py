@@ -47,8 +47,9 @@ class Numbers:
     def __init__(self, end: int, bytes_max: int = 10 * ANY) -> None:
         self.end, self.fails, self.stands, self.lane = end, list[hf.HoldfastError](), True, SlowLane()
         self.reads: list[int] = []
-        self.ahead = Ahead(self.lane, bytes_max)
-        self.reader = ReaderAhead(self._read, lambda _at, _read: self.stands, 0, self.ahead)
+        self.waits = SlowLane()
+        self.ahead = Ahead(self.lane, bytes_max, watch=lambda: self.waits)
+        self.reader = ReaderAhead(self._read, lambda _at, _read: self.stands, 0, self.ahead, lambda: None)
 
     def _read(self, offset: int, _bytes_max: int) -> Read:
         self.reads.append(offset)
@@ -88,6 +89,16 @@ class TestReaderAhead:
         assert numbers.poll() is None
         numbers.lane.step()
         assert numbers.poll() == []
+
+    def test_waits_for_records_once_there_were_none(self) -> None:
+        numbers = Numbers(10)
+        numbers.poll()
+        numbers.lane.step()
+        assert numbers.poll() == list(range(10))
+        numbers.lane.step()  # ahead: nothing, which is no answer
+        assert numbers.poll() is None and not numbers.waits.jobs
+        numbers.lane.step()
+        assert numbers.poll() == [] and len(numbers.waits.jobs) == 1
 
     @pytest.mark.parametrize(("kind", "kept"), [(hf.Unavailable, False), (hf.Damaged, True)])
     def test_keeps_only_errors_that_may_not_recur(self, kind: type[hf.HoldfastError], kept: bool) -> None:

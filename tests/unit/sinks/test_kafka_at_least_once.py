@@ -76,6 +76,20 @@ class TestTarget:
         target.write(ANYWHERE, 0, [batch(("a", 3))])
         assert said == ["1 connects", "1 takes 1 2", "1 waits", "1 waits", "1 waits", "1 takes 3", "1 waits"]
 
+    def test_makes_records_of_all_rows_of_a_write_together(self) -> None:
+        asked = list[list[int]]()
+
+        def noted(rows: pa.RecordBatch) -> Records:
+            asked.append(rows.column("n").to_pylist())
+            return as_records(rows)
+
+        said = list[str]()
+        target = RepeatingTarget(lambda: Producer(1, said, [None, None]), noted)
+        target.write(ANYWHERE, 0, [batch(("a", 1), ("b", 2)), batch(("a", 3)), batch(("c", 4))])
+        target.write(ANYWHERE, 0, [batch(("a", 5))])
+        assert asked == [[1, 2, 3, 4], [5]]
+        assert said == ["1 connects", "1 takes 1 2 3 4", "1 waits", "1 takes 5", "1 waits"]
+
     def test_sends_the_whole_write_by_a_new_producer_if_a_record_is_refused(self) -> None:
         target, said = self.played(GaveUp(AWAY), None)
         rows = [batch(("a", 1), ("a", 2))]

@@ -25,6 +25,7 @@ import pyarrow as pa
 from holdfast.errors import Damaged, Unavailable
 from holdfast.runtime.plan.ahead import Ahead
 from holdfast.runtime.plan.source import Kept, PartitionReader
+from holdfast.runtime.sources.kafka.bell import Bell
 from holdfast.runtime.sources.kafka.reading import OpenKafka, PartOf, TopicGone
 from holdfast.runtime.sources.kafka.topics.catalogue import Added, Catalogue, Place
 from holdfast.runtime.sources.kafka.topics.matching import added, matches
@@ -67,6 +68,7 @@ class OpenTopics:
         self._questions = Questions(place)
         self._lock = Lock()
         self._topics: dict[tuple[str, str | None], OpenKafka] = {}
+        self._bell: Bell | None = None
         self._catalogue.refresh()
 
     def identity(self, partition: int, offset: int) -> str:
@@ -197,10 +199,17 @@ class OpenTopics:
                     Topic(self._catalogue.head.cluster, id, tuple(range(len(numbers))), frozenset(), None),
                     lambda partition: self._catalogue.listed(name, id).numbers[partition],
                     lambda: len(self._catalogue),
+                    self._shared_bell,
                     (lambda: self._has_ended(name, id)) if self._may_end else None,
                 )
                 opened = self._topics[name, id] = self._open_topic(name, part_of)
             return opened
+
+    def _shared_bell(self) -> Bell:
+        """Return the bell that the topics share: their readers are one source, for which a worker waits."""
+        if self._bell is None:
+            self._bell = Bell()
+        return self._bell
 
     def _has_ended(self, name: str, id: str | None) -> bool:
         """Return whether the catalogue says by now that a topic has ended."""
