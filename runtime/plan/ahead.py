@@ -68,6 +68,8 @@ class Ahead:
 
     def __init__(self, lane: Lane, bytes_max: int = AHEAD_BYTES_MAX, watch: Callable[[], Lane] | None = None) -> None:
         self.lane, self._left, self._watch, self._watched = lane, bytes_max, watch, False
+        self.used = False
+        """Whether a reader reads ahead, so that the source serves lanes too."""
 
     def watch(self, wait: Callable[[], object]) -> None:
         """Have a lane call `wait`, unless one of the source's readers waits already; its result wakes the worker."""
@@ -136,6 +138,7 @@ class ReaderAhead:
         wait: Callable[[], object] | None = None,
     ) -> None:
         self._read, self._take, self._offset, self._ahead, self._wait = read, take, offset, ahead, wait
+        ahead.used = True
         self._answer: Read | BaseException | None = None
         self._pending = self._closed = False
         self._reserved = 0

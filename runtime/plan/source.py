@@ -75,7 +75,11 @@ class PartitionReader(Protocol):
 
 
 class OpenSource(Protocol):
-    """A connection of one worker; used by one thread, and by the lane of its readers."""
+    """A connection of one worker.
+
+    Used by one thread. If its readers read ahead, a lane calls what they read with at the same time, and another lane
+    `end_offsets`.
+    """
 
     def identity(self, partition: int, offset: int) -> str:
         """Return the identity of the history of the records before this offset, which is above 0.

@@ -21,7 +21,18 @@ from functools import partial
 
 from holdfast.checkpoint.bases import Thresholds, pieces
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, LocalDamaged, Unavailable
-from holdfast.model import NO_EPOCH, Barrier, ChannelId, Cut, Epoch, Generation, SegmentRef, Subtask, WorkerId
+from holdfast.model import (
+    NO_EPOCH,
+    Barrier,
+    ChannelId,
+    Cut,
+    Epoch,
+    Generation,
+    SegmentRef,
+    SourcePosition,
+    Subtask,
+    WorkerId,
+)
 from holdfast.ports import Lane, ObjectStore
 from holdfast.runtime.operators.time_slice import Mark, unmarked
 from holdfast.runtime.plan.ahead import Ahead, InlineLane, inline
@@ -263,19 +274,30 @@ class WorkerLoop:
         self._ports.send(self._shown)
 
     def take_stock(self) -> None:
-        """Renew the next heartbeat, and once more when the sources have said where they end.
-
-        The operator thread does not wait for them: brokers take milliseconds to answer, in which no record would pass.
-        """
+        """Renew the next heartbeat, and once more when the sources have said where they end."""
         active = self._active
-        if active is not None and not active.broken and not active.asks_for_ends:
-            active.asks_for_ends = True
-            self._ends_lane.submit(active.run.ends(), partial(self._ends_known, active))
-            if not active.asks_for_ends:
-                return
-        self._renew()
+        asks = active is not None and not active.broken and not active.asks_for_ends
+        if active is None or not asks or not self._ends_of_sources(active):
+            self._renew()
 
-    def _ends_known(self, active: Active, result: object) -> None:
+    def _ends_of_sources(self, active: Active) -> bool:
+        """Ask the sources where they end; return whether the heartbeat has their answers already.
+
+        A lane asks those that read ahead: brokers take milliseconds to answer, in which no record would pass. Only the
+        operator thread uses the others.
+        """
+        active.asks_for_ends = True
+        ahead = {name for name, each in active.ahead.items() if each.used}
+        try:
+            here = active.run.ends(active.ahead.keys() - ahead)()
+        except HoldfastError as error:
+            self._ends_known(active, (), error)
+        else:
+            lane = self._ends_lane if ahead else InlineLane()
+            lane.submit(active.run.ends(ahead), partial(self._ends_known, active, here))
+        return not active.asks_for_ends
+
+    def _ends_known(self, active: Active, here: tuple[SourcePosition, ...], result: object) -> None:
         active.asks_for_ends = False
         if active is not self._active:
             return
@@ -283,7 +305,7 @@ class WorkerLoop:
             self._fail(result)  # from now on the sources are not read
         else:
             assert isinstance(result, tuple)
-            active.ends = result
+            active.ends = here + result
         self._renew()
 
     def _renew(self) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -285,15 +285,16 @@ class SubtaskRun:
         """Return the next offset of every source partition."""
         return tuple(self._position(reading) for reading in self._readings)
 
-    def ends(self) -> Callable[[], tuple[SourcePosition, ...]]:
-        """Return what asks the sources for the offset after the last record that exists now, for every partition.
+    def ends(self, sources: Container[str]) -> Callable[[], tuple[SourcePosition, ...]]:
+        """Return what asks these sources for the offset after the last record that exists now, for every partition.
 
-        It may be called in any thread, and waits for the sources.
+        It may be called in a lane, and waits for the sources.
 
         Raises:
             HoldfastError: a source can no longer be read.
         """
-        opened, places = {r.source: r.opened for r in self._readings}, [(r.source, r.partition) for r in self._readings]
+        readings = [reading for reading in self._readings if reading.source in sources]
+        opened, places = {r.source: r.opened for r in readings}, [(r.source, r.partition) for r in readings]
 
         def asked() -> tuple[SourcePosition, ...]:
             try:

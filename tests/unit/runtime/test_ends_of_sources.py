@@ -10,6 +10,7 @@ import pytest
 import holdfast as hf
 from holdfast.errors import Damaged, HoldfastError, Unavailable
 from holdfast.model import Epoch, Generation, JobUuid, SnapshotHandle, SourcePosition, Subtask, Timeline, WorkerId
+from holdfast.runtime.sources.generator import OpenGenerator
 from holdfast.runtime.sources.log import OpenLog
 from holdfast.runtime.testing.cluster import MemberPorts
 from holdfast.runtime.testing.lanes import VirtualClock
@@ -23,7 +24,7 @@ from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 
 ROWS = pa.schema([pa.field("n", pa.int64(), nullable=False)])
-READ = (SourcePosition("rows", 0, 0), SourcePosition("rows", 1, 0))
+READ = (SourcePosition("rows", 0, 0), SourcePosition("rows", 1, 0), SourcePosition("made", 0, 0))
 
 
 class Worker:
@@ -35,6 +36,7 @@ class Worker:
         self.log = LogWriter(store)
         app = hf.App("ends", root=str(folder / "root"))
         app.source("rows", hf.Log(str(folder / "rows"), ROWS)).sink("out", MemorySink())
+        app.source("made", hf.Generator(ROWS, lambda n: (n,), count=7)).sink("made-out", MemorySink())
         self.said = list[m.FromWorker]()
         self._ports = MemberPorts(VirtualClock(), MemoryObjects(), MemoryNetwork(), MemoryState(), self.said.append)
         self.loop = WorkerLoop(WorkerId("w"), app.plan(), self._ports, Limits(), reads_ahead=True)
@@ -46,13 +48,19 @@ class Worker:
         given = job, number, Timeline(1), Epoch(1), Epoch(0), m.Active(Subtask(0)), (), handle, READ, (), ()
         self.loop.received(m.Deploy(*given, claim=Claim("first", number)))
 
+    def read(self) -> None:
+        """Let the loop read what there is: from now on its readers read ahead."""
+        while self.loop.turn():
+            pass
+        self.work()
+
     def work(self) -> None:
         """Let the lanes do what they have to do."""
         while waiting := self._ports.lanes.waiting():
             waiting[0].step()
 
     def ends(self) -> list[int]:
-        return [at.offset for at in self.loop.heartbeat().progress.ends]
+        return [at.offset for at in self.loop.heartbeat().progress.ends if at.source == "rows"]
 
     def failures(self) -> list[str]:
         return [each.error.what for each in self.said if isinstance(each, m.Failed)]
@@ -61,7 +69,7 @@ class Worker:
 @pytest.fixture
 def worker(tmp_path: Path) -> Worker:
     found = Worker(tmp_path)
-    found.work()
+    found.read()
     return found
 
 
@@ -87,7 +95,24 @@ class TestHeartbeats:
         while worker.loop.turn():
             pass
         worker.loop.take_stock()
-        assert [at.source for at in worker.loop.heartbeat().progress.positions] == ["rows", "rows"]
+        assert [at.source for at in worker.loop.heartbeat().progress.positions] == ["rows", "rows", "made"]
+
+    def test_ask_a_source_that_does_not_read_ahead_in_the_thread_that_uses_it(
+        self, worker: Worker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked = list[int]()
+
+        def end_offsets(_: OpenGenerator) -> dict[int, int]:
+            asked.append(0)
+            return {0: 7}
+
+        monkeypatch.setattr(OpenGenerator, "end_offsets", end_offsets)
+        worker.loop.take_stock()
+        assert asked == [0]
+        worker.work()
+        assert asked == [0]
+        ends = [(at.source, at.offset) for at in worker.loop.heartbeat().progress.ends]
+        assert sorted(ends) == [("made", 7), ("rows", 0), ("rows", 0)]
 
     def test_leave_out_the_ends_of_a_source_that_is_unreachable(
         self, worker: Worker, monkeypatch: pytest.MonkeyPatch
@@ -108,6 +133,9 @@ class TestHeartbeats:
     def test_forget_an_answer_to_an_earlier_generation(self, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
         worker.loop.take_stock()
         worker.deploy(2)
+        while worker.loop.turn():
+            pass
+        worker.loop.take_stock()
         fails_with(Damaged("rows were taken back", not_done="nothing was read", next_step="rewind"), monkeypatch)
         worker.work()
         assert worker.failures() == ["rows were taken back"]  # once, for two questions
