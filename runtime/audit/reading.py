@@ -31,7 +31,7 @@ from holdfast.runtime.audit.checks import UNKNOWN
 from holdfast.runtime.audit.report import Line, Verdict, compared
 from holdfast.runtime.plan.immediate import is_immediate
 from holdfast.runtime.plan.model import SinkSpec, SourceSpec
-from holdfast.runtime.plan.source import OpenSource, Source, same_from, unpaced
+from holdfast.runtime.plan.source import OpenSource, Source, gone, same_from, unpaced
 from holdfast.runtime.sources.reading import split
 from holdfast.runtime.worker.digests import COUNTS, ROWS, records_digested
 from holdfast.sinks.audited import AuditableSink, AuditQuery, Delivery, Gone, TargetContents, auditable
@@ -79,8 +79,8 @@ def _source_line(source: Source, opened: OpenSource, taken: SourceTaken, epoch: 
     first = lost[-1][1] if lost else taken.first
     removed_too = bool(lost) and lost[0] != (taken.first, first)  # what was read between ranges that are lost
     if removed_too or (same_from(source, opened, taken.partition) > first and taken.end > first):
-        gone = "no longer readable: records older than retention, or compacted"
-        return _line_of_source(taken, epoch, "not provable", gone)
+        cause = gone(source, opened, taken.partition) or "records older than retention, or compacted"
+        return _line_of_source(taken, epoch, "not provable", f"no longer readable: {cause}")
     try:
         found = _read_again(opened, taken, first)
     except Damaged as error:

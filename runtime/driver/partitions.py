@@ -41,6 +41,8 @@ from holdfast.runtime.wire import messages as m
 
 LIST_AGAIN_S = 1.0
 """How long to wait before sources that could not be listed are listed again."""
+LIST_LOSSES_EVERY_S = 10.0
+"""Time between two listings that only look for deleted partitions, if the rules give none."""
 FIRST_RECORD = -1
 """In a deployment, instead of an offset: the first record of the partition, wherever that is."""
 Place = tuple[str, int]
@@ -151,10 +153,12 @@ def listed(state: Master, found: Sequence[SourcePosition], now: float) -> Master
     places, job = {(source, p) for source, partitions in known(state).items() for p in partitions}, state.rules.name
     if gone := sorted(places - {(at.source, at.partition) for at in found}):
         return no_longer_listed(job, gone)
+    assert state.listing is not None
     new = [at for at in found if (at.source, at.partition) not in places and at.offset >= 0]
+    if state.listing.reason == "interval" and not _takes_new(state):
+        new = []  # it was made for what was deleted
     if (refusal := refusal_to_grow(job, state.rules.fixed, new)) is not None:
         return refusal
-    assert state.listing is not None
     after = replace(state, listing=None, list_again_at=now, listed_at=now, list_error=None)
     return _taken(after, state.listing, new)
 
@@ -203,11 +207,24 @@ def reason_to_list(state: Master, phase: Running, now: float, *, ended: bool) ->
             return "finish"
         case None if ended and phase.input_end == "unknown":
             return "end"
-        case None if state.rules.until is None and state.rules.discover_every:
-            last = state.listed_at
-            return "interval" if last is None or now - last >= state.rules.discover_every else None
+        case None if state.rules.loses_partitions or (_takes_new(state) and state.rules.discover_every):
+            return _interval(state, now)
+        case Finishing(drop_unread=False) if state.rules.loses_partitions:
+            return _interval(state, now)
         case _:
             return None
+
+
+def _interval(state: Master, now: float) -> Reason | None:
+    last, every = state.listed_at, state.rules.discover_every or LIST_LOSSES_EVERY_S
+    return "interval" if last is None or now - last >= every else None
+
+
+def _takes_new(state: Master) -> bool:
+    """Return whether partitions that a listing finds at an interval are to be read in this run."""
+    if isinstance(state.ending, Finishing):
+        return not state.ending.listed
+    return state.rules.until is None and state.rules.discover_every > 0
 
 
 # Refusals, of a start too

@@ -95,6 +95,8 @@ class Rules:
     """Workers beyond the parallelism that follow the state of subtasks, to take one over."""
     discover_every: float = 0.0
     """Time between two listings of the sources while the job runs; 0: they are listed only where the run may end."""
+    loses_partitions: bool = False
+    """A source's partitions may be deleted, which only a listing notes: it is listed as long as anything is read."""
     loss_alarm: float = 0.0
     """Warn of unread records that a source removes within this time; 0: never."""
     changelog: Mapping[str, str] | None = None

@@ -9,6 +9,7 @@ Source: DESIGN sections 2 to 4; API.md (exit statuses).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -45,7 +46,7 @@ from holdfast.runtime.plan.kept_state import with_identities
 from holdfast.runtime.plan.memory import check_state_memory
 from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.plan.same_source import refuse_other_sources
-from holdfast.runtime.plan.source import copied
+from holdfast.runtime.plan.source import copied, gone
 from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.rewind.moved import refuse_moved
 from holdfast.storage.objects import open_objects
@@ -136,7 +137,7 @@ def prepare(
     plan, copies, their_ends = _with_copies(plan, before, note)
     until = ends | their_ends if once else None
     dlq_places.write(store, plan)
-    warnings = (*uncommitted_writes(plan, job, before), *given_up(plan, known, drop_state).advice())
+    warnings = (*_warnings(plan, job, before, partitions | copies), *given_up(plan, known, drop_state).advice())
     checked = master.Checked(NO_EPOCH if before is None else before.epoch, known)
     found = (plan, settings, root, store, repository, job, operators, partitions | copies, until, warnings)
     return Prepared(*found, gone_sinks, checked, adopted)
@@ -213,6 +214,30 @@ def _found_in(sources: Iterable[SourceSpec], plan: Plan, before: Manifest | None
         ends[spec.name] = opened.end_offsets()
         opened.close()
     return partitions, ends
+
+
+def _warnings(plan: Plan, job: joblog.Job | None, before: Manifest | None, partitions: _Partitions) -> tuple[str, ...]:
+    """Return warnings about rows beyond the checkpoint, and about what a fork that has not begun cannot read."""
+    found = uncommitted_writes(plan, job, before)
+    if job is not None and before is not None and job.generation == 0:
+        found += _not_in_fork(plan, before, partitions)
+    return found
+
+
+def _not_in_fork(plan: Plan, before: Manifest, partitions: _Partitions) -> tuple[str, ...]:
+    """Return a warning for every partition of which nothing can be read any more."""
+    starts = {(at.source, at.partition): max(0, at.offset) for at in before.positions}
+    found = []
+    for spec in (each for each in plan.sources if each.source.traits.loses_partitions):
+        with closing(spec.source.open()) as opened:
+            for partition in partitions[spec.name]:
+                if (why := gone(spec.source, opened, partition)) is not None:
+                    found.append(
+                        f"source {spec.name!r}, partition {partition}: {why}. This job was forked from an epoch that "
+                        f"had read it up to offset {starts.get((spec.name, partition), 0)}, and reads no further "
+                        "records of it"
+                    )
+    return tuple(found)
 
 
 def _last_manifest(repository: Repository, job: joblog.Job) -> Manifest | None:

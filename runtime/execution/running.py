@@ -209,6 +209,7 @@ def _rules(prepared: Prepared, host: str, epoch_deadline: float) -> master.Rules
         adopted=prepared.adopted,
         standbys=settings.standbys,
         discover_every=settings.partition_discovery_ms / 1000,
+        loses_partitions=any(spec.source.traits.loses_partitions for spec in plan.sources),
         loss_alarm=settings.loss_alarm_ms / 1000,
         fixed=not_to_grow(plan),
         aligned=plan.aligned(),

@@ -188,6 +188,13 @@ class RemovingSource(OpenSource, Protocol):
         """Return, per partition, what there is, and what is removed within this time. Raises as `end_offsets`."""
 
 
+class LosingSource(OpenSource, Protocol):
+    """With the trait `loses_partitions`: a partition may be deleted, with its records, while the others are read on."""
+
+    def gone(self, partition: int) -> str | None:
+        """Return why nothing of a partition can be read again, as a clause; None if it still exists."""
+
+
 class CopiedSource(Source, Protocol):
     """With the trait `copied`: its records are copied into the job's folder before they are read."""
 
@@ -274,6 +281,11 @@ def same_from(source: Source, opened: OpenSource, partition: int) -> int:
     """Return the lowest offset from which on reading again returns the same records as the first time."""
     start = opened.retention_start(partition)
     return max(start, cast(SparseSource, opened).whole_from(partition)) if source.traits.sparse else start
+
+
+def gone(source: Source, opened: OpenSource, partition: int) -> str | None:
+    """Return why nothing of a partition can be read again, as a clause; None if it is not known to be gone."""
+    return cast(LosingSource, opened).gone(partition) if source.traits.loses_partitions else None
 
 
 def telling(source: Source, opened: OpenSource) -> TellingSource | None:

@@ -16,7 +16,7 @@ Source: DESIGN section 9; API.md, JSON `rewind`; PROTOCOL P12, P16; docs/design/
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 from holdfast.checkpoint.joblog import Job
@@ -25,16 +25,19 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.model import SourcePosition
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.model import SourceSpec
-from holdfast.runtime.plan.source import same_from
+from holdfast.runtime.plan.source import OpenSource, gone, same_from
 
 _Place = tuple[str, int]
 """Source and partition."""
+_Opened = tuple[SourceSpec, OpenSource]
 _NOWHERE = 1 << 63
 """Above every offset."""
 
 
 def source_rows(there: Manifest, here: Manifest, sources: Sequence[SourceSpec]) -> list[dict[str, Any]]:
     """Return a row of the plan's `sources` for every partition.
+
+    A row has a `reason` if nothing of the partition exists any more.
 
     Args:
         there: The checkpoint to return to.
@@ -43,18 +46,26 @@ def source_rows(there: Manifest, here: Manifest, sources: Sequence[SourceSpec]) 
     """
     back = {(at.source, at.partition): at.offset for at in there.positions}
     now = {(at.source, at.partition): at.offset for at in here.positions}
-    starts = _starts(there.positions, sources)
-    firsts = _firsts(now.keys() - back.keys(), sources)
+    with ExitStack() as stack:  # each is opened once, as one may wait for what a broker does not know
+        opened = [(spec, stack.enter_context(closing(spec.source.open()))) for spec in sources]
+        starts, firsts = _starts(there.positions, opened), _firsts(now.keys() - back.keys(), opened)
+        again = [place for place, at in now.items() if at > max(0, back.get(place, 0))]
+        lost = _lost(again, opened)
     rows = [_row(place, back.get(place), now.get(place), starts.get(place)) for place in {**now, **back}]
-    return [row | _from_first(row, firsts[place]) if (place := _place(row)) in firsts else row for row in rows]
+    rows = [row | _from_first(row, firsts[place]) if (place := _place(row)) in firsts else row for row in rows]
+    return [
+        row | {"available": False, "reason": lost[place]} if (place := _place(row)) in lost else row for row in rows
+    ]
 
 
 def first_missing(rows: Iterable[Mapping[str, Any]]) -> str | None:
     """Report the records to read again that are gone; None if none are known to be."""
     for row in rows:
         if row["available"] is False:
-            where = f"source {row['name']!r}, partition {row['partition']}"
-            return f"{where}: some of its records from offset {row['to_offset'] or 0} on no longer exist"
+            where, first = f"source {row['name']!r}, partition {row['partition']}", row["to_offset"] or 0
+            if (reason := row.get("reason")) is not None:
+                return f"{where}: {reason}, and its records from offset {first} on would have to be read again"
+            return f"{where}: some of its records from offset {first} on no longer exist"
     return None
 
 
@@ -96,32 +107,36 @@ def _from_first(row: Mapping[str, Any], first: tuple[int, int]) -> dict[str, Any
     return {"to_offset": offset, "records": None if at is None else at - offset, "available": whole <= offset or None}
 
 
-def _firsts(places: Iterable[_Place], sources: Sequence[SourceSpec]) -> dict[_Place, tuple[int, int]]:
+def _firsts(places: Iterable[_Place], sources: Sequence[_Opened]) -> dict[_Place, tuple[int, int]]:
     """Return, for every one of these partitions that a known source has, what `_from_first` needs."""
     found: dict[_Place, tuple[int, int]] = {}
-    for spec in sources:
+    for spec, opened in sources:
         if mine := sorted(partition for source, partition in places if source == spec.name):
-            with closing(spec.source.open()) as opened:
-                there = set(opened.partitions())
-                for partition in (each for each in mine if each in there):
-                    first = opened.retention_start(partition)
-                    found[spec.name, partition] = first, same_from(spec.source, opened, partition)
+            there = set(opened.partitions())
+            for partition in (each for each in mine if each in there):
+                first = opened.retention_start(partition)
+                found[spec.name, partition] = first, same_from(spec.source, opened, partition)
     return found
 
 
-def _starts(back: Sequence[SourcePosition], sources: Sequence[SourceSpec]) -> dict[_Place, int]:
+def _starts(back: Sequence[SourcePosition], sources: Sequence[_Opened]) -> dict[_Place, int]:
     """Return the lowest offset from which all records can be read again, for every partition of a known source.
 
     For a source whose history is not the one that was read, the result is above every offset.
     """
     found: dict[_Place, int] = {}
-    for spec in sources:
-        opened = spec.source.open()
-        try:
-            for at in back:
-                if at.source == spec.name:
-                    other = at.offset > 0 and at.identity is not None and opened.changed(at.identity) is not None
-                    found[at.source, at.partition] = _NOWHERE if other else same_from(spec.source, opened, at.partition)
-        finally:
-            opened.close()
+    for spec, opened in sources:
+        for at in (each for each in back if each.source == spec.name):
+            other = at.offset > 0 and at.identity is not None and opened.changed(at.identity) is not None
+            found[at.source, at.partition] = _NOWHERE if other else same_from(spec.source, opened, at.partition)
+    return found
+
+
+def _lost(again: Iterable[_Place], sources: Sequence[_Opened]) -> dict[_Place, str]:
+    """Return why they are gone, for partitions that are and of which records would be read again."""
+    found: dict[_Place, str] = {}
+    for spec, opened in sources:
+        for source, partition in again:
+            if source == spec.name and (why := gone(spec.source, opened, partition)) is not None:
+                found[source, partition] = why
     return found

@@ -104,6 +104,7 @@ def rules_of(
         restart_backoff_first=0.1,
         restart_backoff_max=10.0,
         discover_every=DISCOVER_S,
+        loses_partitions=any(spec.source.traits.loses_partitions for spec in plan.sources),
         fixed=not_to_grow(plan),
         aligned=plan.aligned(),
         changelog=topic_place(plan),

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.runtime.plan.ahead import Ahead, Read, inline
-from holdfast.runtime.plan.source import OpenSource, Source, appeared, removing, same_from, telling, unpaced
+from holdfast.runtime.plan.source import OpenSource, Source, appeared, gone, removing, same_from, telling, unpaced
 from holdfast.runtime.sources.reading import split
 from holdfast.traits import not_a
 
@@ -192,11 +192,13 @@ def knows_itself_again(kit: SourceKit) -> None:
 
 
 def has_what_its_traits_name_when_it_is_open(kit: SourceKit) -> None:
-    """`sparse` has `whole_from`, `tells_time` has `watermark`, `paced` has `appeared`, `removes_old` has `kept`."""
+    """`sparse` has `whole_from`, `tells_time` `watermark`, `paced` `appeared`, `removes_old` `kept`, and
+    `loses_partitions` `gone`."""
     source = kit.source()
     with _opened(kit) as opened:
         for partition in opened.partitions():
             assert same_from(source, opened, partition) >= opened.retention_start(partition)
+            assert gone(source, opened, partition) is None
             if (reported := telling(source, opened)) is not None:
                 at = reported.watermark(partition, opened.retention_start(partition))
                 assert at is None or isinstance(at, int)

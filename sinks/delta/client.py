@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import unquote
@@ -27,6 +27,7 @@ from holdfast.sinks.contract import DELETE, OP, PUT
 from holdfast.sinks.delta.columns import DELTA
 from holdfast.sinks.delta.errors import RAISED, is_conflict, meaning_of
 from holdfast.sinks.delta.place import DeltaPlace, unsafe
+from holdfast.sinks.lakehouse.book import Sink
 from holdfast.sinks.lakehouse.columns import changed_columns
 from holdfast.sinks.lakehouse.rewind import Entry, digest
 from holdfast.sinks.lakehouse.target import Change
@@ -201,6 +202,11 @@ class LoadedVersion:
         with self._connection.raising():
             found = self._table.history()
         return [Entry(each["version"], str(each.get("operation")), _info(each)) for each in found]
+
+    def deliverers(self) -> Collection[Sink]:
+        """See sink.SinkVersion. The book cannot be listed, so they are those of the commits that the log still has."""
+        made = [entry.info for entry in self.history() if entry.info is not None]
+        return {(str(info.get("job")), str(info.get("sink"))) for info in made}
 
     def at(self, version: int) -> LoadedVersion | None:
         """See rewind.RewindVersion."""

@@ -1,6 +1,6 @@
 """`hf.Delta`: a Delta Lake table as a sink.
 
-Each epoch becomes one commit, after its checkpoint (target.py). deltalake is loaded at the first connection.
+Each epoch becomes one commit, after its checkpoint (lakehouse/). deltalake is loaded at the first connection.
 
 Source: API.md (sinks); docs/design/0084-delta-sink.md.
 """
@@ -16,16 +16,11 @@ import pyarrow as pa
 
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
-from holdfast.model import Writer
-from holdfast.sinks.contract import Fault, Repair, Rewinding, no_fault
 from holdfast.sinks.delta.columns import DELTA
 from holdfast.sinks.delta.place import DeltaPlace, place_of
-from holdfast.sinks.lakehouse.book import Book
 from holdfast.sinks.lakehouse.columns import Columns
 from holdfast.sinks.lakehouse.options import Option
-from holdfast.sinks.lakehouse.rewind import plan, repair
-from holdfast.sinks.lakehouse.target import TableTarget
-from holdfast.sinks.owners import Claim, Holding
+from holdfast.sinks.lakehouse.sink import LakehouseSink, SinkConnection
 from holdfast.storage.paths import refuse_password
 from holdfast.traits import Library, SinkTraits, local
 
@@ -41,7 +36,7 @@ _KNOWN_FEATURES = ("appendOnly", "changeDataFeed", "invariants", "checkConstrain
 
 
 @dataclass(frozen=True, init=False)
-class Delta:
+class Delta(LakehouseSink["LoadedVersion"]):
     """A Delta Lake table; created if it is missing, else checked.
 
     The rows of an epoch become visible in one commit, after its checkpoint.
@@ -94,93 +89,13 @@ class Delta:
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits. It takes one epoch per commit, so that a rewind can restore any of them."""
-        return SinkTraits(
-            kind="Delta",
-            local_paths=local(self.place.path),
-            place={"path": self.place.path},
-            secrets=self.place.secrets,
-            keyed=self.key is not None,
-            repairs=True,
-            exclusive=self.key is not None,
-            checks_owner=True,
-            remembers_owner=True,
-            commits_once=True,
-            probes=True,
-        )
-
-    def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check."""
-        self._columns.check(schema, upsert_key)
-
-    def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare."""
-        self.check(schema, upsert_key)
-        connection = self._connection()
-        if (table := connection.found()) is None:
-            self._refuse_others(connection)
-            connection.create(self._columns.stored(schema), self.partition_by)
-            table = connection.latest()
-        self._compare(table, schema)
-
-    def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
-        """See ProbingSink.probe."""
-        self.check(schema, upsert_key)
-        connection = self._connection()
-        if (table := connection.found()) is None:
-            self._refuse_others(connection)
-            return "there is no table; the first start creates it"
-        self._compare(table, schema)
-        return f"the table, at version {table.version}, has the columns of the stream"
-
-    def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
-        self._columns.accept(batch)
-
-    def check_owner(self, job_uuid: str | None, name: str) -> None:
-        """See OwnedSink.check_owner."""
-        if self._book().another_job(job_uuid, name):
-            raise ConfigError(
-                f"{self.where}: holds output of a sink {name!r} of another job",
-                not_done="the job was not started, the table was not changed",
-                next_step="if that job was deleted and recreated, its rows would come twice: name another table, or "
-                "delete this one. If both jobs are to write here, give this sink another name",
-            )
-
-    def holding(self, job_uuid: str, name: str) -> Holding:
-        """See HeldSink.holding."""
-        if (table := self._connection().found()) is None:
-            return Holding(None, None)
-        book = Book(self.where, table.number)
-        return Holding(book.held(job_uuid, name), book.newest(job_uuid, name))
-
-    def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> TableTarget:
-        """See Sink.open."""
-        return self.opened(job_uuid, writer, claim)
-
-    def opened(self, job_uuid: str, writer: Writer, claim: Claim | None = None, fault: Fault = no_fault) -> TableTarget:
-        """Return a target that calls `fault` at every point of a delivery."""
-        read = self._columns.table_of
-        return TableTarget(self.where, self._connection(), read, self.key, job_uuid, writer, claim, fault)
-
-    def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.plan_repair."""
-        return plan(self.where, self._connection().latest(), rewinding, self.key).repair
-
-    def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.repair."""
-        return self.repaired(rewinding)
-
-    def repaired(self, rewinding: Rewinding, fault: Fault = no_fault) -> Repair:
-        """Repair, and call `fault` at every point."""
-        return repair(self.where, self._connection(), rewinding, self.key, fault)
+        """See Sink.traits."""
+        place = {"path": self.place.path}
+        return self.traits_of("Delta", place, local(self.place.path), self.place.secrets)
 
     @property
     def _columns(self) -> Columns:
         return Columns(DELTA, self.where, self.key, self.partition_by)
-
-    def _book(self) -> Book:
-        return Book(self.where, self._connection().latest().number)
 
     def _connection(self) -> DeltaConnection:
         try:
@@ -193,14 +108,16 @@ class Delta:
             ) from error
         return DeltaConnection(self.place)
 
-    def _refuse_others(self, connection: DeltaConnection) -> None:
+    def _found(self, connection: SinkConnection[LoadedVersion]) -> LoadedVersion | None:
         """Refuse to create a table around files of others: VACUUM deletes what a table does not name."""
-        if (found := connection.others()) is not None:
+        table = connection.found()
+        if table is None and (found := self._connection().others()) is not None:
             raise ConfigError(
                 f"{self.where}: the folder holds no table, but other things, such as {found}; VACUUM would delete them",
                 not_done="no table was created",
                 next_step="correct the path, name a new folder for the table, or move the other files away",
             )
+        return table
 
     def _compare(self, table: LoadedVersion, schema: pa.Schema) -> None:
         """Refuse a table that cannot take the rows of the stream, or forgets tags. Raises ConfigError."""
@@ -223,10 +140,3 @@ class Delta:
             raise self._unfit(f"it checks or computes values itself: {found}", "drop these rules")
         if unknown:
             raise self._unfit(f"it has features that a sink does not support: {', '.join(unknown)}", "disable them")
-
-    def _unfit(self, what: str, next_step: str) -> ConfigError:
-        return ConfigError(
-            f"{self.where}: {what}",
-            not_done="the table was not changed",
-            next_step=f"{next_step}, or give the sink another table",
-        )

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -54,7 +54,7 @@ from holdfast.sinks.contract import OP, PUT
 from holdfast.sinks.iceberg.columns import ranges, replaced, stored_schema
 from holdfast.sinks.iceberg.errors import meaning_of, no_metadata, raised
 from holdfast.sinks.iceberg.place import IcebergPlace
-from holdfast.sinks.lakehouse.book import NEWEST
+from holdfast.sinks.lakehouse.book import NEWEST, Sink, deliverers
 from holdfast.sinks.lakehouse.columns import changed_columns
 from holdfast.sinks.lakehouse.rewind import UNKNOWN, Entry, digest
 from holdfast.sinks.lakehouse.target import Change
@@ -283,6 +283,10 @@ class LoadedVersion:
             said = None if summary is None else summary.additional_properties.get(INFO)
             operation = "unknown" if summary is None else summary.operation.value
             yield Entry(snapshot.sequence_number or 0, operation, _info(said), parent)
+
+    def deliverers(self) -> Collection[Sink]:
+        """See sink.SinkVersion."""
+        return deliverers(self._numbers)
 
     def at(self, version: int) -> LoadedVersion | None:
         """See rewind.RewindVersion. None, too, if the snapshots that would tell its tags were expired."""

@@ -1,6 +1,6 @@
 """`hf.Iceberg`: an Apache Iceberg table as a sink.
 
-Each epoch becomes one snapshot, after its checkpoint (lakehouse/target.py). pyiceberg is loaded at the first
+Each epoch becomes one snapshot, after its checkpoint (lakehouse/). pyiceberg is loaded at the first
 connection.
 
 Source: API.md (sinks); docs/design/0099-iceberg-sink.md.
@@ -9,8 +9,7 @@ Source: API.md (sinks); docs/design/0099-iceberg-sink.md.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -18,17 +17,12 @@ import pyarrow as pa
 
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
-from holdfast.model import Writer
 from holdfast.secrets import Secret
-from holdfast.sinks.contract import Fault, Repair, Rewinding, no_fault
 from holdfast.sinks.iceberg.columns import ICEBERG
 from holdfast.sinks.iceberg.place import SINK, IcebergPlace, place_of
-from holdfast.sinks.lakehouse.book import Book
 from holdfast.sinks.lakehouse.columns import Columns
 from holdfast.sinks.lakehouse.options import Option, refused
-from holdfast.sinks.lakehouse.rewind import plan, repair
-from holdfast.sinks.lakehouse.target import TableTarget
-from holdfast.sinks.owners import Claim, Holding
+from holdfast.sinks.lakehouse.sink import LakehouseSink
 from holdfast.traits import Library, SinkTraits, local
 
 if TYPE_CHECKING:
@@ -39,7 +33,7 @@ _FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True, init=False)
-class Iceberg:
+class Iceberg(LakehouseSink["LoadedVersion"]):
     """An Apache Iceberg table in a SQL catalogue; created if it is missing, else checked.
 
     The rows of an epoch become visible in one snapshot, after its checkpoint.
@@ -101,99 +95,13 @@ class Iceberg:
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits. It takes one epoch per commit, so that a rewind can restore any of them."""
-        place = self.place
-        return SinkTraits(
-            kind="Iceberg",
-            local_paths=local(*place.paths),
-            place={"table": place.table, "catalog": place.catalog, "warehouse": place.warehouse},
-            secrets=place.secrets,
-            keyed=self.key is not None,
-            repairs=True,
-            exclusive=self.key is not None,
-            checks_owner=True,
-            remembers_owner=True,
-            commits_once=True,
-            probes=True,
-        )
-
-    def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check."""
-        self._columns.check(schema, upsert_key)
-
-    def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare."""
-        self.check(schema, upsert_key)
-        with self._connected() as connection:
-            if (table := connection.found()) is None:
-                connection.create(self._columns.stored(schema), self.partition_by)
-                table = connection.latest()
-            self._compare(table, schema)
-
-    def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
-        """See ProbingSink.probe."""
-        self.check(schema, upsert_key)
-        with self._connected() as connection:
-            if (table := connection.found()) is None:
-                return "there is no table; the first start creates it"
-            self._compare(table, schema)
-            return f"the table, at version {table.version}, has the columns of the stream"
-
-    def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
-        self._columns.accept(batch)
-
-    def check_owner(self, job_uuid: str | None, name: str) -> None:
-        """See OwnedSink.check_owner."""
-        with self._connected() as connection:
-            another = Book(self.where, connection.latest().number).another_job(job_uuid, name)
-        if another:
-            raise ConfigError(
-                f"{self.where}: holds output of a sink {name!r} of another job",
-                not_done="the job was not started, the table was not changed",
-                next_step="if that job was deleted and recreated, its rows would come twice: name another table, or "
-                "delete this one. If both jobs are to write here, give this sink another name",
-            )
-
-    def holding(self, job_uuid: str, name: str) -> Holding:
-        """See HeldSink.holding."""
-        with self._connected() as connection:
-            if (table := connection.found()) is None:
-                return Holding(None, None)
-            book = Book(self.where, table.number)
-        return Holding(book.held(job_uuid, name), book.newest(job_uuid, name))
-
-    def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> TableTarget:
-        """See Sink.open."""
-        return self.opened(job_uuid, writer, claim)
-
-    def opened(self, job_uuid: str, writer: Writer, claim: Claim | None = None, fault: Fault = no_fault) -> TableTarget:
-        """Return a target that calls `fault` at every point of a delivery."""
-        read = self._columns.table_of
-        return TableTarget(self.where, self._connection(), read, self.key, job_uuid, writer, claim, fault)
-
-    def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.plan_repair."""
-        with self._connected() as connection:
-            return plan(self.where, connection.latest(), rewinding, self.key).repair
-
-    def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.repair."""
-        return self.repaired(rewinding)
-
-    def repaired(self, rewinding: Rewinding, fault: Fault = no_fault) -> Repair:
-        """Repair, and call `fault` at every point."""
-        with self._connected() as connection:
-            return repair(self.where, connection, rewinding, self.key, fault)
+        """See Sink.traits."""
+        place = {"table": self.place.table, "catalog": self.place.catalog, "warehouse": self.place.warehouse}
+        return self.traits_of("Iceberg", place, local(*self.place.paths), self.place.secrets)
 
     @property
     def _columns(self) -> Columns:
         return Columns(ICEBERG, self.where, self.key, self.partition_by)
-
-    @contextmanager
-    def _connected(self) -> Iterator[IcebergConnection]:
-        with closing(self._connection()) as connection:
-            yield connection
 
     def _connection(self) -> IcebergConnection:
         try:
@@ -215,10 +123,3 @@ class Iceberg:
                 f"it has format version {table.format_version}, and a sink needs {_FORMAT_VERSION}",
                 "upgrade a table of version 1 with ALTER TABLE ... SET TBLPROPERTIES ('format-version' = '2')",
             )
-
-    def _unfit(self, what: str, next_step: str) -> ConfigError:
-        return ConfigError(
-            f"{self.where}: {what}",
-            not_done="the table was not changed",
-            next_step=f"{next_step}, or give the sink another table",
-        )

@@ -8,29 +8,44 @@ on it.
 - Names cannot be listed, only looked up. So a sink's newest tag has a name of its own, beside those of its writers.
 - A number holds a tag: timeline * 2**40 + epoch, which grows as tags do.
 - A number holds 6 bytes of a text: an owner's token takes several names.
+- A table with a key belongs to one sink of one job. It has the number of that sink, so that a look needs one name; the
+  text that says which sink it is is read if the number is another one's.
+- A table whose rows are only added has the number 0, and the first two sinks as text: no sink with a key is the only
+  writer there.
 
 Invariants
     - Every change of a table by a sink moves the newest tag of the sink.
+    - The first change by a sink notes it as the one that the table belongs to, or as one that adds rows.
     - What a rewind has undone keeps its tags; the newest tag is on the new timeline and refuses writers of older ones.
 
 Pure: no clock, thread or I/O.
-Source: the Delta protocol, "Transaction Identifiers"; docs/design/0084-delta-sink.md, 0099-iceberg-sink.md.
+Source: the Delta protocol, "Transaction Identifiers"; docs/design/0084-delta-sink.md, 0099-iceberg-sink.md,
+0110-lakehouse-tables-with-one-owner.md.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from holdfast.errors import Damaged
 from holdfast.model import Epoch, Generation, Tag, Timeline, Writer
-from holdfast.sinks.owners import Claim, Held
+from holdfast.sinks.owners import Claim, Held, Rival, belongs_to
 
 PREFIX = "holdfast/1"
 """How all names begin; the number is the version of names and numbers."""
 NEWEST = f"{PREFIX}/newest/"
 """How the names of the newest tags begin."""
+TABLE = f"{PREFIX}/table"
+"""The name of the number of the sink that the table belongs to."""
+SINKS = f"{TABLE}/sinks"
+"""The name of the text that says which sink that is, or which sinks add rows."""
+ADDED = 0
+"""The number of a table whose rows are only added."""
+SINKS_MAX = 2
+"""Sinks in the text: among two, each sink finds another one."""
 EPOCH_BITS = 40
 TIMELINE_MAX = (1 << 63 - EPOCH_BITS) - 1
 WORD_BYTES = 6
@@ -38,6 +53,8 @@ WORD_BYTES = 6
 TEXT_BYTES_MAX = 1024
 Numbers = dict[str, int]
 """Names with their numbers."""
+Sink = tuple[str, str]
+"""Job UUID, name of the sink."""
 
 
 class Book:
@@ -61,23 +78,90 @@ class Book:
 
     def held(self, job_uuid: str, sink: str) -> Held | None:
         """Return who owns the target for a sink of a job. Raises Damaged."""
-        owner, generation = owner_name(job_uuid, sink), self._number(generation_name(job_uuid, sink))
-        size = self._number(owner)
-        if size is None or generation is None:
+        generation = self._number(generation_name(job_uuid, sink))
+        owner = None if generation is None else self._text(owner_name(job_uuid, sink))
+        return None if generation is None or owner is None else Held(owner, Generation(generation))
+
+    def rival(self, job_uuid: str, sink: str, keyed: bool) -> Rival | None:
+        """Return another sink to which the table belongs; None if this one may write. Raises Damaged.
+
+        Args:
+            job_uuid: The job; empty if it is about to be created.
+            keyed: Whether the sink has a key, so that no other may write to the table.
+        """
+        ours = (job_uuid, sink)
+        if self._number(TABLE) in (None, sink_number(ours) if keyed else ADDED):
             return None
-        if not 0 <= size <= TEXT_BYTES_MAX:
-            raise self._unreadable(owner, size)
-        words = [self._number(f"{owner}/{n}") for n in range(_words_of(size))]
-        try:
-            data = b"".join((-1 if word is None else word).to_bytes(WORD_BYTES, "big") for word in words)
-            return Held(data[:size].decode(), Generation(generation))
-        except (OverflowError, UnicodeDecodeError):
-            raise self._unreadable(owner, size) from None
+        others = [each for each in self._sinks() if each != ours]
+        return Rival(*others[0], self.held(*others[0])) if others else None
+
+    def noted(self) -> bool:
+        """Return whether the table says to which sink it belongs, or that rows are only added."""
+        return self._number(TABLE) is not None
+
+    def must_take_over(self, job_uuid: str, sink: str, keyed: bool, claim: Claim | None) -> bool:
+        """Return whether a change has to note the claim before the table is written to.
+
+        Args:
+            claim: None compares nothing.
+
+        Raises:
+            Fenced: the table belongs to another sink, or another history owns the target.
+            Damaged: see Claim.must_take_over.
+        """
+        if claim is None:
+            return False
+        found = self.rival(job_uuid, sink, keyed)
+        if found is not None and not (keyed and claim.displaces(found)):
+            raise belongs_to(self._where, job_uuid, found)
+        return claim.must_take_over(self._where, self.held(job_uuid, sink), lambda: self.newest(job_uuid, sink))
+
+    def claim_numbers(self, job_uuid: str, sink: str, keyed: bool, claim: Claim | None) -> Numbers:
+        """Return what a change notes of the driver and of the table. Raises as must_take_over."""
+        numbers: Numbers = {}
+        if self.must_take_over(job_uuid, sink, keyed, claim) and claim is not None:
+            numbers = owner_numbers(job_uuid, sink, claim)
+        return numbers if claim is None else {**numbers, **self._table_numbers((job_uuid, sink), keyed)}
+
+    def _table_numbers(self, ours: Sink, keyed: bool) -> Numbers:
+        """Return what a change by this sink, which may write, notes of the table."""
+        number = self._number(TABLE)
+        if keyed:
+            return {} if number == sink_number(ours) else {TABLE: sink_number(ours), **_sinks_text([ours])}
+        if number != ADDED:
+            return {TABLE: ADDED, **_sinks_text([ours])}
+        if self.newest(*ours) is not None:
+            return {}  # it was noted with its first delivery
+        known = self._sinks()
+        return {} if ours in known or len(known) >= SINKS_MAX else _sinks_text([*known, ours])
 
     def another_job(self, job_uuid: str | None, sink: str) -> bool:
         """Return whether another job was the last one that delivered under this sink name."""
         found = self._number(job_name(sink))
         return found is not None and (job_uuid is None or found != job_number(job_uuid))
+
+    def _sinks(self) -> list[Sink]:
+        text = self._text(SINKS)
+        try:
+            found = [(job, sink) for job, sink in json.loads(text or "")]
+        except (ValueError, TypeError):
+            found = []
+        if not found or not all(isinstance(each, str) for sink in found for each in sink):
+            raise self._unreadable(TABLE, self._number(TABLE) or ADDED)
+        return found
+
+    def _text(self, name: str) -> str | None:
+        size = self._number(name)
+        if size is None:
+            return None
+        if not 0 <= size <= TEXT_BYTES_MAX:
+            raise self._unreadable(name, size)
+        words = [self._number(f"{name}/{n}") for n in range(_words_of(size))]
+        try:
+            data = b"".join((-1 if word is None else word).to_bytes(WORD_BYTES, "big") for word in words)
+            return data[:size].decode()
+        except (OverflowError, UnicodeDecodeError):
+            raise self._unreadable(name, size) from None
 
     def _tag(self, name: str) -> Tag | None:
         number = self._number(name)
@@ -114,14 +198,9 @@ def rewind_numbers(job_uuid: str, sink: str, to: Tag, writers: Iterable[Writer])
 
 def owner_numbers(job_uuid: str, sink: str, claim: Claim) -> Numbers:
     """Return what notes that a driver has taken the target over."""
-    name, data = owner_name(job_uuid, sink), claim.owner.encode()
-    assert len(data) <= TEXT_BYTES_MAX, "an owner's token is short"
-    padded = data.ljust(_words_of(len(data)) * WORD_BYTES, b"\0")
-    words = (padded[at : at + WORD_BYTES] for at in range(0, len(padded), WORD_BYTES))
     return {
-        name: len(data),
         generation_name(job_uuid, sink): claim.generation,
-        **{f"{name}/{n}": int.from_bytes(word, "big") for n, word in enumerate(words)},
+        **_text_numbers(owner_name(job_uuid, sink), claim.owner),
     }
 
 
@@ -134,6 +213,17 @@ def tag_number(tag: Tag) -> int:
 def job_number(job_uuid: str) -> int:
     """Return the number by which a job is recognised under a sink's name: 48 bits of a hash."""
     return int.from_bytes(hashlib.blake2b(job_uuid.encode(), digest_size=WORD_BYTES).digest(), "big")
+
+
+def sink_number(sink: Sink) -> int:
+    """Return the number of a table that belongs to a sink: 48 bits of a hash, and not that of added rows."""
+    return job_number(_json(sink)) or 1
+
+
+def deliverers(names: Iterable[str]) -> set[Sink]:
+    """Return the sinks whose newest tags have these names."""
+    parts = [name.removeprefix(NEWEST).split("/") for name in names if name.startswith(NEWEST)]
+    return {(unquote(part[0]), unquote(part[1])) for part in parts if len(part) == 2}
 
 
 def tag_name(job_uuid: str, writer: Writer) -> str:
@@ -159,6 +249,22 @@ def generation_name(job_uuid: str, sink: str) -> str:
 def job_name(sink: str) -> str:
     """Return the name of the job that last delivered under a sink's name."""
     return f"{PREFIX}/job/{_quoted(sink)}"
+
+
+def _sinks_text(sinks: Iterable[Sink]) -> Numbers:
+    return _text_numbers(SINKS, _json([*sinks]))
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def _text_numbers(name: str, text: str) -> Numbers:
+    data = text.encode()
+    assert len(data) <= TEXT_BYTES_MAX, "names of sinks and tokens of owners are short"
+    padded = data.ljust(_words_of(len(data)) * WORD_BYTES, b"\0")
+    words = (padded[at : at + WORD_BYTES] for at in range(0, len(padded), WORD_BYTES))
+    return {name: len(data), **{f"{name}/{n}": int.from_bytes(word, "big") for n, word in enumerate(words)}}
 
 
 def _words_of(size: int) -> int:

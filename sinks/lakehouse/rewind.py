@@ -25,7 +25,7 @@ import pyarrow as pa
 from holdfast.errors import Unavailable
 from holdfast.model import Epoch, Tag, Timeline
 from holdfast.sinks.contract import Fault, Repair, Rewinding, Verdict, no_fault
-from holdfast.sinks.lakehouse.book import Book, owner_numbers, rewind_numbers
+from holdfast.sinks.lakehouse.book import Book, rewind_numbers
 from holdfast.sinks.lakehouse.target import ATTEMPTS_MAX, Change, Version, commit_info
 from holdfast.sinks.undo import SAMPLE_MAX, impossible, is_undone, overtaken, refused, untouched
 
@@ -109,11 +109,11 @@ def plan(where: str, table: RewindVersion, rewinding: Rewinding, key: tuple[str,
     """Decide what a rewind does to this version of the table. Only reads.
 
     Raises:
-        Fenced: a later rewind was first, or another history owns the target.
+        Fenced: a later rewind was first, another history owns the target, or another sink the table.
         Damaged: see Claim.must_take_over.
     """
     book = Book(where, table.number)
-    _must_take_over(where, book, rewinding)
+    book.must_take_over(rewinding.job_uuid, rewinding.sink, key is not None, rewinding.claim)
     verdict: Verdict = "truncate" if key is None else "overwrite"
     newest = book.newest(rewinding.job_uuid, rewinding.sink)
     if newest is not None and newest.timeline > rewinding.to.timeline:
@@ -149,7 +149,7 @@ def repair(
             return planned.repair
         fault("after_tag")  # Rows and tags are one commit, so there is one point for both.
         fault("before_commit")
-        if table.commit(_change(where, table, rewinding, planned.restore)):
+        if table.commit(_change(where, table, rewinding, key is not None, planned.restore)):
             fault("after_commit")
             return planned.repair
     raise Unavailable(
@@ -217,19 +217,11 @@ def _compared(then: pl.DataFrame, now: pl.DataFrame, key: Sequence[str]) -> tupl
     return restored, now.join(then, on=names, how="anti").select(names).sort(names)
 
 
-def _change(where: str, table: RewindVersion, rewinding: Rewinding, restore: int | None) -> Change:
+def _change(where: str, table: RewindVersion, rewinding: Rewinding, keyed: bool, restore: int | None) -> Change:
     job, sink, to = rewinding.job_uuid, rewinding.sink, rewinding.to
     numbers = rewind_numbers(job, sink, to, rewinding.writers)
-    if rewinding.claim is not None and _must_take_over(where, Book(where, table.number), rewinding):
-        numbers.update(owner_numbers(job, sink, rewinding.claim))
+    numbers.update(Book(where, table.number).claim_numbers(job, sink, keyed, rewinding.claim))
     return Change(numbers, commit_info(job, sink, to, table.version + 1), restore=restore)
-
-
-def _must_take_over(where: str, book: Book, rewinding: Rewinding) -> bool:
-    if rewinding.claim is None:
-        return False
-    job, sink = rewinding.job_uuid, rewinding.sink
-    return rewinding.claim.must_take_over(where, book.held(job, sink), lambda: book.newest(job, sink))
 
 
 def _tag_of(entry: Entry, rewinding: Rewinding) -> Tag | None:

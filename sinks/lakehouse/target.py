@@ -6,11 +6,13 @@ takes v + 1, so ours fails, and the target loads and compares again. The library
 not conflict for it, so it would commit on a version that was not compared.
 
 Invariants
-    - A commit lands on the version after the one whose tag and owner were compared.
+    - A commit lands on the version after the one whose tag and owner were compared, and the sink that it belongs to:
+      of two first commits, one is made, and the other sees the first.
     - Nothing is taken from an error: after one, the newest version is loaded and its book decides.
 
 Pure: no clock, thread or I/O of its own; the format's client.py has the table.
-Source: PROTOCOL P17, P23, P24; docs/design/0021-owned-targets.md, 0084-delta-sink.md, 0099-iceberg-sink.md.
+Source: PROTOCOL P17, P23, P24; docs/design/0021-owned-targets.md, 0084-delta-sink.md, 0099-iceberg-sink.md,
+0110-lakehouse-tables-with-one-owner.md.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import pyarrow as pa
 from holdfast.errors import Unavailable
 from holdfast.model import Tag, Writer
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Fault, Outcome, already, no_fault
-from holdfast.sinks.lakehouse.book import Book, Numbers, delivery_numbers, owner_numbers
+from holdfast.sinks.lakehouse.book import Book, Numbers, delivery_numbers
 from holdfast.sinks.owners import Claim, check_continues
 
 Read = Callable[[Iterable[pa.RecordBatch]], tuple[int, pa.Table | None]]
@@ -102,7 +104,7 @@ class TableTarget:
     def delivered(self) -> Tag | None:
         """See Target.delivered."""
         book = self._book(self.connection.latest())
-        self._must_take_over(book)
+        self._check_owner(book)
         return book.tag_of(self.job_uuid, self.writer)
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
@@ -148,7 +150,7 @@ class TableTarget:
         Raises:
             Fenced, Damaged, Unavailable: see Target.deliver.
         """
-        self._must_take_over(book)
+        self._check_owner(book)
         newest = book.newest(self.job_uuid, self.writer.sink)
         if newest is not None and newest.timeline > tag.timeline:
             return already(self._where, tag, newest)  # fenced, also if the writer has no tag on the new timeline
@@ -159,17 +161,14 @@ class TableTarget:
             check_continues(self._where, standing, known)
         return None
 
-    def _must_take_over(self, book: Book) -> bool:
-        if self.claim is None:
-            return False
-        job, sink = self.job_uuid, self.writer.sink
-        return self.claim.must_take_over(self._where, book.held(job, sink), lambda: book.newest(job, sink))
+    def _check_owner(self, book: Book) -> None:
+        book.must_take_over(self.job_uuid, self.writer.sink, self.key is not None, self.claim)
 
     def _change(self, book: Book, tag: Tag, version: int, rows: pa.Table | None) -> Change:
-        numbers = delivery_numbers(book, self.job_uuid, self.writer, tag)
-        if self.claim is not None and self._must_take_over(book):
-            numbers.update(owner_numbers(self.job_uuid, self.writer.sink, self.claim))
-        return Change(numbers, commit_info(self.job_uuid, self.writer.sink, tag, version + 1), rows, self.key)
+        job, sink = self.job_uuid, self.writer.sink
+        numbers = delivery_numbers(book, job, self.writer, tag)
+        numbers.update(book.claim_numbers(job, sink, self.key is not None, self.claim))
+        return Change(numbers, commit_info(job, sink, tag, version + 1), rows, self.key)
 
 
 def commit_info(job_uuid: str, sink: str, tag: Tag, version: int) -> dict[str, Any]:

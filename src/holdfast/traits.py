@@ -81,6 +81,8 @@ class SourceTraits(Traits):
     """It finds by itself what it reads, so that may be what a sink of the job writes: `would_read`."""
     removes_old: bool = False
     """Its system removes old records by itself, read or not; the open source has `kept`."""
+    loses_partitions: bool = False
+    """A partition may be deleted while the others are read on; the open source has `gone`."""
 
 
 @dataclass(frozen=True, kw_only=True)

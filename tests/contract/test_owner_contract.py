@@ -159,6 +159,7 @@ def in_tables(table: FolderTable | FolderCatalog) -> World:
 
 TABLES = [f"{kind}{how}" for kind in ("sqlite", "other", "postgres") for how in ("", " keyed", " idempotent")]
 EXCLUSIVE = [kind for kind in TABLES if " " in kind]
+SHARED = ("memory", "memory keyed", "sqlite", "other", "postgres", "log", "files", "delta", "iceberg", "http")
 WITH_REPAIRS = ("memory", "memory keyed", *TABLES, "log", "files", "delta", "delta keyed", "iceberg", "iceberg keyed")
 SERVERS = [
     pytest.param(kind, marks=mark) for kind, mark in (("redis", pytest.mark.redis), ("kafka", pytest.mark.kafka))
@@ -191,7 +192,7 @@ def world_of(request: pytest.FixtureRequest, tmp_path: Path) -> World:
 
 
 class TestOwnersOfSeveralSinks:
-    @pytest.fixture(params=[*(kind for kind in (*WITH_REPAIRS, "http") if kind not in EXCLUSIVE), SERVERS[1]])
+    @pytest.fixture(params=[*SHARED, SERVERS[1]])
     def world(self, request: pytest.FixtureRequest, tmp_path: Path) -> World:
         """A target that takes rows of several sinks."""
         return world_of(request, tmp_path)

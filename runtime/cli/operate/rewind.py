@@ -297,7 +297,7 @@ def render(shown: Mapping[str, Any]) -> str:
             at["from_offset"],
             at["to_offset"],
             text.count(at["records"]),
-            _yes(at["available"]),
+            f"no, {at['reason']}" if at.get("reason") else _yes(at["available"]),
         )
         for at in shown["sources"]
     ]

@@ -305,7 +305,8 @@ class OpenKafka:
         Raises:
             Unavailable: a broker does not know it, which may be one that starts.
         """
-        now = self._questions.topic() if self._seen else self._awaited()
+        waited = self._seen or self._missing_since is not None
+        now = self._questions.topic() if waited else self._awaited()
         if now is not None:
             self._missing_since, self._seen = None, True
             return now

@@ -7,13 +7,14 @@ import random
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 import pytest
 
 import holdfast as hf
 from holdfast.errors import ConfigError, Damaged, Unavailable
+from holdfast.runtime.plan.ahead import Ahead, Read
 from holdfast.runtime.plan.source import Kept, in_folder
 from holdfast.runtime.sources.kafka.reading import OpenKafka
 from holdfast.runtime.sources.kafka.topics.catalogue import Added, Catalogue, Head, Listed, Place, write_head
@@ -290,6 +291,31 @@ class TestTopicThatIsDeleted:
         assert worker.end_offsets() == {0: 0, 1: 0, 2: 9}
         assert worker.changed(worker.identity(1, 3)) is None
         assert worker.retention_start(1) == 0 and worker.whole_from(1) > 1 << 60, "nothing can be read again"
+        assert (worker.gone(1), worker.gone(2)) == ("topic 'orders.de' no longer exists", None)
+
+    def test_is_awaited_once_and_not_at_all_if_that_was_noted(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A command asks several times of each of them."""
+        brokers = Brokers(monkeypatch)
+        brokers.has("orders.de", "1")
+        brokers.has("orders.fr", "2")
+        driver, _ = read_by(tmp_path, on_lost="earliest")
+        driver.partitions()
+        del brokers.topics["orders.de"]
+        awaited = list[OpenKafka]()
+        monkeypatch.setattr(OpenKafka, "_awaited", lambda opened: awaited.append(opened))  # of which none is known
+        _, started = read_by(tmp_path, on_lost="earliest")
+        for _ in range(3):
+            assert (
+                started.gone(0) and started.whole_from(0) > 1 << 60 and started.changed(started.identity(0, 3)) is None
+            )
+        assert len(awaited) == 1
+        driver.partitions()
+        awaited.clear()
+        _, later = read_by(tmp_path, on_lost="earliest")
+        reader = later.reader(0, 3, cast(Ahead, None))
+        assert reader.poll(100) == Read(None, 3) and not awaited
 
     def test_counts_as_ended_for_a_start_before_the_first_listing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -118,6 +118,30 @@ class TestListings:
         run.lists = False
         assert not [e for e in run.pass_time(300.0) if isinstance(e, ListPartitions)]
 
+    @pytest.mark.parametrize("every", [4.0, 0.0])
+    def test_note_deleted_partitions_also_in_a_run_to_fixed_ends_or_without_discovery(self, every: float) -> None:
+        """Only a listing notes them, and a worker waits for that. New partitions are not read there."""
+        for until in ({"s": {0: 5, 1: 5, 2: 5}}, None):
+            run, first = listing(replace(EVERY, until=until, discover_every=every, loses_partitions=True))
+            run.answer(first, at(3))
+            again = asked(run, every or 10.0)
+            assert (again.number, 3 in again.known["s"]) == (2, until is None and every > 0)
+
+    def test_of_a_run_to_fixed_ends_ignore_a_partition_that_a_source_must_not_get(self) -> None:
+        until = {"s": {0: 5, 1: 5, 2: 5}}
+        run, first = listing(replace(EVERY, until=until, loses_partitions=True, fixed={"s": "out"}))
+        run.answer(first, at(3))
+        assert asked(run, 4.0).number == 2
+
+    def test_note_deleted_partitions_while_a_finish_reads_to_the_end(self) -> None:
+        run, first = listing(replace(EVERY, loses_partitions=True))
+        run.answer(first)
+        ask(run, "stop", how="finish")
+        run.answer(asked(run))
+        run.answer(asked(run, 4.0), at(3))
+        again = asked(run, 4.0)
+        assert (again.number, again.known["s"]) == (4, (0, 1, 2)), "what appeared since is not read"
+
     def test_a_missing_partition_fails_the_run(self) -> None:
         run, first = listing()
         effects = run.take(master.listed(run.state, first.number, (at(0), at(2)), run.now))

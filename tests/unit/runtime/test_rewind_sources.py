@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -15,6 +16,7 @@ from holdfast.runtime.rewind.sources import first_missing, source_rows
 from holdfast.storage.log.compaction import Compactor, Wishes
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
+from holdfast.traits import SourceTraits
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64())])
 
@@ -32,6 +34,30 @@ def at(*offsets: int | None) -> Manifest:
     """Return a checkpoint in which the partitions from 0 on have these offsets; None: it does not know that one."""
     positions = tuple(SourcePosition("log", p, o, None) for p, o in enumerate(offsets) if o is not None)
     return Manifest(JobUuid("job"), Generation(1), Timeline(1), Epoch(1), Epoch(0), 1, 128, positions, (), (), (), ())
+
+
+class Gone:
+    """A source that is open, and whose only partition was deleted."""
+
+    traits = SourceTraits(kind="Gone", local_paths=(), sparse=True, loses_partitions=True)
+
+    def open(self) -> Any:
+        return self
+
+    def partitions(self) -> list[int]:
+        return [0]
+
+    def retention_start(self, _partition: int) -> int:
+        return 0
+
+    def whole_from(self, _partition: int) -> int:
+        return 1 << 62
+
+    def gone(self, _partition: int) -> str:
+        return "it was deleted"
+
+    def close(self) -> None:
+        pass
 
 
 class TestSourceRows:
@@ -69,6 +95,18 @@ class TestSourceRows:
         _, row = source_rows(at(0), at(0, 3), [SourceSpec("log", hf.Log(tmp_path).source(), 0)])
         wanted = {"name": "log", "partition": 1, "from_offset": 3, "to_offset": 0, "records": 3, "available": True}
         assert row == wanted
+
+    @pytest.mark.parametrize(
+        ("back", "now", "available"),
+        [(2, 4, False), (4, 4, True), (None, 4, False), (-1, 4, False), (None, 0, None), (None, -1, None)],
+    )
+    def test_of_a_partition_that_is_gone_have_the_reason_if_it_would_be_read_again(
+        self, back: int | None, now: int, available: bool | None
+    ) -> None:
+        (row,) = source_rows(at(back), at(now), [SourceSpec("log", cast(Any, Gone()), 0)])
+        assert (row["available"], row.get("reason")) == (available, "it was deleted" if available is False else None)
+        gone = f"source 'log', partition 0: it was deleted, and its records from offset {max(back or 0, 0)} on would "
+        assert first_missing([row]) == (f"{gone}have to be read again" if available is False else None)
 
     def test_of_unreachable_sources_are_unknown_and_do_not_block(self) -> None:
         rows = source_rows(at(0), at(4), [])

@@ -27,7 +27,7 @@ from holdfast.sinks.lakehouse.book import (
 from holdfast.sinks.lakehouse.columns import Columns
 from holdfast.sinks.lakehouse.rewind import Entry, Undo, plan, repair, undone
 from holdfast.sinks.lakehouse.target import ATTEMPTS_MAX, Change, TableTarget
-from holdfast.sinks.owners import NEVER, Claim, Held
+from holdfast.sinks.owners import NEVER, Claim, Held, Rival
 
 JOB, WHERE = "6f9b0f6e-0000-4000-8000-000000000001", "Delta table /t"
 LEFT, RIGHT = Writer("out", Subtask(0)), Writer("out", Subtask(1))
@@ -363,6 +363,19 @@ class TestBook:
             "holdfast/1/newest/job/out": (2 << 40) + 1,
             "holdfast/1/job/out": 234300123558482,
         }
+
+    def test_the_note_of_a_table_is_as_it_was(self) -> None:
+        keyed = Book(WHERE, lambda name: None).claim_numbers("job", "out", True, FIRST)
+        assert {name: number for name, number in keyed.items() if name.startswith("holdfast/1/table")} == {
+            "holdfast/1/table": 246590577162187,
+            "holdfast/1/table/sinks": 15,
+            "holdfast/1/table/sinks/0": 100446977552226,
+            "holdfast/1/table/sinks/1": 37572951635316,
+            "holdfast/1/table/sinks/2": 37784387584000,
+        }
+        assert Book(WHERE, keyed.get).rival("other", "out", True) == Rival("job", "out", Held("first", Generation(1)))
+        added = Book(WHERE, lambda name: None).claim_numbers("job", "out", False, FIRST)
+        assert added["holdfast/1/table"] == 0 and keyed.keys() == added.keys()
 
     @pytest.mark.parametrize("owner", ["", "a", "1234567", "12345678", "0" * 32, "ö\0ü"])
     def test_an_owner_is_read_as_it_was_written(self, owner: str) -> None:

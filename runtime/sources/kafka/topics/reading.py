@@ -23,7 +23,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from holdfast.errors import Damaged, Unavailable
-from holdfast.runtime.plan.ahead import Ahead
+from holdfast.runtime.plan.ahead import Ahead, DirectReader, Read
 from holdfast.runtime.plan.source import Kept, PartitionReader
 from holdfast.runtime.sources.kafka.bell import Bell
 from holdfast.runtime.sources.kafka.reading import OpenKafka, PartOf, TopicGone
@@ -156,13 +156,19 @@ class OpenTopics:
         at = self._at(partition)
         return _NOWHERE if self._is_over(partition) else self._opened(partition).whole_from(at.partition)
 
+    def gone(self, partition: int) -> str | None:
+        """See LosingSource.gone."""
+        return f"topic {self._at(partition).topic!r} no longer exists" if self._is_over(partition) else None
+
     def read(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
         at = self._at(partition)
         return self._opened(partition).read(at.partition, offset, max_bytes)
 
     def reader(self, partition: int, offset: int, ahead: Ahead) -> PartitionReader:
-        """See OpenSource.reader."""
+        """See OpenSource.reader. Brokers are not asked for a topic that has ended."""
         at = self._at(partition)
+        if self._catalogue.is_over(partition):
+            return DirectReader(lambda offset, _bytes_max: Read(None, offset), offset)
         return self._opened(partition).reader(at.partition, offset, ahead)
 
     def ended(self, partition: int, offset: int) -> bool:

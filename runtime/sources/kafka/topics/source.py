@@ -74,6 +74,7 @@ class TopicsSource:
             finds=True,
             copied=True,
             copies="list of topics",
+            loses_partitions=self.may_end,
         )
 
     def check(self) -> None:
