@@ -106,13 +106,17 @@ class KafkaCompaction:
         return progress.base_of(self._job_uuid, CHANGELOG)
 
     def _is_worth(self, progress: Progress, topic: CompactedTopic, share: float) -> bool:
-        """Return whether so much of what is behind the last base is as large as that, and large enough."""
+        """Return whether so much of what is behind the last base is as large as that, and large enough.
+
+        The base itself is among it, since it was written behind the deliveries that follow it.
+        """
         if progress.layout is None:
             return True
         base, partitions = self._base(progress), range(progress.layout.partitions)
         begins = topic.first(partitions) if base is None else {each: base.at[each][1] for each in partitions}
         behind = sum(end - begins[each] for each, end in topic.written(partitions).items())
-        return share * behind >= max(self._records_min, 0 if base is None else base.records)
+        left = 0 if base is None else base.records
+        return share * behind - left >= max(self._records_min, left)
 
     def _written(
         self, topic: CompactedTopic, progress: Progress, through: Tag, counts: Callable[[Tag], bool]

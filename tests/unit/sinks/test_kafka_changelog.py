@@ -230,6 +230,21 @@ class TestCompaction:
         compaction = made.place.compaction(JOB)
         assert not compaction.compact("first", FIRST, Epoch(3)) and not compaction.compact("first", FIRST, Epoch(3))
 
+    def test_is_not_worth_it_for_less_than_the_last_one_wrote(self, made: Topic) -> None:
+        """Else each key would be written again whenever the horizon has passed the last compaction."""
+        compaction, done = replace(made.place, records_min=8).compaction(JOB), list[int]()
+        made.deliver(1, {f"{n % GROUPS}{n:03}": n for n in range(400)})
+        for epoch in range(2, 41):
+            made.deliver(epoch, {f"0{epoch:03}": epoch})
+            if compaction.compact("first", FIRST, Epoch(max(1, epoch - 5))):
+                done.append(epoch)
+        assert done == [2]
+        for epoch in range(41, 71):
+            made.deliver(epoch, {f"{n}{epoch:03}": epoch for n in range(GROUPS)})
+            if compaction.compact("first", FIRST, Epoch(epoch - 5)):
+                done.append(epoch)
+        assert len(done) == 2, "as much was delivered since as the compaction had written"
+
     def test_that_is_overtaken_changes_nothing(self, memory: InMemory, made: Topic) -> None:
         for epoch in range(1, 4):
             made.deliver(epoch, {"0a": epoch})
