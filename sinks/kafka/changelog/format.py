@@ -43,6 +43,8 @@ from holdfast.sinks.kafka.target import Records
 VERSION = 1
 ROWS_MAX = 50_000
 """Rows of a batch that a reader yields."""
+BYTES_MAX = 8 << 20
+"""Bytes of keys and values after which a reader yields a batch with fewer rows."""
 OVERHEAD = 512
 """More bytes than the client adds to a record, and than the fields of a piece besides its value and layout."""
 READ = pa.schema(
@@ -279,7 +281,7 @@ class Decoder:
         self._sum = Sum()
         self._of: Tag | None = None
         self._keep = False
-        self._keys, self._messages = list[bytes](), list[Message]()
+        self._keys, self._messages, self._bytes = list[bytes](), list[Message](), 0
         self._pieces = list[bytes]()
 
     def take(self, key: bytes | None, value: bytes | None) -> Delivery | None:
@@ -308,7 +310,7 @@ class Decoder:
             self._raw(key or b"", message, value or b"")
         elif self._keep:
             self._row(key or b"", message)
-            if len(self._keys) >= ROWS_MAX and not self._pieces:
+            if (len(self._keys) >= ROWS_MAX or self._bytes >= BYTES_MAX) and not self._pieces:
                 return Delivery(tag, self._batch(), ended=False)
         return None
 
@@ -326,6 +328,7 @@ class Decoder:
             raise Broken("the last piece of a row is missing")
         self._keys.append(key)
         self._messages.append(message)
+        self._bytes += len(key) + len(message.value or b"")
 
     def _ended(self, tag: Tag, end: End) -> Delivery:
         if (end.v, end.job) != (VERSION, self._job):
@@ -346,7 +349,7 @@ class Decoder:
 
     def _batch(self) -> pa.RecordBatch:
         keys, found = self._keys, self._messages
-        self._keys, self._messages = [], []
+        self._keys, self._messages, self._bytes = [], [], 0
         columns: Mapping[str, Any] = {
             "deleted": pa.array([each.deleted for each in found], pa.bool_()),
             "operator": pa.array([each.operator for each in found], pa.string()),

@@ -389,6 +389,15 @@ class TestRecords:
         with pytest.raises(Broken):
             decoded(CHAIN[:lost] + CHAIN[lost + 1 :])
 
+    def test_with_large_values_are_given_few_at_a_time(self) -> None:
+        """Memory would else grow with the size of a value: a batch of 50,000 values of 1 MB each."""
+        large = encoded((tag(1), None, {f"0{n:02}": bytes(900_000) for n in range(30)}))
+        decoder = Decoder(JOB, None, lambda _: True)
+        taken = [decoder.take(*record) for record in large]
+        sizes = [each.rows.nbytes for each in taken if each is not None]
+        assert len(sizes) == 4 and max(sizes) < 10 << 20
+        assert sum(each.rows.num_rows for each in taken if each is not None) == 30
+
     def test_that_differ_are_refused(self) -> None:
         with pytest.raises(Broken, match="they differ"):
             decoded([(CHAIN[0][0], CHAIN[0][1].replace(b"MQ==", b"Mg==")), *CHAIN[1:]])
