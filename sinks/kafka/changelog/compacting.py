@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
+from sys import intern
 from typing import Protocol
 
 from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
@@ -209,7 +210,8 @@ class Newest:
     """The newest row of each key, as records."""
 
     def __init__(self) -> None:
-        self._rows: dict[bytes, list[tuple[Message, bytes]]] = {}
+        self._rows: dict[bytes, list[tuple[str, bytes]]] = {}
+        """Base and value of each record: a decoded message would take more memory than the record itself."""
 
     @property
     def count(self) -> int:
@@ -221,10 +223,10 @@ class Newest:
         if message.deleted:
             self._rows.pop(key, None)
         elif message.piece is None or not message.piece[0]:
-            self._rows[key] = [(message, value)]
+            self._rows[key] = [(intern(message.base), value)]
         else:
-            self._rows[key].append((message, value))
+            self._rows[key].append((intern(message.base), value))
 
-    def rows(self) -> Iterable[tuple[bytes, Message, bytes]]:
-        """Return the records, those of a key together."""
-        return ((key, message, value) for key, records in self._rows.items() for message, value in records)
+    def rows(self) -> Iterable[tuple[bytes, str, bytes]]:
+        """Return key, base and value of the records, those of a key together."""
+        return ((key, base, value) for key, records in self._rows.items() for base, value in records)

@@ -195,17 +195,17 @@ class Encoder:
 
 
 def base_of(
-    job_uuid: str, id: str, through: Tag, rows: Iterable[tuple[bytes, Message, bytes]], partition: int
+    job_uuid: str, id: str, through: Tag, rows: Iterable[tuple[bytes, str, bytes]], partition: int
 ) -> Iterator[Records]:
     """Yield the records of a base in one partition: rows as they were delivered, and an end.
 
     Args:
-        rows: Key, message and value as they were read, from a delivery or from an older base.
+        rows: Key, older base and value as they were read; the base is empty for those of a delivery.
     """
     summed, begins = Sum(), b'{"base":"' + id.encode() + b'",'
     for group in batched(rows, ROWS_MAX):
         keys = [key for key, _, _ in group]
-        values = [begins + value[_beginning(message) :] for _, message, value in group]
+        values = [begins + value[_beginning(older) :] for _, older, value in group]
         for key, value in zip(keys, values, strict=True):
             summed.add(key, value)
         yield Records(keys, values, partition)
@@ -214,9 +214,9 @@ def base_of(
     yield Records([f"base {id}".encode()], [value], partition)
 
 
-def _beginning(message: Message) -> int:
+def _beginning(older: str) -> int:
     """Return the length of what a base replaces: the bracket, or the id of an older base too."""
-    return len(b'{"base":"",') + len(message.base) if message.base else 1
+    return len(b'{"base":"",') + len(older) if older else 1
 
 
 def batched(rows: Iterable[Row], count: int) -> Iterator[list[Row]]:
