@@ -146,10 +146,10 @@ class KafkaCompaction:
             while True:
                 for found in self._polled(topic, feed):
                     if found.value is None:
-                        self._check_end(topic, partition, found.offset, target)
+                        self._check_end(topic, partition, found.offset, decoder.broken, target)
                         continue
                     try:
-                        delivery = decoder.take(found.key, found.value)
+                        delivery = decoder.follow(found.key, found.value)
                     except Broken as error:
                         raise damaged(self._where, partition, str(error)) from error
                     if delivery is not None and delivery.ended and delivery.tag == target:
@@ -167,9 +167,10 @@ class KafkaCompaction:
             return self._overtaken()
         return gone.unless_held(self._where, topic) or damaged(self._where, gone.partition, str(gone))
 
-    def _check_end(self, topic: Topic, partition: int, offset: int, target: Tag) -> None:
+    def _check_end(self, topic: Topic, partition: int, offset: int, broken: str, target: Tag) -> None:
         if offset >= topic.written([partition])[partition]:
-            raise damaged(self._where, partition, f"it ends before epoch {target.epoch}, which was delivered")
+            why = broken or f"it ends before epoch {target.epoch}, which was delivered"
+            raise damaged(self._where, partition, why)
 
     def _name(self, owner: str, before: Compacted | None, made: Compacted) -> None:
         """Let a base take effect, unless another driver owns the topic now, or has compacted it."""

@@ -283,6 +283,35 @@ class Decoder:
         self._keep = False
         self._keys, self._messages, self._bytes = list[bytes](), list[Message](), 0
         self._pieces = list[bytes]()
+        self._wants_broken = False
+        self.broken = ""
+        """Why what follows the last delivery that ended cannot be used; empty: it can."""
+
+    def follow(self, key: bytes | None, value: bytes | None) -> Delivery | None:
+        """Take the next message in, as `take` does, and pass over what a rewind behind it has abandoned.
+
+        Damage stays in the topic for good. If it is behind the checkpoint to which the job was rewound since, the end
+        that the rewind wrote continues the chain: every delivery up to its epoch was read before the damage.
+
+        Raises:
+            Broken: no rewind can cure it.
+        """
+        if not self.broken:
+            try:
+                return self.take(key, value)
+            except Broken as error:
+                if self._base or self.tag is None:
+                    raise
+                self.broken, self._wants_broken = str(error), self._keep and self._of is not None
+                self._pieces.clear()
+                self._batch()
+        if (found := rewound_at(key, value, self._job, self.tag)) is None:
+            return None
+        tag, before = found
+        if self._wants_broken or self._wanted(before):
+            return None
+        self.tag, self._of, self._sum, self.broken = tag, None, Sum(), ""
+        return Delivery(tag, self._batch(), ended=True)
 
     def take(self, key: bytes | None, value: bytes | None) -> Delivery | None:
         """Take the next message in; return what is complete with it.
@@ -368,6 +397,26 @@ def end_of(value: bytes | None) -> Tag | None:
     except msgspec.DecodeError:
         return None
     return None if message.end is None or message.base else Tag(Timeline(message.timeline), Epoch(message.epoch))
+
+
+def rewound_at(key: bytes | None, value: bytes | None, job: str, through: Tag | None) -> tuple[Tag, Tag] | None:
+    """Return the tag of a rewind to an epoch at or before a delivery, and the newest tag that it abandoned.
+
+    None if the record is no end of such a rewind. A rewind writes no rows, and its epoch is not beyond one that its
+    former timeline has, as those of deliveries are.
+    """
+    try:
+        message = _DECODER.decode(value or b"")
+    except msgspec.DecodeError:
+        return None
+    end, tag = message.end, Tag(Timeline(message.timeline), Epoch(message.epoch))
+    if end is None or message.base or (end.v, end.job, end.records, end.digest) != (VERSION, job, 0, Sum().digest):
+        return None
+    if through is None or end.before is None or key != _end_key(job, tag):
+        return None
+    if tag.timeline <= through.timeline or tag.epoch > through.epoch:
+        return None
+    return tag, Tag(Timeline(end.before[0]), Epoch(end.before[1]))
 
 
 def _shown(stood: tuple[int, int] | None) -> str:

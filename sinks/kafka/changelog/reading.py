@@ -213,7 +213,7 @@ class OpenKafkaChangelog:
 
     def _taken(self, found: Found, decoder: Decoder) -> Delivery | None:
         try:
-            return decoder.take(found.key, found.value)
+            return decoder.follow(found.key, found.value)
         except Broken as error:
             raise self._damaged(found.partition, str(error)) from error
 
@@ -235,7 +235,7 @@ class OpenKafkaChangelog:
         if found.offset >= self._topic.written([found.partition])[found.partition]:
             ends = "nowhere" if decoder.tag is None else f"with epoch {decoder.tag.epoch}"
             why = f"it ends {ends}, but epoch {target.epoch} of timeline {target.timeline} was delivered"
-            raise self._damaged(found.partition, why)
+            raise self._damaged(found.partition, decoder.broken or why)
 
     def _begins(self, partitions: Iterable[int], after: Epoch) -> dict[int, tuple[int, Tag | None]]:
         """Return where to begin in each partition, and the delivery that ends there."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -483,6 +484,52 @@ class TestDamage:
         with pytest.raises(Unavailable, match="a broker refused offset 0 of partition 0, which is in the topic"):
             made.state(1)
         assert made.state(1) == {"0a": 1}
+
+    @pytest.mark.parametrize("damage", ["a tail that is gone", "a delivery that is gone", "a record that differs"])
+    def test_behind_the_checkpoint_of_a_rewind_is_cured_by_it(self, memory: InMemory, made: Topic, damage: str) -> None:
+        """Damage stays in the topic, so without this no state could ever be restored again."""
+        for epoch in range(1, 6):
+            made.deliver(epoch, {"0a": epoch, "1a": epoch})
+        log = memory.fake.logs[0]
+        match damage:
+            case "a tail that is gone":
+                del log[-4:]
+            case "a delivery that is gone":
+                del log[-8:-4]
+            case _:
+                changed = log[-8]
+                assert changed is not None
+                log[-8] = (changed[0], changed[1].replace(b'"k":1', b'"k":2'))
+        with pytest.raises(Damaged, match="partition 0 is not what was delivered"):
+            made.state(3)
+        assert made.rewind(4, 2) == "truncate"
+        with pytest.raises(Damaged) if damage != "a tail that is gone" else nullcontext():
+            made.state(4, abandoned_after(4))
+        assert made.rewind(3, 3) == "truncate"
+        assert made.state(3, abandoned_after(3)) == {"0a": 3, "1a": 3}
+        made.deliver(100, {"0a": 100}, timeline=3)
+        assert made.state(100, abandoned_after(3)) == {"0a": 100, "1a": 3}
+        assert made.state(100, abandoned_after(3), after=3) == {"0a": 100}
+        compaction = replace(made.place, records_min=1).compaction(JOB)
+        assert compaction.compact("first", abandoned_after(3), Epoch(100))
+        assert made.state(100, abandoned_after(3)) == {"0a": 100, "1a": 3}
+
+    def test_of_what_a_reader_asks_for_is_not_cured(self, memory: InMemory, made: Topic) -> None:
+        """As for a reader that does not know of the rewind yet."""
+        for epoch in range(1, 6):
+            made.deliver(epoch, {"0a": epoch})
+        log = memory.fake.logs[0]
+        del log[-3:]
+        made.rewind(3, 2)
+        assert made.state(3, abandoned_after(3, 2)) == {"0a": 3}
+        with pytest.raises(Damaged, match="partition 0 is not what was delivered to it"):
+            made.state(5)
+
+
+def abandoned_after(epoch: int, timeline: int = 3) -> tuple[Stretch, Stretch]:
+    """Return the lineage after a rewind to an epoch of the first timeline."""
+    first = Stretch(Timeline(1), Epoch(1), Epoch(epoch))
+    return first, Stretch(Timeline(timeline), Epoch(100), EPOCH_MAX)
 
 
 def lost(topic: Topic, request: pytest.FixtureRequest) -> tuple[int, int]:
