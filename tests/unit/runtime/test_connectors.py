@@ -77,6 +77,8 @@ class TestCommand:
     def test_the_command_lists_names_with_package_library_and_traits(self, capsys: pytest.CaptureFixture[str]) -> None:
         found = listed_as_json(capsys)
         assert set(found) >= set(OWN)
+        assert {name: found[name]["problem"] for name in OWN} == dict.fromkeys(OWN)
+        assert found["kafka"]["source"]["traits"]["publishes"] and found["kafka"]["sink"]["traits"]["transacts"]
         postgres = found["postgres"]
         assert postgres["library"] == {"name": "psycopg", "version": metadata.version("psycopg"), "extra": "postgres"}
         assert (postgres["package"], postgres["version"]) == ("holdfast", hf.__version__)
@@ -84,7 +86,6 @@ class TestCommand:
         assert found["log"]["source"]["traits"]["sparse"] and found["log"]["sink"]["traits"]["commits_once"]
         assert found["spark-frame"]["source"]["traits"]["copied"] and found["generator"]["source"]["traits"]["paced"]
         assert found["files"]["source"]["traits"]["sparse"] and found["files"]["sink"]["traits"]["repairs"]
-        assert found["files"]["problem"] is None
         assert found["sqlite"]["library"] == {"name": "sqlite", "version": sqlite3.sqlite_version, "extra": None}
 
     def test_a_line_of_the_table_is_a_side(self, capsys: pytest.CaptureFixture[str]) -> None:
