@@ -186,6 +186,27 @@ class TestReads:
         list(made.place.open(JOB).records(replace(which, after=Epoch(0)), lambda *at: whole.append(at)))
         assert seen[-1][0] < whole[-1][0] / 2 and all(done <= expected for done, expected in [*seen, *whole])
 
+    def test_show_that_they_advance_while_they_look_for_a_place_to_begin(
+        self, made: Topic, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else a worker that reads through one large delivery counts as hung, and starts over."""
+        for epoch in (1, 2):
+            made.deliver(epoch, {f"0{n:04}": epoch for n in range(3_000)})
+        right, events = FakeFeed.poll, list[str]()
+
+        def poll(feed: FakeFeed) -> Sequence[Found]:
+            """Hand over ten records at a time."""
+            events.append("poll")
+            ((partition, position),) = feed.positions.items()
+            found = [each for each in right(feed) if each.offset < position + 10]
+            feed.positions[partition] = position + 10
+            return found
+
+        monkeypatch.setattr(FakeFeed, "poll", poll)
+        which = AsOf(JOB, FIRST, Epoch(2), Epoch(1), (0, 1), GROUPS)
+        rows = sum(batch.num_rows for batch in made.place.open(JOB).records(which, lambda *_: events.append("shown")))
+        assert rows == 3_000 and events.count("poll") > 300 and "poll poll poll" not in " ".join(events)
+
 
 class TestCompaction:
     def test_leaves_what_every_epoch_from_the_horizon_on_needs(self, either: Topic) -> None:
