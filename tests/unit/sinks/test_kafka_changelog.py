@@ -15,7 +15,7 @@ from kafka_fake import FakeConnection, as_records
 from kafka_server import PASSWORD, USER, KafkaServer
 
 import holdfast as hf
-from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
+from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Unavailable
 from holdfast.model import CHANGELOG, EPOCH_MAX, Epoch, Generation, Stretch, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.changelogs import AsOf, CompactedMeanwhile, shown_place
 from holdfast.sinks.contract import OP, Rewinding
@@ -719,6 +719,27 @@ class TestPlaces:
             assert topic.state(1) == {"0a": 1}
         finally:
             kafka.allow_nothing()
+
+    @pytest.mark.kafka
+    def test_of_a_topic_whose_settings_may_not_be_read_is_refused(
+        self, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The brokers' default removes records after seven days, and `holdfast doctor` said that it keeps them."""
+        monkeypatch.setenv("STATE_PASSWORD", PASSWORD)
+        options: dict[str, Option] = {
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": USER,
+            "sasl.password": hf.secret("env:STATE_PASSWORD"),
+        }
+        name = kafka.topic(4)
+        for each in (name, progress_topic(name)):
+            kafka.allow(each, "READ", "WRITE", "DESCRIBE")
+        sink = hf.Kafka(kafka.guarded, name, options=options).changelog().sink(RECORDS, KEY, GROUPS)
+        for ask in (sink.probe, sink.prepare):  # type: ignore[attr-defined]
+            with pytest.raises(NotAdmitted, match="no right to read its settings") as refused:
+                ask(RECORDS, KEY)
+            assert "DESCRIBE_CONFIGS" in (refused.value.next_step or "")
 
 
 class TestOutages:
