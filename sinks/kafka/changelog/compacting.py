@@ -16,7 +16,7 @@ Source: docs/design/0111-changelogs-in-kafka.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from sys import intern
 from typing import Protocol
 
@@ -31,6 +31,10 @@ from holdfast.sinks.kafka.target import Connection, ProducerFenced, Records
 
 RECORDS_MIN = 300_000
 """Fewer records, about 64 MiB, are never compacted."""
+
+
+ATTEMPTS_MAX = 5
+"""How often a base is named, against deliveries that end the transaction which names it."""
 
 
 class CompactedTopic(Topic, Protocol):
@@ -173,21 +177,29 @@ class KafkaCompaction:
             raise damaged(self._where, partition, why)
 
     def _name(self, owner: str, before: Compacted | None, made: Compacted) -> None:
-        """Let a base take effect, unless another driver owns the topic now, or has compacted it."""
+        """Let a base take effect, unless another driver owns the topic now, or has compacted it.
+
+        A delivery that is under way begins again, with an init that may end this transaction. So it is repeated: to
+        write another base would add the whole state to the topic.
+        """
+        for _ in range(ATTEMPTS_MAX):
+            with suppress(ProducerFenced):
+                return self._name_once(owner, before, made)
+        raise self._overtaken()
+
+    def _name_once(self, owner: str, before: Compacted | None, made: Compacted) -> None:
         connection = self._connection()
         producer = connection.producer()
         try:
             producer.init()
             progress = connection.progress()
             held = progress.held(self._job_uuid, CHANGELOG)
-            if held is None or held.owner != owner or self._base(progress) != before:
+            if held is None or held.owner != owner or self._base(progress) not in (before, made):
                 raise self._overtaken()
             producer.begin()
             producer.mark(*base_record(self._job_uuid, CHANGELOG, made))
             producer.flush()
             producer.commit()
-        except ProducerFenced as error:
-            raise self._overtaken() from error
         finally:
             producer.destroy()
             connection.close()

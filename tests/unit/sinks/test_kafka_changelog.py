@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from kafka_changelogs import FakeFeed, FakeTopic, InMemory
+from kafka_changelogs import FakeFeed, FakeTopic, InMemory, ready
 from kafka_fake import FakeConnection, as_records
 from kafka_server import PASSWORD, USER, KafkaServer
 
@@ -282,6 +282,31 @@ class TestCompaction:
         with pytest.raises(Unavailable, match="took the topic"):
             made.compacted(3)
         assert taken and not memory.removed and made.state(4) == {"0a": 4}
+
+    def test_that_meets_a_delivery_writes_one_base(
+        self, memory: InMemory, made: Topic, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The delivery begins again, and its init ends the transaction that names the base. Each further base would
+        add the whole state to the topic, at every attempt of a job that always delivers."""
+        for epoch in range(1, 6):
+            made.deliver(epoch, {"0a": epoch})
+        met, writes, right = list[int](), list[int](), FakeTopic.write
+
+        def meanwhile() -> None:
+            if memory.fake.calls[-1] == "init" and len(met) < 3:
+                memory.refuse = ready
+                met.append(6 + len(met))
+                made.deliver(met[-1], {"0a": met[-1]})
+                memory.refuse = meanwhile
+
+        def write(topic: FakeTopic, records: Iterable[Records]) -> None:
+            writes.append(1)
+            right(topic, records)
+
+        monkeypatch.setattr(FakeTopic, "write", write)
+        memory.refuse = meanwhile  # called where a writer has read nothing since its init
+        assert made.compacted(5) and made.state(8) == {"0a": 8}
+        assert met == [6, 7, 8] and len(writes) == memory.partitions
 
     def test_interrupts_a_read_that_was_opened_before(self, made: Topic) -> None:
         for epoch in range(1, 6):
