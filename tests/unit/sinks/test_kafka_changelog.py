@@ -659,6 +659,14 @@ class TestRefusals:
         with pytest.raises(ConfigError, match="holds records that no job delivered"):
             topic.sink.check_owner(None, CHANGELOG)  # type: ignore[attr-defined]
 
+    def test_of_records_whose_progress_topic_was_emptied_names_that(self, memory: InMemory, made: Topic) -> None:
+        """The job's own state must not be taken for the records of others."""
+        made.deliver(1, {"0a": 1})
+        memory.fake.marks.clear()
+        with pytest.raises(ConfigError, match="its progress topic 'changelog-holdfast-progress' names no") as refused:
+            made.sink.check_owner(JOB, CHANGELOG)  # type: ignore[attr-defined]
+        assert "restore it" in (refused.value.next_step or "")
+
     @pytest.mark.kafka
     @pytest.mark.parametrize(
         ("setting", "shown"),
