@@ -19,6 +19,7 @@ from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Un
 from holdfast.model import CHANGELOG, EPOCH_MAX, Epoch, Generation, Stretch, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.changelogs import AsOf, CompactedMeanwhile, shown_place
 from holdfast.sinks.contract import OP, Rewinding
+from holdfast.sinks.kafka.changelog.brokers import BrokerFeed
 from holdfast.sinks.kafka.changelog.compacting import KafkaCompaction
 from holdfast.sinks.kafka.changelog.format import Broken, Decoder, Encoder
 from holdfast.sinks.kafka.changelog.reading import Found, Gone
@@ -206,6 +207,24 @@ class TestReads:
         which = AsOf(JOB, FIRST, Epoch(2), Epoch(1), (0, 1), GROUPS)
         rows = sum(batch.num_rows for batch in made.place.open(JOB).records(which, lambda *_: events.append("shown")))
         assert rows == 3_000 and events.count("poll") > 300 and "poll poll poll" not in " ".join(events)
+
+    def test_count_only_waits_as_silence_of_the_brokers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Not what the worker does with records that came: the first empty poll after that is no outage."""
+        waits = list[float]()
+
+        class Silent:
+            def __init__(self, *_: object, **__: object) -> None: ...
+            def assign(self, _: object) -> None: ...
+            def consume(self, _count: int, timeout_s: float) -> list[object]:
+                waits.append(timeout_s)
+                return []
+
+        monkeypatch.setattr("holdfast.sinks.kafka.changelog.brokers.Consumer", Silent)
+        feed = BrokerFeed(KafkaPlace("broker:9092", "changelog"), {0: 0})
+        with pytest.raises(Unavailable, match="no record could be read for 20 s"):
+            while len(waits) < 1_000:
+                assert not feed.poll()
+        assert sum(waits) == pytest.approx(20.0, abs=0.2)
 
 
 class TestCompaction:
