@@ -3,8 +3,8 @@
 All of it is data of the connectors. A class may have two attributes for it; ours have both where they apply:
 
     library: ClassVar[Library]      the library that it is made with
-    def example(cls) -> object      a classmethod: the connector in its fullest configuration, or a tuple of one for
-                                    each side, if their arguments exclude each other; nothing is opened
+    def example(cls) -> object      a classmethod: the connector in its fullest configuration; nothing is opened. A
+                                    tuple of two, if options of a source exclude those of a sink
 
 The traits are those of the example, or of the class if they do not depend on its arguments. A package that cannot be
 loaded is listed with the reason, and hides no other one.
@@ -92,9 +92,9 @@ def _wanted(each: Installed, library: Library) -> str:
 def _sides(kind: object) -> Mapping[str, Mapping[str, bool] | None]:
     """Return the sides of a class with their traits, from its example or from its own traits."""
     if callable(make := getattr(kind, "example", None)):
-        made = make()
-        examples = made if isinstance(made, tuple) else (made,)
-        return _of_traits(side.traits for each in examples for side in (source_of(each), sink_of(each)))
+        example = make()
+        read, written = example if isinstance(example, tuple) else (example, example)
+        return _of_traits(side.traits for side in (source_of(read), sink_of(written)))
     own = getattr(kind, "traits", None)
     return _of_traits([own]) if isinstance(own, Traits) else _by_methods(kind)
 

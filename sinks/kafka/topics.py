@@ -69,7 +69,7 @@ def found_or_created(place: KafkaPlace, settings: Mapping[str, str], partitions:
     found = existing(place)
     if found is None:
         create(place, settings, partitions)
-        found = existing(place) or Topic(max(partitions, 1), -1, None)
+        found = existing(place) or Topic(max(partitions, 1), -1, settings)
     return found
 
 

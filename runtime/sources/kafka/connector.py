@@ -105,10 +105,10 @@ class Kafka(RowsOf[T]):
             raise _refused(f"value is {given!r}", f"give {forms}")
 
     @classmethod
-    def example(cls) -> tuple[KafkaSource | TopicsSource, KafkaSink | RepeatingKafka]:
-        """Return a source and a sink that have every trait; see listed.py. Only a source may have a group."""
-        servers = "broker.example:9092"
-        return cls(servers, "bids", Raw(), group="billing").source(), cls(servers, "bids", Raw(), key="value").sink()
+    def example(cls) -> tuple[Kafka[Any], Kafka[Any]]:
+        """Return a topic that has every trait of a source, and one that has every trait of a sink; see listed.py."""
+        servers, value = "broker.example:9092", Raw()
+        return cls(servers, "bids", value, group="billing"), cls(servers, "bids", value, key=["value"])
 
     def __repr__(self) -> str:
         return f"Kafka({self.place.servers!r}, {self.place.topic if self.pattern is None else self.pattern!r})"

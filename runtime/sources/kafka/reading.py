@@ -103,6 +103,8 @@ class OpenKafka:
         self._feed: AnyFeed | None = None
         self._bell: Bell | None = None
         """Once there is a reader."""
+        self._over = False
+        """Whether the source has noted that the topic has ended: nothing is asked of it any more."""
         self._missing_since: float | None = None
         """Since when no broker has known the topic."""
         self._verified_at = time.monotonic() if self._seen else -VERIFY_EVERY_S
@@ -193,12 +195,16 @@ class OpenKafka:
             self._closing = False
 
     def _fetch(self, partition: int, on_lost: OnLost, offset: int, max_bytes: int) -> Read:
+        if self._over:
+            return Read(None, offset)
         try:
             return self._found(partition, on_lost, offset, max_bytes)
         except TopicGone as gone:
             if self._part_of is None or self._part_of.ended is None:
                 raise
             if self._part_of.ended():
+                self._over = True
+                self.close()
                 return Read(None, offset)
             what = "it no longer exists, which the driver has still to note"
             raise unavailable(self._place, what, NOTHING_READ) from gone

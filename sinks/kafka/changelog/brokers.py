@@ -6,7 +6,6 @@ Source: confluent_kafka; docs/design/0111-changelogs-in-kafka.md.
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -35,7 +34,8 @@ AGAIN = (
 POLL_S = 0.1
 POLL_MESSAGES = 5_000
 STANDS_FOR_S = 20.0
-"""How long no record may come though there are more: longer than an open transaction of a killed process may need."""
+"""How long no record may come though there are more, while it is waited for one: longer than an open transaction of a
+killed process may need. What the reader does meanwhile with those that came does not count."""
 FETCHED_AHEAD_KIB = 32 << 10
 _OUT_OF_RANGE = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
 _HARMLESS = (KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT)
@@ -123,7 +123,7 @@ class BrokerFeed:
     """See reading.Feed."""
 
     def __init__(self, place: KafkaPlace, begins: Mapping[int, int]) -> None:
-        self._place, self._until = place, time.monotonic() + STANDS_FOR_S
+        self._place, self._waited_s = place, 0.0
         settings = {
             "queued.max.messages.kbytes": FETCHED_AHEAD_KIB,
             "check.crcs": True,
@@ -138,10 +138,8 @@ class BrokerFeed:
         with raising(self._place):
             messages = self._consumer.consume(POLL_MESSAGES, POLL_S)
         found = [each for each in map(self._found, messages) if each is not None]
-        now = time.monotonic()
-        if found:
-            self._until = now + STANDS_FOR_S
-        elif now >= self._until:
+        self._waited_s = 0.0 if found else self._waited_s + POLL_S
+        if self._waited_s >= STANDS_FOR_S:
             raise Unavailable(
                 f"{self._place.where}: no record could be read for {STANDS_FOR_S:g} s, though there are more",
                 not_done=NO_STATE,

@@ -16,7 +16,8 @@ Source: docs/design/0111-changelogs-in-kafka.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
+from sys import intern
 from typing import Protocol
 
 from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
@@ -30,6 +31,10 @@ from holdfast.sinks.kafka.target import Connection, ProducerFenced, Records
 
 RECORDS_MIN = 300_000
 """Fewer records, about 64 MiB, are never compacted."""
+
+
+ATTEMPTS_MAX = 5
+"""How often a base is named, against deliveries that end the transaction which names it."""
 
 
 class CompactedTopic(Topic, Protocol):
@@ -106,13 +111,17 @@ class KafkaCompaction:
         return progress.base_of(self._job_uuid, CHANGELOG)
 
     def _is_worth(self, progress: Progress, topic: CompactedTopic, share: float) -> bool:
-        """Return whether so much of what is behind the last base is as large as that, and large enough."""
+        """Return whether so much of what is behind the last base is as large as that, and large enough.
+
+        The base itself is among it, since it was written behind the deliveries that follow it.
+        """
         if progress.layout is None:
             return True
         base, partitions = self._base(progress), range(progress.layout.partitions)
         begins = topic.first(partitions) if base is None else {each: base.at[each][1] for each in partitions}
         behind = sum(end - begins[each] for each, end in topic.written(partitions).items())
-        return share * behind >= max(self._records_min, 0 if base is None else base.records)
+        left = 0 if base is None else base.records
+        return share * behind - left >= max(self._records_min, left)
 
     def _written(
         self, topic: CompactedTopic, progress: Progress, through: Tag, counts: Callable[[Tag], bool]
@@ -141,10 +150,10 @@ class KafkaCompaction:
             while True:
                 for found in self._polled(topic, feed):
                     if found.value is None:
-                        self._check_end(topic, partition, found.offset, target)
+                        self._check_end(topic, partition, found.offset, decoder.broken, target)
                         continue
                     try:
-                        delivery = decoder.take(found.key, found.value)
+                        delivery = decoder.follow(found.key, found.value)
                     except Broken as error:
                         raise damaged(self._where, partition, str(error)) from error
                     if delivery is not None and delivery.ended and delivery.tag == target:
@@ -162,26 +171,35 @@ class KafkaCompaction:
             return self._overtaken()
         return gone.unless_held(self._where, topic) or damaged(self._where, gone.partition, str(gone))
 
-    def _check_end(self, topic: Topic, partition: int, offset: int, target: Tag) -> None:
+    def _check_end(self, topic: Topic, partition: int, offset: int, broken: str, target: Tag) -> None:
         if offset >= topic.written([partition])[partition]:
-            raise damaged(self._where, partition, f"it ends before epoch {target.epoch}, which was delivered")
+            why = broken or f"it ends before epoch {target.epoch}, which was delivered"
+            raise damaged(self._where, partition, why)
 
     def _name(self, owner: str, before: Compacted | None, made: Compacted) -> None:
-        """Let a base take effect, unless another driver owns the topic now, or has compacted it."""
+        """Let a base take effect, unless another driver owns the topic now, or has compacted it.
+
+        A delivery that is under way begins again, with an init that may end this transaction. So it is repeated: to
+        write another base would add the whole state to the topic.
+        """
+        for _ in range(ATTEMPTS_MAX):
+            with suppress(ProducerFenced):
+                return self._name_once(owner, before, made)
+        raise self._overtaken()
+
+    def _name_once(self, owner: str, before: Compacted | None, made: Compacted) -> None:
         connection = self._connection()
         producer = connection.producer()
         try:
             producer.init()
             progress = connection.progress()
             held = progress.held(self._job_uuid, CHANGELOG)
-            if held is None or held.owner != owner or self._base(progress) != before:
+            if held is None or held.owner != owner or self._base(progress) not in (before, made):
                 raise self._overtaken()
             producer.begin()
             producer.mark(*base_record(self._job_uuid, CHANGELOG, made))
             producer.flush()
             producer.commit()
-        except ProducerFenced as error:
-            raise self._overtaken() from error
         finally:
             producer.destroy()
             connection.close()
@@ -205,7 +223,8 @@ class Newest:
     """The newest row of each key, as records."""
 
     def __init__(self) -> None:
-        self._rows: dict[bytes, list[tuple[Message, bytes]]] = {}
+        self._rows: dict[bytes, list[tuple[str, bytes]]] = {}
+        """Base and value of each record: a decoded message would take more memory than the record itself."""
 
     @property
     def count(self) -> int:
@@ -217,10 +236,10 @@ class Newest:
         if message.deleted:
             self._rows.pop(key, None)
         elif message.piece is None or not message.piece[0]:
-            self._rows[key] = [(message, value)]
+            self._rows[key] = [(intern(message.base), value)]
         else:
-            self._rows[key].append((message, value))
+            self._rows[key].append((intern(message.base), value))
 
-    def rows(self) -> Iterable[tuple[bytes, Message, bytes]]:
-        """Return the records, those of a key together."""
-        return ((key, message, value) for key, records in self._rows.items() for message, value in records)
+    def rows(self) -> Iterable[tuple[bytes, str, bytes]]:
+        """Return key, base and value of the records, those of a key together."""
+        return ((key, base, value) for key, records in self._rows.items() for base, value in records)

@@ -43,6 +43,8 @@ from holdfast.sinks.kafka.target import Records
 VERSION = 1
 ROWS_MAX = 50_000
 """Rows of a batch that a reader yields."""
+BYTES_MAX = 8 << 20
+"""Bytes of keys and values after which a reader yields a batch with fewer rows."""
 OVERHEAD = 512
 """More bytes than the client adds to a record, and than the fields of a piece besides its value and layout."""
 READ = pa.schema(
@@ -193,17 +195,17 @@ class Encoder:
 
 
 def base_of(
-    job_uuid: str, id: str, through: Tag, rows: Iterable[tuple[bytes, Message, bytes]], partition: int
+    job_uuid: str, id: str, through: Tag, rows: Iterable[tuple[bytes, str, bytes]], partition: int
 ) -> Iterator[Records]:
     """Yield the records of a base in one partition: rows as they were delivered, and an end.
 
     Args:
-        rows: Key, message and value as they were read, from a delivery or from an older base.
+        rows: Key, older base and value as they were read; the base is empty for those of a delivery.
     """
     summed, begins = Sum(), b'{"base":"' + id.encode() + b'",'
     for group in batched(rows, ROWS_MAX):
         keys = [key for key, _, _ in group]
-        values = [begins + value[_beginning(message) :] for _, message, value in group]
+        values = [begins + value[_beginning(older) :] for _, older, value in group]
         for key, value in zip(keys, values, strict=True):
             summed.add(key, value)
         yield Records(keys, values, partition)
@@ -212,9 +214,9 @@ def base_of(
     yield Records([f"base {id}".encode()], [value], partition)
 
 
-def _beginning(message: Message) -> int:
+def _beginning(older: str) -> int:
     """Return the length of what a base replaces: the bracket, or the id of an older base too."""
-    return len(b'{"base":"",') + len(message.base) if message.base else 1
+    return len(b'{"base":"",') + len(older) if older else 1
 
 
 def batched(rows: Iterable[Row], count: int) -> Iterator[list[Row]]:
@@ -279,8 +281,37 @@ class Decoder:
         self._sum = Sum()
         self._of: Tag | None = None
         self._keep = False
-        self._keys, self._messages = list[bytes](), list[Message]()
+        self._keys, self._messages, self._bytes = list[bytes](), list[Message](), 0
         self._pieces = list[bytes]()
+        self._wants_broken = False
+        self.broken = ""
+        """Why what follows the last delivery that ended cannot be used; empty: it can."""
+
+    def follow(self, key: bytes | None, value: bytes | None) -> Delivery | None:
+        """Take the next message in, as `take` does, and pass over what a rewind behind it has abandoned.
+
+        Damage stays in the topic for good. If it is behind the checkpoint to which the job was rewound since, the end
+        that the rewind wrote continues the chain: every delivery up to its epoch was read before the damage.
+
+        Raises:
+            Broken: no rewind can cure it.
+        """
+        if not self.broken:
+            try:
+                return self.take(key, value)
+            except Broken as error:
+                if self._base or self.tag is None:
+                    raise
+                self.broken, self._wants_broken = str(error), self._keep and self._of is not None
+                self._pieces.clear()
+                self._batch()
+        if (found := rewound_at(key, value, self._job, self.tag)) is None:
+            return None
+        tag, before = found
+        if self._wants_broken or self._wanted(before):
+            return None
+        self.tag, self._of, self._sum, self.broken = tag, None, Sum(), ""
+        return Delivery(tag, self._batch(), ended=True)
 
     def take(self, key: bytes | None, value: bytes | None) -> Delivery | None:
         """Take the next message in; return what is complete with it.
@@ -308,7 +339,7 @@ class Decoder:
             self._raw(key or b"", message, value or b"")
         elif self._keep:
             self._row(key or b"", message)
-            if len(self._keys) >= ROWS_MAX and not self._pieces:
+            if (len(self._keys) >= ROWS_MAX or self._bytes >= BYTES_MAX) and not self._pieces:
                 return Delivery(tag, self._batch(), ended=False)
         return None
 
@@ -326,6 +357,7 @@ class Decoder:
             raise Broken("the last piece of a row is missing")
         self._keys.append(key)
         self._messages.append(message)
+        self._bytes += len(key) + len(message.value or b"")
 
     def _ended(self, tag: Tag, end: End) -> Delivery:
         if (end.v, end.job) != (VERSION, self._job):
@@ -346,7 +378,7 @@ class Decoder:
 
     def _batch(self) -> pa.RecordBatch:
         keys, found = self._keys, self._messages
-        self._keys, self._messages = [], []
+        self._keys, self._messages, self._bytes = [], [], 0
         columns: Mapping[str, Any] = {
             "deleted": pa.array([each.deleted for each in found], pa.bool_()),
             "operator": pa.array([each.operator for each in found], pa.string()),
@@ -365,6 +397,26 @@ def end_of(value: bytes | None) -> Tag | None:
     except msgspec.DecodeError:
         return None
     return None if message.end is None or message.base else Tag(Timeline(message.timeline), Epoch(message.epoch))
+
+
+def rewound_at(key: bytes | None, value: bytes | None, job: str, through: Tag | None) -> tuple[Tag, Tag] | None:
+    """Return the tag of a rewind to an epoch at or before a delivery, and the newest tag that it abandoned.
+
+    None if the record is no end of such a rewind. A rewind writes no rows, and its epoch is not beyond one that its
+    former timeline has, as those of deliveries are.
+    """
+    try:
+        message = _DECODER.decode(value or b"")
+    except msgspec.DecodeError:
+        return None
+    end, tag = message.end, Tag(Timeline(message.timeline), Epoch(message.epoch))
+    if end is None or message.base or (end.v, end.job, end.records, end.digest) != (VERSION, job, 0, Sum().digest):
+        return None
+    if through is None or end.before is None or key != _end_key(job, tag):
+        return None
+    if tag.timeline <= through.timeline or tag.epoch > through.epoch:
+        return None
+    return tag, Tag(Timeline(end.before[0]), Epoch(end.before[1]))
 
 
 def _shown(stood: tuple[int, int] | None) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, NotAdmitted
 from holdfast.sinks.kafka.progress import progress_topic
 from holdfast.sinks.kafka.topics import (
     NOT_STARTED,
@@ -56,10 +56,16 @@ def probe(place: KafkaPlace) -> str:
 
 
 def check(place: KafkaPlace, found: Topic) -> None:
-    """Refuse a topic that cannot hold a changelog. Raises ConfigError."""
+    """Refuse a topic that cannot hold a changelog. Raises ConfigError, NotAdmitted."""
     check_topic(place, found, keyed=True)
-    settings = found.settings or {}
-    given = {name: settings[name] for name in SETTINGS if name in settings}
+    if found.settings is None:
+        raise NotAdmitted(
+            f"{place.where}: this user has no right to read its settings, so it is not known whether the brokers "
+            "remove records, by default after seven days; they are the state of the job",
+            not_done=NOT_STARTED,
+            next_step=f"grant the user DESCRIBE_CONFIGS on topic {place.topic!r}",
+        )
+    given = {name: found.settings[name] for name in SETTINGS if name in found.settings}
     if given.get("cleanup.policy") == "":
         return  # since Kafka 4.0: neither deleted nor compacted
     wrong = [f"{name}={value}" for name, value in given.items() if value != SETTINGS[name]]

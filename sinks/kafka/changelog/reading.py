@@ -155,7 +155,7 @@ class OpenKafkaChangelog:
         if (base := self._base) is not None and which.after == NO_EPOCH:
             based = {each: Decoder(self._job_uuid, None, lambda _: True, base.id) for each in wanted}
             yield from self._read({each: base.at[each][0] for each in wanted}, based, base.through, advanced)
-        begins = self._begins(wanted, which.after)
+        begins = self._begins(wanted, which.after, advanced)
         counts = lambda tag: which.after < tag.epoch <= which.through and is_on(which.history, tag.timeline, tag.epoch)
         decoders = {each: Decoder(self._job_uuid, before, counts) for each, (_, before) in begins.items()}
         yield from self._read({each: offset for each, (offset, _) in begins.items()}, decoders, target, advanced)
@@ -213,7 +213,7 @@ class OpenKafkaChangelog:
 
     def _taken(self, found: Found, decoder: Decoder) -> Delivery | None:
         try:
-            return decoder.take(found.key, found.value)
+            return decoder.follow(found.key, found.value)
         except Broken as error:
             raise self._damaged(found.partition, str(error)) from error
 
@@ -235,9 +235,11 @@ class OpenKafkaChangelog:
         if found.offset >= self._topic.written([found.partition])[found.partition]:
             ends = "nowhere" if decoder.tag is None else f"with epoch {decoder.tag.epoch}"
             why = f"it ends {ends}, but epoch {target.epoch} of timeline {target.timeline} was delivered"
-            raise self._damaged(found.partition, why)
+            raise self._damaged(found.partition, decoder.broken or why)
 
-    def _begins(self, partitions: Iterable[int], after: Epoch) -> dict[int, tuple[int, Tag | None]]:
+    def _begins(
+        self, partitions: Iterable[int], after: Epoch, advanced: Callable[[int, int], object] = unseen
+    ) -> dict[int, tuple[int, Tag | None]]:
         """Return where to begin in each partition, and the delivery that ends there."""
         first: dict[int, tuple[int, Tag | None]]
         if (base := self._base) is not None:
@@ -247,10 +249,17 @@ class OpenKafkaChangelog:
         if after == NO_EPOCH:
             return first
         ends = self._topic.written(first)
-        return {each: self._behind(each, *first[each], ends[each], after) for each in first}
+        return {each: self._behind(each, *first[each], ends[each], after, advanced=advanced) for each in first}
 
     def _behind(
-        self, partition: int, first: int, stood: Tag | None, end: int, after: Epoch, step: int = LOOK_BACK
+        self,
+        partition: int,
+        first: int,
+        stood: Tag | None,
+        end: int,
+        after: Epoch,
+        step: int = LOOK_BACK,
+        advanced: Callable[[int, int], object] = unseen,
     ) -> tuple[int, Tag | None]:
         """Return a place behind which all records of later epochs are.
 
@@ -258,16 +267,19 @@ class OpenKafkaChangelog:
         the search goes back from the newest one in growing steps, since it is asked for epochs near the end.
         """
         while (probe := end - step) > first:
-            found = self._next_end(partition, probe, end)
+            found = self._next_end(partition, probe, end, advanced)
             if found is not None and found[1].epoch <= after:
                 return found
             step *= LOOK_FURTHER if step >= LOOK_BACK else 2
         return first, stood
 
-    def _next_end(self, partition: int, probe: int, end: int) -> tuple[int, Tag] | None:
+    def _next_end(
+        self, partition: int, probe: int, end: int, advanced: Callable[[int, int], object]
+    ) -> tuple[int, Tag] | None:
         """Return the offset behind the first end of a delivery from an offset on, and its tag."""
         with closing(self._topic.read({partition: probe})) as feed:
             while True:
+                advanced(0, 0)  # a delivery may be as large as the whole state
                 for found in self._polled(feed):
                     if found.value is None or found.offset >= end:
                         return None

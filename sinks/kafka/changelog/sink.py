@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from holdfast.errors import ConfigError
 from holdfast.model import CHANGELOG, Tag, Writer
 from holdfast.secrets import Secret
 from holdfast.sinks.changelogs import Changelog, Compaction
@@ -26,7 +27,7 @@ from holdfast.sinks.kafka.changelog.layout import check_alone, check_layout, ref
 from holdfast.sinks.kafka.changelog.reading import OpenKafkaChangelog, Topic
 from holdfast.sinks.kafka.changelog.repair import plan_repair, repair
 from holdfast.sinks.kafka.options import check_options, message_max_bytes
-from holdfast.sinks.kafka.progress import Layout, Progress, layout_record
+from holdfast.sinks.kafka.progress import Layout, Progress, layout_record, progress_topic
 from holdfast.sinks.kafka.sink import KafkaSink, check_client, transactional_id
 from holdfast.sinks.kafka.target import Connection, KafkaTarget, Mark, Records
 from holdfast.sinks.kafka.transactions import KafkaTransactions
@@ -185,7 +186,19 @@ class TopicSink:
             if progress.layout is not None:
                 check_layout(self.where, progress.layout, topic.layout())
             elif topic.holds_records():
-                raise refused(self.where, "holds records that no job delivered", NOT_STARTED)
+                raise self._unknown() if job_uuid is None else self._forgotten()
+
+    def _unknown(self) -> ConfigError:
+        return refused(self.where, "holds records that no job delivered", NOT_STARTED)
+
+    def _forgotten(self) -> ConfigError:
+        beside = progress_topic(self.place.topic)
+        return ConfigError(
+            f"{self.where}: holds records, but its progress topic {beside!r} names no delivery",
+            not_done=NOT_STARTED,
+            next_step=f"if this job has delivered to it, {beside!r} was deleted or emptied: restore it, since without "
+            "it the state in the topic cannot be read. Else name another topic as the changelog",
+        )
 
     def holding(self, job_uuid: str, name: str) -> Holding:
         """See HeldSink.holding."""

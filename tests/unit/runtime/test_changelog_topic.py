@@ -472,6 +472,26 @@ class TestTheTopicAlone:
         job.finish()
         job.check()
 
+    def test_restores_an_earlier_epoch_after_the_brokers_lost_later_ones(self, tmp_path: Path) -> None:
+        """As by an election of a broker that lacked the last records, in one partition."""
+        job = Job(tmp_path, CONTINUOUS, kind="kafka")
+        job.run(50, 50, 50)
+        job.settle()
+        job.forget_segments()
+        assert isinstance(job.brokers, InMemory)
+        log = job.brokers.fake.logs[0]
+        whole = len(log)
+        del log[-4:]
+        job.rewind(4)
+        job.run(30)
+        job.settle()
+        assert job.cluster.driver.outcome is None and len(log) > whole
+        job.forget_segments()
+        job.start_again(2)
+        job.run(10)
+        job.finish()
+        job.check()
+
     @IN_EVERY_PLACE
     def test_restores_what_compactions_left(self, tmp_path: Path, mode: str, kind: str) -> None:
         compacted(Job(tmp_path, mode, retained=3, kind=kind))

@@ -317,6 +317,24 @@ class TestTopicThatIsDeleted:
         reader = later.reader(0, 3, cast(Ahead, None))
         assert reader.poll(100) == Read(None, 3) and not awaited
 
+    def test_has_no_connection_and_is_asked_for_no_longer(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else a job with a topic per import has ever more threads, and one without another topic asks all the time."""
+        brokers = Brokers(monkeypatch)
+        brokers.has("orders.de", "1", 2)
+        driver, worker = read_by(tmp_path, on_lost="earliest")
+        driver.partitions()
+        brokers.topics.clear()
+        closed = list[str]()
+        monkeypatch.setattr(Questions, "close", lambda questions: closed.append(questions._place.topic))
+        driver.partitions()
+        assert closed == ["orders.de"]
+        assert worker.read(0, 3, 100) == (None, 3)
+        assert closed == ["orders.de", "orders.de"]
+        monkeypatch.delattr(Questions, "topic")
+        assert worker.read(0, 3, 100) == (None, 3) and worker.read(1, 7, 100) == (None, 7)
+
     def test_counts_as_ended_for_a_start_before_the_first_listing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

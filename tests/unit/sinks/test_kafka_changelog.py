@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from kafka_changelogs import FakeFeed, FakeTopic, InMemory
+from kafka_changelogs import FakeFeed, FakeTopic, InMemory, ready
 from kafka_fake import FakeConnection, as_records
 from kafka_server import PASSWORD, USER, KafkaServer
 
 import holdfast as hf
-from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
+from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Unavailable
 from holdfast.model import CHANGELOG, EPOCH_MAX, Epoch, Generation, Stretch, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.changelogs import AsOf, CompactedMeanwhile, shown_place
 from holdfast.sinks.contract import OP, Rewinding
+from holdfast.sinks.kafka.changelog.brokers import BrokerFeed
 from holdfast.sinks.kafka.changelog.compacting import KafkaCompaction
 from holdfast.sinks.kafka.changelog.format import Broken, Decoder, Encoder
 from holdfast.sinks.kafka.changelog.reading import Found, Gone
@@ -185,6 +187,45 @@ class TestReads:
         list(made.place.open(JOB).records(replace(which, after=Epoch(0)), lambda *at: whole.append(at)))
         assert seen[-1][0] < whole[-1][0] / 2 and all(done <= expected for done, expected in [*seen, *whole])
 
+    def test_show_that_they_advance_while_they_look_for_a_place_to_begin(
+        self, made: Topic, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else a worker that reads through one large delivery counts as hung, and starts over."""
+        for epoch in (1, 2):
+            made.deliver(epoch, {f"0{n:04}": epoch for n in range(3_000)})
+        right, events = FakeFeed.poll, list[str]()
+
+        def poll(feed: FakeFeed) -> Sequence[Found]:
+            """Hand over ten records at a time."""
+            events.append("poll")
+            ((partition, position),) = feed.positions.items()
+            found = [each for each in right(feed) if each.offset < position + 10]
+            feed.positions[partition] = position + 10
+            return found
+
+        monkeypatch.setattr(FakeFeed, "poll", poll)
+        which = AsOf(JOB, FIRST, Epoch(2), Epoch(1), (0, 1), GROUPS)
+        rows = sum(batch.num_rows for batch in made.place.open(JOB).records(which, lambda *_: events.append("shown")))
+        assert rows == 3_000 and events.count("poll") > 300 and "poll poll poll" not in " ".join(events)
+
+    def test_count_only_waits_as_silence_of_the_brokers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Not what the worker does with records that came: the first empty poll after that is no outage."""
+        waits = list[float]()
+
+        class Silent:
+            def __init__(self, *_: object, **__: object) -> None: ...
+            def assign(self, _: object) -> None: ...
+            def consume(self, _count: int, timeout_s: float) -> list[object]:
+                waits.append(timeout_s)
+                return []
+
+        monkeypatch.setattr("holdfast.sinks.kafka.changelog.brokers.Consumer", Silent)
+        feed = BrokerFeed(KafkaPlace("broker:9092", "changelog"), {0: 0})
+        with pytest.raises(Unavailable, match="no record could be read for 20 s"):
+            while len(waits) < 1_000:
+                assert not feed.poll()
+        assert sum(waits) == pytest.approx(20.0, abs=0.2)
+
 
 class TestCompaction:
     def test_leaves_what_every_epoch_from_the_horizon_on_needs(self, either: Topic) -> None:
@@ -230,6 +271,21 @@ class TestCompaction:
         compaction = made.place.compaction(JOB)
         assert not compaction.compact("first", FIRST, Epoch(3)) and not compaction.compact("first", FIRST, Epoch(3))
 
+    def test_is_not_worth_it_for_less_than_the_last_one_wrote(self, made: Topic) -> None:
+        """Else each key would be written again whenever the horizon has passed the last compaction."""
+        compaction, done = replace(made.place, records_min=8).compaction(JOB), list[int]()
+        made.deliver(1, {f"{n % GROUPS}{n:03}": n for n in range(400)})
+        for epoch in range(2, 41):
+            made.deliver(epoch, {f"0{epoch:03}": epoch})
+            if compaction.compact("first", FIRST, Epoch(max(1, epoch - 5))):
+                done.append(epoch)
+        assert done == [2]
+        for epoch in range(41, 71):
+            made.deliver(epoch, {f"{n}{epoch:03}": epoch for n in range(GROUPS)})
+            if compaction.compact("first", FIRST, Epoch(epoch - 5)):
+                done.append(epoch)
+        assert len(done) == 2, "as much was delivered since as the compaction had written"
+
     def test_that_is_overtaken_changes_nothing(self, memory: InMemory, made: Topic) -> None:
         for epoch in range(1, 4):
             made.deliver(epoch, {"0a": epoch})
@@ -245,6 +301,31 @@ class TestCompaction:
         with pytest.raises(Unavailable, match="took the topic"):
             made.compacted(3)
         assert taken and not memory.removed and made.state(4) == {"0a": 4}
+
+    def test_that_meets_a_delivery_writes_one_base(
+        self, memory: InMemory, made: Topic, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The delivery begins again, and its init ends the transaction that names the base. Each further base would
+        add the whole state to the topic, at every attempt of a job that always delivers."""
+        for epoch in range(1, 6):
+            made.deliver(epoch, {"0a": epoch})
+        met, writes, right = list[int](), list[int](), FakeTopic.write
+
+        def meanwhile() -> None:
+            if memory.fake.calls[-1] == "init" and len(met) < 3:
+                memory.refuse = ready
+                met.append(6 + len(met))
+                made.deliver(met[-1], {"0a": met[-1]})
+                memory.refuse = meanwhile
+
+        def write(topic: FakeTopic, records: Iterable[Records]) -> None:
+            writes.append(1)
+            right(topic, records)
+
+        monkeypatch.setattr(FakeTopic, "write", write)
+        memory.refuse = meanwhile  # called where a writer has read nothing since its init
+        assert made.compacted(5) and made.state(8) == {"0a": 8}
+        assert met == [6, 7, 8] and len(writes) == memory.partitions
 
     def test_interrupts_a_read_that_was_opened_before(self, made: Topic) -> None:
         for epoch in range(1, 6):
@@ -374,6 +455,15 @@ class TestRecords:
         with pytest.raises(Broken):
             decoded(CHAIN[:lost] + CHAIN[lost + 1 :])
 
+    def test_with_large_values_are_given_few_at_a_time(self) -> None:
+        """Memory would else grow with the size of a value: a batch of 50,000 values of 1 MB each."""
+        large = encoded((tag(1), None, {f"0{n:02}": bytes(900_000) for n in range(30)}))
+        decoder = Decoder(JOB, None, lambda _: True)
+        taken = [decoder.take(*record) for record in large]
+        sizes = [each.rows.nbytes for each in taken if each is not None]
+        assert len(sizes) == 4 and max(sizes) < 10 << 20
+        assert sum(each.rows.num_rows for each in taken if each is not None) == 30
+
     def test_that_differ_are_refused(self) -> None:
         with pytest.raises(Broken, match="they differ"):
             decoded([(CHAIN[0][0], CHAIN[0][1].replace(b"MQ==", b"Mg==")), *CHAIN[1:]])
@@ -460,6 +550,52 @@ class TestDamage:
             made.state(1)
         assert made.state(1) == {"0a": 1}
 
+    @pytest.mark.parametrize("damage", ["a tail that is gone", "a delivery that is gone", "a record that differs"])
+    def test_behind_the_checkpoint_of_a_rewind_is_cured_by_it(self, memory: InMemory, made: Topic, damage: str) -> None:
+        """Damage stays in the topic, so without this no state could ever be restored again."""
+        for epoch in range(1, 6):
+            made.deliver(epoch, {"0a": epoch, "1a": epoch})
+        log = memory.fake.logs[0]
+        match damage:
+            case "a tail that is gone":
+                del log[-4:]
+            case "a delivery that is gone":
+                del log[-8:-4]
+            case _:
+                changed = log[-8]
+                assert changed is not None
+                log[-8] = (changed[0], changed[1].replace(b'"k":1', b'"k":2'))
+        with pytest.raises(Damaged, match="partition 0 is not what was delivered"):
+            made.state(3)
+        assert made.rewind(4, 2) == "truncate"
+        with pytest.raises(Damaged) if damage != "a tail that is gone" else nullcontext():
+            made.state(4, abandoned_after(4))
+        assert made.rewind(3, 3) == "truncate"
+        assert made.state(3, abandoned_after(3)) == {"0a": 3, "1a": 3}
+        made.deliver(100, {"0a": 100}, timeline=3)
+        assert made.state(100, abandoned_after(3)) == {"0a": 100, "1a": 3}
+        assert made.state(100, abandoned_after(3), after=3) == {"0a": 100}
+        compaction = replace(made.place, records_min=1).compaction(JOB)
+        assert compaction.compact("first", abandoned_after(3), Epoch(100))
+        assert made.state(100, abandoned_after(3)) == {"0a": 100, "1a": 3}
+
+    def test_of_what_a_reader_asks_for_is_not_cured(self, memory: InMemory, made: Topic) -> None:
+        """As for a reader that does not know of the rewind yet."""
+        for epoch in range(1, 6):
+            made.deliver(epoch, {"0a": epoch})
+        log = memory.fake.logs[0]
+        del log[-3:]
+        made.rewind(3, 2)
+        assert made.state(3, abandoned_after(3, 2)) == {"0a": 3}
+        with pytest.raises(Damaged, match="partition 0 is not what was delivered to it"):
+            made.state(5)
+
+
+def abandoned_after(epoch: int, timeline: int = 3) -> tuple[Stretch, Stretch]:
+    """Return the lineage after a rewind to an epoch of the first timeline."""
+    first = Stretch(Timeline(1), Epoch(1), Epoch(epoch))
+    return first, Stretch(Timeline(timeline), Epoch(100), EPOCH_MAX)
+
 
 def lost(topic: Topic, request: pytest.FixtureRequest) -> tuple[int, int]:
     """Remove all records of partition 0; return where it begins and ends."""
@@ -541,6 +677,14 @@ class TestRefusals:
         topic = Topic(Brokers(), KafkaPlace(kafka.servers, name))
         with pytest.raises(ConfigError, match="holds records that no job delivered"):
             topic.sink.check_owner(None, CHANGELOG)  # type: ignore[attr-defined]
+
+    def test_of_records_whose_progress_topic_was_emptied_names_that(self, memory: InMemory, made: Topic) -> None:
+        """The job's own state must not be taken for the records of others."""
+        made.deliver(1, {"0a": 1})
+        memory.fake.marks.clear()
+        with pytest.raises(ConfigError, match="its progress topic 'changelog-holdfast-progress' names no") as refused:
+            made.sink.check_owner(JOB, CHANGELOG)  # type: ignore[attr-defined]
+        assert "restore it" in (refused.value.next_step or "")
 
     @pytest.mark.kafka
     @pytest.mark.parametrize(
@@ -627,6 +771,27 @@ class TestPlaces:
             assert topic.state(1) == {"0a": 1}
         finally:
             kafka.allow_nothing()
+
+    @pytest.mark.kafka
+    def test_of_a_topic_whose_settings_may_not_be_read_is_refused(
+        self, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The brokers' default removes records after seven days, and `holdfast doctor` said that it keeps them."""
+        monkeypatch.setenv("STATE_PASSWORD", PASSWORD)
+        options: dict[str, Option] = {
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": USER,
+            "sasl.password": hf.secret("env:STATE_PASSWORD"),
+        }
+        name = kafka.topic(4)
+        for each in (name, progress_topic(name)):
+            kafka.allow(each, "READ", "WRITE", "DESCRIBE")
+        sink = hf.Kafka(kafka.guarded, name, options=options).changelog().sink(RECORDS, KEY, GROUPS)
+        for ask in (sink.probe, sink.prepare):  # type: ignore[attr-defined]
+            with pytest.raises(NotAdmitted, match="no right to read its settings") as refused:
+                ask(RECORDS, KEY)
+            assert "DESCRIBE_CONFIGS" in (refused.value.next_step or "")
 
 
 class TestOutages:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from threading import Lock
 from typing import TypeVar
@@ -27,7 +27,7 @@ from holdfast.runtime.plan.ahead import Ahead, DirectReader, Read
 from holdfast.runtime.plan.source import Kept, PartitionReader
 from holdfast.runtime.sources.kafka.bell import Bell
 from holdfast.runtime.sources.kafka.reading import OpenKafka, PartOf, TopicGone
-from holdfast.runtime.sources.kafka.topics.catalogue import Added, Catalogue, Place
+from holdfast.runtime.sources.kafka.topics.catalogue import Added, Catalogue, Listed, Place
 from holdfast.runtime.sources.kafka.topics.matching import added, matches
 from holdfast.storage.kafka.errors import unavailable
 from holdfast.storage.kafka.place import KafkaPlace
@@ -127,6 +127,7 @@ class OpenTopics:
             if not further and not ended:
                 return len(self._catalogue)
             if self._catalogue.append(further, ended):
+                self._drop(known, ended)
                 self._tell(further, ended)
                 return len(self._catalogue)
             # Another driver's list may have what was new here, under another id.
@@ -281,6 +282,13 @@ class OpenTopics:
                 next_step="rename it or delete it; or, to read it from the first record, give the job another name",
             )
         return None if found is None else self._whole(name, found)
+
+    def _drop(self, known: Mapping[str, Listed], ended: Sequence[str]) -> None:
+        """Close the connections of topics that have ended: there may be ever more of them."""
+        for name in ended:
+            with self._lock:
+                opened = self._topics.pop((name, known[name].id))
+            opened.close()
 
     def _tell(self, further: Sequence[Added], ended: Sequence[str]) -> None:
         """Say what a listing has changed."""
