@@ -13,7 +13,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, NotAdmitted
 from holdfast.sinks.kafka.client import WAIT_S, raised_for
 from holdfast.sinks.kafka.options import message_max_bytes
 from holdfast.sinks.kafka.progress import progress_topic
@@ -110,8 +110,10 @@ def check_topic(place: KafkaPlace, found: Topic, keyed: bool) -> None:
 
 
 def check_progress_topic(place: KafkaPlace, found: Topic) -> None:
-    """Refuse a progress topic that would forget a tag, or hide one. Raises ConfigError."""
-    policy = (found.settings or {}).get("cleanup.policy", "compact")
+    """Refuse a progress topic that would forget a tag, or hide one, or may. Raises ConfigError, NotAdmitted."""
+    if found.settings is None:
+        raise settings_unknown(place, "they are the tags of deliveries, without which rows come twice")
+    policy = found.settings.get("cleanup.policy", "compact")
     if policy == "compact" and found.partitions == 1:
         return
     fault = f"has cleanup.policy={policy}" if policy != "compact" else f"has {found.partitions} partitions"
@@ -120,6 +122,20 @@ def check_progress_topic(place: KafkaPlace, found: Topic) -> None:
         not_done=f"{NOT_STARTED}, no topic was changed",
         next_step="it needs one partition and cleanup.policy=compact, so that no tag is ever deleted: set the policy, "
         "or delete the topic if no job has written to it yet",
+    )
+
+
+def settings_unknown(place: KafkaPlace, records: str) -> NotAdmitted:
+    """Return the refusal of a topic whose brokers may remove records.
+
+    Args:
+        records: What the records are, as a clause.
+    """
+    return NotAdmitted(
+        f"{place.where}: this user has no right to read its settings, so it is not known whether the brokers remove "
+        f"records, by default after seven days; {records}",
+        not_done=NOT_STARTED,
+        next_step=f"grant the user DESCRIBE_CONFIGS on topic {place.topic!r}",
     )
 
 

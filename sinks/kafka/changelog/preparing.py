@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from holdfast.errors import ConfigError, NotAdmitted
+from holdfast.errors import ConfigError
 from holdfast.sinks.kafka.progress import progress_topic
 from holdfast.sinks.kafka.topics import (
     NOT_STARTED,
@@ -18,6 +18,7 @@ from holdfast.sinks.kafka.topics import (
     existing,
     found_or_created,
     prepare_progress,
+    settings_unknown,
     warn_of,
     warnings_of,
 )
@@ -59,12 +60,7 @@ def check(place: KafkaPlace, found: Topic) -> None:
     """Refuse a topic that cannot hold a changelog. Raises ConfigError, NotAdmitted."""
     check_topic(place, found, keyed=True)
     if found.settings is None:
-        raise NotAdmitted(
-            f"{place.where}: this user has no right to read its settings, so it is not known whether the brokers "
-            "remove records, by default after seven days; they are the state of the job",
-            not_done=NOT_STARTED,
-            next_step=f"grant the user DESCRIBE_CONFIGS on topic {place.topic!r}",
-        )
+        raise settings_unknown(place, "they are the state of the job")
     given = {name: found.settings[name] for name in SETTINGS if name in found.settings}
     if given.get("cleanup.policy") == "":
         return  # since Kafka 4.0: neither deleted nor compacted

@@ -225,6 +225,8 @@ class TestRights:
         kafka.allow(name, "DESCRIBE", "WRITE")
         kafka.topic(1, progress, cleanup_policy="compact")
         kafka.allow(progress, "DESCRIBE", "READ")
+        refused(guarded, f"DESCRIBE_CONFIGS on topic {progress!r}")  # by default it would forget tags
+        kafka.allow(progress, "DESCRIBE_CONFIGS")
         refused(guarded, "transactional ids with the prefix holdfast-")
         allow_transactions(kafka)
         refused(guarded, "READ, WRITE and DESCRIBE on the topic of the same name with the suffix -holdfast-progress")
@@ -238,7 +240,7 @@ class TestRights:
         progress = progress_topic(name)
         kafka.topic(1, progress, cleanup_policy="compact")
         kafka.allow(name, "DESCRIBE", "WRITE")
-        kafka.allow(progress, "DESCRIBE", "READ", "WRITE")
+        kafka.allow(progress, "DESCRIBE", "DESCRIBE_CONFIGS", "READ", "WRITE")
         allow_transactions(kafka)
         guarded.prepare(SCHEMA, None)
         for epoch in (1, 2, 3):
