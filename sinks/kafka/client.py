@@ -22,7 +22,7 @@ from holdfast.sinks.kafka.errors import is_fenced, late, meaning_of
 from holdfast.sinks.kafka.options import producer_settings, reader_settings
 from holdfast.sinks.kafka.progress import Progress, progress_topic
 from holdfast.sinks.kafka.target import ProducerFenced, Records
-from holdfast.storage.kafka.errors import no_topic
+from holdfast.storage.kafka.errors import Leaderless, no_topic
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.storage.kafka.questions import MISSING_FOR_S
 
@@ -279,8 +279,8 @@ class ProgressReader:
         Raises:
             HoldfastError: the end cannot be read now.
         """
+        end = self._offset(OffsetSpec.latest())
         with raising(self._place):
-            end = self._offset(OffsetSpec.latest())
             if self._position is None or end < self._position:  # Below it, the topic was restored or recreated.
                 self._begin()
             self._read_to(end)
@@ -300,14 +300,21 @@ class ProgressReader:
         return Progress(f"{self._place.where}: its progress topic")
 
     def _offset(self, which: OffsetSpec) -> int:
-        """Return an end of the topic; the later one is the high watermark.
+        """Return an end of the topic, once a broker leads it; the later one is the high watermark.
 
         The last stable offset would leave out what other transactions hide.
         """
-        whole = TopicPartition(self._name, 0)
-        asked = self._admin.list_offsets({whole: which}, request_timeout=WAIT_S)
-        found: Any = asked[whole].result(WAIT_S + READ_WAIT_S)
-        return int(found.offset)
+        whole, until = TopicPartition(self._name, 0), time.monotonic() + WAIT_S
+        while True:
+            asked = self._admin.list_offsets({whole: which}, request_timeout=WAIT_S)
+            try:
+                with raising(self._place):
+                    found: Any = asked[whole].result(WAIT_S + READ_WAIT_S)
+                return int(found.offset)
+            except Leaderless:
+                if time.monotonic() >= until:
+                    raise
+            self._admin.poll(READ_WAIT_S)
 
     def _read_to(self, end: int) -> None:
         until = time.monotonic() + READ_WITHIN_S

@@ -23,6 +23,10 @@ NO_RIGHT = (
     "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
     "GROUP_AUTHORIZATION_FAILED",
 )
+NO_LEADER = "_NOENT"
+"""No partition that was asked about has a leader. The client says so at the first answer without one, and does not ask
+again, though a topic that was created a moment ago, or whose brokers start, has one soon.
+"""
 COORDINATOR_STARTS = ("COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR")
 """The broker that keeps a group's offsets is not ready, as when the group is used first."""
 GROUP_IN_USE = ("UNKNOWN_MEMBER_ID", "NON_EMPTY_GROUP")
@@ -31,6 +35,10 @@ _CREDENTIALS = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SA
 _SETTINGS = ("_INVALID_ARG", "_UNKNOWN_PROTOCOL", "_NOT_CONFIGURED")
 PERMANENT = (*_CREDENTIALS, "_SSL")
 """Errors of connections that no wait cures; a client reports them beside the request that then times out."""
+
+
+class Leaderless(Unavailable):
+    """No partition that was asked about has a leader now."""
 
 
 def translated(error: Any, place: KafkaPlace, not_done: str) -> HoldfastError:
@@ -58,6 +66,12 @@ def translated(error: Any, place: KafkaPlace, not_done: str) -> HoldfastError:
             not_done=not_done,
             next_step="correct security.protocol and the ssl.* options: ssl.ca.location names the authority that "
             "signed the server's certificate",
+        )
+    if name == NO_LEADER:
+        return Leaderless(
+            f"{place.where}: no broker leads its partitions now",
+            not_done=not_done,
+            next_step="check that all brokers of the cluster run, and that enough of them hold a copy of the topic",
         )
     if name in _SETTINGS:
         return ConfigError(f"{place.where}: {text}", not_done=not_done, next_step="correct options=")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from holdfast.errors import HoldfastError, Unavailable
-from holdfast.storage.kafka.errors import PERMANENT, no_client, no_topic, translated, unavailable
+from holdfast.storage.kafka.errors import PERMANENT, Leaderless, no_client, no_topic, translated, unavailable
 from holdfast.storage.kafka.place import KafkaPlace
 
 FIRST_ANSWER_WITHIN_S = 10.0
@@ -158,12 +158,18 @@ class Questions:
         else:
             spec = OffsetSpec.earliest() if which == "first" else OffsetSpec.latest()
         client, within = self._opened(not_done), self._within_s()
-        asked = client.list_offsets(
-            {TopicPartition(self._place.topic, each): spec for each in partitions},
-            isolation_level=IsolationLevel.READ_UNCOMMITTED if which == "written" else IsolationLevel.READ_COMMITTED,
-            request_timeout=within,
-        )
-        found = {place.partition: self._answer(each, within, not_done) for place, each in asked.items()}
+        wanted = {TopicPartition(self._place.topic, each): spec for each in partitions}
+        isolation = IsolationLevel.READ_UNCOMMITTED if which == "written" else IsolationLevel.READ_COMMITTED
+        until = time.monotonic() + within
+        while True:
+            asked = client.list_offsets(wanted, isolation_level=isolation, request_timeout=within)
+            try:
+                found = {place.partition: self._answer(each, within, not_done) for place, each in asked.items()}
+                break
+            except Leaderless:
+                if self._interrupted() or time.monotonic() >= until:
+                    raise
+            time.sleep(LOOK_EVERY_S)
         if None in found.values():
             raise unavailable(self._place, "a broker does not know its partitions yet", not_done)
         return {partition: each.offset for partition, each in found.items()}
