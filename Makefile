@@ -5,7 +5,7 @@ MAKEFLAGS += --no-print-directory
 
 VENV := .venv
 READY := $(VENV)/.installed
-CLASSES := $(VENV)/spark-classes.jsa
+CLASSES := $(VENV)/spark-classes.jsa $(VENV)/kafka-classes.jsa
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q
 # Live runs of a soak use the shortest scenario in the tree.
@@ -18,8 +18,8 @@ WITH_JAVA = JAVA_HOME="$$(cat $(VENV)/java-home)"
 export JAVA_HOME PYTHON HOURS RATE
 # Tests start hundreds of Python processes; without bytecode on disk, each of them recompiles every module.
 unexport PYTHONDONTWRITEBYTECODE
-# Quick tests keep their folders in memory if there is room and programs may run from there; on disk they would spend
-# half of their time waiting for it to sync. `make test` runs them on disk.
+# Tests without Spark keep their folders in memory if there is room and programs may run from there; on disk they would
+# spend half of their time waiting for it to sync. Jobs on Spark have theirs on disk.
 MEMORY := $(shell df -Pm /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 >= 2048 && $$6 == "/dev/shm" {print $$6}')
 MEMORY := $(if $(shell awk '$$2 == "/dev/shm" && $$4 ~ /noexec/' /proc/mounts 2>/dev/null),,$(MEMORY))
 IN_MEMORY = $(if $(MEMORY),PYTEST_DEBUG_TEMPROOT="$${PYTEST_DEBUG_TEMPROOT:-$(MEMORY)}")
@@ -34,7 +34,7 @@ quick: check ## run ruff, types, import rules, tests without Spark (2 min at mos
 	@$(IN_MEMORY) $(PYTEST) $(BOTH) -m "not e2e and not slow and not thorough and not toxiproxy and not s3 and not kafka and not redis" $(QUICK)
 
 test: check java servers generator $(CLASSES) ## run everything except soak: quick, every scenario, Spark, smoke benchmarks
-	@$(WITH_JAVA) $(PYTEST) $(BOTH) -m "not slow" tests
+	@$(IN_MEMORY) $(WITH_JAVA) $(PYTEST) $(BOTH) -m "not slow" tests
 
 soak: java servers ## run for hours: growth of a job, simulator and live faults (log in chaos-soak), slow tests (HOURS=2)
 	@$(WITH_JAVA) $(BIN)/python tools/soak.py $(SOAK_LIVE)
@@ -73,8 +73,8 @@ servers: $(READY)
 	@tools/bootstrap.sh kafka
 	@tools/bootstrap.sh redis
 
-$(CLASSES): $(READY) | java
-	@$(WITH_JAVA) $(BIN)/python tools/spark_classes.py $@
+$(VENV)/%-classes.jsa: tools/%_classes.py $(READY) | java servers
+	@$(WITH_JAVA) $(BIN)/python $< $@
 
 $(READY): requirements.lock pyproject.toml
 	@tools/bootstrap.sh venv

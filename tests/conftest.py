@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 CAUGHT = "wrong version"
 """A property of a test: the name of a wrong version that was caught, and after how many seeds or examples."""
 WITH_SPARK = ("tests/bench/", "tests/docs/test_on_spark.py", "tests/e2e/", "tests/soak/")
+FAILED = pytest.StashKey[bool]()
 CLASSES = Path(sys.prefix) / "spark-classes.jsa"
 """Written by tools/spark_classes.py."""
 
@@ -79,6 +82,27 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the flag that rewrites transcripts."""
     parser.addoption("--rewrite-transcripts", action="store_true", help="write down what transcripts now lead to")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note that a test failed, for fixtures that keep what it left."""
+    report = yield
+    if report.failed:
+        item.stash[FAILED] = True
+    return report
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A folder of the test. Pytest's may be in memory; that of a test that starts Spark is on disk, as jobs have it."""
+    if not request.node.nodeid.startswith(WITH_SPARK):
+        yield tmp_path
+        return
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-test-"))
+    yield folder
+    if FAILED not in request.node.stash:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(params=MODES)

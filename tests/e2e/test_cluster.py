@@ -33,7 +33,7 @@ from standalone import (
     without_daemon,
 )
 
-from holdfast.runtime.config.settings import CONTINUOUS
+from holdfast.runtime.config.settings import CONTINUOUS, MODES
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -105,7 +105,8 @@ class TestWithoutAnInstallation:
         submit(cluster, tmp_path, "--py-files", "holdfast.zip", PYSPARK_PYTHON=str(python))
         assert differences(tmp_path, frame) == []
 
-    @IN_BOTH_MODES_SLOWLY
+    @pytest.mark.slow  # the zip above shows that executors get what spark-submit is given
+    @pytest.mark.parametrize("mode", MODES, indirect=True)
     def test_a_packed_environment_given_to_spark_submit_is_used_by_executors(
         self, cluster: Standalone, tmp_path: Path, mode: str
     ) -> None:

@@ -72,7 +72,7 @@ class TestKilledWorkers:
     @pytest.mark.parametrize(
         ("mode", "wanted"),
         [
-            (CONTINUOUS, 8),
+            (CONTINUOUS, 5),
             pytest.param(CONTINUOUS, 20, marks=pytest.mark.slow),
             pytest.param(MICROBATCH, 20, marks=pytest.mark.slow),
         ],
@@ -188,6 +188,7 @@ class TestStoppedProcesses:
                 assert second.finish() == 0, second.errors()
         assert differences(tmp_path, frame) == []
 
+    @IN_BOTH_MODES_SLOWLY
     @pytest.mark.usefixtures("mode")
     def test_a_second_run_of_a_running_job_is_refused(self, tmp_path: Path) -> None:
         make_input(tmp_path, 2 * ROWS)

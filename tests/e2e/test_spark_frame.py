@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from frame_job import KEYS, PARTS, ROWS
 from harness import wait
-from running import running
+from running import IN_BOTH_MODES_SLOWLY, running
 
 from holdfast.storage.log.log import LogReader
 from holdfast.storage.objects import open_objects
@@ -45,6 +45,7 @@ def computed(folder: Path) -> int:
     return len(noted.read_text()) if noted.exists() else 0
 
 
+@IN_BOTH_MODES_SLOWLY
 @pytest.mark.usefixtures("mode")
 def test_is_copied_once_and_read_exactly_once_through_a_kill(tmp_path: Path) -> None:
     with running(tmp_path, "--max-records-per-second", "40000", job=JOB) as run:
