@@ -366,6 +366,46 @@ class TestCompaction:
                     compaction.compact("first", FIRST, Epoch(5))
         assert len(writes) == 1 and made.compacted(5), "the next run tries again"
 
+    @pytest.mark.parametrize("at", ["its second partition", "its name"])
+    def test_that_fails_again_and_again_leaves_no_more_than_deliveries_add(
+        self, memory: InMemory, made: Topic, monkeypatch: pytest.MonkeyPatch, at: str
+    ) -> None:
+        """While a broker comes and goes, each attempt leaves a base, or a part of one, that nothing names."""
+        right, written, failed = FakeTopic.write, list[int](), list[int]()
+        compaction = replace(made.place, records_min=1).compaction(JOB)
+
+        def fail() -> None:
+            raise Unavailable("a broker is unreachable", not_done="nothing was removed", next_step="nothing")
+
+        def write(topic: FakeTopic, records: Iterable[Records]) -> None:
+            right(topic, records)
+            written.append(1)
+            if at == "its second partition" and len(written) == 2:
+                fail()
+
+        def attempt(epoch: int) -> bool:
+            made.deliver(epoch, {"0000": epoch})
+            written.clear()
+            memory.refuse = fail if at == "its name" else ready
+            try:
+                return compaction.compact("first", FIRST, Epoch(epoch))
+            except Unavailable:
+                failed.append(epoch)
+                return False
+            finally:
+                memory.refuse = ready
+
+        made.deliver(1, {f"{n % GROUPS}{n:03}": n for n in range(80)})
+        with monkeypatch.context() as patch:
+            patch.setattr(FakeTopic, "write", write)
+            assert not any(attempt(epoch) for epoch in range(2, 62))
+        logs = memory.fake.logs.values()
+        left = sum(value.startswith(b'{"base"') for log in logs for _, value in filter(None, log))
+        assert len(failed) > 1 and left <= sum(map(len, logs)) - left
+        at = "nothing"
+        assert any(attempt(epoch) for epoch in range(62, 102)), "the next attempt is due"
+        assert made.state(made.place.open(JOB).floor)["1001"] == 1
+
     def test_that_another_driver_overtakes_while_it_reads_is_left_to_that_one(
         self, memory: InMemory, made: Topic, monkeypatch: pytest.MonkeyPatch
     ) -> None:
