@@ -19,10 +19,11 @@ from holdfast.runtime.plan.ahead import Ahead, Read
 from holdfast.runtime.plan.source import Kept, in_folder
 from holdfast.runtime.sources.kafka import reading
 from holdfast.runtime.sources.kafka.reading import OpenKafka
-from holdfast.runtime.sources.kafka.topics.catalogue import Added, Catalogue, Head, Listed, Place, write_head
+from holdfast.runtime.sources.kafka.topics.catalogue import Added, Catalogue, Head, Listed, Place
 from holdfast.runtime.sources.kafka.topics.matching import added, left_out, matches
 from holdfast.runtime.sources.kafka.topics.reading import OpenTopics
 from holdfast.runtime.sources.kafka.topics.source import TopicsSource
+from holdfast.runtime.sources.objects import write_head
 from holdfast.storage.kafka import questions
 from holdfast.storage.kafka.questions import Questions, Topic
 from holdfast.storage.objects import LocalObjects, MemoryObjects
