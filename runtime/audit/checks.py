@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from holdfast.checkpoint.audit import Audit, balance
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.model import NO_EPOCH
+from holdfast.quantities import plural
 from holdfast.runtime.audit.report import Line, Verdict
 
 Place = tuple[str, int]
@@ -104,9 +105,10 @@ def balances(manifest: Manifest) -> list[Line]:
     for count in audit.operators:
         left, verdict, reason = balance(count, edges), "proven", None
         if left:
-            verdict, reason = "differs", f"{abs(left):,} rows of {count.rows_in:,} are not accounted for"
+            verdict, reason = "differs", f"not accounted for: {plural(abs(left), 'row')} of {count.rows_in:,}"
         elif count.kind == "source" and count.rows_in != taken.get(count.name, 0):
-            verdict, reason = "differs", f"{taken.get(count.name, 0):,} records were taken, {count.rows_in:,} came in"
+            records = plural(taken.get(count.name, 0), "record")
+            verdict, reason = "differs", f"{records} taken, {count.rows_in:,} came in"
         elif left is None:
             verdict, reason = "not provable", "it may emit more or fewer rows than it takes"
         more = (

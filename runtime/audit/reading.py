@@ -27,6 +27,7 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import NO_EPOCH, Epoch, Pending, RowDigest, Tag
+from holdfast.quantities import plural
 from holdfast.runtime.audit.checks import UNKNOWN
 from holdfast.runtime.audit.report import Line, Verdict, compared
 from holdfast.runtime.plan.immediate import is_immediate
@@ -284,7 +285,7 @@ class _SinkAudit:
                 reason = f"rows of epoch {tag.epoch}, timeline {tag.timeline}, which is not in the job's lineage"
                 lines.append(Line("sink", self._spec.name, subtask, tag.epoch, "differs", reason, 0, found.rows))
         if contents.untagged:
-            reason = f"{contents.untagged:,} rows among the job's were appended without a tag: they belong to no epoch"
+            reason = f"{plural(contents.untagged, 'row')} among the job's without a tag, which belong to no epoch"
             lines.append(Line("sink", self._spec.name, None, None, "differs", reason, 0, contents.untagged))
         return lines
 
@@ -324,7 +325,7 @@ class _SinkAudit:
         if rows == 0 and not contents.unseen:
             return []
         if contents.unseen:
-            under = f"{contents.unseen:,} rows have keys that no kept checkpoint of it wrote"
+            under = f"{plural(contents.unseen, 'row')} under keys that no kept checkpoint of it wrote"
             reason = under if rows == 0 else f"{reason}; {under}"
         return [Line("sink", self._spec.name, None, None, "not provable", reason, rows, contents.unseen)]
 
@@ -343,12 +344,12 @@ def _older(name: str, earlier: RowDigest, contents: TargetContents) -> Line:
     verdict: Verdict
     if strangers < 0 or strangers > contents.others.older:
         than = "than the job added before the kept checkpoints"
-        verdict, reason = "differs", f"{abs(strangers):,} rows {'more' if strangers > 0 else 'fewer'} {than}"
+        verdict, reason = "differs", f"{plural(abs(strangers), 'row')} {'more' if strangers > 0 else 'fewer'} {than}"
     else:
         left = hashes[strangers:]
         found = RowDigest(len(left), int(left.sum(dtype=np.uint64)), int(np.bitwise_xor.reduce(left)))
         verdict, why = compared(earlier, found)
-        before = f"; {strangers:,} rows existed before" if strangers else ""
+        before = f"; {plural(strangers, 'row')} existed before" if strangers else ""
         reason = f"rows of older checkpoints{': ' + why if why else ''}{before}"
     if verdict == "differs" and strangers >= 0 and contents.others.mixed is not None:
         verdict = "not provable"

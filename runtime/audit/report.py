@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from holdfast.model import RowDigest
+from holdfast.quantities import plural
 
 Verdict = Literal["proven", "differs", "not provable"]
 
@@ -79,8 +80,8 @@ class Report:
         """Return {job, as_of, epochs, sources, operators, sinks, verdict}."""
         as_of = self.epochs[-1] if self.epochs else None
         contents: dict[str, Any] = {"job": self.job, "as_of": as_of}
-        for kind, plural in (("epoch", "epochs"), ("source", "sources"), ("operator", "operators"), ("sink", "sinks")):
-            contents[plural] = [_json(line) for line in self.lines if line.kind == kind]
+        for kind, kinds in (("epoch", "epochs"), ("source", "sources"), ("operator", "operators"), ("sink", "sinks")):
+            contents[kinds] = [_json(line) for line in self.lines if line.kind == kind]
         return contents | {"verdict": self.verdict}
 
 
@@ -88,7 +89,7 @@ def compared(expected: RowDigest, found: RowDigest) -> tuple[Verdict, str | None
     """Return the verdict on two digests that must be the same."""
     if expected.rows != found.rows:
         more = found.rows - expected.rows
-        return "differs", f"{abs(more):,} rows {'more' if more > 0 else 'fewer'} than the checkpoint says"
+        return "differs", f"{plural(abs(more), 'row')} {'more' if more > 0 else 'fewer'} than the checkpoint says"
     if expected.sum is None or found.sum is None:
         return "proven", "by count only"
     if (expected.sum, expected.xor) != (found.sum, found.xor):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import ConfigError
 from holdfast.ports import ObjectStore
+from holdfast.quantities import plural
 from holdfast.runtime.capture.appending import Appending
 from holdfast.runtime.capture.capturer import Event, Report
 from holdfast.runtime.sources.webhook.connector import Receiving
@@ -50,7 +51,7 @@ def line(name: str, of: Receiving, event: Event) -> str:
     if event["event"] == "stopped":
         counts = ", ".join(f"{number:,} {kind}" for kind, number in event.items() if kind != "event")
         return f"stopped receiving {name}: {counts}"
-    return f"receiving {name} at {event['url']}, appending to {of.log}; {event['known_keys']:,} known keys"
+    return f"receiving {name} at {event['url']}, appending to {of.log}; {plural(event['known_keys'], 'known key')}"
 
 
 def probe(of: Receiving, store: ObjectStore) -> None:

@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
+from holdfast import quantities
+
 UNKNOWN = "-"
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 _NUMBER = re.compile(r"-?[\d,.]+( [A-Za-z]{1,3})?( ago)?")
@@ -69,7 +71,7 @@ def moment(micros: int | None) -> str:
 
 def plural(number: float | None, noun: str) -> str:
     """Return "1 epoch", "2 epochs", "- epochs"."""
-    return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"
+    return f"{UNKNOWN} {noun}s" if number is None else quantities.plural(round(number), noun)
 
 
 def _cell(value: object) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from holdfast.quantities import plural
 from holdfast.runtime.config.settings import MICROBATCH
 from holdfast.runtime.job.live import Activity, Failures, Status, Waiting
 from holdfast.runtime.job.status import (
@@ -196,7 +197,7 @@ def _epoch(shown: Status, now: Activity) -> Iterator[Finding]:
     if now.epochs_given_up:
         yield Finding(
             "epochs_given_up",
-            f"{now.epochs_given_up} epochs of this run missed their deadline; no rows were lost",
+            f"epochs of this run that missed their deadline: {now.epochs_given_up:,}; no rows were lost",
             "if the number grows: checkpoint less often (--checkpoint-every), or find out which subtask is late",
         )
     if now.older_output_left:
@@ -226,7 +227,8 @@ def _delivery(shown: Status, now: Activity) -> Iterator[Finding]:
         left = backlog.get(sink.name)
         behind = ""
         if left is not None:
-            behind = f"; {left.rows:,} rows of {left.epochs} epochs wait, the oldest is {left.oldest_epoch}"
+            rows, epochs = plural(left.rows, "row"), plural(left.epochs, "epoch")
+            behind = f"; {rows} of {epochs} waiting, the oldest is {left.oldest_epoch}"
         if sink.error:
             what = f"sink {sink.name} cannot deliver: {sink.error}"
             reported = next((each.next for each in shown.problems if each.what == what), None)
@@ -288,7 +290,8 @@ def _sources(shown: Status, now: Activity) -> Iterator[Finding]:
     if now.ending == "finish" and (left := sum(each for each in lag if each)):
         yield Finding(
             "draining",
-            f"the job finishes after reading what its sources held at the time of the request: up to {left:,} records",
+            f"the job finishes after reading what its sources held at the time of the request: up to "
+            f"{plural(left, 'record')}",
             f"wait; to skip them: holdfast stop {shown.job} --finish --drop-unread",
         )
     if now.listing_ms is not None and now.listing_ms > LISTING_SLOW_MS:
@@ -334,7 +337,7 @@ def _letters(shown: Status) -> Iterator[Finding]:
         where = ", ".join(f"{count:,} at {name}" for name, count in refused.items())
         yield Finding(
             "dead_letters",
-            f"{sum(refused.values()):,} records became dead letters since the last start: {where}",
+            f"{plural(sum(refused.values()), 'dead letter')} since the last start: {where}",
             f"see holdfast dlq list {shown.job}; when the cause is removed, holdfast dlq redrive {shown.job}",
         )
 
@@ -349,7 +352,7 @@ def _moment(at_us: int) -> str:
 def _failures(failures: Failures | None) -> str:
     if failures is None:
         return "some failures"
-    return f"{failures.count} failures (the run gives up at {failures.max})"
+    return f"{plural(failures.count, 'failure')} (the run gives up at {failures.max})"
 
 
 def _subtask(each: Waiting) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from holdfast.quantities import plural
 from holdfast.runtime.driver import master
 from holdfast.runtime.driver.hosts.standbys import epochs_behind
 from holdfast.runtime.job.live import Problem
@@ -54,7 +55,7 @@ def problems(state: master.Master) -> Iterator[Problem]:
             refused = f": {hosted.progress.refused}" if hosted.progress.refused else ""
             yield Problem(
                 code=STANDBY_LAGS,
-                what=f"standby {worker} lacks the last {lag} epochs{refused}",
+                what=f"standby {worker} lacks the last {plural(lag, 'epoch')}{refused}",
                 not_done="nothing else stopped; a takeover would read what the standby lacks",
                 next="check the load of its machine, and its connection to the root",
             )

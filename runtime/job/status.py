@@ -19,6 +19,7 @@ from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import HoldfastError
 from holdfast.model import LAST_US, NEVER_US, DriverProcess
+from holdfast.quantities import plural
 from holdfast.runtime.driver import master, severed
 from holdfast.runtime.driver.rewinding import no_way_back
 from holdfast.runtime.job import standbys, waiting
@@ -230,9 +231,9 @@ def _local_refusals(state: master.Master) -> list[Problem]:
         Problem(
             code=LOCAL_STATE_REFUSED,
             what=f"worker {worker} on {hosted.host} has not been able to write its local state for "
-            f"{reported.for_ms / 1000:,.0f} s: {reported.what}; it is {reported.epochs} epochs "
-            f"({reported.bytes:,} bytes) behind. The job continues, and its checkpoints hold everything; a worker that "
-            "starts on that disk now may fail",
+            f"{reported.for_ms / 1000:,.0f} s: {reported.what}; it is {plural(reported.epochs, 'epoch')} "
+            f"({plural(reported.bytes, 'byte')}) behind. The job continues, and its checkpoints hold everything; a "
+            "worker that starts on that disk now may fail",
             next=f"free space on the disk of {hosted.host}, or find out why it refuses writes; the worker retries. "
             "To use another disk: stop the job, set TMPDIR on the executors to a folder there, run it again",
         )

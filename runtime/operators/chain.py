@@ -215,7 +215,7 @@ class Chain:
     def _failed(self, frame: pl.DataFrame, error: BaseException) -> JobFailed:
         """Run step by step to find the one that fails, and return an error with its place in the job's code."""
         use = self._stages[-1].use
-        frame = self._started(frame).collect()
+        frame = self._started(frame).collect(engine="in-memory")
         for stage in self._stages:
             try:
                 frame = stage.apply(frame.lazy()).collect(engine="in-memory", optimizations=_AS_WRITTEN)

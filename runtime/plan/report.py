@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from holdfast.quantities import plural
 from holdfast.runtime.operators.contract import INPUT, Placed
 from holdfast.runtime.plan.model import ANY_FRAGMENT, Fragment, Plan, SinkSpec
 from holdfast.runtime.plan.topic import topic_place
@@ -75,7 +76,7 @@ def describe(plan: Plan) -> dict[str, Any]:
 
 def render(plan: Plan) -> str:
     """Return the plan as indented text: every fragment, with every step below its input."""
-    lines = [f"{plan.app}: {_plural(len(plan.fragments), 'fragment')}, {_plural(plan.key_groups, 'key group')}"]
+    lines = [f"{plan.app}: {plural(len(plan.fragments), 'fragment')}, {plural(plan.key_groups, 'key group')}"]
     for fragment in plan.fragments:
         lines.append("")
         lines.append(f"fragment {fragment.index}: {_entry(plan, fragment)}")
@@ -127,10 +128,6 @@ def _step(placed: Placed) -> dict[str, Any]:
         "upsert_key": _key(placed.upsert_key),
         **({"also": list(placed.also)} if placed.also else {}),
     }
-
-
-def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _written(sink: SinkSpec) -> str:

@@ -1,18 +1,50 @@
 """Objects of a source's catalogue in the job's folder: JSON that ends with its hash.
 
-Pure: bytes in, values out. Source: docs/design/0080-files-source.md, 0095-topics-by-pattern.md.
+The head, `catalogue.json`, names the folder of the catalogue that the job reads. Folders of others are left by starts
+that did not complete, or were replaced.
+
+Pure: no clock, thread or I/O of its own. Source: docs/design/0080-files-source.md, 0095-topics-by-pattern.md.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.errors import ConfigError, Damaged
+from holdfast.errors import ConfigError, Damaged, NotFound
+from holdfast.ports import ObjectStore
 from holdfast.storage.hashed import fits_hash, with_hash
 
+HEAD_PATH = "catalogue.json"
+H = TypeVar("H", bound=msgspec.Struct)
 _NOT_OPENED = "the source was not opened"
+
+
+def read_head(store: ObjectStore, decoder: msgspec.json.Decoder[H], version: int) -> H | None:
+    """Return what `catalogue.json` says; None before there is one. Raises as `decoded`.
+
+    Args:
+        store: The source's folder.
+    """
+    try:
+        data = store.get(HEAD_PATH)
+    except NotFound:
+        return None
+    head: H = decoded(decoder, data, HEAD_PATH, version)
+    return head
+
+
+def write_head(store: ObjectStore, head: msgspec.Struct) -> None:
+    """Name the catalogue that the job reads."""
+    store.put(HEAD_PATH, encoded(head))
+
+
+def remove(store: ObjectStore, unused: Callable[[str], bool]) -> None:
+    """Remove the objects with paths that are no longer used."""
+    for path in filter(unused, store.list("")):
+        store.delete(path)
 
 
 def encoded(value: msgspec.Struct) -> bytes:

@@ -95,9 +95,11 @@ class HttpTarget:
 
     def close(self) -> None:
         """See Target.close."""
-        self._progress.close()
-        if self._sender is not None:
-            self._sender.close()
+        try:
+            self._progress.close()
+        finally:
+            if self._sender is not None:
+                self._sender.close()
 
     def _covered(self, tag: Tag, known: Tag | None) -> AlreadyDelivered | None:
         """Return the tag if it covers the delivery. Raises as Target.deliver."""

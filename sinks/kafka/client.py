@@ -105,6 +105,11 @@ class KafkaConnection:
             self.close()
             raise
 
+    def added(self) -> int:
+        """See Connection.added."""
+        assert self._reader is not None, "it was read"
+        return self._reader.added()
+
     def close(self) -> None:
         """See Connection.close."""
         if self._reader is not None:
@@ -286,6 +291,15 @@ class ProgressReader:
             self._read_to(end)
             self._admin.poll(0)  # forwards what the library logs
         return self._progress
+
+    def added(self) -> int:
+        """Return how many records came since it was read, those of open transactions too.
+
+        Raises:
+            HoldfastError: the end cannot be read now.
+        """
+        assert self._position is not None
+        return self._offset(OffsetSpec.latest()) - self._position
 
     def close(self) -> None:
         """Close the connections."""

@@ -10,6 +10,9 @@ Invariants
       is never used again.
     - An error after the commit was sent is never taken for a commit, nor for none: the progress topic decides.
     - The tag is the first record of a transaction.
+    - What adds more to the progress topic than tag and owner, as the first delivery of a changelog does, is committed
+      only if nothing else came there since it was read: of two such transactions under ids that do not fence each
+      other, the one whose records are later sees the other's.
 
 Pure: no clock, thread or I/O of its own; client.py has the connections.
 Source: PROTOCOL P17, P19, P24; docs/design/0076-kafka-sink.md.
@@ -57,7 +60,7 @@ class Content(Protocol):
     """What the transactions of a target hold besides tags and owners."""
 
     def marks(self, progress: Progress) -> Iterable[Mark]:
-        """Return what else a transaction adds to the progress topic.
+        """Return what else a transaction adds to the progress topic: what makes the topic that of this content.
 
         Raises:
             HoldfastError: the topic is not the one that the progress topic describes, or cannot be looked at now.
@@ -117,6 +120,10 @@ class ProducerFenced(Exception):
     """A newer producer of the transactional id exists: this one's transaction can no longer be committed."""
 
 
+class NotAlone(ProducerFenced):
+    """Another process begins to deliver to the topic too: what it has committed can be read after an init."""
+
+
 class TransactionalProducer(Protocol):
     """One producer with its transactional id.
 
@@ -161,8 +168,23 @@ class Connection(Protocol):
     def progress(self) -> Progress:
         """Read the progress topic to its end, and return what all of its records add up to."""
 
+    def added(self) -> int:
+        """Return how many records came to the progress topic since it was read last, those of open transactions too."""
+
     def close(self) -> None:
         """Release what is open for reading; the next call opens it again."""
+
+
+def must_be_alone(producer: TransactionalProducer, connection: Connection, marked: int) -> None:
+    """Give up a transaction if more came to the progress topic since it was read than the records that it has marked.
+
+    Raises:
+        NotAlone: it was given up.
+    """
+    producer.flush()
+    if connection.added() != marked:
+        producer.abort()
+        raise NotAlone("another process delivers to the topic")
 
 
 @dataclass
@@ -206,7 +228,7 @@ class KafkaTarget:
         try:
             return self._admit(self._refreshed().progress)
         except ProducerFenced as error:
-            raise self._fenced() from error
+            raise self._fenced(error) from error
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
         """See Target.deliver."""
@@ -229,7 +251,7 @@ class KafkaTarget:
                 return found
             return Delivered(self._transact(session, last, read))
         except ProducerFenced as error:
-            raise self._fenced() from error
+            raise self._fenced(error) from error
 
     def forget(self, through: Tag) -> None:
         """A topic replaces no record, so there are no before-images."""
@@ -325,13 +347,15 @@ class KafkaTarget:
         """Begin the transaction, and add tag, owner and rows to it."""
         producer, rows, before = session.producer, 0, session.progress.tag_of(self._job, self._writer)
         marks = list(self._content.marks(session.progress))
-        producer.begin()
-        producer.mark(*tag_record(self._job, self._writer, tag))
+        known = [tag_record(self._job, self._writer, tag)]
         if self._claim is not None and self._must_take_over(session.progress):
-            producer.mark(*owner_record(self._job, self._writer.sink, self._claim))
-        for mark in marks:
+            known.append(owner_record(self._job, self._writer.sink, self._claim))
+        producer.begin()
+        for mark in (*known, *marks):
             producer.mark(*mark)
         self._fault("after_tag")
+        if marks:
+            must_be_alone(producer, self._connection, len(known) + len(marks))
         for n, (of, batches) in enumerate(epochs):
             if n:
                 self._fault("between_epochs")
@@ -340,7 +364,13 @@ class KafkaTarget:
             rows, before = rows + sum(batch.num_rows for batch in batches), of
         return rows
 
-    def _fenced(self) -> Unavailable:
+    def _fenced(self, error: ProducerFenced) -> Unavailable:
+        if isinstance(error, NotAlone):
+            return Unavailable(
+                f"{self._where}: another process began to deliver to the topic at the same moment, twice",
+                not_done="nothing was delivered by this process",
+                next_step="nothing: delivery retries, and is refused if the other process was first",
+            )
         return Unavailable(
             f"{self._where}: the transaction was ended twice, by another process with the same transactional id or by "
             "its timeout",

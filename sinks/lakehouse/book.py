@@ -11,7 +11,8 @@ on it.
 - A table with a key belongs to one sink of one job. It has the number of that sink, so that a look needs one name; the
   text that says which sink it is is read if the number is another one's.
 - A table whose rows are only added has the number 0, and the first two sinks as text: no sink with a key is the only
-  writer there.
+  writer there. Of one name there is one job, whose number is noted under that name: a job that was recreated would
+  add all rows a second time.
 
 Invariants
     - Every change of a table by a sink moves the newest tag of the sink.
@@ -32,7 +33,7 @@ from urllib.parse import quote, unquote
 
 from holdfast.errors import Damaged
 from holdfast.model import Epoch, Generation, Tag, Timeline, Writer
-from holdfast.sinks.owners import Claim, Held, Rival, belongs_to
+from holdfast.sinks.owners import Claim, Held, NotOurs, Rival, belongs_to
 
 PREFIX = "holdfast/1"
 """How all names begin; the number is the version of names and numbers."""
@@ -106,7 +107,8 @@ class Book:
             claim: None compares nothing.
 
         Raises:
-            Fenced: the table belongs to another sink, or another history owns the target.
+            Fenced: the table belongs to another sink, another job adds rows under this name, or another history owns
+                the target.
             Damaged: see Claim.must_take_over.
         """
         if claim is None:
@@ -114,6 +116,8 @@ class Book:
         found = self.rival(job_uuid, sink, keyed)
         if found is not None and not (keyed and claim.displaces(found)):
             raise belongs_to(self._where, job_uuid, found)
+        if not keyed and self.another_job(job_uuid, sink):
+            raise namesake(self._where, sink)
         return claim.must_take_over(self._where, self.held(job_uuid, sink), lambda: self.newest(job_uuid, sink))
 
     def claim_numbers(self, job_uuid: str, sink: str, keyed: bool, claim: Claim | None) -> Numbers:
@@ -178,6 +182,16 @@ class Book:
             next_step=f"let no other program commit names that begin with {PREFIX!r}, and restore "
             "the table from a backup",
         )
+
+
+def namesake(where: str, sink: str) -> NotOurs:
+    """Return the error for a table to which a sink of the same name of another job adds rows."""
+    return NotOurs(
+        f"{where}: holds output of a sink {sink!r} of another job",
+        not_done="nothing was written to the target",
+        next_step="if that job was deleted and recreated, its rows would come twice: name another table, or "
+        "delete this one. If both jobs are to write here, give this sink another name",
+    )
 
 
 def delivery_numbers(book: Book, job_uuid: str, writer: Writer, tag: Tag) -> Numbers:

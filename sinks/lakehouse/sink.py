@@ -20,7 +20,7 @@ from holdfast.errors import ConfigError
 from holdfast.model import Writer
 from holdfast.secrets import Secret
 from holdfast.sinks.contract import Fault, Repair, Rewinding, no_fault
-from holdfast.sinks.lakehouse.book import Book, Sink
+from holdfast.sinks.lakehouse.book import Book, Sink, namesake
 from holdfast.sinks.lakehouse.columns import Columns
 from holdfast.sinks.lakehouse.rewind import RewindVersion, plan, repair
 from holdfast.sinks.lakehouse.target import TableTarget
@@ -149,12 +149,7 @@ class LakehouseSink(ABC, Generic[V]):
             book = Book(self.where, table.number)
             another, rival = book.another_job(job_uuid, name), self._rival(table, book, ours)
         if another and (self.key is None or rival is None):
-            raise ConfigError(
-                f"{self.where}: holds output of a sink {name!r} of another job",
-                not_done="the job was not started, the table was not changed",
-                next_step="if that job was deleted and recreated, its rows would come twice: name another table, or "
-                "delete this one. If both jobs are to write here, give this sink another name",
-            )
+            raise at_start(namesake(self.where, name))
         if rival is not None and self.key is None:
             raise at_start(belongs_to(self.where, job_uuid, rival))
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -136,6 +136,23 @@ class Questions:
             raise self._meaning(self._cause(error.args[0]), not_done) from None
         self._answered, self._away_until, self._reported.error = True, 0.0, None
         return found.cluster_id, sorted(name for name, each in found.topics.items() if each.error is None)
+
+    def missing(self, topics: Collection[str], until: float, not_done: str = "nothing was read") -> set[str]:
+        """Wait for topics; return which of them no broker knows.
+
+        Args:
+            until: How long at most, by the monotonic clock.
+
+        Raises:
+            ConfigError, NotAdmitted, Unavailable: as `topic`.
+        """
+        while missing := set(topics) - set(self.names(not_done)[1]):
+            if time.monotonic() >= until:
+                break
+            if self._interrupted():
+                raise unavailable(self._place, "the wait was interrupted", not_done)
+            time.sleep(LOOK_EVERY_S)
+        return missing
 
     def offsets(self, partitions: Iterable[int], which: Offsets | int) -> dict[int, int]:
         """Return an offset of each partition.

@@ -317,6 +317,35 @@ class TestTableWithoutAKey:
             with pytest.raises(ConfigError, match="holds output of a sink 'out' of another job"):
                 shared.added.sink.check_owner(job, "out")
 
+    def test_of_two_first_deliveries_under_one_name_one_is_made(self, table: Table) -> None:
+        """Both jobs were started before either delivered, and compare the table before either commits."""
+        done: list[object] = []
+
+        def meanwhile(point: FaultPoint) -> None:
+            if point == "before_commit" and not done:
+                done.append(table.add(1, 1))
+
+        theirs = table.added.sink.opened(THEIRS, LEFT, OTHER, meanwhile)
+        to = Rewinding(THEIRS, "out", tag(1, 2), (LEFT,), OTHER)
+        acts: list[Callable[[], object]] = [
+            lambda: theirs.deliver(tag(9), rows(9)),
+            theirs.delivered,
+            lambda: table.added.sink.repair(to, SCHEMA, None),
+        ]
+        for act in acts:
+            with pytest.raises(Fenced, match="holds output of a sink 'out' of another job") as refused:
+                act()
+            assert refused.value.not_done == "nothing was written to the target" and refused.value.exit_status == 6
+        assert done == [Delivered(1)] and table.numbers() == [1]
+        assert table.add(2, 2) == Delivered(1) and table.numbers() == [1, 2]
+
+    def test_of_two_jobs_that_an_earlier_version_admitted_the_last_one_continues(self, table: Table) -> None:
+        for job, number in ((JOB, 1), (THEIRS, 7)):
+            table.added.sink.open(job, LEFT).deliver(tag(1), rows(number))
+        with pytest.raises(Fenced, match="holds output of a sink 'out' of another job"):
+            table.add(2, 2)
+        assert table.add(2, 8, job=THEIRS, claim=OTHER) == Delivered(1) and table.numbers() == [1, 7, 8]
+
     def test_a_sink_with_a_key_is_refused(self, shared: Table) -> None:
         for job, name, found in (("third", "out", (JOB, "out")), (JOB, "out", (THEIRS, "else"))):
             rival = shared.rival(job, name)

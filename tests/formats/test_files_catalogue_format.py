@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.runtime.sources.files.catalogue import HEAD_PATH, Catalogue, Entry, Head, read_head, write_head
+from holdfast.runtime.sources.files.catalogue import Catalogue, Entry, Head, read_head
+from holdfast.runtime.sources.objects import HEAD_PATH, write_head
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 
 GOLDEN = Path(__file__).parent / "files_v1"

@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from holdfast.runtime.sources.kafka.topics.catalogue import (
-    HEAD_PATH,
     Added,
     Catalogue,
     Head,
     Listed,
     Place,
     read_head,
-    write_head,
 )
+from holdfast.runtime.sources.objects import HEAD_PATH, write_head
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 
 GOLDEN = Path(__file__).parent / "topics_v1"

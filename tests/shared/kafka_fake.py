@@ -44,6 +44,8 @@ class FakeBrokers:
     marks: list[tuple[bytes, bytes]] = field(default_factory=list)
     logs: dict[int, list[Record | None]] = field(default_factory=dict)
     """By partition, records by their offsets; None is the marker of a transaction, which takes an offset."""
+    marked: int = 0
+    """How many records, and markers of transactions, the progress topic ever had."""
     epochs: dict[str, int] = field(default_factory=dict)
     opened: dict[str, Transaction] = field(default_factory=dict)
     late: list[tuple[str, int]] = field(default_factory=list)
@@ -59,12 +61,18 @@ class FakeBrokers:
     def commit(self, name: str) -> None:
         """Make an open transaction visible."""
         done = self.opened.pop(name)
+        self.marked += 1
         self.rows += done.rows
         for partition, record in done.placed:
             self.logs.setdefault(partition, []).append(record)
         for partition in sorted({partition for partition, _ in done.placed}):
             self.logs[partition].append(None)
         self.marks += done.marks
+
+    def void(self, name: str) -> None:
+        """Abort an open transaction, if there is one."""
+        if self.opened.pop(name, None) is not None:
+            self.marked += 1
 
     def land(self) -> None:
         """Let the oldest late commit arrive."""
@@ -92,7 +100,7 @@ class FakeProducer:
         self._brokers.meanwhile()
         self._epoch = self._brokers.epochs.get(self._name, 0) + 1
         self._brokers.epochs[self._name] = self._epoch
-        self._brokers.opened.pop(self._name, None)
+        self._brokers.void(self._name)
 
     def begin(self) -> None:
         """See TransactionalProducer.begin."""
@@ -103,6 +111,7 @@ class FakeProducer:
         """See TransactionalProducer.mark."""
         self._said("mark")
         self._transaction().marks.append((key, value))
+        self._brokers.marked += 1
 
     def send(self, records: Records) -> None:
         """See TransactionalProducer.send."""
@@ -124,7 +133,7 @@ class FakeProducer:
         self._check()
         brokers, fault = self._brokers, self._brokers.fault()
         if fault == "timed out":
-            brokers.opened.pop(self._name, None)
+            brokers.void(self._name)
         if self._name not in brokers.opened:
             raise self._unknown("invalid transaction state")
         if fault in ("late", "resent", "resent and lost"):
@@ -140,7 +149,7 @@ class FakeProducer:
         """See TransactionalProducer.abort."""
         self._said("abort")
         if self._brokers.epochs[self._name] == self._epoch:
-            self._brokers.opened.pop(self._name, None)
+            self._brokers.void(self._name)
 
     def destroy(self) -> None:
         """See TransactionalProducer.destroy."""
@@ -168,6 +177,7 @@ class FakeConnection:
 
     def __init__(self, brokers: FakeBrokers, name: str) -> None:
         self._brokers, self._name = brokers, name
+        self._read = 0
 
     def producer(self) -> FakeProducer:
         """See Connection.producer."""
@@ -177,10 +187,17 @@ class FakeConnection:
         """See Connection.progress."""
         self._brokers.calls.append("read")
         self._brokers.meanwhile()
+        if any(each.marks for name, each in self._brokers.opened.items() if name != self._name):
+            raise Unavailable("its progress topic could be read up to an open transaction only", next_step="again")
         found = Progress("the progress topic")
         for key, value in self._brokers.marks:
             found.apply(key, value)
+        self._read = self._brokers.marked
         return found
+
+    def added(self) -> int:
+        """See Connection.added."""
+        return self._brokers.marked - self._read
 
     def close(self) -> None:
         """See Connection.close."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from holdfast.ports import ObjectStore
+from holdfast.quantities import plural
 from holdfast.runtime.capture.capturer import Event, Report
 from holdfast.runtime.sources.postgres.connector import Capturing, no_driver
 from holdfast.storage.objects import open_objects
@@ -28,15 +29,15 @@ def line(name: str, of: Capturing, event: Event) -> str:
         case "snapshot":
             return f"reading the rows of {of.where}, with the slot {event['slot']}"
         case "captured":
-            return f"appended {event['rows']:,} rows as of {event['position']} to {of.log}"
+            return f"appended {plural(event['rows'], 'row')} as of {event['position']} to {of.log}"
         case "streaming":
             return f"capturing {name} from {event['position']} on: changes of {of.where} to {of.log}"
         case "stopped":
-            return f"stopped capturing {name}: {event['records']:,} records appended"
+            return f"stopped capturing {name}: {plural(event['records'], 'record')} appended"
         case _:
             return (
-                f"{name} is at {event['position']}, {event['behind_bytes']:,} bytes behind; the server keeps "
-                f"{event['retained_bytes']:,} bytes; {event['records']:,} records appended"
+                f"{name} is at {event['position']}, {plural(event['behind_bytes'], 'byte')} behind; the server keeps "
+                f"{plural(event['retained_bytes'], 'byte')}; {plural(event['records'], 'record')} appended"
             )
 
 

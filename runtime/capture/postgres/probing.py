@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.errors import ConfigError
 from holdfast.ports import ObjectStore
+from holdfast.quantities import plural
 from holdfast.runtime.capture.postgres.slots import (
     SlotInUse,
     check_slot,
@@ -54,5 +55,5 @@ def _running(db: Db, slot: str, at: int) -> str:
     except SlotInUse:
         state = "a process captures it"
     lag = lag_of(db, slot)
-    behind = "an unknown number of" if lag is None else f"{lag.behind_bytes:,}"
-    return f"{state}, {behind} bytes behind"
+    behind = "an unknown number of bytes" if lag is None else plural(lag.behind_bytes, "byte")
+    return f"{state}, {behind} behind"

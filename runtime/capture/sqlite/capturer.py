@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from holdfast.errors import ConfigError
 from holdfast.ports import ObjectStore
+from holdfast.quantities import plural
 from holdfast.runtime.capture.capturer import Event, Report
 from holdfast.runtime.capture.sessions import until_signal
 from holdfast.runtime.capture.sqlite import outbox
@@ -29,15 +30,15 @@ def line(name: str, of: Capturing, event: Event) -> str:
         case "snapshot":
             return f"reading the rows of {of.where}"
         case "captured":
-            return f"appended {event['rows']:,} rows as of change {event['position']} to {of.log}"
+            return f"appended {plural(event['rows'], 'row')} as of change {event['position']} to {of.log}"
         case "streaming":
             return f"capturing {name} from change {event['position']} on: changes of {of.where} to {of.log}"
         case "stopped":
-            return f"stopped capturing {name}: {event['records']:,} records appended"
+            return f"stopped capturing {name}: {plural(event['records'], 'record')} appended"
         case _:
             return (
-                f"{name} is at change {event['position']}, {event['behind_records']:,} changes behind; "
-                f"{event['records']:,} records appended"
+                f"{name} is at change {event['position']}, {plural(event['behind_records'], 'change')} behind; "
+                f"{plural(event['records'], 'record')} appended"
             )
 
 
@@ -58,4 +59,4 @@ def probe(of: Capturing, store: ObjectStore) -> str:
                 next_step="see `holdfast capture`, which names what to do",
             )
         state = "a process captures it" if is_taken(of.path, of.table) else "no process captures it now"
-        return f"SQLite {of.where}: {state}, {outbox.newest(db, found.name) - at:,} changes behind"
+        return f"SQLite {of.where}: {state}, {plural(outbox.newest(db, found.name) - at, 'change')} behind"

@@ -17,6 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from holdfast.errors import ConfigError, Unavailable
+from holdfast.quantities import plural
 from holdfast.runtime.cli.log import compact as log_compact
 from holdfast.runtime.cli.log.columns import parse_columns
 from holdfast.runtime.cli.log.input import as_given, columns_given, json_line_batches, read_file
@@ -161,7 +162,7 @@ def create(args: argparse.Namespace) -> int:
     _result(
         args,
         {"path": args.path, "uuid": meta.uuid, **described},
-        f"created {args.path}{', a changelog' if meta.changelog else ''}: {_count(meta.partitions, 'partition')}, "
+        f"created {args.path}{', a changelog' if meta.changelog else ''}: {plural(meta.partitions, 'partition')}, "
         f"{'key ' + ', '.join(meta.key) if meta.key else 'no key'}, columns {_columns(meta)}",
     )
     return 0
@@ -187,7 +188,7 @@ def add_partitions(args: argparse.Namespace) -> int:
     _result(
         args,
         {"path": args.path, "partitions": args.to, "added": list(range(before, args.to))},
-        f"{args.path} has {_count(args.to, 'partition')}, of which {args.to - before} are new",
+        f"{args.path} has {plural(args.to, 'partition')}, {args.to - before:,} of them new",
     )
     return 0
 
@@ -210,7 +211,7 @@ def append(args: argparse.Namespace, stdin: IO[bytes] | None = None) -> int:
     def so_far() -> str:
         done = sum(counts.values())
         return (
-            f"only the first {_count(done, 'row')} were appended, nothing after them" if done else "no row was appended"
+            f"only the first {plural(done, 'row')} were appended, nothing after them" if done else "no row was appended"
         )
 
     columns = columns_given(meta)
@@ -223,9 +224,9 @@ def append(args: argparse.Namespace, stdin: IO[bytes] | None = None) -> int:
         for batch in json_line_batches(lines, columns, args.every, "stdin", so_far):
             add(as_given(pa.Table.from_batches([batch]), meta))
     places = [{"partition": p, "first_offset": firsts[p], "rows": counts[p]} for p in sorted(firsts)]
-    shown = "".join(f"\n  partition {p}: {_count(counts[p], 'row')} from offset {firsts[p]}" for p in sorted(firsts))
+    shown = "".join(f"\n  partition {p}: {plural(counts[p], 'row')} from offset {firsts[p]}" for p in sorted(firsts))
     total = sum(counts.values())
-    _result(args, {"path": args.path, "rows": total, "partitions": places}, f"appended {_count(total, 'row')}{shown}")
+    _result(args, {"path": args.path, "rows": total, "partitions": places}, f"appended {plural(total, 'row')}{shown}")
     return 0
 
 
@@ -314,7 +315,7 @@ def seal(args: argparse.Namespace) -> int:
     reader = LogReader(store)
     ends = reader.end_offsets()
     places = [{"partition": partition, "end_offset": end} for partition, end in ends.items()]
-    total = _count(sum(reader.rows(partition) for partition in ends), "row")
+    total = plural(sum(reader.rows(partition) for partition in ends), "row")
     _result(args, {"path": args.path, "sealed": True, "partitions": places}, f"{args.path} is sealed with {total}")
     return 0
 
@@ -404,16 +405,12 @@ def _columns(meta: LogMeta) -> str:
     return ", ".join(map(describe_column, meta.schema))
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def _show(args: argparse.Namespace, names: Sequence[str], rows: Sequence[Placed], held: int) -> None:
     lines = map(as_json_line, rows) if args.json else table_lines(names, rows)
     for line in lines:
         print(line)
     if len(rows) == args.limit < held:
-        print(f"{args.limit} of {_count(held, 'row')} shown; --limit shows more", file=sys.stderr)
+        print(f"{args.limit} of {plural(held, 'row')} shown; --limit shows more", file=sys.stderr)
 
 
 def _result(args: argparse.Namespace, result: dict[str, Any], text: str) -> None:

@@ -131,7 +131,7 @@ def _to_table(answer: Answer, rows: _Limited) -> None:
     if not rows.count:
         advise("no key differs" if answer.before is not None else "there is no such state")
     elif rows.more:
-        advise(f"these are the first {rows.count:,} rows; for more: --limit N, or --out FILE.parquet")
+        advise(f"first {text.plural(rows.count, 'row')}; for more: --limit N, or --out FILE.parquet")
 
 
 def _headers(schema: pa.Schema) -> list[str]:

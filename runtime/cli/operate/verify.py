@@ -148,7 +148,7 @@ def damaged_of(store: ObjectStore, key_groups: int, objects: Sequence[Named]) ->
             broken.append(Broken(each.ref.path, each.kind, error.what, tuple(each.epochs)))
         if time.monotonic() >= next_line:
             next_line = time.monotonic() + PROGRESS_EVERY_S
-            print(f"{done + 1:,} of {len(objects):,} objects read", file=sys.stderr, flush=True)
+            print(f"objects read: {done + 1:,} of {len(objects):,}", file=sys.stderr, flush=True)
     return broken
 
 

@@ -30,6 +30,7 @@ import msgspec
 
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, HoldfastError, JobFailed
+from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_command
 from holdfast.runtime.cli.reporting import print_json
 from holdfast.runtime.cli.start.demo_kill import InLog, Kill, Progress, kill_one, unproven
@@ -257,10 +258,10 @@ def describe(result: dict[str, Any]) -> str:
     """Return the result as lines of text."""
     rows, killed, took = result["rows_out"], result["killed"], result["recovery_ms"]
     lines = [
-        f"records in   {result['records_in']:,}, in {result['epochs']} epochs",
+        f"records in   {result['records_in']:,}, in {text.plural(result['epochs'], 'epoch')}",
         f"rows out     {', '.join(f'{count:,} {output}' for output, count in rows.items())}",
         f"late         {result['late']:,}, in a separate output; all other records are in their hour",
-        f"unknown      {result['unknown_airports']:,} events at airports missing from the list, copied",
+        f"unknown      {text.plural(result['unknown_airports'], 'event')} at airports missing from the list, copied",
     ]
     if killed is not None:
         lines.append(f"killed       {killed['what']}, pid {killed['pid']}, at record {killed['at_records']:,}")
@@ -277,7 +278,8 @@ def describe(result: dict[str, Any]) -> str:
 def failed(run: Run, status: int) -> HoldfastError:
     """Return the error to raise for a job that did not finish."""
     if run.too_long:
-        at = "no record was read" if run.last.records_in is None else f"it had read {run.last.records_in:,} records"
+        records = run.last.records_in
+        at = "no record was read" if records is None else f"it had read {text.plural(records, 'record')}"
         return JobFailed(
             f"the job had not finished after {RUN_LIMIT_S} s, {at}; the demo ended it",
             not_done="the result was not checked",

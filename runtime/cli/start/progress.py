@@ -101,7 +101,7 @@ def line(shown: Mapping[str, Any]) -> str:
     workers = sum(bool(worker["subtasks"]) for worker in shown["workers"])
     parts = [
         f"epoch {shown['epoch'] if shown['epoch'] is not None else text.UNKNOWN}",
-        f"{text.count(shown['records_in'])} records",
+        text.plural(shown["records_in"], "record"),
         f"{text.count(shown['records_per_s'])}/s",
         f"lag {text.count(shown['lag'])}",
         text.plural(workers, "worker"),

@@ -6,16 +6,16 @@ Source: runtime/plan/source.py; docs/design/0080-files-source.md.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from holdfast.errors import ConfigError
-from holdfast.ports import ObjectStore
-from holdfast.runtime.sources.files.catalogue import HEAD_PATH, Catalogue, Head, read_head, write_head
+from holdfast.runtime.sources.files.catalogue import Catalogue, Head, read_head
 from holdfast.runtime.sources.files.formats import Format
 from holdfast.runtime.sources.files.reading import OpenFiles, is_left_out
+from holdfast.runtime.sources.objects import HEAD_PATH, remove, write_head
 from holdfast.storage.bulk import read_together
 from holdfast.storage.folders import open_folder
 from holdfast.storage.objects import open_objects
@@ -102,14 +102,14 @@ class FilesSource:
         if before is not None and not again:
             self._check_same(before)
             # No start that makes a catalogue can be under way: the job has a checkpoint.
-            _remove(store, lambda path: path != HEAD_PATH and not path.startswith(f"{before.folder}/"))
+            remove(store, lambda path: path != HEAD_PATH and not path.startswith(f"{before.folder}/"))
             return replace(self, head=before, lists=True)
         head = self._new_head()
         made = replace(self, head=head, lists=True)
         made.list_first()
         write_head(store, head)
         if before is not None:
-            _remove(store, lambda path: path.startswith(f"{before.folder}/"))
+            remove(store, lambda path: path.startswith(f"{before.folder}/"))
         return made
 
     def list_first(self) -> None:
@@ -183,8 +183,3 @@ class FilesSource:
                 not_done="the source was not opened",
                 next_step="use the former arguments; or give the job another name, to read all files again",
             )
-
-
-def _remove(store: ObjectStore, unused: Callable[[str], bool]) -> None:
-    for path in filter(unused, store.list("")):
-        store.delete(path)

@@ -52,6 +52,8 @@ class PartOf:
         number: Returns the source's number of a partition of the topic.
         partitions: Returns how many partitions the source has.
         bell: Returns the bell of the source.
+        await_all: Waits until this time, by the monotonic clock, for all topics of the source that no broker knows, and
+            lets those that it waited for in vain know that by `was_missing`. The source waits once.
         ended: Returns whether the source knows by now that the topic has ended; None: it must not end.
     """
 
@@ -59,6 +61,7 @@ class PartOf:
     number: Callable[[int], int]
     partitions: Callable[[], int]
     bell: Callable[[], Bell]
+    await_all: Callable[[float], None]
     ended: Callable[[], bool] | None = None
 
 
@@ -184,6 +187,11 @@ class OpenKafka:
     def ended(self, partition: int, offset: int) -> bool:
         """A topic has no end."""
         return False
+
+    def was_missing(self) -> None:
+        """Learn that no broker has known the topic for `MISSING_FOR_S` until now."""
+        if not self._seen and self._missing_since is None:
+            self._missing_since = time.monotonic() - MISSING_FOR_S
 
     def close(self) -> None:
         self._closing = True  # a lane that waits gives up soon
@@ -326,10 +334,15 @@ class OpenKafka:
     def _awaited(self) -> Topic | None:
         """Return the topic, once brokers know it; None if they do not within `MISSING_FOR_S`, or it is interrupted."""
         until = time.monotonic() + MISSING_FOR_S
-        while (now := self._questions.topic()) is None and time.monotonic() < until:
+        now = self._questions.topic()
+        if now is None and self._part_of is not None:
+            self._part_of.await_all(until)
+            now = self._questions.topic()
+        while now is None and self._missing_since is None and time.monotonic() < until:
             if self._closing:
                 raise unavailable(self._place, "the wait was interrupted", NOTHING_READ)
             time.sleep(LOOK_EVERY_S)
+            now = self._questions.topic()
         return now
 
     def _difference(self, cluster: str, topic: str, now: Topic) -> str | None:

@@ -8,6 +8,8 @@ Invariants
     - A base holds what counts at one delivery on the lineage, not later than the horizon.
     - Nothing is removed that a reader needs who has read which base the progress topic names.
     - While another driver owns the topic, nothing is named, and nothing removed. Nor in a topic that was recreated.
+    - In one run, attempts that failed leave no more records than deliveries added, but for the last one: brokers remove
+      records from the beginning of a topic only, so those stay until a later compaction has passed them.
 
 Memory: the newest rows of one partition. Pure: no clock, thread or I/O of its own; brokers.py has the connections.
 Source: docs/design/0111-changelogs-in-kafka.md.
@@ -15,7 +17,7 @@ Source: docs/design/0111-changelogs-in-kafka.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from sys import intern
 from typing import Protocol
@@ -26,7 +28,7 @@ from holdfast.sinks.changelogs import is_on
 from holdfast.sinks.kafka.changelog.format import Broken, Decoder, Message, base_of, damaged
 from holdfast.sinks.kafka.changelog.layout import check_layout
 from holdfast.sinks.kafka.changelog.reading import Feed, Found, Gone, OpenKafkaChangelog, Topic
-from holdfast.sinks.kafka.progress import Compacted, Progress, base_record
+from holdfast.sinks.kafka.progress import Compacted, Layout, Progress, base_record
 from holdfast.sinks.kafka.target import Connection, ProducerFenced, Records
 
 RECORDS_MIN = 300_000
@@ -74,6 +76,10 @@ class KafkaCompaction:
         """Why no compaction of this run can write a base: each attempt would add the whole state to the topic."""
         self._seen: Progress | None = None
         """The progress topic as it was read last: a compaction since then only makes more of it worth a look."""
+        self._added = 0
+        """Records of the base that is written, or was written last."""
+        self._again_at = 0
+        """How many records the topic must ever have had before the next attempt."""
 
     def compact(self, owner: str, history: Sequence[Stretch], horizon: Epoch) -> bool:
         """See changelogs.Compaction.compact."""
@@ -97,15 +103,20 @@ class KafkaCompaction:
         through, share = found
         if not self._is_worth(progress, topic, share):
             return False
+        ends, self._added = self._ends(topic, progress.layout), 0
         try:
             made = self._written(topic, progress, through, lambda tag: is_on(history, tag.timeline, tag.epoch))
-        except (ConfigError, Damaged) as error:
-            self._failed = error
+            self._name(owner, base, made)
+        except HoldfastError:
+            self._again_at = ends + 2 * self._added  # what was added, and as much again from deliveries
             raise
-        self._name(owner, base, made)
-        self._seen = None
+        self._seen, self._again_at = None, 0
         self._remove_before(made, topic)
         return True
+
+    def _ends(self, topic: CompactedTopic, layout: Layout) -> int:
+        """Return how many records the partitions have ever had."""
+        return sum(topic.written(range(layout.partitions)).values())
 
     def _base(self, progress: Progress) -> Compacted | None:
         return progress.base_of(self._job_uuid, CHANGELOG)
@@ -117,6 +128,8 @@ class KafkaCompaction:
         """
         if progress.layout is None:
             return True
+        if self._again_at and self._ends(topic, progress.layout) < self._again_at:
+            return False
         base, partitions = self._base(progress), range(progress.layout.partitions)
         begins = topic.first(partitions) if base is None else {each: base.at[each][1] for each in partitions}
         behind = sum(end - begins[each] for each, end in topic.written(partitions).items())
@@ -126,7 +139,20 @@ class KafkaCompaction:
     def _written(
         self, topic: CompactedTopic, progress: Progress, through: Tag, counts: Callable[[Tag], bool]
     ) -> Compacted:
-        """Write a base, partition by partition."""
+        """Write a base, partition by partition.
+
+        Raises:
+            ConfigError, Damaged: no compaction of this run can.
+        """
+        try:
+            return self._write(topic, progress, through, counts)
+        except (ConfigError, Damaged) as error:
+            self._failed = error
+            raise
+
+    def _write(
+        self, topic: CompactedTopic, progress: Progress, through: Tag, counts: Callable[[Tag], bool]
+    ) -> Compacted:
         assert progress.layout is not None
         base, id, at, records = self._base(progress), self._token(), list[tuple[int, int]](), 0
         for partition in range(progress.layout.partitions):
@@ -139,10 +165,15 @@ class KafkaCompaction:
             decoder = Decoder(self._job_uuid, stood, counts, raw=newest.take)
             behind = self._read(topic, partition, begin, decoder, through)
             first = topic.written([partition])[partition]
-            topic.write(base_of(self._job_uuid, id, through, newest.rows(), partition))
+            topic.write(self._counted(base_of(self._job_uuid, id, through, newest.rows(), partition)))
             at.append((first, behind))
             records += newest.count
         return Compacted(id, through, tuple(at), records)
+
+    def _counted(self, records: Iterable[Records]) -> Iterator[Records]:
+        for each in records:
+            self._added += len(each.values)
+            yield each
 
     def _read(self, topic: Topic, partition: int, begin: int, decoder: Decoder, target: Tag) -> int:
         """Read a partition to the end of a delivery; return the offset behind it."""

@@ -13,7 +13,7 @@ from holdfast.model import Tag, Writer
 from holdfast.sinks.contract import Repair, Rewinding
 from holdfast.sinks.kafka.changelog.reading import COMMITTER
 from holdfast.sinks.kafka.progress import Progress, owner_record, tag_record
-from holdfast.sinks.kafka.target import Connection, Content, ProducerFenced, TransactionalProducer
+from holdfast.sinks.kafka.target import Connection, Content, ProducerFenced, TransactionalProducer, must_be_alone
 from holdfast.sinks.undo import impossible, overtaken, refused, untouched
 
 
@@ -36,20 +36,23 @@ def repair(where: str, connection: Connection, content: Content, rewinding: Rewi
             return untouched("truncate", rewinding)
         if (lost := _lost(progress, rewinding)) is not None:
             raise refused(where, lost)
-        marks = [*_tags(rewinding), *content.marks(progress)]
+        first = list(content.marks(progress))
+        marks = [*_tags(rewinding), *first]
         if takes_over and rewinding.claim is not None:
             marks.append(owner_record(rewinding.job_uuid, rewinding.sink, rewinding.claim))
         before = progress.tag_of(rewinding.job_uuid, Writer(rewinding.sink, COMMITTER))
         producer.begin()
         for mark in marks:
             producer.mark(*mark)
+        if first:
+            must_be_alone(producer, connection, len(marks))
         for records in content.records(rewinding.to, before, ()):
             producer.send(records)
         _commit(producer)
         return _planned(progress, rewinding)
     except ProducerFenced as error:
         raise Unavailable(
-            f"{where}: another process took its transactional id over during the repair",
+            f"{where}: another process took its transactional id over during the repair, or delivered too",
             not_done="no tag was moved",
             next_step="nothing: the repair is repeated",
         ) from error

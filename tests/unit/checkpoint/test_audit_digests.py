@@ -198,9 +198,9 @@ class TestBalance:
     def test_rows_that_an_edge_lost_differ(self) -> None:
         lost = Audit((), (), (OperatorCount("edge 0", "edge", 10, 9),), (), NO_EPOCH)
         (line,) = balances(msgspec.structs.replace(manifest(3, 0), audit=lost))
-        assert (line.verdict, line.reason) == ("differs", "1 rows of 10 are not accounted for")
+        assert (line.verdict, line.reason) == ("differs", "not accounted for: 1 row of 10")
 
     def test_records_that_were_read_but_did_not_enter_the_source_operator_differ(self) -> None:
         lost = Audit((took(0, 5),), (), (OperatorCount("s", "source", 4, 4),), (), NO_EPOCH)
         (line,) = balances(msgspec.structs.replace(manifest(3, 0), audit=lost))
-        assert (line.verdict, line.reason) == ("differs", "5 records were taken, 4 came in")
+        assert (line.verdict, line.reason) == ("differs", "5 records taken, 4 came in")

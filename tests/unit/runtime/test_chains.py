@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planned_source import PlannedSource
 
 import holdfast as hf
+from holdfast.errors import JobFailed
 from holdfast.model import Epoch
 from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.sinks.memory import MemorySink
@@ -56,6 +58,36 @@ def batch_of(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
     )
+
+
+class TestEngine:
+    """The streaming engine hands each batch to threads of its own, which costs more than a small batch itself."""
+
+    @pytest.fixture(autouse=True)
+    def another_is_preferred(self) -> Iterator[None]:
+        """Let Polars use one that is not installed unless a query says which: what says nothing then fails."""
+        with pl.Config():
+            pl.Config.set_engine_affinity("gpu")
+            with pytest.raises(ModuleNotFoundError):
+                pl.LazyFrame({"v": [1]}).collect()
+            yield
+
+    def run(self, chain: Callable[[Any], Any], rows: list[tuple[Any, ...]]) -> list[pa.RecordBatch]:
+        app, out = hf.App("test"), list[pa.RecordBatch]()
+        chain(app.source("rows", PlannedSource(SCHEMA))).sink("out", MemorySink())
+        write = lambda sink, batch: out.append(batch)
+        FragmentRuntime(app.plan().fragments[0], {}, lambda edge, batch: None, write).on_batch(batch_of(rows))
+        return out
+
+    def test_of_a_chain_is_the_one_in_memory(self) -> None:
+        (batch,) = self.run(
+            lambda t: t.filter(pl.col("v") > 1).with_columns(v=pl.col("v") * 2), [(1, 1, ""), (1, 2, "")]
+        )
+        assert batch.column("v").to_pylist() == [4]
+
+    def test_that_looks_for_the_step_that_fails_is_the_same(self) -> None:
+        with pytest.raises(JobFailed, match="cannot be computed"):
+            self.run(lambda t: t.filter(pl.col("v") > 0).with_columns(v=pl.col("s").cast(pl.Int64)), [(1, 1, "a")])
 
 
 class TestChains:

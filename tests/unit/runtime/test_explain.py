@@ -45,7 +45,7 @@ class TestDeadLetters:
         rows = [{"name": "lines", "dlq": 2}, {"name": "map parse", "dlq": 1_000}, {"name": "counts", "dlq": None}]
         reported = shown(run, operators=rows)
         assert codes(reported) == ["progress", "dead_letters"]
-        assert "1,002 records became dead letters" in text(reported, "dead_letters")
+        assert "1,002 dead letters since the last start" in text(reported, "dead_letters")
         assert "2 at lines, 1,000 at map parse" in text(reported, "dead_letters")
 
 
@@ -174,7 +174,7 @@ class TestFindings:
         sinks = [{"name": "out", "staged_epoch": 1, "delivered_epoch": None, "error": "no such table"}]
         assert codes(shown(run, sinks=sinks)) == ["sink_error"]
         assert text(shown(run, sinks=sinks), "sink_error") == (
-            "sink out cannot deliver: no such table; 1 rows of 1 epochs wait, the oldest is 1"
+            "sink out cannot deliver: no such table; 1 row of 1 epoch waiting, the oldest is 1"
         )
 
     def test_a_lagging_sink_is_reported(self) -> None:

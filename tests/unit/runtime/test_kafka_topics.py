@@ -7,6 +7,7 @@ import random
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
@@ -16,11 +17,14 @@ import holdfast as hf
 from holdfast.errors import ConfigError, Damaged, Unavailable
 from holdfast.runtime.plan.ahead import Ahead, Read
 from holdfast.runtime.plan.source import Kept, in_folder
+from holdfast.runtime.sources.kafka import reading
 from holdfast.runtime.sources.kafka.reading import OpenKafka
-from holdfast.runtime.sources.kafka.topics.catalogue import Added, Catalogue, Head, Listed, Place, write_head
+from holdfast.runtime.sources.kafka.topics.catalogue import Added, Catalogue, Head, Listed, Place
 from holdfast.runtime.sources.kafka.topics.matching import added, left_out, matches
 from holdfast.runtime.sources.kafka.topics.reading import OpenTopics
 from holdfast.runtime.sources.kafka.topics.source import TopicsSource
+from holdfast.runtime.sources.objects import write_head
+from holdfast.storage.kafka import questions
 from holdfast.storage.kafka.questions import Questions, Topic
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 from holdfast.testing import TestDriver
@@ -316,6 +320,40 @@ class TestTopicThatIsDeleted:
         _, later = read_by(tmp_path, on_lost="earliest")
         reader = later.reader(0, 3, cast(Ahead, None))
         assert reader.poll(100) == Read(None, 3) and not awaited
+
+    def test_is_awaited_together_with_all_others(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A job that was down while ten topics were deleted would else start a minute later."""
+        brokers, now = Brokers(monkeypatch), [100.0]
+        for name in ("orders.at", "orders.de", "orders.fr", "orders.it"):
+            brokers.has(name, name)
+        driver, _ = read_by(tmp_path, on_lost="earliest")
+        driver.partitions()
+        late = brokers.topics["orders.de"]
+        brokers.topics = {"orders.it": brokers.topics["orders.it"]}
+
+        def sleep(seconds: float) -> None:
+            now[0] += seconds
+            if now[0] > 102.0:
+                brokers.topics["orders.de"] = late  # a broker that has just started
+
+        for module in (reading, questions):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+        monkeypatch.setattr(reading, "MISSING_FOR_S", 5.0)
+        _, started = read_by(tmp_path, on_lost="earliest")
+        gone = [started.gone(number) is not None for number in range(4)]
+        assert gone == [True, False, True, False]
+        assert 105.0 <= now[0] < 105.2
+
+    def test_that_appears_after_the_wait_is_seen(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        brokers = Brokers(monkeypatch)
+        for name in ("orders.de", "orders.fr"):
+            brokers.has(name, name)
+        driver, worker = read_by(tmp_path, on_lost="earliest")
+        driver.partitions()
+        late = brokers.topics.pop("orders.fr")
+        assert worker.gone(1) is not None
+        brokers.topics["orders.fr"] = late
+        assert worker.gone(1) is None
 
     def test_has_no_connection_and_is_asked_for_no_longer(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

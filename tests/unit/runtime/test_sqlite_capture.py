@@ -516,10 +516,10 @@ class TestDoctor:
         assert sorted(each.name for each in folder.iterdir()) == ["a.db"]
         table.catch_up()
         table.ask("INSERT INTO t VALUES (3, 'c')")
-        assert capturer.probe(of, table.store).endswith("no process captures it now, 1 changes behind")
+        assert capturer.probe(of, table.store).endswith("no process captures it now, 1 change behind")
         with closing(Lock(of.path, "t")) as lock:
             assert lock.try_take()
-            assert capturer.probe(of, table.store).endswith("a process captures it, 1 changes behind")
+            assert capturer.probe(of, table.store).endswith("a process captures it, 1 change behind")
         table.ask("DELETE FROM _holdfast_captures")
         with pytest.raises(ConfigError, match="do not fit"):
             capturer.probe(of, table.store)

@@ -288,7 +288,7 @@ class TestCommand:
 
         path = str(job.folder / "rows")
         assert main(["log", "add-partitions", path, "--to", "4"]) == 0
-        assert "has 4 partitions, of which 2 are new" in capsys.readouterr().out
+        assert "has 4 partitions, 2 of them new" in capsys.readouterr().out
         assert main(["log", "add-partitions", path, "--to", "4", "--json"]) == 0
         assert '"added":[]' in capsys.readouterr().out
         assert main(["log", "add-partitions", path, "--to", "3"]) == 2

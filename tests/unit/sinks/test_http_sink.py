@@ -230,6 +230,23 @@ class TestDelivery:
             assert target.deliver(tag(2), [rows(6)]) == Delivered(1)
         assert [row["n"] for row in receiver.rows_with_repetitions()] == [1, 2, 3, 4, 5, 6]
 
+    def test_a_close_drops_the_connection_also_if_the_progress_cannot_be_closed(
+        self, receiver: HttpReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        closed = list[str]()
+
+        def fails(_target: object) -> None:
+            closed.append("progress")
+            raise Unavailable("the log is unreachable", not_done="nothing", next_step="nothing")
+
+        target = prepared(receiver, tmp_path).open(JOB, LEFT)
+        assert target.deliver(tag(1), [rows(1)]) == Delivered(1)
+        monkeypatch.setattr(type(target._progress), "close", fails)
+        monkeypatch.setattr(type(target._sender), "close", lambda _sender: closed.append("sender"))
+        with pytest.raises(Unavailable, match="the log is unreachable"):
+            target.close()
+        assert closed == ["progress", "sender"]
+
     def test_rows_are_read_as_they_are_sent(self, receiver: HttpReceiver, tmp_path: Path) -> None:
         held = list[int]()
 

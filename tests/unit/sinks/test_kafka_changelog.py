@@ -11,21 +11,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from kafka_changelogs import FakeFeed, FakeTopic, InMemory, ready
-from kafka_fake import FakeConnection, as_records
+from kafka_fake import FakeConnection, FakeProducer, as_records
 from kafka_server import PASSWORD, USER, KafkaServer
 
 import holdfast as hf
 from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Unavailable
 from holdfast.model import CHANGELOG, EPOCH_MAX, Epoch, Generation, Stretch, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.changelogs import AsOf, CompactedMeanwhile, shown_place
-from holdfast.sinks.contract import OP, Rewinding
+from holdfast.sinks.contract import OP, Delivered, Fault, FaultPoint, Rewinding, no_fault
 from holdfast.sinks.kafka.changelog.brokers import BrokerFeed
 from holdfast.sinks.kafka.changelog.compacting import KafkaCompaction
 from holdfast.sinks.kafka.changelog.format import Broken, Decoder, Encoder
 from holdfast.sinks.kafka.changelog.reading import Found, Gone
-from holdfast.sinks.kafka.changelog.sink import Brokers, KafkaChangelog
-from holdfast.sinks.kafka.progress import progress_topic
-from holdfast.sinks.kafka.sink import KafkaSink
+from holdfast.sinks.kafka.changelog.sink import Brokers, KafkaChangelog, TopicSink
+from holdfast.sinks.kafka.progress import progress_topic, tag_record
+from holdfast.sinks.kafka.sink import KafkaSink, transactional_id
 from holdfast.sinks.kafka.target import EachRow, KafkaTarget, Records
 from holdfast.sinks.owners import Claim
 from holdfast.state.records import KEY, RECORDS
@@ -366,6 +366,46 @@ class TestCompaction:
                     compaction.compact("first", FIRST, Epoch(5))
         assert len(writes) == 1 and made.compacted(5), "the next run tries again"
 
+    @pytest.mark.parametrize("at", ["its second partition", "its name"])
+    def test_that_fails_again_and_again_leaves_no_more_than_deliveries_add(
+        self, memory: InMemory, made: Topic, monkeypatch: pytest.MonkeyPatch, at: str
+    ) -> None:
+        """While a broker comes and goes, each attempt leaves a base, or a part of one, that nothing names."""
+        right, written, failed = FakeTopic.write, list[int](), list[int]()
+        compaction = replace(made.place, records_min=1).compaction(JOB)
+
+        def fail() -> None:
+            raise Unavailable("a broker is unreachable", not_done="nothing was removed", next_step="nothing")
+
+        def write(topic: FakeTopic, records: Iterable[Records]) -> None:
+            right(topic, records)
+            written.append(1)
+            if at == "its second partition" and len(written) == 2:
+                fail()
+
+        def attempt(epoch: int) -> bool:
+            made.deliver(epoch, {"0000": epoch})
+            written.clear()
+            memory.refuse = fail if at == "its name" else ready
+            try:
+                return compaction.compact("first", FIRST, Epoch(epoch))
+            except Unavailable:
+                failed.append(epoch)
+                return False
+            finally:
+                memory.refuse = ready
+
+        made.deliver(1, {f"{n % GROUPS}{n:03}": n for n in range(80)})
+        with monkeypatch.context() as patch:
+            patch.setattr(FakeTopic, "write", write)
+            assert not any(attempt(epoch) for epoch in range(2, 62))
+        logs = memory.fake.logs.values()
+        left = sum(value.startswith(b'{"base"') for log in logs for _, value in filter(None, log))
+        assert len(failed) > 1 and left <= sum(map(len, logs)) - left
+        at = "nothing"
+        assert any(attempt(epoch) for epoch in range(62, 102)), "the next attempt is due"
+        assert made.state(made.place.open(JOB).floor)["1001"] == 1
+
     def test_that_another_driver_overtakes_while_it_reads_is_left_to_that_one(
         self, memory: InMemory, made: Topic, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -393,6 +433,13 @@ class TestCompaction:
         memory.keeps = False
         made.compacted(5)
         assert memory.removed and made.state(5) == {"0a": 5}
+
+
+def target_of(topic: Topic, job: str, fault: Fault) -> KafkaTarget:
+    """Return a job's way into the topic which calls `fault` at every point of a delivery."""
+    assert isinstance(topic.sink, TopicSink)
+    connection = topic.place.brokers.connection(topic.place.kafka, transactional_id(job, CHANGELOG))
+    return KafkaTarget("topic", connection, topic.sink._content(job), job, WRITER, CLAIM, fault)
 
 
 def live(values: Mapping[str, bytes | None]) -> dict[str, bytes]:
@@ -654,6 +701,55 @@ class TestRefusals:
         late.close()
         either.deliver(2, {"0b": 2})
         assert either.state(2) == {"0a": 1, "0b": 2}
+
+    def test_of_the_second_of_two_jobs_that_deliver_for_the_first_time_at_the_same_moment(self, either: Topic) -> None:
+        """Their transactional ids differ, so neither fences the other; both have read the progress topic before."""
+        done: list[object] = []
+
+        def meanwhile(point: FaultPoint) -> None:
+            if point == "before_begin" and not done:
+                done.append(either.target.deliver(tag(1), [changes(1, {"0a": b"1"})]))
+
+        late = target_of(either, "2" * 32, meanwhile)
+        with pytest.raises(ConfigError, match=f"holds the changelog of another job, {JOB}"):
+            late.deliver(tag(1), [changes(1, {"0a": b"2", "7a": b"2"})])
+        late.close()
+        assert done == [Delivered(1)]
+        either.deliver(2, {"0b": 2})
+        assert either.state(2) == {"0a": 1, "0b": 2}
+
+    def test_of_a_first_delivery_beside_a_transaction_that_is_open(self, memory: InMemory, made: Topic) -> None:
+        other = FakeProducer(memory.fake, "the other")
+
+        def meanwhile(point: FaultPoint) -> None:
+            if point == "before_begin":
+                other.init()
+                other.begin()
+                other.mark(*tag_record("2" * 32, WRITER, tag(1)))
+
+        with pytest.raises(Unavailable, match="an open transaction"):
+            target_of(made, JOB, meanwhile).deliver(tag(1), [changes(1, {"0a": b"1"})])
+        assert not memory.fake.marks and list(memory.fake.opened) == ["the other"]
+        other.abort()
+        made.deliver(1, {"0a": 1})
+        assert made.state(1) == {"0a": 1}
+
+    def test_of_a_rewind_before_the_first_delivery_beside_that_of_another_job(
+        self, memory: InMemory, made: Topic
+    ) -> None:
+        done: list[bool] = []
+
+        def meanwhile(call: str) -> None:
+            if call == "begin" and not done:
+                done.append(True)
+                target_of(made, "2" * 32, no_fault).deliver(tag(1), [changes(1, {"0a": b"2"})])
+
+        memory.fake.cut = meanwhile
+        with pytest.raises(Unavailable, match="during the repair, or delivered too"):
+            made.rewind(0, 2)
+        with pytest.raises(ConfigError, match="holds the changelog of another job, 2222"):
+            made.rewind(0, 2)
+        assert done and [record for record in memory.fake.logs[0] if record and b"1111" in record[1]] == []
 
     def test_of_rows_beside_a_changelog_in_either_order(self, memory: InMemory, made: Topic) -> None:
         """Both jobs started before either delivered."""

@@ -25,9 +25,9 @@ import msgspec
 
 from holdfast.errors import AlreadyExists, NotFound
 from holdfast.ports import ObjectStore
+from holdfast.runtime.sources import objects
 from holdfast.runtime.sources.objects import decoded, encoded
 
-HEAD_PATH = "catalogue.json"
 FORMAT_VERSION = 2
 _WITHOUT_ENDS = 1
 """The version of what says of no topic that it has ended, as older releases wrote it."""
@@ -84,17 +84,7 @@ _HEAD, _LISTING = msgspec.json.Decoder(Head), msgspec.json.Decoder(Listing)
 
 def read_head(store: ObjectStore) -> Head | None:
     """Return what `catalogue.json` says; None before there is one. Raises Damaged, ConfigError."""
-    try:
-        data = store.get(HEAD_PATH)
-    except NotFound:
-        return None
-    head: Head = decoded(_HEAD, data, HEAD_PATH, FORMAT_VERSION)
-    return head
-
-
-def write_head(store: ObjectStore, head: Head) -> None:
-    """Name the catalogue that the job reads."""
-    store.put(HEAD_PATH, encoded(head))
+    return objects.read_head(store, _HEAD, FORMAT_VERSION)
 
 
 class Catalogue:

@@ -65,8 +65,11 @@ class OpenTopics:
     ) -> None:
         self._place, self._pattern, self._catalogue, self._open_topic = place, pattern, catalogue, open_topic
         self._lists, self._may_end = lists, may_end
-        self._questions = Questions(place)
-        self._lock = Lock()
+        self._closing = False
+        self._questions = Questions(place, lambda: self._closing)
+        self._lock, self._waiting = Lock(), Lock()
+        self._has_waited = False
+        """Whether topics that no broker knew were waited for."""
         self._topics: dict[tuple[str, str | None], OpenKafka] = {}
         self._bell: Bell | None = None
         self._catalogue.refresh()
@@ -177,11 +180,13 @@ class OpenTopics:
         return self._catalogue.is_over(partition) and not self._catalogue.all_ended
 
     def close(self) -> None:
+        self._closing = True  # a lane that waits gives up soon
         with self._lock:
             opened = list(self._topics.values())
         for each in opened:
             each.close()
         self._questions.close()
+        self._closing = False
 
     def _at(self, number: int) -> Place:
         at = self._catalogue.place(number)
@@ -207,6 +212,7 @@ class OpenTopics:
                     lambda partition: self._catalogue.listed(name, id).numbers[partition],
                     lambda: len(self._catalogue),
                     self._shared_bell,
+                    self._await_all,
                     (lambda: self._has_ended(name, id)) if self._may_end else None,
                 )
                 opened = self._topics[name, id] = self._open_topic(name, part_of)
@@ -217,6 +223,16 @@ class OpenTopics:
         if self._bell is None:
             self._bell = Bell()
         return self._bell
+
+    def _await_all(self, until: float) -> None:
+        """See PartOf.await_all. A job may have lost many topics since it ran last, and would wait for one by one."""
+        with self._waiting:
+            if self._has_waited:
+                return
+            known = self._catalogue.topics
+            for name in self._questions.missing(known.keys(), until, _NOT_READ):
+                self._opened_as(name, known[name].id).was_missing()
+            self._has_waited = True
 
     def _has_ended(self, name: str, id: str | None) -> bool:
         """Return whether the catalogue says by now that a topic has ended."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -18,9 +18,10 @@ from holdfast.runtime.sources.kafka.group import GroupOffsets
 from holdfast.runtime.sources.kafka.messages import TOPIC
 from holdfast.runtime.sources.kafka.reading import OpenKafka, PartOf
 from holdfast.runtime.sources.kafka.source import KafkaSource
-from holdfast.runtime.sources.kafka.topics.catalogue import HEAD_PATH, Catalogue, Head, Place, read_head, write_head
+from holdfast.runtime.sources.kafka.topics.catalogue import Catalogue, Head, Place, read_head
 from holdfast.runtime.sources.kafka.topics.matching import left_out, matches
 from holdfast.runtime.sources.kafka.topics.reading import OpenTopics
+from holdfast.runtime.sources.objects import HEAD_PATH, remove, write_head
 from holdfast.storage.kafka.questions import Questions
 from holdfast.storage.objects import open_objects
 from holdfast.traits import SourceTraits, local
@@ -127,14 +128,14 @@ class TopicsSource:
         if before is not None and not again:
             self._check_fits(store, before)
             # No start that makes a catalogue can be under way: the job has a checkpoint.
-            _remove(store, lambda path: path != HEAD_PATH and not path.startswith(f"{before.folder}/"))
+            remove(store, lambda path: path != HEAD_PATH and not path.startswith(f"{before.folder}/"))
             return replace(self, head=before, lists=True)
         made = replace(self, head=self._new_head(), lists=True)
         made.list_first()
         assert made.head is not None
         write_head(store, made.head)
         if before is not None:
-            _remove(store, lambda path: path.startswith(f"{before.folder}/"))
+            remove(store, lambda path: path.startswith(f"{before.folder}/"))
         return made
 
     def list_first(self) -> None:
@@ -222,8 +223,3 @@ class _Names:
         place = catalogue.place(number)
         assert place is not None, "a checkpoint has numbers of the catalogue only"
         return place
-
-
-def _remove(store: ObjectStore, unused: Callable[[str], bool]) -> None:
-    for path in filter(unused, store.list("")):
-        store.delete(path)

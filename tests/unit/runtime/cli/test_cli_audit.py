@@ -366,7 +366,7 @@ class TestAuditOfUnchangedTargets:
         job.run(20)
         contents = job.audit()
         (whole,) = [each for each in contents["sinks"] if each["sink"] == "added" and each["epoch"] is None]
-        assert (whole["verdict"], whole["reason"]) == ("proven", "rows of older checkpoints; 1 rows existed before")
+        assert (whole["verdict"], whole["reason"]) == ("proven", "rows of older checkpoints; 1 row existed before")
 
     def test_one_epoch_or_a_range_can_be_chosen(self, job: Job) -> None:
         job.run(20, 31, 7)

@@ -15,7 +15,9 @@ import pytest
 
 import holdfast as hf
 from holdfast.runtime.capture import webhook
+from holdfast.runtime.capture.postgres import capturer as postgres
 from holdfast.runtime.capture.server import Listening
+from holdfast.runtime.capture.sqlite import capturer as sqlite
 from holdfast.runtime.cli.start import capture
 from holdfast.storage.log.log import create_log
 from holdfast.storage.objects import LocalObjects
@@ -122,3 +124,44 @@ class TestAdvice:
         said = capsys.readouterr()
         assert "requests are not signed" in said.err and "no idempotency key" in said.err
         assert len(said.out.splitlines()) == 1
+
+
+class TestLines:
+    """What people read while changes of a database are captured: numbers of things, of which there may be one."""
+
+    SALES = hf.PostgresChanges("postgresql://app@db.example/sales", "t", hf.Log("memory/log")).capturing
+    SHOP = hf.SQLiteChanges("/data/shop.db", "t", hf.Log("memory/log")).capturing
+
+    @pytest.mark.parametrize(
+        ("number", "rows", "records", "bytes_"),
+        [(1, "1 row", "1 record", "1 byte"), (1_200, "1,200 rows", "1,200 records", "1,200 bytes")],
+    )
+    def test_of_postgres(self, number: int, rows: str, records: str, bytes_: str) -> None:
+        told: dict[str, object] = {"position": "0/1A", "rows": number, "records": number}
+        told |= {"behind_bytes": number, "retained_bytes": number}
+        lines = {
+            each: postgres.line("t", self.SALES, {"event": each, **told}) for each in ("captured", "stopped", "at")
+        }
+        assert lines == {
+            "captured": f"appended {rows} as of 0/1A to {self.SALES.log}",
+            "stopped": f"stopped capturing t: {records} appended",
+            "at": f"t is at 0/1A, {bytes_} behind; the server keeps {bytes_}; {records} appended",
+        }
+
+    @pytest.mark.parametrize(
+        ("number", "rows", "records", "changes"),
+        [(1, "1 row", "1 record", "1 change"), (1_200, "1,200 rows", "1,200 records", "1,200 changes")],
+    )
+    def test_of_sqlite(self, number: int, rows: str, records: str, changes: str) -> None:
+        told: dict[str, object] = {"position": 26, "rows": number, "records": number, "behind_records": number}
+        lines = {each: sqlite.line("t", self.SHOP, {"event": each, **told}) for each in ("captured", "stopped", "at")}
+        assert lines == {
+            "captured": f"appended {rows} as of change 26 to {self.SHOP.log}",
+            "stopped": f"stopped capturing t: {records} appended",
+            "at": f"t is at change 26, {changes} behind; {records} appended",
+        }
+
+    def test_of_a_webhook(self) -> None:
+        of = hf.Webhook("0.0.0.0:8080", hf.Log("data/log"), pa.schema([("id", pa.utf8())])).receiving
+        line = webhook.line("t", of, {"event": "listening", "url": "http://0.0.0.0:8080/", "known_keys": 1})
+        assert line.endswith("; 1 known key")

@@ -109,7 +109,7 @@ class TestStop:
             answering.join()
         assert (ended.status, ended.out) == (0, "hot: finished at epoch 8\n")
         assert heard == [{"how": "finish", "unread": "drop"}]
-        assert "at least 200 records were not read" in ended.err  # partition 0: 800 of 1,000; of 1 no end is known
+        assert "at least 200 records skipped" in ended.err  # partition 0: 800 of 1,000; of 1 no end is known
 
     @pytest.mark.parametrize("how", [[], ["--now"]])
     def test_only_a_finish_can_drop_unread_records(self, holdfast: Holdfast, history: Begin, how: list[str]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import signal
 import socket
+import sys
 import traceback
 from pathlib import Path
 
@@ -28,27 +30,50 @@ SPARK = (
 )
 
 
+def run_worker(folder: Path) -> None:
+    """Run a worker in this process whose driver does not listen."""
+    app = hf.App("unreached")
+    source = hf.Generator(pa.schema([("k", pa.int64())]), lambda i: {"k": i}, count=1)
+    app.source("s", source).sink("out", MemorySink())
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        address = ("127.0.0.1", int(nobody.getsockname()[1]))
+        task = WorkerTask(app.plan(), str(folder), address, make_credentials(False), 0.5, 10.0, None)
+        list(host_worker(task, [1]))
+
+
 class TestAWorkerThatCannotReachItsDriver:
     def test_names_the_address_and_the_next_step(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         bound: list[bool] = []
         monkeypatch.setattr(host, "_die_with_parent", lambda: bound.append(True))  # this process is to live on
-        app = hf.App("unreached")
-        source = hf.Generator(pa.schema([("k", pa.int64())]), lambda i: {"k": i}, count=1)
-        app.source("s", source).sink("out", MemorySink())
-        with socket.socket() as nobody:
-            nobody.bind(("127.0.0.1", 0))  # and does not listen
-            address = ("127.0.0.1", int(nobody.getsockname()[1]))
-            task = WorkerTask(app.plan(), str(tmp_path), address, make_credentials(False), 0.5, 10.0, None)
+        before = sys.getswitchinterval()
+        try:
             with pytest.raises(Unavailable) as caught:
-                list(host_worker(task, [1]))
+                run_worker(tmp_path)
+        finally:
+            sys.setswitchinterval(before)
         assert bound == [True]
         report = SPARK + "".join(traceback.format_exception(caught.value))
         reported = first_line(RuntimeError(report))
-        assert reported.startswith(f"Unavailable: no stream to 127.0.0.1:{address[1]}: [Errno 111] Connection refused")
+        assert re.match(r"Unavailable: no stream to 127\.0\.0\.1:[0-9]+: \[Errno 111\] Connection refused", reported)
         assert reported.endswith("holdfast doctor")
 
 
 class TestAWorkersProcess:
+    def test_lets_no_thread_keep_the_interpreter_for_as_long_as_python_does(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The threads that read, process and write a batch would wait up to 5 ms for each other, several times."""
+        monkeypatch.setattr(host, "_die_with_parent", lambda: None)  # this process is to live on
+        before = sys.getswitchinterval()
+        assert host.SWITCH_S <= 0.001 < before
+        try:
+            with pytest.raises(Unavailable):
+                run_worker(tmp_path)
+            assert sys.getswitchinterval() == pytest.approx(host.SWITCH_S)
+        finally:
+            sys.setswitchinterval(before)
+
     def test_is_killed_when_the_daemon_that_started_it_ends(self) -> None:
         libc, found = ctypes.CDLL(None, use_errno=True), ctypes.c_int()
         host._die_with_parent()
