@@ -127,6 +127,7 @@ class TableSink(ABC):
                 s.execute(create_tombstone(dialect))
             create_horizon(s)
             existed = self._prepare_table(s, schema)
+            dialect.check_rights(db, self.where, self.table, keyed=self.key is not None)
             s.commit() if keep else s.rollback()
         return existed
 
