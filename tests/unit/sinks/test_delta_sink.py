@@ -468,6 +468,13 @@ class TestExistingTable:
         (table.path / "sales").rmdir()
         table.sink.prepare(SCHEMA, None)
 
+    def test_is_not_created_in_the_place_of_a_file(self, tmp_path: Path) -> None:
+        table = FolderTable(tmp_path)
+        table.path.write_text("a file")
+        for act in (table.sink.prepare, table.sink.probe):
+            with pytest.raises(ConfigError, match="the path is a file, and a table is a folder"):
+                act(SCHEMA, None)
+
     def test_with_a_constraint_is_refused(self, tmp_path: Path) -> None:
         self.make(tmp_path).alter.add_constraint({"positive": "user > 0"})
         with pytest.raises(ConfigError, match=r"checks or computes values itself: delta\.constraints\.positive"):
