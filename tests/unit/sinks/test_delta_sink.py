@@ -703,6 +703,15 @@ class TestErrors:
         found = meaning_of(place_of("/t", None), error)
         assert type(found) is meaning and "Delta table /t" in found.what
 
+    def test_of_s3_are_shown_without_the_document_around_them(self) -> None:
+        document = (
+            '<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>NoSuchBucket</Code><Message>No bucket.</Message>'
+            "<RequestId>YOD7H4</RequestId><HostId>0exi</HostId></Error>"
+        )
+        found = meaning_of(place_of("s3://lake/t", None), OSError(f"Server returned 404 Not Found: {document}"))
+        assert type(found) is Unavailable and found.next_step == "create the bucket, or correct its name"
+        assert found.what.endswith("the bucket does not exist: Server returned 404 Not Found: NoSuchBucket: No bucket.")
+
     def test_without_a_class_are_reasons_to_retry_and_those_of_the_program_are_not(
         self, added: FolderTable, monkeypatch: pytest.MonkeyPatch
     ) -> None:
