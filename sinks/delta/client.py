@@ -61,6 +61,12 @@ class DeltaConnection:
                 not_done="nothing was opened",
                 next_step=f"unset {variable} for the driver and for each worker",
             )
+        if local(self.place.path) and os.path.isfile(self.place.path):
+            raise ConfigError(
+                f"{self.place.where}: the path is a file, and a table is a folder",
+                not_done="nothing was opened",
+                next_step="name a folder, or a path that does not exist yet",
+            )
         with self.raising():
             try:
                 return LoadedVersion(self, self.load())

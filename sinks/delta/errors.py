@@ -23,6 +23,9 @@ from holdfast.sinks.delta.place import DeltaPlace
 RAISED = (DeltaError, OSError, ValueError, RuntimeError)
 """What calls of the library raise."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m↳?")
+_DOCUMENT = re.compile(r"(<\?xml[^>]*>\s*)?<Error>.*?</Error>", re.DOTALL)
+"""What S3 answers, with identifiers of the request that say nothing to a user."""
+_ABOUT = re.compile(r"<(?:Code|Message)>(.*?)</(?:Code|Message)>", re.DOTALL)
 _CONFLICT = re.compile(r"Failed to commit transaction|existing table version|already exists", re.IGNORECASE)
 _NOT_ADMITTED = re.compile(
     r"permission denied|access ?denied|forbidden|unauthori[sz]ed|unauthenticated|InvalidAccessKeyId|"
@@ -42,7 +45,8 @@ def is_conflict(error: Exception) -> bool:
 
 def meaning_of(place: DeltaPlace, error: Exception) -> HoldfastError:
     """Return what the error means for a delivery."""
-    said = " ".join(_COLOURS.sub(" ", place.without_secrets(str(error))).split())
+    text = _DOCUMENT.sub(lambda found: ": ".join(_ABOUT.findall(found[0])), place.without_secrets(str(error)))
+    said = " ".join(_COLOURS.sub(" ", text).split())
     judged = _without_names(place, said)
     if _NOT_ADMITTED.search(judged):
         return NotAdmitted(
@@ -63,6 +67,12 @@ def meaning_of(place: DeltaPlace, error: Exception) -> HoldfastError:
             f"{place.where}: the table refuses the delivery: {said}",
             not_done="nothing was delivered",
             next_step="undo what was changed about the table since the job started, or give the sink another table",
+        )
+    if "NoSuchBucket" in judged:
+        return Unavailable(
+            f"{place.where}: the bucket does not exist: {said}",
+            not_done="nothing was delivered",
+            next_step="create the bucket, or correct its name",
         )
     return Unavailable(
         f"{place.where}: {said}",

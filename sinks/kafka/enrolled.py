@@ -36,6 +36,14 @@ class Enrolled:
         else:
             self.number(Registry(self.registry), "the job was not started")
 
+    def probe(self) -> None:
+        """Ask the registry, and add nothing. Raises as `prepare`; whether former schemas fit is seen at a start."""
+        registry = Registry(self.registry)
+        if self.register:
+            registry.newest(self.subject)
+        else:
+            self.number(registry, "nothing was changed")
+
     def number(self, registry: Registry, not_done: str) -> int:
         """Return the id. Raises as `prepare`."""
         found = registry.registered(self.subject, self.avsc)

@@ -52,6 +52,7 @@ class RepeatingKafka:
             secrets=known.secrets,
             immediate=True,
             repeats=True,
+            probes=True,
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
@@ -62,6 +63,11 @@ class RepeatingKafka:
         """See Sink.prepare."""
         self.check(schema, upsert_key)
         self.topic.prepare_rows(upsert_key, tagged=False)
+
+    def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
+        """See ProbingSink.probe."""
+        self.check(schema, upsert_key)
+        return self.topic.probe_rows(tagged=False)
 
     def accept(self, batch: pa.RecordBatch) -> None:
         """See Sink.accept."""

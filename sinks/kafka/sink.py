@@ -65,6 +65,7 @@ class KafkaSink:
             checks_owner=True,
             remembers_owner=True,
             commits_once=True,
+            probes=True,
             transacts=True,
             secrets=(*self.place.secrets, *(() if self.enrolled is None else self.enrolled.registry.secrets)),
         )
@@ -114,6 +115,21 @@ class KafkaSink:
         from holdfast.sinks.kafka.topics import prepare
 
         prepare(self.place, keyed=self.key is not None, replaces=upsert_key is not None, tagged=tagged)
+
+    def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
+        """See ProbingSink.probe."""
+        self.check(schema, upsert_key)
+        return self.probe_rows(tagged=True)
+
+    def probe_rows(self, *, tagged: bool) -> str:
+        """Return what `prepare_rows` would find; refuse what it would refuse."""
+        check_client()
+        self.values.check_library()
+        if self.enrolled is not None:
+            self.enrolled.probe()
+        from holdfast.sinks.kafka.topics import probe
+
+        return probe(self.place, keyed=self.key is not None, tagged=tagged)
 
     def accept(self, batch: pa.RecordBatch) -> None:
         """See Sink.accept."""

@@ -27,6 +27,8 @@ PROGRESS_SETTINGS: Mapping[str, str] = {
     "segment.bytes": str(1 << 20),
 }
 """Each start reads the whole progress topic, so it is cleaned often."""
+WRITTEN, READ_AND_WRITTEN = ("WRITE",), ("READ", "WRITE")
+"""Rights, as brokers name them."""
 NOT_STARTED = "the job was not started"
 _NO_RIGHT = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
 
@@ -37,11 +39,13 @@ class Topic:
 
     Args:
         settings: None if this user may not read them.
+        rights: What this user may do, such as "WRITE"; None: the brokers do not say.
     """
 
     partitions: int
     replicas: int
     settings: Mapping[str, str] | None
+    rights: frozenset[str] | None = None
 
 
 def prepare(place: KafkaPlace, keyed: bool, replaces: bool, tagged: bool = True) -> None:
@@ -59,9 +63,22 @@ def prepare(place: KafkaPlace, keyed: bool, replaces: bool, tagged: bool = True)
     """
     found = found_or_created(place, {"cleanup.policy": "compact"} if replaces else {})
     check_topic(place, found, keyed)
+    check_rights(place, found.rights, *WRITTEN)
     if tagged:
         prepare_progress(place, found)
     warn_of(place, found)
+
+
+def probe(place: KafkaPlace, keyed: bool, tagged: bool = True) -> str:
+    """Return what a start would find or create, as a clause; refuse what it would refuse, and create nothing."""
+    found = existing(place)
+    if tagged:
+        probe_progress(place)
+    if found is None:
+        return "the first start creates the topic"
+    check_topic(place, found, keyed)
+    check_rights(place, found.rights, *WRITTEN)
+    return f"the topic exists{risks_of(place, found)}"
 
 
 def found_or_created(place: KafkaPlace, settings: Mapping[str, str], partitions: int = -1) -> Topic:
@@ -87,8 +104,27 @@ def prepare_progress(place: KafkaPlace, found: Topic) -> None:
         in_sync = (found.settings or {}).get("min.insync.replicas")
         alike = {} if in_sync is None else {"min.insync.replicas": in_sync}
         create(beside, {**PROGRESS_SETTINGS, **alike}, 1, found.replicas)
+        created = Questions(beside).topic(NOT_STARTED)
+        check_rights(beside, None if created is None else created.rights, *READ_AND_WRITTEN)
     else:
         check_progress_topic(beside, progress)
+
+
+def probe_progress(place: KafkaPlace) -> None:
+    """Check the progress topic of a topic, unless it is missing; raises as `prepare`."""
+    beside = replace(place, topic=progress_topic(place.topic))
+    if (progress := existing(beside)) is not None:
+        check_progress_topic(beside, progress)
+
+
+def check_rights(place: KafkaPlace, rights: frozenset[str] | None, *needed: str) -> None:
+    """Refuse a user who may not do what deliveries do: the first one comes after a commit. Raises NotAdmitted."""
+    if lacking := [] if rights is None else [each for each in needed if each not in rights]:
+        raise NotAdmitted(
+            f"{place.where}: the job's user has no right to {' or '.join(lacking)}",
+            not_done=NOT_STARTED,
+            next_step=f"grant the user {' and '.join(lacking)} on topic {place.topic!r}",
+        )
 
 
 def check_topic(place: KafkaPlace, found: Topic, keyed: bool) -> None:
@@ -115,7 +151,7 @@ def check_progress_topic(place: KafkaPlace, found: Topic) -> None:
         raise settings_unknown(place, "they are the tags of deliveries, without which rows come twice")
     policy = found.settings.get("cleanup.policy", "compact")
     if policy == "compact" and found.partitions == 1:
-        return
+        return check_rights(place, found.rights, *READ_AND_WRITTEN)
     fault = f"has cleanup.policy={policy}" if policy != "compact" else f"has {found.partitions} partitions"
     raise ConfigError(
         f"{place.where}, which holds the tags of deliveries, {fault}",
@@ -155,9 +191,14 @@ def warnings_of(place: KafkaPlace, found: Topic) -> list[str]:
     return warnings
 
 
+def risks_of(place: KafkaPlace, found: Topic) -> str:
+    """Return the warnings as further clauses of a sentence."""
+    return "".join(f"; {warning}" for warning in warnings_of(place, found))
+
+
 def existing(place: KafkaPlace) -> Topic | None:
     """Return the topic; None if it is missing."""
-    if Questions(place).topic(NOT_STARTED) is None:
+    if (known := Questions(place).topic(NOT_STARTED)) is None:
         return None
     admin, resource = AdminClient(place.settings(), logger=_log), ConfigResource(ResourceType.TOPIC, place.topic)
     described = admin.describe_topics(TopicCollection([place.topic]), request_timeout=WAIT_S)[place.topic]
@@ -170,6 +211,7 @@ def existing(place: KafkaPlace) -> Topic | None:
         len(partitions),
         min((len(each.replicas) for each in partitions), default=-1),
         None if settings is None else {name: str(entry.value) for name, entry in settings.items()},
+        known.rights,
     )
 
 

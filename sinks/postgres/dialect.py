@@ -26,6 +26,7 @@ from psycopg import sql
 
 from holdfast.errors import HoldfastError
 from holdfast.secrets import Secret
+from holdfast.sinks.postgres import rights
 from holdfast.sinks.postgres.errors import meaning_of
 from holdfast.sinks.postgres.server import ServerConnection, connect
 from holdfast.sinks.sql.dialect import Column, Connection, Limits, Purpose, TemporaryTable, Upsert, on_conflict
@@ -201,6 +202,13 @@ class PostgresDialect:
             (self.schema, table),
         )
         return {name: f"{collation}, needed is a deterministic collation" for name, collation in found}
+
+    def check_rights(self, db: Connection, where: str, table: str, own: Sequence[str], keyed: bool) -> None:
+        """See Dialect.check_rights."""
+        numbered = self.row_number(db, table) is not None
+        needed = rights.KEYED if keyed else rights.NUMBERED if numbered else rights.ADDED
+        if lacking := rights.lacking(db, self.schema, table, needed, own):
+            raise rights.refused(where, lacking)
 
     def row_number(self, db: Connection, table: str) -> str | None:
         """See Dialect.row_number. A user's own table may lack the column."""

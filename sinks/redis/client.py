@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from uuid import uuid4
 
 import redis
 from redis.backoff import NoBackoff
@@ -19,7 +20,7 @@ from holdfast.secrets import Secret
 from holdfast.sinks.redis.book import COLUMNS, Book
 from holdfast.sinks.redis.errors import meaning_of
 from holdfast.sinks.redis.place import RedisPlace
-from holdfast.sinks.redis.script import SCRIPT, Change
+from holdfast.sinks.redis.script import RIGHTS, SCRIPT, Change
 from holdfast.sinks.redis.server import Server
 
 CONNECT_WITHIN_S = 10.0
@@ -53,6 +54,13 @@ class RedisConnection:
         """Note the columns of the rows, unless some are noted."""
         with self._raising() as client:
             client.execute_command("HSETNX", self._place.book, COLUMNS, columns)
+
+    def check_rights(self) -> None:
+        """Run what a delivery runs, with nothing to deliver: a missing right is then found before a commit."""
+        unused = f"{self._place.prefix}holdfast:{uuid4()}"
+        with self._raising() as client:
+            client.execute_command("HGETALL", self._place.book)
+            client.execute_command("EVAL", RIGHTS, 2, self._place.book, unused, COLUMNS)
 
     def server(self) -> Server:
         """Return what the server says about itself, as far as this user may know it."""

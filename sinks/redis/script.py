@@ -62,6 +62,22 @@ return 1
 """
 """Rows go in groups: Redis keeps a list of what a script has done, which older versions extend one by one. Returns 1 if
 it changed the target, 0 if a value was not the one that was read."""
+RIGHTS = """\
+local fields = redis.call('HLEN', KEYS[1])
+local columns = redis.call('HGET', KEYS[1], ARGV[1])
+redis.call('DEL', KEYS[2])
+redis.call('MSET', KEYS[2], '')
+redis.call('DEL', KEYS[2])
+if columns then
+  redis.call('HSET', KEYS[1], ARGV[1], columns)
+elseif fields == 0 then
+  redis.call('HSET', KEYS[1], ARGV[1], '')
+  redis.call('DEL', KEYS[1])
+end
+return 1
+"""
+"""Runs every command of a delivery, on the hash and on a key that no row has, and leaves both as they were: what may be
+refused comes before what it would leave behind."""
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,7 @@ class Redis:
         with closing(self._connection()) as connection:
             server = connection.server()
             server.check(self.where)
+            connection.check_rights()
             connection.create(columns_value(schema, self.key))
             self._compare(connection.book(), schema)
         for warning in server.warnings(self.where):
@@ -115,6 +116,7 @@ class Redis:
         self.check(schema, upsert_key)
         with closing(self._connection()) as connection:
             connection.server().check(self.where)
+            connection.check_rights()
             book = connection.book()
         if not book.raw(COLUMNS):
             return "no sink has used the prefix; the first start notes the columns there"

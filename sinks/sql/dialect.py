@@ -223,6 +223,16 @@ class Dialect(Protocol):
             Column -> its collation and the one it needs: "NOCASE, needed is BINARY".
         """
 
+    def check_rights(self, db: Connection, where: str, table: str, own: Sequence[str], keyed: bool) -> None:
+        """Refuse a user who may not do what deliveries to an existing table need.
+
+        Args:
+            own: Tables of Holdfast that they write too.
+
+        Raises:
+            NotAdmitted: permissions are missing, on the table, on one of Holdfast's or on the database.
+        """
+
     # -- numbers of rows
 
     @property

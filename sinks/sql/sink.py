@@ -25,7 +25,7 @@ from holdfast.sinks.owners import Claim, Holding
 from holdfast.sinks.sql import audit, claims, immediate, moved, owners, tags
 from holdfast.sinks.sql.dialect import Dialect, Missing, preparing, translated
 from holdfast.sinks.sql.repair import create_horizon, plan_repair, repair
-from holdfast.sinks.sql.row_tags import create_tombstone
+from holdfast.sinks.sql.row_tags import TOMBSTONE, create_tombstone
 from holdfast.sinks.sql.session import Session
 from holdfast.sinks.sql.table import TAG_COLUMN, check_columns, check_existing, check_table_name, create_table
 from holdfast.sinks.sql.target import SqlTarget
@@ -127,6 +127,8 @@ class TableSink(ABC):
                 s.execute(create_tombstone(dialect))
             create_horizon(s)
             existed = self._prepare_table(s, schema)
+            own = (*tags.OF_EVERY_SINK, TOMBSTONE) if self.tags_rows else tags.OF_EVERY_SINK
+            dialect.check_rights(db, self.where, self.table, own, keyed=self.key is not None)
             s.commit() if keep else s.rollback()
         return existed
 

@@ -31,6 +31,8 @@ HORIZON = "holdfast_horizon"
 OWNER = "holdfast_owner"
 TABLE = "holdfast_table"
 FENCE = "holdfast_fence"
+OF_EVERY_SINK = (PROGRESS, UNDO, HORIZON, OWNER, TABLE)
+"""Tables that every sink writes."""
 
 IN_TABLE = "table"
 """The column of `holdfast_undo` with the user's table; NULL in rows that a version wrote which did not note it."""

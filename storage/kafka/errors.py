@@ -94,7 +94,7 @@ def unavailable(place: KafkaPlace, why: str, not_done: str) -> Unavailable:
         f"{place.where} is unreachable: {why}",
         not_done=not_done,
         next_step="check that the brokers run and that this machine reaches the addresses they advertise "
-        "(advertised.listeners)",
+        "(advertised.listeners); a listener with TLS or a login also needs security.protocol in options=",
     )
 
 

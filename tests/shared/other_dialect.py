@@ -176,6 +176,9 @@ class OtherDialect:
     def loosely_compared(self, db: Connection, table: str) -> dict[str, str]:
         return {}
 
+    def check_rights(self, db: Connection, where: str, table: str, own: Sequence[str], keyed: bool) -> None:
+        """There are no users."""
+
     def row_number(self, db: Connection, table: str) -> str | None:
         return "oid"
 

@@ -203,7 +203,9 @@ class Following:
         elif sorted(relation.columns) != sorted(column.shape for column in table.columns):
             problem = f"its columns were {', '.join(c.name for c in table.columns)}, and are {', '.join(names)} now"
             if sorted(names) == sorted(column.name for column in table.columns):
-                problem = "the type of a column was changed"
+                shapes = {column.shape for column in table.columns}
+                changed = [name for name, *kind in relation.columns if (name, *kind) not in shapes]
+                problem = f"the type of {', '.join(changed)} was changed"
         elif relation.identity not in (FULL, FULL if table.full else DEFAULT):
             problem = f"its REPLICA IDENTITY is no longer {'FULL' if table.full else 'DEFAULT'}"
         self._relations[relation.oid] = (

@@ -7,6 +7,7 @@ from holdfast.ports import ObjectStore
 from holdfast.quantities import plural
 from holdfast.runtime.capture.postgres.slots import (
     SlotInUse,
+    check_may_publish,
     check_slot,
     ensure_publication,
     free_slots,
@@ -15,7 +16,7 @@ from holdfast.runtime.capture.postgres.slots import (
     publication_of,
     slot_prefix,
 )
-from holdfast.runtime.sources.postgres.catalogue import Db, check_server, connected, described
+from holdfast.runtime.sources.postgres.catalogue import Db, check_readable, check_server, connected, described
 from holdfast.runtime.sources.postgres.connector import Capturing
 from holdfast.runtime.sources.postgres.table import WRITER
 from holdfast.storage.log.log import LogReader, read_meta
@@ -34,8 +35,12 @@ def probed(of: Capturing, store: ObjectStore) -> str:
         meta = read_meta(store)
         tag = None if meta is None else LogReader(store).newest().tag_of(WRITER)
         begun, publication = bool(tag and tag.epoch), of.publication or publication_of(table)
+        if not begun:
+            check_readable(db, table)
         if begun or of.publication is not None or has_publication(db, publication):
             ensure_publication(db, table, publication, create=False, begun=begun)
+        else:
+            check_may_publish(db, table, publication)
         if meta is not None and tag is not None and tag.epoch:
             return _running(db, f"{slot_prefix(meta.uuid, table)}{tag.timeline}", tag.epoch)
         if free_slots(db) < 1:

@@ -43,7 +43,15 @@ from holdfast.runtime.capture.postgres.snapshot import create_slot, lock_shape, 
 from holdfast.runtime.capture.postgres.stream import Replication
 from holdfast.runtime.capture.sessions import Sessions, Stopped, StopRequest
 from holdfast.runtime.capture.target import Target
-from holdfast.runtime.sources.postgres.catalogue import Db, check_server, connected, described
+from holdfast.runtime.sources.postgres.catalogue import (
+    Db,
+    check_key,
+    check_readable,
+    check_server,
+    connected,
+    described,
+    primary_key,
+)
 from holdfast.runtime.sources.postgres.connector import Capturing
 from holdfast.runtime.sources.postgres.table import WRITER, SourceTable
 from holdfast.storage.log.format import LogSegment
@@ -81,14 +89,21 @@ class Capture(Sessions):
             table = described(db, of.schema, of.table)
             key = lock_key(Target(self._store, of.log, table, of.partitions, WRITER).uuid)
             self._take_lock(partial(try_lock, db, key))
+            key_before = primary_key(db, table.oid)
             table = described(db, of.schema, of.table)  # again, as the wait may have been long
             target = Target(self._store, of.log, table, of.partitions, WRITER)
             publication = of.publication or publication_of(table)
             begun = target.position is not None
+            if not begun:
+                check_readable(db, table)
             ensure_publication(db, table, publication, create=of.publication is None, begun=begun)
             before = published(db, table, publication)
             ensure_publication(db, table, publication, create=False, begun=begun)  # as it is in `before`, or later
-            check = partial(check_published, db, table, publication, before)
+
+            def check() -> None:
+                check_published(db, table, publication, before)
+                check_key(db, table, key_before)
+
             prefix = slot_prefix(target.uuid, table)
             if target.position is None:
                 self._take_snapshot(db, table, target, prefix)
@@ -160,7 +175,8 @@ class _Stream:
     """The stream of a session.
 
     Args:
-        check: Called before each append, on what was received: raises if the publication may have left something out.
+        check: Called before each append, on what was received: raises if the publication may have left something out,
+            or two rows may have had one key.
     """
 
     def __init__(

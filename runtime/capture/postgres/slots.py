@@ -81,18 +81,14 @@ def ensure_publication(db: Db, table: SourceTable, name: str, *, create: bool, b
         (name,),
     ).fetchone()
     identifier, place = sql.Identifier(name), sql.Identifier(table.schema, table.name)
-    made = f'CREATE PUBLICATION "{name}" FOR TABLE "{table.schema}"."{table.name}"'
+    made = _statement(table, name)
     if found is None and create and not begun:
         try:
             db.execute(sql.SQL("CREATE PUBLICATION {} FOR TABLE ONLY {}").format(identifier, place))
         except psycopg.errors.DuplicateObject:  # another process was faster
             ensure_publication(db, table, name, create=False, begun=begun)
         except psycopg.errors.InsufficientPrivilege as error:
-            raise NotAdmitted(
-                f"this user may not create the publication {name!r}: {error.diag.message_primary}",
-                not_done="nothing was captured",
-                next_step=f"let an administrator create it: {made}",
-            ) from error
+            raise _not_publishing(name, made) from error
         return
     gap = _GAP
     if found is None and begun:
@@ -121,6 +117,29 @@ def ensure_publication(db: Db, table: SourceTable, name: str, *, create: bool, b
     names, whole = part
     if not whole or {column.name for column in table.columns} - set(names):
         raise lacking(f"the publication {name!r} leaves out rows or columns of the {table.where}")
+
+
+def check_may_publish(db: Db, table: SourceTable, name: str) -> None:
+    """Check that this user may create a publication. Raises NotAdmitted."""
+    found = db.execute(
+        "SELECT has_database_privilege(current_database(), 'CREATE') AND pg_has_role(relowner, 'USAGE') "
+        "FROM pg_catalog.pg_class WHERE oid = %s::oid",
+        (table.oid,),
+    ).fetchone()
+    if found is not None and not found[0]:
+        raise _not_publishing(name, _statement(table, name))
+
+
+def _statement(table: SourceTable, name: str) -> str:
+    return f'CREATE PUBLICATION "{name}" FOR TABLE "{table.schema}"."{table.name}"'
+
+
+def _not_publishing(name: str, made: str) -> NotAdmitted:
+    return NotAdmitted(
+        f"this user may not create the publication {name!r}: it needs CREATE on the database, and to own the table",
+        not_done="nothing was captured",
+        next_step=f"let an administrator create it: {made}",
+    )
 
 
 Published = tuple[object, ...]

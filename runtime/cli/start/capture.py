@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, NotAdmitted
 from holdfast.runtime.cli.arguments import add_app, add_command
 from holdfast.runtime.cli.reporting import advise
 from holdfast.runtime.cli.start.jobfile import load
@@ -42,14 +42,19 @@ def add_parser(subparsers: Any) -> None:
 def handle(args: argparse.Namespace) -> int:
     """Capture until a signal.
 
-    Exit status: 0 stopped, 2 wrong configuration, 4 damaged log, 5 log or database unreachable.
+    Exit status: 0 stopped, 2 wrong configuration, refused login or missing permission, 4 damaged log, 5 log or database
+    unreachable.
     """
     from holdfast.runtime.capture.capturer import capturer_of
 
     name, captured = _chosen(load(args.file, args.app), args.source)
     capturer = capturer_of(captured)
     report = partial(report_event, args, name, partial(capturer.line, name, captured))
-    report({"event": "stopped", **capturer.capture(captured, report)})
+    try:
+        counts = capturer.capture(captured, report)
+    except NotAdmitted as error:  # a process that has captured before waits; this one has never begun
+        raise ConfigError(error.what, not_done=error.not_done, next_step=error.next_step, where=error.where) from error
+    report({"event": "stopped", **counts})
     return 0
 
 

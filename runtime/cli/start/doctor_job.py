@@ -1,9 +1,10 @@
 """What `holdfast doctor JOB.py` checks of a job: its secrets, and every source and sink, as a start would find them.
 
-Each source is opened, and each target is looked at through the sink's `probe`, which creates and changes nothing. Of a
-sink without the trait only the plan is checked. A target that belongs to another sink is reported. Where a source
-removes old records by itself, the last checkpoint of the job is compared with what it removes soon; of a job that runs,
-the driver's own findings are repeated.
+Each source is opened; of one that finds files or topics, the list of a first start is made in a temporary folder. Each
+target is looked at through the sink's `probe`, which creates and changes nothing. Of a sink without the trait only the
+plan is checked. A target that belongs to another sink is reported. Where a source removes old records by itself, the
+last checkpoint of the job is compared with what it removes soon; of a job that runs, the driver's own findings are
+repeated.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from tempfile import TemporaryDirectory
 
 from holdfast.checkpoint.joblog import Job
 from holdfast.checkpoint.repository import Repository
@@ -30,7 +32,7 @@ from holdfast.runtime.job.live import Problem, understood
 from holdfast.runtime.job.status import RECORDS_AT_RISK, STALE_AFTER_MS, records_at_risk
 from holdfast.runtime.plan.loss import Look, at_risk
 from holdfast.runtime.plan.model import SinkSpec, SourceSpec
-from holdfast.runtime.plan.source import Captured, capture_of, removing
+from holdfast.runtime.plan.source import Captured, capture_of, copied, in_folder, removing
 from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.wire.clock import SystemClock
 from holdfast.sinks.contract import probing
@@ -56,7 +58,8 @@ def job(file: str, app: str | None, root: str | None, master: str | None) -> Ite
     for error in missing_secrets(plan):
         yield _failed("secret", error)
     for source in plan.sources:
-        yield _tried(f"source {source.name}", source.source.where, partial(_source, source))
+        folder = join(settings.root, plan.app)
+        yield _tried(f"source {source.name}", source.source.where, partial(_source, source, folder))
         if (captured := capture_of(source.source)) is not None:
             yield from _capture(f"capture {source.name}", captured)
     for source in plan.sources:
@@ -80,12 +83,20 @@ def _failed(name: str, error: HoldfastError) -> Check:
     return Check(name, "fail", seen.what, seen.next_step, seen.exit_status)
 
 
-def _source(spec: SourceSpec) -> str:
+def _source(spec: SourceSpec, folder: str) -> str:
     spec.source.check()
     if spec.source.traits.copied:
+        if spec.source.traits.finds and not _has_checkpoint(folder):
+            with TemporaryDirectory(prefix="holdfast-doctor-") as elsewhere:  # a list, which is small
+                copied(in_folder(spec.source, elsewhere), again=True)
         return f"the first start copies its {spec.source.traits.copies}"
     with closing(spec.source.open()) as opened:
         return f"{text.plural(len(opened.partitions()), 'partition')} can be read"
+
+
+def _has_checkpoint(folder: str) -> bool:
+    log = Repository(open_objects(folder, writable=False)).read_log()
+    return log is not None and bool(log.completed)
 
 
 def _kept(spec: SourceSpec, folder: str, within_s: float) -> Iterator[Check]:

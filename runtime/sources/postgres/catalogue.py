@@ -155,6 +155,57 @@ def check_server(dsn: str, db: Db) -> None:
         )
 
 
+def check_readable(db: Db, table: SourceTable) -> None:
+    """Check that this user may read the rows of a table, as a snapshot does.
+
+    Raises:
+        NotAdmitted: a permission is missing.
+    """
+    found = db.execute(
+        "SELECT current_user, has_schema_privilege(c.relnamespace, 'USAGE'), bool_and(has_column_privilege(c.oid, "
+        "a.attnum, 'SELECT')) FROM pg_catalog.pg_class c JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid "
+        "WHERE c.oid = %s::oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' GROUP BY c.relnamespace",
+        (table.oid,),
+    ).fetchone()
+    if found is None:
+        return
+    user, finds, reads = found
+    grants = [] if finds else [f'GRANT USAGE ON SCHEMA "{table.schema}" TO "{user}"']
+    grants += [] if reads else [f'GRANT SELECT ON "{table.schema}"."{table.name}" TO "{user}"']
+    if grants:
+        raise NotAdmitted(
+            f"the user {user} may not read the {table.where}",
+            not_done="nothing was captured",
+            next_step=f"grant it: {'; '.join(grants)}",
+        )
+
+
+def primary_key(db: Db, oid: int) -> str | None:
+    """Return the columns of a table's primary key by their numbers, which no renaming changes; None: it has none."""
+    found = db.execute(
+        "SELECT indkey::text FROM pg_catalog.pg_index WHERE indrelid = %s::oid AND indisprimary AND indimmediate",
+        (oid,),
+    ).fetchone()
+    return None if found is None else str(found[0])
+
+
+def check_key(db: Db, table: SourceTable, before: str | None) -> None:
+    """Check that a table has kept the primary key by which its log tells rows apart.
+
+    Raises:
+        ConfigError: it has none, or another one: two rows may have had the same key.
+    """
+    if primary_key(db, table.oid) == before:
+        return
+    key = ", ".join(f'"{name}"' for name in table.key)
+    raise ConfigError(
+        f"{table.where} has lost its primary key ({key}), by which its log tells rows apart",
+        not_done="nothing more was captured, and the log stays as it is",
+        next_step="if no two rows have had the same key since, restore it, and start again: ALTER TABLE "
+        f'"{table.schema}"."{table.name}" ADD PRIMARY KEY ({key}); else capture the table into another log',
+    )
+
+
 def _columns(db: Db, oid: int) -> tuple[tuple[PgColumn, ...], tuple[str, ...]]:
     """Return the columns and the primary key of a table."""
     found = db.execute(

@@ -6,21 +6,21 @@ Source: kafka.apache.org/documentation, topic configs; docs/design/0111-changelo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from holdfast.errors import ConfigError
-from holdfast.sinks.kafka.progress import progress_topic
 from holdfast.sinks.kafka.topics import (
     NOT_STARTED,
+    READ_AND_WRITTEN,
     Topic,
-    check_progress_topic,
+    check_rights,
     check_topic,
     existing,
     found_or_created,
     prepare_progress,
+    probe_progress,
+    risks_of,
     settings_unknown,
     warn_of,
-    warnings_of,
 )
 from holdfast.storage.kafka.place import KafkaPlace
 
@@ -46,19 +46,18 @@ def prepare(place: KafkaPlace) -> None:
 
 def probe(place: KafkaPlace) -> str:
     """Return what a start would find or create, as a clause; refuse what it would refuse, and create nothing."""
-    found, beside = existing(place), replace(place, topic=progress_topic(place.topic))
-    if (progress := existing(beside)) is not None:
-        check_progress_topic(beside, progress)
+    found = existing(place)
+    probe_progress(place)
     if found is None:
         return f"the first start creates the topic, with {PARTITIONS} partitions"
     check(place, found)
-    risks = "".join(f"; {warning}" for warning in warnings_of(place, found))
-    return f"the topic has {found.partitions} partitions, and keeps its records{risks}"
+    return f"the topic has {found.partitions} partitions, and keeps its records{risks_of(place, found)}"
 
 
 def check(place: KafkaPlace, found: Topic) -> None:
     """Refuse a topic that cannot hold a changelog. Raises ConfigError, NotAdmitted."""
     check_topic(place, found, keyed=True)
+    check_rights(place, found.rights, *READ_AND_WRITTEN)
     if found.settings is None:
         raise settings_unknown(place, "they are the state of the job")
     given = {name: found.settings[name] for name in SETTINGS if name in found.settings}

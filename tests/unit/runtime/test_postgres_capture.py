@@ -20,6 +20,7 @@ from holdfast.runtime.capture.postgres.following import Limits
 from holdfast.runtime.capture.postgres.messages import lsn_of
 from holdfast.runtime.capture.postgres.probing import probed
 from holdfast.runtime.capture.postgres.process import Capture
+from holdfast.runtime.capture.postgres.slots import publication_of
 from holdfast.runtime.sources.postgres.catalogue import RDS_REPLICATION, check_server, connected, described
 from holdfast.runtime.sources.postgres.connector import Capturing
 from holdfast.storage.log.log import read_meta
@@ -79,6 +80,14 @@ def table(place: PostgresPlace) -> Table:
     place.ask("CREATE TABLE t (id int PRIMARY KEY, n int)")
     place.ask("INSERT INTO t VALUES (1, 10), (2, 20)")
     return Table(place)
+
+
+@pytest.fixture
+def replicator(table: Table) -> Iterator[PostgresPlace]:
+    """The schema of the table as a user sees it who may replicate, and nothing else."""
+    table.place.ask("CREATE ROLE replicator LOGIN REPLICATION")
+    yield PostgresPlace(table.place.dsn.replace("user=postgres", "user=replicator"), table.place.schema)
+    table.place.ask("DROP OWNED BY replicator; DROP ROLE replicator")
 
 
 class TestCapture:
@@ -291,7 +300,7 @@ class TestChangedTables:
         [
             ("TRUNCATE t", "was truncated"),
             ("ALTER TABLE t ADD COLUMN more int; INSERT INTO t VALUES (9, 9, 9)", "has changed while it was captured"),
-            ("ALTER TABLE t ALTER COLUMN n TYPE bigint; INSERT INTO t VALUES (9, 9)", "type of a column was changed"),
+            ("ALTER TABLE t ALTER COLUMN n TYPE bigint; INSERT INTO t VALUES (9, 9)", "the type of n was changed"),
         ],
     )
     def test_stop_after_everything_before(self, table: Table, change: str, said: str) -> None:
@@ -303,6 +312,26 @@ class TestChangedTables:
             source.run()
         assert said in stopped.value.what and "all before it are in the log" in stopped.value.not_done
         assert table.rows() == {1: {"id": 1, "n": 10}, 2: {"id": 2, "n": 20}, 3: {"id": 3, "n": 30}}
+
+    @pytest.mark.parametrize(
+        "change",
+        ["DROP CONSTRAINT t_pkey", "DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (n)"],
+    )
+    def test_that_lost_their_key_are_noticed_before_two_rows_become_one(self, table: Table, change: str) -> None:
+        table.place.ask("ALTER TABLE t REPLICA IDENTITY FULL")
+        table.catch_up()
+        before, asked = table.rows(), list[Any]()
+
+        def changed() -> bool:
+            if not asked and table.events[-1]["event"] == "streaming":
+                asked.append(table.place.ask(f"ALTER TABLE t {change}"))
+                table.place.ask("INSERT INTO t VALUES (1, 11)")
+            return False
+
+        with pytest.raises(ConfigError, match=r'test_\d+.t has lost its primary key \("id"\)') as stopped:
+            table.capture(changed)
+        assert 'ADD PRIMARY KEY ("id"); else' in stopped.value.next_step
+        assert table.rows() == before
 
     def test_are_refused_at_the_start_with_other_columns(self, table: Table) -> None:
         table.catch_up()
@@ -457,6 +486,25 @@ class TestDoctor:
         table.place.ask("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
         with pytest.raises(ConfigError, match="is missing"):
             probed(table.of, table.store)
+
+    def test_names_missing_permissions_as_a_capture_does(self, table: Table, replicator: PostgresPlace) -> None:
+        schema, reading = replicator.schema, Table(replicator)
+        grants = [
+            f'GRANT USAGE ON SCHEMA "{schema}" TO "replicator"',
+            f'GRANT SELECT ON "{schema}"."t" TO "replicator"',
+        ]
+        with connected(table.of.dsn, None) as db:
+            publication = publication_of(described(db, schema, "t"))
+        created = f'CREATE PUBLICATION "{publication}" FOR TABLE "{schema}"."t"'
+        for statements in (grants, grants[1:], [created]):
+            for looks in (lambda: probed(reading.of, reading.store), lambda: reading.capture(lambda: False)):
+                with pytest.raises(NotAdmitted) as refused:
+                    looks()
+                assert refused.value.next_step.endswith(f": {'; '.join(statements)}")
+            table.place.ask(statements[0])
+        assert probed(reading.of, reading.store) == "can be captured"
+        reading.catch_up()
+        assert reading.rows() == {1: {"id": 1, "n": 10}, 2: {"id": 2, "n": 20}}
 
 
 class TestJobs:

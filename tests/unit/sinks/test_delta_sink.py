@@ -468,6 +468,13 @@ class TestExistingTable:
         (table.path / "sales").rmdir()
         table.sink.prepare(SCHEMA, None)
 
+    def test_is_not_created_in_the_place_of_a_file(self, tmp_path: Path) -> None:
+        table = FolderTable(tmp_path)
+        table.path.write_text("a file")
+        for act in (table.sink.prepare, table.sink.probe):
+            with pytest.raises(ConfigError, match="the path is a file, and a table is a folder"):
+                act(SCHEMA, None)
+
     def test_with_a_constraint_is_refused(self, tmp_path: Path) -> None:
         self.make(tmp_path).alter.add_constraint({"positive": "user > 0"})
         with pytest.raises(ConfigError, match=r"checks or computes values itself: delta\.constraints\.positive"):
@@ -695,6 +702,15 @@ class TestErrors:
     def test_have_a_meaning_for_the_delivery(self, error: Exception, meaning: type[HoldfastError]) -> None:
         found = meaning_of(place_of("/t", None), error)
         assert type(found) is meaning and "Delta table /t" in found.what
+
+    def test_of_s3_are_shown_without_the_document_around_them(self) -> None:
+        document = (
+            '<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>NoSuchBucket</Code><Message>No bucket.</Message>'
+            "<RequestId>YOD7H4</RequestId><HostId>0exi</HostId></Error>"
+        )
+        found = meaning_of(place_of("s3://lake/t", None), OSError(f"Server returned 404 Not Found: {document}"))
+        assert type(found) is Unavailable and found.next_step == "create the bucket, or correct its name"
+        assert found.what.endswith("the bucket does not exist: Server returned 404 Not Found: NoSuchBucket: No bucket.")
 
     def test_without_a_class_are_reasons_to_retry_and_those_of_the_program_are_not(
         self, added: FolderTable, monkeypatch: pytest.MonkeyPatch

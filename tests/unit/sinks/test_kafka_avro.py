@@ -106,6 +106,15 @@ class TestRegistration:
         enrolled(server, register=False).prepare()
         assert server.asked == ["POST /subjects/t-value/versions"] * 2 + ["POST /subjects/t-value"]
 
+    def test_is_not_done_by_a_doctor_who_asks_the_registry(self, server: RegistryServer) -> None:
+        enrolled(server).probe()
+        with pytest.raises(ConfigError, match="does not have the schema of the sink's values"):
+            enrolled(server, register=False).probe()
+        server.broken = (500, b"no JSON")
+        for register in (True, False):
+            with pytest.raises(Unavailable, match="HTTP 500"):
+                enrolled(server, register).probe()
+
     def test_is_asked_for_if_the_job_does_not_do_it(self, server: RegistryServer) -> None:
         with pytest.raises(ConfigError, match="does not have the schema of the sink's values under subject 't-value'"):
             enrolled(server, register=False).prepare()

@@ -24,10 +24,12 @@ from holdfast.runtime.rows.dead_letters import DEAD_LETTERS
 from holdfast.sinks.contract import DELETE, OP, PUT, AlreadyDelivered, Delivered, FaultPoint, Outcome
 from holdfast.sinks.kafka.options import producer_settings, reader_settings
 from holdfast.sinks.kafka.progress import progress_topic, tag_record
+from holdfast.sinks.kafka.repeating_sink import RepeatingKafka
 from holdfast.sinks.kafka.sink import KafkaSink, transactional_id
 from holdfast.sinks.kafka.target import KafkaTarget
 from holdfast.sinks.owners import Claim
 from holdfast.storage.kafka.place import KafkaPlace, Option, place_of
+from holdfast.storage.kafka.questions import Questions
 
 JOB, LEFT, RIGHT = "6f9b0f6e-0000-4000-8000-000000000001", Writer("out", Subtask(0)), Writer("out", Subtask(1))
 SCHEMA = pa.schema([pa.field("name", pa.string()), pa.field("n", pa.int64())])
@@ -150,6 +152,21 @@ class TestTopics:
         for each in (name, progress_topic(name)):
             kafka.delete(each)
 
+    def test_a_doctor_looks_and_creates_nothing(self, kafka: KafkaServer) -> None:
+        name = f"{kafka.topic()}-new"
+        sink = KafkaSink(KafkaPlace(kafka.servers, name))
+        assert sink.probe(SCHEMA, None) == "the first start creates the topic"
+        with pytest.raises(ConfigError, match="does not exist"):
+            Questions(sink.place).existing()
+        risky = KafkaSink(KafkaPlace(kafka.servers, kafka.topic(unclean_leader_election_enable="true")))
+        assert "has unclean.leader.election.enable=true" in risky.probe(SCHEMA, None)
+        kafka.topic(2, progress_topic(risky.place.topic), cleanup_policy="compact")
+        with pytest.raises(ConfigError, match="has 2 partitions"):
+            risky.probe(SCHEMA, None)
+        compacted = KafkaSink(KafkaPlace(kafka.servers, kafka.topic(cleanup_policy="compact")))
+        with pytest.raises(ConfigError, match="takes no record without a key"):
+            compacted.probe(SCHEMA, None)
+
     def test_a_compacted_topic_needs_a_key(self, kafka: KafkaServer) -> None:
         place = KafkaPlace(kafka.servers, kafka.topic(cleanup_policy="compact"))
         with pytest.raises(ConfigError, match="is compacted and takes no record without a key"):
@@ -222,17 +239,33 @@ class TestRights:
         """One after the other, as an operator would find them."""
         name, progress = guarded.place.topic, progress_topic(guarded.place.topic)
         refused(guarded, "DESCRIBE")
-        kafka.allow(name, "DESCRIBE", "WRITE")
+        kafka.allow(name, "DESCRIBE")
+        refused(guarded, f"grant the user WRITE on topic {name!r}")
+        kafka.allow(name, "WRITE")
         kafka.topic(1, progress, cleanup_policy="compact")
         kafka.allow(progress, "DESCRIBE", "READ")
         refused(guarded, f"DESCRIBE_CONFIGS on topic {progress!r}")  # by default it would forget tags
         kafka.allow(progress, "DESCRIBE_CONFIGS")
-        refused(guarded, "transactional ids with the prefix holdfast-")
-        allow_transactions(kafka)
-        refused(guarded, "READ, WRITE and DESCRIBE on the topic of the same name with the suffix -holdfast-progress")
+        refused(guarded, f"grant the user WRITE on topic {progress!r}")
         kafka.allow(progress, "WRITE")
         guarded.prepare(SCHEMA, None)
+        refused(guarded, "transactional ids with the prefix holdfast-")  # only a delivery can tell
+        allow_transactions(kafka)
         assert guarded.open(JOB, LEFT).deliver(tag(1), [batch(("ann", 1))]) == Delivered(1)
+
+    def test_a_doctor_names_those_that_a_start_would(self, kafka: KafkaServer, guarded: KafkaSink) -> None:
+        name, progress = guarded.place.topic, progress_topic(guarded.place.topic)
+        repeating = RepeatingKafka(guarded)
+        unseen(guarded, "DESCRIBE")
+        unseen(repeating, "DESCRIBE")
+        kafka.allow(name, "DESCRIBE")
+        kafka.topic(1, progress, cleanup_policy="compact")
+        kafka.allow(progress, "DESCRIBE", "READ", "DESCRIBE_CONFIGS")
+        unseen(guarded, f"grant the user WRITE on topic {progress!r}")
+        unseen(repeating, f"grant the user WRITE on topic {name!r}")
+        kafka.allow(name, "WRITE")
+        kafka.allow(progress, "WRITE")
+        assert repeating.probe(SCHEMA, None) == guarded.probe(SCHEMA, None) == "the topic exists"
 
     def test_a_job_goes_on_without_a_right_to_any_group(self, kafka: KafkaServer, guarded: KafkaSink) -> None:
         """Tags are read without a group, and the brokers refuse the one that the client asks about by itself."""
@@ -263,6 +296,12 @@ def allow_transactions(kafka: KafkaServer) -> None:
     rights = [AclBinding(*who, each, AclPermissionType.ALLOW) for each in (AclOperation.DESCRIBE, AclOperation.WRITE)]
     for future in kafka.admin.create_acls(rights).values():
         future.result(10)
+
+
+def unseen(sink: KafkaSink | RepeatingKafka, remedy: str) -> None:
+    with pytest.raises(NotAdmitted) as caught:
+        sink.probe(SCHEMA, None)
+    assert remedy in caught.value.next_step, str(caught.value)
 
 
 def refused(sink: KafkaSink, remedy: str) -> None:

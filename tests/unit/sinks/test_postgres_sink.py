@@ -237,6 +237,62 @@ class TestRefusals:
         assert f"this user lacks a permission: permission denied for schema {place.schema}" in said
         assert "USAGE and CREATE on the schema" in said
 
+    @pytest.mark.parametrize(
+        ("key", "granted", "missing"),
+        [
+            (("user",), "SELECT, INSERT", "UPDATE, DELETE"),
+            (("user",), "INSERT (name), SELECT, UPDATE, DELETE", "INSERT"),
+            (None, "SELECT", "INSERT"),
+        ],
+    )
+    def test_a_user_who_may_not_write_an_existing_table(
+        self, postgres: PostgresServer, place: PostgresPlace, key: tuple[str, ...] | None, granted: str, missing: str
+    ) -> None:
+        """The server refuses a statement only when it runs, and deliveries run after the commit of their epoch."""
+        place.ask(f"GRANT ALL ON SCHEMA {place.schema} TO {READER}")
+        place.ask(f'CREATE TABLE users ("user" bigint{" PRIMARY KEY" if key else ""}, name text)')
+        place.ask(f"GRANT {granted} ON users TO {READER}")
+        sink = Postgres(postgres.dsn(READER), "users", key, schema=place.schema)
+        for refuses in (sink.probe, sink.prepare):
+            with pytest.raises(NotAdmitted, match=f"lacks a permission: {missing} on {place.schema}.users[.]") as error:
+                refuses(SCHEMA, None)
+            assert error.value.next_step == f'grant it: GRANT {missing} ON "{place.schema}"."users" TO "{READER}"'
+        place.ask(f"GRANT {missing} ON users TO {READER}")
+        sink.prepare(SCHEMA, None)
+        with closing(sink.open(JOB, LEFT)) as target:
+            assert target.deliver(tag(1), [batch((1, "ann"))]) == Delivered(1)
+
+    def test_a_user_who_may_not_write_the_tables_of_holdfast(
+        self, postgres: PostgresServer, place: PostgresPlace, table: Postgres
+    ) -> None:
+        place.ask(f"GRANT ALL ON SCHEMA {place.schema} TO {READER}")
+        place.ask(f"GRANT ALL ON ALL TABLES IN SCHEMA {place.schema} TO {READER}")
+        place.ask(f"REVOKE DELETE ON holdfast_undo FROM {READER}")
+        sink = Postgres(postgres.dsn(READER), "users", ("user",), schema=place.schema)
+        assert f"lacks a permission: DELETE on {place.schema}.holdfast_undo" in refused(sink, NotAdmitted)
+
+    def test_a_user_needs_no_right_to_a_table_of_holdfast_that_only_others_use(
+        self, postgres: PostgresServer, place: PostgresPlace, table: Postgres
+    ) -> None:
+        place.ask(f"GRANT ALL ON SCHEMA {place.schema} TO {READER}")
+        place.ask(f"GRANT ALL ON ALL TABLES IN SCHEMA {place.schema} TO {READER}")
+        place.sink("tagged", ("user",), delivery="idempotent").prepare(SCHEMA, None)
+        Postgres(postgres.dsn(READER), "users", ("user",), schema=place.schema).prepare(SCHEMA, None)
+        tagged = Postgres(postgres.dsn(READER), "own", ("user",), schema=place.schema, delivery="idempotent")
+        assert f"on {place.schema}.holdfast_tombstone" in refused(tagged, NotAdmitted)
+
+    def test_a_user_who_may_not_create_temporary_tables(self, postgres: PostgresServer) -> None:
+        owner = PostgresPlace(postgres.dsn(), "public")
+        owner.ask("CREATE DATABASE without_temporary")
+        try:
+            owner.ask("REVOKE TEMPORARY ON DATABASE without_temporary FROM PUBLIC")
+            owner = PostgresPlace(postgres.dsn(database="without_temporary"), "public")
+            owner.ask(f"GRANT ALL ON SCHEMA public TO {READER}")
+            said = refused(Postgres(postgres.dsn(READER, "without_temporary"), "users"), NotAdmitted)
+            assert "lacks a permission: TEMPORARY on the database without_temporary" in said
+        finally:
+            PostgresPlace(postgres.dsn(), "public").ask("DROP DATABASE without_temporary WITH (FORCE)")
+
     def test_a_table_with_other_columns(self, place: PostgresPlace) -> None:
         place.ask('CREATE TABLE users ("user" integer PRIMARY KEY, "Name" text)')
         said = refused(place.sink("users", ("user",)))

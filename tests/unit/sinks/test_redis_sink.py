@@ -328,6 +328,32 @@ class TestRights:
         guarded.open(JOB, LEFT).deliver(tag(2), [batch((1, None))])
         assert guarded.holding(JOB, "out").newest == tag(2) and keys.rows() == [BEA]
 
+    @pytest.mark.parametrize("rule", ["-eval", "-mset", "-del", "-hset", "-hsetnx", "-hget", "-hlen", "-hgetall"])
+    def test_a_right_that_is_missing_is_found_before_anything_is_committed(
+        self, redis: RedisServer, keys: RedisKeys, guarded: Redis, rule: str
+    ) -> None:
+        redis.ask("DEL", f"holdfast:{keys.prefix}")
+        redis.allow("~*", "+@all", rule)
+        with pytest.raises(NotAdmitted, match="this user lacks a right"):
+            guarded.prepare(SCHEMA, KEY)
+        if rule != "-hsetnx":  # only a start runs it
+            with pytest.raises(NotAdmitted, match="this user lacks a right"):
+                guarded.probe(SCHEMA, KEY)
+        assert redis.ask("KEYS", f"*{keys.prefix}*") == []
+
+    @pytest.mark.parametrize("begun", [False, True])
+    def test_looking_for_them_changes_nothing(
+        self, redis: RedisServer, keys: RedisKeys, guarded: Redis, begun: bool
+    ) -> None:
+        book = f"holdfast:{keys.prefix}"
+        if begun:
+            guarded.open(JOB, LEFT).deliver(tag(1), [batch(ANN)])
+        else:
+            redis.ask("DEL", book)
+        before = keys.values(), redis.ask("HGETALL", book)
+        guarded.probe(SCHEMA, KEY)
+        assert (keys.values(), redis.ask("HGETALL", book)) == before
+
     @pytest.mark.parametrize("rule", ["-eval", "-mset", "-hset", "-hgetall"])
     def test_a_right_that_is_revoked_is_a_reason_to_wait(
         self, redis: RedisServer, keys: RedisKeys, guarded: Redis, rule: str

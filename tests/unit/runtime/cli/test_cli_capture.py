@@ -102,6 +102,19 @@ class TestChanges:
         assert ended.status == 2 and "pip install 'holdfast[postgres]'" in ended.err
 
 
+class TestRefusal:
+    def test_of_what_the_process_was_never_admitted_to_is_a_mistake_of_the_configuration(
+        self, holdfast: Holdfast, tmp_path: Path
+    ) -> None:
+        """As `holdfast run` and `holdfast doctor` take it. A process that has captured before waits instead."""
+        signed = f"""signature="github", secret=hf.secret("file:{tmp_path / "missing"}"))"""
+        source = WEBHOOK.format(name=tmp_path / "log").replace("SCHEMA)", f"SCHEMA, {signed}")
+        (tmp_path / "job.py").write_text(HEAD + LINE.format(name="a", source=source))
+        ended = holdfast("capture", str(tmp_path / "job.py"), "--json")
+        assert ended.status == 2 and ended.json["kind"] == "config"
+        assert str(tmp_path / "missing") in ended.json["what"]
+
+
 class TestMissingLibrary:
     def test_is_named_with_its_extra(
         self, holdfast: Holdfast, job: Callable[..., str], monkeypatch: pytest.MonkeyPatch

@@ -31,6 +31,15 @@ rows.sink("log", hf.Log({log!r}))
 rows.sink("server", hf.Postgres("postgresql://app@127.0.0.1:1/x", "t", password=hf.secret("env:SECRET_OF_A_TEST")))
 """
 
+FILES = """
+import pyarrow as pa
+import holdfast as hf
+
+app = hf.App("job", root={root!r})
+rows = app.source("rows", hf.Files({files!r}, pa.schema([("k", pa.int64()), ("n", pa.int64())]), "csv"))
+rows.sink("log", hf.Log({log!r}))
+"""
+
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
@@ -95,6 +104,23 @@ class TestJob:
     def test_a_source_that_does_not_exist_fails(self, file: Path, tmp_path: Path) -> None:
         (tmp_path / "rows").rename(tmp_path / "elsewhere")
         assert (checks(file)["source rows"].state, checks(file)["source rows"].exit_status) == ("fail", 2)
+
+    def test_files_that_a_first_start_refuses_are_reported_and_no_list_is_left(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "temporary").mkdir()
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+        file, files = tmp_path / "job.py", tmp_path / "files"
+        file.write_text(FILES.format(root=str(tmp_path / "root"), files=str(files), log=str(tmp_path / "out-log")))
+        files.mkdir()
+        (files / "good.csv").write_text("k,n\n1,2\n")
+        before = sorted(tmp_path.rglob("*"))
+        assert checks(file)["source rows"].found == f"folder {files}: the first start copies its list of files"
+        assert sorted(tmp_path.rglob("*")) == before
+        (files / "other.csv").write_text("k,m\n1,2\n")
+        found = checks(file)["source rows"]
+        assert found.state == "fail" and "other.csv" in found.found
+        assert list((tmp_path / "temporary").iterdir()) == []
 
 
 class TestCommand:
