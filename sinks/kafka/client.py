@@ -12,17 +12,16 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from holdfast.errors import Unavailable
-from holdfast.sinks.kafka.errors import is_fenced, late, meaning_of
+from holdfast.sinks.kafka.errors import UNKNOWN, is_fenced, late, meaning_of
 from holdfast.sinks.kafka.options import producer_settings, reader_settings
 from holdfast.sinks.kafka.progress import Progress, progress_topic
 from holdfast.sinks.kafka.target import ProducerFenced, Records
-from holdfast.storage.kafka.errors import Leaderless, no_topic
+from holdfast.storage.kafka.errors import NoOffsets, no_topic, offset_of, outcome_of
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.storage.kafka.questions import MISSING_FOR_S
 
@@ -320,12 +319,14 @@ class ProgressReader:
         """
         whole, until = TopicPartition(self._name, 0), time.monotonic() + WAIT_S
         while True:
-            asked = self._admin.list_offsets({whole: which}, request_timeout=WAIT_S)
+            left = max(until - time.monotonic(), READ_WAIT_S)
+            asked = self._admin.list_offsets({whole: which}, request_timeout=left)
             try:
-                with raising(self._place):
-                    found: Any = asked[whole].result(WAIT_S + READ_WAIT_S)
-                return int(found.offset)
-            except Leaderless:
+                found, fault = outcome_of(asked[whole], WAIT_S + READ_WAIT_S)
+                if fault is not None:
+                    raise raised_for(self._place, fault)
+                return offset_of(found, self._place, UNKNOWN)
+            except NoOffsets:
                 if time.monotonic() >= until:
                     raise
             self._admin.poll(READ_WAIT_S)

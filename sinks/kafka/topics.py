@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka import KafkaError, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from holdfast.errors import ConfigError, NotAdmitted
 from holdfast.sinks.kafka.client import WAIT_S, raised_for
 from holdfast.sinks.kafka.options import message_max_bytes
 from holdfast.sinks.kafka.progress import progress_topic
+from holdfast.storage.kafka.errors import outcome_of
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.storage.kafka.questions import Questions
 
@@ -225,9 +226,7 @@ def create(place: KafkaPlace, settings: Mapping[str, str], partitions: int = -1,
 
 def _answer(place: KafkaPlace, asked: Any, forgiven: tuple[int, ...] = ()) -> Any:
     """Return the answer to a request; None for an error that is forgiven."""
-    try:
-        return asked.result(2 * WAIT_S)
-    except KafkaException as error:
-        if error.args[0].code() in forgiven:
-            return None
-        raise raised_for(place, error.args[0]) from None
+    found, fault = outcome_of(asked, 2 * WAIT_S)
+    if fault is not None and fault.code() not in forgiven:
+        raise raised_for(place, fault)
+    return found

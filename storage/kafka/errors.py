@@ -27,6 +27,8 @@ NO_LEADER = "_NOENT"
 """No partition that was asked about has a leader. The client says so at the first answer without one, and does not ask
 again, though a topic that was created a moment ago, or whose brokers start, has one soon.
 """
+OFFSET_INVALID = -1001
+"""RD_KAFKA_OFFSET_INVALID."""
 COORDINATOR_STARTS = ("COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR")
 """The broker that keeps a group's offsets is not ready, as when the group is used first."""
 GROUP_IN_USE = ("UNKNOWN_MEMBER_ID", "NON_EMPTY_GROUP")
@@ -37,8 +39,8 @@ PERMANENT = (*_CREDENTIALS, "_SSL")
 """Errors of connections that no wait cures; a client reports them beside the request that then times out."""
 
 
-class Leaderless(Unavailable):
-    """No partition that was asked about has a leader now."""
+class NoOffsets(Unavailable):
+    """The leader of a partition did not say its offsets now: there is none, or the connection to it broke."""
 
 
 def translated(error: Any, place: KafkaPlace, not_done: str) -> HoldfastError:
@@ -68,7 +70,7 @@ def translated(error: Any, place: KafkaPlace, not_done: str) -> HoldfastError:
             "signed the server's certificate",
         )
     if name == NO_LEADER:
-        return Leaderless(
+        return NoOffsets(
             f"{place.where}: no broker leads its partitions now",
             not_done=not_done,
             next_step="check that all brokers of the cluster run, and that enough of them hold a copy of the topic",
@@ -76,6 +78,37 @@ def translated(error: Any, place: KafkaPlace, not_done: str) -> HoldfastError:
     if name in _SETTINGS:
         return ConfigError(f"{place.where}: {text}", not_done=not_done, next_step="correct options=")
     return unavailable(place, f"{name.strip('_').lower().replace('_', ' ')}: {text}", not_done)
+
+
+def outcome_of(asked: Any, timeout_s: float) -> tuple[Any, Any]:
+    """Return the result of a request of an AdminClient, or None, and its `confluent_kafka.KafkaError`, or None.
+
+    The error is not raised: its traceback would keep the client in a cycle of references. The garbage collector may
+    run in a thread of that client, which ends the process if the client is destroyed there.
+
+    Raises:
+        TimeoutError: there is no answer yet.
+    """
+    error = asked.exception(timeout_s)
+    return (asked.result(), None) if error is None else (None, error.args[0])
+
+
+def offset_of(found: Any, place: KafkaPlace, not_done: str) -> int:
+    """Return the offset that a leader gave for a partition.
+
+    If the request to the leader failed, as when its connection breaks, the client gives OFFSET_INVALID and no error.
+
+    Raises:
+        NoOffsets: it gave none.
+    """
+    offset = int(found.offset)
+    if offset == OFFSET_INVALID:
+        raise NoOffsets(
+            f"{place.where}: the connection to the leader of a partition broke before it gave an offset",
+            not_done=not_done,
+            next_step="check the network between this machine and the brokers",
+        )
+    return offset
 
 
 def no_topic(place: KafkaPlace, not_done: str) -> ConfigError:

@@ -19,7 +19,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from holdfast.errors import HoldfastError, Unavailable
-from holdfast.storage.kafka.errors import PERMANENT, Leaderless, no_client, no_topic, translated, unavailable
+from holdfast.storage.kafka.errors import (
+    PERMANENT,
+    NoOffsets,
+    no_client,
+    no_topic,
+    offset_of,
+    outcome_of,
+    translated,
+    unavailable,
+)
 from holdfast.storage.kafka.place import KafkaPlace
 
 FIRST_ANSWER_WITHIN_S = 10.0
@@ -104,11 +113,9 @@ class Questions:
         client, within = self._opened(not_done), self._within_s()
         named = TopicCollection([self._place.topic])
         [described] = client.describe_topics(named, request_timeout=within, include_authorized_operations=True).values()
-        cluster = client.describe_cluster(request_timeout=within)
-        found = self._answer(described, within, not_done)
-        if found is None:
-            return None
-        return _topic(found, self._answer(cluster, within, not_done).cluster_id)
+        asked = client.describe_cluster(request_timeout=within)
+        found, cluster = self._answer(described, within, not_done), self._answer(asked, within, not_done)
+        return None if found is None else _topic(found, cluster.cluster_id)
 
     def existing(self, not_done: str = "nothing was read") -> Topic:
         """Return the topic. Raises ConfigError if no broker has known it for `MISSING_FOR_S`; see `topic`."""
@@ -179,17 +186,18 @@ class Questions:
         isolation = IsolationLevel.READ_UNCOMMITTED if which == "written" else IsolationLevel.READ_COMMITTED
         until = time.monotonic() + within
         while True:
-            asked = client.list_offsets(wanted, isolation_level=isolation, request_timeout=within)
+            left = max(until - time.monotonic(), LOOK_EVERY_S)
+            asked = client.list_offsets(wanted, isolation_level=isolation, request_timeout=left)
             try:
-                found = {place.partition: self._answer(each, within, not_done) for place, each in asked.items()}
-                break
-            except Leaderless:
+                found = {place.partition: self._answer(each, left, not_done) for place, each in asked.items()}
+                if None in found.values():
+                    raise unavailable(self._place, "a broker does not know its partitions yet", not_done)
+                return {partition: offset_of(each, self._place, not_done) for partition, each in found.items()}
+            except NoOffsets:
                 if self._interrupted() or time.monotonic() >= until:
+                    self._away_until = time.monotonic() + AWAY_S
                     raise
             time.sleep(LOOK_EVERY_S)
-        if None in found.values():
-            raise unavailable(self._place, "a broker does not know its partitions yet", not_done)
-        return {partition: each.offset for partition, each in found.items()}
 
     def remove(self, before: Mapping[int, int]) -> None:
         """Remove the records before an offset of each partition.
@@ -263,21 +271,15 @@ class Questions:
         self, asked: Any, within_s: float, not_done: str, forgiven: tuple[str, ...] = ("UNKNOWN_TOPIC_OR_PART",)
     ) -> Any:
         """Return the answer to a request; None for an error that is forgiven."""
-        from confluent_kafka import KafkaException
-
         until = time.monotonic() + within_s + LOOK_EVERY_S
         while True:
             try:
-                found = asked.result(timeout=LOOK_EVERY_S)
+                found, fault = outcome_of(asked, LOOK_EVERY_S)
                 break
             except TimeoutError:
                 self._keep_waiting(until, not_done)
-            except KafkaException as error:
-                fault = error.args[0]
-                if fault.name() in forgiven:
-                    found = None
-                    break
-                raise self._meaning(self._cause(fault), not_done) from None
+        if fault is not None and fault.name() not in forgiven:
+            raise self._meaning(self._cause(fault), not_done)
         self._answered, self._away_until, self._reported.error = True, 0.0, None
         return found
 
