@@ -322,7 +322,7 @@ class ProgressReader:
             left = max(until - time.monotonic(), READ_WAIT_S)
             asked = self._admin.list_offsets({whole: which}, request_timeout=left)
             try:
-                found, fault = outcome_of(asked[whole], WAIT_S + READ_WAIT_S)
+                found, fault = outcome_of(asked[whole], 2 * WAIT_S)
                 if fault is not None:
                     raise raised_for(self._place, fault)
                 return offset_of(found, self._place, UNKNOWN)
