@@ -24,6 +24,7 @@ from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.worker.immediate import ImmediateWrites
 from holdfast.runtime.worker.ports import Ports
+from holdfast.runtime.worker.under_way import UnderWay
 from holdfast.sinks import delivery
 from holdfast.sinks.contract import (
     AlreadyDelivered,
@@ -66,6 +67,7 @@ class Deliveries:
         self._confirmed: dict[Writer, Tag] = {}
         self._by_manifest: dict[Writer, Tag] = {}
         self._errors: dict[str, HoldfastError] = {}
+        self._under_way = UnderWay(ports.clock)
         self.immediate = ImmediateWrites(plan, ports, after, fail)
         self._timeline = Timeline(1)
 
@@ -120,8 +122,8 @@ class Deliveries:
                 self._submit(writer, lambda w=writer: self._target(w).forget(through), self._forgot)  # type: ignore[misc]
 
     def errors(self) -> dict[str, HoldfastError]:
-        """Return why the last attempt of each sink failed; a sink is left out once it succeeds."""
-        return self._errors | self.immediate.errors()
+        """Return why the last attempt of each sink failed, or that one is not answered; none once it succeeds."""
+        return self._under_way.slow() | self._errors | self.immediate.errors()
 
     def close(self) -> None:
         """Close every target."""
@@ -168,9 +170,10 @@ class Deliveries:
             self._submit(writer, partial(_sweep, sink, writer.sink, deploy), self._forgot)
 
     def _submit(self, writer: Writer, work: Callable[[], object], done: Callable[[Writer, object], None]) -> None:
-        timeline = self._timeline
+        timeline, over = self._timeline, self._under_way.begin(writer.sink)
 
         def ended(result: object) -> None:
+            over()
             if self._timeline == timeline:  # else the job was rewound meanwhile, and the output is obsolete
                 done(writer, result)
 

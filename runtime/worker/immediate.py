@@ -30,6 +30,7 @@ from holdfast.runtime.plan.compiler import Plan, SinkSpec
 from holdfast.runtime.plan.immediate import immediate_sink, is_immediate, repeats
 from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.worker.ports import Ports
+from holdfast.runtime.worker.under_way import UnderWay
 from holdfast.sinks.immediate import ANYWHERE, ImmediateTarget, Origin, Owner
 from holdfast.sinks.owners import NotOurs
 
@@ -95,6 +96,7 @@ class ImmediateWrites:
         self._waiting: list[tuple[int, Callable[[], None]]] = []
         self._positions: dict[Epoch, tuple[SourcePosition, ...]] = {}
         self._errors: dict[str, HoldfastError] = {}
+        self._under_way = UnderWay(ports.clock)
 
     def deploy(self, deploy: Deploy) -> None:
         """Begin a generation: drop the work of an older one, and fence the partitions of this subtask."""
@@ -160,8 +162,8 @@ class ImmediateWrites:
                 self._go_on(writing)
 
     def errors(self) -> dict[str, HoldfastError]:
-        """Return why the last write of each sink failed; a sink is left out once it succeeds."""
-        return dict(self._errors)
+        """Return why the last write of each sink failed, or that one is not answered; none once it succeeds."""
+        return self._under_way.slow() | self._errors
 
     def close(self) -> None:
         """Close every target, after the current work of its lane."""
@@ -197,13 +199,14 @@ class ImmediateWrites:
             self._work(writing, lambda: writing.target.forget(committed), self._has_forgotten)
 
     def _work(self, writing: Writing, work: Callable[[], object], done: Callable[[Writing, object], None]) -> None:
-        writing.busy = True
+        writing.busy, no_longer = True, self._under_way.begin(writing.spec.name)
 
         def unless_over() -> object:
             return None if writing.over else work()
 
         def ended(result: object) -> None:
             writing.busy = False
+            no_longer()
             if writing.over:
                 return
             if isinstance(result, BaseException):

@@ -35,6 +35,7 @@ from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import MemoryNetwork
 from holdfast.runtime.worker.deliveries import Deliveries
 from holdfast.runtime.worker.local import MemoryState
+from holdfast.runtime.worker.under_way import SLOW_AFTER_S
 from holdfast.sinks.contract import Fault
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.owners import Claim
@@ -64,7 +65,7 @@ class Host:
         self.sink.prepare(plan.sinks[0].schema, None)
         ports = MemberPorts(VirtualClock(), MemoryObjects(), MemoryNetwork(), MemoryState(), lambda _: None)
         self.failed: list[BaseException] = []
-        self._ports = ports
+        self._ports, self.clock = ports, ports.clock
         self.later: list[Callable[[], object]] = []
         """What is due after a wait."""
         self.deliveries = Deliveries(
@@ -147,6 +148,36 @@ class TestLaggingWriter:
         assert points.count("after_commit") == 1
         assert host.sink.delivered("j", OUT) == tag(7)
         assert host.deliveries.confirmed() == (Confirmed(OUT, tag(7)),)
+
+
+class TestATargetThatDoesNotAnswer:
+    def test_is_reported_after_a_while_and_until_it_does(self, tmp_path: Path) -> None:
+        host = Host(tmp_path)
+        host.deploy(1, 5, work=False)
+        host.clock.pass_by(SLOW_AFTER_S - 1)
+        assert host.deliveries.errors() == {}
+        host.clock.pass_by(1)
+        reported = host.deliveries.errors()
+        assert "has not answered for more than 30 s" in reported["out"].what
+        host.work()
+        assert host.deliveries.errors() == {} and host.sink.delivered("j", OUT) == tag(5)
+
+    def test_does_not_hide_why_the_attempt_before_failed(self, tmp_path: Path) -> None:
+        host = Host(tmp_path)
+        host.sink.fault = refusing(hf.Unavailable("the table is locked", next_step="unlock it"))
+        host.deploy(1, 5)
+        (retry,) = host.later
+        retry()
+        host.clock.pass_by(SLOW_AFTER_S)
+        assert "the table is locked" in host.deliveries.errors()["out"].what
+
+    def test_counts_each_attempt_by_itself(self, tmp_path: Path) -> None:
+        host = Host(tmp_path)
+        host.deploy(1, 5)
+        host.clock.pass_by(SLOW_AFTER_S)
+        host.deliveries.queue(Pending(OUT, tag(6), Staged((), 0)))
+        host.clock.pass_by(1)
+        assert host.deliveries.errors() == {}
 
 
 class TestUploadsOfEpochsThatNeverCompleted:

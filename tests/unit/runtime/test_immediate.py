@@ -16,14 +16,21 @@ import pytest
 
 import holdfast as hf
 from holdfast.errors import Fenced
+from holdfast.model import Epoch, Generation, JobUuid, SnapshotHandle, SourcePosition, Subtask, Timeline
 from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.execution.prepare import Prepared, prepare
 from holdfast.runtime.plan.immediate import immediate_sink
 from holdfast.runtime.rows.schema import schema_of
-from holdfast.runtime.testing.cluster import Cluster
+from holdfast.runtime.testing.cluster import Cluster, MemberPorts
+from holdfast.runtime.testing.lanes import VirtualClock
+from holdfast.runtime.wire import messages as m
+from holdfast.runtime.wire.channels import MemoryNetwork
 from holdfast.runtime.worker import immediate
+from holdfast.runtime.worker.local import MemoryState
+from holdfast.runtime.worker.under_way import SLOW_AFTER_S
 from holdfast.sinks.contract import owned
 from holdfast.sinks.immediate import ImmediateSink, ImmediateTarget, Origin, Owner
+from holdfast.sinks.owners import Claim
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 
@@ -289,3 +296,21 @@ class TestChangedCode:
             hf.ConfigError, match="was written immediately until now, and would be written at each commit"
         ):
             prepare(app.plan(), resolve(app), takeover=True)
+
+
+class TestATargetThatDoesNotAnswer:
+    def test_is_reported_after_a_while_and_until_it_does(self, tmp_path: Path) -> None:
+        create_log(LocalObjects(tmp_path / "input"), schema_of(Seen), PARTITIONS)
+        plan, failed = app_of(tmp_path).plan(), list[BaseException]()
+        plan.sinks[0].sink.prepare(plan.sinks[0].schema, plan.sinks[0].upsert_key)
+        ports = MemberPorts(VirtualClock(), MemoryObjects(), MemoryNetwork(), MemoryState(), lambda _: None)
+        writes = immediate.ImmediateWrites(plan, ports, lambda _s, _then: None, failed.append)
+        handle = SnapshotHandle(Subtask(0), (0, 128), (), Epoch(0), ())
+        deployed = (JobUuid("j"), Generation(1), Timeline(1), Epoch(1), Epoch(0), m.Active(Subtask(0)))
+        positions = (SourcePosition("seen", 0, 0),)
+        writes.deploy(m.Deploy(*deployed, (), handle, positions, (), (), claim=Claim("first", Generation(1))))
+        ports.clock.pass_by(SLOW_AFTER_S)
+        assert "has not answered for more than 30 s" in writes.errors()["last"].what
+        [lane] = ports.lanes.waiting()
+        lane.step()
+        assert writes.errors() == {} and failed == []
