@@ -570,7 +570,12 @@ class TestServer:
             (
                 "OOM command not allowed when used memory > 'maxmemory'. script: 7b, on @user_script:19.",
                 Unavailable,
-                "is full",
+                "is full (OOM command not allowed when used memory > 'maxmemory')",
+            ),
+            (
+                "Error running script (call to f_596c): @user_script:17: @user_script: 17: -READONLY You can't write.",
+                Unavailable,
+                "takes no writes: READONLY You can't write",
             ),
             ("NOPERM User app has no permissions to run the 'set' command script: 7b", NotAdmitted, "lacks a right"),
             ("LOADING Redis is loading the dataset in memory", Unavailable, "loading"),
