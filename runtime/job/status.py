@@ -296,7 +296,11 @@ def _unlisted(state: master.Master) -> list[Problem]:
     what = f"the partitions of the sources cannot be listed: {error.what}. Until they are, new partitions are not read"
     what += ", and a run whose input is over, or that is to finish, waits"
     return [
-        Problem(code=SOURCE_UNLISTED, what=what, next=f"make the source reachable; the driver retries. {error.next}")
+        Problem(
+            code=SOURCE_UNLISTED,
+            what=what,
+            next=f"make the source reachable; the driver retries. {error.next[:1].upper()}{error.next[1:]}",
+        )
     ]
 
 
