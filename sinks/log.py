@@ -369,7 +369,8 @@ class LogTarget:
             raise Unavailable(
                 f"{self._where}: the log was {'deleted' if uuid is None else 'replaced'} while it was open",
                 not_done="nothing was appended to it",
-                next_step="bring the log back from a backup, or start the job again to have one created",
+                next_step="bring the log back from a backup: delivery retries. To compute its records again, delete "
+                "the job's folder too and run the job",
             )
         if not log.holds_tail():  # Restored from a backup: a commit would leave a gap, or follow another history's.
             log = LogWriter(store, pause=self._pause)

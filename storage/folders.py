@@ -158,6 +158,8 @@ class LocalFolder:
         try:
             return list(self._walk())
         except OSError as error:
+            if isinstance(error, _NO_SUCH) and not os.path.isdir(self._root):
+                raise self._gone() from None
             raise unreachable(self._root, error, "listing the files", NOTHING_READ) from error
 
     def look(self, name: str) -> Found | None:

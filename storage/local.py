@@ -27,10 +27,11 @@ from typing import BinaryIO, NoReturn
 
 import pyarrow as pa
 
-from holdfast.errors import AlreadyExists, NotFound, Unavailable
+from holdfast.errors import AlreadyExists, NotAdmitted, NotFound, Unavailable
 from holdfast.storage.paths import TEMPORARY, checked_folder, checked_path
 
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+_NO_ACCESS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _NO_SUCH = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
@@ -225,7 +226,7 @@ class LocalObjects:
             advice = f"put {self.root} on a file system where this user may create hard links; or use s3://"
         elif error.errno in (errno.ENOSPC, errno.EDQUOT):
             advice = f"free space on the disk of {self.root}, then try again"
-        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        elif error.errno in _NO_ACCESS:
             advice = f"give this user (id {os.geteuid()}) access to {self.root}, then try again"
         elif error.errno == errno.EFBIG:
             advice = "raise the limit on the size of files for this user (ulimit -f), then start again"
@@ -235,7 +236,8 @@ class LocalObjects:
             advice = f"check that {self.root} is reachable, then try again"
         full = f"the disk of {self.root} is full: " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         what = f"{full}{doing} failed: {error.strerror or error}"
-        raise Unavailable(what, not_done=not_done, next_step=advice) from error
+        kind = NotAdmitted if error.errno in _NO_ACCESS else Unavailable
+        raise kind(what, not_done=not_done, next_step=advice) from error
 
 
 def _write(target: Path, data: bytes, mode: int, place: Callable[[Path, Path], None]) -> None:

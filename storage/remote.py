@@ -24,10 +24,10 @@ from fsspec.asyn import sync
 from fsspec.config import conf as fsspec_settings
 from fsspec.core import url_to_fs
 
-from holdfast.errors import AlreadyExists, ConfigError, NotFound, Unavailable
+from holdfast.errors import AlreadyExists, ConfigError, NotAdmitted, NotFound, Unavailable
 from holdfast.storage.bulk import Page
 from holdfast.storage.paths import checked_folder, checked_path
-from holdfast.storage.s3_errors import EXISTS, NO_BUCKET, Refusal, code_of, meaning
+from holdfast.storage.s3_errors import EXISTS, NO_BUCKET, Refusal, code_of, lasting, meaning
 from holdfast.storage.uploading import PART_BYTES, uploading
 
 _log = logging.getLogger(__name__)
@@ -242,7 +242,10 @@ def reached(url: str) -> Reached:
 
 
 def unreachable(url: str, error: BaseException, doing: str, not_done: str) -> Unavailable:
-    """Return the error of Holdfast for one of `Reached.failures`; raise it unchanged if it is a fault of a program."""
+    """Return the error of Holdfast for one of `Reached.failures`; raise it unchanged if it is a fault of a program.
+
+    What only a user can remove, such as wrong credentials, is NotAdmitted.
+    """
     known = meaning(error)
     if known is None and isinstance(error, RuntimeError):
         raise error
@@ -250,7 +253,8 @@ def unreachable(url: str, error: BaseException, doing: str, not_done: str) -> Un
         f"{type(error).__name__}: {error}",
         f"check that {url} is reachable and the credentials are valid, then try again",
     )
-    return Unavailable(f"{doing} in {url} failed: {cause}", not_done=not_done, next_step=next_step)
+    kind = NotAdmitted if lasting(error) is not None or isinstance(error, PermissionError) else Unavailable
+    return kind(f"{doing} in {url} failed: {cause}", not_done=not_done, next_step=next_step)
 
 
 def _without_lost_connections(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

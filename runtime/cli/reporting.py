@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import ConfigError, HoldfastError, NotAdmitted
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
@@ -62,7 +62,15 @@ def advise(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+def settled(error: HoldfastError) -> HoldfastError:
+    """Return an error as a command reports it, which does not wait until an administrator lets its user in."""
+    if not isinstance(error, NotAdmitted):
+        return error
+    return ConfigError(error.what, not_done=error.not_done, next_step=error.next_step, where=error.where)
+
+
 def _shown(error: HoldfastError, as_json: bool, debug: bool) -> int:
+    error = settled(error)
     if debug:
         traceback.print_exc()
     if as_json:

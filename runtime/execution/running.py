@@ -23,7 +23,7 @@ from holdfast.runtime.driver.state import Site
 from holdfast.runtime.execution.asking import Asking
 from holdfast.runtime.execution.executing import Outcome, Ports, Publisher
 from holdfast.runtime.execution.prepare import Prepared
-from holdfast.runtime.execution.signals import StopSignals
+from holdfast.runtime.execution.signals import STOPPING, StopSignals
 from holdfast.runtime.job import requests
 from holdfast.runtime.job.live import Status
 from holdfast.runtime.plan.immediate import not_to_grow
@@ -121,6 +121,7 @@ class Run:
             self.mailbox.drain()
             if signals.arrived():
                 loop.stop()
+                self._ports.note(STOPPING)
             loop.turn()
             if now() >= next_publish:
                 next_publish = now() + PUBLISH_EVERY_S

@@ -17,6 +17,11 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+NEXT_RUN = "the next run reads again what is not committed, and delivers what is"
+STOPPING = (
+    "stopping: a last checkpoint is taken and delivered. A second Ctrl-C or SIGTERM ends the run immediately. Nothing "
+    f"is lost then: {NEXT_RUN}"
+)
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -49,4 +54,4 @@ class StopSignals:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._count += 1
         if self._count > 1:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(NEXT_RUN)

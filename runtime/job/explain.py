@@ -24,6 +24,7 @@ from holdfast.runtime.job.status import (
     RECORDS_AT_RISK,
     REQUEST_UNREADABLE,
     ROOT_REFUSED,
+    SOURCE_REFUSED,
     SOURCE_UNLISTED,
     time_held,
 )
@@ -42,6 +43,7 @@ _REPORTED = (
     RECORDS_AT_RISK,
     REQUEST_UNREADABLE,
     ROOT_REFUSED,
+    SOURCE_REFUSED,
     SOURCE_UNLISTED,
 )
 """Codes of problems that are findings as they are."""

@@ -51,6 +51,7 @@ RECORDS_AT_RISK = "records_at_risk"
 REQUEST_UNREADABLE = "request_unreadable"
 SINK_REFUSED = "sink_refused"
 ROOT_REFUSED = "root_refused"
+SOURCE_REFUSED = "source_refused"
 SOURCE_UNLISTED = "source_unlisted"
 KEEP_LONGER = (
     "let the source keep records for longer (retention.ms and retention.bytes of a topic), or the job read faster: "
@@ -131,8 +132,8 @@ def _ms(seconds: float | None) -> int | None:
 
 def _problems(state: master.Master) -> tuple[Problem, ...]:
     if not isinstance(state.phase, master.Over):
-        refusals = (*_local_refusals(state), *_merge_refusals(state), *_sink_refusals(state), *_unlisted(state))
-        return (*refusals, *_severed(state), *standbys.problems(state))
+        refusals = (*_local_refusals(state), *_merge_refusals(state), *_sink_refusals(state))
+        return (*refusals, *_source_refusals(state), *_unlisted(state), *_severed(state), *standbys.problems(state))
     if state.phase.error is None:
         return ()
     return (Problem(code=state.phase.outcome, **asdict(state.phase.error)),)
@@ -270,6 +271,24 @@ def _sink_refusals(state: master.Master) -> list[Problem]:
     ]
 
 
+def _source_refusals(state: master.Master) -> list[Problem]:
+    """Return a problem for every source that a worker cannot read."""
+    reported = {
+        source: (what, hosted.progress.source_advice.get(source))
+        for hosted in state.workers.values()
+        for source, what in hosted.progress.source_errors.items()
+    }
+    return [
+        Problem(
+            code=SOURCE_REFUSED,
+            source=source,
+            what=f"source {source} cannot be read: {what}. Reading waits, and no record is skipped",
+            next=advice,
+        )
+        for source, (what, advice) in sorted(reported.items())
+    ]
+
+
 def _unlisted(state: master.Master) -> list[Problem]:
     """Return a problem if the sources could not be listed at the last attempt."""
     if (error := state.list_error) is None:
@@ -277,7 +296,11 @@ def _unlisted(state: master.Master) -> list[Problem]:
     what = f"the partitions of the sources cannot be listed: {error.what}. Until they are, new partitions are not read"
     what += ", and a run whose input is over, or that is to finish, waits"
     return [
-        Problem(code=SOURCE_UNLISTED, what=what, next=f"make the source reachable; the driver retries. {error.next}")
+        Problem(
+            code=SOURCE_UNLISTED,
+            what=what,
+            next=f"make the source reachable; the driver retries. {error.next[:1].upper()}{error.next[1:]}",
+        )
     ]
 
 

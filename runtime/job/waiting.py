@@ -14,6 +14,8 @@ from holdfast.runtime.driver.deployment import launch_allowed_at, older_output_i
 from holdfast.runtime.driver.state import Finishing, Master, Running, Stopping
 from holdfast.runtime.job.live import Activity, Backlog, Ended, Failures, Launching, OpenEpoch, Waiting
 
+STOP = "stop"
+"""How a status names the ending of a job that was asked to stop."""
 EPOCHS_MEASURED = 5
 """The first of a generation take longer, and so may a single one."""
 
@@ -22,7 +24,7 @@ def of(state: Master) -> Activity:
     """Return what the job waits for, as part of the status of a run."""
     now = state.looked_at or 0.0
     running = state.running
-    asked = {Finishing: "finish", Stopping: "stop", type(None): None}[type(state.ending)]
+    asked = {Finishing: "finish", Stopping: STOP, type(None): None}[type(state.ending)]
     return Activity(
         records_in=sum(hosted.progress.records_in for hosted in state.workers.values()),
         epochs_given_up=state.given_up,

@@ -306,7 +306,7 @@ class _Task:
             now = self._ports.clock.monotonic()
             silent_since = now if silent_since is None else silent_since
             if now - silent_since > SOURCE_GRACE_S:
-                raise _silent(self._run.positions())
+                raise _silent(self._run.positions(), self._run.refusals())
             self._ports.pause(0.02)
         self._run.look_at_time()
         if self._batch.finishing:
@@ -356,10 +356,11 @@ def _no_memory(job: str, attempt: Attempt, error: MemoryError) -> ConfigError:
     )
 
 
-def _silent(positions: Iterable[SourcePosition]) -> Unavailable:
+def _silent(positions: Iterable[SourcePosition], refusals: Mapping[str, Unavailable]) -> Unavailable:
     where = ", ".join(f"{at.source} partition {at.partition} at {at.offset:,}" for at in positions)
+    why = "".join(f". Source {name}: {error.what}" for name, error in sorted(refusals.items()))
     return Unavailable(
-        f"sources gave no records for {SOURCE_GRACE_S:g} s, although this epoch reads further: {where}",
+        f"sources gave no records for {SOURCE_GRACE_S:g} s, although this epoch reads further: {where}{why}",
         not_done="the epoch was not completed",
         next_step="check the sources; the epoch runs again from the same offsets",
     )

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from holdfast.errors import Unavailable
 from holdfast.model import SourcePosition
 from holdfast.ports import Clock
 from holdfast.runtime.operators.contract import Arrival
@@ -25,6 +27,14 @@ from holdfast.runtime.plan.ahead import Ahead, Read, inline
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.same_source import refuse_other_sources
 from holdfast.runtime.plan.source import OFFSETS, OpenSource, PartitionReader
+
+
+class NotRead(NamedTuple):
+    """Why a partition could not be read at the last attempt, and since when that has been so."""
+
+    error: Unavailable
+    since: float
+    """The monotonic clock."""
 
 
 @dataclass
@@ -55,6 +65,8 @@ class Reading:
     """See SourcePosition.lost."""
     reader: PartitionReader | None = None
     """None before the first poll."""
+    refused: NotRead | None = None
+    """None if the last poll that was answered gave records, or none that are new."""
 
     def poll(self, bytes_max: int) -> Read | None:
         """Return the next records, as PartitionReader.poll does; `arrived` keeps those that are not taken."""
@@ -64,6 +76,10 @@ class Reading:
         if self.reader is None:
             self.reader = self.opened.reader(self.partition, self.offset, self.ahead)
         return self.reader.poll(bytes_max)
+
+    def failed(self, error: Unavailable, now: float) -> None:
+        """Note that a poll failed. No record was taken."""
+        self.refused = NotRead(error, now if self.refused is None else self.refused.since)
 
     def close(self) -> None:
         """Stop reading."""

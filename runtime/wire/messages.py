@@ -127,6 +127,10 @@ class Progress(msgspec.Struct, frozen=True):
     """While state is restored: the bytes of stored pieces restored so far, and of all pieces; else None."""
     due_us: int | None = None
     """Of a task: the earliest processing time at which a later epoch has something to do; None if never."""
+    source_errors: dict[str, str] = {}
+    """Why a source cannot be read, if it could not be for some time."""
+    source_advice: dict[str, str] = {}
+    """What to do, for each source with an error."""
 
 
 class Copied(msgspec.Struct, frozen=True):

@@ -54,6 +54,8 @@ from holdfast.state.store import StateStore
 READ_BYTES_MAX = 2 << 20
 UNAVAILABLE_PAUSE_S = 0.5
 """How long to wait before an unreachable source is retried."""
+REFUSED_AFTER_S = 3.0
+"""A source that could not be read for so long is reported; a shorter pause is often that of a server that restarts."""
 CLOCK_EVERY_S = 0.02
 """How often operators that use the clock are told processing time; to see that nothing is due takes some 20 us."""
 log = logging.getLogger("holdfast.worker")
@@ -318,8 +320,15 @@ class SubtaskRun:
         for opened in {id(r.opened): r.opened for r in self._readings}.values():
             opened.close()
 
+    def refusals(self) -> dict[str, Unavailable]:
+        """Return why sources cannot be read, by their names, for those that have not been readable for some time."""
+        before = self._throttle.clock.monotonic() - REFUSED_AFTER_S
+        found = {r.source: r.refused for r in reversed(self._readings) if r.refused is not None and not r.is_over()}
+        return {name: refused.error for name, refused in found.items() if refused.since <= before}
+
     def progress(self) -> m.Progress:
         """Return the progress of fragments and sources; an operator runs in one fragment only."""
+        refusals = self.refusals()
         return m.Progress(
             records_in=self.records_in,
             positions=self.positions(),
@@ -329,6 +338,8 @@ class SubtaskRun:
             ),
             ended=tuple(SourcePosition(r.source, r.partition, r.offset) for r in self._readings if r.ended),
             times=tuple(each for time in self._times.values() for each in time.times()),
+            source_errors={name: error.what for name, error in refusals.items()},
+            source_advice={name: error.next_step for name, error in refusals.items()},
         )
 
     def _counts(self, index: int) -> list[m.OperatorProgress]:
@@ -480,15 +491,17 @@ class SubtaskRun:
                 read = reading.poll(READ_BYTES_MAX)
                 if read is not None and read.batch is None:
                     reading.found_nothing()
-            except Unavailable:
-                # No record was taken: this worker retries the source a little later.
-                self._away_until = self._throttle.clock.monotonic() + UNAVAILABLE_PAUSE_S
+            except Unavailable as error:
+                now = self._throttle.clock.monotonic()
+                reading.failed(error, now)
+                self._away_until = now + UNAVAILABLE_PAUSE_S
                 return False
             finally:
                 self._limit.mark(None)
             if read is None:  # read no other partition first: event time and order are as without reading ahead
                 self._waiting = order[place:]
                 return time_moved
+            reading.refused = None
             if read.batch is None:
                 before = self._position(reading)
                 self._pass(reading, read)

@@ -19,6 +19,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolErr
 
 from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Unavailable
 from holdfast.sinks.delta.place import DeltaPlace
+from holdfast.sinks.lakehouse.lost_files import data_file_gone, is_data_file_gone
 
 RAISED = (DeltaError, OSError, ValueError, RuntimeError)
 """What calls of the library raise."""
@@ -69,11 +70,13 @@ def meaning_of(place: DeltaPlace, error: Exception) -> HoldfastError:
             next_step="undo what was changed about the table since the job started, or give the sink another table",
         )
     if "NoSuchBucket" in judged:
-        return Unavailable(
+        return NotAdmitted(
             f"{place.where}: the bucket does not exist: {said}",
             not_done="nothing was delivered",
             next_step="create the bucket, or correct its name",
         )
+    if is_data_file_gone(said):
+        return data_file_gone(place.where, said)
     return Unavailable(
         f"{place.where}: {said}",
         not_done="it is not known whether this delivery is in",

@@ -294,5 +294,6 @@ class Commits:
         return Unavailable(
             f"{self._where}: {OWN_FOLDER}/{META_PATH} is {what}: the folder was deleted or replaced while it was open",
             not_done="nothing was written to it",
-            next_step="bring the folder back from a backup, or start the job again to have one created",
+            next_step="bring the folder back from a backup: delivery retries. To compute its rows again, delete the "
+            "job's folder too and run the job",
         )

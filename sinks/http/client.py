@@ -17,6 +17,7 @@ import ssl
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -25,7 +26,7 @@ import urllib3
 from holdfast.errors import ConfigError, HoldfastError, NotAdmitted, Unavailable
 from holdfast.secrets import SHOWN, Secret
 from holdfast.sinks.http.place import KEY_HEADER, TYPE_HEADER, HttpPlace, is_value
-from holdfast.sinks.http.replies import REPLY_SHOWN_MAX, problem_of, wait_of
+from holdfast.sinks.http.replies import REPLY_SHOWN_MAX, Reply, problem_of, wait_of
 from holdfast.sinks.http.requests import Request, signature_of
 
 REPLY_BYTES_MAX = 64 * 1024
@@ -41,7 +42,7 @@ class HttpClient:
     def __init__(self, place: HttpPlace) -> None:
         self._place = place
         self._pool: Any = None
-        self._not_before = 0.0
+        self._not_before, self._asked_by = 0.0, ""
 
     def send(self, request: Request) -> None:
         """Send a request, and return when the receiver has taken it.
@@ -53,7 +54,7 @@ class HttpClient:
         left = self._not_before - time.monotonic()
         if left > 0:
             raise Unavailable(
-                f"{self._place.where} asked to be sent nothing for {left:.0f} s more",
+                f"{self._asked_by}, and asked to be sent nothing for {left:.0f} s more",
                 not_done="nothing was sent to it",
                 next_step="nothing: delivery retries",
             )
@@ -65,11 +66,12 @@ class HttpClient:
         except (urllib3.exceptions.HTTPError, OSError) as error:
             self.close()
             raise self._unreachable(error) from None
-        reply = self._without_secrets(self._beginning(response))
-        if (problem := problem_of(self._place.where, response.status, reply)) is None:
+        reply = Reply(response.status, self._without_secrets(self._beginning(response)), self._location(response))
+        if (problem := problem_of(self._place.where, reply, request.rows, len(request.body))) is None:
             return
         if isinstance(problem, Unavailable):
             self._not_before = time.monotonic() + wait_of(response.headers.get("Retry-After"), time.time())
+            self._asked_by = problem.what
         raise problem
 
     def connect(self) -> None:
@@ -126,6 +128,10 @@ class HttpClient:
             self.close()
         return data.decode(errors="replace")
 
+    def _location(self, response: Any) -> str:
+        """Return where a redirection leads, without a query: that may hold a token."""
+        return self._without_secrets((response.headers.get("Location") or "").partition("?")[0])
+
     def _headers(self, request: Request) -> dict[str, str]:
         place = self._place
         headers = {TYPE_HEADER: "application/json", KEY_HEADER: request.key}
@@ -156,7 +162,15 @@ class HttpClient:
                 next_step="give the certificate of the authority that signed it in ca=, or correct the certificate or "
                 "the name in the URL; delivery retries",
             )
-        why = self._without_secrets(_OBJECT.sub("", str(error)))[:REPLY_SHOWN_MAX]
+        said = error.args[1] if isinstance(error, urllib3.exceptions.ProtocolError) and len(error.args) > 1 else error
+        why = self._without_secrets(_OBJECT.sub("", str(said)))[:REPLY_SHOWN_MAX]
+        if isinstance(said, HTTPException) and not isinstance(said, OSError):
+            return Unavailable(
+                f"{self._place.where} answered with what is no HTTP: {why!r}",
+                not_done="the rows of the request may or may not be there",
+                next_step="check that the URL names the receiver, its port, and http or https as it expects; delivery "
+                "retries",
+            )
         return Unavailable(
             f"{self._place.where} is unreachable: {why}",
             not_done="the rows of the request may or may not be there",

@@ -16,10 +16,12 @@ Source: RFC 9110 sections 10.2.3 and 15; draft-ietf-httpapi-idempotency-key-head
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 from holdfast.errors import ConfigError, HoldfastError, NotAdmitted, Unavailable
+from holdfast.quantities import plural
 
 RETRY_AFTER_MAX_S = 60.0
 """How long a receiver can make a delivery wait."""
@@ -29,15 +31,33 @@ _SECONDS = re.compile(r"[0-9]{1,9}")
 _NOT_DONE = "the epoch of these rows is not delivered; requests before this one may have been"
 
 
-def problem_of(where: str, status: int, reply: str) -> HoldfastError | None:
+@dataclass(frozen=True)
+class Reply:
+    """What a receiver answered to a request.
+
+    Args:
+        status: The status.
+        body: The beginning of the body, without secrets.
+        location: Where a redirection leads, without secrets and without a query.
+    """
+
+    status: int
+    body: str = ""
+    location: str = ""
+
+
+def problem_of(where: str, reply: Reply, rows: int, size: int) -> HoldfastError | None:
     """Return what a reply means for a delivery; None if the rows are delivered.
 
     Args:
-        reply: The beginning of its body, without secrets.
+        rows: How many rows the request has.
+        size: How many bytes its body has.
     """
+    status = reply.status
     if 200 <= status < 300:
         return None
-    said = f"HTTP {status}" + (f": {shown}" if (shown := _line(reply)) else "")
+    said = f"HTTP {status}" + (f" to {location}" if (location := _line(reply.location)) else "")
+    said += f": {shown}" if (shown := _line(reply.body)) else ""
     if status in (401, 403):
         return NotAdmitted(
             f"{where} refuses the login, or has no right for it ({said})",
@@ -48,7 +68,8 @@ def problem_of(where: str, status: int, reply: str) -> HoldfastError | None:
         return Unavailable(
             f"{where} cannot take rows now ({said})", not_done=_NOT_DONE, next_step="nothing: delivery retries"
         )
-    return ConfigError(f"{where} refuses rows ({said})", not_done=_NOT_DONE, next_step=_advice(status))
+    what = f"a request of {plural(rows, 'row')} in {plural(size, 'byte')}"
+    return ConfigError(f"{where} refuses {what} ({said})", not_done=_NOT_DONE, next_step=_advice(status, rows))
 
 
 def wait_of(retry_after: str | None, now_s: float) -> float:
@@ -70,11 +91,16 @@ def wait_of(retry_after: str | None, now_s: float) -> float:
     return min(max(0.0, left_s), RETRY_AFTER_MAX_S)
 
 
-def _advice(status: int) -> str:
+def _advice(status: int, rows: int) -> str:
     if status < 400:
-        return "give the URL to which the receiver redirects; a POST does not follow"
-    if status == 413:
+        return "give the URL to which the receiver redirects, and start the job again; a POST does not follow"
+    if status == 413 and rows > 1:
         return "let the receiver take larger requests, or lower batch_rows, and start the job again"
+    if status == 413:
+        return (
+            "let the receiver take larger requests, and start the job again; or rewind to before this row, and "
+            "leave it out or make it smaller"
+        )
     if status == 422:
         return (
             "look at the receiver: it does not take the rows, or it knows the key with another body, so an earlier "

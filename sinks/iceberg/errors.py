@@ -24,6 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Unavailable
 from holdfast.sinks.iceberg.place import IcebergPlace
+from holdfast.sinks.lakehouse.lost_files import data_file_gone, is_data_file_gone
 
 RAISED = (
     *(SQLAlchemyError, OSError, ValueError, RuntimeError),
@@ -55,6 +56,12 @@ def meaning_of(place: IcebergPlace, error: Exception) -> HoldfastError:
             next_step="give this user the rights to read and write the catalogue and the warehouse, or correct "
             "password= or options=, or the environment of the driver and of each worker",
         )
+    if "NoSuchBucket" in said:
+        return NotAdmitted(
+            f"{place.where}: the bucket of the warehouse does not exist: {said}",
+            not_done="nothing was delivered",
+            next_step="create the bucket, or correct its name",
+        )
     if isinstance(error, ValueError | RuntimeError) and _UNSUPPORTED.search(said):
         return ConfigError(
             f"{place.where}: the table has what a sink does not support: {said}",
@@ -62,6 +69,8 @@ def meaning_of(place: IcebergPlace, error: Exception) -> HoldfastError:
             next_step="undo what was changed about the table since the job started, such as equality deletes, or give "
             "the sink another table",
         )
+    if is_data_file_gone(said):
+        return data_file_gone(place.where, said)
     return Unavailable(
         f"{place.where}: {type(error).__name__}: {said}",
         not_done="it is not known whether this delivery is in",

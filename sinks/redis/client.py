@@ -38,6 +38,7 @@ class RedisConnection:
     def __init__(self, place: RedisPlace, password: Secret | None) -> None:
         self._place, self._password = place, password
         self._client: Any = None
+        self._may_ask = True
 
     def book(self) -> Book:
         """See Connection.book."""
@@ -45,8 +46,12 @@ class RedisConnection:
             return Book(self._place.where, client.execute_command("HGETALL", self._place.book))
 
     def apply(self, change: Change) -> bool:
-        """See Connection.apply."""
+        """See Connection.apply. A setting that lets the server evict rows may have come since the start."""
         with self._raising() as client:
+            if self._may_ask:
+                memory = _permitted(lambda: client.info("memory"))
+                self._may_ask = bool(memory)  # each refusal would be in the server's log of them
+                Server(memory).check_keeps(self._place.where)
             done = client.execute_command("EVAL", SCRIPT, 1, self._place.book, *change.arguments())
         return bool(done == 1)
 

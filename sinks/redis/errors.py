@@ -25,13 +25,18 @@ from holdfast.errors import ConfigError, HoldfastError, NotAdmitted, Unavailable
 
 Meaning = Callable[[str, str], HoldfastError]
 """Makes the error from the name of the target and what the server said."""
+_SCRIPT = re.compile(
+    r"^Error running script \(call to f_\w+\): @user_script:\d+: (?:@user_script: \d+: )?-?|"
+    r",? script: \w+, on @user_script:\d+\.?$"
+)
+"""Where in our script a command failed: versions of the server say it before or behind what a user can act on."""
 UNKNOWN = "it is not known whether this delivery is in"
 NOTHING = "nothing was delivered"
 
 
 def meaning_of(where: str, error: exceptions.RedisError) -> HoldfastError:
     """Return what the error means for a delivery."""
-    said = " ".join(str(error).split())
+    said = _SCRIPT.sub("", " ".join(str(error).split())).rstrip(".")
     for kinds, words, meaning in _MEANINGS:
         if isinstance(error, kinds) or (words is not None and re.search(words, said)):
             return meaning(where, said)

@@ -36,11 +36,9 @@ class Server:
                 "script",
                 "name a server that is no cluster",
             )
-        policy = str(self.facts.get("maxmemory_policy", "noeviction"))
-        if self.facts.get("maxmemory") and policy.startswith("allkeys"):
+        if (evicts := self._evicts(where)) is not None:
             raise _refused(
-                f"{where}: the server has maxmemory-policy {policy}: when its memory is full, it deletes rows, or the "
-                "tags that make each delivery happen once",
+                evicts,
                 "set maxmemory-policy noeviction; a full server then refuses writes, and delivery waits. For a cache, "
                 "use another server",
             )
@@ -50,6 +48,30 @@ class Server:
                 not_done="the job was not started",
                 next_step="name the primary in the URL",
             )
+
+    def check_keeps(self, where: str) -> None:
+        """Refuse a delivery to a server that has been told to evict rows since the job started.
+
+        Raises:
+            Unavailable: as long as it has that setting.
+        """
+        if (evicts := self._evicts(where)) is not None:
+            raise Unavailable(
+                evicts,
+                not_done="nothing was delivered",
+                next_step="set maxmemory-policy noeviction: delivery retries. If evicted_keys of INFO stats has grown, "
+                "rows are missing until the job replaces them",
+            )
+
+    def _evicts(self, where: str) -> str | None:
+        """Return what the server deletes when its memory is full; None if it deletes nothing of this sink."""
+        policy = str(self.facts.get("maxmemory_policy", "noeviction"))
+        if not self.facts.get("maxmemory") or not policy.startswith("allkeys"):
+            return None
+        return (
+            f"{where}: the server has maxmemory-policy {policy}: when its memory is full, it deletes rows, or the tags "
+            "that make each delivery happen once"
+        )
 
     def warnings(self, where: str) -> Iterator[str]:
         """Yield what lets the server lose rows that it has confirmed."""

@@ -115,13 +115,15 @@ class Redis:
         """See ProbingSink.probe."""
         self.check(schema, upsert_key)
         with closing(self._connection()) as connection:
-            connection.server().check(self.where)
+            server = connection.server()
+            server.check(self.where)
             connection.check_rights()
             book = connection.book()
+        risks = "".join(f"; {warning}" for warning in server.warnings(self.where))
         if not book.raw(COLUMNS):
-            return "no sink has used the prefix; the first start notes the columns there"
+            return f"no sink has used the prefix; the first start notes the columns there{risks}"
         self._compare(book, schema)
-        return "the rows under the prefix have the columns of the stream"
+        return f"the rows under the prefix have the columns of the stream{risks}"
 
     def accept(self, batch: pa.RecordBatch) -> None:
         """See Sink.accept."""

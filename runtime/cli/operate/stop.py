@@ -24,6 +24,7 @@ from holdfast.runtime.cli.operate.history import CHECK_DRIVER, RUNNING, status_o
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.job import requests
 from holdfast.runtime.job.live import Status
+from holdfast.runtime.job.stopping import stop_waits
 from holdfast.runtime.job.stored import Stored, open_job
 from holdfast.runtime.wire.clock import SystemClock
 
@@ -130,7 +131,7 @@ def _wait(stored: Stored, request: str, deadline: float, args: argparse.Namespac
                     return shown
                 raise _unreachable(stored.name, shown, "whether it took a last checkpoint is unknown")
             if time.monotonic() > deadline:
-                raise _too_slow(stored, args, reply is not None)
+                raise _too_slow(stored, args, reply is not None, shown)
             if time.monotonic() - dotted >= DOT_EVERY_S:
                 dotted, dots = time.monotonic(), dots + 1
                 print(".", end="", file=sys.stderr, flush=True)
@@ -170,12 +171,14 @@ def _unreachable(job: str, shown: Status, not_done: str) -> Unavailable:
     )
 
 
-def _too_slow(stored: Stored, args: argparse.Namespace, answered: bool) -> Unavailable:
+def _too_slow(stored: Stored, args: argparse.Namespace, answered: bool, shown: Status) -> Unavailable:
     finishing = args.how == "finish" and not args.drop_unread
     until = "what its sources hold is read and " if finishing else ""
     heard = "has accepted the request" if answered else "has not answered the request"
+    waits = stop_waits(shown)
+    why = "" if waits is None else f", and waits: {waits.what}"
     return Unavailable(
-        f"job {stored.name!r} has not stopped within {args.timeout}; its driver {heard}",
+        f"job {stored.name!r} has not stopped within {args.timeout}; its driver {heard}{why}",
         not_done=f"it still runs; the request remains valid, and it stops once {until}its last epoch is delivered",
         next_step=f"see what delays it: holdfast explain {stored.name}; to wait again: holdfast stop {stored.name}",
         where=Where(job=stored.name),

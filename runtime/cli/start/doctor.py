@@ -28,7 +28,7 @@ from typing import Any
 from holdfast.errors import HoldfastError
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_app, add_command, root_of
-from holdfast.runtime.cli.reporting import advise, print_json
+from holdfast.runtime.cli.reporting import advise, print_json, settled
 from holdfast.runtime.cli.start.doctor_cluster import Check, cluster, spark_defaults
 
 JAVA_OLDEST = 17
@@ -60,8 +60,8 @@ def add_parser(subparsers: Any) -> None:
 def handle(args: argparse.Namespace) -> int:
     """Check everything.
 
-    Exit status: 0 no check fails; else that of the first that does: 5 for the machine and what is unreachable, 2 or 4
-    for what is wrong with the job.
+    Exit status: 0 no check fails; else that of the first that does: 5 for the machine and what is unreachable, 2 for a
+    root that cannot be used, 2 or 4 for what is wrong with the job.
     """
     root = root_of(args)
     checks: list[Check] = []
@@ -182,7 +182,7 @@ def storage(root: str) -> Iterator[Check]:
             yield _free_space("root disk", store.root)
             yield _clock_of(store.root)
     except HoldfastError as error:
-        yield Check("root", "fail", error.what, error.next_step)
+        yield Check("root", "fail", error.what, error.next_step, settled(error).exit_status)
     finally:
         if local is not None and not existed and local.is_dir() and not any(local.iterdir()):
             local.rmdir()

@@ -18,13 +18,17 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any, Literal
 
 from holdfast.runtime.cli import text
+from holdfast.runtime.execution.signals import NEXT_RUN
 from holdfast.runtime.job.live import SourceRow, Status
+from holdfast.runtime.job.stopping import is_stopping, stop_waits
 
 Style = Literal["auto", "plain", "json", "none"]
 STYLES: tuple[Style, ...] = ("auto", "plain", "json", "none")
 SHOW_EVERY_S = 0.9
 """Statuses come about twice a second; every other one is shown."""
 RATE_WINDOW_S = 5.0
+STOP_SLOW_S = 5.0
+"""A stop that takes longer is explained; one that waits for a sink which refuses its output, with the next status."""
 _OVER = frozenset({"stopped", "finished", "failed"})
 
 
@@ -60,6 +64,7 @@ class Tally:
         return {
             "state": status.state,
             "reason": status.reason,
+            "stopping": is_stopping(status),
             "records_in": sum(self._offsets.values()) if self._offsets else None,
             "records_per_s": self._rate(now_s, grown=len(self._offsets) != partitions, known=bool(status.sources)),
             "epoch": None if status.checkpoint is None else status.checkpoint.epoch,
@@ -107,6 +112,8 @@ def line(shown: Mapping[str, Any]) -> str:
         text.plural(workers, "worker"),
         f"generation {text.count(shown['generation'])}",
     ]
+    if shown["stopping"]:
+        parts = ["stopping", *parts]
     if shown["state"] != "running":
         state = f"{shown['state']}: {shown['reason']}" if shown["reason"] else shown["state"]
         parts = [state, *parts] if shown["records_in"] is not None else [state]
@@ -128,6 +135,8 @@ class Progress:
         self._recoveries = 0
         self._problems: dict[str, str] = {}
         """What was reported and lasts, by code."""
+        self._stopping_since: float | None = None
+        self._stop_waits_on: frozenset[str] | None = None
         self._open = False
         self._last_line: str | None = None
 
@@ -144,6 +153,7 @@ class Progress:
         if self._style != "json":
             self._note_recoveries(shown)
             self._note_problems(shown)
+        self._note_stop(status, now_s)
         due = now_s - self._shown_at >= SHOW_EVERY_S or shown["state"] != self._state
         if due and shown["state"] not in _OVER:
             self._shown_at, self._state = now_s, shown["state"]
@@ -173,6 +183,20 @@ class Progress:
         for code in [code for code in present if code not in self._problems]:
             self._problems[code] = present[code]["what"]
             self.note(f"problem: {present[code]['what']}. Next: {present[code]['next'] or 'nothing, Holdfast retries'}")
+
+    def _note_stop(self, status: Status, now_s: float) -> None:
+        """Report what a stop waits for, when it begins to wait for it: that may last without end."""
+        if not is_stopping(status):
+            return
+        since = self._stopping_since = now_s if self._stopping_since is None else self._stopping_since
+        waits = stop_waits(status)
+        if waits is None or waits.on == self._stop_waits_on or not (waits.refused or now_s - since >= STOP_SLOW_S):
+            return
+        self._stop_waits_on = waits.on
+        self.note(
+            f"the stop waits: {waits.what}. Next: {waits.next or 'wait'}. To end the run without waiting: a second "
+            f"Ctrl-C, or holdfast stop {status.job} --now. Nothing is lost: {NEXT_RUN}"
+        )
 
     def _show(self, shown: Mapping[str, Any]) -> None:
         if self._style == "json":

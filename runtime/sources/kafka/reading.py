@@ -269,8 +269,9 @@ class OpenKafka:
                 self._undecoded[partition] = (offset, taken)
             raise
         except ConfigError as error:
+            what = f"{self._place.where}, partition {partition}, at offset {offset:,} or behind: {error.what}"
             where = self._where(partition, offset)
-            raise ConfigError(error.what, not_done=error.not_done, next_step=error.next_step, where=where) from error
+            raise ConfigError(what, not_done=error.not_done, next_step=error.next_step, where=where) from error
         if self._waits:
             self._waits = False
             log.warning("%s: its records can be decoded again; reading continues", self._place.where)

@@ -171,7 +171,8 @@ class AvroValues:
         return ConfigError(
             what,
             not_done=NO_ROW_SKIPPED,
-            next_step=f"{UNKNOWN_NEXT}, and that no schema was deleted for good; then start the job again",
+            next_step=f"{UNKNOWN_NEXT}, and that no schema was deleted for good; then start the job again. To read "
+            "records of which some are not Avro of this registry, use hf.Raw()",
         )
 
 

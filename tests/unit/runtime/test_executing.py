@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,12 +11,16 @@ import pytest
 
 import holdfast as hf
 from holdfast.errors import Unavailable
+from holdfast.model import WorkerId
 from holdfast.runtime.config.settings import resolve
+from holdfast.runtime.driver.state import Site
 from holdfast.runtime.execution.executing import Outcome, Ports, Publisher, execute
 from holdfast.runtime.execution.prepare import Prepared, prepare
+from holdfast.runtime.execution.running import Run
 from holdfast.runtime.job.live import Status, understood
 from holdfast.runtime.job.requests import Inbox
 from holdfast.runtime.testing.cluster import Cluster
+from holdfast.runtime.wire import messages as m
 
 
 class Reported:
@@ -102,6 +107,42 @@ class TestAnExecution:
         execute(prepared(app), InThisProcess(), Reported())
         outcome = execute(prepared(app), Refusing(), Reported())
         assert (outcome.kind, outcome.status.state) == ("already finished", "finished")
+
+
+class NoWorkers:
+    """Hosts workers that never come, so that a stop waits; every turn of the driver's loop sends it a signal."""
+
+    def send(self, worker: WorkerId, message: m.FromDriver) -> None:
+        """See Hosting.send."""
+
+    def launch(self, number: int, avoid: Sequence[Site]) -> None:
+        """See Hosting.launch."""
+
+    def dismiss(self, worker: WorkerId, launch: int) -> None:
+        """See Hosting.dismiss."""
+
+    def cancel(self, launch: int) -> None:
+        """See Hosting.cancel."""
+
+    def turn(self) -> None:
+        """See Hosting.turn."""
+        signal.raise_signal(signal.SIGINT)
+
+    def published(self, status: Status) -> None:
+        """See Hosting.published."""
+
+    def close(self) -> None:
+        """See Hosting.close."""
+
+
+class TestARun:
+    def test_announces_what_a_second_signal_does_and_then_does_it(self, app: hf.App) -> None:
+        reported = Reported()
+        run = Run(prepared(app), reported, "here", "localhost", lambda _: NoWorkers(), 30.0)
+        with pytest.raises(KeyboardInterrupt, match="the next run reads again what is not committed, and delivers"):
+            run.run()
+        (said,) = reported.notes
+        assert said.startswith("stopping: a last checkpoint is taken and delivered. A second Ctrl-C or SIGTERM ends")
 
 
 class Full:

@@ -189,3 +189,18 @@ class TestSource:
             assert again is not None and [row["n"] for row in again.to_pylist()] == [1, 2]
         finally:
             opened.close()
+
+    def test_names_the_place_of_a_record_whose_schema_does_not_fit(
+        self, kafka: KafkaServer, server: RegistryServer
+    ) -> None:
+        topic, other = kafka.topic(), record(n="string", word="string")
+        number = server.add(f"{topic}-value", other)
+        kafka.produce(topic, [encoded(other, number, {"n": "7", "word": "a"})])
+        opened = hf.Kafka(kafka.servers, topic, hf.Avro(Said, registry=server.url)).source().open()
+        try:
+            with pytest.raises(
+                hf.ConfigError, match=f"{topic}.*, partition 0, at offset 0 or behind: schema {number} of"
+            ):
+                opened.read(0, 0, 1 << 20)
+        finally:
+            opened.close()

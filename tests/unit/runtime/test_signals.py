@@ -58,7 +58,7 @@ class TestStopSignals:
         with StopSignals() as signals:
             os.kill(os.getpid(), number)
             assert signals.arrived()
-            with pytest.raises(KeyboardInterrupt):
+            with pytest.raises(KeyboardInterrupt, match="delivers what is"):
                 os.kill(os.getpid(), number)
 
     def test_the_previous_handlers_are_restored_afterwards(self) -> None:

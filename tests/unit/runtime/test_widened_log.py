@@ -220,6 +220,7 @@ class TestLogWithAddedPartitions:
         shown = status.of_run(replace(cluster.driver.state, list_error=error), "", "continuous", None)
         (problem,) = shown.problems
         assert (problem.code, "the log is unreachable" in problem.what) == ("source_unlisted", True)
+        assert problem.next == "make the source reachable; the driver retries. Check the disk"
         assert "source_unlisted" in [finding.code for finding in findings(shown)]
 
 

@@ -89,6 +89,19 @@ def meanwhile(act: Callable[[], object]) -> Callable[[FaultPoint], None]:
     return fault
 
 
+class TestLostFiles:
+    def test_that_a_merge_has_to_read_are_named_and_waited_for(self, keyed: FolderTable) -> None:
+        deliver(keyed, 1, ANN, BEA)
+        (path,) = Path(keyed.path).glob("*.parquet")
+        away = path.rename(path.with_suffix(".away"))
+        with pytest.raises(Unavailable, match=f"a data file that the table lists is missing: .*{path.name}") as caught:
+            deliver(keyed, 2, (1, "anna"))
+        assert "restore the file from a backup: delivery retries" in caught.value.next_step
+        away.rename(path)
+        deliver(keyed, 2, (1, "anna"))
+        assert sorted(keyed.rows()) == [(1, "anna"), BEA]
+
+
 class TestCommit:
     def test_of_another_program_is_not_lost_and_loses_nothing(self, added: FolderTable) -> None:
         other = meanwhile(
@@ -709,7 +722,7 @@ class TestErrors:
             "<RequestId>YOD7H4</RequestId><HostId>0exi</HostId></Error>"
         )
         found = meaning_of(place_of("s3://lake/t", None), OSError(f"Server returned 404 Not Found: {document}"))
-        assert type(found) is Unavailable and found.next_step == "create the bucket, or correct its name"
+        assert type(found) is NotAdmitted and found.next_step == "create the bucket, or correct its name"
         assert found.what.endswith("the bucket does not exist: Server returned 404 Not Found: NoSuchBucket: No bucket.")
 
     def test_without_a_class_are_reasons_to_retry_and_those_of_the_program_are_not(

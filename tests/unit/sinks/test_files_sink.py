@@ -381,8 +381,9 @@ class TestFolderThatOthersChange:
         kept = {path: folder.own.get(path) for path in folder.own.list("")}
         for path in kept:
             folder.own.delete(path)
-        with pytest.raises(Unavailable, match=r"files\.json is missing: the folder was deleted or replaced"):
+        with pytest.raises(Unavailable, match=r"files\.json is missing: the folder was deleted or replaced") as caught:
             target.deliver(tag(2), rows(2))
+        assert "job's folder too" in caught.value.next_step, "a start alone is refused: rows were delivered"
         other = Folder()
         other.deliver(1, 9)
         for path in other.own.list(""):

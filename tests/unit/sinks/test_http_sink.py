@@ -318,11 +318,44 @@ class TestDelivery:
     ) -> None:
         monkeypatch.setenv("S", SECRET)
         sink = prepared(receiver, tmp_path, headers={"Authorization": hf.secret("env:S")})
-        receiver.replies = [(status, {"Location": f"{receiver.url}/other"}, f"no: {SECRET} {'x' * 999}".encode())]
+        more = {"Location": f"{receiver.url}/other?token={SECRET}"} if status < 400 else {}
+        receiver.replies = [(status, more, f"no: {SECRET} {'x' * 999}".encode())]
         with closing(sink.open(JOB, LEFT)) as target, pytest.raises(ConfigError) as caught:
             target.deliver(tag(1), [rows(1)])
-        assert f"HTTP {status}: no: *** x" in caught.value.what and SECRET not in str(caught.value)
+        to = f" to {receiver.url}/other" if "Location" in more else ""
+        assert f"HTTP {status}{to}: no: *** x" in caught.value.what and SECRET not in str(caught.value)
         assert len(caught.value.what) < 500 and not receiver.taken
+
+    @pytest.mark.parametrize(
+        ("batch_rows", "advice"), [(100, "or lower batch_rows"), (1, "or rewind to before this row")]
+    )
+    def test_a_request_that_is_too_large_is_described_and_the_advice_fits_it(
+        self, receiver: HttpReceiver, tmp_path: Path, batch_rows: int, advice: str
+    ) -> None:
+        sink = prepared(receiver, tmp_path, batch_rows=batch_rows)
+        receiver.replies = [(413, {}, b"too large")]
+        with closing(sink.open(JOB, LEFT)) as target, pytest.raises(ConfigError) as caught:
+            target.deliver(tag(1), [rows(1, 2)])
+        size = {100: "2 rows in 41 bytes", 1: "1 row in 19 bytes"}[batch_rows]
+        assert f"refuses a request of {size} (HTTP 413: too large)" in caught.value.what
+        assert advice in caught.value.next_step
+
+    def test_an_answer_that_is_no_http_is_not_called_unreachable(self, tmp_path: Path) -> None:
+        with answering(b"SSH-2.0-OpenSSH_9.2\r\n") as url:
+            sink = Http(url, progress=tmp_path / "progress")
+            sink.prepare(SCHEMA, None)
+            with closing(sink.open(JOB, LEFT)) as target, pytest.raises(Unavailable) as caught:
+                target.deliver(tag(1), [rows(1)])
+        assert "answered with what is no HTTP: 'SSH-2.0-OpenSSH_9.2" in caught.value.what
+        assert "unreachable" not in caught.value.what
+
+    def test_a_connection_that_ends_without_an_answer_is_described_without_names_of_classes(
+        self, receiver: HttpReceiver, tmp_path: Path
+    ) -> None:
+        receiver.loses = 1
+        with closing(prepared(receiver, tmp_path).open(JOB, LEFT)) as target, pytest.raises(Unavailable) as caught:
+            target.deliver(tag(1), [rows(1)])
+        assert caught.value.what.endswith("is unreachable: Remote end closed connection without response")
 
     @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504])
     def test_others_are_sent_again_with_their_key(self, receiver: HttpReceiver, tmp_path: Path, status: int) -> None:
@@ -348,7 +381,7 @@ class TestDelivery:
         sink = prepared(receiver, tmp_path)
         receiver.replies = [(429, {"Retry-After": "30"}, b"")]
         with closing(sink.open(JOB, LEFT)) as target:
-            for message in ("HTTP 429", "asked to be sent nothing for 30 s"):
+            for message in ("HTTP 429", "HTTP 429.*, and asked to be sent nothing for 30 s"):
                 with pytest.raises(Unavailable, match=message):
                     target.deliver(tag(1), [rows(1)])
                 target.close()  # as after every failure

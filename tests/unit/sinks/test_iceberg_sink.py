@@ -29,6 +29,7 @@ import holdfast as hf
 from holdfast.errors import ConfigError, Damaged, NotAdmitted, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import DELETE, OP, PUT, AlreadyDelivered, Delivered, FaultPoint, Repair, Rewinding
+from holdfast.sinks.iceberg.errors import meaning_of
 from holdfast.sinks.owners import Claim, Held
 
 JOB, LEFT, RIGHT = "6f9b0f6e-0000-4000-8000-000000000001", Writer("out", Subtask(0)), Writer("out", Subtask(1))
@@ -90,6 +91,27 @@ def current(table: FolderCatalog) -> int:
     snapshot = table.load().current_snapshot()
     assert snapshot is not None
     return snapshot.snapshot_id
+
+
+class TestLostFiles:
+    def test_that_a_merge_has_to_read_are_named_and_waited_for(self, keyed: FolderCatalog) -> None:
+        deliver(keyed, 1, ANN, BEA)
+        (file,) = keyed.load().inspect.files()["file_path"].to_pylist()
+        path = Path(file.removeprefix("file://"))
+        away = path.rename(path.with_suffix(".away"))
+        with pytest.raises(Unavailable, match=f"a data file that the table lists is missing: .*{path.name}") as caught:
+            deliver(keyed, 2, (1, "anna"))
+        assert "restore the file from a backup: delivery retries" in caught.value.next_step
+        away.rename(path)
+        deliver(keyed, 2, (1, "anna"))
+        assert sorted(keyed.rows()) == [(1, "anna"), BEA]
+
+
+class TestErrors:
+    def test_a_bucket_that_does_not_exist_is_a_mistake_at_a_start(self, added: FolderCatalog) -> None:
+        error = OSError("When writing key 'x' in bucket 'lake': AWS Error NO_SUCH_BUCKET: NoSuchBucket: no bucket")
+        found = meaning_of(added.sink.place, error)
+        assert type(found) is NotAdmitted and "the bucket of the warehouse does not exist" in found.what
 
 
 class TestCommit:

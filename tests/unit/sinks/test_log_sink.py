@@ -226,8 +226,9 @@ class TestReplacedLog:
         target = sink.open(JOB, WRITER)
         target.deliver(tag(1), [rows(1)])
         shutil.rmtree(sink.path)
-        with pytest.raises(Unavailable, match="deleted"):
+        with pytest.raises(Unavailable, match="deleted") as caught:
             target.deliver(tag(2), [rows(2)])
+        assert "job's folder too" in caught.value.next_step, "a start alone is refused: rows were delivered"
         with pytest.raises(ConfigError, match="there is no log"):
             target.delivered()
         assert not Path(sink.path).exists()

@@ -491,6 +491,40 @@ class TestSettings:
         configured("maxmemory-policy", "volatile-lru")  # evicts keys with a time to live, and rows have none
         keys.sink.prepare(SCHEMA, KEY)
 
+    def test_a_server_that_is_told_to_evict_rows_later_is_a_reason_to_wait(
+        self, keys: RedisKeys, configured: Callable[[str, str], Any]
+    ) -> None:
+        target = keys.sink.open(JOB, LEFT)
+        target.deliver(tag(1), [batch(ANN)])
+        configured("maxmemory", "100mb")
+        configured("maxmemory-policy", "allkeys-lru")
+        with pytest.raises(Unavailable, match="maxmemory-policy allkeys-lru: when its memory is full, it deletes rows"):
+            target.deliver(tag(2), [batch(BEA)])
+        assert (keys.rows(), target.delivered()) == ([ANN], tag(1))
+        configured("maxmemory-policy", "noeviction")
+        assert target.deliver(tag(2), [batch(BEA)]) == Delivered(1)
+
+    def test_a_user_who_may_not_ask_delivers_and_is_refused_the_question_once(
+        self, redis: RedisServer, keys: RedisKeys, guarded: Redis
+    ) -> None:
+        redis.allow("~*", "+@all", "-info")
+        redis.ask("ACL", "LOG", "RESET")
+        target = guarded.open(JOB, LEFT)
+        for epoch in (1, 2):
+            assert target.deliver(tag(epoch), [batch(ANN)]) == Delivered(1)
+        assert [entry[1] for entry in redis.ask("ACL", "LOG")] == [1]
+
+    def test_doctor_shows_settings_that_lose_confirmed_rows(
+        self, keys: RedisKeys, configured: Callable[[str, str], Any]
+    ) -> None:
+        fits = keys.sink.probe(SCHEMA, KEY)
+        configured("appendfsync", "everysec")
+        assert keys.sink.probe(SCHEMA, KEY).startswith(
+            f"{fits}; {keys.sink.where} has appendfsync everysec: after a power"
+        )
+        configured("appendonly", "no")
+        assert "has appendonly no: after a crash, rows since its last" in keys.sink.probe(SCHEMA, KEY)
+
     def test_a_start_warns_of_settings_that_lose_confirmed_rows(
         self, keys: RedisKeys, configured: Callable[[str, str], Any], caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -536,7 +570,12 @@ class TestServer:
             (
                 "OOM command not allowed when used memory > 'maxmemory'. script: 7b, on @user_script:19.",
                 Unavailable,
-                "is full",
+                "is full (OOM command not allowed when used memory > 'maxmemory')",
+            ),
+            (
+                "Error running script (call to f_596c): @user_script:17: @user_script: 17: -READONLY You can't write.",
+                Unavailable,
+                "takes no writes: READONLY You can't write",
             ),
             ("NOPERM User app has no permissions to run the 'set' command script: 7b", NotAdmitted, "lacks a right"),
             ("LOADING Redis is loading the dataset in memory", Unavailable, "loading"),

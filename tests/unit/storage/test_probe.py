@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import ConfigError, Unavailable
+from holdfast.errors import ConfigError, NotAdmitted, Unavailable
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 from holdfast.storage.probe import prove
+from holdfast.storage.remote import unreachable
 from holdfast.storage.s3_errors import Refusal
 
 
@@ -68,3 +69,25 @@ def test_a_missing_permission_is_named(operation: str, permission: str) -> None:
 def test_a_store_that_is_busy_is_no_reason_to_refuse() -> None:
     with pytest.raises(Unavailable, match="it failed"):
         prove(Refusing("ListObjectsV2", "SlowDown"), "the root")
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("InvalidAccessKeyId", NotAdmitted),
+        ("SignatureDoesNotMatch", NotAdmitted),
+        ("AccessDenied", NotAdmitted),
+        ("NoSuchBucket", NotAdmitted),
+        ("SlowDown", Unavailable),
+        ("InternalError", Unavailable),
+    ],
+)
+def test_what_only_a_user_can_remove_is_a_mistake_at_a_start(code: str, kind: type[Unavailable]) -> None:
+    error = OSError("refused")
+    error.__cause__ = Refusal(code, "ListObjectsV2")
+    assert type(unreachable("s3://bucket/root", error, "listing", "nothing was changed")) is kind
+
+
+def test_files_that_this_user_may_not_read_are_a_mistake_at_a_start() -> None:
+    assert type(unreachable("/data", PermissionError(13, "Permission denied"), "listing", "nothing")) is NotAdmitted
+    assert type(unreachable("/data", OSError(5, "Input/output error"), "listing", "nothing")) is Unavailable

@@ -23,7 +23,7 @@ class TestStorage:
     def test_a_file_in_its_place_fails_with_advice(self, tmp_path: Path) -> None:
         (tmp_path / "root").write_text("no folder")
         [check] = doctor.storage(str(tmp_path / "root"))
-        assert (check.name, check.state) == ("root", "fail")
+        assert (check.name, check.state, check.exit_status) == ("root", "fail", 2)
         assert check.next
 
     def test_an_unknown_scheme_fails_with_advice(self) -> None:

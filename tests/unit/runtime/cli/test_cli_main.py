@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shlex
 import subprocess
@@ -12,8 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from holdfast.errors import ConfigError, NotAdmitted, Unavailable
 from holdfast.runtime.cli.arguments import Parser
 from holdfast.runtime.cli.main import COMMANDS, module_of
+from holdfast.runtime.cli.reporting import guarded
 
 if TYPE_CHECKING:
     from tests.unit.runtime.cli.conftest import Ended
@@ -64,6 +67,22 @@ class TestHelp:
 
     def test_the_help_of_run_defines_records(self, holdfast: Holdfast) -> None:
         assert "sum of all next offsets" in holdfast("run", "--help").out
+
+
+class TestRefusedLogin:
+    def test_ends_a_command_as_a_mistake_of_the_configuration(self, capsys: pytest.CaptureFixture[str]) -> None:
+        def work() -> int:
+            raise NotAdmitted("the store does not know the access key", next_step="set AWS_ACCESS_KEY_ID")
+
+        assert guarded(["--json"], work) == ConfigError.exit_status == 2
+        error = json.loads(capsys.readouterr().out)
+        assert (error["kind"], error["what"]) == ("config", "the store does not know the access key")
+
+    def test_is_not_a_server_that_is_unreachable(self) -> None:
+        def work() -> int:
+            raise Unavailable("the store does not answer", next_step="try again")
+
+        assert guarded([], work) == 5
 
 
 class TestWrongUse:

@@ -98,6 +98,69 @@ class TestLine:
         assert line(Tally({}).take(status(state="starting", reason="0 of 2"), 0.0)) == "starting: 0 of 2"
 
 
+FULL = "the receiver cannot take rows now (HTTP 503)"
+BACKLOG = {"sink": "out", "epochs": 1, "oldest_epoch": 6, "rows": 20}
+
+
+def stopping(error: str | None = None, **changed: Any) -> Status:
+    """Return the status of a job that was asked to stop, and has output for a sink."""
+    sink = {"name": "out", "staged_epoch": 6, "delivered_epoch": 5, "error": error}
+    problems = (
+        [] if error is None else [{"code": "sink_refused", "what": f"sink out cannot deliver: {error}", "next": "look"}]
+    )
+    return status(7, **{"ending": "stop", "sinks": [sink], "backlog": [BACKLOG], "problems": problems, **changed})
+
+
+def waits(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return the lines since the last call that say what a stop waits for."""
+    return [text for text in capsys.readouterr().err.splitlines() if text.startswith("the stop waits: ")]
+
+
+class TestStopping:
+    def test_names_the_sink_that_it_waits_for_and_what_ends_it_once_per_wait(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        progress = Progress("plain", Tally({}))
+        for attempt in (FULL, f"{FULL}, again"):
+            progress.update(stopping(attempt))
+        (said,) = waits(capsys)
+        assert said == (
+            f"the stop waits: sink out cannot deliver: {FULL}; 20 rows of 1 epoch waiting, the oldest is 6. Next: look."
+            " To end the run without waiting: a second Ctrl-C, or holdfast stop hot --now. Nothing is lost: the next "
+            "run reads again what is not committed, and delivers what is"
+        )
+
+    def test_is_part_of_the_line(self) -> None:
+        assert line(Tally({}).take(stopping(), 0.0)).startswith("stopping | epoch 5 | 7 records")
+        assert line(Tally({}).take(status(7), 0.0)).startswith("epoch 5 | ")
+
+    def test_with_a_sink_that_is_only_slow_is_explained_when_it_lasts(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        progress = Progress("json", Tally({}))
+        progress.update(stopping())
+        assert waits(capsys) == []
+        monkeypatch.setattr("holdfast.runtime.cli.start.progress.STOP_SLOW_S", 0.0)
+        progress.update(stopping())
+        (said,) = waits(capsys)
+        assert said.startswith("the stop waits: output is being delivered: 20 rows of 1 epoch for out. Next: wait. ")
+
+    def test_with_workers_that_do_not_answer_names_them(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("holdfast.runtime.cli.start.progress.STOP_SLOW_S", 0.0)
+        silent = {"worker": "w1", "subtask": 0, "ready": True, "ended": False, "silent_ms": 9_000, "held_by": []}
+        Progress("plain", Tally({})).update(stopping(backlog=[], waiting=[silent]))
+        (said,) = waits(capsys)
+        assert "worker w1 (subtask 0) was last heard from 9.0 s ago" in said
+
+    def test_a_job_that_runs_on_waits_for_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
+        progress = Progress("plain", Tally({}))
+        progress.update(stopping(FULL, ending="once"))
+        progress.update(stopping(FULL, state="stopped"))
+        assert waits(capsys) == []
+
+
 class TestProgress:
     def test_json_is_an_object_per_line_and_ends_with_how_the_run_ended(
         self, capsys: pytest.CaptureFixture[str]

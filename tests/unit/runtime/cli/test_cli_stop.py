@@ -67,6 +67,13 @@ class TestStop:
         [request] = Inbox(job.store).poll()
         assert (request.kind, request.generation) == ("stop", 1)
 
+    def test_one_that_takes_too_long_names_the_sink_that_it_waits_for(self, holdfast: Holdfast, history: Begin) -> None:
+        sink = {"name": "out", "staged_epoch": 6, "delivered_epoch": 5, "error": "the disk is full"}
+        history("hot").live(sinks=[sink], ending="stop")
+        ended = holdfast("stop", "hot", "--timeout", "0ms")
+        assert ended.status == 5
+        assert "has not answered the request, and waits: sink out cannot deliver: the disk is full" in ended.err
+
     def test_the_json_is_the_last_status(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot")
         job.checkpoint(5)
