@@ -90,7 +90,7 @@ class DriverLoop:
         self._watch = watch
         self._rules, self._owner, self._ports = rules, owner, ports
         self._pulse_every, self._next_pulse = pulse_every, 0.0
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timers: list[tuple[float, int, Callable[[], object]]] = []
         self._timer_ids = itertools.count()
         self._master: master.Master | None = None
         self.sweep = Sweep(ports.repository, lambda: ports.lane("sweep"))
@@ -100,7 +100,7 @@ class DriverLoop:
             ports.repository, ports.sinks, ports.lane, self._after, self._repaired, self._fail, rules.adopted
         )
         self._listings = Listings(rules.name, ports.sources, lambda: ports.lane("sources"))
-        self.publications = Publications(ports.sources, lambda: ports.lane("positions"))
+        self.publications = Publications(ports.sources, lambda: ports.lane("positions"), self._after)
         self.loss_alarm = LossAlarm(
             ports.sources, lambda: ports.lane("retention"), rules.loss_alarm, rules.checkpoint_every
         )
@@ -292,7 +292,7 @@ class DriverLoop:
     def _lane(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
         self._ports.lane("log").submit(work, done)
 
-    def _after(self, delay_s: float, action: Callable[[], None]) -> None:
+    def _after(self, delay_s: float, action: Callable[[], object]) -> None:
         heapq.heappush(self._timers, (self._now() + delay_s, next(self._timer_ids), action))
 
     def _now(self) -> float:

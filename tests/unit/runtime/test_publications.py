@@ -57,6 +57,12 @@ class Publishing(hf.Generator):
 class SlowLane:
     def __init__(self) -> None:
         self.jobs: list[tuple[Callable[[], object], Callable[[object], None]]] = []
+        self.later: list[Callable[[], object]] = []
+        """What is due after a wait."""
+
+    def after(self, seconds: float, action: Callable[[], object]) -> None:
+        assert seconds > 0
+        self.later.append(action)
 
     def submit(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
         self.jobs.append((work, done))
@@ -104,7 +110,7 @@ class TestPublications:
         run.begin()
         wait(lambda: run.pass_time(1.0) or self.last(run), "a checkpoint")  # type: ignore[func-returns-value]
         lane = SlowLane()
-        published = Publications(specs(app_of(shown)[0]), lambda: lane)
+        published = Publications(specs(app_of(shown)[0]), lambda: lane, lane.after)
         return published, lane, lambda offset: self.manifest(run, offset)
 
     def test_of_checkpoints_completed_meanwhile_only_the_last_one_is_published(
@@ -168,7 +174,36 @@ class TestPublications:
         lane.step()
         assert shown.closed == [True] and str(published.problem) == str(AWAY)
 
-    def test_an_end_with_nothing_due_leaves_the_problem_of_the_last_publication(
+    def test_a_failure_is_tried_again_although_no_checkpoint_follows(
+        self, shown: Shown, made: tuple[Publications, SlowLane, Callable[[int], Manifest]]
+    ) -> None:
+        """A topic without new records would show a lag that is none."""
+        published, lane, manifest = made
+        shown.failing.extend([AWAY, AWAY])
+        published.completed(manifest(10))
+        for _ in range(2):
+            lane.step()
+            assert str(published.problem) == str(AWAY) and not lane.jobs
+            lane.later.pop()()
+        lane.step()
+        assert published.problem is None and shown.offsets == [{0: 10}]
+        assert not lane.jobs and not lane.later
+
+    def test_what_is_tried_again_is_the_last_checkpoint(
+        self, shown: Shown, made: tuple[Publications, SlowLane, Callable[[int], Manifest]]
+    ) -> None:
+        published, lane, manifest = made
+        shown.failing.append(AWAY)
+        published.completed(manifest(10))
+        lane.step()
+        published.completed(manifest(20))
+        [retry] = lane.later
+        retry()
+        lane.step()
+        retry()
+        assert not lane.jobs and shown.offsets == [{0: 20}]
+
+    def test_an_end_tries_once_more_what_could_not_be_published(
         self, shown: Shown, made: tuple[Publications, SlowLane, Callable[[int], Manifest]]
     ) -> None:
         published, lane, manifest = made
@@ -176,8 +211,11 @@ class TestPublications:
         published.completed(manifest(10))
         lane.step()
         published.close()
+        [retry] = lane.later
+        retry()
         lane.step()
-        assert shown.closed == [True] and str(published.problem) == str(AWAY)
+        assert not lane.jobs and shown.closed == [True]
+        assert published.problem is None and shown.offsets == [{0: 10}]
 
     def test_a_source_that_cannot_be_published_holds_back_no_other_one(
         self, shown: Shown, made: tuple[Publications, SlowLane, Callable[[int], Manifest]]
@@ -189,7 +227,9 @@ class TestPublications:
         both = msgspec.structs.replace(
             manifest(10), positions=(SourcePosition("first", 0, 5), SourcePosition("second", 0, 10))
         )
-        published = Publications([replace(first, name="first"), replace(second, name="second")], lambda: lane)
+        published = Publications(
+            [replace(first, name="first"), replace(second, name="second")], lambda: lane, lane.after
+        )
         published.completed(both)
         lane.step()
         assert shown.offsets == [{0: 10}] and str(published.problem) == str(AWAY)
