@@ -2,7 +2,8 @@
 
 What is kept per group are sums of weights and of values times weights: the number of its rows, and per aggregate the
 number and the sum of its values. What cannot be taken back from a sum is kept below the group, as a part (below.py):
-min and max have the values by their number, var the digits of exact sums. A group whose rows are all gone is deleted,
+min and max have the values by their number, var the digits of exact sums, sums of floats the number of values that are
+not finite. A group whose rows are all gone is deleted,
 in the output and in the state, so the next row begins with exact zeros.
 
 Invariants
@@ -52,6 +53,7 @@ from holdfast.runtime.operators.joins.rows import Slots
 from holdfast.runtime.operators.tables.below import Below, Counts, Part
 from holdfast.runtime.operators.tables.counted_values import CountedValues
 from holdfast.runtime.operators.tables.exact_sums import ExactSums
+from holdfast.runtime.operators.tables.not_finite import NotFinite
 from holdfast.runtime.operators.tables.retractions import WEIGHT
 from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation, bound
 from holdfast.runtime.rows.aggregates.conditions import computed, masked
@@ -99,7 +101,7 @@ class Group(KeyedStep):
         """The part of every aggregate that has one; those of the same column and condition share it."""
         shared, found = dict[Any, Part](), dict[str, Part]()
         for each, given in zip(self.aggregations, self.inputs, strict=True):
-            if (part := PARTS.get(each.kind.name)) is not None:
+            if (part := _part_of(each, given.type)) is not None:
                 found[each.name] = shared.setdefault((part, *_values_of(each)), part(each.name, given.type))
         return found
 
@@ -208,6 +210,8 @@ class GroupOperator(Operator):
 
     def _signed(self, values: pa.Array, weights: pa.Array, kind: pa.DataType) -> pa.Array:
         values = values.cast(kind).fill_null(pa.scalar(Decimal(0) if pa.types.is_decimal(kind) else 0, kind))
+        if pa.types.is_floating(kind):
+            values = pc.if_else(pc.is_finite(values), values, 0.0)  # the others are counted below the group
         taken = pc.less(weights, 0)
         try:
             return pc.if_else(taken, pc.negate_checked(values), values)
@@ -249,17 +253,29 @@ class GroupOperator(Operator):
         seen = sums.get(f"{each.name}.{SEEN}", sums[ROWS])
         if each.kind.name == "count":
             return seen
+        below = None
         if (part := self._step.parts_of.get(each.name)) is not None:
             counts: Counts = seen.to_numpy(zero_copy_only=False)
-            return self._below[part].results(each.kind, groups, counts)
+            below = self._below[part].results(each.kind, groups, counts)
+            if not _has_sum(each):
+                return below
         result = sums[f"{each.name}.{SUM}"]
         if each.kind.name == "mean":
             result = pc.divide(result.cast(pa.float64()), seen.cast(pa.float64()))
+        if below is not None:
+            result = pc.coalesce(below, result)
         return pc.if_else(pc.equal(seen, 0), pa.scalar(None, result.type), result)
 
 
 def _has_sum(each: BoundAggregation) -> bool:
     return each.kind.name in SUMMED and each.kind.name != "count"
+
+
+def _part_of(each: BoundAggregation, given: pa.DataType) -> type[Part] | None:
+    """Return the part that an aggregate of values of a type needs; None if sums per group are enough."""
+    if _has_sum(each):
+        return NotFinite if pa.types.is_floating(given) else None
+    return PARTS.get(each.kind.name)
 
 
 def _values_of(each: BoundAggregation) -> tuple[Any, ...]:
