@@ -208,7 +208,7 @@ class Folding:
             self._known, self._loads = {bound.name: Known() for bound, _, _ in self._checked}, self._table.loads
         for bound, column, state in self._checked:
             if not bound.function.check(state, inputs.of(column), self._known[bound.name]):
-                raise self._failed(bound, TOO_LARGE, USE_FLOATS)
+                raise self._failed(bound, TOO_LARGE, USE_FLOATS, self._known[bound.name].beyond)
         written = [self._changes(bound, inputs) for bound in self._singly]
         kept = [*(inputs.of(column).read(floating) for column, floating in self._read), *map(Input, also)]
         if found.found is None:
