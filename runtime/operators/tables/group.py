@@ -143,7 +143,8 @@ class GroupOperator(Operator):
     def __init__(self, step: Group, ctx: OperatorContext) -> None:
         self._step, self._ctx, self._table = step, ctx, ctx.table(step.operator)
         self._schema = pa.schema([*ctx.placed[0].schema, OP_FIELD])
-        self._folding = Folding(step.operator, step.sums, self._table, ctx.job)
+        shown = {f"{each.name}.{part}": f"{each.name} = {each}" for each in step.aggregations for part in (SUM, SEEN)}
+        self._folding = Folding(step.operator, step.sums, self._table, ctx.job, shown=shown)
         tables = {part: ctx.table(part_name(step.operator, part.name)) for part in step.kept_below}
         self._below = {part: Below(step.operator, part, table, ctx.job) for part, table in tables.items()}
         self._conditions = tuple(dict.fromkeys(a.condition for a in step.aggregations if a.condition is not None))

@@ -9,7 +9,6 @@ Source: docs/design/0096-values-below-groups.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 

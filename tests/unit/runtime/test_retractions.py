@@ -128,7 +128,8 @@ class TestGroups:
         app, customers = table()
         grown = customers.with_columns(v=pl.col("v").cast(pl.Int64) * 2**62)
         grown.group_by("city").agg("cities", total=hf.sum("v")).sink("out", MemorySink(key=["city"]))
-        with TestDriver(app) as t, pytest.raises(hf.JobFailed, match="does not fit into 64 bits"):
+        failed = r"total = sum\('v'\) of operator 'cities' does not fit into 64 bits for the key 'a'"
+        with TestDriver(app) as t, pytest.raises(hf.JobFailed, match=failed):
             t.push("customers", [change(id, ("a", 1)) for id in range(3)])
             t.checkpoint()
 
