@@ -210,12 +210,14 @@ class GroupOperator(Operator):
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
     def _signed(self, values: pa.Array, weights: pa.Array, kind: pa.DataType) -> pa.Array:
-        values = values.cast(kind).fill_null(pa.scalar(Decimal(0) if pa.types.is_decimal(kind) else 0, kind))
+        zero = pa.scalar(Decimal(0) if pa.types.is_decimal(kind) else 0, kind)
+        values = values.cast(kind).fill_null(zero)
         if pa.types.is_floating(kind):
-            values = pc.if_else(pc.is_finite(values), values, 0.0)  # the others are counted below the group
+            values = pc.if_else(pc.is_finite(values), values, zero)  # the others are counted below the group
         taken = pc.less(weights, 0)
         try:
-            return pc.if_else(taken, pc.negate_checked(values), values)
+            # Others are not negated: the least integer, which has no opposite, may be added.
+            return pc.if_else(taken, pc.negate_checked(pc.if_else(taken, values, zero)), values)
         except pa.ArrowInvalid as error:
             raise JobFailed(
                 f"operator {self._step.operator!r} cannot take a value back: {error}",

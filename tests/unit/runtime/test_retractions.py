@@ -133,6 +133,17 @@ class TestGroups:
             t.push("customers", [change(id, ("a", 1)) for id in range(3)])
             t.checkpoint()
 
+    def test_the_least_integer_is_added(self) -> None:
+        app, customers = table()
+        grown = customers.with_columns(v=pl.when(pl.col("v") > 1).then(-(2**63)).otherwise(pl.col("v").cast(pl.Int64)))
+        grown.group_by("city").agg("cities", total=hf.sum("v")).sink("out", MemorySink(key=["city"]))
+        with TestDriver(app) as t:
+            t.push("customers", [change(1, ("a", 1))])
+            t.push("customers", [change(2, ("a", 2))])
+            t.push("customers", [change(1, ("b", 1))])
+            t.checkpoint()
+            assert {row["city"]: row["total"] for row in t.rows("out")} == {"a": -(2**63), "b": 1}
+
     def test_a_plan_names_both_states(self) -> None:
         shown = render(app_of().plan())
         assert "retractions cities-rows by id: keeps one row per key" in shown
