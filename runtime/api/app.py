@@ -349,17 +349,17 @@ def event_time_of(given: str | pl.Expr | None, schema: pa.Schema, where: str) ->
 def check_time_arguments(
     time: str | None, out_of_orderness: str | None, watermark: str | pl.Expr | None, where: str
 ) -> None:
-    """Refuse a watermark that another argument contradicts.
+    """Refuse a watermark or an out-of-orderness that another argument contradicts.
 
     Raises:
-        ConfigError: there is no event time, or an out-of-orderness too.
+        ConfigError: there is no event time, or both are given.
     """
-    if watermark is None:
-        return
-    what, next_step = None, ""
-    if time is None:
-        what, next_step = "a watermark without an event time moves nothing", 'also give event_time="at"'
-    elif out_of_orderness is not None:
+    what, next_step = None, 'also give event_time="at"'
+    if time is None and watermark is not None:
+        what = "a watermark without an event time moves nothing"
+    elif time is None and duration_ms(out_of_orderness or "0s", f"{where}: out_of_orderness"):
+        what = f"out_of_orderness={out_of_orderness!r} without an event time does nothing"
+    elif watermark is not None and out_of_orderness is not None:
         what = "watermark= and out_of_orderness= are two ways to say how far event time has come"
         next_step = 'give one; to combine them, subtract: watermark=pl.col("mark") - pl.duration(seconds=5)'
     if what is not None:

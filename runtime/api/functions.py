@@ -120,7 +120,9 @@ def checked_as(
         ConfigError: the columns or types differ.
     """
     if (difference := describe_difference(_loose(wanted, wanted), _loose(given, wanted))) is not None:
-        raise refused(use, f"the columns differ: {difference}", "compute the missing columns with .select(...) first")
+        names = ", ".join(repr(field.name) for field in wanted)
+        next_step = f"give it exactly these columns first: .select({names}), where missing ones are computed"
+        raise refused(use, f"the columns differ: {difference}", next_step)
     not_null = tuple(field.name for field in wanted if not field.nullable and given.field(field.name).nullable)
     fields = [field if upsert_key is None else given.field(field.name) for field in wanted]
     return Check(not_null, use), pa.schema(fields)
@@ -166,7 +168,7 @@ def _check_signature(function: Any, called: str, how: How, use: Use) -> None:
 
 
 def _loose(schema: pa.Schema, order: pa.Schema | None = None) -> pa.Schema:
-    """Return the schema without nullability, with columns that are in `order` first, in that order."""
+    """Return the schema without nullability, which messages then leave out; columns of `order` first, in its order."""
     names = [] if order is None else [name for name in order.names if name in schema.names]
     names += [name for name in schema.names if name not in names]
-    return pa.schema([schema.field(name).with_nullable(True) for name in names])
+    return pa.schema([schema.field(name).with_nullable(False) for name in names])

@@ -146,7 +146,7 @@ class Oracle:
         kept.kinds[v % 5] = kept.kinds.get(v % 5, 0) + 1
         if v % 7 == 6:
             del kept.kinds[v % 5]
-        said = kept.said(k, "record", self.clock)
+        said = kept.said(k, "record", max(second, self.clock))
         if v % 3:
             kept.fresh = v, max(second, self.clock) + TTL_S
         kept.timers["quiet"] = second + QUIET_S

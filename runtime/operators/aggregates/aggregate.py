@@ -152,6 +152,7 @@ class Folding:
     Args:
         operator: Named in errors, with the job.
         also: Columns of state that every row sets, besides its aggregates.
+        shown: Aggregates as errors name them, where they are parts of those that the user gave.
     """
 
     def __init__(
@@ -162,8 +163,9 @@ class Folding:
         job: str | None,
         also: Sequence[str] = (),
         time_slice: TimeSlice | None = None,
+        shown: Mapping[str, str] | None = None,
     ) -> None:
-        self._operator, self._table, self._job = operator, table, job
+        self._operator, self._table, self._job, self._shown = operator, table, job, shown or {}
         self._time_slice = time_slice or TimeSlice()
         self._paces = self._time_slice.pace(1), self._time_slice.pace(1)
         """Of functions that give results, and of those that merge."""
@@ -208,7 +210,7 @@ class Folding:
             self._known, self._loads = {bound.name: Known() for bound, _, _ in self._checked}, self._table.loads
         for bound, column, state in self._checked:
             if not bound.function.check(state, inputs.of(column), self._known[bound.name]):
-                raise self._failed(bound, TOO_LARGE, USE_FLOATS)
+                raise self._failed(bound, TOO_LARGE, USE_FLOATS, self._known[bound.name].beyond)
         written = [self._changes(bound, inputs) for bound in self._singly]
         kept = [*(inputs.of(column).read(floating) for column, floating in self._read), *map(Input, also)]
         if found.found is None:
@@ -436,8 +438,9 @@ class Folding:
 
     def _failed(self, bound: BoundAggregation, what: str, next_step: str, slot: int | None = None) -> JobFailed:
         key = "" if slot is None else f" for the key {self._key_text(slot)}"
+        shown = self._shown.get(bound.name, f"{bound.name} = {bound}")
         return JobFailed(
-            f"aggregate {bound.name} = {bound} of operator {self._operator!r} {what}{key}",
+            f"aggregate {shown} of operator {self._operator!r} {what}{key}",
             not_done=NOT_DONE,
             next_step=next_step,
             where=Where(job=self._job, operator=self._operator),

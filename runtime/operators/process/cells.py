@@ -104,9 +104,12 @@ class Life:
         return min(base + self.ttl_us, NEVER - 1)
 
     def now_us(self) -> int:
-        """Return the time up to which values have expired."""
+        """Return the time up to which values have expired: also that of the record at hand.
+
+        The watermark comes behind the records, in microbatch mode behind all of an epoch.
+        """
         frame = self._frame()
-        return min(frame.clock_us if self._event else frame.now_us, NEVER - 1)
+        return min(max(frame.at_us, frame.clock_us) if self._event else frame.now_us, NEVER - 1)
 
 
 class Own:

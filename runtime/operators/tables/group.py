@@ -2,7 +2,8 @@
 
 What is kept per group are sums of weights and of values times weights: the number of its rows, and per aggregate the
 number and the sum of its values. What cannot be taken back from a sum is kept below the group, as a part (below.py):
-min and max have the values by their number, var the digits of exact sums. A group whose rows are all gone is deleted,
+min and max have the values by their number, var the digits of exact sums, sums of floats the number of values that are
+not finite. A group whose rows are all gone is deleted,
 in the output and in the state, so the next row begins with exact zeros.
 
 Invariants
@@ -52,6 +53,7 @@ from holdfast.runtime.operators.joins.rows import Slots
 from holdfast.runtime.operators.tables.below import Below, Counts, Part
 from holdfast.runtime.operators.tables.counted_values import CountedValues
 from holdfast.runtime.operators.tables.exact_sums import ExactSums
+from holdfast.runtime.operators.tables.not_finite import NotFinite
 from holdfast.runtime.operators.tables.retractions import WEIGHT
 from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation, bound
 from holdfast.runtime.rows.aggregates.conditions import computed, masked
@@ -99,7 +101,7 @@ class Group(KeyedStep):
         """The part of every aggregate that has one; those of the same column and condition share it."""
         shared, found = dict[Any, Part](), dict[str, Part]()
         for each, given in zip(self.aggregations, self.inputs, strict=True):
-            if (part := PARTS.get(each.kind.name)) is not None:
+            if (part := _part_of(each, given.type)) is not None:
                 found[each.name] = shared.setdefault((part, *_values_of(each)), part(each.name, given.type))
         return found
 
@@ -141,7 +143,8 @@ class GroupOperator(Operator):
     def __init__(self, step: Group, ctx: OperatorContext) -> None:
         self._step, self._ctx, self._table = step, ctx, ctx.table(step.operator)
         self._schema = pa.schema([*ctx.placed[0].schema, OP_FIELD])
-        self._folding = Folding(step.operator, step.sums, self._table, ctx.job)
+        shown = {f"{each.name}.{part}": f"{each.name} = {each}" for each in step.aggregations for part in (SUM, SEEN)}
+        self._folding = Folding(step.operator, step.sums, self._table, ctx.job, shown=shown)
         tables = {part: ctx.table(part_name(step.operator, part.name)) for part in step.kept_below}
         self._below = {part: Below(step.operator, part, table, ctx.job) for part, table in tables.items()}
         self._conditions = tuple(dict.fromkeys(a.condition for a in step.aggregations if a.condition is not None))
@@ -207,10 +210,14 @@ class GroupOperator(Operator):
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
     def _signed(self, values: pa.Array, weights: pa.Array, kind: pa.DataType) -> pa.Array:
-        values = values.cast(kind).fill_null(pa.scalar(Decimal(0) if pa.types.is_decimal(kind) else 0, kind))
+        zero = pa.scalar(Decimal(0) if pa.types.is_decimal(kind) else 0, kind)
+        values = values.cast(kind).fill_null(zero)
+        if pa.types.is_floating(kind):
+            values = pc.if_else(pc.is_finite(values), values, zero)  # the others are counted below the group
         taken = pc.less(weights, 0)
         try:
-            return pc.if_else(taken, pc.negate_checked(values), values)
+            # Others are not negated: the least integer, which has no opposite, may be added.
+            return pc.if_else(taken, pc.negate_checked(pc.if_else(taken, values, zero)), values)
         except pa.ArrowInvalid as error:
             raise JobFailed(
                 f"operator {self._step.operator!r} cannot take a value back: {error}",
@@ -249,17 +256,29 @@ class GroupOperator(Operator):
         seen = sums.get(f"{each.name}.{SEEN}", sums[ROWS])
         if each.kind.name == "count":
             return seen
+        below = None
         if (part := self._step.parts_of.get(each.name)) is not None:
             counts: Counts = seen.to_numpy(zero_copy_only=False)
-            return self._below[part].results(each.kind, groups, counts)
+            below = self._below[part].results(each.kind, groups, counts)
+            if not _has_sum(each):
+                return below
         result = sums[f"{each.name}.{SUM}"]
         if each.kind.name == "mean":
             result = pc.divide(result.cast(pa.float64()), seen.cast(pa.float64()))
+        if below is not None:
+            result = pc.coalesce(below, result)
         return pc.if_else(pc.equal(seen, 0), pa.scalar(None, result.type), result)
 
 
 def _has_sum(each: BoundAggregation) -> bool:
     return each.kind.name in SUMMED and each.kind.name != "count"
+
+
+def _part_of(each: BoundAggregation, given: pa.DataType) -> type[Part] | None:
+    """Return the part that an aggregate of values of a type needs; None if sums per group are enough."""
+    if _has_sum(each):
+        return NotFinite if pa.types.is_floating(given) else None
+    return PARTS.get(each.kind.name)
 
 
 def _values_of(each: BoundAggregation) -> tuple[Any, ...]:

@@ -138,8 +138,9 @@ class Adding(AggregateFunction):
             if beyond is not None:
                 raise CannotFold(TOO_LARGE, USE_FLOATS, beyond)
         merged = defaults_of(self.columns, count)
-        for role, values in merged.items():
-            np.add.at(values, groups, states[role])
+        with np.errstate(invalid="ignore", over="ignore"):  # infinities and NaN are results, not mistakes
+            for role, values in merged.items():
+                np.add.at(values, groups, states[role])
         return merged
 
     def results(self, states: State) -> pa.Array:
@@ -163,7 +164,8 @@ def _fit(state: State, role: str, given: Values, known: Known) -> bool:
     sums = state[role]
     before = sums[slots]
     if largest(before) + growth > INT64_MAX:
-        return _beyond(slots, before, values) is None
+        known.beyond = _beyond(slots, before, values)
+        return known.beyond is None
     if sums.size <= STOCK_ROWS_MAX * slots.size:  # else checking each batch's own sums is cheaper
         known.bound = largest(sums) + growth
     return True

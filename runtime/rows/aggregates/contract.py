@@ -65,6 +65,8 @@ class Known:
 
     bound: int | None = None
     """An upper bound on all absolute sums; None: unknown."""
+    beyond: int | None = None
+    """The slot whose sum did not fit; a check that fails sets it."""
 
 
 class CannotFold(Exception):

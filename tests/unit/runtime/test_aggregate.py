@@ -211,6 +211,13 @@ class TestOverflow:
     def test_a_sum_that_does_not_fit_fails_the_job_and_names_the_operator(self) -> None:
         assert self.overflowing([INT64_MAX, 1]).where.operator == "totals"
 
+    def test_a_sum_that_does_not_fit_names_the_key(self) -> None:
+        schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64())])
+        run = Aggregating(schema, ["k"], total=hf.sum("v"))
+        rows = {"k": [5, 6, 7, 6], "v": [1, INT64_MAX, INT64_MAX, 1]}
+        with pytest.raises(hf.JobFailed, match=r"does not fit into 64 bits for the key '6'"):
+            run.take(pa.RecordBatch.from_pydict(rows, schema=schema))
+
     @pytest.mark.parametrize(
         "values", [[INT64_MAX, 1], [INT64_MAX // 2 + 1] * 2, [INT64_MIN // 3] * 4, [1] * 9 + [INT64_MAX - 8]]
     )

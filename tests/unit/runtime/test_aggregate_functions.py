@@ -200,6 +200,15 @@ class TestCheckedSums:
         assert kept.results(0, 1) == [INT64_MAX, 1]
 
 
+class TestSumsOfFloats:
+    @pytest.mark.filterwarnings("error")
+    @pytest.mark.parametrize("values", [[math.inf, -math.inf], [1e308, 1e308]])
+    def test_that_are_not_finite_are_results_without_a_warning(self, values: list[float]) -> None:
+        total = Adding("sum", pa.float64(), Do.ADD_FLOAT, counted=False)
+        merged = total.combine({"sum": np.array(values)}, np.zeros(2, np.int64), 1)
+        assert not math.isfinite(merged["sum"][0])
+
+
 class _Given:
     """One value of slot 0."""
 

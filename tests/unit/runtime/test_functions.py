@@ -449,8 +449,10 @@ class TestAs:
             run.push(BIDS)
 
     def test_other_columns_are_refused(self) -> None:
-        with pytest.raises(ConfigError, match="total: expected double or null, but it is missing; price: not expected"):
+        differ = "total: expected double, but it is missing; price: not expected, found double.\n"
+        with pytest.raises(ConfigError, match=f"the columns differ: {differ}") as refused:
             stream_of().select("auction", "price").as_(Total)
+        assert ".select('auction', 'total')" in str(refused.value.next_step)
 
     def test_an_upsert_stream_can_be_given_a_type(self) -> None:
         app = hf.App("hot")

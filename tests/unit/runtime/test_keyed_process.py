@@ -163,6 +163,33 @@ class TestValues:
             assert [n for _, n in out_of(t)] == [-1, -1, 7]
 
 
+class Lasting(hf.KeyedProcess[Event, Out]):
+    """Keeps numbers for ten seconds."""
+
+    last = hf.Value(int, ttl="10s")
+    some = hf.List(int, ttl="10s")
+    by_name = hf.Map(str, int, ttl="10s")
+
+    def on_record(self, ctx: hf.Context, r: Event) -> None:
+        seen = {self.last.get(-1), self.by_name.get("x", -1), *(self.some.get() or [-1])}
+        for each in seen:
+            ctx.emit(Out(f"{r.at:%S.%f}", each))
+        if r.n:
+            self.last.set(r.n)
+            self.some.append(r.n)
+            self.by_name.set("x", r.n)
+
+
+class TestTimesToLive:
+    @pytest.mark.parametrize("seed", range(3))
+    def test_a_record_sees_no_value_whose_time_is_over_wherever_the_watermark_is(self, seed: int) -> None:
+        with TestDriver(app_of(Lasting()), parallelism=1, seed=seed) as t:
+            t.push("rows", [event(0, n=7), event(9.999999), event(10), event(20, n=8), event(29), event(31)])
+            t.checkpoint()  # other partitions are empty, so there is no watermark yet
+            found = [("00.000000", -1), ("09.999999", 7), ("10.000000", -1)]
+            assert out_of(t) == [*found, ("20.000000", -1), ("29.000000", 8), ("31.000000", -1)]
+
+
 class Queue(hf.KeyedProcess[Event, Out]):
     """Keeps the last three numbers in a list, and how often each came in a map."""
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lookup_jobs import never
 
 import holdfast as hf
+from holdfast.runtime.operators.tables import group
 from holdfast.runtime.plan.report import render
 from holdfast.sinks.memory import MemorySink
 from holdfast.testing import TestDriver
@@ -29,6 +30,22 @@ def refusal(call: Any) -> hf.ConfigError:
         call()
     assert refused.value.not_done == "the job was not planned"
     return refused.value
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+def floats() -> hf.App:
+    """A job with aggregates of floats."""
+    app, customers = table()
+    numbers = customers.group_by("city").agg("cities", total=hf.sum("f"), mean=hf.mean("f"))
+    numbers.sink("out", MemorySink(key=["city"]))
+    return app
+
+
+def shown(t: TestDriver) -> dict[str, list[str]]:
+    """Return the results per city as texts, of which NaN is equal to itself."""
+    return {row["city"]: [repr(row[name]) for name in ("total", "mean")] for row in t.rows("out")}
 
 
 class TestGroups:
@@ -68,6 +85,34 @@ class TestGroups:
             t.checkpoint()
             assert [row["total"] for row in t.rows("out")] == [0.3]
 
+    @pytest.mark.parametrize("gone", [NAN, INF, -INF])
+    def test_a_number_that_is_not_finite_leaves_a_sum_with_its_row(self, gone: float) -> None:
+        with TestDriver(floats()) as t:
+            t.push("customers", [change(1, ("a", 1)) | {"f": gone}, change(2, ("a", 1)) | {"f": 3.0}])
+            t.push("customers", [change(3, ("a", 1)) | {"f": 1.0}, change(4, ("b", 1)) | {"f": INF}])
+            t.checkpoint()
+            assert shown(t) == {"a": [repr(gone)] * 2, "b": ["inf"] * 2}
+            t.crash()
+            t.recover()
+            t.push("customers", [change(1, ("b", 1)) | {"f": gone}])
+            t.checkpoint()
+            assert shown(t) == {"a": ["4.0", "2.0"], "b": ["inf" if gone == INF else "nan"] * 2}
+
+    def test_a_group_that_was_kept_without_numbers_that_are_not_finite_is_continued(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(group, "NotFinite", None)  # as before such numbers were counted
+        with TestDriver(floats()) as t:
+            t.push("customers", [change(1, ("a", 1)) | {"f": 3.0}])
+            monkeypatch.undo()
+            t.upgrade(floats())
+            t.push("customers", [change(2, ("a", 1)) | {"f": NAN}])
+            t.checkpoint()
+            assert shown(t) == {"a": ["nan", "nan"]}
+            t.push("customers", [change(2, None)])
+            t.checkpoint()
+            assert shown(t) == {"a": ["3.0", "3.0"]}
+
     def test_a_row_that_a_filter_no_longer_passes_leaves_its_group(self) -> None:
         app, customers = table()
         large = customers.filter(pl.col("v") > 10)
@@ -83,9 +128,21 @@ class TestGroups:
         app, customers = table()
         grown = customers.with_columns(v=pl.col("v").cast(pl.Int64) * 2**62)
         grown.group_by("city").agg("cities", total=hf.sum("v")).sink("out", MemorySink(key=["city"]))
-        with TestDriver(app) as t, pytest.raises(hf.JobFailed, match="does not fit into 64 bits"):
+        failed = r"total = sum\('v'\) of operator 'cities' does not fit into 64 bits for the key 'a'"
+        with TestDriver(app) as t, pytest.raises(hf.JobFailed, match=failed):
             t.push("customers", [change(id, ("a", 1)) for id in range(3)])
             t.checkpoint()
+
+    def test_the_least_integer_is_added(self) -> None:
+        app, customers = table()
+        grown = customers.with_columns(v=pl.when(pl.col("v") > 1).then(-(2**63)).otherwise(pl.col("v").cast(pl.Int64)))
+        grown.group_by("city").agg("cities", total=hf.sum("v")).sink("out", MemorySink(key=["city"]))
+        with TestDriver(app) as t:
+            t.push("customers", [change(1, ("a", 1))])
+            t.push("customers", [change(2, ("a", 2))])
+            t.push("customers", [change(1, ("b", 1))])
+            t.checkpoint()
+            assert {row["city"]: row["total"] for row in t.rows("out")} == {"a": -(2**63), "b": 1}
 
     def test_a_plan_names_both_states(self) -> None:
         shown = render(app_of().plan())

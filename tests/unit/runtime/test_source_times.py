@@ -250,6 +250,8 @@ class TestRefusals:
         source = hf.Generator(SCHEMA, lambda i: None, count=0)
         with pytest.raises(hf.ConfigError, match="without an event time moves nothing"):
             hf.App("a").source("rows", source, watermark="mark")
+        with pytest.raises(hf.ConfigError, match="out_of_orderness='1s' without an event time does nothing"):
+            hf.App("a").source("rows", source, out_of_orderness="1s")
         time = hf.device_clock("event_at", "sent_at", "received_at")
         with pytest.raises(hf.ConfigError, match="two ways to say") as refusal:
             hf.App("a").source("rows", source, event_time=time, watermark="mark", out_of_orderness="1s")
