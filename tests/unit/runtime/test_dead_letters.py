@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -35,22 +35,21 @@ from holdfast.runtime.plan.compiler import describe, render
 from holdfast.runtime.plan.source import OpenSource, Source
 from holdfast.runtime.rows.dead_letters import DEAD_LETTERS, decode_row, encode_row, reported
 from holdfast.runtime.sources.reading import Throttle, open_readings
+from holdfast.runtime.testing.cluster import MemberPorts
 from holdfast.runtime.testing.driver import PushedSource
 from holdfast.runtime.testing.lanes import VirtualClock
 from holdfast.runtime.wire.channels import MemoryNetwork, OpenLinks
 from holdfast.runtime.worker.immediate import ImmediateWrites
+from holdfast.runtime.worker.local import MemoryState
 from holdfast.runtime.worker.subtask import SubtaskRun
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.staging import decode
 from holdfast.state.store import Identity, StateStore
 from holdfast.storage.log.log import LogReader, LogWriter, create_log
-from holdfast.storage.objects import LocalObjects
+from holdfast.storage.objects import LocalObjects, MemoryObjects
 from holdfast.testing import TestDriver
 
 IN_BOTH_MODES = True
-
-if TYPE_CHECKING:
-    from holdfast.runtime.worker.ports import Ports
 
 
 @dataclass
@@ -377,9 +376,10 @@ class TestEpochOfADeadLetter:
         specs = [operator.table for operator in plan.operators]
         state = StateStore(Identity(JobUuid("job"), Generation(1), Timeline(1), WorkerId("w")), specs, 16, (0, 16))
         readings = open_readings(plan, (SourcePosition("lines", 0, 0),), opened)
-        throttle = Throttle(None, VirtualClock())
-        # No sink of this plan is immediate, so the fragment needs no further context.
-        immediate = ImmediateWrites(plan, cast("Ports", None), lambda *_: None, lambda *_: None)
+        clock = VirtualClock()
+        throttle = Throttle(None, clock)
+        ports = MemberPorts(clock, MemoryObjects(), MemoryNetwork(), MemoryState(), lambda _: None)
+        immediate = ImmediateWrites(plan, ports, lambda *_: None, lambda *_: None)
         run = SubtaskRun(plan, Subtask(0), 1, state, links, opened, readings, throttle, immediate)
 
         def read(number: int) -> None:
