@@ -1,8 +1,8 @@
 """Decides from exit statuses and restart causes whether the job survived a fault or broke a rule.
 
 Expected errors are sentences; an unexpected one is reported by its type and where it was raised
-(runtime/spark/host.py, runtime/cli/reporting.py). A job under faults may lose any process, but no process may find an
-invariant broken: the simulator, too, calls that a violation.
+(runtime/processes/host.py, runtime/cli/reporting.py). A job under faults may lose any process, but no process may
+find an invariant broken: the simulator, too, calls that a violation.
 
 Invariant
     - An end that a fault of the run caused never counts as a violation.

@@ -30,7 +30,7 @@ from holdfast.chaos.live.folders import filled, keeps_temporary_below
 from holdfast.chaos.live.job import LiveJob
 from holdfast.chaos.live.observer import Observer
 from holdfast.errors import ConfigError, HoldfastError
-from holdfast.runtime.spark.detour import VARIABLE as DETOUR
+from holdfast.runtime.processes.detour import VARIABLE as DETOUR
 
 DEFAULTS = {"HOLDFAST_RESTART_FAILURES_MAX": "1000000"}
 """Settings for the job's environment: faults are intended, so their number must not end the job."""

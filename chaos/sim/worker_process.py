@@ -1,4 +1,4 @@
-"""A worker's process in the simulated world: the production loop with the surroundings of runtime/spark/host.py.
+"""A worker's process in the simulated world: the production loop with the surroundings of runtime/processes/host.py.
 
 The loop gets its turns, its messages and its lanes' results as events. Heartbeats and the session
 timeout are as on a real host. A process that left may still have work in its lanes, like the

@@ -21,9 +21,9 @@ from holdfast.runtime.execution.prepare import Prepared
 from holdfast.runtime.execution.running import Run
 from holdfast.runtime.job.live import Status
 from holdfast.runtime.microbatch.host import Host
+from holdfast.runtime.processes.memory import MemorySettings, memory_settings
 from holdfast.runtime.spark.batch_jobs import CONF, SparkJobs
 from holdfast.runtime.spark.launch import driver_host, start_context
-from holdfast.runtime.spark.memory import MemorySettings, memory_settings
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Network
 from holdfast.runtime.wire.presence import boot_id

@@ -19,12 +19,12 @@ from holdfast.runtime.execution.executing import Outcome, Ports
 from holdfast.runtime.execution.prepare import Prepared
 from holdfast.runtime.execution.running import Run
 from holdfast.runtime.job.live import Status
-from holdfast.runtime.spark.control import ControlServer
-from holdfast.runtime.spark.detour import detour_of
-from holdfast.runtime.spark.host import WorkerTask
+from holdfast.runtime.processes.control import ControlServer
+from holdfast.runtime.processes.detour import detour_of
+from holdfast.runtime.processes.host import WorkerTask
+from holdfast.runtime.processes.memory import MemorySettings, memory_settings
+from holdfast.runtime.processes.tls import is_wanted, make_credentials
 from holdfast.runtime.spark.launch import SparkHost, check_slots, driver_host, start_context
-from holdfast.runtime.spark.memory import MemorySettings, memory_settings
-from holdfast.runtime.spark.tls import is_wanted, make_credentials
 from holdfast.runtime.wire import messages as m
 
 ZOMBIE_GRACE_S = 30.0

@@ -1,4 +1,4 @@
-"""Spark and the network: worker processes as Spark tasks, authenticated and encrypted streams between them.
+"""Spark: worker processes as Spark tasks, epochs as Spark jobs, the data formats that Spark reads.
 
-Everything that imports pyspark or opens a socket for the job is here; decisions are elsewhere.
+Everything that imports pyspark is here; what runs in a worker process is in runtime/processes.
 """

@@ -37,8 +37,8 @@ import pyarrow.ipc
 import pyspark.daemon
 import pyspark.worker
 
+import holdfast.runtime.processes.host
 import holdfast.runtime.spark.batch_jobs
-import holdfast.runtime.spark.host
 import holdfast.state.compiled.planes
 import holdfast.state.keys.hashing
 import holdfast.state.keys.ordering

@@ -24,8 +24,8 @@ from pyspark.serializers import BatchedSerializer, CPickleSerializer
 import holdfast
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.runtime.driver.state import Site
+from holdfast.runtime.processes.host import WorkerTask, host_worker
 from holdfast.runtime.spark import reach
-from holdfast.runtime.spark.host import WorkerTask, host_worker
 from holdfast.runtime.spark.jvm import start_jvm, uninterrupted
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ Invariants
     - Time in which the companion itself did not run, or the worker was stopped, does not count towards a limit.
     - A worker that holds its interpreter for too long is killed, and sooner if the driver has dismissed it.
 
-Pure: no clock, thread or I/O. Driven by runtime/spark/companion.py.
+Pure: no clock, thread or I/O. Driven by runtime/processes/companion.py.
 Source: docs/design/0026-vitals.md.
 """
 

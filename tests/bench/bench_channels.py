@@ -10,8 +10,8 @@ import pyarrow as pa
 from harness import Bench, wait
 
 from holdfast.model import Barrier, ChannelId, Epoch, Generation, JobUuid, Subtask
-from holdfast.runtime.spark.exchange import TcpNetwork
-from holdfast.runtime.spark.tls import Credentials
+from holdfast.runtime.processes.exchange import TcpNetwork
+from holdfast.runtime.processes.tls import Credentials
 from holdfast.runtime.wire.channels import Links, OpenLinks
 from holdfast.runtime.wire.mailbox import Mailbox
 

@@ -8,8 +8,8 @@ import time
 
 from harness import Bench
 
-from holdfast.runtime.spark.tls import Credentials, make_credentials
-from holdfast.runtime.spark.wire import accept, connect
+from holdfast.runtime.processes.streams import accept, connect
+from holdfast.runtime.processes.tls import Credentials, make_credentials
 
 FRAME_BYTES = 1 << 20
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from counting_job import app  # noqa: F401 - what is run
 
 from holdfast.runtime.execution import resident as run
-from holdfast.runtime.spark.tls import Credentials, make_credentials
+from holdfast.runtime.processes.tls import Credentials, make_credentials
 
 
 def telling(encrypted: bool) -> Credentials:

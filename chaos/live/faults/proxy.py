@@ -1,7 +1,8 @@
 """Toxiproxy between the processes of a job: its server as a child, and faults of connections.
 
-Workers make the proxies (runtime/spark/detour.py); this module finds them by their names, and adds and removes toxics.
-Whether bytes entered a toxic, or connections ended, it learns from the kernel (sockets.py), not from Toxiproxy.
+Workers make the proxies (runtime/processes/detour.py); this module finds them by their names, and adds and removes
+toxics. Whether bytes entered a toxic, or connections ended, it learns from the kernel (sockets.py), not from
+Toxiproxy.
 
 Invariants
     - The server listens on loopback only, on a port that the system chose, and ends with this object.

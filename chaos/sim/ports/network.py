@@ -1,6 +1,6 @@
 """The data plane of the simulated world: ordered channels with delay, which may break.
 
-It keeps the promises of runtime/spark/exchange.py: one connection per channel and generation, frames
+It keeps the promises of runtime/processes/exchange.py: one connection per channel and generation, frames
 in order or not at all, connections of another generation refused, frames for a peer that is not
 deployed yet held until it is.
 

@@ -12,7 +12,7 @@ from holdfast.chaos.judge.driver_ends import Ended
 from holdfast.chaos.live.job import LiveJob
 from holdfast.chaos.live.journal import Journal
 from holdfast.chaos.live.watch import Watch
-from holdfast.runtime.spark.host import unexpected
+from holdfast.runtime.processes.host import unexpected
 
 SURVIVED = (
     "started",

@@ -23,7 +23,7 @@ from holdfast.chaos.live.faults.proxy import SLICE, SLOWED_LEAST_MS, Cut, Toxipr
 from holdfast.chaos.live.faults.sockets import established
 from holdfast.chaos.live.faults.strikes import seen
 from holdfast.errors import ConfigError, Unavailable
-from holdfast.runtime.spark.detour import VARIABLE, around, detour_of
+from holdfast.runtime.processes.detour import VARIABLE, around, detour_of
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from holdfast.runtime.driver import master
 from holdfast.runtime.driver.master import CreateRecord, Dismiss, End, Interrupted
 from holdfast.runtime.job import explain, status
 from holdfast.runtime.job.live import Status
-from holdfast.runtime.spark.host import marks_of
+from holdfast.runtime.processes.host import marks_of
 from holdfast.runtime.testing import cluster
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.vitals import State

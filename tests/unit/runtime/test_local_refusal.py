@@ -20,8 +20,8 @@ from holdfast.ports import ObjectStore
 from holdfast.runtime.job import explain, status
 from holdfast.runtime.job.live import Status
 from holdfast.runtime.plan.compiler import Plan
-from holdfast.runtime.spark.host import Session, WorkerTask
-from holdfast.runtime.spark.tls import make_credentials
+from holdfast.runtime.processes.host import Session, WorkerTask
+from holdfast.runtime.processes.tls import make_credentials
 from holdfast.runtime.wire.mailbox import Mailbox
 from holdfast.runtime.worker.applying import RETRY_AFTER_S, TOLD_AFTER_S
 from holdfast.runtime.worker.local import Home, LocalFolders, LocalState, Opened, Target, identity_of

@@ -14,7 +14,7 @@ from holdfast.runtime.driver import master
 from holdfast.runtime.driver.deployment import launch_allowed_at
 from holdfast.runtime.driver.failover import ALIKE_MAX
 from holdfast.runtime.driver.master import End, Launch
-from holdfast.runtime.spark.host import unexpected
+from holdfast.runtime.processes.host import unexpected
 from holdfast.runtime.wire import messages as m
 from tests.unit.runtime.test_master import RULES, A, B, Run, completed, opened, replaced, running
 

@@ -30,11 +30,11 @@ from holdfast.model import (
 )
 from holdfast.runtime.config.settings import SETTINGS, Setting, duration_ms, misspelt, resolve, size_bytes
 from holdfast.runtime.driver.state import Rules
-from holdfast.runtime.spark.exchange import TcpNetwork
-from holdfast.runtime.spark.host import WorkerTask, limits_of
-from holdfast.runtime.spark.memory import MemorySettings
-from holdfast.runtime.spark.tls import make_credentials
-from holdfast.runtime.spark.wire import close_listener, listen
+from holdfast.runtime.processes.exchange import TcpNetwork
+from holdfast.runtime.processes.host import WorkerTask, limits_of
+from holdfast.runtime.processes.memory import MemorySettings
+from holdfast.runtime.processes.streams import close_listener, listen
+from holdfast.runtime.processes.tls import make_credentials
 from holdfast.runtime.testing.cluster import MemberPorts
 from holdfast.runtime.testing.lanes import VirtualClock
 from holdfast.runtime.wire import messages as m

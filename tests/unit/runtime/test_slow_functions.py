@@ -17,9 +17,9 @@ from holdfast.errors import JobFailed
 from holdfast.runtime.api.stream import Stream
 from holdfast.runtime.operators.aggregates.aggregate import KEYS_MAX
 from holdfast.runtime.operators.time_slice import LONG_S, ROWS_FIRST, Pace
+from holdfast.runtime.processes.host import Session, WorkerTask
+from holdfast.runtime.processes.tls import make_credentials
 from holdfast.runtime.rows.windows import Hopping
-from holdfast.runtime.spark.host import Session, WorkerTask
-from holdfast.runtime.spark.tls import make_credentials
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.mailbox import Mailbox

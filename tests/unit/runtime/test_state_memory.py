@@ -18,8 +18,8 @@ from holdfast.runtime.operators.contract import KeyGroups
 from holdfast.runtime.operators.process.operator import ProcessOperator
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.memory import MIB, Budget, channel_bytes, check_state_memory, container_share, least
-from holdfast.runtime.spark import memory
-from holdfast.runtime.spark.memory import MemorySettings, budget_of, default_state_memory, memory_settings
+from holdfast.runtime.processes import memory
+from holdfast.runtime.processes.memory import MemorySettings, budget_of, default_state_memory, memory_settings
 from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.runtime.worker.local import Home, LocalFolders
 from holdfast.state.collections.rows import spec_of

@@ -20,9 +20,9 @@ from http_receiver import HttpReceiver, answering
 import holdfast as hf
 from holdfast.errors import ConfigError, NotAdmitted, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
+from holdfast.runtime.processes.tls import make_credentials
 from holdfast.runtime.sources.webhook.signatures import problem_of as signature_problem
 from holdfast.runtime.sources.webhook.signatures import scheme_of
-from holdfast.runtime.spark.tls import make_credentials
 from holdfast.sinks.contract import AlreadyDelivered, Delivered
 from holdfast.sinks.http import replies, requests
 from holdfast.sinks.http.requests import Request

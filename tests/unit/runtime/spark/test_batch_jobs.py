@@ -14,9 +14,9 @@ from holdfast.runtime.microbatch.blocks import result_in
 from holdfast.runtime.microbatch.job_watch import Stage
 from holdfast.runtime.microbatch.task import Batch
 from holdfast.runtime.plan.model import Plan
+from holdfast.runtime.processes.memory import MemorySettings
 from holdfast.runtime.spark import batch_jobs
 from holdfast.runtime.spark.batch_jobs import BatchTask
-from holdfast.runtime.spark.memory import MemorySettings
 
 PLAN = Plan("job", 4, (), (), (), (), ())
 BATCH = Batch(PLAN, (frozenset(),), Barrier(Epoch(1), Epoch(0), last=False), False, (), {}, {}, 0)

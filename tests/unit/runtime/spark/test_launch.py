@@ -12,8 +12,8 @@ import pytest
 from pyspark import SparkConf, SparkContext
 
 from holdfast.errors import Unavailable
+from holdfast.runtime.processes.host import WorkerTask
 from holdfast.runtime.spark import launch
-from holdfast.runtime.spark.host import WorkerTask
 from holdfast.runtime.spark.launch import SparkHost, elsewhere, executor_path
 
 

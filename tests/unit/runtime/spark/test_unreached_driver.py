@@ -15,10 +15,10 @@ import pytest
 
 import holdfast as hf
 from holdfast.errors import Unavailable
-from holdfast.runtime.spark import host
-from holdfast.runtime.spark.host import WorkerTask, host_worker
+from holdfast.runtime.processes import host
+from holdfast.runtime.processes.host import WorkerTask, host_worker
+from holdfast.runtime.processes.tls import make_credentials
 from holdfast.runtime.spark.launch import first_line
-from holdfast.runtime.spark.tls import make_credentials
 from holdfast.sinks.memory import MemorySink
 
 PR_SET_PDEATHSIG, PR_GET_PDEATHSIG = 1, 2

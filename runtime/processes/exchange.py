@@ -23,9 +23,8 @@ import pyarrow as pa
 
 from holdfast.errors import Unavailable
 from holdfast.model import Barrier, ChannelId, Generation, JobUuid, Watermark
-from holdfast.runtime.spark.door import serve_each
-from holdfast.runtime.spark.tls import Credentials
-from holdfast.runtime.spark.wire import (
+from holdfast.runtime.processes.door import serve_each
+from holdfast.runtime.processes.streams import (
     SILENT_AFTER_S,
     Stream,
     StreamClosed,
@@ -34,6 +33,7 @@ from holdfast.runtime.spark.wire import (
     is_silence,
     listen,
 )
+from holdfast.runtime.processes.tls import Credentials
 from holdfast.runtime.wire.channels import CHANNEL_BYTES_MAX, Frame, Links, OpenLinks, Queue, parts_of
 from holdfast.runtime.wire.mailbox import Mailbox
 

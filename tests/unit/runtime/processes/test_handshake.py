@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from holdfast.errors import Unavailable
-from holdfast.runtime.spark import door, wire
-from holdfast.runtime.spark.door import Refusals, serve_each
-from holdfast.runtime.spark.tls import Credentials, make_credentials
-from holdfast.runtime.spark.wire import Stream, StreamClosed, accept, close_listener, connect, listen
+from holdfast.runtime.processes import door, streams
+from holdfast.runtime.processes.door import Refusals, serve_each
+from holdfast.runtime.processes.streams import Stream, StreamClosed, accept, close_listener, connect, listen
+from holdfast.runtime.processes.tls import Credentials, make_credentials
 
 SECRET = Credentials(b"s" * 32)
 HELLO = b"hello"
@@ -179,7 +179,7 @@ class TestAcceptingEnd:
         (error,) = peer.ended()
         assert isinstance(error, StreamClosed) and "lacks the secret" in str(error)
 
-    @pytest.mark.parametrize("length", [32 + 32 - 1, 32 + 32 + wire.HELLO_BYTES_MAX + 1, 1 << 20])
+    @pytest.mark.parametrize("length", [32 + 32 - 1, 32 + 32 + streams.HELLO_BYTES_MAX + 1, 1 << 20])
     def test_refuses_a_greeting_of_a_wrong_size_before_it_is_read(self, listener: socket.socket, length: int) -> None:
         peer = self.accepting(listener, [])
         with socket.create_connection(listener.getsockname(), PATIENCE_S) as connection:
@@ -256,7 +256,7 @@ class TestOneDeadline:
         with pytest.raises(StreamClosed):
             accept(peer, credentials)  # type: ignore[arg-type]
         assert peer.reads > 2
-        assert peer.now <= 100.0 + wire.HANDSHAKE_TIMEOUT_S
+        assert peer.now <= 100.0 + streams.HANDSHAKE_TIMEOUT_S
 
     @pytest.mark.parametrize("encrypted", [False, True])
     def test_covers_everything_that_the_connecting_end_reads(
@@ -268,7 +268,7 @@ class TestOneDeadline:
         with pytest.raises(Unavailable):
             connect(("127.0.0.1", 1), credentials, HELLO)
         assert peer.reads > 2
-        assert peer.now <= 100.0 + wire.HANDSHAKE_TIMEOUT_S
+        assert peer.now <= 100.0 + streams.HANDSHAKE_TIMEOUT_S
 
     def test_ends_with_the_handshake(self, listener: socket.socket) -> None:
         """A stream may be silent for as long as it likes."""
@@ -286,7 +286,7 @@ class TestPendingHandshakes:
     ) -> None:
         monkeypatch.setattr(door, "PENDING_MAX", 3)
         monkeypatch.setattr(door, "GIVES_WAY_AFTER_S", 0.0)
-        monkeypatch.setattr(wire, "HANDSHAKE_TIMEOUT_S", 2 * PATIENCE_S)
+        monkeypatch.setattr(streams, "HANDSHAKE_TIMEOUT_S", 2 * PATIENCE_S)
         served = threading.Event()
 
         def serve(stream: Stream, hello: bytes) -> None:

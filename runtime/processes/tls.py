@@ -8,7 +8,7 @@ Reads and writes go through memory buffers, because one thread must not read an 
 to it, as happens on a control stream. The lock is held only for encryption, never while the socket waits.
 
 Invariants
-    - With TLS, the handshake of wire.py exchanges no byte with a peer in the clear.
+    - With TLS, the handshake of streams.py exchanges no byte with a peer in the clear.
     - A private key is in memory only, never in a file system.
     - The wall clock decides nothing: the certificate never expires, its use ends with the run (P3).
 

@@ -10,10 +10,10 @@ import threading
 import pytest
 
 from holdfast.errors import Unavailable
-from holdfast.runtime.spark import wire
-from holdfast.runtime.spark.door import serve_each
-from holdfast.runtime.spark.tls import Credentials
-from holdfast.runtime.spark.wire import Stream, StreamClosed
+from holdfast.runtime.processes import streams
+from holdfast.runtime.processes.door import serve_each
+from holdfast.runtime.processes.streams import Stream, StreamClosed
+from holdfast.runtime.processes.tls import Credentials
 
 SECRET = Credentials(b"s" * 32)
 PATIENCE_S = 30.0
@@ -40,7 +40,7 @@ class TestSilence:
     def test_is_a_stream_that_the_system_ended_because_nothing_was_answered(self, number: int) -> None:
         error = StreamClosed("it ended")
         error.__cause__ = OSError(number, "nothing")
-        assert wire.is_silence(error)
+        assert streams.is_silence(error)
 
     def test_is_a_connection_that_takes_too_long(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def attempt(*_: object) -> None:
@@ -48,8 +48,8 @@ class TestSilence:
 
         monkeypatch.setattr(socket, "create_connection", attempt)
         with pytest.raises(Unavailable, match="timed out") as raised:
-            wire.connect(("127.0.0.1", 1), SECRET, b"hello", silent_after_s=0.0)
-        assert wire.is_silence(raised.value)
+            streams.connect(("127.0.0.1", 1), SECRET, b"hello", silent_after_s=0.0)
+        assert streams.is_silence(raised.value)
 
     def test_is_a_connection_that_takes_longer_than_the_limit_of_the_stream(
         self, monkeypatch: pytest.MonkeyPatch
@@ -61,24 +61,24 @@ class TestSilence:
             now[0] += timeout
             raise TimeoutError("timed out")
 
-        monkeypatch.setattr("holdfast.runtime.spark.wire.time.monotonic", lambda: now[0])
+        monkeypatch.setattr("holdfast.runtime.processes.streams.time.monotonic", lambda: now[0])
         monkeypatch.setattr(socket, "create_connection", attempt)
         with pytest.raises(Unavailable, match="timed out") as raised:
-            wire.connect(("127.0.0.1", 1), SECRET, b"hello", silent_after_s=15.0)
-        assert wire.is_silence(raised.value)
-        assert attempts == [wire.HANDSHAKE_TIMEOUT_S] * 3
+            streams.connect(("127.0.0.1", 1), SECRET, b"hello", silent_after_s=15.0)
+        assert streams.is_silence(raised.value)
+        assert attempts == [streams.HANDSHAKE_TIMEOUT_S] * 3
 
     def test_is_no_handshake_that_takes_too_long(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as stopped, pytest.MonkeyPatch.context() as patched:
-            patched.setattr(wire, "HANDSHAKE_TIMEOUT_S", 0.1)
+            patched.setattr(streams, "HANDSHAKE_TIMEOUT_S", 0.1)
             with pytest.raises(Unavailable, match="did not complete|timed out") as raised:
-                wire.connect(stopped.getsockname()[:2], SECRET, b"hello")
-        assert not wire.is_silence(raised.value)
+                streams.connect(stopped.getsockname()[:2], SECRET, b"hello")
+        assert not streams.is_silence(raised.value)
 
     @pytest.mark.parametrize("number", [errno.ECONNRESET, errno.ECONNREFUSED, errno.EPIPE])
     def test_is_no_answer_of_the_peers_system(self, number: int) -> None:
-        assert not wire.is_silence(OSError(number, "an answer"))
-        assert not wire.is_silence(StreamClosed("its process ended, or the network cut the connection"))
+        assert not streams.is_silence(OSError(number, "an answer"))
+        assert not streams.is_silence(StreamClosed("its process ended, or the network cut the connection"))
 
 
 class TestAListener:
@@ -88,16 +88,16 @@ class TestAListener:
             listener.bind(("127.0.0.1", 0))
             listener.listen(1)
             serve_each(listener, "short", SECRET, lambda stream, _: served.put(stream))
-            peer = wire.connect(listener.getsockname()[:2], SECRET, b"hello")
+            peer = streams.connect(listener.getsockname()[:2], SECRET, b"hello")
             served.get(timeout=PATIENCE_S).close()
             peer.close()
             assert listener.refusals == 1
-            wire.close_listener(listener)
+            streams.close_listener(listener)
 
     def test_ends_its_thread_when_it_is_closed(self) -> None:
-        listener = wire.listen("127.0.0.1")
+        listener = streams.listen("127.0.0.1")
         serve_each(listener, "ends", SECRET, lambda stream, _: stream.close())
         (thread,) = [each for each in threading.enumerate() if each.name == "ends-accept"]
-        wire.close_listener(listener)
+        streams.close_listener(listener)
         thread.join(PATIENCE_S)
         assert not thread.is_alive()

@@ -17,14 +17,14 @@ import msgspec
 import pytest
 
 from holdfast.model import WorkerId
-from holdfast.runtime.spark import control
-from holdfast.runtime.spark.companion import Board, Companion, _is_stopped
-from holdfast.runtime.spark.control import ControlClient, ControlServer
-from holdfast.runtime.spark.tls import Credentials, make_credentials
-from holdfast.runtime.spark.wire import StreamClosed, connect
+from holdfast.runtime.processes import control
+from holdfast.runtime.processes.companion import Board, Companion, _is_stopped
+from holdfast.runtime.processes.control import ControlClient, ControlServer
+from holdfast.runtime.processes.streams import StreamClosed, connect
+from holdfast.runtime.processes.tls import Credentials, make_credentials
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.vitals import Limits
-from tests.unit.runtime.spark.test_exchange import until
+from tests.unit.runtime.processes.test_exchange import until
 
 WORKER = WorkerId("w")
 MARKS = ("source: s", "function: map parse")
@@ -35,9 +35,9 @@ PATIENCE_S = 30.0
 WORKER_PROGRAM = """
 import json, os, sys, msgspec, threading, time
 from holdfast.runtime.wire import messages as m
-from holdfast.runtime.spark.companion import Board, Companion
-from holdfast.runtime.spark.control import ControlClient
-from holdfast.runtime.spark.tls import Credentials
+from holdfast.runtime.processes.companion import Board, Companion
+from holdfast.runtime.processes.control import ControlClient
+from holdfast.runtime.processes.tls import Credentials
 from holdfast.runtime.wire.vitals import Limits
 
 port, secret, limits, marks = json.loads(sys.argv[1])

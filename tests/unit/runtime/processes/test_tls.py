@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import Unavailable
-from holdfast.runtime.spark.tls import Credentials, is_wanted, make_credentials
-from holdfast.runtime.spark.wire import Stream, StreamClosed, accept, connect
+from holdfast.runtime.processes.streams import Stream, StreamClosed, accept, connect
+from holdfast.runtime.processes.tls import Credentials, is_wanted, make_credentials
 
 ENCRYPTED = make_credentials(encrypted=True)
 OTHER = make_credentials(encrypted=True)

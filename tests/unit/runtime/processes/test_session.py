@@ -11,8 +11,8 @@ import pytest
 
 import holdfast as hf
 from holdfast.model import Generation, WorkerId
-from holdfast.runtime.spark.host import EXIT_SESSION_LOST, Session, WorkerTask
-from holdfast.runtime.spark.tls import make_credentials
+from holdfast.runtime.processes.host import EXIT_SESSION_LOST, Session, WorkerTask
+from holdfast.runtime.processes.tls import make_credentials
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.mailbox import Mailbox
 from holdfast.runtime.worker.loop import WorkerLoop

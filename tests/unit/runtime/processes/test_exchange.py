@@ -13,9 +13,9 @@ import pytest
 
 from holdfast.errors import Unavailable
 from holdfast.model import Barrier, ChannelId, Epoch, Generation, JobUuid, Subtask, Watermark
-from holdfast.runtime.spark.exchange import Hello, TcpNetwork, _TcpLinks
-from holdfast.runtime.spark.tls import Credentials
-from holdfast.runtime.spark.wire import SILENT_AFTER_S, Stream, StreamClosed, close_listener, connect, listen
+from holdfast.runtime.processes.exchange import Hello, TcpNetwork, _TcpLinks
+from holdfast.runtime.processes.streams import SILENT_AFTER_S, Stream, StreamClosed, close_listener, connect, listen
+from holdfast.runtime.processes.tls import Credentials
 from holdfast.runtime.wire.channels import Frame, Links, OpenLinks
 from holdfast.runtime.wire.mailbox import Mailbox, ThreadLanes
 
@@ -251,7 +251,7 @@ class TestClosedChannels:
             waited.append(silent_after_s)
             raise Unavailable("no answer", next_step="check the network")
 
-        monkeypatch.setattr("holdfast.runtime.spark.exchange.connect", unanswered)
+        monkeypatch.setattr("holdfast.runtime.processes.exchange.connect", unanswered)
         end = End(silent_after_s=0.75)
         end.open(0, 1, {Subtask(1): ("127.0.0.1", 1)})
         until(lambda: end.mailbox.drain() or end.broken, "a report")

@@ -22,9 +22,9 @@ from typing import Literal
 import msgspec
 
 from holdfast.model import WorkerId
-from holdfast.runtime.spark.door import serve_each
-from holdfast.runtime.spark.tls import Credentials
-from holdfast.runtime.spark.wire import MESSAGE, Stream, StreamClosed, close_listener, connect, listen
+from holdfast.runtime.processes.door import serve_each
+from holdfast.runtime.processes.streams import MESSAGE, Stream, StreamClosed, close_listener, connect, listen
+from holdfast.runtime.processes.tls import Credentials
 from holdfast.runtime.wire import messages as m
 
 UNSENT_MAX_S = 5.0

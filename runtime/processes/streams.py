@@ -26,7 +26,7 @@ import time
 from collections.abc import Sequence
 
 from holdfast.errors import JobFailed, Unavailable
-from holdfast.runtime.spark.tls import Credentials, TlsConnection, context_of
+from holdfast.runtime.processes.tls import Credentials, TlsConnection, context_of
 
 _HEADER = struct.Struct("<BQ")
 MESSAGE, VITALS = 3, 4

@@ -21,8 +21,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from holdfast.runtime.spark.tls import Credentials
-from holdfast.runtime.spark.wire import Stream, StreamClosed, accept
+from holdfast.runtime.processes.streams import Stream, StreamClosed, accept
+from holdfast.runtime.processes.tls import Credentials
 
 PENDING_MAX = 128
 GIVES_WAY_AFTER_S = 1.0

@@ -32,8 +32,8 @@ from typing import Any
 
 import holdfast
 from holdfast.errors import Unavailable
-from holdfast.runtime.spark.tls import Credentials
-from holdfast.runtime.spark.wire import VITALS, Stream, StreamClosed, connect
+from holdfast.runtime.processes.streams import VITALS, Stream, StreamClosed, connect
+from holdfast.runtime.processes.tls import Credentials
 from holdfast.runtime.wire.vitals import Limits, Seen, State, Watch, look
 
 _BEATS, _MARK = 0, 1
@@ -47,7 +47,7 @@ while len(data) < size:
     data += os.read(0, size - len(data)) or sys.exit(0)
 task = json.loads(data)
 sys.path[:0] = task["paths"]
-from holdfast.runtime.spark.companion import accompany
+from holdfast.runtime.processes.companion import accompany
 accompany(task)
 """
 _log = logging.getLogger("holdfast.worker")

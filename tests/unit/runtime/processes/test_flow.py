@@ -11,12 +11,12 @@ import pytest
 
 from holdfast.errors import JobFailed
 from holdfast.model import Barrier, Epoch, Generation
-from holdfast.runtime.spark import wire
-from holdfast.runtime.spark.exchange import Hello, _TcpLinks
-from holdfast.runtime.spark.wire import Stream, connect
+from holdfast.runtime.processes import streams
+from holdfast.runtime.processes.exchange import Hello, _TcpLinks
+from holdfast.runtime.processes.streams import Stream, connect
 from holdfast.runtime.wire import channels
 from holdfast.runtime.wire.channels import CHANNEL_BYTES_MAX, parts_of
-from tests.unit.runtime.spark.test_exchange import JOB, LEFT_TO_RIGHT, SECRET, End, batch, opened, taken, until
+from tests.unit.runtime.processes.test_exchange import JOB, LEFT_TO_RIGHT, SECRET, End, batch, opened, taken, until
 
 BATCH_BYTES = 1 << 20
 BATCHES = 96
@@ -85,7 +85,7 @@ class TestBatchLargerThanAFrame:
         self, ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(channels, "BATCH_BYTES_MAX", 4_096)
-        monkeypatch.setattr(wire, "FRAME_BYTES_MAX", 8_192)
+        monkeypatch.setattr(streams, "FRAME_BYTES_MAX", 8_192)
         sender, receiver = opened(ends)
         barrier = Barrier(Epoch(1), Epoch(0), last=False)
         sender.put(LEFT_TO_RIGHT, batch(*range(10_000)))
@@ -115,7 +115,7 @@ class TestBatchLargerThanAFrame:
         """What Arrow adds to a row are its schema-less header and padding: a few hundred bytes per column."""
         row = pa.record_batch([pa.array(["x" * 100_000])] * 300, names=[f"c{n}" for n in range(300)])
         assert len(row.serialize()) < row.nbytes + 300 * 512
-        assert 2 * channels.ROW_BYTES_MAX <= wire.FRAME_BYTES_MAX
+        assert 2 * channels.ROW_BYTES_MAX <= streams.FRAME_BYTES_MAX
         assert channels.BATCH_BYTES_MAX <= channels.ROW_BYTES_MAX
 
 
@@ -129,7 +129,7 @@ class TestOversizedFrame:
     def test_is_refused_by_its_sender_and_the_stream_stays_open(
         self, ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(wire, "FRAME_BYTES_MAX", 10_000)
+        monkeypatch.setattr(streams, "FRAME_BYTES_MAX", 10_000)
         stream = self.joined(ends)
         with pytest.raises(JobFailed, match="a frame of 10,001 bytes .* the limit is 10,000 bytes"):
             stream.send(1, bytes(10_001))
@@ -143,7 +143,7 @@ class TestOversizedFrame:
         self, ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         stream = self.joined(ends)
-        stream._bytes.sendall(wire._HEADER.pack(1, wire.FRAME_BYTES_MAX + 1))
+        stream._bytes.sendall(streams._HEADER.pack(1, streams.FRAME_BYTES_MAX + 1))
 
         def reported() -> bool:
             ends[1].mailbox.drain()

@@ -30,13 +30,13 @@ from holdfast.model import WorkerId
 from holdfast.ports import Clock, Lane
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.memory import Budget
-from holdfast.runtime.spark.companion import Board, Companion
-from holdfast.runtime.spark.control import ControlClient
-from holdfast.runtime.spark.detour import Address, around
-from holdfast.runtime.spark.exchange import TcpNetwork
-from holdfast.runtime.spark.memory import MemorySettings, budget_of
-from holdfast.runtime.spark.tls import Credentials
-from holdfast.runtime.spark.wire import SILENT_AFTER_S
+from holdfast.runtime.processes.companion import Board, Companion
+from holdfast.runtime.processes.control import ControlClient
+from holdfast.runtime.processes.detour import Address, around
+from holdfast.runtime.processes.exchange import TcpNetwork
+from holdfast.runtime.processes.memory import MemorySettings, budget_of
+from holdfast.runtime.processes.streams import SILENT_AFTER_S
+from holdfast.runtime.processes.tls import Credentials
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire import vitals
 from holdfast.runtime.wire.channels import CHANNEL_BYTES_MAX
