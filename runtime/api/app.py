@@ -288,6 +288,7 @@ class App:
         root: str | None = None,
         parallelism: int | None = None,
         master: str | None = None,
+        local: bool | None = None,
         progress: Literal["auto", "plain", "json", "none"] = "auto",
     ) -> None:
         """Run the job in this program, a notebook or a script, and return when it ends.
@@ -301,6 +302,7 @@ class App:
             root: As `--root` of `holdfast run`, like the next two: None leaves it to the environment and the app.
             parallelism: Workers.
             master: Spark master URL; the default runs Spark on this machine.
+            local: Run driver and workers as processes of this machine, without Spark and Java.
             progress: "auto" shows it on stderr, "none" nothing; see `holdfast run --help`.
 
         Raises:
@@ -308,7 +310,8 @@ class App:
         """
         from holdfast.runtime.cli.start.run import run_here
 
-        run_here(self, once=once, root=root, parallelism=parallelism, master=master, progress=progress)
+        place = None if local is None else str(local).lower()
+        run_here(self, once=once, root=root, parallelism=parallelism, master=master, local=place, progress=progress)
 
     def main(self) -> None:
         """Run the job with the command line and environment of this process; ends the process."""

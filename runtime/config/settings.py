@@ -67,6 +67,9 @@ class Setting:
 
 
 TLS, BOOLEAN, AUDIT = ("auto", "on", "off"), ("true", "false"), ("off", "counts", "rows")
+_SHORT = {"1": "true", "0": "false"}
+"""Other spellings of the values of a BOOLEAN."""
+_NEARNESS: tuple[Origin, ...] = ("flag", "environment", "spark", "code", "default")
 MODES = CONTINUOUS, MICROBATCH = "continuous", "microbatch"
 SETTINGS: tuple[Setting, ...] = (
     Setting("root", "text", "./.holdfast", "Where jobs keep their durable history: a folder or any fsspec URL"),
@@ -78,6 +81,13 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("standbys", "count", 0, "More workers, which follow the state of the others to take over", 0, 1_024),
     Setting("key_groups", "count", 128, "Units in which state moves; fixed for the job's life", 1, KEY_GROUPS_MAX),
     Setting("master", "text", None, "Spark master URL; unset: Spark's own setting, else local"),
+    Setting(
+        "local",
+        "text",
+        "false",
+        "true: driver and workers are processes of this machine; no Spark",
+        choices=BOOLEAN,
+    ),
     Setting("max_records_per_second", "rate", None, "Limit on the reading of all sources together; unset: no limit", 1),
     Setting("heartbeat_ms", "duration", 500, "Time between two heartbeats, in both directions", 10, MINUTE_MS),
     Setting(
@@ -156,6 +166,7 @@ class Settings:
     standbys: int
     key_groups: int
     master: str | None
+    local: str
     max_records_per_second: int | None
     heartbeat_ms: int
     silent_after_ms: int
@@ -234,9 +245,36 @@ def resolve(
             origin = "default"  # App's parameters repeat the defaults, so the origin is not the job's code.
         values[_attribute(setting)] = value
         origins[setting.name] = origin
+    _choose_place(app.name, values, origins)
     settings = Settings(**values, origins=origins)  # type: ignore[arg-type]
     _check_together(app.name, settings)
     return settings
+
+
+def wants_local(flags: Mapping[str, object], env: Mapping[str, str]) -> bool:
+    """Return whether a run is without Spark, as far as that is known before the job's file is loaded."""
+    given = flags.get("local") or env.get(f"{ENVIRONMENT_PREFIX}LOCAL", "false")
+    nearer = flags.get("local") is None and flags.get("master") is not None
+    return not nearer and _SHORT.get(str(given), given) == "true"
+
+
+def _choose_place(job: str, values: dict[str, int | str | None], origins: dict[str, Origin]) -> None:
+    """Let the nearer one of `local` and `master` win, such as a flag over the environment.
+
+    Raises:
+        ConfigError: both were given in one place.
+    """
+    if values["local"] != "true" or values["master"] is None:
+        return
+    local, master = _NEARNESS.index(origins["local"]), _NEARNESS.index(origins["master"])
+    if local == master:
+        raise ConfigError(
+            f"job {job!r}: both local=true and master={values['master']!r} were given, but only Spark has masters",
+            not_done=_NOT_STARTED,
+            next_step="give one of them: --local for processes of this machine, --master for Spark",
+        )
+    loser, winner = ("master", "local") if local < master else ("local", "master")
+    values[loser], origins[loser] = (None if loser == "master" else "false"), origins[winner]
 
 
 def misspelt(env: Mapping[str, str]) -> tuple[str, ...]:
@@ -358,6 +396,8 @@ def _parsed(setting: Setting, given: object, called: str) -> int | str | None:
     if given is None or setting.unit == "text":
         if given is not None and (not isinstance(given, str) or not given):
             raise _malformed(called, given, "text that is not empty")
+        if setting.choices is BOOLEAN and isinstance(given, str):
+            given = _SHORT.get(given, given)
         if setting.choices and given not in setting.choices:
             raise _malformed(called, given, f"one of {', '.join(setting.choices)}")
         if isinstance(given, str):
@@ -405,6 +445,13 @@ def _check_together(job: str, settings: Settings) -> None:
             not_done=_NOT_STARTED,
             next_step=f"lower parallelism to at most {settings.key_groups}; "
             "key_groups can be raised only for a job that has never run",
+        )
+    if settings.local == "true" and settings.mode == MICROBATCH:
+        raise ConfigError(
+            f"job {job!r}: microbatch mode needs Spark: every epoch is a Spark job; local=true runs without",
+            not_done=_NOT_STARTED,
+            next_step="run it without --local (and without HOLDFAST_LOCAL), or with --mode continuous: both modes "
+            "continue from the same checkpoint",
         )
     if settings.heartbeat_ms * 2 > settings.silent_after_ms:
         raise ConfigError(

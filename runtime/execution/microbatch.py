@@ -112,7 +112,7 @@ class _Batches:
     def published(self, status: Status) -> None:
         """Nothing here depends on it."""
 
-    def close(self) -> None:
+    def close(self, *, hurry: bool) -> None:
         self._host.close()
 
     def _ended(self, job: int, sent: Sequence[bytes] | HoldfastError) -> None:

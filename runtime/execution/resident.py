@@ -1,4 +1,4 @@
-"""The execution with resident workers, which stay in Spark from the start of the run to its end.
+"""The execution with resident workers, which stay from the start of the run to its end.
 
 One barrier after another passes through them.
 
@@ -11,56 +11,48 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pyspark import SparkContext
-
 from holdfast.model import WorkerId
 from holdfast.runtime.driver.state import Site
 from holdfast.runtime.execution.executing import Outcome, Ports
+from holdfast.runtime.execution.places import Place, Started
 from holdfast.runtime.execution.prepare import Prepared
 from holdfast.runtime.execution.running import Run
 from holdfast.runtime.job.live import Status
 from holdfast.runtime.processes.control import ControlServer
 from holdfast.runtime.processes.detour import detour_of
 from holdfast.runtime.processes.host import WorkerTask
-from holdfast.runtime.processes.memory import MemorySettings, memory_settings
 from holdfast.runtime.processes.tls import is_wanted, make_credentials
-from holdfast.runtime.spark.launch import SparkHost, check_slots, driver_host, start_context
 from holdfast.runtime.wire import messages as m
 
 ZOMBIE_GRACE_S = 30.0
-"""How long a silent worker's Spark task is left alone before it is cancelled."""
+"""How long the process of a silent worker is left alone before it is cancelled."""
 
 
 class Resident:
-    """Carries out the plan with workers that stay for the whole run; see runtime/execution/executing.py."""
+    """Carries out the plan with workers that stay for the whole run; see runtime/execution/executing.py.
+
+    Args:
+        place: Where their processes run.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
 
     def run(self, prepared: Prepared, ports: Ports) -> Outcome:
         """See Execution.run."""
-        settings = prepared.settings
-        ports.note("starting Spark")
-        context = start_context(prepared.plan.app, settings.master, settings.parallelism + settings.standbys)
-        standbys = check_slots(context, settings.parallelism, settings.standbys, ports.note)
-        if standbys < settings.standbys:
-            ports.note(
-                f"{settings.standbys} standbys were requested, and Spark has free slots for {standbys}; the run starts "
-                "with these. For all of them, give Spark more cores"
-            )
-            settings = replace(settings, standbys=standbys)
-            prepared = replace(prepared, settings=settings)
-        conf = dict(context.getConf().getAll())
-        memory = memory_settings(prepared.plan, settings.state_memory, settings.parallelism, conf, standbys)
-        host, deadline = driver_host(context), max(30.0, settings.checkpoint_every_ms / 100)
-        return Run(prepared, ports, "continuous", host, lambda run: _Workers(run, context, memory), deadline).run()
+        started = self._place.start(prepared, ports)
+        settings = replace(prepared.settings, standbys=started.standbys)
+        prepared, deadline = replace(prepared, settings=settings), max(30.0, settings.checkpoint_every_ms / 100)
+        return Run(prepared, ports, "continuous", started.host, lambda run: _Workers(run, started), deadline).run()
 
 
 class _Workers:
     """The workers of one run; see running.Hosting."""
 
-    def __init__(self, run: Run, context: SparkContext, memory: MemorySettings) -> None:
+    def __init__(self, run: Run, started: Started) -> None:
         self._run, prepared = run, run.prepared
-        host = driver_host(context)
-        credentials = make_credentials(is_wanted(prepared.settings.tls, host))
-        self._control = ControlServer(host, credentials, self._received, self._stream_closed)
+        credentials = make_credentials(is_wanted(prepared.settings.tls, started.host))
+        self._control = ControlServer(started.host, credentials, self._received, self._stream_closed)
         settings = prepared.settings
         rate = settings.max_records_per_second
         task = WorkerTask(
@@ -75,44 +67,42 @@ class _Workers:
             settings.channel_bytes_max,
             settings.staged_bytes_max,
             settings.hung_after_ms / 1000,
-            memory,
+            started.memory,
             settings.silent_after_ms / 1000,
         )
-        self._spark = SparkHost(context, task, self._launch_ended)
+        self._processes = started.processes(task, self._launch_ended)
         self._zombies: list[tuple[float, int]] = []
-        self._launched = self._warmed = 0
+        self._warmed = 0
 
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:
         self._control.send(worker, message)
 
     def launch(self, number: int, avoid: Sequence[Site]) -> None:
-        self._launched = number
-        self._spark.launch(number, avoid)
+        self._processes.launch(number, avoid)
 
     def dismiss(self, worker: WorkerId, launch: int) -> None:
         self._control.dismiss(worker)
         self._zombies.append((self._run.clock.monotonic() + ZOMBIE_GRACE_S, launch))
 
     def cancel(self, launch: int) -> None:
-        self._spark.cancel(launch)
+        self._processes.cancel(launch)
 
     def turn(self) -> None:
         now = self._run.clock.monotonic()
         due = [launch for at, launch in self._zombies if at <= now]
         self._zombies = [(at, launch) for at, launch in self._zombies if at > now]
         for launch in due:
-            self._spark.cancel(launch)
+            self._processes.cancel(launch)
 
     def published(self, status: Status) -> None:
         if status.state == "running" and status.generation is not None and self._warmed != status.generation:
             self._warmed = status.generation
             settings = self._run.prepared.settings
-            self._spark.warm_up(settings.parallelism + settings.standbys)
+            self._processes.warm_up(settings.parallelism + settings.standbys)
 
-    def close(self) -> None:
+    def close(self, *, hurry: bool) -> None:
         self._control.close()
-        for launch in range(1, self._launched + 1):
-            self._spark.cancel(launch)
+        self._processes.close(hurry=hurry)
 
     # Events from other threads
 

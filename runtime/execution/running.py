@@ -63,8 +63,8 @@ class Hosting(Protocol):
     def published(self, status: Status) -> None:
         """Take the status, about twice a second."""
 
-    def close(self) -> None:
-        """End what was started."""
+    def close(self, *, hurry: bool) -> None:
+        """End what was started; with `hurry` no process is waited for."""
 
 
 class Run:
@@ -106,11 +106,14 @@ class Run:
 
     def run(self) -> Outcome:
         """Run the job to its end."""
+        hurry = True  # after an interrupt or a defect
         try:
             with StopSignals() as signals:
-                return self._run(signals)
+                outcome = self._run(signals)
+            hurry = False
+            return outcome
         finally:
-            self._hosting.close()
+            self._hosting.close(hurry=hurry)
             self._lanes.close()
 
     def _run(self, signals: StopSignals) -> Outcome:

@@ -1,7 +1,8 @@
-"""The worker process: one resident Spark task that runs a worker's loop until the driver dismisses it.
+"""The worker process: a resident Spark task, or a process of this machine, that runs a worker's loop until the driver
+dismisses it.
 
 Invariants
-    - The process dies with the Python daemon that started it, and exits when the driver is silent
+    - The process dies with the Python daemon or zygote that started it, and exits when the driver is silent
       for longer than the session timeout.
     - Only the thread that runs the loop touches state; all others post to its mailbox.
 
@@ -10,16 +11,14 @@ Source: DESIGN section 3.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
 import traceback
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,12 +42,12 @@ from holdfast.runtime.wire.channels import CHANNEL_BYTES_MAX
 from holdfast.runtime.wire.clock import SystemClock
 from holdfast.runtime.wire.mailbox import Mailbox, ThreadLanes
 from holdfast.runtime.wire.presence import boot_id
+from holdfast.runtime.wire.processes import die_with_parent
 from holdfast.runtime.worker.local import LocalFolders
 from holdfast.runtime.worker.loop import Limits, WorkerLoop
 from holdfast.sinks.delivery import BACKLOG_BYTES_MAX
 from holdfast.storage.objects import open_objects
 
-_PR_SET_PDEATHSIG = 1
 EXIT_SESSION_LOST = 75
 SWITCH_S = 0.0005
 """How long a thread keeps the interpreter while others wait for it. Native code gives it back some hundred times a
@@ -63,7 +62,7 @@ _log = logging.getLogger("holdfast.worker")
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """The parameters of a worker process; Spark sends them to the executor."""
+    """The parameters of a worker process; Spark sends them to the executor, a local driver to its zygote."""
 
     plan: Plan
     root: str
@@ -102,10 +101,9 @@ class _Ports:
         return self.lanes.lane(name)
 
 
-def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
-    """Run one worker in this Spark task; yields why it exited."""
-    (launch,) = list(launches)  # consumed, so that Spark reuses this Python process
-    _die_with_parent()
+def host_worker(task: WorkerTask, launch: int) -> str:
+    """Run one worker in this process; return why it exited."""
+    die_with_parent()
     sys.setswitchinterval(SWITCH_S)
     mailbox = Mailbox()
     host = _own_host(task.driver)
@@ -145,7 +143,7 @@ def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
         if ports.client is not None:
             ports.client.close()
         network.close()
-    yield loop.exited
+    return loop.exited
 
 
 def limits_of(task: WorkerTask) -> Limits:
@@ -270,13 +268,6 @@ def marks_of(plan: Plan) -> list[str]:
     """Return all marks that a worker of this job may set."""
     functions = dict.fromkeys(vitals.FUNCTION + name for fragment in plan.fragments for name in fragment.calls())
     return [*(vitals.SOURCE + spec.name for spec in plan.sources), *functions]
-
-
-def _die_with_parent() -> None:
-    """Have the system kill this process when the daemon dies: no other process would end it."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        _log.warning("PR_SET_PDEATHSIG failed: errno %d", ctypes.get_errno())
 
 
 def _own_host(driver: tuple[str, int]) -> str:

@@ -172,19 +172,27 @@ class SparkHost:
         self._context, self._ended = context, ended
         self._prefix = f"holdfast-{task.plan.app}-{id(self)}"
         self._warming = threading.Lock()
+        self._launched = 0
 
         def run(launches: Iterable[int]) -> Iterator[str]:
-            return host_worker(task, launches)
+            (launch,) = list(launches)  # consumed, so that Spark reuses this Python process
+            yield host_worker(task, launch)
 
         self._run = run
 
     def launch(self, number: int, avoid: Sequence[Site]) -> None:
         """Start one worker; the end of its Spark job is reported, whatever the cause."""
+        self._launched = number
         threading.Thread(target=self._submit, args=(number, avoid), name=f"launch-{number}", daemon=True).start()
 
     def cancel(self, number: int) -> None:
         """End the worker's Spark job; Spark kills the process if it does not exit."""
         self._context.cancelJobGroup(self._group(number))
+
+    def close(self, *, hurry: bool) -> None:
+        """End the Spark jobs of all workers; Spark waits for none."""
+        for number in range(1, self._launched + 1):
+            self.cancel(number)
 
     def warm_up(self, workers: int) -> None:
         """Run empty tasks in the background on the slots that this number of workers leaves free.

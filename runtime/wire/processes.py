@@ -1,4 +1,4 @@
-"""Other processes of this machine: whether one has ended, and signals to one and all its descendants.
+"""Processes of this machine: whether one has ended, its end with its parent, signals to one and all its descendants.
 
 Invariant
     - If a process has ended in the meantime, that is not an error, and the signal never reaches another process that
@@ -8,10 +8,23 @@ Invariant
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
+import signal
 import subprocess
 from typing import Any
 
 import psutil
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Have the system kill this process when the thread that started it ends; no other process would end it."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before this process asked
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def is_gone(process: psutil.Process) -> bool:

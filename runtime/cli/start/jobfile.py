@@ -20,6 +20,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING
 
+import cloudpickle
+
 from holdfast.errors import ConfigError, HoldfastError
 
 if TYPE_CHECKING:
@@ -70,11 +72,18 @@ def refuse_while_loading() -> None:
         )
 
 
-def ship_by_value(folder: Path) -> None:
-    """Send functions and classes of every loaded module in this folder to executors by value."""
+def ship_by_value(folder: Path, *, local: bool = False) -> None:
+    """Send functions and classes of every loaded module in this folder to workers by value.
+
+    Args:
+        local: Workers are processes of this machine, not of Spark, which has a cloudpickle of its own.
+    """
     for name, module in list(sys.modules.items()):
         if "." not in name and name not in ("holdfast", "__main__") and _lies_in(module, folder):
-            _send_by_value(module)
+            if local:
+                cloudpickle.register_pickle_by_value(module)
+            else:
+                _send_by_value(module)
 
 
 def _prepare_spark(module: ModuleType) -> None:

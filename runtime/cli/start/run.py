@@ -8,21 +8,22 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from holdfast.errors import Damaged, Fenced, HoldfastError, JobFailed, Unavailable, Where
+from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, Unavailable, Where
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import Parser, add_app, add_command, add_common
 from holdfast.runtime.cli.reporting import advise, guarded, print_json
 from holdfast.runtime.cli.start.jobfile import load, refuse_while_loading, ship_by_value
 from holdfast.runtime.cli.start.progress import STYLES, Progress, Tally
 from holdfast.runtime.cli.start.sparklog import diverted
-from holdfast.runtime.config.settings import MICROBATCH, misspelt, resolve
+from holdfast.runtime.config.settings import MICROBATCH, misspelt, resolve, wants_local
 
 if TYPE_CHECKING:
     from holdfast.runtime.api.app import App
@@ -32,8 +33,11 @@ if TYPE_CHECKING:
     from holdfast.runtime.execution.prepare import Prepared
     from holdfast.runtime.execution.results import Printer
     from holdfast.runtime.job.live import Status
+    from holdfast.runtime.processes.local import Zygote
 
-SETTING_FLAGS = ("root", "mode", "parallelism", "standbys", "master", "checkpoint_every", "max_records_per_second")
+SETTING_FLAGS = (
+    *("root", "mode", "parallelism", "standbys", "master", "local", "checkpoint_every", "max_records_per_second"),
+)
 _DESCRIPTION = """\
 Run a job until its input ends, it is stopped, or it fails permanently. Started again, it resumes from its last
 checkpoint. Ctrl-C takes a last checkpoint and ends it; a second Ctrl-C ends it immediately, which loses nothing either.
@@ -45,7 +49,7 @@ def add_parser(subparsers: Any) -> None:
     """Register the command."""
     examples = (
         "holdfast run job.py\nholdfast run job.py --parallelism 4 --checkpoint-every 500ms --root s3://bucket/streams\n"
-        "holdfast run job.py --once\nholdfast run job.py --progress json | jq .records_per_s"
+        "holdfast run job.py --once --local\nholdfast run job.py --progress json | jq .records_per_s"
     )
     parser = add_command(subparsers, "run", _DESCRIPTION, examples)
     add_job_arguments(parser)
@@ -68,6 +72,12 @@ def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parallelism", metavar="N", help="number of workers; default: 2")
     parser.add_argument(
         "--standbys", metavar="N", help="number of further workers that follow the state of the others; default: 0"
+    )
+    parser.add_argument(
+        "--local",
+        action="store_const",
+        const="true",
+        help="run driver and workers as processes of this machine, without Spark and Java; or set HOLDFAST_LOCAL=1",
     )
     parser.add_argument("--master", metavar="M", help="Spark master URL; default: Spark's own, else local")
     parser.add_argument(
@@ -127,8 +137,18 @@ def add_adopt(parser: argparse.ArgumentParser) -> None:
 
 def handle(args: argparse.Namespace) -> int:
     """Load the file and run its app."""
+    zygote = _forked(args) if wants_local(flags_of(args), os.environ) else None
     app = load(args.file, args.app)
-    return run_app(app, args, Path(args.file).absolute().parent)
+    return run_app(app, args, Path(args.file).absolute().parent, zygote=zygote)
+
+
+def _forked(args: argparse.Namespace) -> Zygote | None:
+    """Return what forks the workers, itself forked before the job's file starts threads; None where it cannot be."""
+    if threading.active_count() > 1:
+        return None
+    from holdfast.runtime.processes.local import Zygote
+
+    return Zygote.fork()
 
 
 def main_of(app: App) -> NoReturn:
@@ -150,7 +170,7 @@ def run_here(app: App, **given: object) -> None:
     args = _parsed("app.run", [])
     for name, value in given.items():
         setattr(args, name, value)
-    with _own_context():
+    with nullcontext() if wants_local(flags_of(args), os.environ) else _own_context():
         run_app(app, args, Path.cwd() if program is None else Path(program).absolute().parent, returns=True)
 
 
@@ -171,12 +191,15 @@ def _own_context() -> Iterator[None]:
             context.stop()
 
 
-def run_app(app: App, args: argparse.Namespace, folder: Path, *, returns: bool = False) -> int:
+def run_app(
+    app: App, args: argparse.Namespace, folder: Path, *, returns: bool = False, zygote: Zygote | None = None
+) -> int:
     """Run an app to its end.
 
     Args:
         folder: Where the job's file is; modules beside it travel to the workers.
         returns: The program goes on after the run, and may read what the job collected.
+        zygote: Forks the workers of a run without Spark; None: one is started.
 
     Returns:
         Exit status: 0 finished, stopped, ended by `holdfast stop --now`, or finished already.
@@ -188,7 +211,8 @@ def run_app(app: App, args: argparse.Namespace, folder: Path, *, returns: bool =
     from holdfast.runtime.execution.prepare import prepare
     from holdfast.runtime.execution.results import Printer, collected, refuse_collect
 
-    settings = resolve(app, flags_of(args), os.environ, submitted_conf())
+    flags = flags_of(args)
+    settings = resolve(app, flags, os.environ, _no_spark() if wants_local(flags, os.environ) else submitted_conf())
     plan = app.plan()
     if not returns:
         refuse_collect(plan)
@@ -207,15 +231,15 @@ def run_app(app: App, args: argparse.Namespace, folder: Path, *, returns: bool =
         sink.follow(bound[name])
     for warning in (*misspelt(os.environ), *(f"{each}." for each in prepared.warnings)):
         advise(f"\nWarning: {warning}\n")
-    ship_by_value(folder)
+    ship_by_value(folder, local=settings.local == "true")
     start, late = _positions(prepared), late_so_far(prepared)
     tally = Tally(start)
     progress = Progress(args.progress, tally)
     printer = Printer(prepared.plan, (sys.stderr if args.json or args.progress == "json" else sys.stdout).write)
     began = time.monotonic()
-    with diverted(enabled=not args.debug):
+    with diverted(enabled=not args.debug and settings.local != "true"):
         with _served(settings) as port:
-            outcome = execute(prepared, execution_of(settings), _Shown(progress, printer, port))
+            outcome = execute(prepared, execution_of(settings, zygote), _Shown(progress, printer, port))
         printer.poll()
         progress.end(outcome.status, _state_of(outcome))
         if outcome.kind in ("failed", "fenced", "refused"):
@@ -226,12 +250,21 @@ def run_app(app: App, args: argparse.Namespace, folder: Path, *, returns: bool =
     return 0
 
 
-def execution_of(settings: Settings) -> Execution:
+def execution_of(settings: Settings, zygote: Zygote | None = None) -> Execution:
     """Return what carries out the plan."""
-    from holdfast.runtime.execution.microbatch import Microbatch
     from holdfast.runtime.execution.resident import Resident
 
-    return Microbatch() if settings.mode == MICROBATCH else Resident()
+    if settings.local == "true":
+        from holdfast.runtime.execution.local import OnThisMachine
+
+        return Resident(OnThisMachine(zygote))
+    if settings.mode == MICROBATCH:
+        from holdfast.runtime.execution.microbatch import Microbatch
+
+        return Microbatch()
+    from holdfast.runtime.execution.on_spark import OnSpark
+
+    return Resident(OnSpark())
 
 
 @contextmanager
@@ -266,6 +299,21 @@ class _Shown:
 def flags_of(args: argparse.Namespace) -> dict[str, object]:
     """Return the settings given as flags; None means "not given"."""
     return {name: getattr(args, name) for name in SETTING_FLAGS}
+
+
+def _no_spark() -> dict[str, str]:
+    """Return the Spark configuration of a run without Spark.
+
+    Raises:
+        ConfigError: spark-submit started this process, and Spark with it.
+    """
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        raise ConfigError(
+            "spark-submit has started Spark, and local=true runs without it",
+            not_done="the job was not started",
+            next_step="run the file with holdfast run --local or with python; or remove --local and HOLDFAST_LOCAL",
+        )
+    return {}
 
 
 def submitted_conf() -> dict[str, str]:

@@ -131,7 +131,7 @@ class NoWorkers:
     def published(self, status: Status) -> None:
         """See Hosting.published."""
 
-    def close(self) -> None:
+    def close(self, *, hurry: bool) -> None:
         """See Hosting.close."""
 
 

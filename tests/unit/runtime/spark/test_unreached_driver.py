@@ -19,6 +19,7 @@ from holdfast.runtime.processes import host
 from holdfast.runtime.processes.host import WorkerTask, host_worker
 from holdfast.runtime.processes.tls import make_credentials
 from holdfast.runtime.spark.launch import first_line
+from holdfast.runtime.wire.processes import die_with_parent
 from holdfast.sinks.memory import MemorySink
 
 PR_SET_PDEATHSIG, PR_GET_PDEATHSIG = 1, 2
@@ -39,13 +40,13 @@ def run_worker(folder: Path) -> None:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         address = ("127.0.0.1", int(nobody.getsockname()[1]))
         task = WorkerTask(app.plan(), str(folder), address, make_credentials(False), 0.5, 10.0, None)
-        list(host_worker(task, [1]))
+        host_worker(task, 1)
 
 
 class TestAWorkerThatCannotReachItsDriver:
     def test_names_the_address_and_the_next_step(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         bound: list[bool] = []
-        monkeypatch.setattr(host, "_die_with_parent", lambda: bound.append(True))  # this process is to live on
+        monkeypatch.setattr(host, "die_with_parent", lambda: bound.append(True))  # this process is to live on
         before = sys.getswitchinterval()
         try:
             with pytest.raises(Unavailable) as caught:
@@ -64,7 +65,7 @@ class TestAWorkersProcess:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The threads that read, process and write a batch would wait up to 5 ms for each other, several times."""
-        monkeypatch.setattr(host, "_die_with_parent", lambda: None)  # this process is to live on
+        monkeypatch.setattr(host, "die_with_parent", lambda: None)  # this process is to live on
         before = sys.getswitchinterval()
         assert host.SWITCH_S <= 0.001 < before
         try:
@@ -76,7 +77,7 @@ class TestAWorkersProcess:
 
     def test_is_killed_when_the_daemon_that_started_it_ends(self) -> None:
         libc, found = ctypes.CDLL(None, use_errno=True), ctypes.c_int()
-        host._die_with_parent()
+        die_with_parent()
         try:
             assert libc.prctl(PR_GET_PDEATHSIG, ctypes.byref(found)) == 0
         finally:

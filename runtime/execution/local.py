@@ -1,0 +1,39 @@
+"""The place of workers that run as processes of this machine, without Spark and Java.
+
+Source: docs/design/0113-local-processes.md.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from holdfast.runtime.execution.executing import Ports
+from holdfast.runtime.execution.places import LaunchEnded, Processes, Started
+from holdfast.runtime.execution.prepare import Prepared
+from holdfast.runtime.processes.host import WorkerTask, host_worker
+from holdfast.runtime.processes.local import LocalHost, Zygote
+from holdfast.runtime.processes.memory import memory_settings
+
+LOOPBACK = "127.0.0.1"
+
+
+class OnThisMachine:
+    """See places.Place.
+
+    Args:
+        zygote: One that was forked before the job's file was loaded; None: one is started.
+    """
+
+    def __init__(self, zygote: Zygote | None = None) -> None:
+        self._zygote = zygote
+
+    def start(self, prepared: Prepared, ports: Ports) -> Started:
+        """See Place.start."""
+        settings = prepared.settings
+        ports.note("starting workers")
+        memory = memory_settings(prepared.plan, settings.state_memory, settings.parallelism, {}, settings.standbys)
+
+        def processes(task: WorkerTask, ended: LaunchEnded) -> Processes:
+            return LocalHost(partial(host_worker, task), ended, self._zygote)
+
+        return Started(LOOPBACK, settings.standbys, memory, processes)

@@ -1,0 +1,33 @@
+"""The place of workers that run as Spark tasks.
+
+Source: DESIGN section 3.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from holdfast.runtime.execution.executing import Ports
+from holdfast.runtime.execution.places import Started
+from holdfast.runtime.execution.prepare import Prepared
+from holdfast.runtime.processes.memory import memory_settings
+from holdfast.runtime.spark.launch import SparkHost, check_slots, driver_host, start_context
+
+
+class OnSpark:
+    """See places.Place."""
+
+    def start(self, prepared: Prepared, ports: Ports) -> Started:
+        """See Place.start."""
+        settings = prepared.settings
+        ports.note("starting Spark")
+        context = start_context(prepared.plan.app, settings.master, settings.parallelism + settings.standbys)
+        standbys = check_slots(context, settings.parallelism, settings.standbys, ports.note)
+        if standbys < settings.standbys:
+            ports.note(
+                f"{settings.standbys} standbys were requested, and Spark has free slots for {standbys}; the run starts "
+                "with these. For all of them, give Spark more cores"
+            )
+        conf = dict(context.getConf().getAll())
+        memory = memory_settings(prepared.plan, settings.state_memory, settings.parallelism, conf, standbys)
+        return Started(driver_host(context), standbys, memory, partial(SparkHost, context))

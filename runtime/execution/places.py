@@ -1,0 +1,60 @@
+"""The seam between resident workers and where their processes run: as Spark tasks, or as processes of this machine.
+
+Source: docs/design/0113-local-processes.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from holdfast.runtime.driver.state import Site
+from holdfast.runtime.execution.executing import Ports
+from holdfast.runtime.execution.prepare import Prepared
+from holdfast.runtime.processes.host import WorkerTask
+from holdfast.runtime.processes.memory import MemorySettings
+
+
+class Processes(Protocol):
+    """Starts and ends the worker processes of one run."""
+
+    def launch(self, number: int, avoid: Sequence[Site]) -> None:
+        """Start one worker, elsewhere than in these places if there is a choice; its end is reported."""
+
+    def cancel(self, number: int) -> None:
+        """End the worker of a launch."""
+
+    def warm_up(self, workers: int) -> None:
+        """Prepare for further launches, beside this number of workers."""
+
+    def close(self, *, hurry: bool) -> None:
+        """End what was started; with `hurry` no process is waited for."""
+
+
+LaunchEnded: TypeAlias = Callable[[int, str | None], None]
+"""Called from any thread with the number of a launch and why it ended, None if its worker left as it should."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A place that has started and hosts the workers of one run."""
+
+    host: str
+    """Address at which workers reach the driver."""
+    standbys: int
+    """How many of the wanted standbys it can host."""
+    memory: MemorySettings
+    processes: Callable[[WorkerTask, LaunchEnded], Processes]
+
+
+class Place(Protocol):
+    """Where worker processes run."""
+
+    def start(self, prepared: Prepared, ports: Ports) -> Started:
+        """Start what hosts the workers.
+
+        Raises:
+            ConfigError: it cannot host all of them.
+            Unavailable: it does not start.
+        """

@@ -1,0 +1,174 @@
+"""Workers as processes of this machine: each launch ends once, however it ends, and nothing outlives the driver."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+import holdfast
+from holdfast.runtime.processes.local import LocalHost, how_it_ended
+from holdfast.runtime.wire.processes import is_gone
+
+PATIENCE_S = 60.0
+LEAVES, FAILS, EXITS, CRASHES, STAYS, SHOWS = range(1, 7)
+"""What the worker of a launch does: the last digit of its number."""
+
+
+def behave(folder: str, number: int) -> None:
+    """The task of a worker, by the last digit of its number."""
+    Path(folder, f"{number}.pid").write_text(str(os.getpid()))
+    match number % 10:
+        case 2:
+            raise ValueError("the task does not fit")
+        case 3:
+            os._exit(3)
+        case 4:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case 5:
+            threading.Event().wait()
+        case 6:
+            Path(folder, "shown").write_text(f"{os.environ.get('HOLDFAST_TEST')} {os.getcwd()} {'marker' in sys.path}")
+
+
+class Started:
+    """A host with the ends that it has reported."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.ends, self._next = folder, list[tuple[int, str | None]](), 0
+        self.host = LocalHost(partial(behave, str(folder)), lambda number, how: self.ends.append((number, how)))
+
+    def launch(self, digit: int) -> int:
+        """Launch a worker that behaves as this digit says; return its number."""
+        self._next += 10
+        self.host.launch(self._next + digit, ())
+        return self._next + digit
+
+    def end_of(self, number: int) -> str | None:
+        """Wait for the end of a launch; return how it ended."""
+        until(lambda: any(ended == number for ended, _ in self.ends), f"the end of launch {number}")
+        (how,) = [how for ended, how in self.ends if ended == number]
+        return how
+
+    def process_of(self, number: int) -> psutil.Process:
+        """Wait until the worker of a launch runs its task; return its process."""
+        path = self.folder / f"{number}.pid"
+        until(lambda: path.exists() and path.read_text() != "", f"the worker of launch {number}")
+        return psutil.Process(int(path.read_text()))
+
+
+def until(true: Callable[[], bool], what: str) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < deadline, f"waited for {what}"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    """One host for the module: a zygote imports all that a worker needs."""
+    started = Started(tmp_path_factory.mktemp("workers"))
+    yield started
+    alive = [started.process_of(started.launch(STAYS)) for _ in range(2)]
+    started.host.close(hurry=True)
+    assert all(is_gone(each) for each in alive), "a worker outlives the host"
+
+
+class TestALaunch:
+    def test_that_returns_has_no_error(self, started: Started) -> None:
+        assert started.end_of(started.launch(LEAVES)) is None
+
+    def test_that_raises_is_reported_with_its_error(self, started: Started) -> None:
+        assert started.end_of(started.launch(FAILS)) == "ValueError: the task does not fit"
+
+    def test_that_ends_its_process_is_reported_with_the_exit_status(self, started: Started) -> None:
+        assert started.end_of(started.launch(EXITS)) == "its process ended with exit status 3"
+
+    def test_that_crashes_is_reported_with_the_signal(self, started: Started) -> None:
+        assert started.end_of(started.launch(CRASHES)) == "its process was killed by SIGSEGV"
+
+    def test_that_is_cancelled_is_killed(self, started: Started) -> None:
+        number = started.launch(STAYS)
+        process = started.process_of(number)
+        started.host.cancel(number)
+        assert started.end_of(number) == "its process was killed by SIGKILL"
+        assert is_gone(process)
+
+    def test_that_has_ended_can_be_cancelled_without_effect(self, started: Started) -> None:
+        ended, other = started.launch(LEAVES), started.launch(STAYS)
+        started.end_of(ended)
+        started.host.cancel(ended)
+        started.host.cancel(other)
+        started.end_of(other)
+        assert [number for number, _ in started.ends].count(ended) == 1
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    def test_ignores_the_signals_that_a_terminal_sends_to_all(self, started: Started, number: int) -> None:
+        launch = started.launch(STAYS)
+        process = started.process_of(launch)
+        process.send_signal(number)
+        assert started.end_of(started.launch(LEAVES)) is None  # the zygote works on
+        assert not is_gone(process) and launch not in dict(started.ends)
+        started.host.cancel(launch)
+        started.end_of(launch)
+
+    def test_has_the_surroundings_of_the_driver_when_the_host_was_made(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HOLDFAST_TEST", "from the job's file")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend("marker")
+        mine = Started(tmp_path)
+        try:
+            mine.end_of(mine.launch(SHOWS))
+        finally:
+            mine.host.close(hurry=True)
+        assert (tmp_path / "shown").read_text() == f"from the job's file {tmp_path} True"
+
+
+class TestTheZygote:
+    def test_is_replaced_when_it_is_killed_and_its_workers_die_with_it(self, started: Started) -> None:
+        launches = [started.launch(STAYS) for _ in range(2)]
+        processes = [started.process_of(launch) for launch in launches]
+        (zygote,) = {process.ppid() for process in processes}
+        os.kill(zygote, signal.SIGKILL)
+        for launch in launches:
+            assert started.end_of(launch) == "its process was killed with the process that starts workers"
+        assert started.end_of(started.launch(LEAVES)) is None
+        until(lambda: all(map(is_gone, processes)), "the end of the workers")
+
+    def test_ends_with_its_driver(self, tmp_path: Path) -> None:
+        program = (
+            "import os, sys, threading; sys.path[:0] = sys.argv[2:]\n"
+            "from functools import partial\n"
+            "from holdfast.runtime.processes.local import LocalHost\n"
+            "from tests.unit.runtime.processes.test_local import behave\n"
+            "LocalHost(partial(behave, sys.argv[1]), lambda number, how: None).launch(5, ())\n"
+            "threading.Event().wait()\n"
+        )
+        root = Path(__file__).parents[4]
+        paths = [str(Path(holdfast.__file__).parent.parent), str(root)]
+        with subprocess.Popen([sys.executable, "-c", program, str(tmp_path), *paths]) as driver:
+            until(lambda: (tmp_path / "5.pid").exists() and (tmp_path / "5.pid").read_text() != "", "a worker")
+            worker = psutil.Process(int((tmp_path / "5.pid").read_text()))
+            zygote = psutil.Process(worker.ppid())
+            driver.kill()
+        until(lambda: is_gone(worker) and is_gone(zygote), "the end of both")
+
+
+class TestTheEndOfAProcess:
+    def test_is_named_by_status_or_signal(self) -> None:
+        assert how_it_ended(0) is None
+        assert how_it_ended(75) == "its process ended with exit status 75"
+        assert how_it_ended(-9) == "its process was killed by SIGKILL"
+        assert how_it_ended(-50) == "its process was killed by signal 50"
