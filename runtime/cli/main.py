@@ -17,7 +17,7 @@ from types import ModuleType
 import holdfast
 from holdfast.errors import ConfigError
 from holdfast.runtime.cli.arguments import Parser
-from holdfast.runtime.cli.reporting import guarded
+from holdfast.runtime.cli.reporting import expect_stop, guarded
 
 COMMANDS = {
     "demo": "run a job on real data, kill a worker on purpose, and check the result",
@@ -72,6 +72,8 @@ or a check found something wrong, 5 something is unavailable, 6 fenced or alread
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
     arguments = sys.argv[1:] if argv is None else list(argv)
+    if arguments[:1] == ["run"]:
+        expect_stop()
     return guarded(arguments, lambda: _dispatch(arguments))
 
 

@@ -9,15 +9,32 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 from holdfast.errors import ConfigError, HoldfastError, NotAdmitted
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
+
+
+class StoppedEarly(KeyboardInterrupt):
+    """A signal asked a run to stop before it began."""
+
+
+def expect_stop() -> None:
+    """Let SIGTERM and SIGHUP end a command that is about to run a job, until the run itself handles them."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` starts a command
+            signal.signal(number, _stop_early)
+
+
+def _stop_early(number: int, frame: FrameType | None) -> None:
+    raise StoppedEarly(f"{signal.Signals(number).name}: stopped before the job began; nothing was read or changed")
 
 
 def guarded(arguments: Sequence[str], work: Callable[[], int]) -> int:
@@ -33,6 +50,9 @@ def guarded(arguments: Sequence[str], work: Callable[[], int]) -> int:
         return status
     except HoldfastError as error:
         return _shown(error, as_json, debug)
+    except StoppedEarly as stop:
+        advise(str(stop))
+        return 0
     except KeyboardInterrupt as interrupt:
         follows = str(interrupt) or "the next run reads again what was not committed"
         print(f"\ninterrupted; {follows}", file=sys.stderr)

@@ -1,4 +1,7 @@
-"""SIGINT and SIGTERM as a request to stop a run: the first is counted, the second interrupts.
+"""SIGINT, SIGTERM and SIGHUP as a request to stop a run: the first is counted, the second interrupts.
+
+`timeout` and service managers signal a process and then its group, so the process gets the same signal twice within a
+moment: that is one request.
 
 Python runs a signal handler in the main thread between any two instructions, even inside `Event.wait`, which holds a
 lock that is not reentrant. A handler that posted to a mailbox there would deadlock with its own thread. So the handler
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -22,7 +26,9 @@ STOPPING = (
     "stopping: a last checkpoint is taken and delivered. A second Ctrl-C or SIGTERM ends the run immediately. Nothing "
     f"is lost then: {NEXT_RUN}"
 )
-NUMBERS = (signal.SIGINT, signal.SIGTERM)
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SAME_WITHIN_S = 0.3
+"""A person who presses Ctrl-C again takes longer."""
 
 
 class StopSignals:
@@ -33,11 +39,14 @@ class StopSignals:
 
     def __init__(self) -> None:
         self._count = self._noticed = 0
+        self._last_at = -SAME_WITHIN_S
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._on_signal) for number in NUMBERS}
+            ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as `nohup` starts a command
+            numbers = [number for number in NUMBERS if number != signal.SIGHUP or not ignored]
+            self._before = {number: signal.signal(number, self._on_signal) for number in numbers}
         return self
 
     def __exit__(
@@ -52,6 +61,10 @@ class StopSignals:
         return self._noticed > noticed
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        now, before = time.monotonic(), self._last_at
+        self._last_at = now
+        if now - before < SAME_WITHIN_S:
+            return
         self._count += 1
         if self._count > 1:
             raise KeyboardInterrupt(NEXT_RUN)

@@ -69,9 +69,12 @@ class Zygote:
             stream.flush()
         pid = os.fork()
         if pid == 0:
-            here.close()
-            _redirect()
-            zygote.serve(there)
+            try:
+                here.close()
+                _redirect()
+                zygote.serve(there)
+            finally:  # also for a signal that arrives now: this process must not become a second driver
+                os._exit(1)
         there.close()
         return cls(here, pid)
 

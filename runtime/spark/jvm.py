@@ -8,6 +8,7 @@ Invariants
     - An interrupt leaves nothing half started. PySpark forgets a JVM whose launch is interrupted, and removes the
       folder in which that JVM is about to report its port; such a JVM fails, but never exits. A context whose creation
       is interrupted lives in the JVM alone, which refuses every later one.
+    - A signal to the process group reaches the driver alone, which takes a last checkpoint and ends the JVM.
 
 Source: PySpark, launch_gateway(popen_kwargs=); PythonGatewayServer, which exits when its standard input closes.
 """
@@ -117,7 +118,7 @@ def _start_jvm() -> None:
     passing_on = threading.Thread(target=_pass_on, args=(read,), name="jvm-stderr", daemon=True)
     passing_on.start()
     try:
-        gateway = launch_gateway(popen_kwargs={"stderr": write})  # type: ignore[no-untyped-call]
+        gateway = launch_gateway(popen_kwargs={"stderr": write, "start_new_session": True})  # type: ignore[no-untyped-call]
     except BaseException:
         os.close(write)
         passing_on.join(_LAST_WORDS_S)

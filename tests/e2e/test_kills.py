@@ -91,7 +91,7 @@ class TestKilledWorkers:
                 progress = kill_worker(run, rng.randrange(2)) if mode == CONTINUOUS else kill_task(run)
                 kills += 1
             lost = spark_log(run).count("Python worker exited")
-            run.process.send_signal(signal.SIGTERM)
+            os.killpg(run.process.pid, signal.SIGTERM)  # as `timeout` and service managers do; the JVM must not end
             assert run.finish() == 0, run.errors()
             assert run.lines[-1]["state"] == "stopped"
             if mode == CONTINUOUS:

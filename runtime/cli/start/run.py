@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, Unavailable, Where
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import Parser, add_app, add_command, add_common
-from holdfast.runtime.cli.reporting import advise, guarded, print_json
+from holdfast.runtime.cli.reporting import advise, expect_stop, guarded, print_json
 from holdfast.runtime.cli.start.jobfile import load, refuse_while_loading, ship_by_value
 from holdfast.runtime.cli.start.progress import STYLES, Progress, Tally
 from holdfast.runtime.cli.start.sparklog import diverted
@@ -158,6 +158,7 @@ def main_of(app: App) -> NoReturn:
         ConfigError: the file is only being loaded, by `holdfast run` or another command.
     """
     refuse_while_loading()
+    expect_stop()
     program = Path(sys.argv[0])
     arguments = sys.argv[1:]
     sys.exit(guarded(arguments, lambda: run_app(app, _parsed(program.name, arguments), program.absolute().parent)))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.execution.signals import NUMBERS, StopSignals
+from holdfast.runtime.execution.signals import NUMBERS, SAME_WITHIN_S, StopSignals
 from holdfast.runtime.wire.mailbox import Mailbox
 
 
@@ -40,6 +40,22 @@ def struck_at(line: int) -> Iterator[None]:
         sys.settrace(before)
 
 
+class Clock:
+    """The monotonic clock of the handler."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("holdfast.runtime.execution.signals.time", clock)
+    return clock
+
+
 class TestStopSignals:
     @pytest.mark.timeout(20)
     @pytest.mark.parametrize("line", range(1, 25))
@@ -54,18 +70,39 @@ class TestStopSignals:
             assert not signals.arrived()
 
     @pytest.mark.parametrize("number", NUMBERS)
-    def test_the_second_signal_interrupts(self, number: int) -> None:
+    def test_the_second_signal_interrupts(self, number: int, clock: Clock) -> None:
         with StopSignals() as signals:
             os.kill(os.getpid(), number)
             assert signals.arrived()
+            clock.now += 2 * SAME_WITHIN_S
             with pytest.raises(KeyboardInterrupt, match="delivers what is"):
                 os.kill(os.getpid(), number)
+
+    @pytest.mark.parametrize("number", NUMBERS)
+    def test_the_same_signal_to_the_process_and_then_to_its_group_is_one_request(
+        self, number: int, clock: Clock
+    ) -> None:
+        with StopSignals() as signals:
+            for _ in range(3):
+                os.kill(os.getpid(), number)
+                clock.now += SAME_WITHIN_S / 2
+            assert signals.arrived()
+            assert not signals.arrived()
 
     def test_the_previous_handlers_are_restored_afterwards(self) -> None:
         before = [signal.getsignal(number) for number in NUMBERS]
         with StopSignals():
             assert [signal.getsignal(number) for number in NUMBERS] != before
         assert [signal.getsignal(number) for number in NUMBERS] == before
+
+    def test_a_hangup_that_nohup_ignores_stops_nothing(self) -> None:
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        try:
+            with StopSignals() as signals:
+                os.kill(os.getpid(), signal.SIGHUP)
+                assert not signals.arrived()
+        finally:
+            signal.signal(signal.SIGHUP, before)
 
     def test_a_run_in_another_thread_leaves_signals_to_the_program(self) -> None:
         before, seen = signal.getsignal(signal.SIGINT), []

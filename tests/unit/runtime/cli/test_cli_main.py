@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +18,7 @@ import pytest
 from holdfast.errors import ConfigError, NotAdmitted, Unavailable
 from holdfast.runtime.cli.arguments import Parser
 from holdfast.runtime.cli.main import COMMANDS, module_of
-from holdfast.runtime.cli.reporting import guarded
+from holdfast.runtime.cli.reporting import expect_stop, guarded
 
 if TYPE_CHECKING:
     from tests.unit.runtime.cli.conftest import Ended
@@ -168,6 +170,38 @@ class TestWrongUse:
         ended = holdfast("jobs", "--root", "")
         assert ended.status == 2
         assert "--root is empty" in ended.err
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Put the handlers of signals back after a test."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+class TestARunThatIsStoppedBeforeItBegins:
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+    def test_has_done_nothing_and_succeeds(self, number: int, capsys: pytest.CaptureFixture[str]) -> None:
+        def work() -> int:
+            expect_stop()
+            os.kill(os.getpid(), number)
+            return 1
+
+        assert guarded([], work) == 0
+        assert "nothing was read or changed" in capsys.readouterr().err
+
+    def test_continues_after_a_hangup_that_nohup_ignores(self) -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+        def work() -> int:
+            expect_stop()
+            os.kill(os.getpid(), signal.SIGHUP)
+            return 7
+
+        assert guarded([], work) == 7
 
 
 class TestLoading:
