@@ -1,8 +1,8 @@
 """A small process beside every worker that reports to the driver when the worker cannot (runtime/wire/vitals.py).
 
 It shares a page of memory with the worker, and has its own control stream to the driver, authenticated like all others.
-It holds no state of the job. Both processes import this module; the companion imports only the standard library and
-what the handshake needs, so that it starts in about 50 ms, in parallel with the worker.
+It holds no state of the job. A Spark task starts it as a new process, which imports only the standard library and what
+the handshake needs, in about 50 ms; a process of this machine forks it before it reads its task and has threads.
 
 Invariants
     - The run's secret reaches the process through a pipe, never through arguments, environment or files.
@@ -38,7 +38,7 @@ from holdfast.runtime.wire.vitals import Limits, Seen, State, Watch, look
 
 _BEATS, _MARK = 0, 1
 _BYE = b"."
-_ENDS_WITHIN_S = 1.0
+_ENDS_WITHIN_S, _ENDED_POLL_S = 1.0, 0.002
 _CONNECT_AGAIN_S = 0.3
 _PROGRAM = """
 import json, os, sys
@@ -58,13 +58,13 @@ class Board:
 
     Args:
         marks: All possible marks.
+        descriptor: Of the page, if the companion was forked with it; None: it is created.
     """
 
-    def __init__(self, marks: Sequence[str]) -> None:
+    def __init__(self, marks: Sequence[str], descriptor: int | None = None) -> None:
         self.marks = tuple(marks)
         self._numbers = {mark: number for number, mark in enumerate(self.marks, 1)}
-        self.descriptor = os.memfd_create("holdfast-vitals", os.MFD_CLOEXEC)
-        os.ftruncate(self.descriptor, mmap.PAGESIZE)
+        self.descriptor = _page() if descriptor is None else descriptor
         self._page = memoryview(mmap.mmap(self.descriptor, mmap.PAGESIZE)).cast("Q")
 
     def beat(self) -> None:
@@ -80,19 +80,82 @@ class Board:
         os.close(self.descriptor)
 
 
+def _page() -> int:
+    descriptor = os.memfd_create("holdfast-vitals", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, mmap.PAGESIZE)
+    return descriptor
+
+
+class _Process:
+    """A companion's process, which waits for its task on a pipe.
+
+    Args:
+        pipe: The end that this process writes to.
+    """
+
+    def __init__(self, pid: int, pipe: int) -> None:
+        self.pid, self._pipe = pid, pipe
+        self.returncode: int | None = None
+
+    def write(self, data: bytes) -> None:
+        """Write all of it. Raises OSError: the process has ended."""
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._pipe, view) :]
+
+    def end(self) -> None:
+        """Let the process end; kill it if it does not."""
+        with contextlib.suppress(OSError):
+            self.write(_BYE)
+        deadline = time.monotonic() + _ENDS_WITHIN_S
+        while (ended := os.waitpid(self.pid, os.WNOHANG)) == (0, 0):
+            if time.monotonic() > deadline:
+                os.kill(self.pid, signal.SIGKILL)
+            time.sleep(_ENDED_POLL_S)
+        self.returncode = os.waitstatus_to_exitcode(ended[1])
+        os.close(self._pipe)
+
+
+class Forked:
+    """A companion that was forked from a worker which has no threads yet: it imports nothing and shares its memory."""
+
+    def __init__(self) -> None:
+        self.board = _page()
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.dup2(read, 0)
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, 1)
+                _close_all_but(0, 1, 2, self.board)
+                _accompany_when_told()
+            finally:
+                os._exit(0)
+        os.close(read)
+        self.process = _Process(pid, write)
+
+
 class Companion:
     """The worker's end: starts the process, and ends it.
 
     Args:
         address: Where the driver accepts control streams.
         hello: Names the companion's worker to the driver.
+        forked: A process with this board that waits for its task; None: one is started.
     """
 
     def __init__(
-        self, board: Board, address: tuple[str, int], credentials: Credentials, hello: bytes, limits: Limits
+        self,
+        board: Board,
+        address: tuple[str, int],
+        credentials: Credentials,
+        hello: bytes,
+        limits: Limits,
+        forked: Forked | None = None,
     ) -> None:
         self._board = board
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process = None if forked is None else forked.process
         task = {
             "paths": [str(Path(holdfast.__file__).absolute().parent.parent)],
             "pid": os.getpid(),
@@ -105,14 +168,8 @@ class Companion:
         }
         data = json.dumps(task).encode()
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _PROGRAM],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(board.descriptor,),
-                bufsize=0,
-            )
-            self._write(len(data).to_bytes(8, "big") + data)
+            self._process = self._process or _started(board)
+            self._process.write(len(data).to_bytes(8, "big") + data)
         except OSError as error:
             _log.warning("no companion process (%s): a function that holds the interpreter silences the worker", error)
 
@@ -124,25 +181,45 @@ class Companion:
     def close(self) -> None:
         """Let the process end."""
         if self._process is not None:
-            with contextlib.suppress(OSError):
-                self._write(_BYE)
-            try:
-                self._process.wait(_ENDS_WITHIN_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            assert self._process.stdin is not None
-            self._process.stdin.close()
+            self._process.end()
         self._board.close()
 
-    def _write(self, data: bytes) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        view = memoryview(data)
-        while view:
-            view = view[self._process.stdin.write(view) or 0 :]
+
+def _started(board: Board) -> _Process:
+    """Start a process of its own. Raises OSError."""
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        pass_fds=(board.descriptor,),
+    )
+    process.returncode = 0  # reaped by `end`
+    assert process.stdin is not None
+    pipe = os.dup(process.stdin.fileno())
+    process.stdin.close()
+    return _Process(process.pid, pipe)
 
 
 # In the companion process
+
+
+def _accompany_when_told() -> None:
+    """Read the task from the pipe; return if the worker ends before it has written it."""
+    size, data = int.from_bytes(os.read(0, 8), "big"), b""
+    while len(data) < size:
+        if not (part := os.read(0, size - len(data))):
+            return
+        data += part
+    if size:
+        accompany(json.loads(data))
+
+
+def _close_all_but(*descriptors: int) -> None:
+    """Close what a fork inherited: an open copy of a socket would hide the end of the worker from its peer."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in descriptors:
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
+                os.close(int(name))
 
 
 def accompany(task: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ from holdfast.model import WorkerId
 from holdfast.ports import Clock, Lane
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.memory import Budget
-from holdfast.runtime.processes.companion import Board, Companion
+from holdfast.runtime.processes.companion import Board, Companion, Forked
 from holdfast.runtime.processes.control import ControlClient
 from holdfast.runtime.processes.detour import Address, around
 from holdfast.runtime.processes.exchange import TcpNetwork
@@ -101,8 +101,12 @@ class _Ports:
         return self.lanes.lane(name)
 
 
-def host_worker(task: WorkerTask, launch: int) -> str:
-    """Run one worker in this process; return why it exited."""
+def host_worker(task: WorkerTask, launch: int, forked: Forked | None = None) -> str:
+    """Run one worker in this process; return why it exited.
+
+    Args:
+        forked: Its companion, if that was forked from this process already.
+    """
     die_with_parent()
     sys.setswitchinterval(SWITCH_S)
     mailbox = Mailbox()
@@ -114,14 +118,15 @@ def host_worker(task: WorkerTask, launch: int) -> str:
     limits = limits_of(task)
     assert limits.budget is not None
     ports = _Ports(task, mailbox, network, limits.budget)
-    board, companion = Board(marks_of(task.plan)), None
+    board, companion = Board(marks_of(task.plan), None if forked is None else forked.board), None
     loop = WorkerLoop(worker, task.plan, ports, limits, board.mark, reads_ahead=True)
     session = Session(task, loop, mailbox, beat=board.beat)
     try:
         ports.client = ControlClient(driver, task.credentials, register, session.received, session.closed)
         # The driver now knows the worker, which takes no record yet; the companion connects while the worker starts.
         watched = vitals.Limits(task.heartbeat_s, task.hung_after_s, task.session_timeout_s)
-        companion = Companion(board, driver, task.credentials, msgspec.msgpack.encode(m.Companion(worker)), watched)
+        hello = msgspec.msgpack.encode(m.Companion(worker))
+        companion = Companion(board, driver, task.credentials, hello, watched, forked)
         ports.client.start()
         threading.Thread(target=session.watch, args=(ports,), name="session", daemon=True).start()
         while loop.exited is None:

@@ -133,7 +133,7 @@ class LocalHost:
         ready: A zygote that runs already; None: one is started.
     """
 
-    def __init__(self, run: Callable[[int], object], ended: Ended, ready: Zygote | None = None) -> None:
+    def __init__(self, run: zygote.Run, ended: Ended, ready: Zygote | None = None) -> None:
         self._task = _anonymous(zygote.packed(run))
         self._ended, self._ready = ended, ready
         self._zygote: Zygote | None = None

@@ -27,6 +27,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import msgspec
 
+from holdfast.runtime.processes.companion import Forked
 from holdfast.runtime.wire.processes import die_with_parent
 
 PACKET_BYTES_MAX = 64 * 1024
@@ -99,6 +100,8 @@ class _Surrounded(msgspec.Struct, frozen=True):
     task: bytes
 
 
+Run: TypeAlias = Callable[[int, Forked], object]
+"""Runs the worker of a launch beside its companion, in a process of its own."""
 FromDriver: TypeAlias = Task | Launch | Kill
 FromZygote: TypeAlias = Error | Ended
 FROM_DRIVER: msgspec.msgpack.Decoder[FromDriver] = msgspec.msgpack.Decoder(FromDriver)
@@ -234,7 +237,7 @@ class _Zygote:
             self._end()
 
 
-def packed(run: Callable[[int], object]) -> bytes:
+def packed(run: Run) -> bytes:
     """Return a task with the surroundings of this process: what a worker needs before it can read the task.
 
     Args:
@@ -250,13 +253,14 @@ def work(descriptor: int, number: int) -> None:
     """Run the task in this process, with the environment, working directory and module path of the driver."""
     from cloudpickle import loads
 
+    companion = Forked()  # now: the task may start threads
     given = _SURROUNDED.decode(_content(descriptor))
     os.environb.clear()
     os.environb.update(given.environment)
     os.chdir(given.folder)
     sys.path[:] = given.path
-    run: Callable[[int], Any] = loads(given.task)  # code of the user, from the driver alone
-    run(number)
+    run: Run = loads(given.task)  # code of the user, from the driver alone
+    run(number, companion)
 
 
 def _content(descriptor: int) -> bytes:

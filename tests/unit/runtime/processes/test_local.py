@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 import holdfast
+from holdfast.runtime.processes.companion import Forked
 from holdfast.runtime.processes.local import LocalHost, how_it_ended
 from holdfast.runtime.wire.processes import is_gone
 
@@ -24,7 +25,7 @@ LEAVES, FAILS, EXITS, CRASHES, STAYS, SHOWS = range(1, 7)
 """What the worker of a launch does: the last digit of its number."""
 
 
-def behave(folder: str, number: int) -> None:
+def behave(folder: str, number: int, companion: Forked) -> None:
     """The task of a worker, by the last digit of its number."""
     Path(folder, f"{number}.pid").write_text(str(os.getpid()))
     match number % 10:
