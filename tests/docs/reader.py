@@ -45,7 +45,10 @@ FIRST_READ = (
     "docs/operate/index",
     "docs/operate/rewind",
 )
-"""Pages whose examples `make test` runs on Spark, up to a minute each; those of all others are run by `make soak`."""
+"""Pages whose examples on Spark `make test` runs, up to a minute each; those of other pages are run by `make soak`."""
+_ON_SPARK = re.compile(
+    r"^holdfast run (?!.*--local)|\bspark-submit\b|\bSparkSession\b|app\.run\((?!.*local=True)", re.MULTILINE
+)
 
 
 def named(level: Level) -> list[Any]:
@@ -66,9 +69,16 @@ def named(level: Level) -> list[Any]:
                 if level == "e2e":
                     first = str(page.relative_to(ROOT).with_suffix("")) in FIRST_READ
                     marks = [pytest.mark.kafka] if "kafka" in needs(session) else []
-                    marks += [] if first else [pytest.mark.slow]
+                    marks += [] if first or not _ON_SPARK.search(_code_of(session)) else [pytest.mark.slow]
                 found.append(pytest.param(session, id=name, marks=marks))
     return found
+
+
+def _code_of(session: Session) -> str:
+    """Return all that the reader of a session does, what comes from the page that it continues included."""
+    parts = [block for block in session if block.runs]
+    before = [each for block in parts if block.continues for each in blocks(block.continues) if not each.e2e]
+    return "\n".join(block.text for block in (*before, *parts))
 
 
 def needs(session: Session) -> frozenset[str]:

@@ -27,7 +27,7 @@ exit status: 0 created, 2 the folder exists or its name cannot be that of a job"
 
 _SCHEMA = "shop:string,amount:double,at:timestamp"
 _JOB = '''\
-"""Sales per shop and hour. `holdfast run job.py --once` reads what the log holds now and stops."""
+"""Sales per shop and hour. `holdfast run job.py --local --once` reads what the log holds now and stops."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -92,12 +92,12 @@ def test_a_crash_loses_no_sale_and_counts_none_twice() -> None:
 _README = """\
 # {name}
 
-    holdfast run job.py --once
+    holdfast run job.py --local --once
     python -c 'import sqlite3; print(*sqlite3.connect("sales.db").execute("SELECT * FROM hours"), sep="\\n")'
     pytest
 
 `data/sales` is a log; `data/sales.jsonl` holds the rows that it was created with. Append more and run the job again:
-it resumes from its last checkpoint.
+it resumes from its last checkpoint. Without `--local` the same file runs on Spark, which needs Java.
 
     echo '{{"shop": "north", "amount": 3.5, "at": "2026-03-02T13:30:00Z"}}' | holdfast log append data/sales
 """
@@ -119,7 +119,7 @@ def handle(args: argparse.Namespace) -> int:
         print_json({"folder": str(folder.absolute()), "job": folder.name})
     else:
         print(f"created {folder}: job.py, test_job.py, data/sales")
-        advise(f"\nNext:\n  cd {folder}\n  holdfast run job.py --once\n  pytest")
+        advise(f"\nNext:\n  cd {folder}\n  holdfast run job.py --local --once\n  pytest")
     return 0
 
 
