@@ -23,7 +23,7 @@ from redis_server import RedisServer
 from redis_server import running as running_redis
 
 from holdfast.chaos.live.cluster import QUICK_JAVA
-from holdfast.runtime.config.settings import MODES
+from holdfast.runtime.config.settings import CONTINUOUS, MODES
 
 # A machine that others use too may be slow at any moment: the time of a test case is no evidence about the code.
 settings.register_profile("holdfast", deadline=None)
@@ -107,9 +107,14 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(params=MODES)
 def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The mode of every job that the test starts as a process; the test runs in all of them."""
+    """The mode of every job that the test starts as a process; the test runs in all of them.
+
+    Jobs in continuous mode are local processes, unless they are given a master.
+    """
     wanted: str = request.param
     monkeypatch.setenv("HOLDFAST_MODE", wanted)
+    if wanted == CONTINUOUS:
+        monkeypatch.setenv("HOLDFAST_LOCAL", "1")
     return wanted
 
 

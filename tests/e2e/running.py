@@ -35,7 +35,7 @@ TIMEOUT_S = 240.0
 
 
 class Run:
-    """One `holdfast run` of a job, in its own process group.
+    """One `holdfast run` of a job, in its own process group: as local processes, unless a flag or the mode needs Spark.
 
     Args:
         folder: Holds the input log, the job's root and the database.
@@ -51,6 +51,9 @@ class Run:
         cli = [sys.executable, "-m", "holdfast.runtime.cli.main"]
         command = [*on, *cli, "run", str(job), "--progress", "json", *flags]
         environment = {**os.environ, "COUNTING_FOLDER": str(folder), "TMPDIR": str(folder), **environment}
+        if "--master" not in flags and MICROBATCH not in (*flags, environment.get("HOLDFAST_MODE")):
+            environment["HOLDFAST_LOCAL"] = "1"
+        self.local = environment.get("HOLDFAST_LOCAL") == "1"
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=self._errors, env=environment, text=True, start_new_session=True
         )
@@ -217,7 +220,10 @@ def pid_gone(pid: int) -> bool:
 
 
 def tasks(run: Run) -> list[psutil.Process]:
-    """Return the Python processes in which Spark runs tasks now."""
+    """Return the Python processes in which Spark runs tasks now, or those of local workers."""
+    if run.local:
+        pids = [worker["pid"] for worker in run.lines[-1]["workers"]] if run.lines else []
+        return [psutil.Process(pid) for pid in pids if not pid_gone(pid)]
     daemons = [each for each in psutil.Process(run.process.pid).children(recursive=True) if is_daemon(each)]
     parents = {each.ppid() for each in daemons}
     return [each for each in daemons if each.pid not in parents]

@@ -25,7 +25,6 @@ from holdfast.storage.objects import LocalObjects
 pytestmark = pytest.mark.e2e
 
 JOB = Path(__file__).with_name("discovering_job.py")
-FLAGS = ("--master", "local[4]")
 EVERY = {"HOLDFAST_PARTITION_DISCOVERY_MS": "200"}
 SCHEMA = pa.schema([pa.field("key", pa.string(), nullable=False), pa.field("n", pa.int64(), nullable=False)])
 
@@ -82,7 +81,7 @@ class TestLogWithAddedPartitions:
     ) -> None:
         given = Input(tmp_path)
         given.append(500)
-        with running(tmp_path, *FLAGS, job=JOB, **EVERY) as run:
+        with running(tmp_path, job=JOB, **EVERY) as run:
             generation = read_all(run, len(given.rows))["generation"]
             run.wait_until_running()  # a checkpoint that lacks the new partitions: only then are they events
             given.log.widen(4)
@@ -96,7 +95,7 @@ class TestLogWithAddedPartitions:
             given.log.widen(8)
             given.append(500)
             run.kill_group(signal.SIGKILL)
-        with running(tmp_path, *FLAGS, job=JOB, **EVERY) as run:
+        with running(tmp_path, job=JOB, **EVERY) as run:
             read_all(run, len(given.rows))
             given.log.widen(10)
             given.append(500)

@@ -10,7 +10,7 @@ import pytest
 from harness import wait
 from kafka_server import KafkaServer
 from running import IN_BOTH_MODES_SLOWLY, differences, make_input, running
-from test_kills import CLUSTER, RATE, ROWS, kill_worker
+from test_kills import RATE, ROWS, kill_worker
 
 import holdfast as hf
 from holdfast.checkpoint.repository import Repository
@@ -70,7 +70,7 @@ def has_delivered(folder: Path, changelog: Changelog, epoch: int) -> bool:
 def killed_and_restored(tmp_path: Path, rows: int, mode: str, given: str, changelog: Changelog) -> None:
     """Kill a worker, then the whole job; the topic restores the state for another parallelism."""
     frame = make_input(tmp_path, rows)
-    with running(tmp_path, *CLUSTER, *RATE, COUNTING_CHANGELOG=given) as run:
+    with running(tmp_path, *RATE, COUNTING_CHANGELOG=given) as run:
         run.wait_until_running(ROWS // 20)
         if mode == CONTINUOUS:
             kill_worker(run, 0)
@@ -78,7 +78,7 @@ def killed_and_restored(tmp_path: Path, rows: int, mode: str, given: str, change
         wait(lambda: has_delivered(tmp_path, changelog, seen["epoch"]), "the delivery of their changes")
         run.kill_group(signal.SIGKILL)
     assert forget_state(tmp_path, changelog), "the topic holds the changes of some epochs alone"
-    with running(tmp_path, *CLUSTER, "--parallelism", "3", COUNTING_CHANGELOG=given) as run:
+    with running(tmp_path, "--parallelism", "3", COUNTING_CHANGELOG=given) as run:
         assert run.finish() == 0, run.errors()
         assert {worker["how"] for worker in run.lines[-1]["workers"]} <= {"restored", "as batches", None}
     assert differences(tmp_path, frame) == []

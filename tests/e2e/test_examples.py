@@ -97,13 +97,13 @@ def some_flights(folder: Path) -> pl.DataFrame:
 @pytest.mark.usefixtures("mode")
 class TestExamples:
     def test_word_count_runs_with_python(self, tmp_path: Path) -> None:
-        said = done(tmp_path, str(EXAMPLES / "word_count.py"), "--master", "local[2]")
+        said = done(tmp_path, str(EXAMPLES / "word_count.py"))
         assert f"{len(LINES):,} records" in said
         assert rows(tmp_path / "words.db", "SELECT count(*) > 3000, max(n) > 1000 FROM words") == [(1, 1)]
 
     def test_last_seen_runs_with_holdfast_run(self, tmp_path: Path) -> None:
         events = some_flights(tmp_path)
-        done(tmp_path, *HOLDFAST, str(EXAMPLES / "last_seen.py"), "--master", "local[2]")
+        done(tmp_path, *HOLDFAST, str(EXAMPLES / "last_seen.py"))
         flown = events.filter(events["tailnum"].is_not_null(), events["kind"] != "cancellation")
         found = rows(tmp_path / "flights-demo" / "seen.db", "SELECT count(*), sum(events) FROM seen")
         assert found == [(flown["tailnum"].n_unique(), flown.height)]
@@ -111,14 +111,14 @@ class TestExamples:
     @pytest.mark.slow
     def test_every_flown_event_is_in_one_rotation(self, tmp_path: Path) -> None:
         events = some_flights(tmp_path)
-        done(tmp_path, *HOLDFAST, str(EXAMPLES / "rotations.py"), "--master", "local[2]")
+        done(tmp_path, *HOLDFAST, str(EXAMPLES / "rotations.py"))
         flown = events.filter(events["tailnum"].is_not_null(), events["kind"] != "cancellation")
         assert rows(tmp_path / "flights-demo/rotations.db", "SELECT sum(moves) FROM rotations") == [(flown.height,)]
 
     @pytest.mark.slow
     def test_every_departure_is_in_an_hour_of_the_top_routes(self, tmp_path: Path) -> None:
         events = some_flights(tmp_path)
-        done(tmp_path, *HOLDFAST, str(EXAMPLES / "top_routes.py"), "--master", "local[2]")
+        done(tmp_path, *HOLDFAST, str(EXAMPLES / "top_routes.py"))
         hours = log(tmp_path / "flights-demo/top-routes").collect()
         assert hours["flights"].sum() == (events["kind"] == "departure").sum() > 0
         assert hours["routes"].list.len().max() == 3
@@ -126,21 +126,21 @@ class TestExamples:
     @pytest.mark.slow
     def test_connections_are_missed_after_late_arrivals(self, tmp_path: Path) -> None:
         some_flights(tmp_path)
-        done(tmp_path, *HOLDFAST, str(EXAMPLES / "missed_connections.py"), "--master", "local[2]")
+        done(tmp_path, *HOLDFAST, str(EXAMPLES / "missed_connections.py"))
         query = "SELECT count(*) > 0, min(arrival_delay_minutes) >= 60, min(next_delay_minutes) >= 15 FROM missed"
         assert rows(tmp_path / "flights-demo/missed.db", query) == [(1, 1, 1)]
 
     @pytest.mark.slow
     def test_the_fleets_of_all_carriers_are_counted(self, tmp_path: Path) -> None:
         events = some_flights(tmp_path)
-        done(tmp_path, *HOLDFAST, str(EXAMPLES / "fleets.py"), "--master", "local[2]")
+        done(tmp_path, *HOLDFAST, str(EXAMPLES / "fleets.py"))
         flown = events.filter(events["tailnum"].is_not_null(), events["kind"] != "cancellation")
         aircraft = flown.select("carrier", "tailnum").n_unique()
         assert rows(tmp_path / "flights-demo/fleets.db", "SELECT sum(aircraft) FROM fleets") == [(aircraft,)]
 
     def test_every_departure_gets_its_weather(self, tmp_path: Path) -> None:
         events = some_flights(tmp_path)
-        done(tmp_path, *HOLDFAST, str(EXAMPLES / "weather.py"), "--master", "local[2]")
+        done(tmp_path, *HOLDFAST, str(EXAMPLES / "weather.py"))
         found = rows(tmp_path / "flights-demo/weather.db", "SELECT count(*), count(temp) FROM departures")
         departures = (events["kind"] == "departure").sum()
         assert found == [(departures, departures)]
@@ -150,7 +150,7 @@ class TestExamples:
         ended = subprocess.run(
             [sys.executable, "script.py"],
             cwd=tmp_path,
-            env=os.environ | {"TMPDIR": str(tmp_path), "HOLDFAST_RESTART_FAILURES_MAX": "0"},
+            env=os.environ | {"TMPDIR": str(tmp_path), "HOLDFAST_RESTART_FAILURES_MAX": "0", "HOLDFAST_LOCAL": "0"},
             capture_output=True,
             text=True,
             timeout=2 * LIMIT_S,
@@ -170,13 +170,13 @@ class TestExamples:
 
     def test_the_job_of_a_new_project_writes_its_hours(self, tmp_path: Path) -> None:
         done(tmp_path, *HOLDFAST[:2], "new", "sales")
-        done(tmp_path / "sales", *HOLDFAST, "job.py", "--once", "--master", "local[2]")
+        done(tmp_path / "sales", *HOLDFAST, "job.py", "--once")
         found = rows(tmp_path / "sales/sales.db", "SELECT count(*), count(DISTINCT shop), sum(sales) FROM hours")
         sold = [line for line in (tmp_path / "sales/data/sales.jsonl").read_text().splitlines() if "T13:" not in line]
         assert found == [(12, 3, len(sold))]
 
     def test_dead_letters_are_listed_after_the_run(self, tmp_path: Path) -> None:
-        done(tmp_path, *HOLDFAST, str(EXAMPLES / "dead_letters.py"), "--master", "local[2]")
+        done(tmp_path, *HOLDFAST, str(EXAMPLES / "dead_letters.py"))
         [(flown,)] = rows(tmp_path / "carriers.db", "SELECT sum(flights) FROM carriers")
         command = [sys.executable, *HOLDFAST[:2], "dlq", "list", "dead-letters", "--json"]
         listed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=True)

@@ -18,7 +18,7 @@ from holdfast.runtime.config.settings import CONTINUOUS
 pytestmark = pytest.mark.e2e
 
 JOB = Path(__file__).with_name("holding_job.py")
-FLAGS = ("--master", "local[3]", "--parallelism", "2", "--max-records-per-second", "1000")
+FLAGS = ("--parallelism", "2", "--max-records-per-second", "1000")
 MAIN = "holdfast.runtime.cli.main"
 STEP = "the Python function of step 'map parse'"
 

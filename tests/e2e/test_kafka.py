@@ -32,7 +32,6 @@ from holdfast.sinks.kafka.progress import progress_topic
 pytestmark = [pytest.mark.e2e, pytest.mark.kafka, pytest.mark.toxiproxy, pytest.mark.timeout(1_800)]
 
 JOB = Path(__file__).with_name("kafka_job.py")
-LOCAL = ("--master", "local[4]")
 """Two workers, and room for the successors of two that are stopped."""
 SETTINGS = {"HOLDFAST_SILENT_AFTER_MS": "3s", "HOLDFAST_RESTART_FAILURES_MAX": "1000"}
 PARTITIONS, PER_SECOND = 4, 400
@@ -193,7 +192,7 @@ def read_more_in_microbatch_mode(topics: Topics, folder: Path, numbers: Numbers)
     """Append further rows, and let the job read them in the other mode, from where it was."""
     numbers.append(1_000)
     numbers.flush()
-    with running(folder, *LOCAL, "--mode", "microbatch", "--once", job=JOB, **topics.environment) as run:
+    with running(folder, "--mode", "microbatch", "--once", job=JOB, **topics.environment) as run:
         assert run.finish() == 0, run.errors()
     wait(topics.is_settled, "the end of all transactions", MARKED_WITHIN_S)
 
@@ -205,7 +204,7 @@ def test_a_reader_sees_each_row_once_and_in_order_whatever_fails_meanwhile(
     kafka, chance = topics.kafka, random.Random(minutes)
     numbers = Numbers(kafka, topics.given, PARTITIONS, PER_SECOND, chance)
     with Seen(kafka, topics.counted, PARTITIONS) as seen:
-        with numbers, running(tmp_path, *LOCAL, job=JOB, **topics.environment) as run:
+        with numbers, running(tmp_path, job=JOB, **topics.environment) as run:
             run.wait_until_running(1_000)
             assert topics.connections() and topics.past_proxy(run) == []
             chaos = Chaos(run=run, topics=topics, numbers=numbers, seen=seen, chance=random.Random(minutes))

@@ -84,7 +84,7 @@ class TestKilledWorkers:
         rng = random.Random(20)
         kills = 0
         rate = RATE if mode == CONTINUOUS else ("--max-records-per-second", "6000")  # a kill takes two epochs
-        with running(tmp_path, *LOCAL, *rate, HOLDFAST_RESTART_FAILURES_MAX="100") as run:
+        with running(tmp_path, *rate, HOLDFAST_RESTART_FAILURES_MAX="100") as run:
             progress = run.wait_until_running(10_000)
             while kills < wanted:
                 run.wait_until_running(progress["records_in"] + rng.randint(0, 8_000))
@@ -98,7 +98,7 @@ class TestKilledWorkers:
                 assert len(run.lines[-1]["restarts"]) >= kills
             else:  # others of the killed processes waited for a task
                 assert lost > kills // 4
-        with running(tmp_path, *LOCAL) as rest:
+        with running(tmp_path) as rest:
             assert rest.finish() == 0, rest.errors()
             assert rest.lines[-1]["state"] == "finished"
         assert differences(tmp_path, frame) == []
@@ -142,11 +142,11 @@ class TestKilledDriver:
     @pytest.mark.usefixtures("mode")
     def test_the_same_command_resumes_the_job_after_its_driver_was_killed(self, tmp_path: Path) -> None:
         frame = make_input(tmp_path, ROWS)
-        with running(tmp_path, *LOCAL, *RATE) as run:
+        with running(tmp_path, *RATE) as run:
             before = run.wait_until_running(ROWS // 4)
             os.kill(run.process.pid, signal.SIGKILL)
             assert run.process.wait(10) == -signal.SIGKILL
-            with running(tmp_path, *LOCAL, *RATE) as again:
+            with running(tmp_path, *RATE) as again:
                 after = again.wait_until_running()
                 assert after["generation"] > before["generation"]
                 assert after["epoch"] >= before["epoch"]
@@ -157,7 +157,7 @@ class TestKilledDriver:
 class TestStoppedProcesses:
     def test_a_worker_that_was_silent_too_long_is_fenced_when_it_resumes(self, tmp_path: Path) -> None:
         frame = make_input(tmp_path, 2 * ROWS)
-        with running(tmp_path, *LOCAL, *RATE, HOLDFAST_SILENT_AFTER_MS="2000") as run:
+        with running(tmp_path, *RATE, HOLDFAST_SILENT_AFTER_MS="2000") as run:
             before = run.wait_until_running(ROWS // 4)
             pid = worker_pids(before)[0]
             os.kill(pid, signal.SIGSTOP)
@@ -176,10 +176,10 @@ class TestStoppedProcesses:
     @pytest.mark.usefixtures("mode")
     def test_a_driver_that_was_replaced_while_stopped_is_fenced_when_it_resumes(self, tmp_path: Path) -> None:
         frame = make_input(tmp_path, 2 * ROWS)
-        with running(tmp_path, *LOCAL, *RATE) as first:
+        with running(tmp_path, *RATE) as first:
             before = first.wait_until_running(ROWS // 4)
             first.kill_group(signal.SIGSTOP)
-            with running(tmp_path, *LOCAL, *RATE) as second:
+            with running(tmp_path, *RATE) as second:
                 after = second.wait_until_running()
                 assert after["generation"] > before["generation"]
                 first.kill_group(signal.SIGCONT)
@@ -192,9 +192,9 @@ class TestStoppedProcesses:
     @pytest.mark.usefixtures("mode")
     def test_a_second_run_of_a_running_job_is_refused(self, tmp_path: Path) -> None:
         make_input(tmp_path, 2 * ROWS)
-        with running(tmp_path, *LOCAL, *RATE) as first:
+        with running(tmp_path, *RATE) as first:
             before = first.wait_until_running()
-            with running(tmp_path, *LOCAL, *RATE) as second:
+            with running(tmp_path, *RATE) as second:
                 assert second.finish() == 6
                 assert "is running on" in second.errors()
             assert first.lines[-1]["generation"] == before["generation"]

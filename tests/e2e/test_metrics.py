@@ -37,7 +37,7 @@ def test_a_run_serves_its_metrics_and_the_command_prints_the_same_names(tmp_path
 
     make_input(tmp_path, 100_000)
     port = free_port()
-    slow = ("--master", "local[3]", "--max-records-per-second", "500")
+    slow = ("--max-records-per-second", "500")
     with running(tmp_path, *slow, HOLDFAST_METRICS_PORT=str(port)) as run:
         run.wait_until_running()
         served = scraped()

@@ -28,8 +28,7 @@ TEN = [
 
 
 def flags(mode: str, parallelism: int, rate: int) -> tuple[str, ...]:
-    master = ("--master", f"local[{parallelism + 1}]", "--parallelism", str(parallelism))
-    return (*master, "--mode", mode, "--max-records-per-second", str(rate))
+    return ("--parallelism", str(parallelism), "--mode", mode, "--max-records-per-second", str(rate))
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,6 @@ from holdfast.storage.objects import LocalObjects
 pytestmark = [pytest.mark.e2e, pytest.mark.toxiproxy, pytest.mark.timeout(900)]
 
 JOB = Path(__file__).with_name("postgres_job.py")
-LOCAL = ("--master", "local[4]")
 RATE = ("--max-records-per-second", "1500")
 ROWS, NOTE_BYTES = 36_000, 512
 """So long a random note fills the 1 MiB that may wait per writer within seconds."""
@@ -242,7 +241,7 @@ def test_every_row_is_in_postgres_once_whatever_fails_meanwhile(
         assert "cannot deliver: Postgres" in says("explain")
         assert "sources are not read, because too much output waits for its sink" in says("explain")
 
-    with running(tmp_path, *LOCAL, *RATE, job=JOB, **bank.environment) as run:
+    with running(tmp_path, *RATE, job=JOB, **bank.environment) as run:
         run.wait_until_running(1_000)
         cut_links(run, bank, "limit_data", bytes=1_000)  # in the middle of answers
         cut_links(run, bank, "reset_peer", timeout=0)

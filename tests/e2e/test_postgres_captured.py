@@ -71,7 +71,7 @@ class Bank:
     @property
     def flags(self) -> tuple[str, ...]:
         """Flags of the job: there is room for the successor of each worker."""
-        return "--master", "local[4]", "--parallelism", str(self.spread.workers)
+        return "--parallelism", str(self.spread.workers)
 
     def open_accounts(self, chance: random.Random) -> Writer:
         """Create the accounts, and let the role of the job capture them."""

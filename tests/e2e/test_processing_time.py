@@ -42,7 +42,7 @@ def test_timers_count_each_record_once_after_a_kill_and_those_overdue_fire_at_th
     tmp_path: Path, mode: str
 ) -> None:
     keys = make_input(tmp_path)
-    flags = ("--master", "local[3]", "--parallelism", "2")
+    flags = ("--parallelism", "2")
     slow = "--max-records-per-second", str(RATE)
     with running(tmp_path, *flags, *slow, job=JOB, REMINDING_FOLDER=str(tmp_path)) as run:
         run.wait_until_running(RATE)

@@ -163,7 +163,7 @@ def test_output_is_exact_after_other_numbers_of_workers_with_kills_and_pending_o
     for parallelism in parallelisms:
         last = len(ended) == changes
         rate = LAST_RATE if last else RATE
-        flags = ("--master", f"local[{parallelism + 1}]", "--parallelism", str(parallelism))
+        flags = ("--parallelism", str(parallelism))
         with running(tmp_path, *flags, "--max-records-per-second", str(rate), job=JOB) as run:
             assert start(run, parallelism)["generation"] > generation
             generation = kill_worker(run, parallelism - 1)["generation"]

@@ -28,7 +28,6 @@ JOB = Path(__file__).parents[2] / "examples" / "flights.py"
 KILLED_AT = Path(__file__).with_name("killed_at.py")
 KILLS_AT = (2, 25, 150, 1_500)
 """Steps after those that show the plan: record, tags, rows of one target, rows of several."""
-FLAGS = ("--master", "local[2]")
 
 
 def places(folder: Path) -> dict[str, str]:
@@ -92,7 +91,7 @@ def is_free(target: Path) -> bool:
 @IN_BOTH_MODES_SLOWLY
 @pytest.mark.usefixtures("mode")
 def test_a_job_is_rewound_under_kills_and_beside_a_stopped_driver(tmp_path: Path) -> None:
-    flags = (*FLAGS, "--root", str(tmp_path / "root"))
+    flags = ("--root", str(tmp_path / "root"))
     with running(tmp_path, *flags, "--max-records-per-second", "40000", job=JOB, **places(tmp_path)) as asleep:
         asleep.wait_for(lambda p: (p["records_in"] or 0) > 250_000 and p["epoch"], "the middle of the input")
         sleeping = driver_of(asleep.process.pid)

@@ -23,7 +23,6 @@ from holdfast.examples import flights_check, flights_data
 
 pytestmark = [pytest.mark.e2e, pytest.mark.s3, pytest.mark.toxiproxy]
 
-LOCAL = ("--master", "local[4]")
 RATE = ("--max-records-per-second", "10000")
 ROWS = 120_000
 AWAY_S = 10.0
@@ -56,7 +55,7 @@ def test_a_store_that_is_slow_breaks_connections_and_goes_away_costs_only_time(t
     at = store.url("jobs")
     frame = make_input(at, ROWS)
     store.toxic("latency", latency=100, jitter=20)
-    with running(tmp_path, *LOCAL, *RATE, COUNTING_STORE=at, COUNTING_CHANGELOG="log") as run:
+    with running(tmp_path, *RATE, COUNTING_STORE=at, COUNTING_CHANGELOG="log") as run:
         before = run.wait_until_running(1_000)
         os.kill(before["workers"][0]["pid"], signal.SIGKILL)
         run.wait_for(lambda p: p["state"] == "running" and p["generation"] > before["generation"], "a new generation")
@@ -192,7 +191,7 @@ def test_many_faults_of_store_and_workers_lose_and_duplicate_nothing(tmp_path: P
     environment["HOLDFAST_RESTART_FAILURES_MAX"] = "1000"
     rate = ("--max-records-per-second", str(int(rows / (minutes * 60 * 1.2))))
     store.toxic("latency", latency=100, jitter=20)
-    with running(tmp_path, *LOCAL, *rate, job=job.file, **environment) as run:
+    with running(tmp_path, *rate, job=job.file, **environment) as run:
         run.wait_until_running(1_000)
         began, asked, before = time.monotonic(), store.requests(), store.requests("/manifests/")
         every = strikes(run, store, rng)
@@ -207,7 +206,7 @@ def test_many_faults_of_store_and_workers_lose_and_duplicate_nothing(tmp_path: P
         run.process.send_signal(signal.SIGINT)
         assert run.finish() == 0, run.errors()
         assert run.lines[-1]["state"] == "stopped"
-    with running(tmp_path, *LOCAL, job=job.file, **environment) as run:  # reads the rest at full speed
+    with running(tmp_path, job=job.file, **environment) as run:  # reads the rest at full speed
         assert run.finish(1_800) == 0, run.errors()
     per_epoch = ", ".join(f"{kind} {count / epochs:.1f}" for kind, count in requests.most_common())
     print(f"\n{name}: faults: {dict(fired)}; epochs: {epochs}; requests per epoch: {per_epoch}")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from harness import wait
 from running import Run, differences, executors_of, make_input, pid_gone, running
-from test_kills import LOCAL, RATE, ROWS, worker_pids
+from test_kills import RATE, ROWS, worker_pids
 
 pytestmark = pytest.mark.e2e
 
@@ -56,7 +56,7 @@ def killed(run: Run, folder: Path, rng: random.Random) -> tuple[dict[str, Any], 
 class TestStandbys:
     def test_a_killed_worker_is_taken_over_by_the_standby(self, tmp_path: Path) -> None:
         frame = make_input(tmp_path, 2 * ROWS)
-        with running(tmp_path, *LOCAL, *RATE, *STANDBY) as run:
+        with running(tmp_path, *RATE, *STANDBY) as run:
             run.wait_until_running(ROWS // 10)
             for subtask in (0, 1, 0):
                 standby, before = complete_standby(run, tmp_path), run.lines[-1]
@@ -75,7 +75,7 @@ class TestStandbys:
 
     def test_a_killed_standby_is_replaced_and_no_generation_ends(self, tmp_path: Path) -> None:
         frame = make_input(tmp_path, ROWS)
-        with running(tmp_path, *LOCAL, *RATE, *STANDBY, HOLDFAST_RESTART_FAILURES_MAX="0") as run:
+        with running(tmp_path, *RATE, *STANDBY, HOLDFAST_RESTART_FAILURES_MAX="0") as run:
             run.wait_until_running(ROWS // 10)
             standby = complete_standby(run, tmp_path)
             os.kill(standby, signal.SIGKILL)
@@ -116,6 +116,6 @@ class TestStandbys:
             run.process.send_signal(signal.SIGTERM)
             assert run.finish() == 0, run.errors()
         assert all(kills.values()) and recovered >= kills["worker"]
-        with running(tmp_path, *LOCAL) as rest:
+        with running(tmp_path) as rest:
             assert rest.finish() == 0, rest.errors()
         assert differences(tmp_path, frame) == []

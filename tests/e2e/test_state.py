@@ -19,7 +19,7 @@ import holdfast as hf
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 ROWS = 400_000
 """More than the job reads at its rate before the last answer, even on a slow machine; then it reads without a limit."""
-LOCAL, RATE = ("--master", "local[4]"), ("--max-records-per-second", "2000")
+RATE = ("--max-records-per-second", "2000")
 SHORT: dict[str, Any] = {"HOLDFAST_RETAINED_CHECKPOINTS": "1", "HOLDFAST_RETAINED_FOR_MS": "0"}
 READS = 4
 
@@ -38,7 +38,7 @@ class TestStateOfARunningJob:
         frame = make_input(tmp_path, ROWS)
         answers: dict[int, tuple[int, int]] = {}
         epochs = set()
-        with running(tmp_path, *LOCAL, *RATE, **SHORT) as run:
+        with running(tmp_path, *RATE, **SHORT) as run:
             run.wait_until_running(1_000)
             for number in range(READS):
                 # A savepoint keeps the offsets of its epoch until they are compared; the other reads take the newest.
@@ -57,7 +57,7 @@ class TestStateOfARunningJob:
             assert run.finish() == 0, run.errors()
         assert len(answers) == READS and len(epochs) > 1
         assert all(found == read > 0 for found, read in answers.values())
-        with running(tmp_path, *LOCAL) as rest:
+        with running(tmp_path) as rest:
             assert rest.finish() == 0, rest.errors()
         last = hf.state("counting", "users", root=str(tmp_path / "root")).sort("user")
         wanted = frame.group_by("user").agg(n=pl.len().cast(pl.Int64), total=pl.col("amount").sum())
