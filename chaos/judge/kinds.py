@@ -48,7 +48,11 @@ class FaultKind:
 
 _KILLS: tuple[tuple[Victim, str, bool], ...] = (
     ("worker", "the Python process of a subtask", False),
-    ("daemon", "the Python daemon that workers are forked from", False),
+    (
+        "daemon",
+        "the process that forks workers: the daemon of Spark or the zygote of local runs",
+        False,
+    ),
     ("executor", "the JVM of an executor", True),
     ("host", "a standalone cluster's worker daemon", True),
     ("driver", "the driver; it is started again, as a supervised one is", False),

@@ -23,7 +23,7 @@ from holdfast.chaos.live.faults import strikes
 from holdfast.chaos.live.faults.damage import Flip
 from holdfast.chaos.live.faults.nemesis import Planned
 from holdfast.chaos.live.faults.proxy import Toxiproxy, of_connections
-from holdfast.chaos.live.faults.scenario import Feed, Scenario
+from holdfast.chaos.live.faults.scenario import PROCESSES, Feed, Scenario
 from holdfast.chaos.live.faults.strikes import Strike
 from holdfast.chaos.live.feeding import Feeder
 from holdfast.chaos.live.folders import filled, keeps_temporary_below
@@ -81,8 +81,10 @@ class Testbed:
 
     def job(self, file: Path) -> LiveJob:
         """Return the job, not yet started."""
-        master = self._scenario.platform.name if self._cluster is None else self._cluster.url
-        flags = ("--master", master, "--parallelism", str(self._scenario.parallelism))
+        platform = self._scenario.platform.name
+        master = platform if self._cluster is None else self._cluster.url
+        place = ("--local",) if platform == PROCESSES else ("--master", master)
+        flags = (*place, "--parallelism", str(self._scenario.parallelism))
         targets = [replace(each, path=self._filled(each.path)) for each in self._scenario.observe]
         self._observer = Observer(self._out / "root", targets) if targets else None
         self._job = LiveJob(file, self._out, flags, self.environment, self.token)

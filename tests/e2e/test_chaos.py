@@ -25,6 +25,7 @@ FAULTS = (
     "worker-kill",
     "worker-stop",
     "worker-disk-full",
+    "daemon-kill",
     "driver-kill",
     "driver-pause",
     "control-blackhole",
@@ -34,7 +35,7 @@ FAULTS = (
 )
 RECOVERIES_LEAST = 2
 """Four of the kinds cause a recovery each, but one that strikes during a recovery shares it."""
-ENDED_BY = ("worker-kill", "worker-stop", "driver-kill")
+ENDED_BY = ("worker-kill", "worker-stop", "daemon-kill", "driver-kill")
 """These end the generation: a killed worker sends no more acks, and a stop outlasts the tolerated silence."""
 LEFT_OVER = 2
 """Epochs of an ended generation that may still be reported: one already acked, one completed just before."""
@@ -57,7 +58,7 @@ def test_a_job_under_kills_full_disks_cut_streams_and_damage_gives_correct_rows(
         "duration": "32s",
         "seed": 8,
         "every": "200ms..2s",
-        "platform": "local[5]",
+        "platform": "processes",
         "faults": dict.fromkeys(FAULTS, 1),
         "job": {
             "environment": {

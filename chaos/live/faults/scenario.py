@@ -43,6 +43,8 @@ _KEYS = (
     "observe",
     "wait",
 )
+PROCESSES, PROCESSES_MAX = "processes", 1_024
+"""The platform without Spark: `holdfast run --local`, which starts as many workers as it is told to."""
 _DEFAULTS = {setting.name: setting.default for setting in SETTINGS}
 _SETTING = "HOLDFAST_"
 _MODULE_AND_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -212,6 +214,8 @@ def _rates(raw: Any) -> dict[str, float]:
 def _platform(raw: Any) -> Platform:
     if isinstance(raw, str) and (local := _LOCAL.fullmatch(raw)) and int(local[1]):
         return Platform(raw, int(local[1]))
+    if raw == PROCESSES:
+        return Platform(PROCESSES, PROCESSES_MAX)
     if isinstance(raw, str) and (cluster := _STANDALONE.fullmatch(raw)):
         hosts, cores = (int(cluster[1]), int(cluster[2])) if cluster[1] else (HOSTS, CORES)
         if hosts and cores:
@@ -221,7 +225,7 @@ def _platform(raw: Any) -> Platform:
             f"platform is {raw!r}, which leaves files outside the run's folder and has no hosts to strike",
             f'give "standalone[{cluster[1]},{cluster[2]}]", which has the same executors',
         )
-    _refuse(f"platform is {raw!r}", 'give "local[N]", "standalone" or "standalone[HOSTS,CORES]"')
+    _refuse(f"platform is {raw!r}", 'give "processes", "local[N]", "standalone" or "standalone[HOSTS,CORES]"')
 
 
 def _check(raw: Any) -> str | tuple[str, ...] | None:

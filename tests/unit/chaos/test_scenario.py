@@ -146,6 +146,10 @@ class TestRefusals:
     def test_too_few_slots_are_refused(self) -> None:
         assert "has 1 slots, too few for 2 workers" in refused(platform="local[1]")
 
+    def test_processes_of_this_machine_have_room_for_all_workers_and_none_outside_the_driver(self) -> None:
+        assert parsed(faults={"worker-stop": 1, "daemon-kill": 1}, platform="processes", parallelism=64).rates
+        assert "cannot strike on processes" in refused(faults={"executor-kill": 1}, platform="processes")
+
     def test_a_stopped_worker_needs_a_slot_for_its_successor(self) -> None:
         assert "keeps its slot" in refused(faults={"worker-stop": 1}, platform="local[2]")
 
