@@ -15,6 +15,7 @@ from holdfast.runtime.processes.local import LocalHost, Zygote
 from holdfast.runtime.processes.memory import memory_settings
 
 LOOPBACK = "127.0.0.1"
+COMPILING = "compiling the kernels of the state, once for this installation"
 
 
 class OnThisMachine:
@@ -31,9 +32,15 @@ class OnThisMachine:
         """See Place.start."""
         settings = prepared.settings
         ports.note("starting workers")
+        zygote = self._zygote or Zygote.start()
+        try:
+            zygote.wait_until_ready(lambda: ports.note(COMPILING))
+        except BaseException:  # also an interrupt of a program that goes on
+            zygote.close()
+            raise
         memory = memory_settings(prepared.plan, settings.state_memory, settings.parallelism, {}, settings.standbys)
 
         def processes(task: WorkerTask, ended: LaunchEnded) -> Processes:
-            return LocalHost(partial(host_worker, task), ended, self._zygote)
+            return LocalHost(partial(host_worker, task), ended, zygote)
 
         return Started(LOOPBACK, settings.standbys, memory, processes)

@@ -13,6 +13,7 @@ import contextlib
 import json
 import logging
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from holdfast.errors import Unavailable
 from holdfast.runtime.driver.state import Site
 from holdfast.runtime.processes import zygote
 
@@ -31,6 +33,8 @@ LEAVE_WITHIN_S = 10.0
 """How long the end of a run waits for workers to leave: they close their local state."""
 END_WITHIN_S = 5.0
 """How long a killed process may take to disappear."""
+NOTED_AFTER_S = 3.0
+"""The imports take less than a second."""
 POLL_S = 0.002
 _PROGRAM = """
 import json, socket, sys
@@ -93,6 +97,24 @@ class Zygote:
         process.returncode = 0  # reaped by `reaped`, not by the collector of garbage
         return cls(here, process.pid)
 
+    def wait_until_ready(self, slow: Callable[[], None]) -> None:
+        """Wait until the zygote has imported everything, which includes compilation in a new installation.
+
+        Args:
+            slow: Called once if it takes longer than NOTED_AFTER_S.
+
+        Raises:
+            Unavailable: it has ended instead.
+        """
+        if not select.select([self._connection.fileno()], [], [], NOTED_AFTER_S)[0]:
+            slow()
+        if self.receive() != zygote.Ready():
+            raise Unavailable(
+                "the process that starts workers has ended before it was ready",
+                not_done="no record was read; missing targets were created and are empty",
+                next_step="see the messages above; holdfast doctor checks the packages",
+            )
+
     def send(self, packet: zygote.FromDriver, descriptors: Sequence[int] = ()) -> None:
         """Send a packet. Raises OSError: the zygote has ended."""
         socket.send_fds(self._connection, [msgspec.msgpack.encode(packet)], list(descriptors))
@@ -130,7 +152,7 @@ class LocalHost:
     Args:
         run: Runs the worker of a launch, in its process.
         ended: Called at the end of each launch.
-        ready: A zygote that runs already; None: one is started.
+        ready: A zygote that is ready; None: one is started.
     """
 
     def __init__(self, run: zygote.Run, ended: Ended, ready: Zygote | None = None) -> None:

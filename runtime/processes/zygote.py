@@ -73,6 +73,10 @@ class Kill(msgspec.Struct, frozen=True, tag="kill"):
     number: int
 
 
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """All is imported: launches from now on take milliseconds."""
+
+
 class Error(msgspec.Struct, frozen=True, tag="error"):
     """A worker is about to end with this error."""
 
@@ -103,7 +107,7 @@ class _Surrounded(msgspec.Struct, frozen=True):
 Run: TypeAlias = Callable[[int, Forked], object]
 """Runs the worker of a launch beside its companion, in a process of its own."""
 FromDriver: TypeAlias = Task | Launch | Kill
-FromZygote: TypeAlias = Error | Ended
+FromZygote: TypeAlias = Ready | Error | Ended
 FROM_DRIVER: msgspec.msgpack.Decoder[FromDriver] = msgspec.msgpack.Decoder(FromDriver)
 _SURROUNDED: msgspec.msgpack.Decoder[_Surrounded] = msgspec.msgpack.Decoder(_Surrounded)
 FROM_ZYGOTE: msgspec.msgpack.Decoder[FromZygote] = msgspec.msgpack.Decoder(FromZygote)
@@ -153,6 +157,7 @@ class _Zygote:
         signal.set_wakeup_fd(self._waking, warn_on_full_buffer=False)
 
     def run(self) -> NoReturn:
+        self._send(Ready())
         while True:
             ready, _, _ = select.select([self._connection.fileno(), self._woken], [], [])
             if self._woken in ready:

@@ -175,3 +175,26 @@ def test_output_is_exact_after_other_numbers_of_workers_with_kills_and_pending_o
         ended.append(newest(tmp_path).parallelism)
     assert tuple(ended) == parallelisms
     assert differences(tmp_path, frame) == []
+
+
+MOVES = (("--local",), ("--master", "local[3]"), ("--mode", "microbatch", "--every", "500ms"), ("--local",))
+"""Where a job runs, and in which mode: from processes of this machine to Spark, through microbatches, and back."""
+
+
+def test_output_is_exact_after_moves_between_local_processes_spark_and_microbatches_with_pending_output(
+    tmp_path: Path,
+) -> None:
+    frame = make_input(tmp_path)
+    for number, place in enumerate(MOVES, 1):
+        last = number == len(MOVES)
+        rate = LAST_RATE if last else RATE
+        with running(tmp_path, *place, "--max-records-per-second", str(rate), job=JOB) as run:
+            first = run.wait_until_running()
+            run.wait_for(lambda p, first=first: (p["epoch"] or 0) > first["epoch"], "an epoch of this run")  # type: ignore[misc]
+            if not last:
+                end_with_pending_output(run, tmp_path)
+            else:
+                kill_worker(run, 0)
+                assert run.finish() == 0, run.errors()
+                assert run.lines[-1]["state"] == "finished"
+    assert differences(tmp_path, frame) == []

@@ -16,8 +16,10 @@ import psutil
 import pytest
 
 import holdfast
+from holdfast.errors import Unavailable
+from holdfast.runtime.processes import local
 from holdfast.runtime.processes.companion import Forked
-from holdfast.runtime.processes.local import LocalHost, how_it_ended
+from holdfast.runtime.processes.local import LocalHost, Zygote, how_it_ended
 from holdfast.runtime.wire.processes import is_gone
 
 PATIENCE_S = 60.0
@@ -147,6 +149,20 @@ class TestTheZygote:
             assert started.end_of(launch) == "its process was killed with the process that starts workers"
         assert started.end_of(started.launch(LEAVES)) is None
         until(lambda: all(map(is_gone, processes)), "the end of the workers")
+
+    def test_is_waited_for_with_a_word_to_the_user_if_it_has_to_compile(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(local, "NOTED_AFTER_S", 0.0)
+        zygote, noted = Zygote.start(), list[str]()
+        zygote.wait_until_ready(lambda: noted.append("compiling"))
+        zygote.close()
+        assert noted == ["compiling"]
+
+    def test_that_ends_before_it_is_ready_is_an_error(self) -> None:
+        zygote = Zygote.start()
+        os.kill(zygote.pid, signal.SIGKILL)
+        with pytest.raises(Unavailable, match="has ended before it was ready"):
+            zygote.wait_until_ready(lambda: None)
+        zygote.close()
 
     def test_ends_with_its_driver(self, tmp_path: Path) -> None:
         program = (
