@@ -18,7 +18,7 @@ from http_receiver import HttpReceiver, receiving
 from hypothesis import settings
 from kafka_server import KafkaServer
 from kafka_server import running as running_kafka
-from measuring import Measuring, Recording
+from measuring import Measuring
 from postgres_server import LOGICAL, PostgresServer, running
 from redis_server import RedisServer
 from redis_server import running as running_redis
@@ -47,8 +47,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Measure tests. Let Spark start in half of the time; in a benchmark at full size it runs as it does for users."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         config.pluginmanager.register(Measuring())
-    if (costs := config.getoption("--costs-to", None)) and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Recording(Path(costs)))
     tiering = Tiering(config.getoption("--tiers", None), config.getoption("--update-costs", False), WITH_SPARK)
     config.pluginmanager.register(tiering)
     if config.getoption("--bench", "smoke") == "full":
@@ -89,7 +87,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the flags that write files of the repository."""
-    parser.addoption("--costs-to", metavar="FILE", help="append the CPU seconds of every test to a file")
     parser.addoption("--update-costs", action="store_true", help="write CPU seconds of these tests to tests/costs.txt")
     parser.addoption("--tiers", choices=(ROTATE, ALL, QUICK), help="run some tests, as make test and make quick do")
     parser.addoption("--rewrite-transcripts", action="store_true", help="write down what transcripts now lead to")

@@ -12,9 +12,9 @@ from __future__ import annotations
 import ast
 import os
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,9 +38,13 @@ class Change:
     base: str = ""
     files: frozenset[str] = frozenset()
 
-    def touches(self, test_file: str) -> bool:
-        """Return whether a test file, or a file that it imports or names, is changed."""
-        return not self.files.isdisjoint((test_file, *depends_on(test_file)))
+    def touches(self, test_file: str, root: Path = ROOT) -> bool:
+        """Return whether a test file is changed, or a module that it imports, or a script that it names."""
+        return test_file in self.files or not self._names.isdisjoint(names_in(test_file, root))
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(name for file in self.files if file.endswith(".py") for name in _names_of(file))
 
 
 def find_change(root: Path = ROOT) -> Change:
@@ -72,50 +76,30 @@ def _git(root: Path, *arguments: str) -> list[str]:
 
 
 @cache
-def depends_on(test_file: str, root: Path = ROOT) -> frozenset[str]:
-    """Return the files of the repository that a test file imports, or names as a file of Python or of the guide."""
-    path = root / test_file
+def names_in(test_file: str, root: Path = ROOT) -> frozenset[str]:
+    """Return the modules that a test file imports, and the names of Python files in its texts."""
     try:
-        tree = ast.parse(path.read_text())
+        tree = ast.parse((root / test_file).read_text())
     except (OSError, SyntaxError):
         return frozenset()
-    names = [*_modules(tree), *_named_files(tree)]
-    return frozenset(found for name in names for found in _files(name, root))
+    return frozenset(name for node in ast.walk(tree) for name in _names_at(node))
 
 
-def _modules(tree: ast.AST) -> Iterator[str]:
-    """Yield paths of all modules that may be meant, without their ends."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (each.name.replace(".", "/") for each in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            path = node.module.replace(".", "/")
-            yield from (path, *(f"{path}/{each.name}" for each in node.names))
+def _names_at(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (each.name for each in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        yield from (node.module, *(f"{node.module}.{each.name}" for each in node.names))
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(".py"):
+        yield node.value.rpartition("/")[2]
 
 
-def _named_files(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(".py"):
-            yield node.value.removesuffix(".py")
-
-
-def _files(name: str, root: Path) -> Iterator[str]:
-    """Yield the files of a module: in a room of the package, or beside tests."""
-    within = name.removeprefix("holdfast/")
-    places: Iterable[str] = (within, f"src/{name}") if within != name else (name, *_beside(name, root))
-    for place in places:
-        for file in (f"{place}.py", f"{place}/__init__.py"):
-            if (root / file).is_file():
-                yield file
-
-
-@cache
-def _test_modules(root: Path) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for path in (root / "tests").rglob("*.py"):
-        found.setdefault(path.stem, []).append(str(path.relative_to(root)).removesuffix(".py"))
-    return found
-
-
-def _beside(name: str, root: Path) -> list[str]:
-    return _test_modules(root).get(name.rpartition("/")[2], [])
+def _names_of(file: str) -> Iterator[str]:
+    """Yield the names by which tests know a file: of a room, of the package, or of a module that tests share."""
+    path = file.removesuffix(".py").removesuffix("/__init__")
+    if path.startswith("tests/"):
+        name = path.rpartition("/")[2]
+        yield from () if name == "conftest" else (name, f"{name}.py")
+    else:
+        room = path.removeprefix("src/holdfast").removeprefix("/")  # rooms are links there
+        yield ".".join(("holdfast", *room.split("/"))) if room else "holdfast"

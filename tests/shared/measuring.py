@@ -6,17 +6,14 @@ first test pays depends on the order. Under xdist every worker measures its own 
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 from cpu_clock import CpuClock
 
-TEST_S, SHARED_S, WALL_S = "CPU seconds", "CPU seconds of shared fixtures", "seconds"
+TEST_S, SHARED_S = "CPU seconds", "CPU seconds of shared fixtures"
 """Properties of a test's last report; the second one holds pairs of fixture and seconds."""
 
 
@@ -26,7 +23,6 @@ class Measuring:
 
     clock: CpuClock = field(default_factory=CpuClock)
     _start_s: float = 0.0
-    _began: float = 0.0
     _inner_s: float = 0.0
     """Seconds, since the start of the innermost running part, of parts that were measured apart."""
     _shared: list[tuple[str, float]] = field(default_factory=list)
@@ -34,7 +30,6 @@ class Measuring:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self) -> Generator[None, object, object]:
         self._start_s, self._inner_s, self._shared = self.clock.seconds(), 0.0, []
-        self._began = time.monotonic()
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
@@ -54,23 +49,9 @@ class Measuring:
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
         report: pytest.TestReport = yield
         if call.when == "teardown":
-            took_s, wall_s = self.clock.seconds() - self._start_s - self._inner_s, time.monotonic() - self._began
-            report.user_properties += [(TEST_S, took_s), (SHARED_S, self._shared), (WALL_S, wall_s)]
+            took_s = self.clock.seconds() - self._start_s - self._inner_s
+            report.user_properties += [(TEST_S, took_s), (SHARED_S, self._shared)]
         return report
 
     def pytest_unconfigure(self) -> None:
         self.clock.close()
-
-
-class Recording:
-    """Writes down what was measured, one line of JSON per test, in the process that gets the reports."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        found = dict(report.user_properties)
-        if report.when == "teardown" and TEST_S in found:
-            line = {"test": report.nodeid, "cpu_s": found[TEST_S], "wall_s": found[WALL_S], "shared": found[SHARED_S]}
-            with self._path.open("a") as file:
-                file.write(json.dumps(line) + "\n")

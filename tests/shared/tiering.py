@@ -41,11 +41,13 @@ class Tiering:
         tiers: `rotate`, `all`, `quick`, or None: every test runs.
         update: Whether to rewrite the table.
         with_spark: Beginnings of the node ids of tests that share one worker and start first.
+        limit_s: What a test may use that is not in the table.
     """
 
     tiers: str | None
     update: bool
     with_spark: tuple[str, ...]
+    limit_s: float = LIMIT_S
     table: CostTable = field(default_factory=lambda: CostTable.parse(COSTS.read_text() if COSTS.exists() else ""))
     change: Change = Change()
     chosen: dict[str, Any] = field(default_factory=dict)
@@ -58,8 +60,11 @@ class Tiering:
     def pytest_configure(self, config: pytest.Config) -> None:
         if self.tiers is None:
             return
-        told = getattr(config, "workerinput", {}).get(_INPUT)
-        self.change = find_change() if told is None else Change(told["turn"], told["base"], frozenset(told["files"]))
+        if told := getattr(config, "workerinput", {}).get(_INPUT):
+            self.change = Change(told["turn"], told["base"], frozenset(told["files"]))
+            self._quick = set(told["quick"])
+            return
+        self.change = find_change()
         if self.tiers == QUICK:
             files = sorted(_test_files(config.args) - set(ALWAYS))
             self._quick, missed = choose_files(files, self.table, self.change.touches)
@@ -112,11 +117,11 @@ class Tiering:
             report.sections.append(("it does not run each time; alone", alone(item.nodeid)))
         properties: dict[str, Any] = dict(report.user_properties)
         cpu_s = properties.get(TEST_S, 0.0)
-        if report.when == "teardown" and report.passed and item.nodeid not in self.table.dear and cpu_s > LIMIT_S:
+        if report.when == "teardown" and report.passed and item.nodeid not in self.table.dear and cpu_s > self.limit_s:
             report.outcome = "failed"
             report.longrepr = (
-                f"{item.nodeid} used {cpu_s:.1f} s of CPU; a test outside of tests/costs.txt may use {LIMIT_S:.0f} s.\n"
-                f"The test itself passed.\n"
+                f"{item.nodeid} used {cpu_s:.1f} s of CPU; a test that is not in tests/costs.txt may use "
+                f"{self.limit_s:.0f} s. The test itself passed.\n"
                 f"Make it cheaper, or list it, so that it runs in turn: make costs TESTS='{item.nodeid}'"
             )
         return report
@@ -131,7 +136,8 @@ class Tiering:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        node.workerinput[_INPUT] = {**vars(self.change), "files": sorted(self.change.files)}
+        change = {"turn": self.change.turn, "base": self.change.base, "files": sorted(self.change.files)}
+        node.workerinput[_INPUT] = {**change, "quick": sorted(self._quick)}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
