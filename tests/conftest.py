@@ -57,6 +57,13 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK_JAVA)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let jobs on Spark be slow: the limits of `patience` find one that hangs, by the CPU time that it uses."""
+    for item in items:
+        if item.nodeid.startswith(WITH_SPARK) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(1_200))
+
+
 def pytest_collection_finish() -> None:
     """Let the collector of garbage leave out modules and tests, which stay: they were a seventh of a run."""
     gc.collect()

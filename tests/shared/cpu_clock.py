@@ -32,7 +32,7 @@ class CpuClock:
     def __init__(self, root: Path = Path("/"), groups: bool = True) -> None:
         self._root = root
         self._group: Path | None = None
-        self._read: Callable[[], float] = lambda: _rusage_s() + _descendants_s(root, os.getpid())
+        self._read: Callable[[], float] = lambda: _rusage_s() + _descendants_s(root)
         if groups:
             self._enter_group()
 
@@ -102,16 +102,18 @@ def _rusage_s() -> float:
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
-def _descendants_s(root: Path, pid: int) -> float:
-    """Return what living descendants have used, with the children that they have waited for."""
+def _descendants_s(root: Path) -> float:
+    return sum(tree_s(child, root) for child in _children(root, os.getpid()))
+
+
+def tree_s(pid: int, root: Path = Path("/")) -> float:
+    """Return what a process and its living descendants have used, with the children that they have waited for."""
     total = 0.0
-    for child in _children(root, pid):
-        with contextlib.suppress(OSError, IndexError):  # it has ended meanwhile
-            stat = (root / f"proc/{child}/stat").read_text()
-            # After the name, which may hold anything: field 14 of the manual page is the twelfth.
-            total += sum(map(int, stat.rpartition(")")[2].split()[11:15])) / _TICKS_PER_S
-        total += _descendants_s(root, child)
-    return total
+    with contextlib.suppress(OSError, IndexError):  # it has ended meanwhile
+        stat = (root / f"proc/{pid}/stat").read_text()
+        # After the name, which may hold anything: field 14 of the manual page is the twelfth.
+        total += sum(map(int, stat.rpartition(")")[2].split()[11:15])) / _TICKS_PER_S
+    return total + sum(tree_s(child, root) for child in _children(root, pid))
 
 
 def _children(root: Path, pid: int) -> list[int]:

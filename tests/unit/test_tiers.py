@@ -104,7 +104,8 @@ class TestQuick:
 class TestChange:
     def test_without_another_branch_is_the_last_six_commits(self, repository: Path) -> None:
         change = find_change(repository)
-        assert (change.turn, change.files) == (10, {f"file{number}" for number in range(4, 10)})
+        assert change.turn == 10
+        assert change.files == {f"file{number}" for number in range(4, 10)}
 
     def test_in_a_fresh_clone_of_main_is_the_last_six_commits(self, repository: Path, tmp_path: Path) -> None:
         git(tmp_path, "clone", "-q", str(repository), "clone")
