@@ -61,7 +61,6 @@ class PeerInput:
 
 
 @pytest.mark.e2e
-@pytest.mark.slow
 @pytest.mark.timeout(1_800)
 def bench_microbatch(bench: Bench, tmp_path: Path) -> None:
     """Budget: 15 times the steady rate of Structured Streaming, over 1 M keys on two cores."""
@@ -79,7 +78,6 @@ def bench_microbatch(bench: Bench, tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.slow
 @pytest.mark.timeout(1_800)
 def bench_microbatch_windowed(bench: Bench, tmp_path: Path) -> None:
     """The same for tumbling windows of ten seconds: about 4 rows per key and window."""

@@ -26,7 +26,8 @@ from tiers import LIMIT_S, choose, choose_files
 
 ROTATE, ALL, QUICK = "rotate", "all", "quick"
 COSTS = ROOT / "tests/costs.txt"
-ALWAYS = ("tests/unit/test_tidy.py", "tests/docs/test_links.py", "tests/docs/test_generated.py")
+ALWAYS = ("tests/unit/test_tidy.py", "tests/docs/test_links.py")
+"""Files about all files; `make quick` always has them."""
 SERVERS = {"kafka", "redis", "postgres", "logical_postgres", "s3"}
 """Fixtures that start a server; `make quick` leaves out the tests that use them."""
 _SAID_MAX = 10
