@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 DEAR_S = 2.0
-_STAYS_DEAR_S = 1.5
+STAYS_DEAR_S = 1.5
 """A test that is dear stays so until it needs less than this, or each measurement would change its tier."""
 _SAME = 1.25
 _LISTED_S = 0.2
@@ -92,7 +92,7 @@ class CostTable:
         sums: dict[str, float] = dict.fromkeys(whole, 0.0)
         sessions: dict[str, float] = {}
         for test, cpu_s, shared in measured:
-            if cpu_s > (_STAYS_DEAR_S if test in dear else DEAR_S):
+            if cpu_s > (STAYS_DEAR_S if test in dear else DEAR_S):
                 dear[test] = _settled(dear.get(test), cpu_s)
             else:
                 dear.pop(test, None)
