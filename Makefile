@@ -1,13 +1,18 @@
 # Commands for developers. The first one that you run creates .venv.
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test soak bench docs lock clean check java generator servers
+.PHONY: help demo quick test soak bench costs docs lock clean check java generator servers kernels
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
 READY := $(VENV)/.installed
 CLASSES := $(VENV)/spark-classes.jsa $(VENV)/kafka-classes.jsa
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest -q
+# Outside the checkout, so that a second clone starts with what the first one has computed.
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/holdfast
+TOOLS := $(CACHE)/tools-$(shell sha256sum requirements.lock | cut -c1-12)
+# Two checkouts must not use the cache of mypy, a database, at the same time.
+ALONE := $(if $(shell command -v flock),flock $(TOOLS)/mypy.lock)
+PYTEST := $(BIN)/python -m pytest -q -o cache_dir=$(TOOLS)/pytest
 # Live runs of a soak use the shortest scenario in the tree.
 SOAK_LIVE = $(if $(wildcard chaos/scenarios/flights-short.toml),--scenario flights-short --job examples/flights.py)
 # Spark on one core, everything else on the other; keeping the order starts with the longest tests.
@@ -16,6 +21,8 @@ QUICK := $(wildcard tests/unit tests/docs tests/formats tests/contract tests/sim
 # For recipes that start Spark. The user's JAVA_HOME wins if Spark can use it.
 WITH_JAVA = JAVA_HOME="$$(cat $(VENV)/java-home)"
 export JAVA_HOME PYTHON HOURS RATE
+export MYPY_CACHE_DIR := $(TOOLS)/mypy
+export RUFF_CACHE_DIR := $(TOOLS)/ruff
 # Tests start hundreds of Python processes; without bytecode on disk, each of them recompiles every module.
 unexport PYTHONDONTWRITEBYTECODE
 # Tests without Spark keep their folders in memory if there is room and programs may run from there; on disk they would
@@ -30,11 +37,14 @@ help: ## list the commands
 demo: java ## run the flights job on real data, kill a worker, verify the result (3 min at most; MODE=microbatch)
 	@$(WITH_JAVA) $(BIN)/holdfast demo $(if $(MODE),--mode $(MODE))
 
-quick: check ## run ruff, types, import rules, tests without Spark (2 min at most)
-	@$(IN_MEMORY) $(PYTEST) $(BOTH) -m "not e2e and not slow and not thorough and not toxiproxy and not s3 and not kafka and not redis" $(QUICK)
+quick: check kernels ## run ruff, types, import rules, cheap tests without servers, first those that the change touches (2 min)
+	@$(IN_MEMORY) $(PYTEST) $(BOTH) --tiers quick -m "not e2e and not slow and not thorough and not toxiproxy and not s3 and not kafka and not redis" $(QUICK)
 
-test: check java servers generator $(CLASSES) ## run everything except soak: quick, every scenario, Spark, smoke benchmarks
-	@$(IN_MEMORY) $(WITH_JAVA) $(PYTEST) $(BOTH) -m "not slow" tests
+test: check kernels java servers generator $(CLASSES) ## run cheap tests, and a sixth of the dear ones in turn (20 min; ALL=1: all of them)
+	@$(IN_MEMORY) $(WITH_JAVA) $(PYTEST) $(BOTH) --tiers $(if $(ALL),all,rotate) -m "not slow" tests
+
+costs: check kernels java servers generator $(CLASSES) ## measure tests, write tests/costs.txt (TESTS='tests/e2e tests/unit/test_x.py::test_y')
+	@$(IN_MEMORY) $(WITH_JAVA) $(PYTEST) $(BOTH) --update-costs -m "not slow" $(or $(TESTS),tests)
 
 soak: java servers ## run for hours: growth of a job, simulator and live faults (log in chaos-soak), slow tests (HOURS=2)
 	@$(WITH_JAVA) $(BIN)/python tools/soak.py $(SOAK_LIVE)
@@ -55,10 +65,14 @@ clean: ## remove .venv, caches and the output of the demo and the examples
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 check: $(READY)
+	@mkdir -p $(TOOLS)
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check . || { echo "not formatted: $(BIN)/ruff format ."; exit 1; }
-	@$(BIN)/mypy
-	@out="$$($(BIN)/lint-imports --no-logo 2>&1)" || { echo "$$out"; exit 1; }
+	@$(ALONE) $(BIN)/mypy
+	@out="$$($(BIN)/lint-imports --no-logo --cache-dir $(TOOLS)/imports 2>&1)" || { echo "$$out"; exit 1; }
+
+kernels: $(READY)
+	@$(BIN)/python tools/kernels.py $(CACHE)/kernels
 
 java: $(READY)
 	@(cd $(VENV) && [ -f java-home ] && [ -x "$$(cat java-home)/bin/java" ] && [ "$$(cat java-asked)" = "$$JAVA_HOME" ]) \

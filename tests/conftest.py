@@ -18,9 +18,11 @@ from http_receiver import HttpReceiver, receiving
 from hypothesis import settings
 from kafka_server import KafkaServer
 from kafka_server import running as running_kafka
+from measuring import Measuring
 from postgres_server import LOGICAL, PostgresServer, running
 from redis_server import RedisServer
 from redis_server import running as running_redis
+from tiering import ALL, QUICK, ROTATE, Tiering
 
 from holdfast.chaos.live.cluster import QUICK_JAVA
 from holdfast.runtime.config.settings import CONTINUOUS, MODES
@@ -42,13 +44,24 @@ CLASSES = Path(sys.prefix) / "spark-classes.jsa"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let Spark start in half of the time; in a benchmark at full size it runs as it does for users."""
+    """Measure tests. Let Spark start in half of the time; in a benchmark at full size it runs as it does for users."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        config.pluginmanager.register(Measuring())
+    tiering = Tiering(config.getoption("--tiers", None), config.getoption("--update-costs", False), WITH_SPARK)
+    config.pluginmanager.register(tiering)
     if config.getoption("--bench", "smoke") == "full":
         return
     archive = f" -XX:SharedArchiveFile={CLASSES}" if CLASSES.exists() and CLASSES.stat().st_size else ""
     # A Java with other classes says so at every start; it starts as well.
     os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{QUICK_JAVA}{archive} -Xlog:cds=off,cds+dynamic=off")
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK_JAVA)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let jobs on Spark be slow: the limits of `patience` find one that hangs, by the CPU time that it uses."""
+    for item in items:
+        if item.nodeid.startswith(WITH_SPARK) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(1_200))
 
 
 def pytest_collection_finish() -> None:
@@ -80,7 +93,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the flag that rewrites transcripts."""
+    """Add the flags that write files of the repository."""
+    parser.addoption("--update-costs", action="store_true", help="write CPU seconds of these tests to tests/costs.txt")
+    parser.addoption("--tiers", choices=(ROTATE, ALL, QUICK), help="run some tests, as make test and make quick do")
     parser.addoption("--rewrite-transcripts", action="store_true", help="write down what transcripts now lead to")
 
 

@@ -1,6 +1,6 @@
 """The tools of a benchmark: sizes for a smoke run or a full one, a stopwatch, and a report that checks the work.
 
-The smoke size runs in every `make test`, so that no benchmark rots; `make bench` uses the full one.
+The smoke size runs in `make test` like other tests, so that no benchmark rots; `make bench` uses the full one.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ import polars as pl
 import psutil
 import pytest
 from harness import wait
+from patience import CPU_S, WALL_S, Patience, wait_for_end
 
 import holdfast as hf
 from holdfast.chaos.live.job import EXECUTOR
@@ -31,7 +32,8 @@ IN_BOTH_MODES_SLOWLY = pytest.mark.parametrize(
 )
 """Marks a test that takes minutes in microbatch mode: there it is run by `make soak` alone."""
 TIMEOUT_S = 240.0
-"""A limit for a job that hangs; generous, since a shared machine may be slow."""
+"""A limit for what is no process of a run; generous, since a shared machine may be slow."""
+LOOK_EVERY_S = 1.0
 
 
 class Run:
@@ -72,16 +74,18 @@ class Run:
         with self._arrived:
             self._arrived.notify_all()
 
-    def wait_for(
-        self, true: Callable[[dict[str, Any]], Any], what: str, timeout_s: float = TIMEOUT_S
-    ) -> dict[str, Any]:
-        """Wait until this holds for the newest progress, and return it."""
-        with self._arrived:
-            held = self._arrived.wait_for(
-                lambda: (self.lines and true(self.lines[-1])) or self.process.poll() is not None, timeout_s
-            )
-            if held and self.lines and true(self.lines[-1]):
-                return self.lines[-1]
+    def wait_for(self, true: Callable[[dict[str, Any]], Any], what: str, cpu_s: float = CPU_S) -> dict[str, Any]:
+        """Wait until this holds for the newest progress, while the run uses no more than this, and return it."""
+        patience = Patience(self.process.pid, cpu_s)
+        while not patience.over:
+            with self._arrived:
+                held = self._arrived.wait_for(
+                    lambda: (self.lines and true(self.lines[-1])) or self.process.poll() is not None, LOOK_EVERY_S
+                )
+                if held and self.lines and true(self.lines[-1]):
+                    return self.lines[-1]
+                if held:
+                    break
         raise AssertionError(f"waited for {what}; the last progress was {self.lines[-1:]}\n{self.errors()}")
 
     def wait_until_running(self, records: int = 1) -> dict[str, Any]:
@@ -91,10 +95,9 @@ class Run:
             f"a running job with {records} records",
         )
 
-    def finish(self, timeout_s: float = TIMEOUT_S) -> int:
-        """Wait for the end and return the exit status."""
-        status = self.process.wait(timeout_s)
-        return status
+    def finish(self, cpu_s: float = CPU_S) -> int:
+        """Wait for the end, while the run uses no more than this; return the exit status."""
+        return wait_for_end(self.process, "the end of a run", Patience(self.process.pid, cpu_s, max(WALL_S, cpu_s)))
 
     def kill_group(self, number: int) -> None:
         """Send a signal to the driver and everything it started on this machine."""

@@ -16,7 +16,7 @@ from running import TIMEOUT_S, make_input, running
 
 from holdfast.runtime.config.settings import CONTINUOUS
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1_200)]
 
 
 def free_port() -> int:

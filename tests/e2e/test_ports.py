@@ -8,7 +8,7 @@ import psutil
 import pytest
 from standalone import standalone
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1_200)]
 
 MASTER, HOST = 2, 2
 """Ports on which each daemon listens: one for its cluster, one for its page."""

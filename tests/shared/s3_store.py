@@ -75,9 +75,11 @@ class S3Store:
             "--iam-cache-disable",
         ]
         options += ["--access-log", self.folder / "requests.log", "--port", self.address]
+        folders = ("--sidecar", self.folder / "about", self.folder / "objects")
         with (self.folder / "s3.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [find_server(), *options, "posix", "--sidecar", self.folder / "about", self.folder / "objects"],
+                # The kernel ends the server if the test process is killed.
+                [*("setpriv", "--pdeathsig", "KILL"), find_server(), *options, "posix", *folders],
                 env={**os.environ, **own},
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -5,7 +5,7 @@ toxics. Whether bytes entered a toxic, or connections ended, it learns from the 
 Toxiproxy.
 
 Invariants
-    - The server listens on loopback only, on a port that the system chose, and ends with this object.
+    - The server listens on loopback only, on a port that the system chose, and ends with this object or its process.
     - Only proxies of processes that the run started are touched.
 
 Source: github.com/Shopify/toxiproxy 2.12; docs/design/0016-live-chaos.md.
@@ -42,6 +42,8 @@ SLICE = 4
 VARIABLE = "HOLDFAST_TOXIPROXY"
 CLOSING = frozenset({"reset_peer", "limit_data", "down"})
 """Toxics that have fired when connections have ended; the others fire when bytes enter them."""
+_TIES = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
+"""The kernel ends the server if the thread that started it ends without doing so, as when its process is killed."""
 Ours = Callable[[int], psutil.Process | None]
 
 
@@ -94,7 +96,7 @@ class Toxiproxy:
         toxiproxy.api.requests = _Direct()
         with log.open("wb") as said:
             self._process = subprocess.Popen(
-                [str(server), "-host", "127.0.0.1", "-port", "0"],
+                [*_TIES, str(server), "-host", "127.0.0.1", "-port", "0"],
                 stdout=said,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **marks},
