@@ -25,7 +25,7 @@ from redis_server import running as running_redis
 from tiering import ALL, QUICK, ROTATE, Tiering
 
 from holdfast.chaos.live.cluster import QUICK_JAVA
-from holdfast.runtime.config.settings import CONTINUOUS, MODES
+from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH, MODES
 
 # A machine that others use too may be slow at any moment: the time of a test case is no evidence about the code.
 settings.register_profile("holdfast", deadline=None)
@@ -37,7 +37,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 CAUGHT = "wrong version"
 """A property of a test: the name of a wrong version that was caught, and after how many seeds or examples."""
-WITH_SPARK = ("tests/bench/", "tests/docs/test_on_spark.py", "tests/e2e/", "tests/soak/")
+WITH_JOBS = ("tests/bench/", "tests/docs/test_on_spark.py", "tests/e2e/", "tests/soak/")
+"""Tests that start jobs as processes."""
+WITH_SPARK = (
+    *("tests/bench/", "tests/soak/"),
+    *(
+        f"tests/e2e/test_{name}.py"
+        for name in ("cluster", "cron", "demo", "interpreters", "kills", "microbatch", "ports")
+    ),
+    *(f"tests/e2e/test_{name}.py" for name in ("several_hosts", "spark_frame", "spark_sources", "standbys", "wheel")),
+)
+"""Tests of which most start Spark; of others, those in microbatch mode do."""
 FAILED = pytest.StashKey[bool]()
 CLASSES = Path(sys.prefix) / "spark-classes.jsa"
 """Written by tools/spark_classes.py."""
@@ -47,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Measure tests. Let Spark start in half of the time; in a benchmark at full size it runs as it does for users."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         config.pluginmanager.register(Measuring())
-    tiering = Tiering(config.getoption("--tiers", None), config.getoption("--update-costs", False), WITH_SPARK)
+    tiering = Tiering(config.getoption("--tiers", None), config.getoption("--update-costs", False), WITH_JOBS)
     config.pluginmanager.register(tiering)
     if config.getoption("--bench", "smoke") == "full":
         return
@@ -60,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let jobs on Spark be slow: the limits of `patience` find one that hangs, by the CPU time that it uses."""
     for item in items:
-        if item.nodeid.startswith(WITH_SPARK) and item.get_closest_marker("timeout") is None:
+        if item.nodeid.startswith(WITH_JOBS) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(1_200))
 
 
@@ -78,7 +88,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class OneSpark(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.split("::")[0]
-            return "spark" if path.startswith(WITH_SPARK) else path
+            return "spark" if path.startswith(WITH_SPARK) or _in_microbatches(nodeid) else path
 
     return OneSpark(config, log)
 
@@ -108,10 +118,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
+def _in_microbatches(nodeid: str) -> bool:
+    """Return whether a test starts a job in microbatch mode."""
+    return nodeid.startswith(WITH_JOBS) and MICROBATCH in nodeid
+
+
 @pytest.fixture
 def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """A folder of the test. Pytest's may be in memory; that of a test that starts Spark is on disk, as jobs have it."""
-    if not request.node.nodeid.startswith(WITH_SPARK):
+    """A folder of the test. Pytest's may be in memory; that of a test that starts jobs is on disk, as jobs have it."""
+    if not request.node.nodeid.startswith(WITH_JOBS):
         yield tmp_path
         return
     folder = Path(tempfile.mkdtemp(prefix="holdfast-test-"))
