@@ -1,6 +1,7 @@
 """What a command takes, with all processes that it starts: time, processor time, memory. One ruler for every engine.
 
-The processes are those of a session of the command's own, found in /proc five times a second. What a process uses
+The processes are those of a session of the command's own and all below them, such as a JVM with a session of its own,
+found in /proc five times a second. What a process uses
 between the last look at it and its end is missed, as is one that lives for less than that.
 """
 
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
+from typing import NamedTuple
 
 LOOK_EVERY_S = 0.2
 TICKS_PER_S, PAGE_BYTES = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
@@ -39,10 +41,10 @@ class Usage:
     def sample(self, session: int) -> None:
         """Look at the processes of a session."""
         resident = 0
-        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-            if (found := _stat(pid)) is not None and found[0] == session:
-                self._cpu_s[pid] = max(self._cpu_s.get(pid, 0.0), found[1])
-                resident += found[2]
+        for pid in sorted(map(int, filter(str.isdigit, os.listdir("/proc")))):
+            if (found := _stat(pid)) is not None and (found.session == session or found.parent in self._cpu_s):
+                self._cpu_s[pid] = max(self._cpu_s.get(pid, 0.0), found.cpu_s)
+                resident += found.resident_bytes
         self.samples.append((time.time(), sum(self._cpu_s.values())))
         self.peak_bytes = max(self.peak_bytes, resident)
 
@@ -103,11 +105,19 @@ def used_by(
     return usage
 
 
-def _stat(pid: int) -> tuple[int, float, int] | None:
-    """Return session, processor seconds and resident bytes; None for a process that has ended."""
+class _Stat(NamedTuple):
+    parent: int
+    session: int
+    cpu_s: float
+    resident_bytes: int
+
+
+def _stat(pid: int) -> _Stat | None:
+    """Return what a process uses; None for one that has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
     fields = text[text.rindex(")") + 2 :].split()
-    return int(fields[3]), (int(fields[11]) + int(fields[12])) / TICKS_PER_S, int(fields[21]) * PAGE_BYTES
+    used_s = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+    return _Stat(int(fields[1]), int(fields[3]), used_s, int(fields[21]) * PAGE_BYTES)
