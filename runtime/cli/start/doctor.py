@@ -30,6 +30,7 @@ from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_app, add_command, root_of
 from holdfast.runtime.cli.reporting import advise, print_json, settled
 from holdfast.runtime.cli.start.doctor_cluster import Check, cluster, spark_defaults
+from holdfast.runtime.config.settings import wants_local
 
 JAVA_OLDEST = 17
 SPARK_LIMIT_S = 60
@@ -38,7 +39,10 @@ PYTHON_OLDEST, PYTHON_NEWEST = (3, 11), (3, 13)
 DISK_LEAST, DISK_GOOD = 512 * 1024**2, 5 * 1024**3
 SHARED_MEMORY_GOOD = 64 * 1024**2
 CLOCK_OFF_MAX_S = 2.0
-_JAVA_ADVICE = f"install Java {JAVA_OLDEST} or newer (Debian: apt-get install openjdk-17-jre-headless), set JAVA_HOME"
+_JAVA_ADVICE = (
+    f"install Java {JAVA_OLDEST} or newer (Debian: apt-get install openjdk-17-jre-headless), set JAVA_HOME; "
+    "holdfast run --local needs no Java"
+)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -47,13 +51,14 @@ def add_parser(subparsers: Any) -> None:
         "Check Python, Java, Spark, packages, the root, disk space, clock, and what protects a cluster; with JOB.py "
         "also its secrets, and each source and sink as a start would find it. Nothing is created or changed there."
     )
-    examples = (
-        "holdfast doctor\nholdfast doctor job.py\nholdfast doctor --root s3://bucket/streams --master spark://host:7077"
-    )
+    examples = "holdfast doctor\nholdfast doctor job.py --local\nholdfast doctor --root s3://bucket/streams --master spark://host:7077"
     parser = add_command(subparsers, "doctor", description, examples)
     parser.add_argument("file", metavar="JOB.py", nargs="?", help="check the sources and sinks of this job as well")
     add_app(parser)
     parser.add_argument("--master", metavar="M", help="Spark master URL to check; default: the one a run would use")
+    parser.add_argument(
+        "--local", action="store_const", const="true", help="check a run without Spark, as holdfast run --local"
+    )
     parser.set_defaults(handler=handle)
 
 
@@ -67,7 +72,9 @@ def handle(args: argparse.Namespace) -> int:
     checks: list[Check] = []
     reported = spark_defaults(os.environ)
     protection = partial(cluster, args.master, os.environ, reported)
-    for group in (python, java, packages, lambda: storage(root), machine, protection, partial(_job, args)):
+    local = wants_local({"local": args.local, "master": args.master}, os.environ)
+    first, last = ((workers,), ()) if local else ((java,), (protection,))
+    for group in (python, *first, packages, lambda: storage(root), machine, *last, partial(_job, args)):
         for check in group():
             checks.append(check)
             if not args.json:
@@ -86,7 +93,7 @@ def _job(args: argparse.Namespace) -> Iterator[Check]:
     if args.file is not None:
         from holdfast.runtime.cli.start.doctor_job import job  # after the packages that it needs are checked
 
-        yield from job(args.file, args.app, args.root, args.master)
+        yield from job(args.file, args.app, args.root, args.master, args.local)
 
 
 def python() -> Iterator[Check]:
@@ -133,6 +140,20 @@ def _spark_starts() -> Check:
         last = (said.stderr.strip().splitlines() or ["no output"])[-1]
         return Check("spark", "fail", f"{launcher} --version failed: {last}", _JAVA_ADVICE)
     return Check("spark", "ok", f"version {version[1]} starts with this Java ({launcher})")
+
+
+def workers() -> Iterator[Check]:
+    """Start what forks the workers of a local run."""
+    from holdfast.runtime.processes.local import Zygote
+
+    began, zygote = time.monotonic(), Zygote.start()
+    try:
+        zygote.wait_until_ready(lambda: advise("compiling the kernels of the state, once for this installation"))
+        yield Check("workers", "ok", f"can be forked {time.monotonic() - began:.1f} s after a start")
+    except HoldfastError as error:
+        yield Check("workers", "fail", error.what, "see the messages above")
+    finally:
+        zygote.close()
 
 
 def packages() -> Iterator[Check]:

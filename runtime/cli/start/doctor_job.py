@@ -40,7 +40,7 @@ from holdfast.storage.objects import open_objects
 from holdfast.storage.paths import join
 
 
-def job(file: str, app: str | None, root: str | None, master: str | None) -> Iterator[Check]:
+def job(file: str, app: str | None, root: str | None, master: str | None, local: str | None = None) -> Iterator[Check]:
     """Check a job's secrets, sources and sinks.
 
     Args:
@@ -48,12 +48,13 @@ def job(file: str, app: str | None, root: str | None, master: str | None) -> Ite
         app: Which app, for a file that builds several.
         root: The root on the command line.
         master: The Spark master on the command line.
+        local: "true" if the command line asks for a run without Spark.
 
     Raises:
         ConfigError: the file, the app or a setting is wrong.
     """
     built = load(file, app)
-    settings = resolve(built, {"root": root, "master": master}, os.environ)
+    settings = resolve(built, {"root": root, "master": master, "local": local}, os.environ)
     plan = with_places(replace(built.plan(), key_groups=settings.key_groups), settings.root)
     for error in missing_secrets(plan):
         yield _failed("secret", error)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
+from holdfast.runtime.cli.main import main
 from holdfast.runtime.cli.start import doctor, doctor_cluster
 
 
@@ -112,3 +114,14 @@ class TestCluster:
         )
         found = doctor_cluster.spark_defaults({"SPARK_CONF_DIR": str(tmp_path)})
         assert found == {"spark.master": "spark://h:1", "spark.authenticate": "true", "spark.x": "a b"}
+
+
+class TestWithoutSpark:
+    def test_checks_that_workers_can_be_forked_and_neither_java_nor_spark(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path))  # has no Java
+        assert main(["doctor", "--local", "--json", "--root", str(tmp_path / "root")]) == 0
+        states = {check["name"]: check["state"] for check in json.loads(capsys.readouterr().out)["checks"]}
+        assert states["workers"] == "ok"
+        assert not {"java", "spark"} & states.keys()
