@@ -12,6 +12,7 @@ Pure: no clock, thread or I/O. Source: docs/design/0018-audit.md; PROTOCOL P17, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
@@ -177,6 +178,8 @@ def _value(value: Any, kind: pa.DataType) -> Any:
     if pa.types.is_integer(kind):
         wanted = int
     elif pa.types.is_floating(kind):
+        if value == "NaN":  # of a database that has none
+            return math.nan
         wanted = (int, float)
     elif _is_text(kind):
         wanted = str

@@ -9,6 +9,7 @@ Source: sinks/sqlite/sink.py.
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import closing
 from dataclasses import replace
@@ -21,6 +22,7 @@ from holdfast.errors import ConfigError
 from holdfast.sinks.sql.dialect import translated
 from holdfast.sinks.sql.session import Session
 from holdfast.sinks.sql.values import TIMESTAMP, Value
+from holdfast.sinks.sqlite.dialect import NAN
 from holdfast.sinks.sqlite.sink import SQLite
 from holdfast.traits import SinkTraits
 
@@ -30,8 +32,8 @@ TABLE = "rows"
 class Collect(SQLite):
     """A sink whose rows the program reads after `app.run()`, with `frame()`.
 
-    For notebooks, scripts and tests. Takes the columns that `hf.SQLite` takes; like there, NaN becomes null. Refused by
-    `holdfast run` and `app.main()`, which leave no program that could read the rows.
+    For notebooks, scripts and tests. Takes the columns that `hf.SQLite` takes. Refused by `holdfast run` and
+    `app.main()`, which leave no program that could read the rows.
     """
 
     _columns: pa.Schema | None
@@ -112,6 +114,8 @@ def _series(field: pa.Field, values: list[Value]) -> pl.Series:
         return pl.Series(field.name, values, pl.String).str.to_date("%Y-%m-%d")
     if pa.types.is_boolean(field.type):
         return pl.Series(field.name, values, pl.Int64).cast(pl.Boolean)
+    if pa.types.is_floating(field.type):
+        values = [math.nan if value == NAN else value for value in values]
     empty = pl.from_arrow(pa.array([], field.type))
     assert isinstance(empty, pl.Series)
     return pl.Series(field.name, values, empty.dtype)

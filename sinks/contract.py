@@ -418,7 +418,7 @@ def check_key(where: str, schema: pa.Schema, upsert_key: tuple[str, ...] | None,
 
 
 def check_null_keys(where: str, key: tuple[str, ...] | None, batch: pa.RecordBatch) -> None:
-    """Refuse rows with a null in a key column: no SQL primary key can hold one. NaN counts, as SQLite stores null."""
+    """Refuse rows with a null in a key column: no SQL primary key can hold one. NaN counts, as it equals nothing."""
     for name in key or ():
         column = batch.column(name)
         may_be_nan = pa.types.is_floating(column.type)

@@ -149,7 +149,7 @@ _FIXED_WIDTH: tuple[Callable[[pa.DataType], bool], ...] = (
     pa.types.is_integer,
     pa.types.is_floating,
     pa.types.is_date32,
-    pa.types.is_decimal,
+    pa.types.is_decimal128,
     _is_time,
 )
 """Types whose values have a bounded length as JSON."""

@@ -20,7 +20,8 @@ from holdfast.runtime.api.functions import checked_policy
 from holdfast.runtime.api.stream import Stream, Table
 from holdfast.runtime.api.tables import table_of
 from holdfast.runtime.api.unsupported import APP, no_attribute
-from holdfast.runtime.config.settings import MODES, duration_ms, size_bytes
+from holdfast.runtime.config.durations import Duration, duration_ms
+from holdfast.runtime.config.settings import MODES, size_bytes
 from holdfast.runtime.plan.compiler import compile_plan
 from holdfast.runtime.plan.graph import NOT_GIVEN, FromSource, Graph, Node, check_name
 from holdfast.runtime.plan.model import Plan
@@ -49,9 +50,9 @@ class _Times:
     """What `app.source` is given about event time."""
 
     event_time: str | pl.Expr | None
-    out_of_orderness: str | None
+    out_of_orderness: Duration | None
     watermark: str | pl.Expr | None
-    idle_after: str
+    idle_after: Duration
 
 
 class App:
@@ -84,7 +85,7 @@ class App:
         name: str = NOT_GIVEN,
         *,
         root: str | None = None,
-        checkpoint_every: str = "1s",
+        checkpoint_every: Duration = "1s",
         parallelism: int | None = None,
         standbys: int | None = None,
         key_groups: int = 128,
@@ -136,9 +137,9 @@ class App:
         source: RowsOf[T],
         *,
         event_time: str | None = None,
-        out_of_orderness: str | None = None,
+        out_of_orderness: Duration | None = None,
         watermark: str | pl.Expr | None = None,
-        idle_after: str = "30s",
+        idle_after: Duration = "30s",
         on_error: str | None = None,
         partitioned_by: Sequence[str] | None = None,
     ) -> Stream[T]: ...
@@ -149,9 +150,9 @@ class App:
         source: Source | SourceConnector = NOT_GIVEN,
         *,
         event_time: str | pl.Expr | None = None,
-        out_of_orderness: str | None = None,
+        out_of_orderness: Duration | None = None,
         watermark: str | pl.Expr | None = None,
-        idle_after: str = "30s",
+        idle_after: Duration = "30s",
         on_error: str | None = None,
         partitioned_by: Sequence[str] | None = None,
     ) -> Stream[Any]: ...
@@ -162,9 +163,9 @@ class App:
         source: Any = NOT_GIVEN,
         *,
         event_time: str | pl.Expr | None = None,
-        out_of_orderness: str | None = None,
+        out_of_orderness: Duration | None = None,
         watermark: str | pl.Expr | None = None,
-        idle_after: str = "30s",
+        idle_after: Duration = "30s",
         on_error: str | None = None,
         partitioned_by: Sequence[str] | None = None,
     ) -> Stream[Any]:
@@ -205,8 +206,8 @@ class App:
         key: str | Sequence[str],
         event_time: str | None = None,
         deleted: str | None = None,
-        out_of_orderness: str = "0s",
-        idle_after: str = "30s",
+        out_of_orderness: Duration = "0s",
+        idle_after: Duration = "30s",
         on_error: str | None = None,
     ) -> Table:
         """Start a table from a source: each record replaces the row with its key, or deletes it.
@@ -257,7 +258,7 @@ class App:
             self._graph.claim(name, "source"),
             source,
             time,
-            duration_ms(times.out_of_orderness or "0s", f"{where}: out_of_orderness"),
+            _disorder_ms(times.out_of_orderness, where),
             duration_ms(times.idle_after, f"{where}: idle_after"),
             policy,
             _partitioned_by(source, partitioned_by, source.schema, where),
@@ -350,7 +351,7 @@ def event_time_of(given: str | pl.Expr | None, schema: pa.Schema, where: str) ->
 
 
 def check_time_arguments(
-    time: str | None, out_of_orderness: str | None, watermark: str | pl.Expr | None, where: str
+    time: str | None, out_of_orderness: Duration | None, watermark: str | pl.Expr | None, where: str
 ) -> None:
     """Refuse a watermark or an out-of-orderness that another argument contradicts.
 
@@ -360,13 +361,17 @@ def check_time_arguments(
     what, next_step = None, 'also give event_time="at"'
     if time is None and watermark is not None:
         what = "a watermark without an event time moves nothing"
-    elif time is None and duration_ms(out_of_orderness or "0s", f"{where}: out_of_orderness"):
+    elif time is None and _disorder_ms(out_of_orderness, where):
         what = f"out_of_orderness={out_of_orderness!r} without an event time does nothing"
     elif watermark is not None and out_of_orderness is not None:
         what = "watermark= and out_of_orderness= are two ways to say how far event time has come"
         next_step = 'give one; to combine them, subtract: watermark=pl.col("mark") - pl.duration(seconds=5)'
     if what is not None:
         raise ConfigError(f"{where}: {what}", not_done="the job was not planned", next_step=next_step)
+
+
+def _disorder_ms(out_of_orderness: Duration | None, where: str) -> int:
+    return 0 if out_of_orderness is None else duration_ms(out_of_orderness, f"{where}: out_of_orderness")
 
 
 def checked_source(source: Source, where: str) -> Source:

@@ -26,7 +26,7 @@ from holdfast.runtime.api.process import batches_of, process_of, processed, side
 from holdfast.runtime.api.tables import changes_of, converted, group_keys, grouped, joined_tables, looked_up, searched
 from holdfast.runtime.api.unsupported import KEYED_STREAM, STREAM, no_attribute
 from holdfast.runtime.api.windowed import Grouping, aggregated, checked_keep, grouping_of, late, refuse_own
-from holdfast.runtime.config.settings import duration_ms
+from holdfast.runtime.config.durations import Duration, duration_ms
 from holdfast.runtime.operators.aggregates.aggregate import Aggregate
 from holdfast.runtime.operators.aggregates.running import RunningAggregate
 from holdfast.runtime.operators.call import How
@@ -191,7 +191,7 @@ class Stream(Generic[T]):
         )
 
     @checked(".window", '(hf.tumbling("10s"), allowed_lateness="1m")')
-    def window(self, window: object = None, *, allowed_lateness: str = "0s") -> Windowed:
+    def window(self, window: object = None, *, allowed_lateness: Duration = "0s") -> Windowed:
         """Group all rows by windows of event time, whatever their keys: `.window(hf.tumbling("10s")).agg(...)`.
 
         One subtask takes all the rows; `.key_by(...).window(...)` spreads them by key. See `Keyed.window`.
@@ -563,7 +563,7 @@ class Keyed:
         return Stream(self._graph, self._graph.add(running, self._node, checked, rows, event_time=time))
 
     @checked(".dedup", '("unique", within="10m")')
-    def dedup(self, name: str = NOT_GIVEN, *, within: str = NOT_GIVEN) -> TimedStream:
+    def dedup(self, name: str = NOT_GIVEN, *, within: Duration = NOT_GIVEN) -> TimedStream:
         """Pass the first row of every key, and drop its repetitions within a duration of event time.
 
         A row is dropped if an earlier row of its key passed whose event time differs by less than `within`, in either
@@ -574,7 +574,7 @@ class Keyed:
 
         Args:
             name: Identity of the state. Renaming the operator starts it empty; with another `within` it is refused.
-            within: A duration such as "10m".
+            within: A duration such as "10m" or timedelta(minutes=10).
 
         Raises:
             ConfigError: the stream has no event time or replaces rows, or `within` is not a duration.
@@ -654,7 +654,7 @@ class Keyed:
         return Stream(self._graph, processed(self._graph, self._node, kind, row_type))
 
     @checked(".window", '(hf.tumbling("10s"), allowed_lateness="1m")')
-    def window(self, window: object = None, *, allowed_lateness: str = "0s") -> Windowed:
+    def window(self, window: object = None, *, allowed_lateness: Duration = "0s") -> Windowed:
         """Also group rows by windows of event time: `.window(hf.tumbling("10s")).agg(...)`.
 
         `hf.all_time(hf.count_of(100))` are windows of 100 records of a key; they need no event time.

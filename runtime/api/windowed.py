@@ -14,7 +14,7 @@ from typing import Never
 import pyarrow as pa
 
 from holdfast.arguments import position
-from holdfast.runtime.config.settings import duration_ms
+from holdfast.runtime.config.durations import Duration, duration_ms
 from holdfast.runtime.operators.side import LATE, Side
 from holdfast.runtime.operators.windows.counted import CountedAggregate
 from holdfast.runtime.operators.windows.session import SessionAggregate
@@ -196,7 +196,7 @@ def late(graph: Graph, node: Node) -> Node:
     return graph.add(Side(LATE), node, node.stream, node.input.schema)
 
 
-def grouping_of(node: Node, keys: tuple[str, ...], window: object, allowed_lateness: str) -> Grouping:
+def grouping_of(node: Node, keys: tuple[str, ...], window: object, allowed_lateness: Duration) -> Grouping:
     """Check the arguments of `.window(...)`.
 
     Raises:
@@ -230,8 +230,6 @@ def grouping_of(node: Node, keys: tuple[str, ...], window: object, allowed_laten
         if name in keys:
             raise refused(f"{where}: {name!r} is a key column, but the result has its own {name!r}", "rename the key")
     lateness_ms = duration_ms(allowed_lateness, f"{where}: allowed_lateness")
-    if lateness_ms < 0:
-        raise refused(f"{where}: allowed_lateness={allowed_lateness!r} is negative", "give 0s or more")
     if window.per_record and lateness_ms:
         raise refused(
             f"{where}: {window.shown()} with allowed_lateness={allowed_lateness!r}: a late record would change the "

@@ -11,7 +11,8 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.config.settings import duration_ms, root_given
+from holdfast.runtime.config.durations import duration_ms
+from holdfast.runtime.config.settings import root_given
 
 _ALIKE = 0.8
 """Flags as similar as this are taken for each other's misspelling."""

@@ -22,23 +22,29 @@ from typing import Any, Literal, Protocol
 
 from holdfast.errors import ConfigError
 from holdfast.model import KEY_GROUPS_MAX
+from holdfast.runtime.config.durations import (
+    DAY_MS,
+    HOUR_MS,
+    MINUTE_MS,
+    NOT_STARTED,
+    SECOND_MS,
+    UNITS_MS,
+    Duration,
+    duration_ms,
+    malformed,
+)
 from holdfast.storage.paths import refuse_password
 
 Unit = Literal["duration", "bytes", "count", "rate", "text"]
 Origin = Literal["flag", "environment", "spark", "code", "default"]
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
-SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
 ENVIRONMENT_PREFIX = "HOLDFAST_"
 SPARK_PREFIX = "spark.holdfast."
-_NOT_STARTED = "the job was not started"
 _LIKE = 0.7
 """Names of variables as similar as this are taken for misspelt settings; programs may have other variables."""
 
-_NUMBER = r"(\d+(?:\.\d+)?)"
-_DURATION = re.compile(_NUMBER + r"\s*(ms|s|m|h|d)")
-_DURATION_MS = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS}
-_SIZE = re.compile(_NUMBER + r"\s*(B|KiB|MiB|GiB|KB|MB|GB)?")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|KB|MB|GB)?")
 _SIZE_BYTES = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _BINARY = ("B", "KiB", "MiB", "GiB")
 
@@ -61,7 +67,7 @@ class Setting:
             return value
         if self.unit not in ("duration", "bytes"):
             return f"{value:,}"
-        sizes = _DURATION_MS if self.unit == "duration" else {unit: _SIZE_BYTES[unit] for unit in _BINARY}
+        sizes = UNITS_MS if self.unit == "duration" else {unit: _SIZE_BYTES[unit] for unit in _BINARY}
         unit, size = max(((u, s) for u, s in sizes.items() if u != "d" and value % s == 0), key=lambda us: us[1])
         return f"{value // size}{unit}" if value else f"0{min(sizes, key=lambda u: sizes[u])}"
 
@@ -142,7 +148,7 @@ class CodeSettings(Protocol):
     @property
     def root(self) -> str | None: ...
     @property
-    def checkpoint_every(self) -> str: ...
+    def checkpoint_every(self) -> Duration: ...
     @property
     def parallelism(self) -> int | None: ...
     @property
@@ -292,28 +298,6 @@ def misspelt(env: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-def duration_ms(text: str | int, called: str, not_done: str = _NOT_STARTED) -> int:
-    """Return milliseconds of "250ms", "1s", "5m", "1.5h", "2d"; a whole number counts as milliseconds.
-
-    Args:
-        called: The name of the setting or flag in messages.
-        not_done: The part of an error that states what was not done, for commands that start no job.
-
-    Raises:
-        ConfigError: the text has another form, or is not a whole number of milliseconds.
-    """
-    if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
-        return text
-    match = _DURATION.fullmatch(str(text).strip())
-    if match is None and str(text).strip().isdigit():
-        return int(str(text))
-    milliseconds = float(match[1]) * _DURATION_MS[match[2]] if match else 0.5
-    if not milliseconds.is_integer():
-        wanted = 'a duration such as "250ms", "1s", "5m" or "1h", in whole milliseconds'
-        raise _malformed(called, text, wanted, not_done)
-    return int(milliseconds)
-
-
 def size_bytes(text: str | int, called: str) -> int:
     """Return the bytes of "64MiB", "1GB" or a whole number.
 
@@ -324,7 +308,7 @@ def size_bytes(text: str | int, called: str) -> int:
         return text
     match = _SIZE.fullmatch(str(text).strip())
     if match is None:
-        raise _malformed(called, text, 'a size such as "64MiB", "1GB" or a number of bytes')
+        raise malformed(called, text, 'a size such as "64MiB", "1GB" or a number of bytes')
     return int(float(match[1]) * _SIZE_BYTES[match[2] or "B"])
 
 
@@ -338,7 +322,7 @@ def _setting(name: str) -> Setting:
         close = get_close_matches(name, _BY_NAME, 1)
         raise ConfigError(
             f"setting {name!r} does not exist",
-            not_done=_NOT_STARTED,
+            not_done=NOT_STARTED,
             next_step=f"use {close[0]!r}" if close else f"use one of {', '.join(_BY_NAME)}",
         )
     return setting
@@ -395,11 +379,11 @@ def _lookup(
 def _parsed(setting: Setting, given: object, called: str) -> int | str | None:
     if given is None or setting.unit == "text":
         if given is not None and (not isinstance(given, str) or not given):
-            raise _malformed(called, given, "text that is not empty")
+            raise malformed(called, given, "text that is not empty")
         if setting.choices is BOOLEAN and isinstance(given, str):
             given = _SHORT.get(given, given)
         if setting.choices and given not in setting.choices:
-            raise _malformed(called, given, f"one of {', '.join(setting.choices)}")
+            raise malformed(called, given, f"one of {', '.join(setting.choices)}")
         if isinstance(given, str):
             refuse_password(given, called)
         return given
@@ -411,29 +395,23 @@ def _parsed(setting: Setting, given: object, called: str) -> int | str | None:
 
 def _number(setting: Setting, given: object, called: str) -> int:
     if setting.unit == "duration":
-        return duration_ms(given if isinstance(given, int) else str(given), called)
+        if setting.name.endswith("_ms") and not isinstance(given, bool) and str(given).strip().isdigit():
+            return int(str(given))  # the name says the unit
+        return duration_ms(given, called)
     if setting.unit == "bytes":
         return size_bytes(given if isinstance(given, int) else str(given), called)
     text = str(given).strip()
     if isinstance(given, bool) or not re.fullmatch(r"-?\d+", text):
-        raise _malformed(called, given, "a whole number")
+        raise malformed(called, given, "a whole number")
     return int(text)
-
-
-def _malformed(called: str, given: object, wanted: str, not_done: str = _NOT_STARTED) -> ConfigError:
-    return ConfigError(
-        f"{called} is {given!r}, which is not {wanted}",
-        not_done=not_done,
-        next_step=f"give {wanted}",
-    )
 
 
 def _outside(setting: Setting, called: str, given: object) -> ConfigError:
     least = setting.text(setting.least)
     wanted = f"of at least {least}" if setting.most is None else f"from {least} to {setting.text(setting.most)}"
-    error = _malformed(called, given, f"a value {wanted}")
+    error = malformed(called, given, f"a value {wanted}")
     if setting.unit == "duration" and str(given).strip().isdigit():
-        error.next_step += "; a number without a unit counts as milliseconds"
+        error.next_step += "; the number alone counts as milliseconds"
     return error
 
 
@@ -442,7 +420,7 @@ def _check_together(job: str, settings: Settings) -> None:
         raise ConfigError(
             f"job {job!r} requests {settings.parallelism} workers but has only {settings.key_groups} key groups, "
             "so some workers would own no state",
-            not_done=_NOT_STARTED,
+            not_done=NOT_STARTED,
             next_step=f"lower parallelism to at most {settings.key_groups}; "
             "key_groups can be raised only for a job that has never run",
         )
@@ -457,6 +435,6 @@ def _check_together(job: str, settings: Settings) -> None:
         raise ConfigError(
             f"heartbeat_ms is {settings.heartbeat_ms} and silent_after_ms is {settings.silent_after_ms}: one late "
             "heartbeat would count as a lost worker",
-            not_done=_NOT_STARTED,
+            not_done=NOT_STARTED,
             next_step="set silent_after_ms to at least twice heartbeat_ms",
         )

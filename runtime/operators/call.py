@@ -211,10 +211,9 @@ class FunctionOperator(Operator):
 
     def _made_singly(self, piece: pa.RecordBatch, left_out: set[int]) -> Iterator[tuple[int, Any]]:
         assert self._rows is not None
-        made = self._rows.rows(piece)
         for number in range(piece.num_rows):
             try:
-                row = next(made)
+                row = next(self._rows.rows(piece.slice(number, 1)))
             except NOT_THE_ROWS_FAULT:
                 raise
             except BaseException as error:

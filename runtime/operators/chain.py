@@ -40,6 +40,7 @@ from holdfast.runtime.operators.contract import (
 from holdfast.runtime.rows.expressions import Column, Use
 from holdfast.runtime.rows.forms import Form, form_of
 from holdfast.sinks.contract import DELETE, OP, PUT
+from holdfast.storage.held_values import may_be_unheld, row_shown, unheld, why
 
 TEXT_LENGTH_MAX = 200
 """Of the text of an expression in the shape of a plan."""
@@ -176,6 +177,8 @@ class Chain:
         needed = [name for name in self._schema.names if name != OP]
         self._stages, live = _compiled(steps, computed, needed, schema, carried)
         self._numbered = ROW in carried
+        self._uses = [each.step.use for each in steps if isinstance(each.step, Project)]
+        self._timed = [name for name in computed if may_be_unheld(self._schema.field(name).type)]
         self._takes = [name for name in schema.names if name in live] + ([OP] if upsert else [])
 
     def run(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
@@ -196,7 +199,17 @@ class Chain:
             _taken(batch.column(self._passed[field.name]), left) if field.name in self._passed else _arrow(frame, field)
             for field in self._schema
         ]
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        result = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        for name in self._timed:
+            if (wrong := unheld(result.column(name))) is not None:
+                raise self._unheld(result, name, int(wrong.argmax()))
+        return result
+
+    def _unheld(self, result: pa.RecordBatch, name: str, row: int) -> JobFailed:
+        return self._cannot(
+            self._uses[-1],
+            f"{why(name, result.column(name)[row])}; the row is {row_shown(result, row)}",
+        )
 
     def _compute(self, batch: pa.RecordBatch) -> pl.DataFrame:
         frame = pl.DataFrame([pl.Series(name, batch.column(name)) for name in self._takes])
@@ -222,6 +235,9 @@ class Chain:
             except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as found:
                 use, error = stage.use, found
                 break
+        return self._cannot(use, error)
+
+    def _cannot(self, use: Use, error: object) -> JobFailed:
         origin = self._origin
         return JobFailed(
             f"{use} cannot be computed: {error}",

@@ -97,13 +97,27 @@ class Calendar:
         """Return the first instant of each date."""
         naive = dates.cast(pl.Datetime("us"))
         begins = naive.dt.replace_time_zone(self.tz, ambiguous="earliest", non_existent="null")
-        if begins.null_count():  # clocks jump over midnight: by the clock before the jump, it is the jump
-            noon = naive.dt.offset_by("-12h")
-            before = noon.dt.replace_time_zone(self.tz, ambiguous="earliest", non_existent="null")
-            offset = noon.cast(pl.Int64) - before.cast(pl.Int64)
-            jump = (naive.cast(pl.Int64) - offset).cast(pl.Datetime("us", "UTC")).dt.convert_time_zone(self.tz)
-            begins = pl.select(pl.when(begins.is_null()).then(jump).otherwise(begins)).to_series()
-        return begins.cast(pl.Int64).to_numpy()
+        found = begins.cast(pl.Int64)
+        if begins.null_count():  # clocks jump over midnight, or from before it to after it
+            jumps = self._jumps(dates.filter(begins.is_null()).unique())
+            jumped = dates.replace_strict(*jumps, default=0)
+            found = pl.select(pl.when(begins.is_null()).then(jumped).otherwise(found)).to_series()
+        return found.to_numpy()
+
+    def _jumps(self, dates: pl.Series) -> tuple[pl.Series, pl.Series]:
+        """Return dates without a midnight, and when each begins: when clocks first show it or a later one.
+
+        Clocks are changed once in the days around it, so it is found by halving the time between a day before the
+        date, by UTC, and two days after, where every zone has another date.
+        """
+        low = dates.cast(pl.Datetime("us")).cast(pl.Int64).to_numpy() - _DAY_US
+        high, days = low + 3 * _DAY_US, dates.cast(pl.Int32).to_numpy()
+        while (high - low > 1).any():
+            middle = low + (high - low) // 2
+            clocks = pl.Series(middle).cast(pl.Datetime("us", "UTC")).dt.convert_time_zone(self.tz)
+            reached = clocks.dt.date().cast(pl.Int32).to_numpy() >= days
+            low, high = np.where(reached, low, middle), np.where(reached, middle, high)
+        return dates, pl.Series(high)
 
 
 @checked("hf.calendar", '("day", tz="Europe/Berlin")')

@@ -6,7 +6,7 @@ pyarrow's CSV reader converts the values. Its refusals concern a batch as a whol
 |---|---|
 | integer, float, string | the same; white space around a number does not matter |
 | bool | true, false, 1, 0 |
-| timestamp[., UTC] | ISO 8601 with a zone |
+| timestamp[., UTC] | ISO 8601 with a zone; digits behind the microseconds are dropped |
 | date32 | 2026-11-26 |
 | decimal | a number |
 | binary | the bytes of the text |
@@ -34,6 +34,7 @@ import pyarrow.csv
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.dead_letters import Refused
 from holdfast.runtime.rows.halving import Unfit, by_halves
+from holdfast.runtime.rows.json_lines import as_times
 
 _ROW = re.compile(r"(?:In CSV column #\d+: )?(?:Row #\d+: )?(?:CSV parse error: )?(?:Row #\d+: )?")
 _MARK = b"\xef\xbb\xbf"
@@ -80,7 +81,7 @@ class CsvLines:
         self._schema = schema
         self._header = list(header)
         self._convert = pa.csv.ConvertOptions(
-            column_types={field.name: field.type for field in schema},
+            column_types={f.name: pa.string() if pa.types.is_timestamp(f.type) else f.type for f in schema},
             include_columns=schema.names,
             null_values=[""],
             strings_can_be_null=True,
@@ -104,6 +105,8 @@ class CsvLines:
 
     def _together(self, lines: Sequence[bytes], places: Sequence[int], why: dict[int, str]) -> pa.RecordBatch:
         text = b"\n".join(lines) + b"\n"
+        if text.startswith(_MARK):  # the reader takes the first one for a mark of the file
+            text = _MARK + text
         options = pa.csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=self._header)
         try:
             table = pa.csv.read_csv(pa.BufferReader(text), options, self._parse, self._convert).combine_chunks()
@@ -124,6 +127,11 @@ def _goes_on(line: bytes) -> str | None:
 
 def _column(field: pa.Field, found: pa.ChunkedArray) -> pa.Array:
     column = found.chunk(0) if found.num_chunks == 1 else pa.concat_arrays(found.chunks)
+    if pa.types.is_timestamp(field.type):
+        try:
+            return as_times(column, field.type)
+        except pa.ArrowInvalid as error:
+            raise Unfit(f"column {field.name!r}: {_reason(error)}") from None
     is_text = pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
     return pc.fill_null(column, "") if is_text and not field.nullable else column
 

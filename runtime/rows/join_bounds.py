@@ -18,6 +18,7 @@ Source: docs/design/0060-joins.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 
 from holdfast.arguments import checked, position
 from holdfast.errors import ConfigError
-from holdfast.runtime.config.settings import duration_ms
+from holdfast.runtime.config.durations import Duration, duration_ms
 from holdfast.runtime.rows.windows import LENGTH_MAX_US, Tumbling, Windows, assigned, event_times_held, span
 
 Times = NDArray[np.int64]
@@ -163,7 +164,7 @@ def bound_text(identity: dict[str, Any]) -> str:
 
 
 @checked("hf.between", '("0s", "1h")')
-def between(lower: str, upper: str) -> Between:
+def between(lower: Duration, upper: Duration) -> Between:
     """Bound a join by event time: a right row joins a left row that is `lower` to `upper` older, both inclusive.
 
     `between("0s", "1h")`: the right row is at most an hour younger. `between("-5m", "5m")`: at most five minutes apart.
@@ -189,11 +190,12 @@ def between(lower: str, upper: str) -> Between:
     return Between(lower_us, upper_us)
 
 
-def _signed_us(text: str, called: str) -> int:
-    given = str(text).strip()
-    if given.startswith("-"):
-        return -1_000 * duration_ms(given[1:], called)
-    return 1_000 * duration_ms(text, called)
+def _signed_us(given: Duration, called: str) -> int:
+    if isinstance(given, timedelta) and given < timedelta():
+        return -1_000 * duration_ms(-given, called)
+    if isinstance(given, str) and (text := given.strip()).startswith("-"):
+        return -1_000 * duration_ms(text[1:], called)
+    return 1_000 * duration_ms(given, called)
 
 
 def _signed(us: int) -> str:

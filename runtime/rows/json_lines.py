@@ -18,6 +18,8 @@ refused for itself, whatever is read together with it.
 | binary | base64 |
 | decimal | a number or a string |
 
+Fields that are no columns are ignored, but must be JSON too: UTF-8, and no NaN or Infinity.
+
 Invariants
     - A value is a line only if it begins with {, ends with } and has no line break. In what is joined, `}` and `{` on
       two lines never belong to one object, and no string runs over a line break. So if there are as many rows as lines,
@@ -91,7 +93,7 @@ class JsonLines:
     def decode(self, values: Sequence[bytes | None] | pa.BinaryArray) -> tuple[pa.RecordBatch, dict[int, Refused]]:
         """Return the rows of these values, and those that are refused, by their index."""
         array = values if isinstance(values, pa.Array) else pa.array(values, pa.binary())
-        found = self._flat(array)
+        found = self._flat(array) if _is_utf8(array) else None
         if found is None or not len(found.rows):
             return self._any(array.to_pylist())
         columns = [
@@ -147,10 +149,10 @@ class JsonLines:
 
     def _together(self, lines: Sequence[bytes], places: Sequence[int], why: dict[int, str]) -> pa.RecordBatch:
         text = b"\n".join(lines)
+        _refuse_what_is_ignored(text, lines)
         try:
             options = pa.json.ReadOptions(use_threads=False, block_size=len(text) + 1)
             table = pa.json.read_json(pa.BufferReader(text), options, self._parse).combine_chunks()
-            table.validate(full=True)  # the reader takes text that is not UTF-8
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise Unfit(_reason(error)) from None
         if table.num_rows != len(lines):
@@ -170,6 +172,31 @@ class JsonLines:
             missing[[row for row in nulls.tolist() if not _has(lines[row], field.name)]] = True
             column = _with_default(column, field, self._defaults[field.name], missing)
         return column
+
+
+def _is_utf8(values: pa.BinaryArray) -> bool:
+    try:
+        values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _refuse_what_is_ignored(text: bytes, lines: Sequence[bytes]) -> None:
+    """Refuse what is no JSON, but what the reader takes in fields that are no columns. Raises Unfit."""
+    if not text.isascii():
+        try:
+            text.decode("utf-8")
+        except UnicodeDecodeError:
+            raise Unfit("it is not UTF-8") from None
+    if b"NaN" in text or b"Inf" in text:  # also in strings, where they are allowed
+        for line in lines:
+            try:
+                _OBJECT.decode(line)
+            except msgspec.DecodeError as error:
+                raise Unfit(str(error)) from None
+            except RecursionError:
+                raise Unfit("it is nested too deeply") from None
 
 
 def _are_lines(values: Sequence[bytes | None]) -> bool:
@@ -214,7 +241,7 @@ def _has(line: bytes, name: str) -> bool:
     """Return whether an object has a field. Raises Unfit."""
     try:
         return name in _OBJECT.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # pyarrow accepts it: a field that is ignored is not UTF-8
+    except msgspec.DecodeError:  # pyarrow accepts it
         return False
     except RecursionError:  # pyarrow accepts it, in a field that is ignored
         raise Unfit("it is nested too deeply") from None
@@ -233,7 +260,7 @@ def _form_of(field: pa.Field, times: Times) -> tuple[pa.DataType, Convert]:
         return kind, _finite
     if pa.types.is_timestamp(kind) and kind.tz == "UTC":
         if times == "rfc3339":
-            return pa.utf8(), lambda column: _times(column, kind)
+            return pa.utf8(), lambda column: as_times(column, kind)
         return pa.int64(), lambda column: column.view(pa.timestamp(times, "UTC")).cast(kind)
     if pa.types.is_date32(kind):
         return pa.utf8(), lambda column: column.cast(kind)
@@ -255,7 +282,7 @@ def _finite(column: pa.Array) -> pa.Array:
     return column
 
 
-def _times(column: pa.Array, kind: pa.DataType) -> pa.Array:
+def as_times(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Parse times; digits behind the microseconds are dropped."""
     try:
         return column.cast(kind)

@@ -28,7 +28,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 import numpy as np
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.config.settings import duration_ms
+from holdfast.runtime.config.durations import Duration, duration_ms
 from holdfast.runtime.rows.state_types import MAP_KEYS, misfit
 from holdfast.runtime.rows.windows import LENGTH_MAX_US
 from holdfast.state.tables.spec import RESERVED_NAMES
@@ -84,7 +84,7 @@ class Declared:
     what = "state"
     clock = EVENT
     """The clock of its time to live, or of a timer."""
-    ttl: str | None = None
+    ttl: Duration | None = None
 
     @property
     def ttl_us(self) -> int:
@@ -118,7 +118,7 @@ class Value(Declared, Generic[V]):
 
     what = "Value"
 
-    def __init__(self, type: type[V], ttl: str | None = None, *, clock: str = EVENT) -> None:
+    def __init__(self, type: type[V], ttl: Duration | None = None, *, clock: str = EVENT) -> None:
         """Declare a value.
 
         Args:
@@ -149,7 +149,7 @@ class List(Declared, Generic[V]):
 
     what = "List"
 
-    def __init__(self, type: type[V], ttl: str | None = None, *, clock: str = EVENT) -> None:
+    def __init__(self, type: type[V], ttl: Duration | None = None, *, clock: str = EVENT) -> None:
         """Declare a list of values of a type. `ttl` counts for each element from when it was appended."""
         self.type, self.ttl, self.clock = type, ttl, clock
 
@@ -184,7 +184,7 @@ class Map(Declared, Generic[K, V]):
 
     what = "Map"
 
-    def __init__(self, key: type[K], type: type[V], ttl: str | None = None, *, clock: str = EVENT) -> None:
+    def __init__(self, key: type[K], type: type[V], ttl: Duration | None = None, *, clock: str = EVENT) -> None:
         """Declare a map from int, str, bytes or bool to values of a type. `ttl` counts for each entry."""
         self.key, self.type, self.ttl, self.clock = key, type, ttl, clock
 

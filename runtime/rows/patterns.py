@@ -19,7 +19,7 @@ import polars as pl
 
 from holdfast.arguments import checked, position
 from holdfast.errors import ConfigError
-from holdfast.runtime.config.settings import duration_ms
+from holdfast.runtime.config.durations import Duration, duration_ms
 from holdfast.runtime.rows.windows import LENGTH_MAX_US
 
 STEPS_MAX = 60
@@ -91,13 +91,13 @@ class Pattern:
         return replace(self, steps=(*self.steps[:-1], replace(last, least=least, most=most, consecutive=consecutive)))
 
     @checked(".within", '("1h")')
-    def within(self, duration: str) -> Pattern:
+    def within(self, duration: Duration) -> Pattern:
         """Bound the match in event time: its last row comes less than `duration` after its first one.
 
         The bound is required, because it also bounds what is kept.
         """
         where = f".within({duration!r}) of a pattern at {position()}"
-        within_us = 1_000 * duration_ms(duration, where)
+        within_us = 1_000 * duration_ms(duration, f"the duration of .within at {position()}")
         if not 0 < within_us <= LENGTH_MAX_US:
             raise _refused(f"{where}: it is not above 0 and at most 1,000 years", 'give for example "1h"')
         return replace(self, within_us=within_us)

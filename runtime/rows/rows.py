@@ -20,6 +20,8 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
+from holdfast.storage.held_values import unheld, why
+
 
 class WrongRow(Exception):
     """Rows or columns that do not fit a schema; the caller, which knows their origin, turns it into its own error."""
@@ -44,8 +46,14 @@ def batch_of_rows(schema: pa.Schema, rows: Sequence[object]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def batch_of_columns(schema: pa.Schema, columns: Mapping[str, Any] | pa.RecordBatch, rows: int) -> pa.RecordBatch:
-    """Return a batch of whole columns: Arrow or NumPy arrays, Polars series, or sequences. Raises WrongRow."""
+def batch_of_columns(
+    schema: pa.Schema, columns: Mapping[str, Any] | pa.RecordBatch, rows: int, *, held: bool = True
+) -> pa.RecordBatch:
+    """Return a batch of whole columns: Arrow or NumPy arrays, Polars series, or sequences. Raises WrongRow.
+
+    Args:
+        held: Refuse values that their column may not hold.
+    """
     given = dict(columns) if isinstance(columns, Mapping) else _columns_of(columns)
     if unknown := [name for name in given if name not in schema.names]:
         raise WrongRow(f"column {unknown[0]!r} is not in the schema", column=str(unknown[0]))
@@ -53,7 +61,7 @@ def batch_of_columns(schema: pa.Schema, columns: Mapping[str, Any] | pa.RecordBa
     for column in schema:
         if column.name not in given:
             raise WrongRow(f"column {column.name!r} is missing", column=column.name)
-        array = _whole_array(column, given[column.name])
+        array = _whole_array(column, given[column.name], held)
         if len(array) != rows:
             raise WrongRow(f"column {column.name!r} has {len(array)} values instead of {rows}", column=column.name)
         arrays.append(array)
@@ -118,9 +126,17 @@ def _array(column: pa.Field, values: list[object]) -> pa.Array:
                     f"column {column.name!r} is a datetime without a time zone: {value}", column=column.name, row=row
                 )
     try:
-        return pa.array(values, column.type)
+        return _held(column, pa.array(values, column.type))
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, ValueError) as error:
         raise _unfit(column, values, error) from error
+
+
+def _held(column: pa.Field, array: pa.Array) -> pa.Array:
+    """Return the values if their column may hold them. Raises WrongRow."""
+    if (found := unheld(array)) is not None:
+        row = int(found.argmax())
+        raise WrongRow(why(column.name, array[row]), column=column.name, row=row)
+    return array
 
 
 def _takes(wanted: pa.DataType, kind: type) -> bool:
@@ -158,7 +174,7 @@ def _unfit(column: pa.Field, values: list[object], error: Exception) -> WrongRow
     return WrongRow(f"column {column.name!r}: {error}", column=column.name)
 
 
-def _whole_array(column: pa.Field, values: Any) -> pa.Array:
+def _whole_array(column: pa.Field, values: Any, held: bool) -> pa.Array:
     try:
         if hasattr(values, "to_arrow"):
             values = values.to_arrow()
@@ -175,7 +191,7 @@ def _whole_array(column: pa.Field, values: Any) -> pa.Array:
     if array.null_count and not column.nullable:
         row = array.is_null().index(True).as_py()
         raise WrongRow(f"column {column.name!r} is null", column=column.name, row=row)
-    return array
+    return _held(column, array) if held else array
 
 
 def _columns_of(batch: pa.RecordBatch) -> dict[str, pa.Array]:

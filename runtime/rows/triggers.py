@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from holdfast.arguments import checked, position
 from holdfast.errors import ConfigError
-from holdfast.runtime.config.settings import duration_ms
+from holdfast.runtime.config.durations import Duration, duration_ms
 from holdfast.runtime.rows.windows import LENGTH_MAX_US, span
 
 RECORDS_MAX = 1_000_000_000
@@ -83,7 +83,7 @@ class Every:
 
 
 @checked("hf.every", '("10s")')
-def every(interval: str) -> Every:
+def every(interval: Duration) -> Every:
     """Emit windows early: `.agg("minutes", emit=hf.every("10s"), sales=hf.count())`.
 
     Every 10 seconds of processing time, windows that are open and have changed are emitted; a window is emitted again
@@ -93,13 +93,12 @@ def every(interval: str) -> Every:
         ConfigError: the interval is not a duration above 0, up to 1,000 years.
     """
     where = f"every({interval!r}) at {position()}"
-    if not isinstance(interval, str):
-        raise ConfigError(
-            f"{where}: that is not a duration",
-            not_done="the job was not planned",
-            next_step='use, for example, hf.every("10s"); for a result per 100 records, hf.all_time(hf.count_of(100))',
-        )
-    us = 1_000 * duration_ms(interval, f"interval of hf.{where}")
+    try:
+        us = 1_000 * duration_ms(interval, f"interval of hf.every at {position()}", "the job was not planned")
+    except ConfigError as error:
+        if not isinstance(interval, str):
+            error.next_step += "; for a result per 100 records, use hf.all_time(hf.count_of(100))"
+        raise
     if not 0 < us <= LENGTH_MAX_US:
         raise ConfigError(
             f"{where}: the interval must be above 0 and at most 1,000 years",

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from holdfast.arguments import checked, position
 from holdfast.errors import ConfigError
 from holdfast.model import NEVER_US
-from holdfast.runtime.config.settings import duration_ms
+from holdfast.runtime.config.durations import Duration, duration_ms
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.spec import ColumnSpec
 
@@ -293,7 +293,7 @@ def not_held(at_us: int) -> str:
 
 
 @checked("hf.tumbling", '("1h", offset="15m")')
-def tumbling(size: str, offset: str = "0s") -> Tumbling:
+def tumbling(size: Duration, offset: Duration = "0s") -> Tumbling:
     """Windows of this size, aligned to 1970 plus the offset: `tumbling("1h", offset="15m")`.
 
     Raises:
@@ -311,7 +311,7 @@ def tumbling(size: str, offset: str = "0s") -> Tumbling:
 
 
 @checked("hf.hopping", '("10s", every="2s")')
-def hopping(size: str, every: str) -> Hopping:
+def hopping(size: Duration, every: Duration) -> Hopping:
     """Windows of this size that overlap, one starting at each multiple of `every`: `hopping("10s", every="2s")`.
 
     State is kept per `every`, not per window, so a record costs the same in any number of windows.
@@ -338,7 +338,7 @@ def hopping(size: str, every: str) -> Hopping:
 
 
 @checked("hf.sliding", '("10m")')
-def sliding(size: str) -> Sliding:
+def sliding(size: Duration) -> Sliding:
     """Windows before each record: `sliding("10m")` gives every record the aggregates of the ten minutes up to it.
 
     As SQL's RANGE BETWEEN INTERVAL size PRECEDING AND CURRENT ROW, but without records that are exactly `size` older: a
@@ -359,7 +359,7 @@ def sliding(size: str) -> Sliding:
 
 
 @checked("hf.session", '("30m")')
-def session(gap: str) -> Session:
+def session(gap: Duration) -> Session:
     """Windows per key that end when no record came for this long: `session("30m")`.
 
     A window begins with its first record and ends `gap` after its last one. Records of a key that are at most `gap`

@@ -195,7 +195,7 @@ class Generator(RowsOf[T]):
             if wrong.row is None:
                 raise  # no single record is at fault
             nullable = pa.schema([column.with_nullable(True) for column in self.schema])
-            return batch_of_columns(nullable, columns, len(indices))
+            return batch_of_columns(nullable, columns, len(indices), held=False)  # a policy decides about it
 
     def _failed(self, partition: int, offset: int, did: str) -> JobFailed:
         return JobFailed(

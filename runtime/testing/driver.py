@@ -27,7 +27,8 @@ import pyarrow as pa
 from holdfast.errors import ConfigError, JobFailed
 from holdfast.model import Epoch, WorkerId
 from holdfast.runtime.api.app import App
-from holdfast.runtime.config.settings import MICROBATCH, duration_ms
+from holdfast.runtime.config.durations import Duration, duration_ms
+from holdfast.runtime.config.settings import MICROBATCH
 from holdfast.runtime.driver import master
 from holdfast.runtime.microbatch.layers import refuse_standbys
 from holdfast.runtime.operators.contract import is_part
@@ -241,8 +242,8 @@ class TestDriver:
         pushed.mark((at - _EPOCH) // timedelta(microseconds=1))
         self._settle()
 
-    def advance(self, duration: str) -> None:
-        """Let virtual time pass, such as "5m"; everything that is due happens."""
+    def advance(self, duration: Duration) -> None:
+        """Let virtual time pass, such as "5m" or timedelta(minutes=5); everything that is due happens."""
         self._refuse_outside()
         self.cluster.pass_time(duration_ms(duration, "the time to advance by", "no time passed") / 1000)
         self._check()

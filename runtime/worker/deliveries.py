@@ -26,6 +26,7 @@ from holdfast.runtime.worker.immediate import ImmediateWrites
 from holdfast.runtime.worker.ports import Ports
 from holdfast.runtime.worker.under_way import UnderWay
 from holdfast.sinks import delivery
+from holdfast.sinks.accepting import CONVERSION, undeliverable
 from holdfast.sinks.contract import (
     AlreadyDelivered,
     EpochOutput,
@@ -201,6 +202,13 @@ class Deliveries:
             self._targets[writer].close()
 
     def _attempt(self, writer: Writer, epochs: tuple[Pending, ...], known: Tag) -> delivery.Event:
+        try:
+            return self._delivered(writer, epochs, known)
+        except CONVERSION as error:
+            rows = (batch for pending in epochs for batch in self._staged(pending))
+            raise undeliverable(self._sink(writer), epochs[0].tag, rows, error) from error
+
+    def _delivered(self, writer: Writer, epochs: tuple[Pending, ...], known: Tag) -> delivery.Event:
         target = self._target(writer)
         together = merging(self._sink(writer), target)
         if len(epochs) > 1 and together is not None:

@@ -31,6 +31,7 @@ from holdfast.runtime.plan.immediate import immediate_sink, is_immediate, repeat
 from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.worker.ports import Ports
 from holdfast.runtime.worker.under_way import UnderWay
+from holdfast.sinks.accepting import accept
 from holdfast.sinks.immediate import ANYWHERE, ImmediateTarget, Origin, Owner
 from holdfast.sinks.owners import NotOurs
 
@@ -125,7 +126,7 @@ class ImmediateWrites:
         """
         if batch.num_rows:
             writing = self._writing[sink]
-            writing.spec.sink.accept(batch)
+            accept(writing.spec.sink, batch)
             writing.collected.append(batch)
             if repeats(writing.spec):
                 self._queue(writing, ANYWHERE, 0)

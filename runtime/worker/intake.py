@@ -1,8 +1,9 @@
 """The input of a fragment from its source: rows with exactly the planned columns. Other records are undecodable.
 
 A record is undecodable if the source could not make a row of it, if it has a null where the job's schema allows none,
-or if no window or target can hold its event time. The source's policy decides whether such a record fails the job, is
-left out, or becomes a dead letter. The records around it are processed, and all are counted.
+if a column has a value that it may not hold (storage/held_values.py), or if no window or target can hold its event
+time. The source's policy decides whether such a record fails the job, is left out, or becomes a dead letter. The
+records around it are processed, and all are counted.
 
 Invariants
     - Records in = rows out + dropped + dead letters.
@@ -26,6 +27,7 @@ from holdfast.runtime.rows.event_times import times_of
 from holdfast.runtime.rows.expressions import Column
 from holdfast.runtime.rows.windows import micros_of, not_held, outside
 from holdfast.runtime.wire.messages import OperatorProgress
+from holdfast.storage.held_values import may_be_unheld, unheld, why
 
 
 class Intake:
@@ -42,6 +44,7 @@ class Intake:
     ) -> None:
         self._spec, self._schema, self._letters, self._held, self._job = spec, schema, letters, held, job
         self._not_null = [field.name for field in schema if not field.nullable]
+        self._timed = [field.name for field in schema if may_be_unheld(field.type)]
         self.rows_in = self.rows_out = self.dropped = self.dlq = 0
 
     def take(self, batch: pa.RecordBatch, arrival: Arrival) -> tuple[pa.RecordBatch, Arrival]:
@@ -85,6 +88,9 @@ class Intake:
             if column.null_count:
                 nulls = column.is_null().to_numpy(zero_copy_only=False)
                 found = nulls if found is None else found | nulls
+        for name in self._timed:
+            if (wrong := unheld(batch.column(name))) is not None:
+                found = wrong if found is None else found | wrong
         if self._spec.event_time is not None:
             column = batch.column(self._spec.event_time)
             if (wrong := outside(micros_of(column), self._held)) is not None:
@@ -116,6 +122,9 @@ class Intake:
             return error, "record", encode_row(record, row)
         if null is not None:
             return f"column {null!r} is null, which the job's schema does not allow", "record", encode_row(record, row)
+        for name in self._timed:
+            if name != self._spec.event_time and unheld(batch.column(name).slice(row, 1)) is not None:
+                return why(name, batch.column(name)[row]), "record", encode_row(record, row)
         time = self._spec.event_time
         assert time is not None
         return f"column {time!r}: {not_held(batch.column(time)[row].value)}", "record", encode_row(record, row)

@@ -48,6 +48,7 @@ from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.runtime.worker.immediate import ImmediateWrites
 from holdfast.runtime.worker.intake import Intake
 from holdfast.runtime.worker.routing import Router
+from holdfast.sinks.accepting import accept
 from holdfast.sinks.staging import Stage
 from holdfast.state.store import StateStore
 
@@ -416,7 +417,7 @@ class SubtaskRun:
 
     def _new_stage(self, sink: str) -> Stage:
         spec = next(s for s in self._plan.sinks if s.name == sink)
-        return Stage(spec.schema, spec.upsert_key, spec.sink.accept)
+        return Stage(spec.schema, spec.upsert_key, partial(accept, spec.sink))
 
     def _send(self, edge: int, batch: pa.RecordBatch) -> None:
         self._audit.sent(edge, batch.num_rows)

@@ -14,5 +14,5 @@ DELTA = Format(
     table="a Delta table",
     wider={pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()},
     not_in_names=" ,;{}()\n\t=`",  # what needs column mapping, and what quotes a name
-    empty_is_null=True,
+    read_as_null=frozenset({"", "__HIVE_DEFAULT_PARTITION__"}),  # the second is how folders spell a null
 )

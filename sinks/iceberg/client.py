@@ -36,6 +36,7 @@ from pyiceberg.expressions import (
 )
 from pyiceberg.manifest import ManifestContent, ManifestFile
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
+from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.table import FileScanTask, Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
@@ -151,10 +152,11 @@ class IcebergConnection:
             catalog = self._opened(create=True)
             catalog.create_namespace_if_not_exists(self.place.table.rpartition(".")[0])
             try:
+                schema = assign_fresh_schema_ids(catalog._convert_schema_if_needed(columns))
                 catalog.create_table(
                     self.place.table,
-                    fields := catalog._convert_schema_if_needed(columns),
-                    partition_spec=_spec(fields.find_field, partition_by),
+                    schema,
+                    partition_spec=_spec(schema, partition_by),
                     properties=dict(CREATED_WITH),
                 )
             except TableAlreadyExistsError:
@@ -424,15 +426,14 @@ def _between(rows: pa.Table, key: Sequence[str]) -> BooleanExpression:
     return found
 
 
-def _spec(field: Any, partition_by: Sequence[str]) -> PartitionSpec:
+def _spec(schema: Schema, partition_by: Sequence[str]) -> PartitionSpec:
+    """Return a partition for each value of these columns. Every field of the schema has an id of its own."""
     if not partition_by:
         return UNPARTITIONED_PARTITION_SPEC
-    return PartitionSpec(
-        *(
-            PartitionField(field(name).field_id, 1000 + n, IdentityTransform(), name)
-            for n, name in enumerate(partition_by)
-        )
-    )
+    ids = {field.name: field.field_id for field in schema.fields}
+    assert len(set(ids.values())) == len(ids), "fields of one id cannot be told apart"
+    fields = (PartitionField(ids[name], 1000 + n, IdentityTransform(), name) for n, name in enumerate(partition_by))
+    return PartitionSpec(*fields)
 
 
 def _is_first(snapshot: Snapshot) -> bool:

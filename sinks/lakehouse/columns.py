@@ -39,14 +39,14 @@ class Format:
         table: One table of it, with its article.
         wider: Types that it lacks, with the type that holds their values.
         not_in_names: Characters that the name of a column cannot have.
-        empty_is_null: A text in `partition_by` that is empty comes back as null.
+        read_as_null: Texts that come back as null from a column in `partition_by`.
     """
 
     name: str
     table: str
     wider: Mapping[pa.DataType, pa.DataType]
     not_in_names: str = ""
-    empty_is_null: bool = False
+    read_as_null: frozenset[str] = frozenset()
 
     def stored_type(self, kind: pa.DataType) -> pa.DataType | None:
         """Return the type that holds a column's values in a table, in one form for each; None: there is none."""
@@ -226,8 +226,12 @@ class Columns:
             self._check_inner_names(column, field.type)
 
     def _fault_of_text(self, value: str | None) -> str | None:
-        if value == "" and self.format.empty_is_null:
-            return f"is empty, which {self.format.name} reads as null"
+        if value is not None and value in self.format.read_as_null:
+            return (
+                f"is {value!r}, which {self.format.name} reads as null"
+                if value
+                else (f"is empty, which {self.format.name} reads as null")
+            )
         if value is not None and len(quote(value)) > PARTITION_BYTES_MAX:
             return f"is longer than {PARTITION_BYTES_MAX} bytes"
         return None

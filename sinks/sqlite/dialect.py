@@ -1,8 +1,9 @@
 """SQLite as a dialect of sinks/sql: its names, types, catalogue, statements and errors.
 
 Canonical values are stored as they are: integers and booleans are INTEGER, floats REAL, times, dates and text TEXT,
-binary BLOB. SQLite has no NaN: a NaN becomes NULL, so only key columns are declared NOT NULL. A column of an existing
-table counts by its affinity, whatever its type is called.
+binary BLOB. SQLite has no NaN, and makes NULL of one. So a NaN is the text NaN, which a column of REAL keeps as it is:
+rows without a value and rows with a wrong one stay apart. A column of an existing table counts by its affinity,
+whatever its type is called.
 
 Several workers write to one file, so each waits briefly for the lock, in a queue (queue.py), and then reports
 Unavailable. A transaction that writes holds the whole file, so whatever it has read stays as it is.
@@ -18,6 +19,7 @@ Source: sqlite.org/rescode.html; sqlite.org/datatype3.html; sqlite.org/rowidtabl
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -35,6 +37,8 @@ T = TypeVar("T")
 
 COLUMNS_MAX = 400
 """SQLite nests an expression 1,000 deep at most; the one for a before-image takes two per column."""
+NAN = "NaN"
+"""Stands for a NaN."""
 _ROW_NUMBERS = ("rowid", "_rowid_", "oid")
 
 _TYPES: tuple[tuple[Callable[[pa.DataType], bool], str | None], ...] = (
@@ -86,7 +90,7 @@ class SQLiteDialect:
         "check whether another program holds the file, and that its disk has free space and can be written"
     )
     tag_type = "TEXT"
-    keeps_nan = False
+    keeps_nan = True
     limits = Limits(COLUMNS_MAX, reserved=("sqlite_",))
     row_order = "rowid"
     row_order_column = ""
@@ -129,7 +133,7 @@ class SQLiteDialect:
 
     def bound(self, column: Column, value: Value) -> object:
         """See Dialect.bound."""
-        return value
+        return NAN if _is_nan(value) else value
 
     def readable(self, alias: str, column: Column) -> str:
         """See Dialect.readable."""
@@ -194,6 +198,9 @@ class SQLiteDialect:
 
     def load(self, db: Connection, table: TemporaryTable, rows: Iterable[tuple[Value, ...]]) -> None:
         """See Dialect.load."""
+        reals = [place for place, column in enumerate(table.columns) if affinity(column.declared) == "REAL"]
+        if reals:
+            rows = (_with_nan_as_text(row, reals) for row in rows)
         verb, marks = "INSERT OR REPLACE" if table.key else "INSERT", ", ".join("?" * len(table.columns))
         db.executemany(f"{verb} INTO {table.name} VALUES ({marks})", rows)
 
@@ -234,6 +241,17 @@ class SQLiteDialect:
     def meaning_of(self, where: str, error: Exception) -> HoldfastError | None:
         """See Dialect.meaning_of."""
         return meaning_of(where, error)
+
+
+def _with_nan_as_text(row: tuple[Value, ...], reals: Sequence[int]) -> tuple[Value, ...]:
+    """Return a row whose NaN, in the columns at these places, are text."""
+    if not any(_is_nan(row[place]) for place in reals):
+        return row
+    return tuple(NAN if _is_nan(value) else value for value in row)
+
+
+def _is_nan(value: Value) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 @lru_cache(maxsize=4096)

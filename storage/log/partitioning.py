@@ -38,6 +38,15 @@ def partition_rows(table: pa.Table, key: Sequence[str], partitions: int) -> dict
     return parts
 
 
+def dealt_out(table: pa.Table, first: int, partitions: int) -> dict[int, pa.Table]:
+    """Split rows without a key: one to each partition in turn, beginning with `first`; their order is kept.
+
+    So event time advances in all of them, and none holds it back.
+    """
+    turns = (np.arange(table.num_rows) + first) % partitions
+    return {int(turn): table.take(pa.array(np.flatnonzero(turns == turn))) for turn in np.unique(turns)}
+
+
 def partitions_of(table: pa.Table, key: Sequence[str], partitions: int) -> NDArray[np.uint64]:
     """Return the partition of every row: uint64, shape (n,), each in [0, partitions)."""
     if missing := [name for name in key if name not in table.schema.names]:

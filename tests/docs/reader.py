@@ -146,6 +146,7 @@ class Reader:
                     self._does(block)
             self._awaits_terminals()
         _plan(vars(self.module))
+        _prepare(vars(self.module))
 
     def _does(self, block: Block) -> None:
         if block.language == "text" and "output" in block.marks:
@@ -245,6 +246,19 @@ def _plan(names: Mapping[str, Any]) -> None:
     """Plan every app among these names: raises the error that a user would see."""
     for app in [value for value in names.values() if isinstance(value, hf.App)]:
         app.plan()
+
+
+def _prepare(names: Mapping[str, Any]) -> None:
+    """Create or check the target of every sink that needs this folder alone, as a start does."""
+    for app in [value for value in names.values() if isinstance(value, hf.App)]:
+        for spec in app.plan().sinks:
+            paths = [Path(path) for path in spec.sink.traits.local_paths]
+            if (
+                paths
+                and spec.sink.traits.kind != "Http"
+                and all(path.resolve().is_relative_to(Path.cwd()) for path in paths)
+            ):
+                spec.sink.prepare(spec.schema, spec.upsert_key)
 
 
 def _agree(shown: str, printed: str) -> bool:

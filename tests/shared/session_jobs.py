@@ -49,7 +49,11 @@ def app_of(gap: int = 5, lateness: int = 0, emit: str = "final") -> hf.App:
 
 @dataclass
 class Oracle:
-    """Sessions per key, one record after another."""
+    """Sessions per key, one record after another.
+
+    A record exactly the gap after another one is in its session, and a record at the watermark is in time. So a session
+    takes records until the watermark has passed its end plus the lateness.
+    """
 
     gap: int
     lateness: int
@@ -64,7 +68,7 @@ class Oracle:
         touching = [each for each in sessions if each[0] <= second + self.gap and second <= each[1]]
         first = min([second, *(each[0] for each in touching)])
         end = max([second + self.gap, *(each[1] for each in touching)])
-        if end + self.lateness <= self.clock:
+        if end + self.lateness < self.clock:
             self.late.append(record["v"])
             return
         rows = [record, *(one for each in touching for one in each[2])]
@@ -73,12 +77,12 @@ class Oracle:
     def advance(self, second: float) -> None:
         self.clock = max(self.clock, second)
         for key, sessions in self.open.items():
-            for first, end, rows in [each for each in sessions if each[1] + self.lateness <= self.clock]:
+            for first, end, rows in [each for each in sessions if each[1] + self.lateness < self.clock]:
                 values = [each["v"] for each in rows]
                 words = [each["word"] for each in rows if each["word"] is not None]
                 totals = len(rows), sum(values), max(values), sum(values) / len(values), min(words, default=None)
                 self.given[key, at(first), at(end)] = totals
-            self.open[key] = [each for each in sessions if each[1] + self.lateness > self.clock]
+            self.open[key] = [each for each in sessions if each[1] + self.lateness >= self.clock]
 
 
 def given_rows(t: TestDriver) -> dict[tuple[str, datetime, datetime], tuple[Any, ...]]:

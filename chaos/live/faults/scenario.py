@@ -22,7 +22,8 @@ from typing import Any, NoReturn
 
 from holdfast.chaos.judge.kinds import KINDS, needs_toxiproxy
 from holdfast.errors import ConfigError
-from holdfast.runtime.config.settings import SETTINGS, duration_ms
+from holdfast.runtime.config.durations import duration_ms
+from holdfast.runtime.config.settings import SETTINGS
 
 _LOCAL = re.compile(r"local\[(\d+)\]")
 _STANDALONE = re.compile(r"standalone(?:\[(\d+),(\d+)\])?")
@@ -120,7 +121,7 @@ class Scenario:
         """Return a timeout of the job: from its environment, or the default."""
         given = self.environment.get(f"HOLDFAST_{setting.upper()}", _DEFAULTS[setting])
         assert given is not None
-        return duration_ms(given, setting)
+        return int(given) if str(given).isdigit() else duration_ms(given, setting)
 
 
 def parse(raw: Mapping[str, Any], name: str, *, toxiproxy: bool, checked_elsewhere: bool = False) -> Scenario:

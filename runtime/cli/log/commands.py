@@ -25,7 +25,7 @@ from holdfast.runtime.cli.log.output import Placed, as_json_line, columns_shown,
 from holdfast.sinks.log_changelog import refuse_changelog_of_a_job
 from holdfast.storage.log.format import LogMeta, describe_column
 from holdfast.storage.log.log import LogReader, LogWriter, create_log, read_meta
-from holdfast.storage.log.partitioning import partition_rows
+from holdfast.storage.log.partitioning import dealt_out, partition_rows
 from holdfast.storage.log.table import read_table, table_schema
 from holdfast.storage.objects import open_objects
 
@@ -75,7 +75,9 @@ def _add_writing(commands: Subparsers) -> None:
     )
     add.add_argument("--file", type=Path, help=".csv, .jsonl or .parquet; default: JSON lines from stdin")
     where = add.add_mutually_exclusive_group()
-    where.add_argument("--key", metavar="A,B", help="choose partitions by these columns; default: the log's key")
+    where.add_argument(
+        "--key", metavar="A,B", help="choose partitions by these columns; default: the log's key, or each in turn"
+    )
     where.add_argument("--partition", type=int, metavar="N", help="append everything to this partition")
     add.add_argument("--every", type=int, default=10_000, metavar="N", help="rows per batch from stdin; default 10000")
 
@@ -350,9 +352,14 @@ def _partitioner(args: argparse.Namespace, meta: LogMeta) -> Callable[[pa.Table]
         return lambda rows: partition_rows(rows, columns, meta.partitions)
     if meta.partitions == 1:
         return lambda rows: {0: rows}
-    raise _wrong(
-        f"the log has {meta.partitions} partitions and no key", nothing, "give --key COLUMNS or --partition NUMBER"
-    )
+    first = sum(LogReader(open_objects(args.path)).end_offsets().values())  # an append goes on where the last one ended
+
+    def deal(rows: pa.Table) -> dict[int, pa.Table]:
+        nonlocal first
+        at, first = first, first + rows.num_rows
+        return dealt_out(rows, at, meta.partitions)
+
+    return deal
 
 
 def _appended(writer: LogWriter, parts: dict[int, pa.Table]) -> dict[int, int]:

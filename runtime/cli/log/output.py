@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from holdfast.storage.held_values import rows_of
 from holdfast.storage.log.changelog import deletes
 from holdfast.storage.log.format import LogMeta
 
@@ -36,7 +37,7 @@ def placed_rows(
     """Return the rows of a batch as `LogReader.read_placed` gave it, or the records of a changelog."""
     at = range(following - batch.num_rows, following) if offsets is None else offsets.tolist()
     ops = [_OPS[bool(mark)] for mark in deletes(batch)] if changelog else [None] * batch.num_rows
-    return [Placed(partition, *each) for each in zip(at, batch.to_pylist(), ops, strict=True)]
+    return [Placed(partition, *each) for each in zip(at, rows_of(batch), ops, strict=True)]
 
 
 def columns_shown(meta: LogMeta) -> list[str]:

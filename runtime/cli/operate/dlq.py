@@ -22,6 +22,7 @@ from holdfast.runtime.job import dlq_places
 from holdfast.runtime.job.redrive import Count, Redrive, newest_letters, open_dlq, sources_in
 from holdfast.runtime.job.stored import Stored, open_job
 from holdfast.runtime.rows.dead_letters import decode_row
+from holdfast.storage.held_values import rows_of
 from holdfast.storage.log.log import LogReader
 from holdfast.storage.objects import open_objects
 
@@ -235,7 +236,7 @@ def _newest(reader: LogReader, limit: int) -> list[dict[str, Any]]:
 def _record(form: str, raw: bytes) -> Any:
     """Return a readable record: its columns, its text, or null for bytes that only the source understands."""
     if form in ("record", "row"):
-        return json.loads(as_json_line(Placed(0, 0, decode_row(raw).to_pylist()[0])))["row"]
+        return json.loads(as_json_line(Placed(0, 0, rows_of(decode_row(raw))[0])))["row"]
     return raw.decode("utf-8", "replace") if form == "text" else None
 
 

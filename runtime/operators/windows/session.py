@@ -9,7 +9,9 @@ a session gets another start, or several become one, their aggregates are merged
 
 Invariants
     - Two sessions of a key are farther apart than the gap.
-    - A session is emitted once, when the clock of its key reaches its end plus the lateness, and then deleted.
+    - A session is over when the clock of its key has passed its end plus the lateness. A clock that has only reached it
+      is not enough: a record of that time is exactly the gap apart, in time, and belongs to the session.
+    - A session is emitted once, when it is over, and then deleted.
     - A record is late if and only if the session that it would be in is over.
 
 Pure.
@@ -91,6 +93,8 @@ class SessionOperator(Operator):
         self._taken = in_pieces(ctx, step.operator, step.aggregations, self._take)
         self._give = results_in_pieces(ctx, step.operator, step.aggregations)
         self._held = step.times_held()
+        self._reach_us = step.lateness_us + 1
+        """From the end of a session to the first clock at which it is over."""
         self.rows_in = self.rows_out = self.late = 0
 
     def on_batch(self, port: int, batch: pa.RecordBatch) -> None:
@@ -128,12 +132,11 @@ class SessionOperator(Operator):
         """Advance event time to this point; emit and delete the sessions that are over."""
         if self._clock.advance(at_us) is None:
             return
-        lateness = self._step.lateness_us
-        slots = self._table.ordered(WINDOW_END).through(int(self._clock.expired_through(lateness).max()))
+        slots = self._table.ordered(WINDOW_END).through(int(self._clock.expired_through(self._reach_us).max()))
         if not slots.size:
             return
         clock = self._clock.of(lambda: self._table.keys_at(slots))
-        over = slots[self._table.values(WINDOW_END, slots) + lateness <= clock]
+        over = slots[self._table.values(WINDOW_END, slots) + self._reach_us <= clock]
         if over.size:
             self._give(self._closed(over))
 
@@ -169,7 +172,7 @@ class SessionOperator(Operator):
     def _late(self, users: Keys, sessions: Sessions) -> NDArray[np.bool_]:
         """Return which sessions are over: those of late records alone."""
         clock = self._clock.of(lambda: users.take(sessions.owners))
-        late: NDArray[np.bool_] = sessions.ends + self._step.lateness_us <= clock
+        late: NDArray[np.bool_] = sessions.ends + self._reach_us <= clock
         return late
 
     def _move(self, users: Keys, sessions: Sessions, grown: Slots, known: Slots) -> None:

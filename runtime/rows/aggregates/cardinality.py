@@ -23,9 +23,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.runtime.rows.aggregates.contract import AggregateFunction, Groups, Kind, State, StateColumn
-from holdfast.runtime.rows.aggregates.multisets import canonical
 from holdfast.runtime.rows.aggregates.packed import cut, pieces
-from holdfast.runtime.rows.aggregates.types import as_bytes, is_decimal, is_kept, plain_dtype
+from holdfast.runtime.rows.aggregates.types import as_bytes, canonical, is_decimal, is_kept, plain_dtype
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.keys.canonical import is_textual
 

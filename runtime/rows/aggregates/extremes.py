@@ -1,7 +1,8 @@
 """min and max: state that is the smallest or largest value.
 
 Numbers and times are folded by compiled operations. A float starts from NaN, which loses against every number. Text and
-bytes are ordered by their bytes: text so by code points. Decimals are compared by value.
+bytes are ordered by their bytes: text so by code points. Decimals are compared by value. The result is 0.0 also if only
+-0.0 came: the two are equal, and which one came first depends on the order of arrival.
 
 Pure.
 """
@@ -109,7 +110,10 @@ class Extreme(AggregateFunction):
         return merged
 
     def results(self, states: State) -> pa.Array:
-        values: pa.Array = pa.array(states[self.role], mask=unseen(states), from_pandas=False)
+        found = states[self.role]
+        if found.dtype.kind == "f":
+            found = found + found.dtype.type(0)  # -0.0 equals 0.0, so which of them came first may not matter
+        values: pa.Array = pa.array(found, mask=unseen(states), from_pandas=False)
         return values if values.type == self.result else values.view(self.result)
 
 

@@ -19,7 +19,7 @@ from holdfast.errors import ConfigError
 from holdfast.runtime.rows.aggregates.contract import AggregateFunction, CannotFold, Groups, Kind, State, StateColumn
 from holdfast.runtime.rows.aggregates.packed import Packed
 from holdfast.runtime.rows.aggregates.picking import ordered
-from holdfast.runtime.rows.aggregates.types import is_kept
+from holdfast.runtime.rows.aggregates.types import canonical, is_kept
 
 COLLECT_MAX = 1_000
 _COLLECT_LIMIT = 1_000_000
@@ -128,12 +128,3 @@ def lists(values: pa.Array, lengths: Groups) -> pa.Array:
     """Return consecutive values as lists of these lengths; null instead of an empty one."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), values, mask=pa.array(lengths == 0))
-
-
-def canonical(values: pa.Array) -> pa.Array:
-    """Return values with one form of zero and of NaN."""
-    if not pa.types.is_floating(values.type):
-        return values
-    numbers = values.to_numpy(zero_copy_only=False) + 0.0
-    numbers[np.isnan(numbers)] = np.nan
-    return pa.array(numbers, values.type, from_pandas=False)

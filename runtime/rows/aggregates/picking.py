@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.runtime.rows.aggregates.contract import AggregateFunction, Groups, Kind, State, StateColumn
-from holdfast.runtime.rows.aggregates.types import is_kept, loaded, stored, value_column
+from holdfast.runtime.rows.aggregates.types import canonical, is_kept, loaded, stored, value_column
 
 BY = "by"
 
@@ -62,7 +62,7 @@ class Picked(AggregateFunction):
         return {self.role: value_column(self.result), BY: value_column(self.by)}
 
     def partial(self, inputs: Sequence[pa.Array], groups: Groups, count: int) -> State:
-        value, by = inputs
+        value, by = map(canonical, inputs)
         order = ordered(groups, by, value)
         grouped = groups[order]
         chosen = np.ones(grouped.size, np.bool_)

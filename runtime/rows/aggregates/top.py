@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.aggregates.contract import AggregateFunction, Groups, Kind, State, StateColumn
-from holdfast.runtime.rows.aggregates.multisets import canonical, lists
+from holdfast.runtime.rows.aggregates.multisets import lists
 from holdfast.runtime.rows.aggregates.packed import Packed
 from holdfast.runtime.rows.aggregates.picking import ordered
-from holdfast.runtime.rows.aggregates.types import is_kept
+from holdfast.runtime.rows.aggregates.types import canonical, is_kept
 
 K_MAX = 10_000
 

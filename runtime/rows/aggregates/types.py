@@ -91,3 +91,12 @@ def as_decimals(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _large(kind: pa.DataType) -> pa.DataType:
     return pa.large_utf8() if pa.types.is_large_string(kind) else pa.large_binary()
+
+
+def canonical(values: pa.Array) -> pa.Array:
+    """Return values with one form of zero and of NaN."""
+    if not pa.types.is_floating(values.type):
+        return values
+    numbers = values.to_numpy(zero_copy_only=False) + 0.0
+    numbers[np.isnan(numbers)] = np.nan
+    return pa.array(numbers, values.type, from_pandas=False)

@@ -2,6 +2,8 @@
 
 A column that the file does not have is taken from its folder, `region=eu/`, if that holds it.
 
+Times of the old type INT96 may lie outside of what nanoseconds hold, 1677 to 2262, so they are read as microseconds.
+
 A position is the number of a row. One batch is decoded at a time; what a read leaves of it is kept for the next one.
 
 Source: docs/design/0080-files-source.md, 0083-files-sink.md.
@@ -39,7 +41,8 @@ class ParquetContents:
     def __init__(self, file: ReadFile, schema: pa.Schema, held: Mapping[str, pa.Scalar] = MappingProxyType({})) -> None:
         self._schema = schema
         try:
-            self._file: Any = pq.ParquetFile(pa.PythonFile(file, mode="r"))
+            whole = pa.PythonFile(file, mode="r")
+            self._file: Any = pq.ParquetFile(whole, coerce_int96_timestamp_unit="us")  # else they wrap in silence
             found = self._file.schema_arrow
             groups = [self._file.metadata.row_group(number) for number in range(self._file.metadata.num_row_groups)]
         except _WRONG as error:
@@ -47,6 +50,7 @@ class ParquetContents:
         self._held = {name: value for name, value in held.items() if name not in found.names}
         self._read = pa.schema([field for field in schema if field.name not in self._held])
         _check(self._read, found)
+        _check_int96(self._read, self._file.schema)
         self._firsts = [0, *accumulate(group.num_rows for group in groups)]
         size = sum(group.total_byte_size for group in groups)
         self._row_bytes = max(1, size // max(1, self.rows))
@@ -95,7 +99,9 @@ class ParquetContents:
                 columns.append(pa.repeat(self._held[field.name], batch.num_rows))
                 continue
             try:
-                columns.append(batch.column(field.name).cast(field.type))
+                column = batch.column(field.name).cast(field.type)
+                column.validate(full=True)  # text that is not UTF-8, for one
+                columns.append(column)
             except pa.ArrowInvalid as error:
                 rows = f"rows {at + 1:,} to {at + batch.num_rows:,}"
                 raise WrongFile(f"column {field.name!r} in {rows}: {_first_line(error)}") from error
@@ -114,6 +120,15 @@ def _check(schema: pa.Schema, found: pa.Schema) -> None:
         kind = found.field(there[0]).type
         if not _widens(kind, field.type):
             raise WrongFile(f"column {field.name!r} is {kind}, but the job reads {field.type}")
+
+
+def _check_int96(schema: pa.Schema, found: Any) -> None:
+    """Refuse to read times of INT96 as nanoseconds, which only hold those of 1677 to 2262. Raises WrongFile."""
+    for column in (found.column(place) for place in range(len(found))):
+        if column.physical_type == "INT96" and column.path in schema.names:
+            kind = schema.field(column.path).type
+            if kind.unit == "ns":
+                raise WrongFile(f"column {column.path!r} is INT96, which is read as timestamp[us], not as {kind}")
 
 
 def _widens(found: pa.DataType, wanted: pa.DataType) -> bool:

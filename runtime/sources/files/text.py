@@ -1,7 +1,8 @@
 """Reads a file of lines from any byte on: JSON lines and CSV.
 
 A row is at the position of its first byte in the file. A position within a line names the rows behind it: so the
-position after a row, one byte on, may be stored and read from again. Blank lines are no rows.
+position after a row, one byte on, may be stored and read from again. Blank lines are no rows, except in a CSV file of
+one column, where they are an empty value.
 
 Source: docs/design/0080-files-source.md.
 """
@@ -46,17 +47,21 @@ class TextContents:
     Args:
         size: Bytes of the file.
         begin: The byte at which its first row may begin.
+        blank: Whether a blank line is a row.
     """
 
-    def __init__(self, file: ReadFile, name: str, size: int, lines: Lines, begin: int = 0) -> None:
+    def __init__(
+        self, file: ReadFile, name: str, size: int, lines: Lines, begin: int = 0, *, blank: bool = False
+    ) -> None:
         self._file, self._name, self._size, self._lines, self._begin = file, name, size, lines, begin
+        self._blank = blank
         self._line_at = begin
 
     def read(self, at: int, bytes_max: int) -> Piece:
         """See Contents.read."""
         raw = self._raw(max(at, self._begin), bytes_max)
         self._line_at = following = raw.first + len(raw.data)
-        values, offsets = _lines_of(raw.data)
+        values, offsets = _lines_of(raw.data, self._blank)
         if not values:
             return Piece(None, None, following)
         offsets += raw.first
@@ -106,8 +111,8 @@ class TextContents:
         return self._size
 
 
-def _lines_of(data: bytes) -> tuple[list[bytes], NDArray[np.int64]]:
-    """Return the lines that are not blank, without their ends, and where each begins."""
+def _lines_of(data: bytes, blank: bool) -> tuple[list[bytes], NDArray[np.int64]]:
+    """Return the lines without their ends, and where each begins; `blank`: also those that are blank."""
     found = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(found == ord("\n"))
     starts = np.concatenate([[0], ends + 1]).astype(np.int64)
@@ -116,9 +121,9 @@ def _lines_of(data: bytes) -> tuple[list[bytes], NDArray[np.int64]]:
         starts, lines = starts[:-1], lines[:-1]
     if b"\r" in data:
         lines = [line.removesuffix(b"\r") for line in lines]
-    maybe = np.flatnonzero(found[starts] <= ord(" ")).tolist()
-    if blank := {place for place in maybe if not lines[place].strip(_BLANKS)}:
-        kept = [place for place in range(len(lines)) if place not in blank]
+    maybe = [] if blank else np.flatnonzero(found[starts] <= ord(" ")).tolist()
+    if empty := {place for place in maybe if not lines[place].strip(_BLANKS)}:
+        kept = [place for place in range(len(lines)) if place not in empty]
         return [lines[place] for place in kept], starts[kept]
     return lines, starts
 
@@ -135,4 +140,4 @@ def csv_contents(file: ReadFile, name: str, size: int, schema: pa.Schema) -> Tex
         raise WrongFile(f"its header cannot be read: {error}") from error
     if missing := [column for column in schema.names if column not in names]:
         raise WrongFile(f"its header lacks {', '.join(missing)}; it has {', '.join(names)}")
-    return TextContents(file, name, size, CsvLines(schema, names), begin)
+    return TextContents(file, name, size, CsvLines(schema, names), begin, blank=len(names) == 1)

@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
-from holdfast.runtime.config.settings import duration_ms, size_bytes
+from holdfast.runtime.config.durations import Duration, duration_ms
+from holdfast.runtime.config.settings import size_bytes
 from holdfast.runtime.rows.json_lines import JsonLines, Times
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
 from holdfast.runtime.sources.kafka.values import JSON, RAW, Raw
@@ -123,12 +124,12 @@ class Webhook(RowsOf[T]):
         *,
         path: str = "/",
         key: str | None = None,
-        horizon: str = "3d",
+        horizon: Duration = "3d",
         signature: str | None = None,
         secret: Secret | Sequence[Secret] | None = None,
-        tolerance: str = "5m",
+        tolerance: Duration = "5m",
         body_max: str | int = "1MiB",
-        linger: str = "50ms",
+        linger: Duration = "50ms",
         time: Times = "rfc3339",
         meta: bool = False,
     ) -> None:

@@ -198,7 +198,7 @@ class TestSessions:
         return seen.rules
 
     def test_records_that_are_exactly_the_gap_apart_are_one_session(self) -> None:
-        assert self.broken(self.session(1, 5, 12, 0, 1), cut=2, latest_us=6 * S) == []
+        assert self.broken(self.session(1, 5, 12, 0, 1), cut=2, latest_us=6 * S + 1) == []
         assert self.at_end([self.session(1, 5, 12, 0, 1), self.session(9, 11, 1, 2)]) == []
 
     def test_a_session_that_is_split_is_found(self) -> None:
@@ -219,15 +219,15 @@ class TestSessions:
         assert self.broken(self.session(1, 11, 13, 0, 1, 2)) == ["I1 sessions"]
 
     def test_a_session_before_its_time_is_found(self) -> None:
-        assert self.broken(self.session(1, 5, 12, 0, 1), latest_us=6 * S - 1) == ["P11 early"]
+        assert self.broken(self.session(1, 5, 12, 0, 1), latest_us=6 * S) == ["P11 early"]
 
     def test_a_restored_session_is_one_of_its_records_and_not_over(self) -> None:
         def restored(earliest_us: int, *rows: dict[str, Any]) -> list[str]:
             Visits((seen := Seen(self.RECORDS)).watched).restored("then", earliest_us, {0: 2}, lambda operator: rows)
             return seen.rules
 
-        assert restored(6 * S - 1, self.session(1, 5, 12, 0, 1)) == []
-        assert restored(6 * S, self.session(1, 5, 12, 0, 1)) == ["P11 open"]
+        assert restored(6 * S, self.session(1, 5, 12, 0, 1)) == []
+        assert restored(6 * S + 1, self.session(1, 5, 12, 0, 1)) == ["P11 open"]
         assert restored(0, self.session(1, 5, 11, 0, 1)) == ["I1 sessions"]
 
     def test_a_record_in_two_sessions_or_read_later_is_found(self) -> None:

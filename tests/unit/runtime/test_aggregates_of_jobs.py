@@ -59,6 +59,32 @@ def row(number: int) -> dict[str, Any]:
 ROWS = [row(number) for number in range(60)]
 
 
+def by_order(kind: pa.DataType, values: list[float]) -> dict[str, Any]:
+    """Return the aggregates of floats that arrive in this order, each in an epoch of its own."""
+    app = hf.App("zeros", key_groups=8)
+    schema = pa.schema([pa.field("k", pa.int64(), False), pa.field("x", kind), pa.field("n", pa.int64())])
+    rows = app.source("rows", PlannedSource(schema)).key_by("k")
+    names: dict[str, Any] = {
+        "low": hf.min("x"),
+        "high": hf.max("x"),
+        "first": hf.first("x", by="n"),
+        "last": hf.last("x", by="n"),
+    }
+    more: dict[str, Any] = {"top": hf.top("x", 1, by="n"), "by_zero": hf.first("n", by="x"), "sum": hf.sum("x")}
+    rows.agg("totals", **names, **more).sink("out", MemorySink(key=["k"]))
+    with TestDriver(app, parallelism=1) as t:
+        for number, value in enumerate(values):
+            t.push("rows", [{"k": 1, "x": value, "n": 7}], partition=number)
+            t.checkpoint()
+        return t.rows("out")[0]
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float32()], ids=str)
+def test_zeros_of_both_signs_are_one_value_in_every_order(kind: pa.DataType) -> None:
+    found = [by_order(kind, values) for values in ([0.0, -0.0], [-0.0, 0.0], [-0.0], [0.0])]
+    assert {repr(sorted(each.items())) for each in found} == {repr(sorted(found[3].items()))}
+
+
 def check(found: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     for name in CALLS:
         function = name.removesuffix("_if")

@@ -181,10 +181,23 @@ class TestAppend:
         from_stdin('{"n":1}\n', tmp_path / "log", "--partition", 2)
         assert LogReader(LocalObjects(tmp_path / "log")).end_offsets() == {0: 0, 1: 0, 2: 1}
 
+    def test_a_log_without_a_key_gets_rows_in_turn_also_over_several_appends(self, tmp_path: Path) -> None:
+        run("create", tmp_path / "log", "--schema", SCHEMA, "--partitions", 4)
+        for first in range(0, 12, 3):  # three rows each, in batches of two
+            from_stdin("".join(f'{{"n":{first + n}}}\n' for n in range(3)), tmp_path / "log", "--every", 2)
+        reader = LogReader(LocalObjects(tmp_path / "log"))
+        parts = list[list[int]]()
+        for partition in range(4):
+            parts.append([])
+            batch, offset = reader.read(partition, 0, 1 << 30)
+            while batch is not None:
+                parts[-1] += batch.column("n").to_pylist()
+                batch, offset = reader.read(partition, offset, 1 << 30)
+        assert parts == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
+
     @pytest.mark.parametrize(
         ("keyed", "arguments", "message"),
         [
-            (False, [], "no key"),
             (False, ["--partition", 9], "no partition 9"),
             (False, ["--key", "absent"], "'absent' is not among the columns"),
             (True, ["--partition", 0], "partitioned by n, so --partition 0 cannot be"),

@@ -339,7 +339,7 @@ class TestPlans:
     @pytest.mark.parametrize(
         ("use", "what", "next_step"),
         [
-            (lambda: hf.every(1_000), "is not a duration", "hf.count_of(100)"),  # type: ignore[arg-type]
+            (lambda: hf.every(1_000), "a number without a unit", "hf.count_of(100)"),  # type: ignore[arg-type]
             (lambda: hf.every("0s"), "above 0", 'hf.every("10s")'),
             (lambda: hf.every("soon"), "a duration such as", ""),
             (lambda: windowed(hf.session("5s"), hf.every("5s")), "gets another end", 'emit="final"'),

@@ -7,6 +7,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -116,11 +117,28 @@ class TestFields:
         assert one(JsonLines(PAIR), f'{{"text": "a", {nested}}}') == "it is nested too deeply"
         assert one(JsonLines(PAIR, defaults={"text": "none"}), f'{{"n": 1, {nested}}}') == "it is nested too deeply"
 
-    @pytest.mark.parametrize("name", [b"\x9e", b"\xff\xfe"])
-    def test_that_are_ignored_may_have_a_name_that_is_not_utf8(self, name: bytes) -> None:
-        missing = "column 'n' is missing, which the job's schema does not allow"
-        assert one(JsonLines(PAIR), b'{"%s":0}' % name) == missing
-        assert one(JsonLines(PAIR, defaults={"text": "none"}), b'{"n":1,"%s":0}' % name) == {"n": 1, "text": "none"}
+    @pytest.mark.parametrize("bad", [b"\x9e", b"\xff\xfe", b"\xed\xa0\x80", b"\xc0\x80"])
+    @pytest.mark.parametrize("field", [b'"%s":0', b'"x":"%s"', b'"x":["%s"]', b'"x":{"y":"a%s"}'])
+    def test_that_are_ignored_must_be_utf8(self, field: bytes, bad: bytes) -> None:
+        with pytest.raises(UnicodeDecodeError):
+            (value := b'{"n":1,%s}' % (field % bad)).decode()
+        assert one(JsonLines(PAIR), value) == "it is not UTF-8"
+
+    @pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity", "Inf", "-NaN"])
+    @pytest.mark.parametrize("field", ['"x": %s', '"x": [1, %s]', '"x": {"y": %s}'])
+    def test_that_are_ignored_must_have_no_number_that_json_lacks(self, field: str, word: str) -> None:
+        value = f'{{"n": 1, {field % word}}}'
+        with pytest.raises(msgspec.DecodeError):
+            msgspec.json.decode(value)
+        assert isinstance(one(JsonLines(PAIR), value), str)
+
+    def test_that_are_ignored_may_speak_of_nan(self) -> None:
+        assert one(JsonLines(PAIR), '{"n": 1, "x": ["NaN", "Infinity \u00e4"]}') == {"n": 1, "text": None}
+
+    def test_that_are_wrong_refuse_no_row_beside_them(self) -> None:
+        rows: list[bytes | None] = [b'{"n": 1}', b'{"n": 2, "x": NaN}', b'{"n": 3, "x": "\xff"}', b'{"n": 4}']
+        batch, refused = JsonLines(PAIR).decode(rows)
+        assert ([row["n"] for row in batch.to_pylist()], sorted(refused)) == ([1, 4], [1, 2])
 
     def test_without_a_form_in_json_are_refused_when_a_job_is_planned(self) -> None:
         for kind in (pa.timestamp("us"), pa.list_(pa.int64()), pa.time64("us")):

@@ -48,6 +48,41 @@ class TestSessions:
             t.finish()
             assert {found[0] for found in given_rows(t).values()} == {2, 1}
 
+    def test_a_record_at_the_watermark_belongs_to_the_session_that_ends_there(self) -> None:
+        with TestDriver(app_of()) as t:
+            t.push("rows", [row("a", 0, 1)])
+            t.watermark("rows", at(5))
+            t.checkpoint()
+            assert given_rows(t) == {}
+            t.push("rows", [row("a", 5, 2)])
+            t.watermark("rows", at(10))
+            t.checkpoint()
+            assert given_rows(t) == {}
+            t.watermark("rows", at(10.000001))
+            t.checkpoint()
+            assert {each: found[0] for each, found in given_rows(t).items()} == {("a", at(0), at(10)): 2}
+            assert t.rows("late") == []
+
+    def test_a_record_is_late_once_the_watermark_has_passed_its_own_end(self) -> None:
+        with TestDriver(app_of(lateness=3)) as t:
+            t.watermark("rows", at(8))
+            t.push("rows", [row("a", 0, 1)])
+            t.watermark("rows", at(8.000001))
+            t.push("rows", [row("b", 0, 2), row("c", 0.000001, 3)])
+            t.finish()
+            assert {each[0] for each in given_rows(t)} == {"a", "c"}
+            assert [each["v"] for each in t.rows("late")] == [2]
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_input_in_order_of_one_partition_makes_the_same_sessions_for_every_batch(self, seed: int) -> None:
+        with TestDriver(app_of(10), 2, seed) as t:
+            for partition in (1, 2, 3):
+                t.push("rows", [row("z", 60, 0)], partition)
+            t.push("rows", [row("a", 0, 1), *(row(f"b{i}", 10, 1) for i in range(30)), row("a", 10, 2)])
+            t.finish()
+            sessions = {each: found[0] for each, found in given_rows(t).items() if each[0] == "a"}
+            assert (sessions, t.rows("late")) == ({("a", at(0), at(20)): 2}, [])
+
     def test_a_record_that_is_over_alone_may_belong_to_an_open_session(self) -> None:
         with TestDriver(app_of()) as t:
             t.push("rows", [row("a", 7, 1)])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, fields, replace
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -28,7 +30,8 @@ from holdfast.model import (
     Timeline,
     Writer,
 )
-from holdfast.runtime.config.settings import SETTINGS, Setting, duration_ms, misspelt, resolve, size_bytes
+from holdfast.runtime.config.durations import duration_ms
+from holdfast.runtime.config.settings import SETTINGS, Setting, misspelt, resolve, size_bytes
 from holdfast.runtime.driver.state import Rules
 from holdfast.runtime.processes.exchange import TcpNetwork
 from holdfast.runtime.processes.host import WorkerTask, limits_of
@@ -102,17 +105,39 @@ class TestOrigins:
 
 class TestForms:
     @pytest.mark.parametrize(
-        ("text", "milliseconds"),
+        ("given", "milliseconds"),
         [("250ms", 250), ("1s", 1_000), ("1.5s", 1_500), ("5m", 300_000), ("2 h", 7_200_000), ("1d", 86_400_000)]
-        + [("0s", 0), ("40", 40)],
+        + [("0s", 0), (timedelta(minutes=1), 60_000), (timedelta(milliseconds=1), 1), (timedelta(), 0)],
     )
-    def test_durations_become_milliseconds(self, text: str, milliseconds: int) -> None:
-        assert duration_ms(text, "it") == milliseconds
+    def test_durations_become_milliseconds(self, given: str | timedelta, milliseconds: int) -> None:
+        assert duration_ms(given, "it") == milliseconds
 
-    @pytest.mark.parametrize("text", ["", "s", "1 week", "-1s", "1s1", "0.5ms", "nan", -1, True])
-    def test_any_other_text_is_not_a_duration(self, text: str | int) -> None:
+    @pytest.mark.parametrize(
+        "given",
+        ["", "s", "1 week", "-1s", "1s1", "0.5ms", "nan", True, None, b"1s"]
+        + [timedelta(microseconds=1_500), timedelta(seconds=-1)],
+    )
+    def test_anything_else_is_not_a_duration(self, given: object) -> None:
         with pytest.raises(ConfigError, match="not a duration such as"):
-            duration_ms(text, "it")
+            duration_ms(given, "it")
+
+    @pytest.mark.parametrize("given", [60, 60.0, "60", 0, "0", -60, np.int64(60)])
+    def test_a_number_without_a_unit_is_refused_with_both_spellings(self, given: object) -> None:
+        number = str(given).removeprefix("-")
+        with pytest.raises(ConfigError, match="a number without a unit") as refused:
+            duration_ms(given, "size")
+        assert refused.value.next_step == (
+            f'write "{number}s" or timedelta(seconds={number}) for seconds, "{number}ms" for milliseconds'
+        )
+
+    def test_a_flag_without_a_unit_is_refused_as_text(self) -> None:
+        with pytest.raises(ConfigError, match="--older-than is '5', a number without a unit") as refused:
+            duration_ms("5", "--older-than")
+        assert refused.value.next_step == 'write "5s" for seconds or "5ms" for milliseconds'
+
+    @pytest.mark.parametrize("given", [2_000, "2000", "2s", timedelta(seconds=2)])
+    def test_a_setting_whose_name_has_the_unit_takes_a_number(self, given: object) -> None:
+        assert resolve(Code(), {"hung_after_ms": given}).hung_after_ms == 2_000
 
     @pytest.mark.parametrize(
         ("text", "size"), [("64MiB", 64 << 20), ("1GB", 10**9), ("1.5 KiB", 1536), ("7", 7), ("7B", 7)]
@@ -133,7 +158,7 @@ class TestRefusals:
             ({"parallelism": 0}, "--parallelism is 0, which is not a value from 1 to 1,024"),
             ({"parallelism": "two"}, "not a whole number"),
             ({"parallelism": True}, "not a whole number"),
-            ({"checkpoint_every": "1"}, "--checkpoint-every is '1', which is not a value from 10ms to 1h"),
+            ({"checkpoint_every": "1ms"}, "--checkpoint-every is '1ms', which is not a value from 10ms to 1h"),
             ({"checkpoint_every": "fast"}, "not a duration"),
             ({"channel_bytes_max": "1B"}, "not a value from 64KiB to 4GiB"),
             ({"max_records_per_second": "0"}, "not a value of at least 1"),
@@ -160,8 +185,12 @@ class TestRefusals:
 class TestChoices:
     def test_a_number_without_its_unit_is_explained(self) -> None:
         with pytest.raises(ConfigError) as refused:
-            resolve(Code(checkpoint_every="2"))
-        assert refused.value.next_step.endswith("; a number without a unit counts as milliseconds")
+            resolve(Code(), {"hung_after_ms": "2"})
+        assert refused.value.next_step.endswith("; the number alone counts as milliseconds")
+
+    def test_a_setting_whose_name_has_no_unit_needs_one(self) -> None:
+        with pytest.raises(ConfigError, match="a number without a unit"):
+            resolve(Code(), env={"HOLDFAST_CHECKPOINT_EVERY": "500"})
 
     @pytest.mark.parametrize(
         ("variable", "meant"),

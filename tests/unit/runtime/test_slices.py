@@ -281,6 +281,8 @@ class TestCalendar:
             ("America/Havana", date(2025, 11, 2)),  # midnight comes twice
             ("Pacific/Apia", date(2011, 12, 31)),  # after a date that was left out
             ("Asia/Kathmandu", date(2026, 1, 1)),
+            ("America/Toronto", date(1919, 3, 31)),  # clocks jumped from half past eleven to half past midnight
+            ("America/Toronto", date(1919, 3, 30)),
         ],
     )
     def test_a_day_begins_with_its_first_instant(self, tz: str, day: date) -> None:

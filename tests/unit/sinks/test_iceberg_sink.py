@@ -457,6 +457,26 @@ class TestColumns:
         with pytest.raises(ConfigError, match=r"it is partitioned by \['name'\], the sink has \[\]"):
             hf.Iceberg(NAME, table.url, table.path, KEY).prepare(SCHEMA, KEY)
 
+    @pytest.mark.parametrize("partition_by", [["a"], ["b"], ["c"], ["c", "a"], ["a", "b", "c"]], ids="".join)
+    @pytest.mark.parametrize("key", [None, ("a", "b", "c", "n")], ids=["appends", "merges"])
+    def test_of_any_place_partition_the_table(
+        self, tmp_path: Path, partition_by: list[str], key: tuple[str, ...] | None
+    ) -> None:
+        kinds = {"a": pa.string(), "b": pa.int32(), "c": pa.date32(), "s": pa.struct([pa.field("a", pa.int64())])}
+        schema = pa.schema([*kinds.items(), ("n", pa.int64())])
+        rows = [{"a": f"x{i % 2}", "b": i % 3, "c": date(2026, 1, 1 + i % 2), "s": {"a": i}, "n": i} for i in range(6)]
+        table = FolderCatalog(tmp_path, key, partition_by=partition_by)
+        table.sink.prepare(schema, key)
+        batch = pa.RecordBatch.from_pylist(rows, schema=schema)
+        if key is not None:
+            batch = batch.append_column(OP, pa.array([PUT] * 6, pa.int8()))
+        table.sink.open(JOB, LEFT).deliver(tag(1), [batch])
+        spec, names = table.load().spec(), table.load().schema()
+        assert [names.find_column_name(field.source_id) for field in spec.fields] == partition_by
+        assert sorted(table.load().scan().to_arrow().to_pylist(), key=lambda row: row["n"]) == rows
+        files = [each.file for each in table.load().scan().plan_files()]
+        assert len(files) == len({tuple(row[name] for name in partition_by) for row in rows})
+
     def test_that_are_required_are_refused(self, tmp_path: Path) -> None:
         table = FolderCatalog(tmp_path)
         table.sink.prepare(pa.schema([pa.field("n", pa.int64())]), None)

@@ -281,7 +281,7 @@ class TestRefusals:
 
 
 class TestCommands:
-    @pytest.mark.parametrize("command", [["compact", "--older-than", "0"], ["append"]])
+    @pytest.mark.parametrize("command", [["compact", "--older-than", "0s"], ["append"]])
     def test_that_would_change_it_are_refused(
         self, topic: Topic, command: list[str], capsys: pytest.CaptureFixture[str]
     ) -> None:

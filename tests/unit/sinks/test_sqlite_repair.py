@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 from contextlib import closing
@@ -63,6 +64,16 @@ def repair(sink: SQLite, epoch: int) -> Repair:
 
 def users(sink: SQLite) -> list[int]:
     return [user for (user,) in ask(sink, "SELECT user FROM t ORDER BY user")]
+
+
+def test_a_rewind_brings_nan_back(tmp_path: Path) -> None:
+    sink = SQLite(tmp_path / "out.db", "t", KEY)
+    sink.prepare(SCHEMA, KEY)
+    deliver(sink, 1, rows((1, math.nan, None), (2, None, None)))
+    deliver(sink, 2, rows((1, 1.5, None), (2, math.nan, None)))
+    assert ask(sink, "SELECT user, real FROM t ORDER BY user") == [(1, 1.5), (2, "NaN")]
+    repair(sink, 1)
+    assert ask(sink, "SELECT user, real FROM t ORDER BY user") == [(1, "NaN"), (2, None)]
 
 
 def undone_nothing(sink: SQLite, standing: tuple[int, int]) -> bool:

@@ -177,7 +177,6 @@ class TestPrepare:
         ("field", "why"),
         [
             (pa.field("x", pa.int64()), "may be null in the stream"),
-            (pa.field("x", pa.float64(), nullable=False), "may be NaN in the stream, which is stored as NULL"),
         ],
     )
     def test_a_not_null_column_refuses_a_nullable_one(self, tmp_path: Path, field: pa.Field, why: str) -> None:
@@ -287,12 +286,21 @@ class TestValues:
         texts = [str(text) for (text,) in rows_of(batch(schema, *aware), ["at"])]
         assert texts == sorted(texts) and {len(text) for text in texts} == {27}
 
-    def test_nan_becomes_null(self, tmp_path: Path) -> None:
-        schema = pa.schema([pa.field("real", pa.float64(), nullable=False)])
+    @pytest.mark.parametrize("kind", [pa.float64(), pa.float32()], ids=str)
+    def test_nan_is_kept_apart_from_null(self, tmp_path: Path, kind: pa.DataType) -> None:
+        schema = pa.schema([pa.field("real", kind)])
         sink = SQLite(tmp_path / "out.db", "t")
         sink.prepare(schema, None)
-        deliver(sink, 1, batch(schema, (math.nan,), (math.inf,)))
-        assert ask(sink.path, "SELECT real FROM t") == [(None,), (math.inf,)]
+        deliver(sink, 1, batch(schema, (math.nan,), (math.inf,), (None,), (-0.0,)))
+        assert ask(sink.path, "SELECT real FROM t") == [("NaN",), (math.inf,), (None,), (-0.0,)]
+
+    def test_nan_in_a_strict_table_is_refused_with_its_column(self, tmp_path: Path) -> None:
+        with closing(sqlite3.connect(tmp_path / "out.db")) as db:
+            db.execute("CREATE TABLE t (real REAL) STRICT")
+        sink, schema = SQLite(tmp_path / "out.db", "t"), pa.schema([pa.field("real", pa.float64())])
+        sink.prepare(schema, None)
+        with pytest.raises(ConfigError, match=r"cannot store TEXT value in REAL column t\.real"):
+            deliver(sink, 1, batch(schema, (math.nan,)))
 
     @pytest.mark.parametrize(
         ("declared", "expected"),

@@ -66,9 +66,9 @@ class LookedUp(Compared):
     def at_end(self, everything: Cut, rows: Sequence[Row], late: Sequence[Row]) -> None:
         """Every record found what it must, or is late."""
         self.compare("at the end", everything, rows, rows)
-        self.compare_late([row["id"] for row in late], {row["id"] for row in rows}, everything)
+        self.compare_late([row["id"] for row in late], {row["id"] for row in rows}, everything, 1)
         versions = [record for record in oracle.read(self.watched.partitions, everything) if is_version(record)]
-        prompt = self.watched.prompt()
+        prompt = self.watched.prompt(1)
         for row in rows:
             may_be = findable(self.records[row["id"]], versions, prompt)
             if row["version"] not in may_be:

@@ -45,8 +45,8 @@ class Visits(Compared):
         return ids
 
     def due(self, row: Row) -> int:
-        """A session comes out when no record may be added to it any more."""
-        return _shown(row).end + LATENESS_US
+        """A session comes out when no record may be added to it any more; one at its end still may."""
+        return _shown(row).end + LATENESS_US + 1
 
     def compare_each(self, when: str, rows: Sequence[Row]) -> None:
         """Every row is the session of its records."""
@@ -65,11 +65,11 @@ class Visits(Compared):
         """Every record is in one session or late, and sessions that touch are one."""
         self.compare("at the end", everything, rows, rows)
         shown = {id for row in rows for id in self.ids(row)}
-        self.compare_late([row["id"] for row in late], shown, everything, GAP_US + LATENESS_US)
+        self.compare_late([row["id"] for row in late], shown, everything, GAP_US + LATENESS_US + 1)
         self._compare_touching(rows)
 
     def _compare_touching(self, rows: Sequence[Row]) -> None:
-        prompt = self.watched.prompt(LATENESS_US)
+        prompt = self.watched.prompt(LATENESS_US + 1)
         for one, other in combinations(rows, 2):
             between = [*_touching(one, self._of(other)), *_touching(other, self._of(one))]
             if between and {record.id for record in between} <= prompt:

@@ -12,7 +12,7 @@ import pytest
 from holdfast.errors import ConfigError
 from holdfast.runtime.cli.log.commands import add_parser
 
-NOW = ("--older-than", "0", "--grace", "0")
+NOW = ("--older-than", "0s", "--grace", "0s")
 
 
 def run(*arguments: object) -> int:
@@ -73,7 +73,7 @@ class TestCompact:
         assert "--older-than" in shown.err
 
     def test_tombstones_can_be_removed_immediately(self, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        run("compact", log, *NOW, "--keep-tombstones", "0")
+        run("compact", log, *NOW, "--keep-tombstones", "0s")
         capsys.readouterr()
         run("read", log, "--json")
         rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
