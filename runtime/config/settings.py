@@ -276,7 +276,7 @@ def _choose_place(job: str, values: dict[str, int | str | None], origins: dict[s
     if local == master:
         raise ConfigError(
             f"job {job!r}: both local=true and master={values['master']!r} were given, but only Spark has masters",
-            not_done=_NOT_STARTED,
+            not_done=NOT_STARTED,
             next_step="give one of them: --local for processes of this machine, --master for Spark",
         )
     loser, winner = ("master", "local") if local < master else ("local", "master")
@@ -427,7 +427,7 @@ def _check_together(job: str, settings: Settings) -> None:
     if settings.local == "true" and settings.mode == MICROBATCH:
         raise ConfigError(
             f"job {job!r}: microbatch mode needs Spark: every epoch is a Spark job; local=true runs without",
-            not_done=_NOT_STARTED,
+            not_done=NOT_STARTED,
             next_step="run it without --local (and without HOLDFAST_LOCAL), or with --mode continuous: both modes "
             "continue from the same checkpoint",
         )
