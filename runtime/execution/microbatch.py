@@ -23,7 +23,7 @@ from holdfast.runtime.job.live import Status
 from holdfast.runtime.microbatch.host import Host
 from holdfast.runtime.processes.memory import MemorySettings, memory_settings
 from holdfast.runtime.spark.batch_jobs import CONF, SparkJobs
-from holdfast.runtime.spark.launch import driver_host, start_context
+from holdfast.runtime.spark.launch import check_java, driver_host, start_context
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Network
 from holdfast.runtime.wire.presence import boot_id
@@ -39,6 +39,7 @@ class Microbatch:
     def run(self, prepared: Prepared, ports: Ports) -> Outcome:
         """See Execution.run."""
         settings = prepared.settings
+        check_java(os.environ)
         ports.note("starting Spark")
         context = start_context(prepared.plan.app, settings.master, settings.parallelism, CONF)
         conf = dict(context.getConf().getAll())

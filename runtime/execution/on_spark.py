@@ -5,13 +5,14 @@ Source: DESIGN section 3.
 
 from __future__ import annotations
 
+import os
 from functools import partial
 
 from holdfast.runtime.execution.executing import Ports
 from holdfast.runtime.execution.places import Started
 from holdfast.runtime.execution.prepare import Prepared
 from holdfast.runtime.processes.memory import memory_settings
-from holdfast.runtime.spark.launch import SparkHost, check_slots, driver_host, start_context
+from holdfast.runtime.spark.launch import SparkHost, check_java, check_slots, driver_host, start_context
 
 
 class OnSpark:
@@ -20,6 +21,7 @@ class OnSpark:
     def start(self, prepared: Prepared, ports: Ports) -> Started:
         """See Place.start."""
         settings = prepared.settings
+        check_java(os.environ)
         ports.note("starting Spark")
         context = start_context(prepared.plan.app, settings.master, settings.parallelism + settings.standbys)
         standbys = check_slots(context, settings.parallelism, settings.standbys, ports.note)

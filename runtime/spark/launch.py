@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import socket
 import sys
 import threading
@@ -30,6 +31,10 @@ from holdfast.runtime.spark.jvm import start_jvm, uninterrupted
 
 _log = logging.getLogger(__name__)
 
+_JAVA = (
+    "install Java 17 or newer (Debian: apt-get install openjdk-17-jre-headless) and check JAVA_HOME; or run the job with "
+    "--local, which needs neither Spark nor Java"
+)
 SLOTS_WAIT_S = 60.0
 """How long to wait for executors with slots for all subtasks and standbys. Each may take 20 s to start."""
 SLOTS_NOTED_S = 5.0
@@ -95,6 +100,24 @@ def start_context(
     # A killed worker fails its Spark job; the Holdfast job reports what that means, in one line.
     context.setLogLevel("FATAL")
     return context
+
+
+def check_java(environment: Mapping[str, str]) -> None:
+    """Refuse to start Spark without Java, which would take a while to say so.
+
+    Raises:
+        Unavailable: there is no Java where Spark's scripts look for it.
+    """
+    if SparkContext._active_spark_context is not None or "PYSPARK_GATEWAY_PORT" in environment:
+        return
+    home = environment.get("JAVA_HOME")
+    if shutil.which(str(Path(home) / "bin" / "java") if home else "java", path=environment.get("PATH")) is None:
+        where = f"in JAVA_HOME={home}" if home else "on the PATH, and JAVA_HOME is not set"
+        raise Unavailable(
+            f"Spark needs Java, and there is none {where}",
+            not_done="no record was read; missing targets were created and are empty",
+            next_step=_JAVA,
+        )
 
 
 def share_environment() -> None:
@@ -323,9 +346,5 @@ def _no_spark(error: Exception) -> Unavailable:
     return Unavailable(
         f"Spark did not start: {first_line(error).rstrip('.')}",
         not_done="no record was read; missing targets were created and are empty",
-        next_step=(
-            "install Java 17 or newer (Debian: apt-get install openjdk-17-jre-headless) and check JAVA_HOME"
-            if no_jvm
-            else "see the messages above; holdfast doctor checks Java and Spark"
-        ),
+        next_step=(_JAVA if no_jvm else "see the messages above; holdfast doctor checks Java and Spark"),
     )

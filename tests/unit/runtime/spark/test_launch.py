@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from pyspark import SparkConf, SparkContext
 from holdfast.errors import Unavailable
 from holdfast.runtime.processes.host import WorkerTask
 from holdfast.runtime.spark import launch
-from holdfast.runtime.spark.launch import SparkHost, elsewhere, executor_path
+from holdfast.runtime.spark.launch import SparkHost, check_java, elsewhere, executor_path
 
 
 class TestExecutorSearchPath:
@@ -185,3 +186,19 @@ class TestCauses:
         assert launch.first_line(RuntimeError(report)) == "NameError: name 'datetime' is not defined"
         cut = RuntimeError(report[: report.index("NameError")] + "    a()\n" * 10_000)
         assert "PythonException" in launch.first_line(cut)  # and soon: a long traceback that was cut off
+
+
+class TestJava:
+    def test_that_is_missing_is_found_before_spark_starts_with_the_way_without_it(self, tmp_path: Path) -> None:
+        for environment in ({"JAVA_HOME": str(tmp_path)}, {"PATH": str(tmp_path)}):
+            with pytest.raises(Unavailable, match="Spark needs Java") as raised:
+                check_java(environment)
+            assert "--local" in raised.value.next_step
+
+    def test_is_found_in_its_home_or_on_the_path_and_not_needed_below_spark_submit(self, tmp_path: Path) -> None:
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin/java").write_text("#!/bin/sh\n")
+        (tmp_path / "bin/java").chmod(0o755)
+        check_java({"JAVA_HOME": str(tmp_path)})
+        check_java({"PATH": str(tmp_path / "bin")})
+        check_java({"PYSPARK_GATEWAY_PORT": "1", "PATH": ""})
