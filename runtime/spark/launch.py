@@ -32,8 +32,8 @@ from holdfast.runtime.spark.jvm import start_jvm, uninterrupted
 _log = logging.getLogger(__name__)
 
 _JAVA = (
-    "install Java 17 or newer (Debian: apt-get install openjdk-17-jre-headless) and check JAVA_HOME; or run the job with "
-    "--local, which needs neither Spark nor Java"
+    "install Java 17 or newer (Debian: apt-get install openjdk-17-jre-headless) and check JAVA_HOME; "
+    "or run the job with --local, which needs neither Spark nor Java"
 )
 SLOTS_WAIT_S = 60.0
 """How long to wait for executors with slots for all subtasks and standbys. Each may take 20 s to start."""
