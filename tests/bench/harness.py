@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+_POLL_S = 0.02
+
 
 class Bench:
     """One running benchmark. Times are meaningful only at full size."""
@@ -49,9 +51,12 @@ class Bench:
 
 
 def wait(found: Any, what: str, timeout_s: float = 30.0) -> Any:
-    """Poll for something, with a limit."""
-    deadline, pause = time.monotonic() + timeout_s, threading.Event()
+    """Poll for something, with a limit: a time, or longer while polls are so rare that the machine must be busy."""
+    begun, polls, pause = time.monotonic(), 0, threading.Event()
     while not (value := found()):
-        assert time.monotonic() < deadline, f"waited for {what}"
-        pause.wait(0.02)
+        polls += 1
+        waited_s = time.monotonic() - begun
+        busy = polls < timeout_s / _POLL_S / 5 and waited_s < 5 * timeout_s
+        assert waited_s < timeout_s or busy, f"waited for {what}, {waited_s:.0f} s and {polls} polls"
+        pause.wait(_POLL_S)
     return value

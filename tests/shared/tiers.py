@@ -21,6 +21,8 @@ TOUCHED_S = 200.0
 """CPU seconds of dear tests that a change may add to a run."""
 QUICK_S = 100.0
 """CPU seconds of tests in `make quick`."""
+FILE_S = 0.3
+"""What a file needs besides its tests, to be collected by both workers."""
 LIMIT_S = 4.0
 """What a test may need that is not in the table: twice the limit of a cheap test, as machines differ."""
 
@@ -90,14 +92,13 @@ def choose_files(files: Iterable[str], table: CostTable, touches: Callable[[str]
     Returns:
         Those chosen; and those that the change touches, for which no time was left.
     """
-    touched: list[str] = []
-    others: list[str] = []
-    for file in sorted(files, key=lambda file: (table.rest.get(file, 0.0), file)):
-        (touched if touches(file) else others).append(file)
+    needs = {file: FILE_S + table.rest.get(file, 0.0) for file in files}
+    by_cost = sorted(needs, key=lambda file: (needs[file], file))
+    touched = [file for file in by_cost if touches(file)]
     chosen: set[str] = set()
     used_s = 0.0
-    for file in (*touched, *others):
-        if used_s + table.rest.get(file, 0.0) <= QUICK_S:
-            used_s += table.rest.get(file, 0.0)
+    for file in dict.fromkeys((*touched, *by_cost)):
+        if used_s + needs[file] <= QUICK_S:
+            used_s += needs[file]
             chosen.add(file)
     return chosen, set(touched) - chosen

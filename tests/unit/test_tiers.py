@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from changes import ROOT, TURNS, Change, find_change
 from cost_table import SESSION, STAYS_DEAR_S, CostTable, Measured, file_of
-from tiers import QUICK_S, TOUCHED_S, choose, choose_files, in_turn
+from tiers import FILE_S, QUICK_S, TOUCHED_S, choose, choose_files, in_turn
 
 A, B = "tests/unit/test_a.py", "tests/unit/test_b.py"
 COSTS = ROOT / "tests/costs.txt"
@@ -94,8 +94,12 @@ class TestTouchedTests:
 
 class TestQuick:
     def test_takes_touched_files_first_then_the_cheapest_ones(self) -> None:
-        table = CostTable(rest={A: QUICK_S - 2, B: 3.0, "tests/unit/test_c.py": 1.5})
+        table = CostTable(rest={A: QUICK_S - 3, B: 3.0, "tests/unit/test_c.py": 1.5})
         assert choose_files(table.rest, table, lambda file: file == A) == ({A, "tests/unit/test_c.py"}, set())
+
+    def test_counts_files_that_the_table_does_not_list(self) -> None:
+        files = [f"tests/unit/test_{number}.py" for number in range(1_000)]
+        assert len(choose_files(files, CostTable(), never)[0]) == QUICK_S // FILE_S
 
     def test_names_touched_files_that_have_no_room(self) -> None:
         table = CostTable(rest={A: QUICK_S - 2, B: 3.0})
