@@ -45,11 +45,6 @@ class CpuClock:
         """Return how much was used until now; only differences have a meaning."""
         return self._read()
 
-    def left(self) -> list[int]:
-        """Return the ids of the other processes of the group; empty if there is none."""
-        members = [] if self._group is None else (self._group / "cgroup.procs").read_text().split()
-        return [int(each) for each in members if int(each) != os.getpid()]
-
     def close(self) -> None:
         """Return to the group of before. What still runs stays in the group, and the next clock removes that."""
         if self._group is not None:

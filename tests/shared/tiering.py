@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from changes import ROOT, Change, find_change
+from changes import ROOT, TURNS, Change, find_change
 from cost_table import SESSION, CostTable, Measured, file_of
 from measuring import SHARED_S, TEST_S
 from tiers import LIMIT_S, choose, choose_files
@@ -55,6 +55,8 @@ class Tiering:
     """What the choice was, as JSON: workers send it to the process that prints the summary."""
     measured: list[Measured] = field(default_factory=list)
     _quick: set[str] = field(default_factory=set)
+    _cut_short: set[str] = field(default_factory=set)
+    """Tests that failed, and dear ones that were skipped: their cost is not what they cost."""
 
     # In every process
 
@@ -146,6 +148,8 @@ class Tiering:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         found: dict[str, Any] = dict(report.user_properties)
+        if not report.passed and not (report.skipped and report.nodeid not in self.table.dear):
+            self._cut_short.add(report.nodeid)
         if report.when == "teardown" and TEST_S in found:
             shared: dict[str, float] = {}
             for name, cpu_s in found[SHARED_S]:
@@ -153,11 +157,12 @@ class Tiering:
             self.measured.append(Measured(report.nodeid, found[TEST_S], shared))
 
     def _write(self) -> None:
-        had = Counter(file_of(each.test) for each in self.measured)
+        measured = [each for each in self.measured if each.test not in self._cut_short]
+        had = Counter(file_of(each.test) for each in measured)
         whole = [file for file, count in self.chosen.get("whole", {}).items() if count == had[file]]
         known = {file for file in (*self.table.rest, *map(file_of, self.table.dear)) if not file.startswith(SESSION)}
         gone = [*self.chosen.get("gone", []), *(file for file in known if not (ROOT / file).exists())]
-        COSTS.write_text(self.table.merged(self.measured, whole, gone).text())
+        COSTS.write_text(self.table.merged(measured, whole, gone).text())
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self.tiers is not None and self.measured:
@@ -187,7 +192,7 @@ class Tiering:
         since = f"since {self.change.base[:12]}" if self.change.base else "of an unknown change (no history)"
         lines = []
         if self.tiers == ROTATE:
-            lines.append(f"turn {self.change.turn % 6} of 6: {_sum(cpu_s, self.chosen.get('rotating', []))}")
+            lines.append(f"turn {self.change.turn % TURNS} of {TURNS}: {_sum(cpu_s, self.chosen.get('rotating', []))}")
             lines.append(f"besides, touched {since}: {_sum(cpu_s, self.chosen.get('touched', []))}")
         missed = self.chosen.get("left out", [])
         if missed and self.tiers != ALL:
