@@ -192,15 +192,21 @@ class Tiering:
         since = f"since {self.change.base[:12]}" if self.change.base else "of an unknown change (no history)"
         lines = []
         if self.tiers == ROTATE:
-            lines.append(f"turn {self.change.turn % TURNS} of {TURNS}: {_sum(cpu_s, self.chosen.get('rotating', []))}")
-            lines.append(f"besides, touched {since}: {_sum(cpu_s, self.chosen.get('touched', []))}")
+            for name, why in (
+                ("rotating", f"turn {self.change.turn % TURNS} of {TURNS}"),
+                ("touched", f"touched {since}"),
+            ):
+                tests = self.chosen.get(name, [])
+                files = Counter(map(file_of, tests))
+                where = ", ".join(f"{file.removeprefix('tests/')} {count}" for file, count in sorted(files.items()))
+                lines += _wrapped(f"{why}: {_sum(cpu_s, tests)}{where and ': '}{where}")
         missed = self.chosen.get("left out", [])
         if missed and self.tiers != ALL:
             names = "; ".join(missed[:_SAID_MAX]) + ("; ..." if len(missed) > _SAID_MAX else "")
             said = (
                 f"touched {since}, but left out, as time is limited ({len(missed)}; make test ALL=1 has them): {names}"
             )
-            lines += textwrap.wrap(said, 120, break_on_hyphens=False, break_long_words=False)
+            lines += _wrapped(said)
         return lines
 
 
@@ -212,6 +218,10 @@ def alone(test: str) -> str:
 def _sum(cpu_s: dict[str, float], tests: Iterable[str]) -> str:
     found = [cpu_s[test] for test in tests if test in cpu_s]
     return f"{sum(found):.0f} s in {len(found)} tests"
+
+
+def _wrapped(line: str) -> list[str]:
+    return textwrap.wrap(line, 120, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False)
 
 
 def _has_server(item: pytest.Item) -> bool:
