@@ -1,0 +1,44 @@
+"""Limits of waits by the CPU time of the process that is waited for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from patience import Patience, wait_for_end
+
+LOOPS = "while True: pass"
+WAITS = "import sys; sys.stdin.read()"
+
+
+@contextmanager
+def started(code: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+class TestAWait:
+    def test_ends_when_the_process_has_used_its_cpu_seconds(self) -> None:
+        with started(LOOPS) as process, pytest.raises(AssertionError, match="waited for a loop"):
+            wait_for_end(process, "a loop", Patience(process.pid, cpu_s=0.3))
+
+    def test_counts_processes_below_it(self) -> None:
+        code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {LOOPS!r}], timeout=20)"
+        with started(code) as process, pytest.raises(AssertionError, match="waited for a loop"):
+            wait_for_end(process, "a loop", Patience(process.pid, cpu_s=0.5))
+
+    def test_of_a_process_that_does_nothing_ends_by_time_alone(self) -> None:
+        with started(WAITS) as process:
+            assert Patience(process.pid, cpu_s=1.0, wall_s=0.0).over
+            assert not Patience(process.pid, cpu_s=1.0).over
+
+    def test_returns_the_exit_status(self) -> None:
+        with started("raise SystemExit(3)") as process:
+            assert wait_for_end(process, "an end") == 3
