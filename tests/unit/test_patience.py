@@ -10,7 +10,8 @@ from contextlib import contextmanager
 import pytest
 from patience import Patience, wait_for_end
 
-LOOPS = "while True: pass"
+LOOPS = "import resource; resource.setrlimit(resource.RLIMIT_CPU, (5, 5))\nwhile True: pass"
+"""It ends by itself if the test leaves it behind."""
 WAITS = "import sys; sys.stdin.read()"
 
 
@@ -30,7 +31,8 @@ class TestAWait:
             wait_for_end(process, "a loop", Patience(process.pid, cpu_s=0.3))
 
     def test_counts_processes_below_it(self) -> None:
-        code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {LOOPS!r}], timeout=20)"
+        tied = ("setpriv", "--pdeathsig", "KILL", sys.executable, "-c", LOOPS)
+        code = f"import subprocess; subprocess.run({tied!r})"
         with started(code) as process, pytest.raises(AssertionError, match="waited for a loop"):
             wait_for_end(process, "a loop", Patience(process.pid, cpu_s=0.5))
 
