@@ -19,9 +19,9 @@ from cost_table import CostTable, file_of
 
 TOUCHED_S = 200.0
 """CPU seconds of dear tests that a change may add to a run."""
-QUICK_S = 100.0
+QUICK_S = 90.0
 """CPU seconds of tests in `make quick`."""
-FILE_S = 0.3
+FILE_S = 0.1
 """What a file needs besides its tests, to be collected by both workers."""
 LIMIT_S = 4.0
 """What a test may need that is not in the table: twice the limit of a cheap test, as machines differ."""

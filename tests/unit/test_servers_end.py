@@ -15,6 +15,8 @@ from harness import wait
 
 from holdfast.runtime.wire.processes import is_gone
 
+pytestmark = pytest.mark.thorough
+
 FOLDERS = ("src", "tests/bench", "tests/shared")
 START = {
     "postgres": "from postgres_server import running\nstarted = running()",
