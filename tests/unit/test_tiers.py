@@ -99,7 +99,8 @@ class TestQuick:
 
     def test_counts_files_that_the_table_does_not_list(self) -> None:
         files = [f"tests/unit/test_{number}.py" for number in range(1_000)]
-        assert len(choose_files(files, CostTable(), never)[0]) == QUICK_S // FILE_S
+        chosen = len(choose_files(files, CostTable(), never)[0])
+        assert chosen * FILE_S <= QUICK_S + FILE_S / 2 < (chosen + 2) * FILE_S
 
     def test_names_touched_files_that_have_no_room(self) -> None:
         table = CostTable(rest={A: QUICK_S - 2, B: 3.0})
