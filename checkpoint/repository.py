@@ -190,10 +190,10 @@ class Repository:
             Unavailable: the outcome is unknown; call again with the same record (P4).
             Fenced: the number was free only because its record was pruned: the log is far ahead.
         """
-        path = record_path(record.seq)
-        found = record
+        path, data = record_path(record.seq), joblog.encode(record)
+        found = joblog.with_known_hash(record, data)
         try:
-            self._store.create(path, joblog.encode(record))
+            self._store.create(path, data)
         except AlreadyExists:
             there = self.read_record(record.seq)
             if there is None:
