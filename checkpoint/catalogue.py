@@ -16,7 +16,7 @@ Source: PROTOCOL P16, P18; docs/design/0007.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -44,15 +44,26 @@ class Retention:
 def expirable(job: Job, rule: Retention, now_us: int) -> Epoch:
     """Return the last epoch whose checkpoint may expire, 0 if there are too few to be worth a record.
 
-    Savepoints neither expire nor count towards the newest `checkpoints`.
+    Savepoints neither expire nor count towards the newest `checkpoints`. Every turn of the driver asks, so few
+    checkpoints are looked at: one that precedes an old one is old, whatever a clock that was changed says of it.
     """
     assert rule.checkpoints >= 1
-    named = {each.epoch for each in job.savepoints}
-    nameless = [each for each in job.completed if each.body.epoch not in named]
-    old = nameless[: -rule.checkpoints]
-    count = next((i for i, each in enumerate(old) if now_us - each.at < rule.age_us), len(old))
-    worth = max(1, (len(nameless) - count) // _SLACK)
-    return nameless[count - 1].body.epoch if count >= worth else NO_EPOCH
+    nameless = len(job.completed) - len(job.before_savepoints)
+    least = max(1, -(-(nameless - _SLACK + 1) // (_SLACK + 1)))  # so many are worth it, of those and what would be left
+    most = nameless - rule.checkpoints
+    if least > most or not _is_old(_nameless(job, least - 1), rule, now_us):
+        return NO_EPOCH
+    count = bisect_left(range(most), True, least, key=lambda number: not _is_old(_nameless(job, number), rule, now_us))
+    return _nameless(job, count - 1).body.epoch
+
+
+def _nameless(job: Job, number: int) -> Completed:
+    """Return a checkpoint by its number among those that are no savepoints."""
+    return job.completed[number + bisect_right(job.before_savepoints, number)]
+
+
+def _is_old(completed: Completed, rule: Retention, now_us: int) -> bool:
+    return now_us - completed.at >= rule.age_us
 
 
 def log_is_long(job: Job, rule: Retention) -> bool:

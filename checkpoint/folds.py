@@ -16,14 +16,16 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.checkpoint.joblog import Job
+from holdfast.checkpoint.joblog import Job, in_pieces
 from holdfast.storage.hashed import fits_hash, with_hash
 
 FOLDER = "folds"
 VERSION = 2
 """Changes with every change of the fold or of `Job`: no version reads the stored folds of another."""
 EVERY = 500
-"""How many records may follow the newest stored fold."""
+"""How many records may follow the newest stored fold, at least."""
+SHARE = 32
+"""With many retained checkpoints it is one record per so many, or the bytes per epoch would grow with their number."""
 KEPT = 2
 """A reader may have listed the one before when the newest is stored."""
 
@@ -44,7 +46,7 @@ def due(job: Job, stored: int) -> bool:
     Args:
         stored: Number of the last record of the newest fold that is known to be stored; 0: none.
     """
-    return last_of(job) - max(stored, job.log_start) >= EVERY
+    return last_of(job) - max(stored, job.log_start) >= max(EVERY, len(job.completed) // SHARE)
 
 
 def last_of(job: Job) -> int:
@@ -65,7 +67,7 @@ def number_in(path: str) -> int | None:
 
 def encode(job: Job) -> bytes:
     """Return the fold as it is stored."""
-    return with_hash(msgspec.json.encode(StoredFold(VERSION, job)))
+    return with_hash(msgspec.json.encode(StoredFold(VERSION, job), enc_hook=in_pieces))
 
 
 def decode(data: bytes, last: int) -> Job | None:

@@ -24,13 +24,17 @@ Source: PROTOCOL P1, P2, P6, P7, P16; DESIGN section 13 for the record's form; d
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from holdfast.checkpoint.timeline import Rewind
 from holdfast.errors import ConfigError, Damaged, Where
-from holdfast.frozen import replace
+from holdfast.frozen import grown, replace, shortened
 from holdfast.model import EPOCHS_GIVEN_UP_MAX, NO_EPOCH, Cut, Epoch, Generation, JobUuid, ObjectRef, Tag, Timeline
 from holdfast.storage.hashed import fits_hash, own_hash, with_hash
 
@@ -167,6 +171,7 @@ STARTS_KEPT = 100
 """How many starts the fold remembers, for human readers."""
 OWNERS_KEPT = 1_000
 """How many owners the fold remembers: a target that none of them took over belongs to another history."""
+_PIECE = 500
 RECENT_KEPT = 512
 """How many completed epochs the fold remembers by content: local state left by a kill may be a few minutes old."""
 
@@ -191,7 +196,7 @@ class Record(msgspec.Struct, frozen=True):
     prev: str | msgspec.UnsetType = msgspec.UNSET
     """Hash of the previous record, empty in the first one; absent in formats 1 and 2."""
     xxh3: str | msgspec.UnsetType = msgspec.UNSET
-    """Hash of the stored record if an older version wrote other bytes than this one would."""
+    """Hash of the stored record, if it is known, or if an older version wrote other bytes than this one would."""
 
     @property
     def hash(self) -> str:
@@ -221,6 +226,12 @@ class Completed:
     generation: Generation
     timeline: Timeline
     at: int
+
+
+if TYPE_CHECKING:
+    Checkpoints = Sequence[Completed]
+else:
+    Checkpoints = tuple[Completed, ...]  # as it is read back from JSON
 
 
 @dataclass(frozen=True)
@@ -256,8 +267,9 @@ class Job:
     timeline: Timeline = Timeline(1)
     owner: str = ""
     first_epoch: Epoch = Epoch(1)
-    completed: tuple[Completed, ...] = ()
-    """Retained checkpoints of the job's lineage, oldest first."""
+    completed: Checkpoints = ()
+    """Retained checkpoints of the job's lineage, oldest first. There may be a hundred thousand, and most steps must not
+    look at all of them."""
     starts: tuple[Start, ...] = ()
     ended: Stopped | Finished | None = None
     ended_at: int | None = None
@@ -305,9 +317,26 @@ class Job:
         return isinstance(self.ended, Finished)
 
     @property
-    def retained(self) -> tuple[Completed, ...]:
+    def retained(self) -> Sequence[Completed]:
         """Return the retained checkpoints of all timelines, in the order of their numbers."""
-        return tuple(sorted((*self.completed, *self.abandoned), key=lambda each: each.body.epoch))
+        if not self.abandoned:
+            return self.completed
+        return tuple(sorted((*self.completed, *self.abandoned), key=_epoch_of))
+
+    @property
+    def oldest(self) -> Completed | None:
+        """Return the first of `retained`."""
+        return min((*self.completed[:1], *self.abandoned), key=_epoch_of, default=None)
+
+    @cached_property
+    def abandoned_epochs(self) -> frozenset[Epoch]:
+        """Return the epochs of the checkpoints that rewinds abandoned."""
+        return frozenset(map(_epoch_of, self.abandoned))
+
+    def checkpoint(self, epoch: int) -> Completed | None:
+        """Return the retained checkpoint of this epoch in the job's lineage."""
+        at = bisect_left(self.completed, epoch, key=_epoch_of)
+        return self.completed[at] if at < len(self.completed) and self.completed[at].body.epoch == epoch else None
 
     @property
     def repair_due(self) -> bool:
@@ -318,15 +347,49 @@ class Job:
         """Return the savepoint with this name."""
         return next((each for each in self.savepoints if each.name == name), None)
 
+    @cached_property
+    def _names(self) -> Mapping[Epoch, tuple[str, ...]]:
+        names: dict[Epoch, tuple[str, ...]] = {}
+        for each in self.savepoints:
+            names[each.epoch] = (*names.get(each.epoch, ()), each.name)
+        return names
+
     def names_of(self, epoch: Epoch) -> tuple[str, ...]:
         """Return the names that the checkpoint of this epoch has."""
-        return tuple(each.name for each in self.savepoints if each.epoch == epoch)
+        return self._names.get(epoch, ()) if self.savepoints else ()
+
+    @cached_property
+    def before_savepoints(self) -> tuple[int, ...]:
+        """Return, per savepoint of the job's lineage, how many checkpoints without a name precede it, in order."""
+        return tuple(at - number for number, at in enumerate(self.savepoints_at))
+
+    @cached_property
+    def savepoints_at(self) -> tuple[int, ...]:
+        """Return where the savepoints are in `completed`, in order."""
+        epochs = sorted(each for each in self._names if self.checkpoint(each) is not None)
+        return tuple(bisect_left(self.completed, each, key=_epoch_of) for each in epochs)
+
+
+def _epoch_of(completed: Completed) -> Epoch:
+    return completed.body.epoch
 
 
 def encode(record: Record) -> bytes:
     """Return the record as JSON, as it is stored."""
-    data = msgspec.json.encode(msgspec.structs.replace(record, xxh3=msgspec.UNSET))
+    data = msgspec.json.encode(msgspec.structs.replace(record, xxh3=msgspec.UNSET), enc_hook=in_pieces)
     return with_hash(data) if record.v >= _HASHED else data
+
+
+def in_pieces(checkpoints: object) -> msgspec.Raw:
+    """Encode a long sequence of checkpoints for a `LogStart` or a stored fold; other threads run between two pieces."""
+    assert isinstance(checkpoints, Sequence)
+    pieces = [checkpoints[at : at + _PIECE] for at in range(0, len(checkpoints), _PIECE)]
+    return msgspec.Raw(b"[" + b",".join(msgspec.json.encode(piece)[1:-1] for piece in pieces) + b"]")
+
+
+def with_known_hash(record: Record, stored: bytes) -> Record:
+    """Return a record that was stored as these bytes; that of a long one need not be computed again from the record."""
+    return msgspec.structs.replace(record, xxh3=own_hash(stored)) if isinstance(record.body, LogStart) else record
 
 
 _VERSION, _RECORD = msgspec.json.Decoder(_Version), msgspec.json.Decoder(Record)
@@ -386,7 +449,7 @@ def fold(job: Job | None, record: Record) -> Job:
     if isinstance(body, Rewound):
         return _fold_rewind(job, record, body)
     if isinstance(body, SavepointNamed):
-        if record.generation != job.generation or all(done.body.epoch != body.epoch for done in job.completed):
+        if record.generation != job.generation or job.checkpoint(body.epoch) is None:
             raise _broken(f"job log record {record.path} names epoch {body.epoch}, which is not completed")
         return _named(job, record, body.name, body.epoch)
     if job.ended is not None:
@@ -400,7 +463,7 @@ def fold(job: Job | None, record: Record) -> Job:
                 raise _broken(f"job log record {record.path}: epoch {epoch} cannot follow {job.base_epoch}")
             done = Completed(body, record.generation, record.timeline, record.at)
             recent = (*job.recent, Cut(epoch, body.manifest.sha256))[-RECENT_KEPT:]
-            job = replace(job, completed=(*job.completed, done), recent=recent)
+            job = replace(job, completed=grown(job.completed, done), recent=recent)
             return job if body.savepoint is None else _named(job, record, body.savepoint, epoch)
         case Stopped(epoch=epoch) | Finished(epoch=epoch):
             if epoch != job.base_epoch:
@@ -409,8 +472,10 @@ def fold(job: Job | None, record: Record) -> Job:
         case Expired(through=through):
             if not job.expired_through < through < job.base_epoch:
                 raise _broken(f"job log record {record.path} expires epochs through {through} of {job.base_epoch}")
-            kept = tuple(each for each in job.completed if _outlives(job, each.body.epoch, through))
+            count = bisect_right(job.completed, through, key=_epoch_of)
+            pinned = tuple(job.completed[at] for at in job.savepoints_at if at < count)
             left = tuple(each for each in job.abandoned if _outlives(job, each.body.epoch, through))
+            kept = shortened(job.completed, count, pinned)
             return replace(job, completed=kept, abandoned=left, expired_through=through)
         case LogStart(job=said):
             known = said if record.v >= 3 else replace(said, owners=job.owners, recent=job.recent)
@@ -481,7 +546,7 @@ def _named(job: Job, record: Record, name: str, epoch: Epoch) -> Job:
 def _fold_rewind(job: Job, record: Record, body: Rewound) -> Job:
     """P6: a rewind is a start like any other, except for the checkpoint from which it continues."""
     base, reached = body.base_epoch, Tag(job.timeline, job.base_epoch)
-    if all(each.body.epoch != base for each in job.completed):
+    if job.checkpoint(base) is None:
         raise _broken(f"job log record {record.path} goes back to epoch {base}, which is not in the lineage")
     job = replace(
         job,

@@ -6,8 +6,9 @@ The only module of this package that does I/O. Layout below the job's folder: `l
 Invariants
     - A log record is only ever created conditionally, never replaced.
     - Every manifest is verified against the size and hash in its log record.
+    - A record is created only in a root that has the first record of the job and the one before it.
 
-Source: DESIGN section 4 (job log); PROTOCOL P4, P7 (if a record is missing, list again).
+Source: DESIGN section 4 (job log); PROTOCOL P4, P7 (if a record is missing, list again); docs/design/0116-roots-that-go.md.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
+from msgspec import UNSET
 
 from holdfast.checkpoint import folds, joblog
 from holdfast.checkpoint.manifest import Manifest, Named, base_of, decode, named_in, plain, stored, stored_delta
@@ -24,6 +26,7 @@ from holdfast.errors import AlreadyExists, Damaged, Fenced, NotFound, Unavailabl
 from holdfast.model import Epoch, ObjectRef
 from holdfast.ports import ObjectStore, TidyStore
 from holdfast.storage.bulk import delete_each, get_each, list_behind, parts, read_together
+from holdfast.storage.hashed import fits_hash, own_hash
 from holdfast.storage.hashing import Hashed, Sink, hash_file
 from holdfast.storage.objects import FileStore, writing
 
@@ -189,11 +192,14 @@ class Repository:
         Raises:
             Unavailable: the outcome is unknown; call again with the same record (P4).
             Fenced: the number was free only because its record was pruned: the log is far ahead.
+            RootLost: the log no longer has the records before it; nothing was created.
         """
-        path = record_path(record.seq)
-        found = record
+        if record.seq > 1:
+            self._prove_root(record)
+        path, data = record_path(record.seq), joblog.encode(record)
+        found = joblog.with_known_hash(record, data)
         try:
-            self._store.create(path, joblog.encode(record))
+            self._store.create(path, data)
         except AlreadyExists:
             there = self.read_record(record.seq)
             if there is None:
@@ -203,6 +209,23 @@ class Repository:
         if own or isinstance(found.body, joblog.SavepointNamed):  # the writer of a name may have read the log long ago
             self._refuse_hole(record)
         return found
+
+    def _prove_root(self, record: joblog.Record) -> None:
+        """Prove that the root still has the first record of the job, which is never pruned, and the one before this.
+
+        The first one alone may be that of an older copy; the one before may be ours, created while the root went.
+        """
+        before, first = record_path(record.seq - 1), record_path(1)
+        found = get_each(self._store, [before, first] if record.seq > 2 else [first])
+        if first in found and before in found and _may_precede(found[before], record):
+            return
+        try:
+            job = self.read_log()
+        except Damaged as error:
+            raise RootLost(before, error.what) from error
+        if job is None or job.uuid != record.job_uuid or job.next_seq <= record.seq:
+            raise RootLost(before, 0 if job is None else job.next_seq - 1)
+        # A newer owner may have pruned the record before: then its own are found at this number or above.
 
     def _refuse_hole(self, record: joblog.Record) -> None:
         """P7: below a `LogStart` there are holes, and a record created in a hole has no effect."""
@@ -276,6 +299,26 @@ class Repository:
     def delete_all(self, paths: Sequence[str]) -> None:
         """Delete objects that nothing needs; the caller has checked that (P16)."""
         delete_each(self._store, paths)
+
+
+class RootLost(Damaged):
+    """The root was deleted or replaced while the job runs."""
+
+    def __init__(self, path: str, there: int | str) -> None:
+        """Args: there: The number of the last record there now, 0 if there is no log; or what is wrong with the log."""
+        if isinstance(there, int):
+            there = f"its log ends at {joblog.record_path(there)}" if there else "it has no log"
+        super().__init__(
+            f"the job's root no longer has {path}, which this run has read or written, and {there}: it was deleted, or "
+            "replaced by another copy, while the job runs",
+            not_done="nothing more was committed",
+            next_step="put the root back as it was, then run the job again",
+        )
+
+
+def _may_precede(stored: bytes, record: joblog.Record) -> bool:
+    """Return whether this is the record that precedes, or is too damaged to tell; the next start reports that."""
+    return own_hash(stored) == record.prev or record.prev is UNSET or not fits_hash(stored)
 
 
 @dataclass(frozen=True)

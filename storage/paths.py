@@ -65,10 +65,32 @@ def below(folder: str, path: str) -> tuple[str, ...] | None:
     return inner[len(outer) :] if scheme == other and inner[: len(outer)] == outer else None
 
 
+def real(path: str) -> str:
+    """Return a path on this machine without links, and a URL as it is."""
+    scheme, separator, rest = path.partition("://")
+    if separator and scheme.lower() != "file":
+        return path
+    return os.path.realpath(rest if separator else path)
+
+
+def is_same_place(one: str, other: str) -> bool:
+    """Return whether two paths or URLs lead to the same file or folder: through links and mounts, in any spelling."""
+    first, second = real(one), real(other)
+    if _located(first) == _located(second):
+        return True
+    if "://" in first or "://" in second:
+        return False
+    try:
+        return os.path.samefile(first, second)
+    except OSError:
+        return False
+
+
 def _located(path: str) -> tuple[str, tuple[str, ...]]:
     scheme, separator, rest = path.partition("://")
     if not separator:
         scheme, rest = "file", path
+    scheme = scheme.lower()
     scheme = "s3" if scheme == "s3a" else scheme
     return scheme, tuple(part for part in posixpath.normpath(f"/{rest}").split("/") if part)
 

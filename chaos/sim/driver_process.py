@@ -30,7 +30,7 @@ from holdfast.runtime.config.settings import CONTINUOUS
 from holdfast.runtime.driver.invariants import validate
 from holdfast.runtime.driver.loop import DriverLoop
 from holdfast.runtime.driver.master import RewindWanted, Rules
-from holdfast.runtime.driver.rewinding import no_way_back
+from holdfast.runtime.driver.rewinding import ways_back
 from holdfast.runtime.driver.state import Site
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.wire import messages as m
@@ -327,5 +327,5 @@ class ListingLane(ProcessLane):
 
 def back_from(job: joblog.Job, back: int) -> Epoch | None:
     """Return the checkpoint `back` places before the newest that the job can go back to, or the oldest of them."""
-    possible = [each.body.epoch for each in job.completed if no_way_back(job, each.body.epoch) is None]
+    possible = [each.body.epoch for each in ways_back(job)]
     return possible[max(0, len(possible) - 1 - back)] if possible else None

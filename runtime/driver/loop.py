@@ -20,11 +20,11 @@ from typing import Any, Protocol
 
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.repository import Repository
+from holdfast.checkpoint.repository import Repository, RootLost
 from holdfast.errors import Damaged, ErrorReport, Fenced, HoldfastError, Unavailable
 from holdfast.model import Generation, ObjectRef, WorkerId, Writer
 from holdfast.ports import Clock, Lane
-from holdfast.runtime.driver import master
+from holdfast.runtime.driver import lost_root, master
 from holdfast.runtime.driver.background.compactions import Compactions
 from holdfast.runtime.driver.background.folds import Folds
 from holdfast.runtime.driver.background.loss_alarm import LossAlarm
@@ -38,6 +38,11 @@ from holdfast.runtime.wire import messages as m
 from holdfast.sinks.changelogs import Changelog
 
 LOG_RETRY_S = 0.1
+REFUSED = "refused"
+"""The outcome of a run whose exit status is that of its error; see runtime/execution/executing.py."""
+_ENDINGS = ("failed", REFUSED)
+_OF_OTHERS = (Damaged.kind, Fenced.kind)
+"""Errors that a newer run of the job may have caused."""
 DAMAGED_READS_MAX = 3
 """A log that is damaged in one read may be intact in the next; if all of these reads fail, the damage is permanent."""
 
@@ -107,6 +112,8 @@ class DriverLoop:
         self.outcome: tuple[str, ErrorReport | None] | None = None
         self.refused: HoldfastError | None = None
         """Why the root did not take the last record or manifest; None once it does."""
+        self._last: Manifest | None = None
+        """The manifest of the last completed epoch, as far as this run has read or written it."""
 
     @property
     def state(self) -> master.Master:
@@ -193,9 +200,9 @@ class DriverLoop:
                 case master.Sweep(job):
                     self.sweep.request(job)
                     self.compactions.request(job)
-                case master.End("failed", error) if error is not None and error.kind in (Damaged.kind, Fenced.kind):
+                case master.End(outcome, error) if outcome in _ENDINGS and error and error.kind in _OF_OTHERS:
                     self._close_sources()
-                    self._end_if_ours(error)
+                    self._end_if_ours(outcome, error)
                 case master.End(outcome, error):
                     self.outcome = outcome, error
                     self._close_sources()
@@ -219,8 +226,8 @@ class DriverLoop:
     def _repaired(self, generation: Generation, writers: frozenset[Writer]) -> None:
         self._perform(*master.repaired(self.state, generation, writers, self._now()))
 
-    def _end_if_ours(self, error: ErrorReport, damaged_reads: int = 0) -> None:
-        """End as fenced if a newer generation owns the job: it sweeps objects and fences targets (P16). Else as failed.
+    def _end_if_ours(self, how: str, error: ErrorReport, damaged_reads: int = 0) -> None:
+        """End as fenced if a newer generation owns the job: it sweeps objects and fences targets (P16). Else as given.
 
         Only the log identifies the owner. If it stays damaged, nothing shows whether this driver was fenced, and the
         run reports the damage.
@@ -228,17 +235,32 @@ class DriverLoop:
 
         def done(result: object) -> None:
             if isinstance(result, Unavailable):
-                self._after(LOG_RETRY_S, lambda: self._end_if_ours(error, damaged_reads))
+                self._after(LOG_RETRY_S, lambda: self._end_if_ours(how, error, damaged_reads))
             elif isinstance(result, Damaged) and damaged_reads + 1 < DAMAGED_READS_MAX:
-                self._after(LOG_RETRY_S, lambda: self._end_if_ours(error, damaged_reads + 1))
+                self._after(LOG_RETRY_S, lambda: self._end_if_ours(how, error, damaged_reads + 1))
             elif isinstance(result, Damaged) and error.kind == Fenced.kind:
                 self.outcome = "failed", result.report()
-            elif isinstance(result, joblog.Job) and result.owner != self._owner:
+            elif isinstance(result, joblog.Job) and self._is_overtaken_in(result):
                 self.outcome = "fenced", master.taken_over(result)
+            elif (lost := self._lost_in(result)) is not None:
+                self.outcome = REFUSED, lost_root.report(self.state, self._last, lost)
             else:
-                self.outcome = "failed", error
+                self.outcome = how, error
 
         self._lane(self._ports.repository.read_log, done)
+
+    def _is_overtaken_in(self, job: joblog.Job) -> bool:
+        """Return whether a newer run owns the job; in an older copy of the root, an older one does."""
+        known = self.state.log.job
+        return job.owner != self._owner and (known is None or job.generation > known.generation)
+
+    def _lost_in(self, result: object) -> RootLost | None:
+        """Return the error if this log is shorter than what the run has read; a worker may miss an object first."""
+        known = self.state.log.job
+        if known is None or isinstance(result, BaseException):
+            return None
+        last = result.next_seq - 1 if isinstance(result, joblog.Job) else 0
+        return RootLost(joblog.record_path(known.next_seq - 1), last) if last < known.next_seq - 1 else None
 
     def _store_manifest(self, manifest: Manifest) -> None:
         def done(result: object) -> None:
@@ -260,9 +282,15 @@ class DriverLoop:
             case joblog.Record():
                 self.refused = None
                 at_us = self._ports.clock.wall_us()
-                self._perform(*master.record_found(self.state, result, self._now(), at_us))
+                try:
+                    found = master.record_found(self.state, result, self._now(), at_us)
+                except HoldfastError as error:  # a record of another job or history: the root was replaced
+                    self._fail(error)
+                    return
+                self._perform(*found)
                 self._folds.seen(self.state.job)
                 if (running := self.state.running) is not None:
+                    self._last = running.last
                     self.publications.completed(running.last)
             case Unavailable() as error:
                 self.refused = error
@@ -275,6 +303,7 @@ class DriverLoop:
     def _base_loaded(self, result: object) -> None:
         match result:
             case Manifest():
+                self._last = result
                 self._perform(*master.base_loaded(self.state, result, self._now()))
             case Unavailable():
                 completed = self.state.job.completed[-1]
@@ -287,7 +316,10 @@ class DriverLoop:
         if not isinstance(error, HoldfastError):
             assert isinstance(error, BaseException)
             raise error
-        self._perform(*master.end(self.state, "failed", error.report()))
+        if isinstance(error, RootLost):
+            self._perform(*master.end(self.state, REFUSED, lost_root.report(self.state, self._last, error)))
+        else:
+            self._perform(*master.end(self.state, "failed", error.report()))
 
     def _lane(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
         self._ports.lane("log").submit(work, done)

@@ -17,8 +17,9 @@ Source: PROTOCOL P12, P13, P22; docs/design/0035-partition-discovery.md.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from heapq import heapify, heapreplace
 
 from msgspec.structs import replace as replaced
@@ -80,12 +81,33 @@ def owners(state: Master, base: Manifest | None) -> dict[Place, Subtask]:
 def counts_of(state: Master) -> Counter[Subtask]:
     """Return how many partitions each subtask reads once everything known is assigned."""
     running = state.running
-    return Counter(owners(state, None if running is None else running.base).values())
+    return _counts(_Known(state, None if running is None else running.base))
+
+
+class _Known:
+    """What determines which subtask reads a partition; compared by identity, since every turn of the driver asks."""
+
+    def __init__(self, state: Master, base: Manifest | None) -> None:
+        self.state, self.base = state, base
+
+    def _parts(self) -> tuple[int, int, int]:
+        return id(self.state.rules), id(self.state.discovered), id(self.base)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Known) and self._parts() == other._parts()
+
+    def __hash__(self) -> int:
+        return hash(self._parts())
+
+
+@lru_cache(maxsize=4)
+def _counts(known: _Known) -> Counter[Subtask]:
+    return Counter(owners(known.state, known.base).values())
 
 
 def with_those_of(state: Master, base: Manifest) -> Master:
     """Add the partitions of a base manifest: another driver may have discovered some after this one had listed."""
-    here = known(state)
+    here = {source: set(partitions) for source, partitions in known(state).items()}
     new = [
         SourcePosition(at.source, at.partition, FIRST_RECORD)
         for at in base.positions
@@ -125,11 +147,11 @@ def added(manifest: Manifest, before: Manifest | None) -> dict[str, tuple[int, .
     """Return the partitions that a manifest has and the one that it follows lacks; none for the first one."""
     if before is None:
         return {}
-    kept, new = {(at.source, at.partition) for at in before.positions}, dict[str, tuple[int, ...]]()
+    kept, new = {(at.source, at.partition) for at in before.positions}, defaultdict[str, list[int]](list)
     for at in manifest.positions:
         if (at.source, at.partition) not in kept:
-            new[at.source] = (*new.get(at.source, ()), at.partition)
-    return new
+            new[at.source].append(at.partition)
+    return {source: tuple(partitions) for source, partitions in new.items()}
 
 
 # Listings

@@ -14,7 +14,8 @@ Source: DESIGN section 9; PROTOCOL P4, P6, P16, P21; docs/design/0010-rewind.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,9 +30,9 @@ def no_way_back(job: joblog.Job, epoch: int) -> str | None:
     """Return why the job cannot be rewound to this epoch, None if it can."""
     if job.finished:
         return "the job has finished and cannot be rewound"
-    if any(each.body.epoch == epoch for each in job.abandoned):
+    if epoch in job.abandoned_epochs:
         return f"an earlier rewind abandoned epoch {epoch}; its output has already been undone"
-    if all(each.body.epoch != epoch for each in job.completed):
+    if job.checkpoint(epoch) is None:
         return f"no checkpoint of epoch {epoch} exists"
     if epoch < job.expired_through:
         return (
@@ -39,6 +40,18 @@ def no_way_back(job: joblog.Job, epoch: int) -> str | None:
             f"{job.expired_through}"
         )
     return None
+
+
+def ways_back(job: joblog.Job) -> Sequence[joblog.Completed]:
+    """Return the checkpoints to which the job can be rewound, oldest first: those for which `no_way_back` is None."""
+    first = first_way_back(job)
+    return () if first is None else job.completed[first:]
+
+
+def first_way_back(job: joblog.Job) -> int | None:
+    """Return where in `job.completed` the checkpoints begin to which the job can be rewound; None: there is none."""
+    first = bisect_left(job.completed, job.expired_through, key=lambda each: each.body.epoch)
+    return None if job.finished or first == len(job.completed) else first
 
 
 def start(state: Master, asked: RewindWanted, now: float, at_us: int) -> Step:

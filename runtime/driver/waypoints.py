@@ -15,7 +15,7 @@ Source: docs/design/0054-standbys.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from holdfast.checkpoint.bases import pieces
@@ -65,15 +65,15 @@ def passed(
     return found
 
 
-def next_for(known: Waypoints, handle: SnapshotHandle, at: Epoch, kept: Iterable[Epoch]) -> Waypoint | None:
+def next_for(known: Waypoints, handle: SnapshotHandle, at: Epoch, is_kept: Callable[[Epoch], bool]) -> Waypoint | None:
     """Return the waypoint that a copy as of an epoch must reach first; None if it needs none, or no one leads on.
 
     Args:
         handle: That of the newest epoch.
-        kept: The completed epochs that have not expired.
+        is_kept: Whether this completed epoch has not expired.
     """
     if at == NO_EPOCH or base_of(handle) <= at:
         return None
     found = (each for each in known.get(handle.subtask, ()) if base_of(each.handle) <= at < each.epoch)
     waypoint = next(found, None)
-    return waypoint if waypoint is not None and waypoint.epoch in kept else None
+    return waypoint if waypoint is not None and is_kept(waypoint.epoch) else None

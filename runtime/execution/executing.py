@@ -99,7 +99,7 @@ class Publisher:
         """Return the delays of this run, with those since the last call."""
         job = loop.state.log.job
         if job is not None:
-            self._delays.checkpoints((each.body.epoch, each.body.duration_ms) for each in job.completed)
+            self._delays.checkpoints((each.body.epoch, each.body.duration_ms) for each in reversed(job.completed))
         self._delays.recoveries((restart.generation, restart.recovery_ms) for restart in shown.restarts)
         return self._delays.measured()
 

@@ -49,7 +49,7 @@ def check_targets(
     refuse_rivals(job.name, job, specs, found, adopt)
     now = repository.read_log() or job
     adopted = adopted_from(now, specs, found, adopt)
-    confirmed = newest_confirmed(repository, now)
+    confirmed = _confirmed_before(repository, job, now)
     if now.completed:
         check_adopted(repository, now, now.completed[-1], specs, found, adopt)
     for name, holding in found.items():
@@ -103,6 +103,21 @@ def rivals_of(found: Mapping[str, Holding], adopt: Collection[str]) -> tuple[str
     """Return the owners of the sinks to which targets belong that the user moves."""
     rivals = [each.rival for name, each in found.items() if name in adopt and each.rival is not None]
     return tuple(rival.held.owner for rival in rivals if rival.held is not None)
+
+
+def _confirmed_before(repository: Repository, job: Job, now: Job) -> Mapping[str, Tag]:
+    """Return what the last manifest confirmed before the targets were read: a driver that still runs delivers more.
+
+    Args:
+        job: The log as it was then.
+        now: The log as it is.
+    """
+    try:
+        return newest_confirmed(repository, job)
+    except Damaged:
+        if job.base_epoch == now.base_epoch:
+            raise
+        return {}  # it expired meanwhile
 
 
 def newest_confirmed(repository: Repository, job: Job) -> Mapping[str, Tag]:

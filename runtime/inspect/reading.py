@@ -246,7 +246,7 @@ def of_key(rows: Rows, key: Keys) -> Rows | None:
 
 
 def _at(job: Job, done: Completed) -> At:
-    epoch, abandoned = done.body.epoch, done in job.abandoned
+    epoch, abandoned = done.body.epoch, done.body.epoch in job.abandoned_epochs
     return At(job.name, epoch, done.timeline, done.at, abandoned, job.names_of(epoch))
 
 

@@ -44,11 +44,14 @@ class DelaysOfRun:
         self._checkpoints, self._recoveries = Histogram(), Histogram()
 
     def checkpoints(self, completed: Iterable[tuple[int, Number]]) -> None:
-        """Take epochs and how long each took, in order; epochs that were counted before are ignored."""
+        """Take epochs and how long each took, newest first; they are read up to one that was counted before."""
+        newest = self._epoch
         for epoch, duration_ms in completed:
-            if epoch > self._epoch:
-                self._epoch = epoch
-                self._checkpoints.observe(duration_ms)
+            if epoch <= self._epoch:
+                break
+            newest = max(newest, epoch)
+            self._checkpoints.observe(duration_ms)
+        self._epoch = newest
 
     def recoveries(self, restarts: Iterable[tuple[int, Number | None]]) -> None:
         """Take generations and how long each took to recover; None: the recovery has not ended yet."""

@@ -21,7 +21,7 @@ from holdfast.errors import HoldfastError
 from holdfast.model import LAST_US, NEVER_US, DriverProcess
 from holdfast.quantities import plural
 from holdfast.runtime.driver import master, severed
-from holdfast.runtime.driver.rewinding import no_way_back
+from holdfast.runtime.driver.rewinding import first_way_back
 from holdfast.runtime.job import standbys, waiting
 from holdfast.runtime.job.live import (
     Checkpoint,
@@ -167,8 +167,10 @@ def of_log(job: joblog.Job, name: str, root: str) -> Status:
 
 def _horizon(job: joblog.Job) -> Horizon | None:
     """Return the oldest checkpoint that the job can be rewound to, outputs included."""
-    possible = [each for each in job.completed if no_way_back(job, each.body.epoch) is None]
-    return Horizon(possible[0].body.epoch, possible[0].at) if possible else None
+    if (first := first_way_back(job)) is None:
+        return None
+    oldest = job.completed[first]
+    return Horizon(oldest.body.epoch, oldest.at)
 
 
 def _empty(name: str, root: str) -> Status:

@@ -72,15 +72,16 @@ def checkpoint_of(job: Job, wanted: str) -> Completed:
     if wanted != LATEST and not (wanted.isascii() and wanted.isdecimal()):
         what = f"{wanted!r} is neither an epoch nor a savepoint"
         next_step = f"give an epoch number, a savepoint name, or {LATEST}{_savepoints(job)}"
-    elif not job.retained:
+    elif job.oldest is None:
         what = f"job {job.name!r} has not completed a checkpoint yet"
         next_step = f"wait for the first; see holdfast status {job.name}"
     else:
         number = int(wanted)
         where = Where(job=job.name, epoch=number)
-        for each in job.retained:
-            if each.body.epoch == number:
-                return each
+        if (found := job.checkpoint(number)) is not None:
+            return found
+        if number in job.abandoned_epochs:
+            return next(each for each in job.abandoned if each.body.epoch == number)
         what = f"job {job.name!r} has no checkpoint of epoch {number}; epoch numbers have gaps"
         if number <= job.expired_through:
             what = f"job {job.name!r} has no checkpoint of epoch {number} any more: they have expired up to epoch "

@@ -59,7 +59,7 @@ def _epoch_ms(state: Master) -> int | None:
     job = state.log.job
     if job is None or not job.starts:
         return None
-    last = [done for done in job.completed if done.generation == job.starts[-1].generation][-EPOCHS_MEASURED:]
+    last = [done for done in job.completed[-EPOCHS_MEASURED:] if done.generation == job.starts[-1].generation]
     return min(done.body.duration_ms for done in last) if len(last) == EPOCHS_MEASURED else None
 
 

@@ -1,21 +1,27 @@
 """Which targets of a plan are one and the same, and which ones its sources read.
 
-Two spellings of a place, such as two names of a host, are not recognised: the target itself refuses the second sink
-when it delivers, if it belongs to one sink.
+Links and the spellings of paths, URLs and servers are recognised. Two names of a host that only a name server knows to
+be one are not: a target that belongs to one sink refuses the second one when it delivers.
 
-Pure. Source: docs/design/0086-fork.md, 0095-topics-by-pattern.md, 0104-tables-with-one-owner.md.
+Pure, but for links in paths. Source: docs/design/0086-fork.md, 0095, 0104, 0115-own-output.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 
 from holdfast.errors import ConfigError, Where
 from holdfast.runtime.plan.model import Plan, SinkSpec
-from holdfast.runtime.plan.source import reads_again
+from holdfast.runtime.plan.source import Source, reads_again
 from holdfast.runtime.plan.topic import outputs_of
 from holdfast.sinks.contract import Sink
 from holdfast.sinks.immediate import IMMEDIATE
+from holdfast.storage.kafka.place import LOOPBACK, is_one_cluster
+from holdfast.storage.paths import is_same_place
+
+_PORT = re.compile(r"(.+):(\d+)")
+POSTGRES_PORT = "5432"
 
 
 def target_of(sink: Sink) -> Mapping[str, str]:
@@ -38,7 +44,7 @@ def refuse_shared_targets(plan: Plan) -> None:
     for spec in plan.sinks:
         for other in seen:
             exclusive = spec.sink.traits.exclusive or other.sink.traits.exclusive
-            if exclusive and spec.sink.traits.place and target_of(spec.sink) == target_of(other.sink):
+            if exclusive and _is_one_target(spec.sink, other.sink):
                 raise ConfigError(
                     f"sinks {other.name!r} and {spec.name!r} write to {spec.sink.where}: rows of one would be replaced "
                     "or undone by the other",
@@ -50,14 +56,14 @@ def refuse_shared_targets(plan: Plan) -> None:
 
 
 def refuse_own_output(plan: Plan) -> None:
-    """Refuse a source that finds what a sink of the job writes: each row would come again, without end.
+    """Refuse a source that reads what a sink of the job writes: each row would come again, without end.
 
     Raises:
         ConfigError: the first such sink.
     """
     for spec in outputs_of(plan):
         for source in plan.sources:
-            if reads_again(source.source, spec.sink.traits.place):
+            if reads_target(source.source, spec.sink.traits.place):
                 raise ConfigError(
                     f"source {source.name!r} reads {source.source.where}, and so also what sink {spec.name!r} writes "
                     f"to {spec.sink.where}: its rows would come again without end",
@@ -66,3 +72,52 @@ def refuse_own_output(plan: Plan) -> None:
                     "out by (?!...)",
                     where=Where(job=plan.app, source=source.name),
                 )
+
+
+def reads_target(source: Source, target: Mapping[str, str]) -> bool:
+    """Return whether a source reads what is written to a target: there, by a pattern, or as a captured table.
+
+    Args:
+        target: `SinkTraits.place`.
+    """
+    there = source.traits.place, source.traits.captures
+    return reads_again(source, target) or any(is_same_place_of(place, target) for place in there)
+
+
+def is_same_place_of(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Return whether two places, by argument, are one and the same, in any spelling; no place is none's."""
+    if not one or one.keys() != other.keys():
+        return False
+    same = {**_SAME, "table": _is_one_sqlite_table} if "path" in one else _SAME
+    return all(same.get(name, str.__eq__)(value, other[name]) for name, value in one.items())
+
+
+def _is_one_target(one: Sink, other: Sink) -> bool:
+    kinds = {each.traits.kind.removeprefix(IMMEDIATE) for each in (one, other)}
+    return len(kinds) == 1 and is_same_place_of(one.traits.place, other.traits.place)
+
+
+def _is_one_sqlite_table(one: str, other: str) -> bool:
+    """SQLite takes names of tables in any case."""
+    return one.lower() == other.lower()
+
+
+def _is_one_database(one: str, other: str) -> bool:
+    return _database(one) == _database(other)
+
+
+def _database(text: str) -> tuple[str, str, str]:
+    """Return host, port and name of a database of Postgres, as `place` has them; the names of this machine are one."""
+    server, _, name = text.rpartition("/")
+    found = _PORT.fullmatch(server)
+    host, port = (found[1], found[2]) if found else (server, POSTGRES_PORT)
+    return "localhost" if host.lower() in LOOPBACK else host.lower(), port, name
+
+
+_SAME: Mapping[str, Callable[[str, str], bool]] = {
+    "path": is_same_place,
+    "warehouse": is_same_place,
+    "servers": is_one_cluster,
+    "database": _is_one_database,
+}
+"""Arguments of a place that have several spellings."""

@@ -23,7 +23,7 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Damaged, Where
 from holdfast.model import NO_EPOCH
-from holdfast.runtime.driver.rewinding import no_way_back
+from holdfast.runtime.driver.rewinding import no_way_back, ways_back
 
 NOTHING_DONE = "nothing was changed"
 NAMES_SHOWN_MAX = 20
@@ -91,7 +91,7 @@ def target_of(repository: Repository, job: Job, wanted: Wanted) -> Completed:
         ConfigError: it does not exist, or the job cannot be rewound to it; names the nearest possible ones.
     """
     epoch = wanted.epoch
-    possible = [each for each in job.completed if no_way_back(job, each.body.epoch) is None]
+    possible = ways_back(job)
     if wanted.offset is not None:
         return _before_record(repository, job, wanted.offset, possible)
     if wanted.savepoint is not None:

@@ -9,6 +9,7 @@ Source: API.md (sources, captured); docs/design/0087-postgres-capture.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -41,6 +42,10 @@ class TableShape(Protocol):
 class CapturedTable(Captured, Protocol):
     """The configuration of a table that is captured."""
 
+    @property
+    def place(self) -> Mapping[str, str]:
+        """Where the table is, as a sink that writes to it says; empty if that is not known."""
+
     def records(self) -> pa.Schema:
         """Ask the database for the columns that the log will have. Raises ConfigError, NotAdmitted, Unavailable."""
 
@@ -61,7 +66,8 @@ class CapturedTableSource(LogSource):
     @property
     def traits(self) -> SourceTraits:
         """See Source.traits. The kind stays that of a log: a job may name the log itself instead, and resume."""
-        return replace(super().traits, captured=True)
+        captures = {} if self.capturing is None else self.capturing.place
+        return replace(super().traits, captured=True, captures=captures)
 
     def capture(self) -> CapturedTable:
         """See CapturedSource.capture."""

@@ -13,8 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from holdfast.sinks.sql.dialect import Connection, Cursor, Dialect
+
+T = TypeVar("T")
 
 
 class Given:
@@ -57,6 +60,14 @@ class Session:
     def rollback(self) -> None:
         """End the transaction without a change."""
         self.db.execute("ROLLBACK")
+
+    def at_one_moment(self, work: Callable[[], T]) -> T:
+        """Read something that belongs together, such as an owner and a tag: no other process commits in between."""
+        self.dialect.begin_read(self.db)
+        try:
+            return work()
+        finally:
+            self.rollback()
 
     def own(self, name: str) -> str:
         """Return a table of Holdfast's as SQL names it."""

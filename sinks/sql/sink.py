@@ -145,11 +145,14 @@ class TableSink(ABC):
         """See HeldSink.holding."""
         with translated(self.dialect, self.where), closing(self.dialect.connect("read")) as db:
             s = Session(self.dialect, db)
-            held, newest = owners.held(s, job_uuid, name), None
-            if s.has(tags.PROGRESS):
-                newest = tags.newest(s, job_uuid, name)
-            rival = claims.rival(s, self, (job_uuid, name)) if self.key is not None else None
-            return Holding(held, newest, rival)
+
+            def look() -> Holding:
+                held = owners.held(s, job_uuid, name)
+                newest = tags.newest(s, job_uuid, name) if s.has(tags.PROGRESS) else None
+                rival = claims.rival(s, self, (job_uuid, name)) if self.key is not None else None
+                return Holding(held, newest, rival)
+
+            return s.at_one_moment(look)
 
     def immediate(self) -> ImmediateSink:
         """See IdempotentSink.immediate."""
@@ -161,7 +164,8 @@ class TableSink(ABC):
         if self.tags_rows:
             immediate.refuse_fenced(self, job_uuid, name)
         with translated(self.dialect, self.where), closing(self.dialect.connect("read")) as db:
-            claims.refuse_namesake(Session(self.dialect, db), self, (job_uuid or "", name))
+            s = Session(self.dialect, db)
+            s.at_one_moment(lambda: claims.refuse_namesake(s, self, (job_uuid or "", name)))
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
         """See RepairableSink.plan_repair."""

@@ -118,7 +118,7 @@ class SqlTarget:
             self._check_owner(s)
             return self._standing(s)
 
-        return s.dialect.look(s.db, look)
+        return s.dialect.look(s.db, lambda: s.at_one_moment(look))
 
     def _standing(self, s: Session) -> Tag | None:
         return tags.standing(s, tags.writer_row(self._job, self._writer))
@@ -138,8 +138,7 @@ class SqlTarget:
         return tags.advance_from(s, row, known)
 
     def _refused(self, s: Session, tag: Tag, known: Tag | None) -> AlreadyDelivered:
-        self._check_owner(s)
-        standing = self._standing(s)
+        standing = self._look(s)
         if standing is None or standing < tag:
             if known is not None:
                 check_continues(self._where, standing, known)

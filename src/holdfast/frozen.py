@@ -1,11 +1,12 @@
-"""Changed copies of frozen values, several times as fast: dataclasses.replace, and a mapping with one entry changed.
+"""Changed copies of frozen values, several times as fast: of dataclasses, mappings and sequences.
 
 State machines return a changed copy of their state for every event, usually with one of fifteen fields changed. The
 copy takes over the original's fields without running `__init__`. That is correct only for classes that check and
 compute nothing when they are created; the others go through dataclasses.replace.
 
 A driver's tables have an entry per worker, and each worker changes its own in every epoch: with a copy of the table per
-change, the work grows with the square of the number of workers.
+change, the work grows with the square of the number of workers. So it does with the retained checkpoints: every epoch
+adds one at the end, and an expiry takes many from the front.
 
 Pure: no clock, thread or I/O.
 """
@@ -13,12 +14,13 @@ Pure: no clock, thread or I/O.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import ItemsView, Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import chain, islice
 from math import isqrt
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-__all__ = ["changed", "replace"]
+__all__ = ["changed", "grown", "replace", "shortened"]
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -95,3 +97,80 @@ class _Patched(Mapping[K, V]):
 
     def _whole(self) -> dict[K, V]:
         return {**self._base, **self._patch} if self._patch else self._base
+
+
+def grown(items: Sequence[T], item: T) -> Sequence[T]:
+    """Return a copy with one more item at the end: on average in the same time for every length."""
+    return _shared(items).grown(item)
+
+
+def shortened(items: Sequence[T], count: int, kept: tuple[T, ...] = ()) -> Sequence[T]:
+    """Return a copy that has these items in place of its first `count`: on average in a time that grows with `count`.
+
+    Args:
+        kept: Few of those first ones, since every copy holds them.
+    """
+    return _shared(items).shortened(count, kept)
+
+
+def _shared(items: Sequence[T]) -> _Shared[T]:
+    return items if isinstance(items, _Shared) else _Shared((), list(items), 0, len(items))
+
+
+class _Shared(Sequence[T]):
+    """Some items of its own, then a stretch of a list that is shared with other copies.
+
+    Nothing before the end of the longest stretch ever changes in the list. The copy that ends there may add an item;
+    one that ends before it shares an equal item, or else copies its stretch.
+    """
+
+    __slots__ = ("_end", "_front", "_items", "_start")
+
+    def __init__(self, front: tuple[T, ...], items: list[T], start: int, end: int) -> None:
+        self._front, self._items, self._start, self._end = front, items, start, end
+
+    def grown(self, item: T) -> _Shared[T]:
+        items, start, end = self._items, self._start, self._end
+        if end == len(items):
+            items.append(item)
+        elif items[end] != item:
+            items, start, end = [*items[start:end], item], 0, end - start
+        return _Shared(self._front, items, start, end + 1)
+
+    def shortened(self, count: int, kept: tuple[T, ...]) -> _Shared[T]:
+        count = min(count, len(self))
+        front = (*kept, *self._front[count:])
+        items, start, end = self._items, self._start + max(0, count - len(self._front)), self._end
+        if 2 * start > len(items):  # most of the list is of no use to this copy and later ones
+            items, start, end = items[start:end], 0, end - start
+        return _Shared(front, items, start, end)
+
+    def __len__(self) -> int:
+        return len(self._front) + self._end - self._start
+
+    def __iter__(self) -> Iterator[T]:
+        return chain(self._front, islice(self._items, self._start, self._end))
+
+    @overload
+    def __getitem__(self, at: int) -> T: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[T, ...]: ...
+    def __getitem__(self, at: int | slice) -> T | tuple[T, ...]:
+        if isinstance(at, slice):
+            return tuple(self[n] for n in range(*at.indices(len(self))))
+        count = len(self)
+        if not -count <= at < count:
+            raise IndexError(at)
+        at = at % count
+        own = len(self._front)
+        return self._front[at] if at < own else self._items[self._start + at - own]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == its for mine, its in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))

@@ -75,6 +75,8 @@ class SourceTraits(Traits):
     """With `copied`: what is copied, for messages."""
     captured: bool = False
     """The log that it reads is filled by a process of its own, `holdfast capture`: `capture`."""
+    captures: Mapping[str, str] = field(default_factory=dict)
+    """With `captured`: where the table is whose changes fill the log, as `place` of a sink that writes to it."""
     publishes: bool = False
     """It shows the positions of completed checkpoints where tools of its own system look for them: `publisher`."""
     finds: bool = False

@@ -22,6 +22,8 @@ from holdfast.errors import ConfigError, HoldfastError
 from holdfast.secrets import SHOWN, Secret
 
 Option = str | int | float | bool | Secret
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+"""Names of this machine, for itself."""
 _SERVER = re.compile(r"([A-Za-z_]+://)?(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _SECRET = re.compile(r"password|passphrase|secret|key\.pem|oauthbearer\.config|jaas")
@@ -101,6 +103,18 @@ def place_of(
     for name, value in given.items():
         _check(name, value)
     return KafkaPlace(",".join(parts), text, tuple(sorted(given.items())), many=not isinstance(topic, str))
+
+
+def is_one_cluster(one: str, other: str) -> bool:
+    """Return whether two lists of servers have one in common: those of a cluster are its own."""
+    return bool(set(map(_server, one.split(","))) & set(map(_server, other.split(","))))
+
+
+def _server(text: str) -> str:
+    """Return host and port in one spelling; the names of this machine are one."""
+    host, _, port = text.rpartition("://")[2].lower().rpartition(":")
+    host = host.strip("[]").rstrip(".")
+    return f"{'localhost' if host in LOOPBACK else host}:{int(port) if port.isdecimal() else port}"
 
 
 def _name_of(topic: str | re.Pattern[str]) -> str:

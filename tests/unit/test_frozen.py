@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tracemalloc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.frozen import changed, replace
+from holdfast.frozen import changed, grown, replace, shortened
 
 
 @dataclass(frozen=True)
@@ -132,3 +132,37 @@ class TestChanged:
         size, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert size / 1_000 < sys.getsizeof(dict.fromkeys(range(10_000), 0)) / 10
+
+
+class TestGrownAndShortened:
+    @given(st.integers(0, 5), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.booleans()), max_size=60))
+    def test_copies_read_like_tuples_and_leave_their_originals_alone(
+        self, size: int, changes: list[tuple[int, int, bool]]
+    ) -> None:
+        items: Sequence[int] = tuple(range(size))
+        copies = [(items, tuple(items))]
+        for back, number, is_grown in changes:
+            items, plain = copies[max(0, len(copies) - 1 - back)]  # also of a copy that others have grown from
+            if is_grown:
+                copies.append((grown(items, number), (*plain, number)))
+            else:
+                kept = plain[:number:2]
+                copies.append((shortened(items, number, kept), (*kept, *plain[number:])))
+        for found, wanted in copies:
+            assert tuple(found) == wanted and found == wanted and len(found) == len(wanted)
+            assert [found[at] for at in range(-len(wanted), len(wanted))] == [*wanted, *wanted]
+            assert (found[1:3], found[-2:], found[::-1]) == (wanted[1:3], wanted[-2:], wanted[::-1])
+            assert tuple(reversed(found)) == wanted[::-1]
+            with pytest.raises(IndexError):
+                found[len(wanted)]
+
+    def test_a_sequence_that_loses_its_first_items_again_and_again_does_not_hold_them(self) -> None:
+        items: Sequence[bytes] = ()
+        tracemalloc.start()
+        for number in range(10_000):
+            items = grown(items, bytes(1_000))
+            if number % 10 == 9:
+                items = shortened(items, len(items) - 20)
+        size, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert size < 200 * 1_100

@@ -33,10 +33,10 @@ class Compactions:
 
     def request(self, job: Job) -> None:
         """Compact as of this fold of the log, if that is worth it."""
-        if self._busy or job.repair_due or not job.retained:
+        if self._busy or job.repair_due or (oldest := job.oldest) is None:
             return
         self._busy = True
-        horizon, history = job.retained[0].body.epoch, lineage_of(job.rewinds)
+        horizon, history = oldest.body.epoch, lineage_of(job.rewinds)
         if self._compaction is None:
             self._compaction = self._changelog.compaction(job.uuid)
         compaction = self._compaction

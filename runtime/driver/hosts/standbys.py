@@ -161,8 +161,8 @@ def follow(state: Master) -> list[Effect]:
 def _waypoint(state: Master, phase: Running, handle: SnapshotHandle, at: Epoch) -> waypoints.Waypoint | None:
     if not phase.waypoints or at not in recent_cuts(state.job):
         return None
-    kept = {done.body.epoch for done in state.job.completed}
-    return waypoints.next_for(phase.waypoints, handle, at, kept)
+    job = state.job
+    return waypoints.next_for(phase.waypoints, handle, at, lambda epoch: job.checkpoint(epoch) is not None)
 
 
 def passed(state: Master, phase: Running, completed: Manifest) -> waypoints.Waypoints:

@@ -19,7 +19,7 @@ from holdfast.runtime.sources.objects import HEAD_PATH, remove, write_head
 from holdfast.storage.bulk import read_together
 from holdfast.storage.folders import open_folder
 from holdfast.storage.objects import open_objects
-from holdfast.storage.paths import below
+from holdfast.storage.paths import below, is_same_place, real
 from holdfast.traits import SourceTraits, local
 
 _FOLDERS = ("path", "warehouse", "progress")
@@ -83,13 +83,12 @@ class FilesSource:
         open_folder(self.path).check()
 
     def would_read(self, target: Mapping[str, str]) -> bool:
-        """See FindingSource.would_read. Compares paths as they are given: links are not followed."""
+        """See FindingSource.would_read. Compares paths as they are given, and without links."""
         written = [target[part] for part in _FOLDERS if target.get(part)]
-        inner = [names for path in written if (names := below(self.path, path)) is not None]
-        if any(not is_left_out(names) for names in inner):
-            return True
-        outer = [names for path in written if (names := below(path, self.path))]
-        return any(all("=" in name for name in names) for names in outer)  # folders of values, such as date=2026-11-27
+        return any(
+            _holds(self.path, path) or _holds(real(self.path), real(path)) or is_same_place(self.path, path)
+            for path in written
+        )
 
     def in_folder(self, folder: str) -> FilesSource:
         """See CopiedSource.in_folder."""
@@ -183,3 +182,13 @@ class FilesSource:
                 not_done="the source was not opened",
                 next_step="use the former arguments; or give the job another name, to read all files again",
             )
+
+
+def _holds(read: str, written: str) -> bool:
+    """Return whether a source of one folder reads what is written to another one."""
+    if (inner := below(read, written)) is not None and not is_left_out(inner):
+        return True
+    outer = below(written, read)
+    return (
+        outer is not None and outer != () and all("=" in name for name in outer)
+    )  # folders of values, such as date=2026-11-27

@@ -11,7 +11,7 @@ Source: API.md (sources, captured); docs/design/0087-postgres-capture.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -48,6 +48,15 @@ class Capturing:
     def where(self) -> str:
         """How messages name the table."""
         return f"table {self.schema}.{self.table}"
+
+    @property
+    def place(self) -> Mapping[str, str]:
+        """See CapturedTable.place."""
+        try:
+            from holdfast.sinks.postgres.place import named
+        except ImportError:
+            return {}
+        return {"database": named(self.dsn), "schema": self.schema, "table": self.table}
 
     def records(self) -> pa.Schema:
         """See CapturedTable.records."""

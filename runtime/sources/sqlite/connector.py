@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -44,6 +44,11 @@ class Capturing:
     def where(self) -> str:
         """How messages name the table."""
         return f"table {self.table} of {self.path}"
+
+    @property
+    def place(self) -> Mapping[str, str]:
+        """See CapturedTable.place."""
+        return {"path": self.path, "table": self.table}
 
     def records(self) -> pa.Schema:
         """See CapturedTable.records."""

@@ -100,7 +100,7 @@ def _row(stored: Stored, found: Completed) -> dict[str, Any]:
         "generation": found.generation,
         "kind": kind_of(stored.job, found),
         "names": list(stored.job.names_of(done.epoch)),
-        "abandoned": found in stored.job.abandoned,
+        "abandoned": done.epoch in stored.job.abandoned_epochs,
         "completed_at": found.at,
         "duration_ms": done.duration_ms,
         "bytes_new": done.bytes_new,

@@ -24,6 +24,7 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import (
     WHOLE_BYTES_MAX,
     Repository,
+    RootLost,
     open_verified,
     read_verified,
     record_path,
@@ -128,6 +129,36 @@ class TestCreatingARecord:
         repository = filled(MemoryObjects(), CREATED, STARTED)
         assert repository.create_record(record(2, Finished(Epoch(0)), owner="b")) == STARTED
         assert repository.read_record(2) == STARTED
+
+
+class TestProvingTheRoot:
+    """docs/design/0114: nothing is created in a root without the first record and the one before."""
+
+    NEXT = msgspec.structs.replace(AGAIN, prev=STARTED.hash)
+
+    def test_a_record_follows_the_one_that_it_names(self) -> None:
+        repository = filled(MemoryObjects(), CREATED, STARTED)
+        assert repository.create_record(self.NEXT) == self.NEXT
+
+    @pytest.mark.parametrize("left", [[], [CREATED], [STARTED]])
+    def test_without_one_of_the_two_nothing_is_created(self, left: list[Record]) -> None:
+        store = MemoryObjects()
+        with pytest.raises(RootLost, match=r"no longer has log/0+2\.json"):
+            filled(store, *left).create_record(self.NEXT)
+        assert store.list("") == [each.path for each in left]
+
+    def test_nothing_is_created_behind_the_record_of_another_history(self) -> None:
+        store = MemoryObjects()
+        other = record(2, GenerationStarted(Epoch(1), Epoch(0), "elsewhere", "started"))
+        with pytest.raises(RootLost, match=r"its log ends at log/0+2\.json"):
+            filled(store, CREATED, other).create_record(self.NEXT)
+        assert len(store.list("")) == 2
+
+    def test_a_record_before_that_is_damaged_where_it_lies_is_there(self) -> None:
+        store = MemoryObjects()
+        repository = filled(store, CREATED, STARTED)
+        store.put(STARTED.path, encode(STARTED)[:-30])
+        assert repository.create_record(self.NEXT) == self.NEXT
 
 
 class TestManifests:

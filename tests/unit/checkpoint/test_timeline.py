@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import reduce
 
@@ -45,7 +46,7 @@ RUN = folded(
 BACK = folded(rewound(7, 2, 2, 2, 105), job=RUN)
 
 
-def epochs(checkpoints: tuple[joblog.Completed, ...]) -> list[int]:
+def epochs(checkpoints: Iterable[joblog.Completed]) -> list[int]:
     return [each.body.epoch for each in checkpoints]
 
 

@@ -27,7 +27,7 @@ WORKER = {"host": "vm", "pid": 7, "role": "worker", "subtasks": [], "rss_bytes":
 
 def measured() -> dict[str, Any]:
     delays = DelaysOfRun(4)
-    delays.checkpoints([(4, 99_999), (5, 40), (6, 51), (7, 400_000)])
+    delays.checkpoints([(7, 400_000), (6, 51), (5, 40), (4, 99_999)])
     delays.recoveries([(2, 600)])
     return msgspec.to_builtins(delays.measured())  # type: ignore[no-any-return]
 
@@ -160,7 +160,7 @@ class TestDelays:
     def test_each_checkpoint_and_recovery_is_counted_once(self) -> None:
         delays = DelaysOfRun(0)
         for _ in range(3):
-            delays.checkpoints([(1, 10), (2, 11)])
+            delays.checkpoints([(2, 11), (1, 10)])
             delays.recoveries([(2, 600), (3, None)])
         delays.recoveries([(2, 600), (3, 700)])
         shown = delays.measured()
@@ -169,7 +169,7 @@ class TestDelays:
 
     def test_there_is_a_bucket_above_the_last_bound(self) -> None:
         delays = DelaysOfRun(0)
-        delays.checkpoints([(1, BOUNDS_MS[-1]), (2, BOUNDS_MS[-1] + 1)])
+        delays.checkpoints([(2, BOUNDS_MS[-1] + 1), (1, BOUNDS_MS[-1])])
         assert delays.measured().checkpoint.counts[-2:] == (1, 1)
 
 

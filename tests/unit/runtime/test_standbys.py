@@ -265,8 +265,8 @@ class TestFollow:
         handle = phase.last.state[0] if phase.last else None
         assert handle is not None
         known = phase.waypoints
-        assert waypoints.next_for(known, handle, Epoch(1), {Epoch(4)}) == known[ZERO][0]
-        assert waypoints.next_for(known, handle, Epoch(1), {Epoch(5)}) is None
+        assert waypoints.next_for(known, handle, Epoch(1), {Epoch(4)}.__contains__) == known[ZERO][0]
+        assert waypoints.next_for(known, handle, Epoch(1), {Epoch(5)}.__contains__) is None
 
 
 class TestLosses:

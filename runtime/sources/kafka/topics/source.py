@@ -22,6 +22,7 @@ from holdfast.runtime.sources.kafka.topics.catalogue import Catalogue, Head, Pla
 from holdfast.runtime.sources.kafka.topics.matching import left_out, matches
 from holdfast.runtime.sources.kafka.topics.reading import OpenTopics
 from holdfast.runtime.sources.objects import HEAD_PATH, remove, write_head
+from holdfast.storage.kafka.place import is_one_cluster
 from holdfast.storage.kafka.questions import Questions
 from holdfast.storage.objects import open_objects
 from holdfast.traits import SourceTraits, local
@@ -107,10 +108,9 @@ class TopicsSource:
         return self.folder is not None and read_head(open_objects(self.folder, writable=False)) is not None
 
     def would_read(self, target: Mapping[str, str]) -> bool:
-        """See FindingSource.would_read. Two lists of servers with one in common are those of one cluster."""
+        """See FindingSource.would_read."""
         topic, servers = target.get("topic"), target.get("servers", "")
-        same = set(servers.split(",")) & set(self.each.place.servers.split(","))
-        return topic is not None and bool(same) and matches(self.pattern, topic)
+        return topic is not None and is_one_cluster(servers, self.each.place.servers) and matches(self.pattern, topic)
 
     def publisher(self) -> GroupOffsets:
         """See PublishingSource.publisher."""
