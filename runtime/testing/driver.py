@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from holdfast.errors import ConfigError, JobFailed
 from holdfast.model import Epoch, WorkerId
@@ -36,6 +37,7 @@ from holdfast.runtime.plan.ahead import Ahead
 from holdfast.runtime.plan.model import OperatorSpec, Plan, SinkSpec, SourceSpec
 from holdfast.runtime.plan.source import PartitionReader, direct_reader
 from holdfast.runtime.plan.topic import changelog_of
+from holdfast.runtime.rows.event_times import times_of
 from holdfast.runtime.rows.rows import WrongRow, batch_of_rows
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks.changelogs import Changelog
@@ -65,11 +67,13 @@ class PushedSource:
         """Records that were read again after a recovery to an earlier epoch."""
         self._read_to: list[int] = []
         self._marks: dict[int, list[tuple[int, int]]] = {}
+        self._followed: dict[int, list[int]] = {}
+        """The time of partitions that follow the others."""
         if before is None:
             self.add_partitions(PARTITIONS)
         else:
             self.tables = [_with_columns(table, schema) for table in before.tables]
-            self._read_to, self._marks = before._read_to, before._marks
+            self._read_to, self._marks, self._followed = before._read_to, before._marks, before._followed
 
     def check(self) -> None:
         """Nothing outside needs a check."""
@@ -121,7 +125,36 @@ class PushedSource:
 
     def watermark(self, partition: int, offset: int) -> int | None:
         """Return the newest watermark that the test set before this offset."""
-        return max((at_us for mark, at_us in self._marks[partition] if mark <= offset), default=None)
+        told = [at_us for mark, at_us in self._marks[partition] if mark <= offset]
+        return max([*told, *self._followed.get(partition, [])], default=None)
+
+    def let_unused_follow(self, spec: SourceSpec) -> None:
+        """Let partitions that have no records, and of which the test told no time, follow the others.
+
+        They hold event time back no more than idle partitions do.
+        """
+        used = [at for at, table in enumerate(self.tables) if table.num_rows or self._marks[at]]
+        known = [self._time_of(spec, at) for at in used]
+        if not known or None in known:
+            return
+        for partition in set(range(len(self.tables))) - set(used):
+            self._followed[partition] = [min(at_us for at_us in known if at_us is not None)]
+
+    def _time_of(self, spec: SourceSpec, partition: int) -> int | None:
+        """Return the watermark of a partition that is read to its end; None if nothing tells it."""
+        table = self.tables[partition]
+        told = [at_us for _, at_us in self._marks[partition]]
+        for batch in table.combine_chunks().to_batches():
+            if spec.computed is not None:
+                field, times = spec.computed.field, times_of(spec.computed, batch, self.name, None)
+                batch = batch.append_column(field.with_nullable(True), times)
+            if spec.watermark is not None:
+                newest, behind_us = pc.max(times_of(spec.watermark, batch, self.name, None)).value, 0
+            else:
+                newest, behind_us = pc.max(batch.column(spec.event_time)).value, spec.out_of_orderness_us
+            if newest is not None:
+                told.append(newest - behind_us)
+        return max(told, default=None)
 
     def mark(self, at_us: int) -> None:
         """Promise, for every partition, that no later record is older than this."""
@@ -191,7 +224,8 @@ class TestDriver:
     def push(self, source: str, rows: Iterable[Any], partition: int = 0) -> None:
         """Append records (dicts or dataclass instances) to a partition and process them.
 
-        A null in a column that is not nullable makes an undecodable record, as in a log.
+        A null in a column that is not nullable makes an undecodable record, as in a log. From the next checkpoint on,
+        partitions that were never pushed to hold event time back no more than idle ones do, unless `watermark` set it.
 
         Raises:
             ConfigError: no such source or partition, or a row does not fit the schema: a value of another type, a
@@ -257,12 +291,19 @@ class TestDriver:
         self._refuse_after_end()
         self._refuse_while_crashed()
         self._settle()
+        self._let_unused_follow()
         before = self.cluster.driver.state.job.base_epoch
         self.cluster.driver.close_epoch()
         while self.cluster.driver.state.job.base_epoch == before or not self._delivered():
             self.cluster.pass_time(0.25)
             self._check()
         return self.cluster.driver.state.job.base_epoch
+
+    def _let_unused_follow(self) -> None:
+        for spec in self.cluster.sources:
+            if spec.event_time is not None:
+                self.sources[spec.name].let_unused_follow(spec)
+        self._settle()
 
     def finish(self) -> None:
         """End every source, and run until the job is finished and delivered.
