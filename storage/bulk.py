@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple, Protocol, TypeGuard, TypeVar, runtime_checkable
 
-from holdfast.errors import NotFound
+from holdfast.errors import NotFound, TooLarge
 from holdfast.ports import ObjectStore
 
 Item = TypeVar("Item")
@@ -70,6 +70,23 @@ def _has_bulk(kind: type[ObjectStore]) -> bool:
 def read_together(store: ObjectStore) -> int:
     """Return how many objects are best read together: 1 if the store reads one after the other."""
     return READ_MAX if _is_bulk(store) else 1
+
+
+@runtime_checkable
+class LimitedStore(Protocol):
+    """An object store that reads no more of an object than it is asked to."""
+
+    def get_at_most(self, path: str, bytes_max: int) -> bytes:
+        """Return the bytes. Raises NotFound; TooLarge if there are more; Unavailable."""
+
+
+def get_at_most(store: ObjectStore, path: str, bytes_max: int) -> bytes:
+    """Return the bytes of an object that other processes may write too. Raises NotFound; TooLarge; Unavailable."""
+    if isinstance(store, LimitedStore):
+        return store.get_at_most(path, bytes_max)
+    if len(data := store.get(path)) > bytes_max:
+        raise TooLarge(path, bytes_max)
+    return data
 
 
 def get_each(store: ObjectStore, paths: Sequence[str]) -> dict[str, bytes]:

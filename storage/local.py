@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ from typing import BinaryIO, NoReturn
 
 import pyarrow as pa
 
-from holdfast.errors import AlreadyExists, NotAdmitted, NotFound, Unavailable
+from holdfast.errors import AlreadyExists, NotAdmitted, NotFound, TooLarge, Unavailable
 from holdfast.storage.paths import TEMPORARY, checked_folder, checked_path
 
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
@@ -81,15 +82,37 @@ class LocalObjects:
             self._refused(error, f"writing {target}", "the object may hold its old or its new bytes")
 
     def get(self, path: str) -> bytes:
+        return self._read(path, -1)
+
+    def get_at_most(self, path: str, bytes_max: int) -> bytes:
+        data = self._read(path, bytes_max + 1)
+        if len(data) > bytes_max:
+            raise TooLarge(f"{self.root / path}", bytes_max)
+        return data
+
+    def _read(self, path: str, bytes_max: int) -> bytes:
+        """Return the first bytes of a file, -1: all. A pipe is not waited for, and a device never ends."""
         try:
-            return self._place(path).read_bytes()
+            with open(self._place(path), "rb", opener=_without_waiting) as file:
+                self._must_be_a_file(path, os.fstat(file.fileno()))
+                return file.read(bytes_max)
         except _NO_SUCH:
             raise NotFound(path) from None
         except OSError as error:
             self._refused(error, f"reading {self.root / path}", "nothing was changed")
 
+    def _must_be_a_file(self, path: str, found: os.stat_result) -> None:
+        if not stat.S_ISREG(found.st_mode):
+            kind = "a pipe" if stat.S_ISFIFO(found.st_mode) else "a device or a socket"
+            raise Unavailable(
+                f"{self.root / path} is {kind}, or a link to one, and not a file",
+                not_done="nothing was read from it",
+                next_step="remove it",
+            )
+
     def mapped(self, path: str) -> pa.Buffer:
         try:
+            self._must_be_a_file(path, os.stat(self._place(path)))
             with pa.memory_map(str(self._place(path))) as file:
                 return file.read_buffer()
         except _NO_SUCH:
@@ -99,6 +122,7 @@ class LocalObjects:
 
     def opened(self, path: str) -> pa.NativeFile:
         try:
+            self._must_be_a_file(path, os.stat(self._place(path)))
             return pa.OSFile(str(self._place(path)))
         except _NO_SUCH:
             raise NotFound(path) from None
@@ -238,6 +262,11 @@ class LocalObjects:
         what = f"{full}{doing} failed: {error.strerror or error}"
         kind = NotAdmitted if error.errno in _NO_ACCESS else Unavailable
         raise kind(what, not_done=not_done, next_step=advice) from error
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file; a pipe would be waited for until another process opens its other end."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _write(target: Path, data: bytes, mode: int, place: Callable[[Path, Path], None]) -> None:

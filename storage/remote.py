@@ -24,7 +24,7 @@ from fsspec.asyn import sync
 from fsspec.config import conf as fsspec_settings
 from fsspec.core import url_to_fs
 
-from holdfast.errors import AlreadyExists, ConfigError, NotAdmitted, NotFound, Unavailable
+from holdfast.errors import AlreadyExists, ConfigError, NotAdmitted, NotFound, TooLarge, Unavailable
 from holdfast.storage.bulk import Page
 from holdfast.storage.paths import checked_folder, checked_path
 from holdfast.storage.s3_errors import EXISTS, NO_BUCKET, Refusal, code_of, lasting, meaning
@@ -82,6 +82,18 @@ class FsspecObjects:
             raise NotFound(path) from None
         except self._failures as error:
             self._refused(error, f"reading {path}", "nothing was changed")
+
+    def get_at_most(self, path: str, bytes_max: int) -> bytes:
+        try:
+            data = bytes(self._files.cat_file(self._place(path), start=0, end=bytes_max + 1))
+        except _NO_SUCH as error:
+            self._must_have_bucket(error, f"reading {path}")
+            raise NotFound(path) from None
+        except self._failures as error:
+            self._refused(error, f"reading {path}", "nothing was changed")
+        if len(data) > bytes_max:
+            raise TooLarge(path, bytes_max)
+        return data
 
     def opened(self, path: str) -> pa.NativeFile:
         with tempfile.NamedTemporaryFile() as copy:  # it stays readable without its name

@@ -19,7 +19,7 @@ from holdfast.ports import ObjectStore
 from holdfast.runtime.driver.partitions import FIRST_RECORD, no_longer_listed, refusal_to_grow
 from holdfast.runtime.driver.state import GoneSinks
 from holdfast.runtime.job import status
-from holdfast.runtime.job.live import understood
+from holdfast.runtime.job.stored import read_live
 from holdfast.runtime.plan import shape_changes
 from holdfast.runtime.plan.immediate import not_to_grow
 from holdfast.runtime.plan.model import Plan, SinkSpec
@@ -334,7 +334,7 @@ def delivered_through(records: Iterable[joblog.Record], epoch: Epoch) -> bool:
 def _live_driver(store: ObjectStore) -> DriverProcess | None:
     """Return the driver that `live.json` names if it may be alive; None also if the file cannot be understood."""
     try:
-        live = understood(store.get("live.json"))
+        live = read_live(store)
     except NotFound:
         return None
     if live is None or live.driver is None or live.state in ("stopped", "finished", "failed"):

@@ -24,6 +24,9 @@ from msgspec import UNSET, UnsetType
 from holdfast.model import DriverProcess
 
 SCHEMA = 1
+PATH = "live.json"
+BYTES_MAX = 64 << 20
+"""Of the file: that of 1,000 workers and 10,000 partitions has a tenth. Others may write a larger one."""
 Number = int | float
 """A count or a time; JSON has one kind of number."""
 State = Literal["starting", "running", "recovering", "stopped", "finished", "failed", "unreachable"]

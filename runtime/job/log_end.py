@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from holdfast.checkpoint.beyond import Beyond, LastWord, beyond
 from holdfast.checkpoint.joblog import Job
 from holdfast.checkpoint.repository import Repository
-from holdfast.errors import Damaged, NotFound, Where
+from holdfast.errors import Damaged, NotFound, TooLarge, Where
 from holdfast.model import NO_EPOCH, Epoch, Generation
 from holdfast.ports import ObjectStore
+from holdfast.runtime.job.live import BYTES_MAX, PATH
+from holdfast.storage.bulk import get_at_most
 
 _AT_A_START = ("manifests",)
 """Output becomes visible, and offsets move, only with a manifest; listing all objects would slow down every start."""
@@ -72,8 +74,8 @@ def way_out(job: Job | None, found: Sequence[Beyond]) -> str:
 def _last_word(store: ObjectStore) -> tuple[str | None, LastWord] | None:
     """Return the job's UUID and the last report in `live.json`; None if the file cannot be understood."""
     try:
-        live = json.loads(store.get("live.json"))
-    except (NotFound, ValueError, RecursionError):
+        live = json.loads(get_at_most(store, PATH, BYTES_MAX))
+    except (NotFound, TooLarge, ValueError, RecursionError):
         return None
     if not isinstance(live, dict) or not isinstance(live.get("generation"), int):
         return None

@@ -24,11 +24,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.errors import Damaged, NotFound, Unavailable
+from holdfast.errors import Damaged, NotFound, TooLarge, Unavailable
 from holdfast.ports import ObjectStore
+from holdfast.storage.bulk import get_at_most
 from holdfast.storage.hashed import fits_hash, with_hash
 
 FOLDER = "requests"
+BYTES_MAX = 64 << 10
+"""Of a request, and of an answer; they have a few hundred. Everyone who may write to the root may write more."""
 KEPT_US = 3_600_000_000
 """How long a request and its answer stay, microseconds."""
 UNREADABLE_AFTER = 3
@@ -127,9 +130,11 @@ class Inbox:
     def _read(self, stem: str, now_us: int) -> Request | None:
         """Return the request; None if it was withdrawn or this version cannot read it."""
         try:
-            raw = _read_back(self._store.get(f"{stem}.json"))
+            raw = _read_back(get_at_most(self._store, f"{stem}.json", BYTES_MAX))
         except NotFound:
             return None
+        except TooLarge:
+            raw = None
         reported = raw or {}
         kind, args, generation, at = (reported.get(name) for name in ("kind", "args", "generation", "at"))
         self._made_at[stem] = at if isinstance(at, int) else now_us
@@ -164,7 +169,7 @@ def answer_to(store: ObjectStore, name: str) -> Mapping[str, Any] | None:
     """Return the answer to a request, None before it is written. Raises Damaged."""
     path = f"{FOLDER}/{name}.reply.json"
     try:
-        reply = _read_back(store.get(path))
+        reply = _read_back(get_at_most(store, path, BYTES_MAX))
     except NotFound:
         return None
     if reply is None:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.joblog import Completed, Job
 from holdfast.checkpoint.repository import Repository, record_path
-from holdfast.errors import ConfigError, Where
+from holdfast.errors import ConfigError, TooLarge, Where
 from holdfast.ports import ObjectStore
+from holdfast.runtime.job import live
+from holdfast.storage.bulk import get_at_most
 from holdfast.storage.objects import LocalObjects, open_objects
 from holdfast.storage.paths import join
 
@@ -47,6 +49,14 @@ def open_job(root: str, name: str) -> Stored:
         if job is not None:
             return Stored(name, folder, store, repository, job)
     raise _unknown(root, name)
+
+
+def read_live(store: ObjectStore) -> live.Status | None:
+    """Return the driver's last report; None if this version understands none. Raises NotFound, Unavailable."""
+    try:
+        return live.understood(get_at_most(store, live.PATH, live.BYTES_MAX))
+    except TooLarge:
+        return None
 
 
 def job_names(root: str) -> list[str]:

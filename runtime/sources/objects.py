@@ -15,9 +15,11 @@ import msgspec
 
 from holdfast.errors import ConfigError, Damaged, NotFound
 from holdfast.ports import ObjectStore
+from holdfast.storage.bulk import get_at_most
 from holdfast.storage.hashed import fits_hash, with_hash
 
 HEAD_PATH = "catalogue.json"
+HEAD_BYTES_MAX = 1 << 20
 H = TypeVar("H", bound=msgspec.Struct)
 _NOT_OPENED = "the source was not opened"
 
@@ -29,7 +31,7 @@ def read_head(store: ObjectStore, decoder: msgspec.json.Decoder[H], version: int
         store: The source's folder.
     """
     try:
-        data = store.get(HEAD_PATH)
+        data = get_at_most(store, HEAD_PATH, HEAD_BYTES_MAX)
     except NotFound:
         return None
     head: H = decoded(decoder, data, HEAD_PATH, version)

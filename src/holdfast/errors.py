@@ -99,6 +99,17 @@ class Damaged(HoldfastError):
     exit_status = 4
 
 
+class TooLarge(Damaged):
+    """An object is larger than any that Holdfast writes there: another program wrote it."""
+
+    def __init__(self, path: str, bytes_max: int) -> None:
+        super().__init__(
+            f"{path} has more than {bytes_max:,} bytes, which no such object has",
+            not_done="it was not read",
+            next_step="remove it, or restore it from a copy",
+        )
+
+
 class LocalDamaged(Damaged):
     """The state on this machine's disk differs from what was written; a restart reads the checkpoint instead."""
 

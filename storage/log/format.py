@@ -63,6 +63,8 @@ PACK_VERSION = 7
 PARTITIONS_MAX = 4_096
 OFFSETS_MAX = 1 << 62
 META_PATH = "meta.json"
+META_BYTES_MAX = 16 << 20
+"""Of the description of a log: a thousand columns take a hundredth. Others may write a larger object."""
 COMMITS_FOLDER, DATA_FOLDER = "commits", "data"
 _HASH_FIELD = b',"xxh3":"'
 _HASH_BYTES = len(_HASH_FIELD) + 16 + 2

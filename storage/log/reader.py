@@ -19,8 +19,18 @@ from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError, Damaged, NotFound, Where
 from holdfast.ports import ObjectStore
+from holdfast.storage.bulk import get_at_most
 from holdfast.storage.log.commits import Commits
-from holdfast.storage.log.format import META_PATH, Commit, LogMeta, LogSegment, VoidRange, WriterTag, decode_meta
+from holdfast.storage.log.format import (
+    META_BYTES_MAX,
+    META_PATH,
+    Commit,
+    LogMeta,
+    LogSegment,
+    VoidRange,
+    WriterTag,
+    decode_meta,
+)
 from holdfast.storage.log.segment import OpenSegment, Piece
 from holdfast.storage.log.voids import Passage, taken_back_since
 
@@ -63,7 +73,7 @@ def read_meta(store: ObjectStore) -> LogMeta | None:
 def stored_meta(store: ObjectStore) -> LogMeta | None:
     """Return the log's description as of its creation, None if there is no log. Raises Damaged, Unavailable."""
     try:
-        return decode_meta(store.get(META_PATH))
+        return decode_meta(get_at_most(store, META_PATH, META_BYTES_MAX))
     except NotFound:
         return None
 

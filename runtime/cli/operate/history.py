@@ -20,8 +20,8 @@ from holdfast.errors import Damaged, NotFound
 from holdfast.model import DriverProcess
 from holdfast.ports import ObjectStore
 from holdfast.runtime.job import status
-from holdfast.runtime.job.live import Number, Problem, RestartRow, SinkRow, SourceRow, State, Status, understood
-from holdfast.runtime.job.stored import Stored
+from holdfast.runtime.job.live import Number, Problem, RestartRow, SinkRow, SourceRow, State, Status
+from holdfast.runtime.job.stored import Stored, read_live
 from holdfast.runtime.wire.presence import is_gone
 
 FULL_BELOW_BYTES = 64 << 10
@@ -34,7 +34,7 @@ _LAST_WORDS = frozenset({"failed", "stopped"})
 
 def status_of(stored: Stored, now_us: int) -> Status:
     """Return the job's status in the form of API.md."""
-    said = read_live(stored.store)
+    said = last_report(stored.store)
     job = stored.repository.read_log() or stored.job  # after live.json, so that this is the newer
     shown = observed(job, stored.name, stored.folder, said, now_us)
     if not shown.sources and job.completed:
@@ -46,10 +46,10 @@ def status_of(stored: Stored, now_us: int) -> Status:
     return shown
 
 
-def read_live(store: ObjectStore) -> Status | None:
+def last_report(store: ObjectStore) -> Status | None:
     """Return the driver's last report; None if there is none that this version understands."""
     try:
-        return understood(store.get("live.json"))
+        return read_live(store)
     except NotFound:
         return None
 

@@ -28,8 +28,9 @@ from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.execution.admission import at_a_start, missing_secrets
 from holdfast.runtime.execution.holdings import read_holdings, refuse_rivals
 from holdfast.runtime.execution.results import with_places
-from holdfast.runtime.job.live import Problem, understood
+from holdfast.runtime.job.live import Problem
 from holdfast.runtime.job.status import RECORDS_AT_RISK, STALE_AFTER_MS, records_at_risk
+from holdfast.runtime.job.stored import read_live
 from holdfast.runtime.plan.loss import Look, at_risk
 from holdfast.runtime.plan.model import SinkSpec, SourceSpec
 from holdfast.runtime.plan.source import Captured, capture_of, copied, in_folder, removing
@@ -130,7 +131,7 @@ def _kept(spec: SourceSpec, folder: str, within_s: float) -> Iterator[Check]:
 def _found_by_driver(store: ObjectStore, log: Job) -> list[Problem] | None:
     """Return what the driver of a running job has found, which knows how fast the job reads; None if none runs."""
     try:
-        live = understood(store.get("live.json"))
+        live = read_live(store)
     except NotFound:
         return None
     if live is None or live.driver is None or live.generation != log.generation or log.ended is not None:
