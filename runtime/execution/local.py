@@ -12,7 +12,7 @@ from holdfast.runtime.execution.places import LaunchEnded, Processes, Started
 from holdfast.runtime.execution.prepare import Prepared
 from holdfast.runtime.processes.host import WorkerTask, host_worker
 from holdfast.runtime.processes.local import LocalHost, Zygote
-from holdfast.runtime.processes.memory import memory_settings
+from holdfast.runtime.processes.memory import MemorySettings
 
 LOOPBACK = "127.0.0.1"
 COMPILING = "compiling the kernels of the state, once for this installation"
@@ -38,7 +38,9 @@ class OnThisMachine:
         except BaseException:  # also an interrupt of a program that goes on
             zygote.close()
             raise
-        memory = memory_settings(prepared.plan, settings.state_memory, settings.parallelism, {}, settings.standbys)
+        memory = MemorySettings(
+            settings.state_memory, settings.parallelism, standbys=settings.standbys, one_machine=True
+        )
 
         def processes(task: WorkerTask, ended: LaunchEnded) -> Processes:
             return LocalHost(partial(host_worker, task), ended, zygote)

@@ -31,12 +31,14 @@ class MemorySettings:
         parallelism: Workers that exchange records.
         container: See default_state_memory.
         standbys: Further workers.
+        one_machine: See default_state_memory.
     """
 
     state_memory: int | None = None
     parallelism: int = 1
     container: int | None = None
     standbys: int = 0
+    one_machine: bool = False
 
     @property
     def workers(self) -> int:
@@ -66,20 +68,25 @@ def budget_of(plan: Plan, settings: MemorySettings, channel_bytes_max: int = 0) 
     given = plan, settings.parallelism, channel_bytes_max
     asked = settings.state_memory
     channels = channel_bytes(*given)
-    total = asked or max(default_state_memory(settings.workers, settings.container), least(plan, 1, 0))
+    default = default_state_memory(settings.workers, settings.container, _ROOT, settings.one_machine)
+    total = asked or max(default, least(plan, 1, 0))
     # Without a setting the share of channels is a guess too: a wide job rarely fills them all.
     return Budget(total, channels if asked else min(channels, total // 4))
 
 
-def default_state_memory(workers: int, container: int | None = None, root: Path = _ROOT) -> int:
+def default_state_memory(
+    workers: int, container: int | None = None, root: Path = _ROOT, one_machine: bool = False
+) -> int:
     """Return the default budget of one worker, in bytes.
 
     Args:
         workers: Workers of the job; at most as many as there are processors are taken to run on this machine.
         container: Bytes that the executor's container leaves this worker (plan/memory.py), None if there is none.
             YARN need not enforce them by a control group.
+        one_machine: All workers run on this machine, also if it has fewer processors.
     """
-    shared = min(_machine(root), _cgroup(root)) // max(1, min(workers, os.cpu_count() or 1))
+    here = workers if one_machine else min(workers, os.cpu_count() or 1)
+    shared = min(_machine(root), _cgroup(root)) // max(1, here)
     return min(shared, address_space(), _UNLIMITED if container is None else container) // 2
 
 

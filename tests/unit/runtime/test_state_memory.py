@@ -91,6 +91,14 @@ class TestDefault:
         assert default_state_memory(2, root=tmp_path) == 4 << 30
         assert default_state_memory(100, root=tmp_path) == 2 << 30
 
+    def test_is_shared_by_more_local_workers_than_processors(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("os.cpu_count", lambda: 2)
+        (tmp_path / "proc/self").mkdir(parents=True)
+        (tmp_path / "proc/meminfo").write_text("MemTotal:       16777216 kB\n")
+        assert default_state_memory(8, None, tmp_path, one_machine=True) == 1 << 30
+
     @pytest.mark.parametrize("version", [1, 2])
     def test_obeys_the_control_group(self, tmp_path: Path, version: int) -> None:
         (tmp_path / "proc/self").mkdir(parents=True)
