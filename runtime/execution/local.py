@@ -15,7 +15,7 @@ from holdfast.runtime.processes.local import LocalHost, Zygote
 from holdfast.runtime.processes.memory import MemorySettings
 
 LOOPBACK = "127.0.0.1"
-COMPILING = "compiling the kernels of the state, once for this installation"
+STARTING = "importing what workers need; the first start of an installation also compiles the kernels of the state"
 
 
 class OnThisMachine:
@@ -34,7 +34,7 @@ class OnThisMachine:
         ports.note("starting workers")
         zygote = self._zygote or Zygote.start()
         try:
-            zygote.wait_until_ready(lambda: ports.note(COMPILING))
+            zygote.wait_until_ready(lambda: ports.note(STARTING))
         except BaseException:  # also an interrupt of a program that goes on
             zygote.close()
             raise

@@ -144,11 +144,12 @@ def _spark_starts() -> Check:
 
 def workers() -> Iterator[Check]:
     """Start what forks the workers of a local run."""
+    from holdfast.runtime.execution.local import STARTING
     from holdfast.runtime.processes.local import Zygote
 
     began, zygote = time.monotonic(), Zygote.start()
     try:
-        zygote.wait_until_ready(lambda: advise("compiling the kernels of the state, once for this installation"))
+        zygote.wait_until_ready(lambda: advise(STARTING))
         yield Check("workers", "ok", f"can be forked {time.monotonic() - began:.1f} s after a start")
     except HoldfastError as error:
         yield Check("workers", "fail", error.what, "see the messages above")
