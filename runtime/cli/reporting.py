@@ -33,6 +33,17 @@ def expect_stop() -> None:
             signal.signal(number, _stop_early)
 
 
+def expect_end() -> None:
+    """Let SIGTERM and SIGHUP not disturb a command whose run has ended: its outcome is about to be shown."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is _stop_early:
+            signal.signal(number, _take_no_notice)
+
+
+def _take_no_notice(number: int, frame: FrameType | None) -> None:
+    """A handler, unlike SIG_IGN, is not inherited by programs."""
+
+
 def _stop_early(number: int, frame: FrameType | None) -> None:
     raise StoppedEarly(f"{signal.Signals(number).name}: stopped before the job began; nothing was read or changed")
 

@@ -107,14 +107,14 @@ class Run:
     def run(self) -> Outcome:
         """Run the job to its end."""
         hurry = True  # after an interrupt or a defect
-        try:
-            with StopSignals() as signals:
+        with StopSignals() as signals:
+            try:
                 outcome = self._run(signals)
-            hurry = False
-            return outcome
-        finally:
-            self._hosting.close(hurry=hurry)
-            self._lanes.close()
+                hurry = False
+                return outcome
+            finally:
+                self._hosting.close(hurry=hurry)
+                self._lanes.close()
 
     def _run(self, signals: StopSignals) -> Outcome:
         loop, now = self.loop, self.clock.monotonic

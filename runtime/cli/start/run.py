@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, Unavailable, Where
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import Parser, add_app, add_command, add_common
-from holdfast.runtime.cli.reporting import advise, expect_stop, guarded, print_json
+from holdfast.runtime.cli.reporting import advise, expect_end, expect_stop, guarded, print_json
 from holdfast.runtime.cli.start.jobfile import load, refuse_while_loading, ship_by_value
 from holdfast.runtime.cli.start.progress import STYLES, Progress, Tally
 from holdfast.runtime.cli.start.sparklog import diverted
@@ -241,6 +241,7 @@ def run_app(
     with diverted(enabled=not args.debug and settings.local != "true"):
         with _served(settings) as port:
             outcome = execute(prepared, execution_of(settings, zygote), _Shown(progress, printer, port))
+        expect_end()
         printer.poll()
         progress.end(outcome.status, _state_of(outcome))
         if outcome.kind in ("failed", "fenced", "refused"):

@@ -18,7 +18,7 @@ import pytest
 from holdfast.errors import ConfigError, NotAdmitted, Unavailable
 from holdfast.runtime.cli.arguments import Parser
 from holdfast.runtime.cli.main import COMMANDS, module_of
-from holdfast.runtime.cli.reporting import expect_stop, guarded
+from holdfast.runtime.cli.reporting import expect_end, expect_stop, guarded
 
 if TYPE_CHECKING:
     from tests.unit.runtime.cli.conftest import Ended
@@ -192,6 +192,17 @@ class TestARunThatIsStoppedBeforeItBegins:
 
         assert guarded([], work) == 0
         assert "nothing was read or changed" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+    def test_is_not_one_that_has_ended(self, number: int, capsys: pytest.CaptureFixture[str]) -> None:
+        def work() -> int:
+            expect_stop()
+            expect_end()
+            os.kill(os.getpid(), number)
+            return 7
+
+        assert guarded([], work) == 7
+        assert capsys.readouterr().err == ""
 
     def test_continues_after_a_hangup_that_nohup_ignores(self) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
