@@ -18,6 +18,7 @@ import holdfast
 from holdfast.errors import ConfigError
 from holdfast.runtime.cli.arguments import Parser
 from holdfast.runtime.cli.reporting import expect_stop, guarded
+from holdfast.runtime.wire.standard import fill_standard_streams
 
 COMMANDS = {
     "demo": "run a job on real data, kill a worker on purpose, and check the result",
@@ -72,6 +73,7 @@ or a check found something wrong, 5 something is unavailable, 6 fenced or alread
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
     arguments = sys.argv[1:] if argv is None else list(argv)
+    fill_standard_streams()
     if arguments[:1] == ["run"]:
         expect_stop()
     return guarded(arguments, lambda: _dispatch(arguments))

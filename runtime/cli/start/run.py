@@ -24,6 +24,7 @@ from holdfast.runtime.cli.start.jobfile import load, refuse_while_loading, ship_
 from holdfast.runtime.cli.start.progress import STYLES, Progress, Tally
 from holdfast.runtime.cli.start.sparklog import diverted
 from holdfast.runtime.config.settings import MICROBATCH, misspelt, resolve, wants_local
+from holdfast.runtime.wire.standard import fill_standard_streams
 
 if TYPE_CHECKING:
     from holdfast.runtime.api.app import App
@@ -158,6 +159,7 @@ def main_of(app: App) -> NoReturn:
         ConfigError: the file is only being loaded, by `holdfast run` or another command.
     """
     refuse_while_loading()
+    fill_standard_streams()
     expect_stop()
     program = Path(sys.argv[0])
     arguments = sys.argv[1:]
@@ -167,6 +169,7 @@ def main_of(app: App) -> NoReturn:
 def run_here(app: App, **given: object) -> None:
     """Run an app in a notebook or script; see `App.run`."""
     refuse_while_loading()
+    fill_standard_streams()
     program = getattr(sys.modules["__main__"], "__file__", None)
     args = _parsed("app.run", [])
     for name, value in given.items():

@@ -215,6 +215,12 @@ class TestARunThatIsStoppedBeforeItBegins:
         assert guarded([], work) == 7
 
 
+class TestStandardStreams:
+    def test_that_are_closed_are_not_needed(self) -> None:
+        command = [sys.executable, "-m", "holdfast.runtime.cli.main", "--version"]
+        subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command], check=True)
+
+
 class TestLoading:
     @pytest.mark.parametrize("arguments", [["--help"], ["jobs"], ["status", "--help"], ["stop", "--help"]])
     def test_neither_spark_nor_polars_is_loaded(self, arguments: list[str]) -> None:
