@@ -108,11 +108,12 @@ class _Process:
         with contextlib.suppress(OSError):
             self.write(_BYE)
         deadline = time.monotonic() + _ENDS_WITHIN_S
-        while (ended := os.waitpid(self.pid, os.WNOHANG)) == (0, 0):
-            if time.monotonic() > deadline:
-                os.kill(self.pid, signal.SIGKILL)
-            time.sleep(_ENDED_POLL_S)
-        self.returncode = os.waitstatus_to_exitcode(ended[1])
+        with contextlib.suppress(ChildProcessError):  # a function ignores SIGCHLD, or has reaped it
+            while (ended := os.waitpid(self.pid, os.WNOHANG)) == (0, 0):
+                if time.monotonic() > deadline:
+                    os.kill(self.pid, signal.SIGKILL)
+                time.sleep(_ENDED_POLL_S)
+            self.returncode = os.waitstatus_to_exitcode(ended[1])
         os.close(self._pipe)
 
 
@@ -121,8 +122,15 @@ class Forked:
 
     def __init__(self) -> None:
         self.board = _page()
-        read, write = os.pipe()
-        pid = os.fork()
+        read = write = -1
+        try:
+            read, write = os.pipe()
+            pid = os.fork()
+        except OSError:
+            for each in (self.board, read, write):
+                if each >= 0:
+                    os.close(each)
+            raise
         if pid == 0:
             try:
                 os.dup2(read, 0)

@@ -14,11 +14,12 @@ from dataclasses import asdict
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
 from holdfast.model import WorkerId
 from holdfast.runtime.processes import control
-from holdfast.runtime.processes.companion import Board, Companion, _is_stopped
+from holdfast.runtime.processes.companion import Board, Companion, _is_stopped, _Process
 from holdfast.runtime.processes.control import ControlClient, ControlServer
 from holdfast.runtime.processes.streams import StreamClosed, connect
 from holdfast.runtime.processes.tls import Credentials, make_credentials
@@ -247,6 +248,19 @@ class TestACompanion:
         plain.server.dismiss(WORKER)
         assert worker.process.wait(PATIENCE_S) == -signal.SIGKILL
         until(lambda: gone(worker.companion), "the companion's end", PATIENCE_S)
+
+
+class TestItsEnd:
+    def test_is_no_error_if_a_function_ignores_the_ends_of_children(self) -> None:
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+            assert process.stdin is not None
+            before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps them then
+            try:
+                process.kill()
+                until(lambda: not psutil.pid_exists(process.pid), "the end of the process", PATIENCE_S)
+                _Process(process.pid, os.dup(process.stdin.fileno())).end()
+            finally:
+                signal.signal(signal.SIGCHLD, before)
 
 
 class TestDriverSide:
