@@ -28,6 +28,7 @@ import msgspec
 from holdfast.errors import Unavailable
 from holdfast.runtime.driver.state import Site
 from holdfast.runtime.processes import zygote
+from holdfast.runtime.wire.standard import fill_standard_streams
 
 LEAVE_WITHIN_S = 10.0
 """How long the end of a run waits for workers to leave: they close their local state."""
@@ -36,6 +37,7 @@ END_WITHIN_S = 5.0
 NOTED_AFTER_S = 3.0
 """The imports take less than a second."""
 POLL_S = 0.002
+_STDERR = 2
 _PROGRAM = """
 import json, socket, sys
 number = int(sys.argv[1])
@@ -67,32 +69,40 @@ class Zygote:
     def fork(cls) -> Zygote:
         """Fork one from this process, which has no threads of its own yet, after the imports that both need."""
         assert threading.active_count() == 1, "a fork copies one thread only"
+        fill_standard_streams()
         zygote.preload(zygote.SHARED)
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                here.close()
-                _redirect()
-                zygote.serve(there)
-            finally:  # also for a signal that arrives now: this process must not become a second driver
-                os._exit(1)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, zygote.IGNORED)  # until the zygote handles them
+        try:
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    os.setsid()
+                    here.close()
+                    _redirect()
+                    zygote.serve(there)
+                finally:  # this process must not become a second driver
+                    os._exit(1)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         there.close()
         return cls(here, pid)
 
     @classmethod
     def start(cls) -> Zygote:
         """Start one as a new process; the calling thread has to outlive the run."""
+        fill_standard_streams()
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there:
-            here.send(json.dumps(sys.path).encode())
+            here.send(json.dumps(zygote.module_path()).encode())
             process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _PROGRAM, str(there.fileno())],
                 stdin=subprocess.DEVNULL,
-                stdout=_stderr(),
+                stdout=_STDERR,
                 pass_fds=(there.fileno(),),
+                start_new_session=True,
             )
         process.returncode = 0  # reaped by `reaped`, not by the collector of garbage
         return cls(here, process.pid)
@@ -141,8 +151,10 @@ class Zygote:
     def reaped(self) -> bool:
         """Return whether the process has ended; its number may be reused from then on."""
         with self._reaping:
-            if not self._reaped:
-                self._reaped = os.waitpid(self.pid, os.WNOHANG) != (0, 0)
+            try:
+                self._reaped = self._reaped or os.waitpid(self.pid, os.WNOHANG) != (0, 0)
+            except ChildProcessError:  # the program ignores SIGCHLD, or has reaped it
+                self._reaped = True
             return self._reaped
 
 
@@ -156,7 +168,12 @@ class LocalHost:
     """
 
     def __init__(self, run: zygote.Run, ended: Ended, ready: Zygote | None = None) -> None:
-        self._task = _anonymous(zygote.packed(run))
+        try:
+            self._task = _anonymous(zygote.packed(run))
+        except BaseException:  # also an interrupt of a program that goes on
+            if ready is not None:
+                ready.close()
+            raise
         self._ended, self._ready = ended, ready
         self._zygote: Zygote | None = None
         self._alive: dict[int, str | None] = {}
@@ -185,13 +202,15 @@ class LocalHost:
 
     def close(self, *, hurry: bool) -> None:
         """End all processes; without `hurry` those that are leaving are waited for, LEAVE_WITHIN_S at most."""
-        with self._changed:
-            if not hurry:
-                self._changed.wait_for(lambda: not self._alive, LEAVE_WITHIN_S)
-        for each in (self._zygote, self._ready):
-            if each is not None:
-                each.close()
-        os.close(self._task)
+        try:
+            with self._changed:
+                if not hurry:
+                    self._changed.wait_for(lambda: not self._alive, LEAVE_WITHIN_S)
+        finally:  # also after an interrupt of a program that goes on
+            for each in (self._zygote, self._ready):
+                if each is not None:
+                    each.close()
+            os.close(self._task)
 
     def _running(self) -> Zygote:
         """Return the zygote, a new one if there is none."""
@@ -199,7 +218,11 @@ class LocalHost:
             running = self._zygote
         if running is None:
             running, self._ready = self._ready or Zygote.start(), None
-            running.send(zygote.Task(), [self._task])
+            try:
+                running.send(zygote.Task(), [self._task])
+            except OSError:
+                running.close()
+                raise
             with self._changed:
                 self._zygote = running
             threading.Thread(target=self._listen, args=(running,), name="zygote", daemon=True).start()
@@ -258,14 +281,5 @@ def _redirect() -> None:
     """Let this process and its children read nothing, and write what they print to stderr."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
-    os.dup2(_stderr(), 1)
+    os.dup2(_STDERR, 1)
     os.close(null)
-
-
-def _stderr() -> int:
-    """Return the descriptor of stderr, or of the null device if this process has none."""
-    try:
-        os.fstat(2)
-    except OSError:
-        return os.open(os.devnull, os.O_WRONLY)
-    return 2

@@ -16,11 +16,13 @@ from __future__ import annotations
 import faulthandler
 import gc
 import importlib
+import io
 import os
 import select
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeAlias
@@ -99,13 +101,14 @@ class _Surrounded(msgspec.Struct, frozen=True):
     """A task, and what a process needs before it can read it."""
 
     environment: dict[bytes, bytes]
-    folder: str
-    path: list[str]
+    folder: bytes
+    path: list[bytes]
+    umask: int
     task: bytes
 
 
-Run: TypeAlias = Callable[[int, Forked], object]
-"""Runs the worker of a launch beside its companion, in a process of its own."""
+Run: TypeAlias = Callable[[int, Forked | None], object]
+"""Runs the worker of a launch in a process of its own, beside its companion, unless that could not be forked."""
 FromDriver: TypeAlias = Task | Launch | Kill
 FromZygote: TypeAlias = Ready | Error | Ended
 FROM_DRIVER: msgspec.msgpack.Decoder[FromDriver] = msgspec.msgpack.Decoder(FromDriver)
@@ -126,7 +129,10 @@ def serve(connection: socket.socket) -> NoReturn:
     """Fork workers until the driver closes its end; then end the process, and with it all workers."""
     die_with_parent()
     for number in IGNORED:
-        signal.signal(number, _take_no_notice)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` starts a command, and all that it starts
+            signal.signal(number, _take_no_notice)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
+    _show_what_is_printed()
     preload()
     _convert()
     _Zygote(connection).run()
@@ -138,6 +144,12 @@ def _convert() -> None:
     import pyarrow
 
     pyarrow.array(numpy.zeros(1))
+
+
+def _show_what_is_printed() -> None:
+    """Write what functions print line by line: a worker lives long, and its end may leave no time to write the rest."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
 
 
 def _take_no_notice(number: int, frame: object) -> None:
@@ -209,11 +221,11 @@ class _Zygote:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.close(self._woken)
             os.close(self._waking)
-            faulthandler.enable()
+            faulthandler.enable(2)
             work(self._task, number)
             status = 0
         except BaseException as error:  # noqa: BLE001 - whatever it is, the process ends here and reports it
-            self._send(Error(number, "".join(traceback.format_exception_only(error)).strip()[:ERROR_CHARS_MAX]))
+            self._send(Error(number, _described(error)))
         finally:
             for stream in (sys.stdout, sys.stderr):
                 _flush(stream)
@@ -251,21 +263,42 @@ def packed(run: Run) -> bytes:
     from cloudpickle import dumps
 
     task: bytes = dumps(run)
-    return msgspec.msgpack.encode(_Surrounded(dict(os.environb), os.getcwd(), list(sys.path), task))
+    path = list(map(os.fsencode, module_path()))
+    return msgspec.msgpack.encode(_Surrounded(dict(os.environb), os.getcwdb(), path, _umask(), task))
+
+
+def module_path() -> list[str]:
+    """Return the module path of this process without what is no text, which Python ignores."""
+    return [each for each in sys.path if isinstance(each, str)]
+
+
+def _umask() -> int:
+    """Return the umask of this process; os.umask() tells it only by changing it, for all threads."""
+    with open("/proc/self/status", "rb") as status:
+        return next(int(line.split()[1], 8) for line in status if line.startswith(b"Umask:"))
 
 
 def work(descriptor: int, number: int) -> None:
     """Run the task in this process, with the environment, working directory and module path of the driver."""
     from cloudpickle import loads
 
-    companion = Forked()  # now: the task may start threads
+    companion = _companion()  # now: the task may start threads
     given = _SURROUNDED.decode(_content(descriptor))
     os.environb.clear()
     os.environb.update(given.environment)
+    time.tzset()
+    os.umask(given.umask)
     os.chdir(given.folder)
-    sys.path[:] = given.path
+    sys.path[:] = map(os.fsdecode, given.path)
     run: Run = loads(given.task)  # code of the user, from the driver alone
     run(number, companion)
+
+
+def _companion() -> Forked | None:
+    try:
+        return Forked()
+    except OSError:  # no memory, too many processes or files: the worker tries again, and can do without
+        return None
 
 
 def _content(descriptor: int) -> bytes:
@@ -275,6 +308,11 @@ def _content(descriptor: int) -> bytes:
         parts.append(os.pread(descriptor, size - position, position))
         position += len(parts[-1])
     return b"".join(parts)
+
+
+def _described(error: BaseException) -> str:
+    text = "".join(traceback.format_exception_only(error)).strip()[:ERROR_CHARS_MAX]
+    return text.encode("utf-8", "backslashreplace").decode()  # a message may quote what is no text, such as a file name
 
 
 def _flush(stream: Any) -> None:

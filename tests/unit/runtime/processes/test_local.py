@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -23,11 +24,11 @@ from holdfast.runtime.processes.local import LocalHost, Zygote, how_it_ended
 from holdfast.runtime.wire.processes import is_gone
 
 PATIENCE_S = 60.0
-LEAVES, FAILS, EXITS, CRASHES, STAYS, SHOWS = range(1, 7)
+LEAVES, FAILS, EXITS, CRASHES, STAYS, SHOWS, PRINTS = range(1, 8)
 """What the worker of a launch does: the last digit of its number."""
 
 
-def behave(folder: str, number: int, companion: Forked) -> None:
+def behave(folder: str, number: int, companion: Forked | None) -> None:
     """The task of a worker, by the last digit of its number."""
     Path(folder, f"{number}.pid").write_text(str(os.getpid()))
     match number % 10:
@@ -40,15 +41,19 @@ def behave(folder: str, number: int, companion: Forked) -> None:
         case 5:
             threading.Event().wait()
         case 6:
-            Path(folder, "shown").write_text(f"{os.environ.get('HOLDFAST_TEST')} {os.getcwd()} {'marker' in sys.path}")
+            seen = [os.environ.get("HOLDFAST_TEST"), os.getcwd(), "marker" in sys.path, os.umask(0)]
+            Path(folder, "shown").write_text(json.dumps([*seen, time.strftime("%H:%M", time.localtime(0))]))
+        case 7:
+            print("printed by a worker")
+            threading.Event().wait()
 
 
 class Started:
     """A host with the ends that it has reported."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, ready: Zygote | None = None) -> None:
         self.folder, self.ends, self._next = folder, list[tuple[int, str | None]](), 0
-        self.host = LocalHost(partial(behave, str(folder)), lambda number, how: self.ends.append((number, how)))
+        self.host = LocalHost(partial(behave, str(folder)), lambda number, how: self.ends.append((number, how)), ready)
 
     def launch(self, digit: int) -> int:
         """Launch a worker that behaves as this digit says; return its number."""
@@ -128,15 +133,68 @@ class TestALaunch:
     def test_has_the_surroundings_of_the_driver_when_the_host_was_made(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        zygote = Zygote.start()
+        zygote.wait_until_ready(lambda: None)
         monkeypatch.setenv("HOLDFAST_TEST", "from the job's file")
+        monkeypatch.setenv("TZ", "HERE-5:30")  # POSIX: east of Greenwich by 5 hours and 30 minutes
         monkeypatch.chdir(tmp_path)
         monkeypatch.syspath_prepend("marker")
-        mine = Started(tmp_path)
+        before = os.umask(0o027)
+        try:
+            mine = Started(tmp_path, zygote)
+        finally:
+            os.umask(before)
         try:
             mine.end_of(mine.launch(SHOWS))
         finally:
             mine.host.close(hurry=True)
-        assert (tmp_path / "shown").read_text() == f"from the job's file {tmp_path} True"
+        seen = json.loads((tmp_path / "shown").read_text())
+        assert seen == ["from the job's file", str(tmp_path), True, 0o027, "05:30"]
+
+    def test_ignores_entries_of_the_module_path_that_are_no_text_and_finds_those_of_any_bytes(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys, "path", [*sys.path, tmp_path, os.fsdecode(bytes(tmp_path) + b"/\xff")])
+        mine = Started(tmp_path)
+        try:
+            assert mine.end_of(mine.launch(LEAVES)) is None
+        finally:
+            mine.host.close(hurry=True)
+
+    def test_prints_at_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+        mine, said = Started(tmp_path), list[str]()
+
+        def printed() -> bool:
+            said.append(capfd.readouterr().err)
+            return "printed by a worker" in "".join(said)
+
+        try:
+            mine.launch(PRINTS)
+            until(printed, "what the worker prints")
+        finally:
+            mine.host.close(hurry=True)
+
+    def test_is_in_another_process_group_so_that_ctrl_c_spares_programs_that_functions_start(
+        self, started: Started
+    ) -> None:
+        launch = started.launch(STAYS)
+        assert os.getpgid(started.process_of(launch).pid) != os.getpgrp()
+        started.host.cancel(launch)
+        started.end_of(launch)
+
+    def test_does_without_a_companion_that_cannot_be_forked(self) -> None:
+        program = (
+            "import resource\n"
+            "from holdfast.runtime.processes import local, zygote\n"
+            "task = local._anonymous(zygote.packed(print))\n"
+            "resource.setrlimit(resource.RLIMIT_NOFILE, (task + 1, task + 1))\n"
+            "zygote.work(task, 7)\n"
+        )
+        said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        assert said.stdout == "7 None\n"
 
 
 class TestTheZygote:
@@ -163,6 +221,51 @@ class TestTheZygote:
         with pytest.raises(Unavailable, match="has ended before it was ready"):
             zygote.wait_until_ready(lambda: None)
         zygote.close()
+
+    def test_ends_if_its_host_cannot_be_made(self) -> None:
+        zygote = Zygote.start()
+        process = psutil.Process(zygote.pid)
+        with pytest.raises(TypeError, match="pickle"):
+            LocalHost(partial(print, threading.Lock()), lambda number, how: None, zygote)
+        assert is_gone(process)
+
+    def test_is_closed_by_a_program_that_ignores_the_ends_of_its_children(self) -> None:
+        before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps them then
+        try:
+            zygote = Zygote.start()
+            process = psutil.Process(zygote.pid)
+            zygote.close()
+        finally:
+            signal.signal(signal.SIGCHLD, before)
+        assert is_gone(process)
+
+    def test_keeps_ignoring_a_hangup_that_nohup_ignores_for_programs_that_functions_start(self) -> None:
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        try:
+            zygote = Zygote.start()
+        finally:
+            signal.signal(signal.SIGHUP, before)
+        zygote.wait_until_ready(lambda: None)
+        lines = Path(f"/proc/{zygote.pid}/status").read_text().splitlines()
+        (ignored,) = [int(line.split()[1], 16) for line in lines if line.startswith("SigIgn:")]
+        zygote.close()
+        assert ignored >> (signal.SIGHUP - 1) & 1
+
+    @pytest.mark.parametrize("how", ["fork", "start"])
+    def test_starts_from_a_process_without_standard_streams(self, tmp_path: Path, how: str) -> None:
+        program = (
+            "import os, sys\n"
+            "from pathlib import Path\n"
+            "from holdfast.runtime.processes.local import Zygote\n"
+            f"zygote = Zygote.{how}()\n"
+            "zygote.wait_until_ready(lambda: None)\n"
+            "Path(sys.argv[1], 'sessions').write_text(f'{os.getsid(0)} {os.getsid(zygote.pid)} {zygote.pid}')\n"
+            "zygote.close()\n"
+        )
+        command = [sys.executable, "-c", program, str(tmp_path)]
+        subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command], check=True)
+        own, its, pid = map(int, (tmp_path / "sessions").read_text().split())
+        assert own != its == pid
 
     def test_ends_with_its_driver(self, tmp_path: Path) -> None:
         program = (
