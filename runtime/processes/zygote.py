@@ -29,6 +29,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import msgspec
 
+from holdfast.errors import ConfigError
 from holdfast.runtime.processes.companion import Forked
 from holdfast.runtime.wire.processes import die_with_parent
 
@@ -259,10 +260,21 @@ def packed(run: Run) -> bytes:
 
     Args:
         run: Runs the worker of a launch. Functions of the job's file are in it by value.
+
+    Raises:
+        ConfigError: it cannot be serialized.
     """
     from cloudpickle import dumps
 
-    task: bytes = dumps(run)
+    try:
+        task: bytes = dumps(run)
+    except Exception as error:  # of any object that a function of the user holds
+        raise ConfigError(
+            f"the job cannot be sent to workers: {_described(error)}",
+            not_done="no record was read; missing targets were created and are empty",
+            next_step="create what cannot be pickled, such as locks, clients and open files, inside the function that "
+            "uses it; or keep it in an installed module",
+        ) from error
     path = list(map(os.fsencode, module_path()))
     return msgspec.msgpack.encode(_Surrounded(dict(os.environb), os.getcwdb(), path, _umask(), task))
 

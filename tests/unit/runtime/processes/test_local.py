@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 import holdfast
-from holdfast.errors import Unavailable
+from holdfast.errors import ConfigError, Unavailable
 from holdfast.runtime.processes import local
 from holdfast.runtime.processes.companion import Forked
 from holdfast.runtime.processes.local import LocalHost, Zygote, how_it_ended
@@ -225,7 +225,7 @@ class TestTheZygote:
     def test_ends_if_its_host_cannot_be_made(self) -> None:
         zygote = Zygote.start()
         process = psutil.Process(zygote.pid)
-        with pytest.raises(TypeError, match="pickle"):
+        with pytest.raises(ConfigError, match="cannot be sent to workers: TypeError: cannot pickle '_thread.lock'"):
             LocalHost(partial(print, threading.Lock()), lambda number, how: None, zygote)
         assert is_gone(process)
 
