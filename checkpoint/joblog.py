@@ -473,7 +473,8 @@ def fold(job: Job | None, record: Record) -> Job:
             if not job.expired_through < through < job.base_epoch:
                 raise _broken(f"job log record {record.path} expires epochs through {through} of {job.base_epoch}")
             count = bisect_right(job.completed, through, key=_epoch_of)
-            pinned = tuple(job.completed[at] for at in job.savepoints_at if at < count)
+            named = (job.completed[at] for at in job.savepoints_at if at < count)
+            pinned = tuple(each for each in named if _outlives(job, each.body.epoch, through))
             left = tuple(each for each in job.abandoned if _outlives(job, each.body.epoch, through))
             kept = shortened(job.completed, count, pinned)
             return replace(job, completed=kept, abandoned=left, expired_through=through)
