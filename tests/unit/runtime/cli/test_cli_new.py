@@ -46,7 +46,7 @@ class TestNew:
         monkeypatch.chdir(tmp_path)
         ended = holdfast("new", "sales")
         assert (ended.status, ended.out) == (0, "created sales: job.py, test_job.py, data/sales\n")
-        assert "holdfast run job.py --once" in ended.err
+        assert "holdfast run job.py --local --once" in ended.err
 
 
 class TestRefusals:
