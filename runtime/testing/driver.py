@@ -38,6 +38,7 @@ from holdfast.runtime.plan.source import PartitionReader, direct_reader
 from holdfast.runtime.plan.topic import changelog_of
 from holdfast.runtime.rows.rows import WrongRow, batch_of_rows
 from holdfast.runtime.testing.cluster import Cluster
+from holdfast.runtime.testing.unused import followed_us
 from holdfast.sinks.changelogs import Changelog
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.memory_immediate import ImmediateTable
@@ -65,11 +66,13 @@ class PushedSource:
         """Records that were read again after a recovery to an earlier epoch."""
         self._read_to: list[int] = []
         self._marks: dict[int, list[tuple[int, int]]] = {}
+        self._followed: dict[int, int] = {}
+        """The time of partitions that follow the others."""
         if before is None:
             self.add_partitions(PARTITIONS)
         else:
             self.tables = [_with_columns(table, schema) for table in before.tables]
-            self._read_to, self._marks = before._read_to, before._marks
+            self._read_to, self._marks, self._followed = before._read_to, before._marks, before._followed
 
     def check(self) -> None:
         """Nothing outside needs a check."""
@@ -121,7 +124,19 @@ class PushedSource:
 
     def watermark(self, partition: int, offset: int) -> int | None:
         """Return the newest watermark that the test set before this offset."""
-        return max((at_us for mark, at_us in self._marks[partition] if mark <= offset), default=None)
+        told = [at_us for mark, at_us in self._marks[partition] if mark <= offset]
+        return max([*told, *([self._followed[partition]] if partition in self._followed else [])], default=None)
+
+    def let_unused_follow(self, plan: Plan, spec: SourceSpec) -> None:
+        """Let partitions without records, of which the test told no time, hold event time back no more than idle ones.
+
+        Those that the test added are meant to be used.
+        """
+        used = [at for at, table in enumerate(self.tables) if table.num_rows or self._marks[at]]
+        told = [max((at_us for _, at_us in self._marks[at]), default=None) for at in used]
+        at_us = followed_us(plan, spec, [self.tables[at] for at in used], told)
+        if at_us is not None:
+            self._followed |= dict.fromkeys(set(range(PARTITIONS)) - set(used), at_us)
 
     def mark(self, at_us: int) -> None:
         """Promise, for every partition, that no later record is older than this."""
@@ -191,7 +206,8 @@ class TestDriver:
     def push(self, source: str, rows: Iterable[Any], partition: int = 0) -> None:
         """Append records (dicts or dataclass instances) to a partition and process them.
 
-        A null in a column that is not nullable makes an undecodable record, as in a log.
+        A null in a column that is not nullable makes an undecodable record, as in a log. From the next checkpoint on,
+        partitions that were never pushed to hold event time back no more than idle ones do, unless `watermark` set it.
 
         Raises:
             ConfigError: no such source or partition, or a row does not fit the schema: a value of another type, a
@@ -257,12 +273,19 @@ class TestDriver:
         self._refuse_after_end()
         self._refuse_while_crashed()
         self._settle()
+        self._let_unused_follow()
         before = self.cluster.driver.state.job.base_epoch
         self.cluster.driver.close_epoch()
         while self.cluster.driver.state.job.base_epoch == before or not self._delivered():
             self.cluster.pass_time(0.25)
             self._check()
         return self.cluster.driver.state.job.base_epoch
+
+    def _let_unused_follow(self) -> None:
+        for spec in self.cluster.sources:
+            if spec.event_time is not None:
+                self.sources[spec.name].let_unused_follow(self._plan, spec)
+        self._settle()
 
     def finish(self) -> None:
         """End every source, and run until the job is finished and delivered.
@@ -402,7 +425,7 @@ class TestDriver:
         self.sinks = self.sinks | {s.name: _double(s) for s in plan.sinks if s.name not in self.sinks}
         self._timed = {spec.name for spec in plan.sources if spec.event_time is not None}
         self._operators = {operator.name: operator for operator in plan.operators if not is_part(operator.name)}
-        plan = replace(_with_doubles(plan, self.sources, self.sinks), changelog=self._changelog)
+        self._plan = plan = replace(_with_doubles(plan, self.sources, self.sinks), changelog=self._changelog)
         if (topic := changelog_of(plan)) is not None:
             topic.sink.prepare(topic.schema, topic.upsert_key)
         return plan

@@ -112,7 +112,11 @@ def pushing(
 
 
 def timing(t: TestDriver, at: Callable[[float], datetime], advance: Callable[[float], None]) -> Callable[[float], None]:
-    """Return a step that sets the event time of the source "rows", and that of an oracle, to a second."""
+    """Return a step that sets the event time of the source "rows", and that of an oracle, to a second.
+
+    From now on nothing else advances it, as partitions without records hold the time that a test told of them.
+    """
+    t.watermark("rows", at(-1_000_000))
 
     def watermark(second: float) -> None:
         t.watermark("rows", at(second))

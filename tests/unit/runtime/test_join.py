@@ -223,6 +223,8 @@ class TestFailures:
             for second, ad in zip(rng.integers(0, 60, 70), rng.integers(0, 14, 70), strict=True)
         ]
         with TestDriver(app_of(how, **bound), parallelism=3, seed=len(how)) as t:
+            for source in ("shown", "clicked"):
+                t.watermark(source, at(-1_000))  # only the end moves time
             epochs = []
             for part in range(3):
                 t.push("shown", [shown(*row) for row in left[part::3]], partition=part)

@@ -156,6 +156,7 @@ def push(t: TestDriver, *rows: tuple[str, str, int, float]) -> list[Event]:
 class TestState:
     def test_nothing_is_kept_beyond_within(self) -> None:
         with TestDriver(app_of("relaxed", within=10), 2) as t:
+            t.watermark("rows", at(-1_000))  # only the test moves time
             events = push(t, *(("x", "a", 0, n) for n in range(5)), ("x", "b", 0, 4.5), ("y", "d", 0, 4))
             t.checkpoint()
             assert kept_partials(t) == 0 and len(kept_rows(t, events)) == 6  # "d" meets no condition
@@ -171,6 +172,7 @@ class TestState:
 
     def test_rows_that_can_break_a_neighbourhood_are_kept_until_the_watermark(self) -> None:
         with TestDriver(app_of("strict"), 2) as t:
+            t.watermark("rows", at(-1_000))  # only the test moves time
             events = push(t, ("x", "a", 0, 1), ("x", "d", 0, 2), ("x", "b", 0, 3), ("x", "c", 0, 4))
             t.checkpoint()
             assert len(kept_rows(t, events)) == 4

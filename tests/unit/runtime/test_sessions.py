@@ -32,6 +32,7 @@ class TestSessions:
 
     def test_a_record_between_two_sessions_makes_them_one(self) -> None:
         with TestDriver(app_of()) as t:
+            t.watermark("rows", at(-1_000))  # only the test moves time
             t.push("rows", [row("a", 0, 1), row("a", 8, 2)])
             t.checkpoint()
             assert t.state("visits", ("a", at(0))) is not None and t.state("visits", ("a", at(8))) is not None

@@ -161,6 +161,63 @@ def hourly() -> hf.App:
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
+def windowed(**given: Any) -> hf.App:
+    app = hf.App("windowed", key_groups=8)
+    rows = app.source("rows", hf.Log("unused", Timed), event_time="at", **given)
+    counted = rows.key_by("word").window(hf.tumbling("10s")).agg("counted", rows=hf.count())
+    counted.sink("out", hf.Log("unused-out"))
+    counted.late.sink("late", hf.Log("unused-late"))
+    return app
+
+
+def timed(second: float) -> Timed:
+    return Timed("a", datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=second))
+
+
+@pytest.mark.parametrize("mode", ["continuous", "microbatch"])
+class TestPartitionsThatWereNeverPushedTo:
+    def test_do_not_keep_a_window_open(self, mode: str) -> None:
+        with TestDriver(windowed(), 2, mode=mode) as t:
+            t.push("rows", [timed(1), timed(12)])
+            t.checkpoint()
+            assert [row["rows"] for row in t.rows("out")] == [1]
+
+    def test_wait_for_the_disorder_that_the_source_allows(self, mode: str) -> None:
+        with TestDriver(windowed(out_of_orderness="5s"), 2, mode=mode) as t:
+            t.push("rows", [timed(1), timed(14.9)])
+            t.checkpoint()
+            assert t.rows("out") == []
+            t.push("rows", [timed(15)])
+            t.checkpoint()
+            assert [row["rows"] for row in t.rows("out")] == [1]
+
+    def test_follow_the_lowest_of_the_others(self, mode: str) -> None:
+        with TestDriver(windowed(), 2, mode=mode) as t:
+            t.push("rows", [timed(30)], partition=2)
+            t.push("rows", [timed(1), timed(12)])
+            t.checkpoint()
+            assert ([row["rows"] for row in t.rows("out")], t.rows("late")) == ([1], [])
+
+    def test_hold_the_time_that_the_test_told_of_them(self, mode: str) -> None:
+        with TestDriver(windowed(), 2, mode=mode) as t:
+            t.watermark("rows", timed(5).at)
+            t.push("rows", [timed(6), timed(12)])
+            t.checkpoint()
+            assert t.rows("out") == []
+            t.watermark("rows", timed(10).at)
+            t.checkpoint()
+            assert [row["rows"] for row in t.rows("out")] == [1]
+
+    def test_are_read_when_they_get_records(self, mode: str) -> None:
+        with TestDriver(windowed(), 2, mode=mode) as t:
+            t.push("rows", [timed(1), timed(12)])
+            t.checkpoint()
+            t.push("rows", [timed(2), timed(13)], partition=1)
+            t.finish()
+            assert sorted(row["rows"] for row in t.rows("out")) == [1, 2]
+            assert [row["at"] for row in t.rows("late")] == [timed(2).at]
+
+
 class TestWrongUse:
     """Refused by one sentence, as a source or the command line would."""
 
