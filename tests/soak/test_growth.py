@@ -86,7 +86,7 @@ def sampled(folder: Path, root: Root, seconds: float) -> list[Sample]:
     retained = {"HOLDFAST_RETAINED_FOR_MS": f"{int(seconds * 1000 / 40)}"}
     environment = {**root.environment, **retained, "GROWING_ROOT": root.url}
     rate = ("--max-records-per-second", os.environ["RATE"]) if os.environ.get("RATE") else ()
-    with running(folder, *rate, job=JOB, **environment) as run:
+    with running(folder, "--master", "local[2]", *rate, job=JOB, **environment) as run:
         run.wait_until_running()
         began = time.monotonic()
         while time.monotonic() < began + seconds:
