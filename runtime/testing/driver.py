@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from holdfast.errors import ConfigError, JobFailed
 from holdfast.model import Epoch, WorkerId
@@ -37,9 +36,9 @@ from holdfast.runtime.plan.ahead import Ahead
 from holdfast.runtime.plan.model import OperatorSpec, Plan, SinkSpec, SourceSpec
 from holdfast.runtime.plan.source import PartitionReader, direct_reader
 from holdfast.runtime.plan.topic import changelog_of
-from holdfast.runtime.rows.event_times import times_of
 from holdfast.runtime.rows.rows import WrongRow, batch_of_rows
 from holdfast.runtime.testing.cluster import Cluster
+from holdfast.runtime.testing.unused import followed_us
 from holdfast.sinks.changelogs import Changelog
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.memory_immediate import ImmediateTable
@@ -67,7 +66,7 @@ class PushedSource:
         """Records that were read again after a recovery to an earlier epoch."""
         self._read_to: list[int] = []
         self._marks: dict[int, list[tuple[int, int]]] = {}
-        self._followed: dict[int, list[int]] = {}
+        self._followed: dict[int, int] = {}
         """The time of partitions that follow the others."""
         if before is None:
             self.add_partitions(PARTITIONS)
@@ -126,35 +125,18 @@ class PushedSource:
     def watermark(self, partition: int, offset: int) -> int | None:
         """Return the newest watermark that the test set before this offset."""
         told = [at_us for mark, at_us in self._marks[partition] if mark <= offset]
-        return max([*told, *self._followed.get(partition, [])], default=None)
+        return max([*told, *([self._followed[partition]] if partition in self._followed else [])], default=None)
 
-    def let_unused_follow(self, spec: SourceSpec) -> None:
-        """Let partitions that have no records, and of which the test told no time, follow the others.
+    def let_unused_follow(self, plan: Plan, spec: SourceSpec) -> None:
+        """Let partitions without records, of which the test told no time, hold event time back no more than idle ones.
 
-        They hold event time back no more than idle partitions do.
+        Those that the test added are meant to be used.
         """
         used = [at for at, table in enumerate(self.tables) if table.num_rows or self._marks[at]]
-        known = [self._time_of(spec, at) for at in used]
-        if not known or None in known:
-            return
-        for partition in set(range(len(self.tables))) - set(used):
-            self._followed[partition] = [min(at_us for at_us in known if at_us is not None)]
-
-    def _time_of(self, spec: SourceSpec, partition: int) -> int | None:
-        """Return the watermark of a partition that is read to its end; None if nothing tells it."""
-        table = self.tables[partition]
-        told = [at_us for _, at_us in self._marks[partition]]
-        for batch in table.combine_chunks().to_batches():
-            if spec.computed is not None:
-                field, times = spec.computed.field, times_of(spec.computed, batch, self.name, None)
-                batch = batch.append_column(field.with_nullable(True), times)
-            if spec.watermark is not None:
-                newest, behind_us = pc.max(times_of(spec.watermark, batch, self.name, None)).value, 0
-            else:
-                newest, behind_us = pc.max(batch.column(spec.event_time)).value, spec.out_of_orderness_us
-            if newest is not None:
-                told.append(newest - behind_us)
-        return max(told, default=None)
+        told = [max((at_us for _, at_us in self._marks[at]), default=None) for at in used]
+        at_us = followed_us(plan, spec, [self.tables[at] for at in used], told)
+        if at_us is not None:
+            self._followed |= dict.fromkeys(set(range(PARTITIONS)) - set(used), at_us)
 
     def mark(self, at_us: int) -> None:
         """Promise, for every partition, that no later record is older than this."""
@@ -302,7 +284,7 @@ class TestDriver:
     def _let_unused_follow(self) -> None:
         for spec in self.cluster.sources:
             if spec.event_time is not None:
-                self.sources[spec.name].let_unused_follow(spec)
+                self.sources[spec.name].let_unused_follow(self._plan, spec)
         self._settle()
 
     def finish(self) -> None:
@@ -443,7 +425,7 @@ class TestDriver:
         self.sinks = self.sinks | {s.name: _double(s) for s in plan.sinks if s.name not in self.sinks}
         self._timed = {spec.name for spec in plan.sources if spec.event_time is not None}
         self._operators = {operator.name: operator for operator in plan.operators if not is_part(operator.name)}
-        plan = replace(_with_doubles(plan, self.sources, self.sinks), changelog=self._changelog)
+        self._plan = plan = replace(_with_doubles(plan, self.sources, self.sinks), changelog=self._changelog)
         if (topic := changelog_of(plan)) is not None:
             topic.sink.prepare(topic.schema, topic.upsert_key)
         return plan

@@ -147,6 +147,7 @@ def play(t: TestDriver, steps: list[Any], watch: Watch, interrupted_after: int =
         t.watermark("rows", at(oracle.clock))
 
     own: job_player.Own = {"push": push, "watermark": watermark, "wait": lambda ms: t.advance(f"{ms}ms")}
+    t.watermark("rows", at(-1_000_000))  # from now on only the test moves time
     job_player.play(t, steps, own, watch.check, interrupt=lambda: interrupt(t, interrupted_after))
 
 

@@ -120,6 +120,7 @@ class TestResults:
 
     def test_a_session_has_its_start_and_end(self) -> None:
         with TestDriver(windowed(hf.session("5s"))) as driver:
+            driver.watermark("bids", START)  # the time of partitions without records
             driver.push("bids", [bid(1, "a", 2.0, 3), bid(1, "a", 4.0, 12), bid(1, "a", 4.0, 15)])
             driver.checkpoint()
             read = reading_of(stored(store_of(driver)), "hot")
@@ -131,6 +132,7 @@ class TestResults:
 
     def test_windows_that_overlap_are_shown_as_slices(self) -> None:
         with TestDriver(windowed(hf.hopping("10s", every="5s"))) as driver:
+            driver.watermark("bids", START)  # the time of partitions without records
             driver.push("bids", [bid(1, "a", 2.0, 3), bid(1, "a", 4.0, 12)])
             driver.checkpoint()
             read = reading_of(stored(store_of(driver)), "hot")
@@ -309,6 +311,7 @@ class TestRunningJob:
 
 class TestDifferences:
     def test_keys_are_added_removed_and_changed(self, driver: TestDriver) -> None:
+        driver.watermark("bids", START)  # the time of partitions without records
         driver.push("bids", [bid(1, "a", 1.0, 3), bid(1, "b", 1.0, 3), bid(1, "a", 1.0, 95)])
         first = driver.checkpoint()
         driver.push("bids", [bid(1, "a", 1.0, 95), bid(1, "c", 1.0, 95)])
