@@ -23,11 +23,15 @@ SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("small",
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     end_jvm()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         session = _session()
+        # The first query of a format starts its Python processes: that counts as the fixture, whichever test is first.
+        folder = tmp_path_factory.mktemp("first")
+        create_log(LocalObjects(folder), SCHEMA, partitions=1)
+        assert session.read.format("holdfast-log").load(str(folder)).collect() == []
         yield session
         session.stop()
         end_jvm()
