@@ -49,6 +49,14 @@ class Clock:
         return self.now
 
 
+@pytest.fixture(autouse=True)
+def not_ignored() -> Iterator[None]:
+    """As if the tests were started without `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()

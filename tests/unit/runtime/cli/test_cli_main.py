@@ -174,8 +174,8 @@ class TestWrongUse:
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    """Put the handlers of signals back after a test."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    """Start a test without handlers, whatever the shell ignores, and put those of before back after it."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
