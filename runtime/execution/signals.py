@@ -15,6 +15,7 @@ Source: signal(7); the `signal` and `threading` modules of the standard library.
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -39,7 +40,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self._count = self._noticed = 0
-        self._last_at = -SAME_WITHIN_S
+        self._counted_at = -math.inf
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -61,10 +62,10 @@ class StopSignals:
         return self._noticed > noticed
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        now, before = time.monotonic(), self._last_at
-        self._last_at = now
-        if now - before < SAME_WITHIN_S:
+        now = time.monotonic()
+        if now - self._counted_at < SAME_WITHIN_S:
             return
+        self._counted_at = now
         self._count += 1
         if self._count > 1:
             raise KeyboardInterrupt(NEXT_RUN)

@@ -93,7 +93,7 @@ class TestStopSignals:
         with StopSignals() as signals:
             for _ in range(3):
                 os.kill(os.getpid(), number)
-                clock.now += SAME_WITHIN_S / 2
+                clock.now += SAME_WITHIN_S / 4
             assert signals.arrived()
             assert not signals.arrived()
 
