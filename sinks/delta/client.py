@@ -29,7 +29,8 @@ from holdfast.sinks.delta.errors import RAISED, is_conflict, meaning_of
 from holdfast.sinks.delta.place import DeltaPlace, unsafe
 from holdfast.sinks.lakehouse.book import Sink
 from holdfast.sinks.lakehouse.columns import changed_columns
-from holdfast.sinks.lakehouse.rewind import Entry, digest
+from holdfast.sinks.lakehouse.history import UNKNOWN, Entry
+from holdfast.sinks.lakehouse.rewind import digest
 from holdfast.sinks.lakehouse.target import Change
 from holdfast.traits import local
 
@@ -41,6 +42,8 @@ AT_ATTEMPTS = 2
 """How often an older version is loaded before it counts as gone. The library has no error for that alone."""
 _CHECKPOINT_INTERVAL = 100
 """Commits per checkpoint of a table that does not say."""
+HISTORY_READ = (8, 128, 2_048)
+"""How many commits of a history are read at first, and how many next; then all that are left."""
 _IDENTITY_VERSION = 6
 """The version of the protocol whose writers have to support identity columns."""
 
@@ -115,13 +118,13 @@ class DeltaConnection:
         """Load a version of the table, or the newest one. Raises what the library raises."""
         return DeltaTable(self.place.path, version=version, storage_options=self.place.settings())
 
-    def numbers(self, table: DeltaTable) -> dict[str, int | None]:
-        """Return what is known of the book of a table's newest version."""
+    def numbers(self, table: DeltaTable) -> dict[str, int | None] | None:
+        """Return what is known of the book of a table's newest version; None if another process made its commit."""
         if self._last is not None:
             newest = table.history(1)
             if newest and (_info(newest[0]) or {}).get(COMMIT) == self._last:
                 return dict(self._numbers)
-        return {}
+        return None
 
     def committed(self, name: str, numbers: dict[str, int | None]) -> None:
         """Remember our own last commit, and what the book says after it."""
@@ -146,7 +149,9 @@ class LoadedVersion:
     def __init__(self, connection: DeltaConnection, table: DeltaTable, *, newest: bool = True) -> None:
         self._connection, self._table = connection, table
         self.version: int = table.version()
-        self._numbers = connection.numbers(table) if newest else {}
+        known = connection.numbers(table) if newest else None
+        self.continues = known is not None
+        self._numbers = known or {}
 
     @property
     def columns(self) -> pa.Schema:
@@ -203,11 +208,19 @@ class LoadedVersion:
         self._connection.committed(name, {**self._numbers, **change.numbers})
         return True
 
-    def history(self) -> Iterable[Entry]:
-        """See rewind.RewindVersion."""
-        with self._connection.raising():
-            found = self._table.history()
-        return [Entry(each["version"], str(each.get("operation")), _info(each)) for each in found]
+    def history(self) -> Iterator[Entry]:
+        """See rewind.RewindVersion. Each commit is a file, so they are read as far as they are asked for."""
+        seen = 0
+        for limit in (*HISTORY_READ, None):
+            with self._connection.raising():
+                found = self._table.history(limit)
+            for each in found[seen:]:
+                info = _info(each)
+                restored = _restored(each) if info is None else None
+                yield Entry(each["version"], str(each.get("operation")), info, restored=restored)
+            if limit is None or len(found) < limit:
+                return
+            seen = len(found)
 
     def deliverers(self) -> Collection[Sink]:
         """See sink.SinkVersion. The book cannot be listed, so they are those of the commits that the log still has."""
@@ -318,6 +331,14 @@ class LoadedVersion:
         merger.when_matched_update(values)
         merger.when_not_matched_insert(values, f"source.`{OP}` = {PUT}")
         merger.execute()
+
+
+def _restored(commit: Mapping[str, Any]) -> int | None:
+    """Return the version that a commit restored; `UNKNOWN` if it names a time instead. None: it restored none."""
+    if commit.get("operation") != "RESTORE":
+        return None
+    given = str((commit.get("operationParameters") or {}).get("version"))
+    return int(given) if given.isdecimal() else UNKNOWN
 
 
 def _info(commit: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -57,7 +57,8 @@ from holdfast.sinks.iceberg.errors import meaning_of, no_metadata, raised
 from holdfast.sinks.iceberg.place import IcebergPlace
 from holdfast.sinks.lakehouse.book import NEWEST, Sink, deliverers
 from holdfast.sinks.lakehouse.columns import changed_columns
-from holdfast.sinks.lakehouse.rewind import UNKNOWN, Entry, digest
+from holdfast.sinks.lakehouse.history import UNKNOWN, Entry
+from holdfast.sinks.lakehouse.rewind import digest
 from holdfast.sinks.lakehouse.target import Change
 
 INFO = "holdfast"
@@ -225,6 +226,7 @@ class LoadedVersion:
         self._connection, self._table, self._snapshot = connection, table, snapshot
         self.version: int = 0 if snapshot is None else snapshot.sequence_number or 0
         self._numbers: Mapping[str, str] = table.metadata.properties if newest is None else newest
+        self.continues = False  # its history is in memory, so it can be looked at each time
 
     @property
     def columns(self) -> pa.Schema:

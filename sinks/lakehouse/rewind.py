@@ -26,6 +26,7 @@ from holdfast.errors import Unavailable
 from holdfast.model import Epoch, Tag, Timeline
 from holdfast.sinks.contract import Fault, Repair, Rewinding, Verdict, no_fault
 from holdfast.sinks.lakehouse.book import Book, rewind_numbers
+from holdfast.sinks.lakehouse.history import UNKNOWN, Entry, said, tag_of
 from holdfast.sinks.lakehouse.target import ATTEMPTS_MAX, Change, Version, commit_info
 from holdfast.sinks.undo import SAMPLE_MAX, impossible, is_undone, overtaken, refused, untouched
 
@@ -33,25 +34,8 @@ ROWS_COMPARED_MAX = 20_000_000
 """Rows of files that are read to count what a rewind of a table with a key changes; beyond, files are counted."""
 HARMLESS = ("OPTIMIZE", "VACUUM START", "VACUUM END", "replace")
 """Operations of other programs that leave every row as it is; the last one is Iceberg's."""
-UNKNOWN = -1
-"""Stands for a version that the history does not have any more."""
 DIGEST = "_digest"
 """The column with a hash of a whole row."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One commit of a table's history.
-
-    Args:
-        info: What the commit of a Holdfast sink says of itself; None: another program made it.
-        after: The version that it was made on; None: the number before its own.
-    """
-
-    version: int
-    operation: str
-    info: Mapping[str, Any] | None
-    after: int | None = None
 
 
 class RewindVersion(Version, Protocol):
@@ -169,13 +153,13 @@ def undone(history: Iterable[Entry], current: int, rewinding: Rewinding) -> Undo
         if entry.version != expected or (entry.info is not None and entry.info.get("version") != entry.version):
             return None
         expected = entry.version - 1 if entry.after is None else entry.after
-        tag = _tag_of(entry, rewinding)
+        tag = tag_of(entry, rewinding.job_uuid, rewinding.sink)
         if tag is not None and not is_undone(tag, rewinding):
             break
         if tag is not None:
             since, base, others, pending = entry.version, expected, [*others, *pending], []
         elif entry.operation not in HARMLESS:
-            pending.append(_said(entry))
+            pending.append(said(entry))
     return Undo(since, tuple(others), base)
 
 
@@ -222,22 +206,6 @@ def _change(where: str, table: RewindVersion, rewinding: Rewinding, keyed: bool,
     numbers = rewind_numbers(job, sink, to, rewinding.writers)
     numbers.update(Book(where, table.number).claim_numbers(job, sink, keyed, rewinding.claim))
     return Change(numbers, commit_info(job, sink, to, table.version + 1), restore=restore)
-
-
-def _tag_of(entry: Entry, rewinding: Rewinding) -> Tag | None:
-    """Return the tag of a commit of this sink; None: it is another one's."""
-    info = entry.info
-    if info is None or (info.get("job"), info.get("sink")) != (rewinding.job_uuid, rewinding.sink):
-        return None
-    try:
-        return Tag(Timeline(int(info["timeline"])), Epoch(int(info["epoch"])))
-    except (KeyError, TypeError, ValueError):
-        return None  # not written by a sink, whatever it says
-
-
-def _said(entry: Entry) -> str:
-    who = "" if entry.info is None else f" by sink {entry.info.get('sink')!r} of job {entry.info.get('job')}"
-    return f"{entry.operation}{who} in version {entry.version}"
 
 
 def _gone(rewinding: Rewinding) -> str:

@@ -8,6 +8,7 @@ not conflict for it, so it would commit on a version that was not compared.
 Invariants
     - A commit lands on the version after the one whose tag and owner were compared, and the sink that it belongs to:
       of two first commits, one is made, and the other sees the first.
+    - A delivery continues the rows of the sink's newest one: a table that another program took back is refused.
     - Nothing is taken from an error: after one, the newest version is loaded and its book decides.
 
 Pure: no clock, thread or I/O of its own; the format's client.py has the table.
@@ -27,6 +28,7 @@ from holdfast.errors import Unavailable
 from holdfast.model import Tag, Writer
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Fault, Outcome, already, no_fault
 from holdfast.sinks.lakehouse.book import Book, Numbers, delivery_numbers
+from holdfast.sinks.lakehouse.history import Entry, rows_taken_back, taken_back
 from holdfast.sinks.owners import Claim, check_continues
 
 Read = Callable[[Iterable[pa.RecordBatch]], tuple[int, pa.Table | None]]
@@ -60,8 +62,15 @@ class Version(Protocol):
     def version(self) -> int:
         """Its number."""
 
+    @property
+    def continues(self) -> bool:
+        """Whether the newest commit is the last one that this process made, so that no other program made one since."""
+
     def number(self, name: str) -> int | None:
         """Return the number of a name of the book; None if the table has none."""
+
+    def history(self) -> Iterable[Entry]:
+        """Return the commits that the table's history still has, the newest first."""
 
     def commit(self, change: Change) -> bool:
         """Commit as the next version; return whether it was done. After an error the outcome is unknown."""
@@ -118,6 +127,7 @@ class TableTarget:
             book = self._book(version)
             if (found := self._covered(book, tag, known)) is not None:
                 return found
+            self._check_rows(version, book, tag)
             change = self._change(book, tag, version.version, rows)
             self.fault("after_tag")  # Rows and tag are one commit, so there is one point for both.
             self.fault("before_commit")
@@ -160,6 +170,17 @@ class TableTarget:
         if known is not None:
             check_continues(self._where, standing, known)
         return None
+
+    def _check_rows(self, version: Version, book: Book, tag: Tag) -> None:
+        """Refuse a table whose older version another program has restored since the newest delivery. Raises Damaged.
+
+        A rewind, which begins a timeline, has either brought the rows in order or was told to leave them.
+        """
+        newest = book.newest(self.job_uuid, self.writer.sink)
+        if newest is None or newest.timeline < tag.timeline or version.continues:
+            return
+        if (by := taken_back(version.history(), self.job_uuid, self.writer.sink, newest)) is not None:
+            raise rows_taken_back(self._where, newest, by)
 
     def _check_owner(self, book: Book) -> None:
         book.must_take_over(self.job_uuid, self.writer.sink, self.key is not None, self.claim)

@@ -12,6 +12,8 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError, Damaged, Fenced, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
@@ -25,7 +27,8 @@ from holdfast.sinks.lakehouse.book import (
     tag_number,
 )
 from holdfast.sinks.lakehouse.columns import Columns
-from holdfast.sinks.lakehouse.rewind import Entry, Undo, plan, repair, undone
+from holdfast.sinks.lakehouse.history import UNKNOWN, Entry, taken_back
+from holdfast.sinks.lakehouse.rewind import Undo, plan, repair, undone
 from holdfast.sinks.lakehouse.target import ATTEMPTS_MAX, Change, TableTarget
 from holdfast.sinks.owners import NEVER, Claim, Held, Rival
 
@@ -68,6 +71,12 @@ class Table:
     def shown(self) -> list[int]:
         return sorted(n for each in self.versions[-1].files.values() for n in each)
 
+    def restore(self, version: int, named: bool = True) -> None:
+        """Go back to a version, as another program does that knows no tags."""
+        newest, own = self.versions[-1], len(self.versions)
+        entry = Entry(own, "RESTORE", None, restored=version if named else UNKNOWN)
+        self.versions.append(Kept(self.versions[version].files, newest.numbers, entry))
+
     def other(self, operation: str = "WRITE", *numbers: int) -> None:
         """Commit as another program."""
         newest, version = self.versions[-1], len(self.versions)
@@ -79,6 +88,10 @@ class Table:
 class Loaded:
     table: Table
     version: int
+
+    @property
+    def continues(self) -> bool:
+        return False
 
     def number(self, name: str) -> int | None:
         return self.table.versions[self.version].numbers.get(name)
@@ -232,6 +245,67 @@ def _deliver(table: Table, epoch: int, number: int, writer: Writer = LEFT, claim
 
 def back(epoch: int, timeline: int = 2, writers: tuple[Writer, ...] = (LEFT, RIGHT)) -> Rewinding:
     return Rewinding(JOB, "out", tag(epoch, timeline), writers)
+
+
+OTHERS = st.one_of(
+    st.just("deliver"),
+    st.sampled_from(["WRITE", "OPTIMIZE", "VACUUM END"]),
+    st.integers(0, 20),
+)
+"""A delivery, a commit of another program that keeps all rows, or how many versions back it restores the table."""
+
+
+class TestTakenBack:
+    @given(st.lists(OTHERS, min_size=2, max_size=20))
+    def test_a_delivery_is_refused_if_and_only_if_delivered_rows_are_missing(self, steps: list[str | int]) -> None:
+        table, delivered = Table(), list[int]()
+        for step in [*steps, "deliver"]:
+            if isinstance(step, int):
+                table.restore(max(0, len(table.versions) - 1 - step))
+            elif step != "deliver":
+                table.other(step)
+            elif set(delivered) <= set(table.shown()):
+                delivered.append(len(delivered) + 1)
+                _deliver(table, len(delivered), len(delivered))
+            else:
+                shown = table.shown()
+                with pytest.raises(Damaged, match=f"epoch {len(delivered)}, which was delivered to it: RESTORE in"):
+                    _deliver(table, len(delivered) + 1, len(delivered) + 1)
+                assert table.shown() == shown
+
+    def test_a_restore_to_a_time_may_be_to_any_version(self, table: Table) -> None:
+        _deliver(table, 1, 1)
+        table.restore(1, named=False)
+        with pytest.raises(Damaged, match="RESTORE in version 2"):
+            _deliver(table, 2, 2)
+        table.restore(1)
+        _deliver(table, 2, 2)
+        assert table.shown() == [1, 2]
+
+    def test_a_rewind_that_was_told_to_leave_the_rows_continues(self, table: Table) -> None:
+        for epoch in (1, 2):
+            _deliver(table, epoch, epoch)
+        table.restore(1)
+        assert target(table).deliver(tag(2, 2), rows(2)) == Delivered(1)
+        assert target(table).deliver(tag(3, 2), rows(3)) == Delivered(1)
+        assert table.shown() == [1, 2, 3]
+
+    def test_a_restore_that_another_sink_followed_is_noticed(self, table: Table) -> None:
+        _deliver(table, 1, 1)
+        table.restore(0)
+        target(table, Writer("more", Subtask(0))).deliver(tag(1), rows(7))
+        with pytest.raises(Damaged, match="RESTORE in version 2"):
+            _deliver(table, 2, 2)
+
+    def test_a_commit_that_the_history_no_longer_has_is_no_reason(self) -> None:
+        foreign = [Entry(9, "WRITE", None), Entry(8, "OPTIMIZE", None)]
+        assert taken_back(foreign, JOB, "out", tag(1)) is None
+        assert taken_back([*foreign, Entry(7, "RESTORE", None, restored=3)], JOB, "out", tag(1)) is None
+
+    def test_a_lineage_without_the_newest_commit_is_an_older_snapshot(self) -> None:
+        own = {"job": JOB, "sink": "out", "timeline": 1, "epoch": 1}
+        for left in ([Entry(2, "append", own, after=1)], [Entry(2, "append", None, after=0)], []):
+            assert taken_back(left, JOB, "out", tag(2)) == "an older snapshot was made the current one"
 
 
 class TestRewind:

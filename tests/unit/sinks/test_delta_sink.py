@@ -26,7 +26,7 @@ import holdfast as hf
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, NotAdmitted, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import DELETE, OP, PUT, AlreadyDelivered, Delivered, FaultPoint, Repair, Rewinding
-from holdfast.sinks.delta.client import DeltaConnection, LoadedVersion
+from holdfast.sinks.delta.client import HISTORY_READ, DeltaConnection, LoadedVersion
 from holdfast.sinks.delta.errors import is_conflict, meaning_of
 from holdfast.sinks.delta.place import DEFAULTS, place_of, unsafe
 from holdfast.sinks.owners import Claim, Held
@@ -229,12 +229,39 @@ class TestTags:
         assert (holding.held, holding.newest) == (Held(FIRST.owner, Generation(1)), tag(4))
         assert sorted(added.rows()) == [ANN, BEA]
 
-    def test_survive_a_restore_by_hand(self, added: FolderTable) -> None:
-        """Which therefore takes rows back that the job does not write again; the guide says so."""
-        deliver(added, 1, ANN)
-        deliver(added, 2, BEA)
+    def test_survive_a_restore_by_hand_which_the_next_delivery_notices(self, added: FolderTable) -> None:
+        """A process that was there and one that starts later; to go back to the newest rows is the way out."""
+        target = added.sink.open(JOB, LEFT)
+        for epoch, row in ((1, ANN), (2, BEA)):
+            target.deliver(tag(epoch), [batch(row)], None)
         added.load().restore(1)
-        assert added.sink.open(JOB, LEFT).delivered() == tag(2) and added.rows() == [ANN]
+        for each in (target, added.sink.open(JOB, LEFT)):
+            assert each.delivered() == tag(2) and added.rows() == [ANN]
+            with pytest.raises(Damaged, match=r"before timeline 1, epoch 2, .*: RESTORE in version 3"):
+                each.deliver(tag(3), [batch(CAT)], tag(2))
+        added.load().restore(2)
+        assert target.deliver(tag(3), [batch(CAT)], tag(2)) == Delivered(1)
+        assert sorted(added.rows()) == [ANN, BEA, CAT]
+
+    def test_of_a_table_restored_long_ago_are_missed(self, added: FolderTable) -> None:
+        """Beyond the commits that are read at first."""
+        deliver(added, 1, ANN)
+        added.load().restore(0)
+        for _ in range(HISTORY_READ[0]):
+            write_deltalake(added.load(), pa.Table.from_batches([batch(BEA)]), mode="append")
+        with pytest.raises(Damaged, match="RESTORE in version 2"):
+            added.sink.open(JOB, LEFT).deliver(tag(2), [batch(CAT)], tag(1))
+
+    @pytest.mark.parametrize("act", ["append", "overwrite", "delete", "optimize", "vacuum"])
+    def test_are_continued_after_what_other_programs_may_do(self, added: FolderTable, act: str) -> None:
+        deliver(added, 1, ANN)
+        table, more = added.load(), pa.Table.from_batches([batch(BEA)])
+        if act in ("append", "overwrite"):
+            write_deltalake(table, more, mode=act)
+        else:
+            {"delete": table.delete, "optimize": table.optimize.compact, "vacuum": table.vacuum}[act]()
+        deliver(added, 2, CAT)
+        assert CAT in added.rows()
 
     def test_of_a_table_that_was_deleted_are_missed(self, added: FolderTable) -> None:
         target = added.sink.open(JOB, LEFT)

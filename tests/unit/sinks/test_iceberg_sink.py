@@ -262,6 +262,35 @@ class TestTags:
         holding = added.sink.holding(JOB, "out")
         assert (holding.held, holding.newest) == (Held(FIRST.owner, Generation(1)), tag(4))
 
+    def test_of_an_older_snapshot_are_missed(self, added: FolderCatalog) -> None:
+        """A process that was there and one that starts later; to go back to the newest snapshot is the way out."""
+        target = added.sink.open(JOB, LEFT)
+        snapshots = []
+        for epoch, row in ((1, ANN), (2, BEA)):
+            target.deliver(tag(epoch), [batch(row)], None)
+            snapshots.append(current(added))
+        added.load().manage_snapshots().set_current_snapshot(snapshots[0]).commit()
+        for each in (target, added.sink.open(JOB, LEFT)):
+            with pytest.raises(Damaged, match=r"before timeline 1, epoch 2, .* an older snapshot was made the current"):
+                each.deliver(tag(3), [batch(CAT)], tag(2))
+        added.load().manage_snapshots().set_current_snapshot(snapshots[1]).commit()
+        assert target.deliver(tag(3), [batch(CAT)], tag(2)) == Delivered(1)
+        assert sorted(added.rows()) == [ANN, BEA, CAT]
+
+    @pytest.mark.parametrize("act", ["append", "overwrite", "delete", "expire"])
+    def test_are_continued_after_what_other_programs_may_do(self, added: FolderCatalog, act: str) -> None:
+        deliver(added, 1, ANN)
+        table, more = added.load(), pa.Table.from_batches([batch(BEA)])
+        if act in ("append", "overwrite"):
+            getattr(table, act)(more)
+        elif act == "delete":
+            table.delete()
+        else:
+            table.append(more)
+            _expire(added, keep=1)
+        deliver(added, 2, CAT)
+        assert CAT in added.rows()
+
     def test_of_a_table_that_was_dropped_are_missed(self, added: FolderCatalog) -> None:
         target = added.sink.open(JOB, LEFT)
         target.deliver(tag(1), [batch(ANN)])

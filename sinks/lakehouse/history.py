@@ -1,0 +1,89 @@
+"""The commits of a table as its history shows them, and whether another program took back what a sink delivered.
+
+Going back to an older version is a commit of its own in Delta, and another current snapshot in Iceberg. Neither changes
+the book: the tag then says that rows are there which are gone, and the job would continue without them. So the newest
+commit of the sink is looked for among the versions that the table's rows are made of.
+
+Pure: no clock, thread or I/O. Source: the Delta protocol, RESTORE; iceberg.apache.org/spec, snapshot references;
+docs/design/0119-what-others-do-to-targets.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.errors import Damaged
+from holdfast.model import Epoch, Tag, Timeline
+
+UNKNOWN = -1
+"""Stands for a version that the history does not have any more."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One commit of a table's history.
+
+    Args:
+        info: What the commit of a Holdfast sink says of itself; None: another program made it.
+        after: The version that it was made on; None: the number before its own.
+        restored: The version whose rows another program restored with it, `UNKNOWN` if it does not say which; None: it
+            restored none.
+    """
+
+    version: int
+    operation: str
+    info: Mapping[str, Any] | None
+    after: int | None = None
+    restored: int | None = None
+
+
+def tag_of(entry: Entry, job_uuid: str, sink: str) -> Tag | None:
+    """Return the tag of a commit of this sink; None: it is another one's."""
+    info = entry.info
+    if info is None or (info.get("job"), info.get("sink")) != (job_uuid, sink):
+        return None
+    try:
+        return Tag(Timeline(int(info["timeline"])), Epoch(int(info["epoch"])))
+    except (KeyError, TypeError, ValueError):
+        return None  # not written by a sink, whatever it says
+
+
+def said(entry: Entry) -> str:
+    """Return what made a commit, for messages."""
+    who = "" if entry.info is None else f" by sink {entry.info.get('sink')!r} of job {entry.info.get('job')}"
+    return f"{entry.operation}{who} in version {entry.version}"
+
+
+def taken_back(history: Iterable[Entry], job_uuid: str, sink: str, newest: Tag) -> str | None:
+    """Return what another program did that took back rows of a sink, as a clause; None: nothing that history shows.
+
+    Args:
+        history: The commits that are left, the newest first.
+        newest: The sink's newest tag in the book.
+    """
+    through: int | None = None
+    by = "an older snapshot was made the current one"
+    ends, behind = True, False
+    for entry in history:
+        tag = tag_of(entry, job_uuid, sink)
+        if tag == newest:
+            return None if through is None or entry.version <= through else by
+        behind = behind or tag is not None
+        if entry.restored is not None and (through is None or entry.version <= through):
+            through, by = entry.restored, said(entry)
+        ends = entry.after == 0 if entry.after is not None else entry.version == 0
+    return by if ends or behind else None
+
+
+def rows_taken_back(where: str, newest: Tag, by: str) -> Damaged:
+    """Return the error for a table that another program took back to before the newest delivery."""
+    return Damaged(
+        f"{where}: another program took the table back to before timeline {newest.timeline}, epoch {newest.epoch}, which "
+        f"was delivered to it: {by}",
+        not_done="nothing more was delivered to it",
+        next_step="restore the version before that, and start the job: it continues. Or rewind the job to a checkpoint "
+        "that the table still covers, and accept that this sink cannot be repaired: holdfast rewind JOB.py ... "
+        "--accept SINK:impossible",
+    )
