@@ -115,6 +115,8 @@ class Holding:
     """The newest tag of all its writers; None if none has delivered, or the target keeps no tags of epochs."""
     rival: Rival | None = None
     """Another sink to which the target belongs; only of a target that belongs to one sink."""
+    taken_back: str | None = None
+    """What another program did since the newest delivery that took back rows of the sink, as a clause."""
 
 
 NO_CLAIM = Claim("", Generation(0))
@@ -203,6 +205,22 @@ def went_back(where: str, standing: Tag | None, known: Tag) -> Damaged:
         "restored from a backup, replaced or emptied",
         not_done="nothing more was delivered to it",
         next_step="bring the newer target back, or rewind the job to a checkpoint that the target still covers",
+    )
+
+
+def rows_taken_back(where: str, newest: Tag, by: str) -> Damaged:
+    """Return the error for a target that has the tag of a delivery, but not all of its rows any more.
+
+    Args:
+        by: What another program did, as a clause.
+    """
+    return Damaged(
+        f"{where}: timeline {newest.timeline}, epoch {newest.epoch} was delivered to it, but another program took rows "
+        f"back: {by}",
+        not_done="nothing more was delivered to it",
+        next_step="restore the version with these rows, and start the job: it continues. Or rewind the job to a "
+        "checkpoint before them, so that they are delivered again, or to its last one, to leave them out: holdfast "
+        "rewind JOB.py --to-epoch N --accept SINK:impossible",
     )
 
 

@@ -9,6 +9,7 @@ Invariants
       names its sink.
     - A target beyond every epoch that its owner completed in the log is refused; only a rewind undoes its output.
     - A target below the newest delivery that the last manifest confirms is refused; nothing delivers that output again.
+    - A target to which the tag says more was delivered than it holds is refused, unless a rewind came since.
     - A target is not adopted at an epoch that its other owner may have delivered under the same number.
 
 Source: PROTOCOL P1, P17, P24; docs/design/0021-owned-targets.md, 0057-what-owners-completed.md,
@@ -25,7 +26,17 @@ from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable, Wh
 from holdfast.model import Tag
 from holdfast.runtime.plan.model import SinkSpec
 from holdfast.sinks.contract import held
-from holdfast.sinks.owners import NEVER, Claim, Holding, at_start, belongs_to, not_ours, stands_beyond, went_back
+from holdfast.sinks.owners import (
+    NEVER,
+    Claim,
+    Holding,
+    at_start,
+    belongs_to,
+    not_ours,
+    rows_taken_back,
+    stands_beyond,
+    went_back,
+)
 
 NOT_STARTED = "the job was not started; state and output are untouched"
 
@@ -62,6 +73,9 @@ def check_targets(
             raise error
         if name in confirmed and (holding.newest or NEVER) < confirmed[name]:
             raise _lost(now, where, holding.newest, confirmed[name])
+        if (error := lost_rows(now, where, holding)) is not None:
+            error.not_done, error.where = NOT_STARTED, Where(job=now.name)
+            raise error
     return adopted
 
 
@@ -103,6 +117,14 @@ def rivals_of(found: Mapping[str, Holding], adopt: Collection[str]) -> tuple[str
     """Return the owners of the sinks to which targets belong that the user moves."""
     rivals = [each.rival for name, each in found.items() if name in adopt and each.rival is not None]
     return tuple(rival.held.owner for rival in rivals if rival.held is not None)
+
+
+def lost_rows(job: Job, where: str, holding: Holding) -> Damaged | None:
+    """Return the error for a target that another program took rows back from; None: none, or a rewind came since."""
+    newest, by = holding.newest, holding.taken_back
+    if newest is None or by is None or newest.timeline < job.timeline:
+        return None
+    return rows_taken_back(where, newest, by)
 
 
 def _confirmed_before(repository: Repository, job: Job, now: Job) -> Mapping[str, Tag]:

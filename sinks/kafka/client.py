@@ -12,8 +12,17 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from holdfast.errors import Unavailable
@@ -23,7 +32,7 @@ from holdfast.sinks.kafka.progress import Progress, progress_topic
 from holdfast.sinks.kafka.target import ProducerFenced, Records
 from holdfast.storage.kafka.errors import NoOffsets, no_topic, offset_of, outcome_of
 from holdfast.storage.kafka.place import KafkaPlace
-from holdfast.storage.kafka.questions import MISSING_FOR_S
+from holdfast.storage.kafka.questions import MISSING_FOR_S, topic_id
 
 _log = logging.getLogger("holdfast.kafka")
 WAIT_S = 15.0
@@ -34,6 +43,8 @@ FLUSH_S = 1.0
 READ_WITHIN_S = 15.0
 """How long the progress topic may take to be read, once its end is known: open transactions stand before it."""
 READ_WAIT_S = 0.1
+TOPIC_EVERY_S = 1.0
+"""How often a session asks whether its topic was replaced."""
 ANY_PARTITION = -1
 """RD_KAFKA_PARTITION_UA: the partitioner decides."""
 POLL_EVERY = 4_096
@@ -96,18 +107,29 @@ class KafkaConnection:
 
     def progress(self) -> Progress:
         """See Connection.progress. After an error, the next call reads the topic from its start."""
-        if self._reader is None:
-            self._reader = ProgressReader(self._place)
         try:
-            return self._reader.read()
+            return self._opened().read()
         except BaseException:
             self.close()
             raise
+
+    def topic(self) -> str | None:
+        """See Connection.topic. Comes after `progress`."""
+        return self._opened().topic()
+
+    def replaced(self) -> bool:
+        """See Connection.replaced."""
+        return self._opened().replaced()
 
     def added(self) -> int:
         """See Connection.added."""
         assert self._reader is not None, "it was read"
         return self._reader.added()
+
+    def _opened(self) -> ProgressReader:
+        if self._reader is None:
+            self._reader = ProgressReader(self._place)
+        return self._reader
 
     def close(self) -> None:
         """See Connection.close."""
@@ -276,6 +298,10 @@ class ProgressReader:
         self._progress = self._nothing()
         self._position: int | None = None
         """The offset up to which it has been read; None: not begun."""
+        self._topic: str | None = None
+        self._asked: Any = None
+        """The request for the topic's id that is under way."""
+        self._asked_at = 0.0
 
     def read(self) -> Progress:
         """Return what all records up to the topic's end add up to.
@@ -290,6 +316,38 @@ class ProgressReader:
             self._read_to(end)
             self._admin.poll(0)  # forwards what the library logs
         return self._progress
+
+    def topic(self) -> str | None:
+        """Return the id of the topic; None if the brokers have no ids.
+
+        Raises:
+            HoldfastError: it cannot be asked for now.
+        """
+        self._ask()
+        found, fault = outcome_of(self._asked, 2 * WAIT_S)
+        self._asked = None
+        if fault is not None:
+            raise raised_for(self._place, fault)
+        self._topic = topic_id(found)
+        return self._topic
+
+    def replaced(self) -> bool:
+        """Return whether the topic has another id than `topic` returned, as far as the brokers have answered."""
+        self._admin.poll(0)
+        if self._asked is None:
+            if time.monotonic() - self._asked_at >= TOPIC_EVERY_S:
+                self._ask()
+            return False
+        if not self._asked.done():
+            return False
+        found, fault = outcome_of(self._asked, 0)
+        self._asked = None
+        return fault is None and topic_id(found) != self._topic  # an error tells nothing, and deliveries meet it too
+
+    def _ask(self) -> None:
+        self._asked_at = time.monotonic()
+        wanted = TopicCollection([self._place.topic])
+        self._asked = self._admin.describe_topics(wanted, request_timeout=WAIT_S)[self._place.topic]
 
     def added(self) -> int:
         """Return how many records came since it was read, those of open transactions too.

@@ -40,6 +40,11 @@ def owner_record(job_uuid: str, sink: str, claim: Claim) -> tuple[bytes, bytes]:
     return _bytes(["owner", job_uuid, sink]), _bytes(value)
 
 
+def topic_record(job_uuid: str, sink: str, topic: str) -> tuple[bytes, bytes]:
+    """Return key and value of the record that says to which topic of this name a sink has delivered."""
+    return _bytes(["topic", job_uuid, sink]), _bytes({"v": VERSION, "id": topic})
+
+
 @dataclass(frozen=True)
 class Layout:
     """What a topic that holds a changelog has to stay.
@@ -93,6 +98,7 @@ class Progress:
         self._where = where
         self._tags: dict[tuple[str, str, int], Tag] = {}
         self._owners: dict[tuple[str, str], Held] = {}
+        self._topics: dict[tuple[str, str], str] = {}
         self._bases: dict[tuple[str, str], Compacted] = {}
         self.layout: Layout | None = None
         """That of the changelog which the topic holds; None: it holds rows of streams, or nothing yet."""
@@ -119,6 +125,10 @@ class Progress:
     def held(self, job_uuid: str, sink: str) -> Held | None:
         """Return who owns the target for a sink of a job."""
         return self._owners.get((job_uuid, sink))
+
+    def topic_of(self, job_uuid: str, sink: str) -> str | None:
+        """Return the id of the topic to which a sink has delivered; None if no delivery has noted it."""
+        return self._topics.get((job_uuid, sink))
 
     def base_of(self, job_uuid: str, sink: str) -> Compacted | None:
         """Return what the last compaction left; None if there was none."""
@@ -155,6 +165,12 @@ class Progress:
                 else:
                     generation = Generation(_known(value, "generation"))
                     self._owners[job, sink] = Held(str(value["owner"]), generation)
+            case ["topic", str(job), str(sink)]:
+                if value is None:
+                    self._topics.pop((job, sink), None)
+                else:
+                    _known(value, "v")
+                    self._topics[job, sink] = str(value["id"])
             case ["base", str(job), str(sink)] if value is not None:
                 through = Tag(Timeline(_known(value, "timeline")), Epoch(_known(value, "epoch")))
                 at = tuple((int(first), int(behind)) for first, behind in value["at"])

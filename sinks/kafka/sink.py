@@ -20,11 +20,12 @@ from holdfast.sinks.kafka.encoding import Encoding, JsonValues, Values
 from holdfast.sinks.kafka.enrolled import Enrolled, Header
 from holdfast.sinks.kafka.options import check_options, message_max_bytes
 from holdfast.sinks.kafka.progress import NAME_MAX, Progress, progress_topic
-from holdfast.sinks.kafka.target import EachRow, KafkaTarget, Records, check_rows_fit
+from holdfast.sinks.kafka.target import TOPIC_REPLACED, EachRow, KafkaTarget, Records, check_rows_fit
 from holdfast.sinks.kafka.transactions import KafkaTransactions
 from holdfast.sinks.owners import Claim, Holding
 from holdfast.storage.kafka.errors import no_client
 from holdfast.storage.kafka.place import KafkaPlace
+from holdfast.storage.kafka.questions import Questions
 from holdfast.traits import SinkTraits
 
 
@@ -151,7 +152,12 @@ class KafkaSink:
     def holding(self, job_uuid: str, name: str) -> Holding:
         """See HeldSink.holding."""
         progress = self._progress()
-        return Holding(progress.held(job_uuid, name), progress.newest(job_uuid, name))
+        known, replaced = progress.topic_of(job_uuid, name), None
+        if known is not None:
+            with closing(Questions(self.place)) as questions:
+                found = questions.topic("the job was not started")
+            replaced = TOPIC_REPLACED if found is not None and found.id not in (None, known) else None
+        return Holding(progress.held(job_uuid, name), progress.newest(job_uuid, name), taken_back=replaced)
 
     def transactions(self, job_uuid: str, name: str) -> KafkaTransactions:
         """See TransactionalSink.transactions."""

@@ -10,9 +10,10 @@ Invariants
       is never used again.
     - An error after the commit was sent is never taken for a commit, nor for none: the progress topic decides.
     - The tag is the first record of a transaction.
-    - What adds more to the progress topic than tag and owner, as the first delivery of a changelog does, is committed
-      only if nothing else came there since it was read: of two such transactions under ids that do not fence each
-      other, the one whose records are later sees the other's.
+    - A delivery goes to the topic that has the sink's earlier rows: the progress topic says which one of its name.
+    - What adds more to the progress topic than tag, topic and owner, as the first delivery of a changelog does, is
+      committed only if nothing else came there since it was read: of two such transactions under ids that do not fence
+      each other, the one whose records are later sees the other's.
 
 Pure: no clock, thread or I/O of its own; client.py has the connections.
 Source: PROTOCOL P17, P19, P24; docs/design/0076-kafka-sink.md.
@@ -30,10 +31,11 @@ import pyarrow as pa
 from holdfast.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.model import Tag, Writer
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, EpochOutput, Fault, Outcome, already, no_fault
-from holdfast.sinks.kafka.progress import Progress, owner_record, tag_record
-from holdfast.sinks.owners import Claim, check_continues
+from holdfast.sinks.kafka.progress import Progress, owner_record, tag_record, topic_record
+from holdfast.sinks.owners import Claim, check_continues, rows_taken_back
 
 Values = Sequence[bytes | None]
+TOPIC_REPLACED = "the topic was deleted and created again"
 Epoch = tuple[Tag, Sequence[pa.RecordBatch]]
 
 
@@ -171,6 +173,13 @@ class Connection(Protocol):
     def added(self) -> int:
         """Return how many records came to the progress topic since it was read last, those of open transactions too."""
 
+    def topic(self) -> str | None:
+        """Ask the brokers what the topic differs by from others of its name; None if they have no such ids."""
+
+    def replaced(self) -> bool:
+        """Return whether the topic is known to be another one than when it was asked for; asks now and then, and does
+        not wait for the answer."""
+
     def close(self) -> None:
         """Release what is open for reading; the next call opens it again."""
 
@@ -193,6 +202,8 @@ class Session:
 
     producer: TransactionalProducer
     progress: Progress
+    topic: str | None
+    """The id of the topic."""
 
 
 class KafkaTarget:
@@ -266,6 +277,9 @@ class KafkaTarget:
         if self._session is None:
             return self._opened()
         try:
+            if self._connection.replaced():
+                self._end_session()
+                return self._opened()
             self._session.progress = self._connection.progress()
         except BaseException:
             self._end_session()
@@ -279,11 +293,12 @@ class KafkaTarget:
         try:
             producer.init()
             progress = self._connection.progress()
+            topic = self._connection.topic()
         except BaseException:
             producer.destroy()
             self._connection.close()
             raise
-        self._session = Session(producer, progress)
+        self._session = Session(producer, progress, topic)
         return self._session
 
     def _end_session(self) -> None:
@@ -347,7 +362,7 @@ class KafkaTarget:
         """Begin the transaction, and add tag, owner and rows to it."""
         producer, rows, before = session.producer, 0, session.progress.tag_of(self._job, self._writer)
         marks = list(self._content.marks(session.progress))
-        known = [tag_record(self._job, self._writer, tag)]
+        known = [tag_record(self._job, self._writer, tag), *self._topic_marks(session, tag)]
         if self._claim is not None and self._must_take_over(session.progress):
             known.append(owner_record(self._job, self._writer.sink, self._claim))
         producer.begin()
@@ -363,6 +378,19 @@ class KafkaTarget:
                 producer.send(records)
             rows, before = rows + sum(batch.num_rows for batch in batches), of
         return rows
+
+    def _topic_marks(self, session: Session, tag: Tag) -> Sequence[Mark]:
+        """Return what notes the topic, once. Raises Damaged if it is another one than the newest delivery was made to.
+
+        After a rewind, which cannot take rows of a topic back, it may be: the user was told.
+        """
+        job, sink, progress = self._job, self._writer.sink, session.progress
+        known, newest = progress.topic_of(job, sink), progress.newest(job, sink)
+        if session.topic is None or session.topic == known:
+            return ()
+        if known is not None and newest is not None and newest.timeline == tag.timeline:
+            raise rows_taken_back(self._where, newest, TOPIC_REPLACED)
+        return [topic_record(job, sink, session.topic)]
 
     def _fenced(self, error: ProducerFenced) -> Unavailable:
         if isinstance(error, NotAlone):

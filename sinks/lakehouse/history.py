@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.errors import Damaged
 from holdfast.model import Epoch, Tag, Timeline
 
 UNKNOWN = -1
@@ -75,15 +74,3 @@ def taken_back(history: Iterable[Entry], job_uuid: str, sink: str, newest: Tag) 
             through, by = entry.restored, said(entry)
         ends = entry.after == 0 if entry.after is not None else entry.version == 0
     return by if ends or behind else None
-
-
-def rows_taken_back(where: str, newest: Tag, by: str) -> Damaged:
-    """Return the error for a table that another program took back to before the newest delivery."""
-    return Damaged(
-        f"{where}: another program took the table back to before timeline {newest.timeline}, epoch {newest.epoch}, which "
-        f"was delivered to it: {by}",
-        not_done="nothing more was delivered to it",
-        next_step="restore the version before that, and start the job: it continues. Or rewind the job to a checkpoint "
-        "that the table still covers, and accept that this sink cannot be repaired: holdfast rewind JOB.py ... "
-        "--accept SINK:impossible",
-    )

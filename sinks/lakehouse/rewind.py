@@ -17,13 +17,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Protocol
 
 import polars as pl
 import pyarrow as pa
 
 from holdfast.errors import Unavailable
-from holdfast.model import Epoch, Tag, Timeline
 from holdfast.sinks.contract import Fault, Repair, Rewinding, Verdict, no_fault
 from holdfast.sinks.lakehouse.book import Book, rewind_numbers
 from holdfast.sinks.lakehouse.history import UNKNOWN, Entry, said, tag_of

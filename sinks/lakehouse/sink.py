@@ -22,6 +22,7 @@ from holdfast.secrets import Secret
 from holdfast.sinks.contract import Fault, Repair, Rewinding, no_fault
 from holdfast.sinks.lakehouse.book import Book, Sink, namesake
 from holdfast.sinks.lakehouse.columns import Columns
+from holdfast.sinks.lakehouse.history import taken_back
 from holdfast.sinks.lakehouse.rewind import RewindVersion, plan, repair
 from holdfast.sinks.lakehouse.target import TableTarget
 from holdfast.sinks.owners import Claim, Holding, Rival, at_start, belongs_to
@@ -160,7 +161,9 @@ class LakehouseSink(ABC, Generic[V]):
                 return Holding(None, None)
             book = Book(self.where, table.number)
             rival = None if self.key is None else self._rival(table, book, (job_uuid, name))
-            return Holding(book.held(job_uuid, name), book.newest(job_uuid, name), rival)
+            newest = book.newest(job_uuid, name)
+            lost = None if newest is None else taken_back(table.history(), job_uuid, name, newest)
+            return Holding(book.held(job_uuid, name), newest, rival, lost)
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> TableTarget:
         """See Sink.open."""

@@ -28,8 +28,8 @@ from holdfast.errors import Unavailable
 from holdfast.model import Tag, Writer
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Fault, Outcome, already, no_fault
 from holdfast.sinks.lakehouse.book import Book, Numbers, delivery_numbers
-from holdfast.sinks.lakehouse.history import Entry, rows_taken_back, taken_back
-from holdfast.sinks.owners import Claim, check_continues
+from holdfast.sinks.lakehouse.history import Entry, taken_back
+from holdfast.sinks.owners import Claim, check_continues, rows_taken_back
 
 Read = Callable[[Iterable[pa.RecordBatch]], tuple[int, pa.Table | None]]
 ATTEMPTS_MAX = 5

@@ -311,12 +311,17 @@ class Questions:
         return self._reported.error if timed_out and self._reported.error is not None else fault
 
 
+def topic_id(found: Any) -> str | None:
+    """Return what differs between topics of one name, from a description; None if the brokers have no such ids."""
+    return None if found.topic_id is None or str(found.topic_id).strip("A") == "" else str(found.topic_id)
+
+
 def _topic(found: Any, cluster: str) -> Topic:
     without = (each.id for each in found.partitions if each.leader is None or each.leader.id < 0)
     rights = found.authorized_operations
     return Topic(
         cluster,
-        None if found.topic_id is None or str(found.topic_id).strip("A") == "" else str(found.topic_id),
+        topic_id(found),
         tuple(sorted(each.id for each in found.partitions)),
         frozenset(without),
         None if not rights else frozenset(each.name for each in rights),

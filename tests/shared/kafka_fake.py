@@ -57,6 +57,12 @@ class FakeBrokers:
     brokers are to be unreachable."""
     meanwhile: Callable[[], None] = lambda: None
     """Called before an init and before the progress topic is read: what others do there."""
+    topic: str | None = None
+    """The id of the topic."""
+
+    def replace(self, topic: str) -> None:
+        """Delete the topic and create it again, as its administrator does."""
+        self.topic, self.rows, self.logs = topic, [], {}
 
     def commit(self, name: str) -> None:
         """Make an open transaction visible."""
@@ -178,6 +184,7 @@ class FakeConnection:
     def __init__(self, brokers: FakeBrokers, name: str) -> None:
         self._brokers, self._name = brokers, name
         self._read = 0
+        self._topic: str | None = None
 
     def producer(self) -> FakeProducer:
         """See Connection.producer."""
@@ -194,6 +201,15 @@ class FakeConnection:
             found.apply(key, value)
         self._read = self._brokers.marked
         return found
+
+    def topic(self) -> str | None:
+        """See Connection.topic."""
+        self._topic = self._brokers.topic
+        return self._topic
+
+    def replaced(self) -> bool:
+        """See Connection.replaced."""
+        return self._brokers.topic != self._topic
 
     def added(self) -> int:
         """See Connection.added."""

@@ -10,8 +10,11 @@ from typing import Any
 import cluster_steps
 import polars as pl
 import pyarrow as pa
+import pytest
 
 import holdfast as hf
+from holdfast.errors import Damaged
+from holdfast.runtime.execution.holdings import check_targets
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.storage.log.log import LogWriter, create_log
@@ -77,6 +80,19 @@ class Job:
         assert answer is not None and answer["accepted"], answer
         while self.cluster.driver.state.job.timeline == job.timeline:
             self.cluster.pass_time(0.25)
+
+    def ending(self) -> Any:
+        """Return the report with which the run ended; None: it goes on."""
+        found = self.cluster.driver.outcome
+        return None if found is None else found[1]
+
+    def refusal(self) -> Damaged:
+        """Start as a command does, and return why it was refused."""
+        repository, job = self.cluster.repository, self.cluster.repository.read_log()
+        assert job is not None
+        with pytest.raises(Damaged) as caught:
+            check_targets(repository, job, self.plan.sinks, ())
+        return caught.value
 
     def finish(self) -> None:
         self._input.seal()

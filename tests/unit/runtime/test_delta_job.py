@@ -57,6 +57,26 @@ class TestJob:
         assert job.cluster.driver.state.job.base_epoch > epoch
         assert job.shows() and sorted(job.late.rows()) == [each for each in job.said if each[0] >= LATE]
 
+    def test_a_table_that_was_taken_back_stops_the_job_until_its_rows_are_there_again(
+        self, start: Callable[[str], Job], mode: str
+    ) -> None:
+        job = start(mode)
+        for _ in range(2):
+            job.say(6)
+            job.cluster.pass_time(3)
+        assert job.shows() and job.ending() is None
+        whole = job.rows.load().version()
+        job.rows.load().restore(whole - 1)
+        job.say(6)
+        job.cluster.pass_time(6)
+        assert job.ending().kind == "damaged" and "another program took rows back: RESTORE in" in job.ending().what
+        assert len(job.rows.rows()) < 12
+        assert "took rows back" in job.refusal().what
+        job.rows.load().restore(whole)
+        job.start_again(3)
+        job.finish()
+        assert job.shows()
+
     def test_maintenance_runs_beside_the_job(self, start: Callable[[str], Job], mode: str) -> None:
         job = start(mode)
         for _ in range(3):

@@ -51,6 +51,28 @@ class TestJob:
         job.cluster.pass_time(3)
         assert job.shows() and sorted(job.late.rows()) == [each for each in job.said if each[0] >= LATE]
 
+    def test_a_table_that_was_taken_back_stops_the_job_until_its_rows_are_there_again(
+        self, start: Callable[[str], Job], mode: str
+    ) -> None:
+        job = start(mode)
+        for _ in range(2):
+            job.say(6)
+            job.cluster.pass_time(3)
+        assert job.shows() and job.ending() is None
+        whole, before = [each.snapshot_id for each in job.rows.load().snapshots()][:-3:-1]
+        _set_current(job.rows, before)
+        job.say(6)
+        job.cluster.pass_time(6)
+        assert (
+            job.ending().kind == "damaged" and "another program took rows back: an older snapshot" in job.ending().what
+        )
+        assert len(job.rows.rows()) < 12
+        assert "took rows back" in job.refusal().what
+        _set_current(job.rows, whole)
+        job.start_again(3)
+        job.finish()
+        assert job.shows()
+
     def test_a_rewind_shows_the_base_epoch_and_ends_with_exact_results(
         self, start: Callable[[str], Job], mode: str
     ) -> None:
@@ -75,3 +97,7 @@ def _said(table: FolderCatalog) -> list[dict[str, Any]]:
     summaries = [each.summary for each in table.load().snapshots()]
     said = [None if each is None else each.additional_properties.get("holdfast") for each in summaries]
     return [json.loads(each) for each in said if each is not None]
+
+
+def _set_current(table: FolderCatalog, snapshot: int) -> None:
+    table.load().manage_snapshots().set_current_snapshot(snapshot).commit()

@@ -23,7 +23,7 @@ from holdfast.checkpoint.timeline import Rewind
 from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Tag, Timeline
 from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.driver.master import RewindWanted
-from holdfast.runtime.execution.holdings import adopted_from, beyond, check_targets, read_holdings
+from holdfast.runtime.execution.holdings import adopted_from, beyond, check_targets, lost_rows, read_holdings
 from holdfast.runtime.execution.prepare import Prepared, prepare
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.immediate import is_immediate
@@ -347,6 +347,17 @@ class TestHoldings:
         self, owner: str, newest: Tag, refused: bool
     ) -> None:
         found = beyond(JOB, "the target", Holding(Held(owner, Generation(1)), newest))
+        assert (found is not None) == refused
+
+    @pytest.mark.parametrize(
+        ("newest", "by", "refused"),
+        [(tag(120, 2), "RESTORE", True), (tag(57, 1), "RESTORE", False), (tag(120, 2), None, False)],
+    )
+    def test_a_target_that_others_took_back_is_refused_until_a_rewind(
+        self, newest: Tag, by: str | None, refused: bool
+    ) -> None:
+        """The log is on timeline 2."""
+        found = lost_rows(JOB, "the target", Holding(None, newest, taken_back=by))
         assert (found is not None) == refused
 
 

@@ -269,7 +269,7 @@ class TestTakenBack:
                 _deliver(table, len(delivered), len(delivered))
             else:
                 shown = table.shown()
-                with pytest.raises(Damaged, match=f"epoch {len(delivered)}, which was delivered to it: RESTORE in"):
+                with pytest.raises(Damaged, match=f"epoch {len(delivered)} was delivered .*: RESTORE in"):
                     _deliver(table, len(delivered) + 1, len(delivered) + 1)
                 assert table.shown() == shown
 

@@ -237,7 +237,7 @@ class TestTags:
         added.load().restore(1)
         for each in (target, added.sink.open(JOB, LEFT)):
             assert each.delivered() == tag(2) and added.rows() == [ANN]
-            with pytest.raises(Damaged, match=r"before timeline 1, epoch 2, .*: RESTORE in version 3"):
+            with pytest.raises(Damaged, match=r"timeline 1, epoch 2 was delivered .*: RESTORE in version 3"):
                 each.deliver(tag(3), [batch(CAT)], tag(2))
         added.load().restore(2)
         assert target.deliver(tag(3), [batch(CAT)], tag(2)) == Delivered(1)

@@ -18,7 +18,7 @@ from kafka_fake import FAULTS, FakeBrokers, FakeConnection, FakeProducer, as_rec
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Fault, FaultPoint, no_fault
-from holdfast.sinks.kafka.progress import Progress, owner_record, progress_topic, tag_record
+from holdfast.sinks.kafka.progress import Progress, owner_record, progress_topic, tag_record, topic_record
 from holdfast.sinks.kafka.sink import transactional_id
 from holdfast.sinks.kafka.target import EachRow, KafkaTarget, Records, Session
 from holdfast.sinks.owners import NEVER, Claim, Held
@@ -168,11 +168,52 @@ class TestFence:
             target.deliver(tag(3), batches("c"), tag(2))
 
 
+class TestReplacedTopic:
+    """A topic that is deleted and created again has the progress of the one before, and none of its rows."""
+
+    def test_is_refused_by_the_session_that_wrote_to_it_and_by_a_later_one(self) -> None:
+        brokers = FakeBrokers(topic="first")
+        writer = opened(brokers)
+        writer.deliver(tag(1), batches("a"))
+        brokers.replace("second")
+        for each in (writer, opened(brokers)):
+            assert each.delivered() == tag(1)
+            with pytest.raises(Damaged, match="timeline 1, epoch 1 was delivered .* deleted and created again"):
+                each.deliver(tag(2), batches("b"))
+        assert brokers.rows == []
+
+    def test_of_a_rewind_that_left_its_rows_is_another_one_from_then_on(self) -> None:
+        brokers = FakeBrokers(topic="first")
+        opened(brokers).deliver(tag(1), batches("a"))
+        brokers.replace("second")
+        opened(brokers).deliver(tag(1, 2), batches("b"))
+        opened(brokers).deliver(tag(2, 2), batches("c"))
+        assert shown(brokers) == ["b", "c"]
+        brokers.replace("third")
+        with pytest.raises(Damaged):
+            opened(brokers).deliver(tag(3, 2), batches("d"))
+
+    def test_is_known_from_the_next_delivery_of_a_version_that_did_not_note_it(self) -> None:
+        brokers = FakeBrokers()
+        opened(brokers).deliver(tag(1), batches("a"))
+        brokers.topic = "first"
+        opened(brokers).deliver(tag(2), batches("b"))
+        brokers.replace("second")
+        with pytest.raises(Damaged):
+            opened(brokers).deliver(tag(3), batches("c"))
+
+    def test_is_noted_once(self) -> None:
+        brokers = FakeBrokers(topic="first")
+        for epoch in (1, 2):
+            opened(brokers).deliver(tag(epoch), batches("a"))
+        assert [key for key, _ in brokers.marks].count(topic_record(JOB, "out", "first")[0]) == 1
+
+
 class ReadsBeforeInit(KafkaTarget):
     def _opened(self) -> Session:
         producer, progress = self._connection.producer(), self._connection.progress()
         producer.init()
-        self._session = Session(producer, progress)
+        self._session = Session(producer, progress, None)
         return self._session
 
 
@@ -320,6 +361,10 @@ class TestProgress:
         assert owner_record(JOB, "o/t", SECOND) == (
             b'["owner","6f9b0f6e-0000-4000-8000-000000000001","o/t"]',
             b'{"v":1,"owner":"second","generation":2}',
+        )
+        assert topic_record(JOB, "o/t", "a-b") == (
+            b'["topic","6f9b0f6e-0000-4000-8000-000000000001","o/t"]',
+            b'{"v":1,"id":"a-b"}',
         )
         assert progress_topic("t") == "t-holdfast-progress"
 

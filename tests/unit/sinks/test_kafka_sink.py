@@ -5,20 +5,31 @@ The contracts of all targets run in tests/contract; the order of calls is in tes
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
+import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
 from kafka_server import PASSWORD, USER, KafkaServer
 from kafka_topics import KafkaTopic
 
 import holdfast as hf
-from holdfast.errors import ConfigError, HoldfastError, NotAdmitted, Unavailable
+from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.runtime.rows.dead_letters import DEAD_LETTERS
 from holdfast.sinks.contract import DELETE, OP, PUT, AlreadyDelivered, Delivered, FaultPoint, Outcome
@@ -318,7 +329,6 @@ class TestOutage:
     def test_a_broker_that_is_killed_during_a_delivery_and_returns_has_every_row_once(
         self, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch, point: FaultPoint
     ) -> None:
-        monkeypatch.setattr("holdfast.sinks.kafka.client.WAIT_S", 2.0)
         topic, strikes = KafkaTopic(kafka), list[FaultPoint]()
         topic.sink.prepare(SCHEMA, None)
 
@@ -329,6 +339,7 @@ class TestOutage:
 
         target = topic.sink.opened(JOB, LEFT, fault=kill)
         target.deliver(tag(1), [batch(("ann", 1))])
+        monkeypatch.setattr("holdfast.sinks.kafka.client.WAIT_S", 2.0)
         strikes.append(point)
         try:
             with pytest.raises(Unavailable):
@@ -339,6 +350,60 @@ class TestOutage:
             kafka.start()
         assert delivered_at_last(target) == Delivered(1)
         assert sorted(topic.rows()) == [("ann", 1), ("bea", 2)]
+
+
+@pytest.mark.kafka
+class TestReplacedTopic:
+    """The topic is deleted and created again; the topic with the tags stays."""
+
+    def test_while_the_job_is_stopped_is_found_at_its_start(self, kafka: KafkaServer) -> None:
+        topic = KafkaTopic(kafka)
+        topic.sink.prepare(SCHEMA, None)
+        topic.sink.open(JOB, LEFT).deliver(tag(1), [batch(("ann", 1))])
+        assert topic.sink.holding(JOB, "out").taken_back is None
+        replace_topic(topic)
+        topic.sink.prepare(SCHEMA, None)
+        assert topic.sink.holding(JOB, "out").taken_back == "the topic was deleted and created again"
+        with pytest.raises(Damaged, match="epoch 1 was delivered .* the topic was deleted and created again"):
+            topic.sink.open(JOB, LEFT).deliver(tag(2), [batch(("bea", 2))], tag(1))
+        assert topic.rows() == []
+
+    def test_between_two_deliveries_of_a_session_is_found(self, kafka: KafkaServer) -> None:
+        """Requests name a topic by its name, so that the brokers take rows for the new one: within a second or two."""
+        topic, epochs = KafkaTopic(kafka), itertools.count(1)
+        topic.sink.prepare(SCHEMA, None)
+        target = topic.sink.open(JOB, LEFT)
+        target.deliver(tag(next(epochs)), [batch(("ann", 1))])
+        replace_topic(topic)
+        topic.sink.prepare(SCHEMA, None)
+
+        def deliver() -> None:
+            epoch = next(epochs)
+            with suppress(Unavailable):
+                target.deliver(tag(epoch), [batch(("bea", epoch))])
+            time.sleep(0.1)
+
+        with pytest.raises(Damaged, match="the topic was deleted and created again"):
+            for _ in range(200):
+                deliver()
+
+
+def replace_topic(topic: KafkaTopic) -> None:
+    """Delete a topic and create it again, as its administrator does."""
+    before = topic_id(topic)
+    admin = AdminClient(topic.sink.place.settings())
+    admin.delete_topics([topic.name])[topic.name].result()
+    until = time.monotonic() + 30
+    while topic_id(topic) in (before, None) and time.monotonic() < until:
+        with suppress(KafkaException):
+            admin.create_topics([NewTopic(topic.name, 2)])[topic.name].result()
+    assert topic_id(topic) not in (before, None)
+
+
+def topic_id(topic: KafkaTopic) -> str | None:
+    with closing(Questions(topic.sink.place)) as questions:
+        found = questions.topic()
+    return None if found is None else found.id
 
 
 def delivered_at_last(target: KafkaTarget) -> Outcome:
