@@ -61,7 +61,8 @@ class _Partition:
     """Messages that were not handed over yet, in order."""
     end: int | None = None
     """Behind the last message that exists, as the last fetch showed; None after other messages came."""
-    fault: Any = None
+    fault: tuple[Any, int] | None = None
+    """An error of the library, and the offset that it names."""
     message_bytes: float = 0.0
     """What a message of the last batch took."""
 
@@ -133,7 +134,7 @@ class BatchFeed:
             if state.waiting:
                 break
             if state.fault is not None:
-                raise fault_of(state.fault, self._place)
+                raise fault_of(*state.fault, self._place)
             if state.end is not None:
                 return Taken(None, max(state.end, offset))
             if self._interrupted() or time.monotonic() > until:
@@ -216,4 +217,4 @@ class BatchFeed:
         if error.name() == "_PARTITION_EOF":
             state.end = max(offset, state.received)
         else:
-            state.fault = error
+            state.fault = (error, offset)

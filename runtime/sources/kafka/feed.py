@@ -50,6 +50,19 @@ class OutOfRange(Exception):
     """The server does not have the offset that was asked for."""
 
 
+class Unpackable(Exception):
+    """The records from the offset that was asked for on are in a batch that cannot be decompressed.
+
+    Args:
+        first: What the library calls the batch: an offset that is the same for all offsets in it.
+        said: What it says of it.
+    """
+
+    def __init__(self, first: int, said: str) -> None:
+        super().__init__(said)
+        self.first, self.said = first, said
+
+
 class Taken(NamedTuple):
     """What follows an offset.
 
@@ -75,7 +88,8 @@ class _Queue:
     size: int = 0
     end: int | None = None
     """Behind the last message that exists, as the last fetch showed; None after other messages came."""
-    fault: Any = None
+    fault: tuple[Any, int] | None = None
+    """An error of the library, and the offset that it names."""
     paused: bool = False
 
     def reaches(self, offset: int) -> bool:
@@ -132,6 +146,7 @@ class Feed:
 
         Raises:
             OutOfRange: the server does not have the offset.
+            Unpackable: the batch with the offset cannot be decompressed.
             ConfigError: the options are wrong.
             NotAdmitted: the topic may not be read.
             Unavailable: there was no answer within `ANSWER_WITHIN_S`, or it was interrupted.
@@ -145,7 +160,7 @@ class Feed:
             if queue.waiting:
                 break
             if queue.fault is not None:
-                raise fault_of(queue.fault, self._place)
+                raise fault_of(*queue.fault, self._place)
             if queue.end is not None:
                 return Taken(None, max(queue.end, offset))
             if self._interrupted() or time.monotonic() > until:
@@ -227,7 +242,7 @@ class Feed:
         elif error.name() == "_PARTITION_EOF":
             queue.end = max(message.offset(), queue.received)
         else:
-            queue.fault = error
+            queue.fault = (error, message.offset())
 
     def _share(self) -> int:
         return max(QUEUE_BYTES_MIN, QUEUED_BYTES_MAX // max(1, len(self._queues)))
@@ -263,8 +278,10 @@ def settings_of(place: KafkaPlace) -> dict[str, Any]:
     return {"group.id": "holdfast", "fetch.queue.backoff.ms": REFILL_AFTER_MS, **own}
 
 
-def fault_of(error: Any, place: KafkaPlace) -> Exception:
+def fault_of(error: Any, offset: int, place: KafkaPlace) -> Exception:
     """Return what to raise for an error of a partition."""
+    if error.name() == "_BAD_COMPRESSION":
+        return Unpackable(offset, place.without_secrets(error.str()))
     return OutOfRange() if error.name() in _OUT_OF_RANGE else meaning_of(error, place)
 
 

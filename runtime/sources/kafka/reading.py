@@ -15,8 +15,6 @@ Source: runtime/plan/source.py; docs/design/0075-kafka-source.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from typing import Literal
@@ -27,10 +25,12 @@ from holdfast.errors import ConfigError, Damaged, Unavailable, Where
 from holdfast.runtime.plan.ahead import Ahead, Read, ReaderAhead
 from holdfast.runtime.plan.source import Kept, PartitionReader
 from holdfast.runtime.sources.kafka.bell import Bell
-from holdfast.runtime.sources.kafka.feed import NOTHING_READ, OutOfRange, Taken
+from holdfast.runtime.sources.kafka.feed import NOTHING_READ, OutOfRange, Taken, Unpackable
 from holdfast.runtime.sources.kafka.feeds import AnyFeed, feed_of
 from holdfast.runtime.sources.kafka.messages import Decoder, Messages, batch_of
+from holdfast.runtime.sources.kafka.part_of import PartOf
 from holdfast.runtime.sources.kafka.tombstones import Tombstones
+from holdfast.runtime.sources.kafka.unpackable import Refuses, Unread, behind, refusal
 from holdfast.runtime.sources.reading import lost_range
 from holdfast.storage.kafka.errors import unavailable
 from holdfast.storage.kafka.place import KafkaPlace
@@ -41,28 +41,6 @@ OnLost = Literal["fail", "earliest"]
 VERIFY_EVERY_S = 2.0
 _UNKNOWN = "-"
 """In an identity: the brokers have no ids of topics."""
-
-
-@dataclass(frozen=True)
-class PartOf:
-    """That a topic is one of several of a source.
-
-    Args:
-        known: What the source knows of it.
-        number: Returns the source's number of a partition of the topic.
-        partitions: Returns how many partitions the source has.
-        bell: Returns the bell of the source.
-        await_all: Waits until this time, by the monotonic clock, for all topics of the source that no broker knows, and
-            lets those that it waited for in vain know that by `was_missing`. The source waits once.
-        ended: Returns whether the source knows by now that the topic has ended; None: it must not end.
-    """
-
-    known: Topic
-    number: Callable[[int], int]
-    partitions: Callable[[], int]
-    bell: Callable[[], Bell]
-    await_all: Callable[[float], None]
-    ended: Callable[[], bool] | None = None
 
 
 class TopicGone(Damaged):
@@ -224,6 +202,8 @@ class OpenKafka:
                 taken = self._taken(partition, offset, max_bytes)
             except OutOfRange:
                 taken = None
+            except Unpackable as error:
+                return self._unread(partition, offset, error)
             except Unavailable as error:
                 self._unreachable(error)
                 raise
@@ -235,6 +215,19 @@ class OpenKafka:
         if taken.messages is None:
             return Read(None, taken.following)
         return Read(self._decoded(partition, offset, taken, taken.messages), taken.following)
+
+    def _unread(self, partition: int, offset: int, error: Unpackable) -> Read:
+        """Return the records of a batch that cannot be decompressed as one that cannot be decoded."""
+        end = self._questions.offsets([partition], "end")[partition]
+        following = behind(error, offset, end, lambda at: self._taken(partition, at, 1))
+        lines = Refuses(self._values, refusal(error, offset, following, self._place))
+        return Read(self._batch(Unread(partition, offset, following - 1), offset, lines, None), following)
+
+    def _batch(
+        self, messages: Messages, offset: int, lines: Decoder | None, tombstones: Tombstones | None
+    ) -> pa.RecordBatch:
+        topic = None if self._part_of is None else self._place.topic
+        return batch_of(messages, offset, self._values, lines, self._meta, tombstones, topic)
 
     def _taken(self, partition: int, offset: int, max_bytes: int) -> Taken:
         held_at, held = self._undecoded.pop(partition, (offset, None))
@@ -259,8 +252,7 @@ class OpenKafka:
     def _decoded(self, partition: int, offset: int, taken: Taken, messages: Messages) -> pa.RecordBatch:
         """Return the rows of messages. Those that wait for a registry are kept, so that they are fetched once."""
         try:
-            topic = None if self._part_of is None else self._place.topic
-            batch = batch_of(messages, offset, self._values, self._lines, self._meta, self._tombstones, topic)
+            batch = self._batch(messages, offset, self._lines, self._tombstones)
         except Unavailable as error:
             if not self._waits:
                 self._waits = True

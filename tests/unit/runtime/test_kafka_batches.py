@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import pytest
 from confluent_kafka import KafkaError
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.runtime.sources.kafka.batches import BatchFeed
 from holdfast.runtime.sources.kafka.columns import Columns
-from holdfast.runtime.sources.kafka.feed import Taken
+from holdfast.runtime.sources.kafka.feed import Taken, Unpackable
 from holdfast.runtime.sources.kafka.library import Message
+from holdfast.runtime.sources.kafka.unpackable import behind
 from holdfast.storage.kafka.place import KafkaPlace
 
-END, GONE = KafkaError._PARTITION_EOF, KafkaError.UNKNOWN_TOPIC_OR_PART
+END, GONE, BROKEN = KafkaError._PARTITION_EOF, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._BAD_COMPRESSION
 PLACE = KafkaPlace("broker.example:9092", "orders", ())
 
 
@@ -91,8 +95,52 @@ class TestMessagesOfOneBatch:
     def test_before_a_fault_are_handed_over_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
         feed, _ = fed(monkeypatch, [(0, b"a"), (1, END), (1, b"b"), (2, GONE)])
         assert values_of(feed.take(0, 0, 1 << 20)) == [b"a", b"b"]
-        assert feed._partitions[0].fault.code() == GONE
+        fault = feed._partitions[0].fault
+        assert fault is not None and (fault[0].code(), fault[1]) == (GONE, 2)
 
     def test_without_any_record_show_the_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
         feed, _ = fed(monkeypatch, [(5, END), (5, END)])
         assert feed.take(0, 5, 1 << 20) == (None, 5)
+
+
+class TestUnpackable:
+    """Batches that cannot be decompressed, each reported by its first offset."""
+
+    @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40)), min_size=1, max_size=8), st.data())
+    def test_every_offset_of_other_batches_is_read(self, batches: list[tuple[bool, int]], data: st.DataObject) -> None:
+        """Wherever reading begins, and however such batches and others follow each other."""
+        ends = list(accumulate((count for _, count in batches), initial=0))
+        of = {n: ends[i] for i in range(len(batches)) for n in range(ends[i], ends[i + 1])}
+        good = [n for n in range(ends[-1]) if batches[ends.index(of[n])][0]]
+
+        def take(at: int) -> None:
+            if at < ends[-1] and at not in good:
+                raise Unpackable(of[at], "")
+
+        offset = first = data.draw(st.integers(0, ends[-1] - 1))
+        read = []
+        while offset < ends[-1]:
+            try:
+                take(offset)
+                read.append(offset)
+                offset += 1
+            except Unpackable as error:
+                offset = behind(error, offset, ends[-1], take)
+        assert read == [n for n in good if n >= first]
+
+    def test_a_large_one_takes_few_questions(self) -> None:
+        asked = list[int]()
+
+        def take(at: int) -> None:
+            asked.append(at)
+            if at < 100_000:
+                raise Unpackable(0, "")
+
+        assert behind(Unpackable(0, ""), 0, 1 << 40, take) == 100_000
+        assert len(asked) < 40
+
+    def test_a_broken_one_is_named_by_the_library_as_the_batch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        feed, _ = fed(monkeypatch, [(3, BROKEN)])
+        with pytest.raises(Unpackable) as caught:
+            feed.take(0, 5, 1 << 20)
+        assert caught.value.first == 3

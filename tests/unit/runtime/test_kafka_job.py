@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
+from confluent_kafka import Producer
 from harness import wait
 from kafka_server import KafkaServer
 
@@ -255,3 +257,65 @@ class TestJob:
         assert job.cluster.driver.outcome is not None
         outcome, error = job.cluster.driver.outcome
         assert outcome == "failed" and error is not None and error.kind == Damaged.kind and "recreated" in error.what
+
+
+class TestBatchesBeyondTheLimit:
+    """Batches of records that compress well and are too large when they are decompressed."""
+
+    LIMIT = 1_200_000
+    OPTIONS: ClassVar = {"receive.message.max.bytes": LIMIT, "fetch.max.bytes": 1_000_000, "message.max.bytes": 900_000}
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_are_dead_letters_and_what_lies_between_them_is_read(self, kafka: KafkaServer, mode: str) -> None:
+        topic = kafka.topic(1)
+        for value, count in (("1", 2), ("too large", 3), ("2", 1), ("too large", 1), ("too large", 2), ("3", 2)):
+            produce_batch(kafka, topic, value.encode() if len(value) == 1 else b"4" * (LIMIT_TEXT // count), count)
+        read, dead = MemorySink(None), MemorySink(None)
+        app = hf.App("numbers", checkpoint_every="1s", dlq=dead)
+        source = hf.Kafka(kafka.servers, topic, hf.Raw(), options=self.OPTIONS)
+        app.source("numbers", source, on_error="dlq").sink("read", read)
+        cluster = Cluster(app.plan(), 1, 0, MemoryObjects(), 1.0, {"numbers": (0,)}, mode)
+        cluster.begin()
+
+        def all_read() -> bool:
+            cluster.pass_time(1.0)
+            return len(read.rows()) == 5
+
+        wait(all_read, "the records between", 60)
+        assert [row["value"] for row in read.rows()] == [b"1", b"1", b"2", b"3", b"3"]
+        assert sorted((row["offset"], row["error"].partition(" are in")[0]) for row in dead.rows()) == [
+            (2, "the records of offsets 2 to 4"),
+            (6, "the records of offset 6"),
+            (7, "the records of offsets 7 to 8"),
+        ]
+        assert all("takes more than 1,200,000 bytes when it is decompressed" in row["error"] for row in dead.rows())
+
+    def test_end_a_job_by_default_with_offset_and_limit(self, kafka: KafkaServer) -> None:
+        topic = kafka.topic(1)
+        produce_batch(kafka, topic, b"4" * LIMIT_TEXT, 1)
+        app = hf.App("numbers", checkpoint_every="1s")
+        app.source("numbers", hf.Kafka(kafka.servers, topic, hf.Raw(), options=self.OPTIONS)).sink(
+            "read", MemorySink(None)
+        )
+        cluster = Cluster(app.plan(), 1, 0, MemoryObjects(), 1.0, {"numbers": (0,)}, CONTINUOUS)
+        cluster.begin()
+
+        def ended() -> bool:
+            cluster.pass_time(1.0)
+            return cluster.driver.outcome is not None
+
+        wait(ended, "the end of the run", 60)
+        assert cluster.driver.outcome is not None and cluster.driver.outcome[1] is not None
+        assert 'options={"receive.message.max.bytes": ...}' in str(cluster.driver.outcome[1])
+
+
+LIMIT_TEXT = 2_000_000
+
+
+def produce_batch(kafka: KafkaServer, topic: str, value: bytes, count: int) -> None:
+    """Append records as one compressed batch."""
+    own = {"compression.type": "zstd", "linger.ms": 500, "batch.size": 8_000_000, "message.max.bytes": 8_000_000}
+    producer = Producer({"bootstrap.servers": kafka.servers, **own})
+    for _ in range(count):
+        producer.produce(topic, value, partition=0)
+    assert producer.flush(30) == 0

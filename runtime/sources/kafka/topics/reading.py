@@ -26,7 +26,8 @@ from holdfast.errors import Damaged, Unavailable
 from holdfast.runtime.plan.ahead import Ahead, DirectReader, Read
 from holdfast.runtime.plan.source import Kept, PartitionReader
 from holdfast.runtime.sources.kafka.bell import Bell
-from holdfast.runtime.sources.kafka.reading import OpenKafka, PartOf, TopicGone
+from holdfast.runtime.sources.kafka.part_of import PartOf
+from holdfast.runtime.sources.kafka.reading import OpenKafka, TopicGone
 from holdfast.runtime.sources.kafka.topics.catalogue import Added, Catalogue, Listed, Place
 from holdfast.runtime.sources.kafka.topics.matching import added, matches
 from holdfast.storage.kafka.errors import unavailable

@@ -16,7 +16,8 @@ from holdfast.errors import ConfigError, NotAdmitted
 from holdfast.ports import ObjectStore
 from holdfast.runtime.sources.kafka.group import GroupOffsets
 from holdfast.runtime.sources.kafka.messages import TOPIC
-from holdfast.runtime.sources.kafka.reading import OpenKafka, PartOf
+from holdfast.runtime.sources.kafka.part_of import PartOf
+from holdfast.runtime.sources.kafka.reading import OpenKafka
 from holdfast.runtime.sources.kafka.source import KafkaSource
 from holdfast.runtime.sources.kafka.topics.catalogue import Catalogue, Head, Place, read_head
 from holdfast.runtime.sources.kafka.topics.matching import left_out, matches
