@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from holdfast.errors import ConfigError, Unavailable
+from holdfast.extras import install
 from holdfast.storage.paths import refuse_password
 from holdfast.storage.remote import reached, require_s3fs, unreachable
 
@@ -130,7 +131,7 @@ def open_folder(path: str) -> Folder:
         raise ConfigError(
             f"{path!r} has the unknown scheme {scheme!r}",
             not_done="the files were not listed",
-            next_step="use a folder, or s3://bucket/prefix with the extra s3: pip install 'holdfast[s3]'",
+            next_step=f"use a folder, or s3://bucket/prefix with the extra s3: {install('s3')}",
         )
     if scheme == "s3":
         require_s3fs(path)

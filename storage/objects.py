@@ -26,6 +26,7 @@ from typing import BinaryIO, Protocol, TypeGuard, runtime_checkable
 import pyarrow as pa
 
 from holdfast.errors import AlreadyExists, ConfigError, NotFound, Unavailable
+from holdfast.extras import install
 from holdfast.ports import ObjectStore
 from holdfast.storage.local import LocalObjects
 from holdfast.storage.paths import checked_folder, checked_path, refuse_password
@@ -160,7 +161,7 @@ def open_objects(url_or_path: str | os.PathLike[str], *, writable: bool = True) 
         raise ConfigError(
             f"{text!r} has the unknown scheme {scheme!r}",
             not_done="the store was not opened",
-            next_step="use a folder, or s3://bucket/prefix with the extra s3: pip install 'holdfast[s3]'",
+            next_step=f"use a folder, or s3://bucket/prefix with the extra s3: {install('s3')}",
         )
     if scheme == "s3":
         require_s3fs(text)

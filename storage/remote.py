@@ -25,6 +25,7 @@ from fsspec.config import conf as fsspec_settings
 from fsspec.core import url_to_fs
 
 from holdfast.errors import AlreadyExists, ConfigError, NotAdmitted, NotFound, TooLarge, Unavailable
+from holdfast.extras import install
 from holdfast.storage.bulk import Page
 from holdfast.storage.paths import checked_folder, checked_path
 from holdfast.storage.s3_errors import EXISTS, NO_BUCKET, Refusal, code_of, lasting, meaning
@@ -311,7 +312,7 @@ def _check_deleted(answer: dict[str, Any]) -> None:
 
 def require_s3fs(url: str) -> None:
     """Raise ConfigError unless the installed s3fs supports conditional creates."""
-    advice = "pip install 'holdfast[s3]'"
+    advice = install("s3")
     try:
         import s3fs
     except ImportError as error:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast.errors import ConfigError
+from holdfast.extras import install
 from holdfast.ports import ObjectStore
 from holdfast.quantities import plural
 from holdfast.runtime.capture.appending import Appending
@@ -26,7 +27,7 @@ def capture(of: Receiving, report: Report) -> Mapping[str, int]:
         raise ConfigError(
             f"holdfast capture needs aiohttp, which cannot be imported: {error}",
             not_done="nothing was received",
-            next_step="install it on this machine: pip install 'holdfast[http]'",
+            next_step=f"install it on this machine: {install('http')}",
         ) from error
     return receive(of, Appending(open_objects(of.log), of), partial(listens, of, report))
 

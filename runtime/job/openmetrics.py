@@ -15,6 +15,7 @@ from typing import Any
 
 import holdfast
 from holdfast.errors import ConfigError
+from holdfast.extras import install
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 STATES = ("starting", "running", "recovering", "stopped", "finished", "failed", "unreachable")
@@ -47,7 +48,7 @@ def check_installed() -> None:
         raise ConfigError(
             "the package prometheus-client, which writes metrics, is not installed",
             not_done="no metrics were written",
-            next_step="install it: pip install 'holdfast[metrics]'",
+            next_step=f"install it: {install('metrics')}",
         ) from error
 
 

@@ -20,6 +20,7 @@ from importlib import metadata
 from importlib.util import find_spec
 
 from holdfast.errors import HoldfastError
+from holdfast.extras import install
 from holdfast.runtime.sources.connector import sink_of, source_of
 from holdfast.runtime.sources.installed import Installed, installed, loaded
 from holdfast.traits import Library, SinkTraits, SourceTraits, Traits
@@ -75,7 +76,10 @@ def _listed(each: Installed, packages: list[str]) -> Listed:
         version = version_of(library)
         if version is None and find_spec(library.name) is None:
             problem = f"{library.name} is not installed"
-            advice = f"pip install '{_wanted(each, library)}', on every worker too"
+            named = f"pip install '{library.name}'"
+            advice = (
+                f"{named if library.extra is None else install(library.extra, of=each.package)}, on every worker too"
+            )
             return Listed(each, library, sides=_by_methods(kind), problem=problem, next=advice)
         return Listed(each, library, version, _sides(kind))
     except HoldfastError as error:
@@ -83,10 +87,6 @@ def _listed(each: Installed, packages: list[str]) -> Listed:
     except Exception as error:  # noqa: BLE001  whatever the code of another package raised
         problem = f"{each.target} of package {each.package} cannot be used: {type(error).__name__}: {error}"
         return Listed(each, problem=problem, next="report it to the authors of the package, or uninstall it")
-
-
-def _wanted(each: Installed, library: Library) -> str:
-    return library.name if library.extra is None else f"{each.package}[{library.extra}]"
 
 
 def _sides(kind: object) -> Mapping[str, Mapping[str, bool] | None]:

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
+from holdfast.extras import install
 from holdfast.sinks.delta.columns import DELTA
 from holdfast.sinks.delta.place import DeltaPlace, place_of
 from holdfast.sinks.lakehouse.columns import Columns
@@ -104,7 +105,7 @@ class Delta(LakehouseSink["LoadedVersion"]):
             raise ConfigError(
                 f"hf.Delta needs deltalake, which cannot be imported: {error}",
                 not_done="nothing was opened",
-                next_step="install it here and on every worker: pip install 'holdfast[delta]'",
+                next_step=f"install it here and on every worker: {install('delta')}",
             ) from error
         return DeltaConnection(self.place)
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
+from holdfast.extras import install
 from holdfast.model import Writer
 from holdfast.secrets import Secret, secret_argument
 from holdfast.sinks.contract import Fault, check_key, no_fault
@@ -167,6 +168,6 @@ class Http:
             raise ConfigError(
                 f"hf.Http needs urllib3, which cannot be imported: {error}",
                 not_done="nothing was opened",
-                next_step="install it here and on every worker: pip install 'holdfast[http]'",
+                next_step=f"install it here and on every worker: {install('http')}",
             ) from error
         return HttpClient(self.place)

@@ -51,6 +51,7 @@ from pyiceberg.table.update.snapshot import ManageSnapshots, _ManifestMergeManag
 from pyiceberg.transforms import IdentityTransform
 
 from holdfast.errors import ConfigError, Damaged
+from holdfast.extras import install
 from holdfast.sinks.contract import OP, PUT
 from holdfast.sinks.iceberg.columns import ranges, replaced, stored_schema
 from holdfast.sinks.iceberg.errors import meaning_of, no_metadata, raised
@@ -188,7 +189,7 @@ class IcebergConnection:
                 raise ConfigError(
                     f"{place.where}: the driver of the catalogue's database cannot be imported: {error}",
                     not_done="nothing was opened",
-                    next_step="install it here and on every worker: pip install 'holdfast[iceberg,postgres]'",
+                    next_step=f"install it here and on every worker: {install('iceberg', 'postgres')}",
                 ) from error
         return self._catalog
 

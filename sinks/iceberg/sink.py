@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
+from holdfast.extras import install
 from holdfast.secrets import Secret
 from holdfast.sinks.iceberg.columns import ICEBERG
 from holdfast.sinks.iceberg.place import SINK, IcebergPlace, place_of
@@ -110,7 +111,7 @@ class Iceberg(LakehouseSink["LoadedVersion"]):
             raise ConfigError(
                 f"hf.Iceberg needs pyiceberg and SQLAlchemy, which cannot be imported: {error}",
                 not_done="nothing was opened",
-                next_step="install them here and on every worker: pip install 'holdfast[iceberg]'",
+                next_step=f"install them here and on every worker: {install('iceberg')}",
             ) from error
         return IcebergConnection(self.place)
 

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
+from holdfast.extras import install
 from holdfast.secrets import Secret, secret_argument
 from holdfast.sinks.sql.sink import TableSink
 from holdfast.sinks.sql.table import check_name
@@ -137,5 +138,5 @@ def _no_driver(error: ImportError) -> ConfigError:
     return ConfigError(
         f"hf.Postgres needs psycopg, which cannot be imported: {error}",
         not_done="the job was not planned",
-        next_step="install it here and on every worker: pip install 'holdfast[postgres]'",
+        next_step=f"install it here and on every worker: {install('postgres')}",
     )

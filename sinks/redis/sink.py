@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
+from holdfast.extras import install
 from holdfast.model import Writer
 from holdfast.secrets import Secret, secret_argument
 from holdfast.sinks.contract import Fault, check_key, no_fault
@@ -165,7 +166,7 @@ class Redis:
             raise ConfigError(
                 f"hf.Redis needs redis-py, which cannot be imported: {error}",
                 not_done="nothing was opened",
-                next_step="install it here and on every worker: pip install 'holdfast[redis]'",
+                next_step=f"install it here and on every worker: {install('redis')}",
             ) from error
         return RedisConnection(self.place, self.password)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.errors import ConfigError, HoldfastError, NotAdmitted, Unavailable
+from holdfast.extras import install
 from holdfast.storage.kafka.place import KafkaPlace
 
 NO_TOPIC = ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_ID")
@@ -136,5 +137,5 @@ def no_client(error: ImportError) -> ConfigError:
     return ConfigError(
         f"hf.Kafka needs confluent-kafka, which cannot be imported: {error}",
         not_done="nothing was opened",
-        next_step="install it here and on every worker: pip install 'holdfast[kafka]'",
+        next_step=f"install it here and on every worker: {install('kafka')}",
     )

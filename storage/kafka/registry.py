@@ -25,6 +25,7 @@ from typing import Any
 from urllib.parse import quote
 
 from holdfast.errors import ConfigError, HoldfastError, NotAdmitted, Unavailable
+from holdfast.extras import install
 from holdfast.secrets import SHOWN, Secret
 
 ANSWER_WITHIN_S = 3.0
@@ -260,7 +261,7 @@ def no_library(name: str, error: ImportError) -> ConfigError:
     return ConfigError(
         f"hf.Avro needs {name}, which cannot be imported: {error}",
         not_done="nothing was opened",
-        next_step="install it here and on every worker: pip install 'holdfast[avro]'",
+        next_step=f"install it here and on every worker: {install('avro')}",
     )
 
 

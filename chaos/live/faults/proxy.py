@@ -32,6 +32,7 @@ from holdfast.chaos.live.faults.nemesis import Planned
 from holdfast.chaos.live.faults.sockets import Connection, established
 from holdfast.chaos.live.faults.strikes import seen
 from holdfast.errors import ConfigError, Unavailable
+from holdfast.extras import install
 from holdfast.runtime.wire.processes import is_gone
 
 ANSWER_WITHIN_S = 5.0
@@ -92,7 +93,7 @@ class Toxiproxy:
         try:
             import toxiproxy.api
         except ImportError as error:
-            raise _missing("the package toxiproxy-python is not installed", "pip install holdfast[chaos]") from error
+            raise _missing("the package toxiproxy-python is not installed", install("chaos")) from error
         toxiproxy.api.requests = _Direct()
         with log.open("wb") as said:
             self._process = subprocess.Popen(

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.errors import ConfigError
+from holdfast.extras import install
 from holdfast.runtime.rows.dead_letters import Refused
 from holdfast.runtime.sources.kafka.messages import Values, listed
 from holdfast.runtime.sources.kafka.protobuf_columns import Misfit, ProtobufColumns
@@ -155,5 +156,5 @@ def no_library(error: ImportError) -> ConfigError:
     return ConfigError(
         f"hf.Protobuf needs protobuf, which cannot be imported: {error}",
         not_done="nothing was opened",
-        next_step="install it here and on every worker: pip install 'holdfast[protobuf]'",
+        next_step=f"install it here and on every worker: {install('protobuf')}",
     )

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
+from holdfast.extras import install
 from holdfast.runtime.rows.row_types import RowsOf
 from holdfast.runtime.sources.captured import CapturedTableSource, log_for, one_table
 from holdfast.runtime.sources.log import Log
@@ -140,7 +141,7 @@ def no_driver(error: ImportError) -> ConfigError:
     return ConfigError(
         f"hf.PostgresChanges needs psycopg, which cannot be imported: {error}",
         not_done="nothing was captured",
-        next_step="install it on this machine: pip install 'holdfast[postgres]'",
+        next_step=f"install it on this machine: {install('postgres')}",
     )
 
 

@@ -115,7 +115,7 @@ class TestCommand:
         monkeypatch.setattr(hf.Postgres, "library", Library(name="psycopg_that_is_missing", extra="postgres"))
         found = listed_as_json(capsys)["postgres"]
         assert found["problem"] == "psycopg_that_is_missing is not installed" and found["library"]["version"] is None
-        assert found["next"] == "pip install 'holdfast[postgres]', on every worker too"
+        assert found["next"] == "pip install 'psycopg[binary]>=3.2,<4', on every worker too"
         assert (found["source"], found["sink"]) == (None, {"traits": None})
         assert main(["connectors"]) == 0
         said = capsys.readouterr()

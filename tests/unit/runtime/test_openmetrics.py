@@ -153,7 +153,7 @@ class TestExposition:
         monkeypatch.setitem(sys.modules, "prometheus_client", None)
         with pytest.raises(hf.ConfigError, match="prometheus-client") as refusal:
             check_installed()
-        assert "holdfast[metrics]" in refusal.value.next_step
+        assert "pip install 'prometheus-client>=" in refusal.value.next_step
 
 
 class TestDelays:

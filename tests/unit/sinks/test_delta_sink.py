@@ -723,7 +723,7 @@ class TestPlace:
         monkeypatch.setitem(sys.modules, "holdfast.sinks.delta.client", None)
         with pytest.raises(ConfigError, match="needs deltalake") as caught:
             hf.Delta("t").prepare(SCHEMA, None)
-        assert "pip install 'holdfast[delta]'" in caught.value.next_step
+        assert "pip install 'deltalake>=" in caught.value.next_step
 
 
 class TestErrors:

@@ -462,7 +462,7 @@ class TestOpenObjects:
     def test_an_unknown_scheme_names_the_extra_to_install(self) -> None:
         with pytest.raises(ConfigError, match="unknown scheme 'hdfs'") as caught:
             open_objects("hdfs://host/path")
-        assert "holdfast[s3]" in caught.value.next_step
+        assert "pip install 's3fs>=" in caught.value.next_step
 
     @pytest.mark.parametrize(
         "url",

@@ -99,7 +99,7 @@ class TestChanges:
     def test_need_psycopg(self, holdfast: Holdfast, changes: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "holdfast.runtime.capture.postgres.process", None)
         ended = holdfast("capture", changes)
-        assert ended.status == 2 and "pip install 'holdfast[postgres]'" in ended.err
+        assert ended.status == 2 and "pip install 'psycopg[binary]>=" in ended.err
 
 
 class TestRefusal:
@@ -122,7 +122,7 @@ class TestMissingLibrary:
         monkeypatch.setitem(sys.modules, "aiohttp", None)
         monkeypatch.delitem(sys.modules, "holdfast.runtime.capture.server", raising=False)
         ended = holdfast("capture", job("a"))
-        assert ended.status == 2 and "pip install 'holdfast[http]'" in ended.err
+        assert ended.status == 2 and "pip install 'aiohttp>=" in ended.err
 
 
 class TestAdvice:
