@@ -1,4 +1,4 @@
-"""The packages that pages and messages name are those of extras: each line works wherever Holdfast was installed from."""
+"""Pages and messages name the packages of extras, in lines that work wherever Holdfast was installed from."""
 
 from __future__ import annotations
 
