@@ -24,8 +24,8 @@ QUICK_S = 90.0
 FILE_S = 0.1
 """What a file needs besides its tests, to be collected by both workers."""
 LIMIT_S = 6.0
-"""What a test may need that is not in the table: three times the limit of a cheap test. Machines differ, and beside other
-programs, which share its caches, a test takes twice as much."""
+"""What a test may need that is not in the table: three times the limit of a cheap test. Machines differ, and a
+test takes twice as much beside other programs, which share its caches."""
 
 
 @dataclass(frozen=True)
