@@ -36,7 +36,7 @@ class TableShape(Protocol):
         """How messages name it."""
 
     def rows(self) -> pa.Schema:
-        """Return the columns of its rows. Raises ConfigError: a type is not captured."""
+        """Return the columns of its rows. Raises ConfigError: one cannot be captured."""
 
 
 class CapturedTable(Captured, Protocol):

@@ -197,14 +197,16 @@ class Following:
             self._relations.pop(relation.oid, None)
             return
         names = [name for name, _, _ in relation.columns]
+        captured = {column.name for column in table.columns}
+        columns = [each for each in relation.columns if not table.partial or each[0] in captured]
         problem = None
         if not ours or relation.oid != table.oid:
             problem = "it was renamed, or replaced by another table"
-        elif sorted(relation.columns) != sorted(column.shape for column in table.columns):
+        elif sorted(columns) != sorted(column.shape for column in table.columns):
             problem = f"its columns were {', '.join(c.name for c in table.columns)}, and are {', '.join(names)} now"
-            if sorted(names) == sorted(column.name for column in table.columns):
+            if {name for name, _, _ in columns} == captured:
                 shapes = {column.shape for column in table.columns}
-                changed = [name for name, *kind in relation.columns if (name, *kind) not in shapes]
+                changed = [name for name, *kind in columns if (name, *kind) not in shapes]
                 problem = f"the type of {', '.join(changed)} was changed"
         elif relation.identity not in (FULL, FULL if table.full else DEFAULT):
             problem = f"its REPLICA IDENTITY is no longer {'FULL' if table.full else 'DEFAULT'}"

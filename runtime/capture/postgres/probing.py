@@ -30,8 +30,7 @@ def probed(of: Capturing, store: ObjectStore) -> str:
     """
     with connected(of.dsn, of.password) as db:
         check_server(of.dsn, db)
-        table = described(db, of.schema, of.table)
-        table.rows()
+        table = described(db, of.schema, of.table, of.columns)
         meta = read_meta(store)
         tag = None if meta is None else LogReader(store).newest().tag_of(WRITER)
         begun, publication = bool(tag and tag.epoch), of.publication or publication_of(table)

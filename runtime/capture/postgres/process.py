@@ -86,11 +86,11 @@ class Capture(Sessions):
         of = self._of
         with connected(of.dsn, of.password) as db:
             check_server(of.dsn, db)
-            table = described(db, of.schema, of.table)
+            table = described(db, of.schema, of.table, of.columns)
             key = lock_key(Target(self._store, of.log, table, of.partitions, WRITER).uuid)
             self._take_lock(partial(try_lock, db, key))
             key_before = primary_key(db, table.oid)
-            table = described(db, of.schema, of.table)  # again, as the wait may have been long
+            table = described(db, of.schema, of.table, of.columns)  # again, as the wait may have been long
             target = Target(self._store, of.log, table, of.partitions, WRITER)
             publication = of.publication or publication_of(table)
             begun = target.position is not None
@@ -148,7 +148,7 @@ class Capture(Sessions):
         target.claim()
         drop_others(db, prefix, None)
         lock_shape(db, table)
-        if described(db, table.schema, table.name) != table:
+        if described(db, table.schema, table.name, self._of.columns) != table:
             raise Unavailable(
                 f"{table.where} was changed just now",
                 not_done="no snapshot was taken",

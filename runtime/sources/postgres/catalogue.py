@@ -6,7 +6,7 @@ Source: postgresql.org/docs/current: catalog-pg-class.html, catalog-pg-attribute
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -98,8 +98,11 @@ def meaning_of(where: str, error: psycopg.Error) -> HoldfastError:
     )
 
 
-def described(db: Db, schema: str, name: str) -> SourceTable:
+def described(db: Db, schema: str, name: str, wanted: Collection[str] | None = None) -> SourceTable:
     """Return a table.
+
+    Args:
+        wanted: The columns to capture; None: all but generated ones.
 
     Raises:
         ConfigError: it is missing, or cannot be captured.
@@ -119,8 +122,14 @@ def described(db: Db, schema: str, name: str) -> SourceTable:
     columns, key = _columns(db, oid)
     if not key:
         raise _refused(f"{where} has no primary key", f"add one: ALTER TABLE {schema}.{name} ADD PRIMARY KEY (...)")
+    if (child := _child(db, oid)) is not None:
+        raise _inherited(where, child)
     _check_identity(schema, name, identity, toasted)
-    return SourceTable(schema, name, oid, columns, key, identity == FULL)
+    if wanted is None:
+        return SourceTable(schema, name, oid, columns, key, identity == FULL)
+    _check_wanted(where, wanted, [column.name for column in columns], key)
+    chosen = tuple(column for column in columns if column.name in wanted)
+    return SourceTable(schema, name, oid, chosen, key, identity == FULL, partial=True)
 
 
 def check_server(dsn: str, db: Db) -> None:
@@ -164,8 +173,8 @@ def check_readable(db: Db, table: SourceTable) -> None:
     found = db.execute(
         "SELECT current_user, has_schema_privilege(c.relnamespace, 'USAGE'), bool_and(has_column_privilege(c.oid, "
         "a.attnum, 'SELECT')) FROM pg_catalog.pg_class c JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid "
-        "WHERE c.oid = %s::oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' GROUP BY c.relnamespace",
-        (table.oid,),
+        "WHERE c.oid = %s::oid AND a.attnum > 0 AND a.attname = ANY(%s::text[]) GROUP BY c.relnamespace",
+        (table.oid, [column.name for column in table.columns]),
     ).fetchone()
     if found is None:
         return
@@ -190,11 +199,13 @@ def primary_key(db: Db, oid: int) -> str | None:
 
 
 def check_key(db: Db, table: SourceTable, before: str | None) -> None:
-    """Check that a table has kept the primary key by which its log tells rows apart.
+    """Check that a table has kept the primary key by which its log tells rows apart, and that all its rows are its own.
 
     Raises:
-        ConfigError: it has none, or another one: two rows may have had the same key.
+        ConfigError: it has none, or another one: two rows may have had the same key. Or another table inherits from it.
     """
+    if (child := _child(db, table.oid)) is not None:
+        raise _inherited(table.where, child)
     if primary_key(db, table.oid) == before:
         return
     key = ", ".join(f'"{name}"' for name in table.key)
@@ -209,15 +220,58 @@ def check_key(db: Db, table: SourceTable, before: str | None) -> None:
 def _columns(db: Db, oid: int) -> tuple[tuple[PgColumn, ...], tuple[str, ...]]:
     """Return the columns and the primary key of a table."""
     found = db.execute(
-        "SELECT a.attname, a.atttypid::int8, a.atttypmod, format_type(a.atttypid, a.atttypmod), t.typtype = 'e', "
+        "WITH RECURSIVE base(attnum, oid, typmod, domain) AS ("
+        "SELECT attnum, atttypid, atttypmod, false FROM pg_catalog.pg_attribute WHERE attrelid = %(oid)s::oid "
+        "UNION ALL SELECT attnum, typbasetype, CASE WHEN typtypmod = -1 THEN typmod ELSE typtypmod END, true "
+        "FROM base JOIN pg_catalog.pg_type t ON t.oid = base.oid WHERE typtype = 'd') "
+        "SELECT a.attname, a.atttypid::int8, a.atttypmod, format_type(a.atttypid, a.atttypmod), "
+        "b.domain, b.oid::int8, b.typmod, "
         "coalesce(array_position((i.indkey::int2[])[0:i.indnkeyatts - 1], a.attnum), 0) "
-        "FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid "
+        "FROM pg_catalog.pg_attribute a JOIN base b ON b.attnum = a.attnum "
+        "JOIN pg_catalog.pg_type t ON t.oid = b.oid AND t.typtype <> 'd' "
         "LEFT JOIN pg_catalog.pg_index i ON i.indrelid = a.attrelid AND i.indisprimary AND i.indimmediate "
-        "WHERE a.attrelid = %s::oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' ORDER BY a.attnum",
-        (oid,),
+        "WHERE a.attrelid = %(oid)s::oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' "
+        "ORDER BY a.attnum",
+        {"oid": oid},
     ).fetchall()
     places = sorted((place, name) for name, *_, place in found if place)
-    return tuple(PgColumn(*each) for *each, _ in found), tuple(name for _, name in places)
+    columns = tuple(
+        PgColumn(name, type_oid, typmod, type_name, (base, base_typmod) if domain else None)
+        for name, type_oid, typmod, type_name, domain, base, base_typmod, _ in found
+    )
+    return columns, tuple(name for _, name in places)
+
+
+def _child(db: Db, oid: int) -> str | None:
+    """Return a table that inherits from this one; None: there is none."""
+    found = db.execute(
+        "SELECT inhrelid::regclass::text FROM pg_catalog.pg_inherits WHERE inhparent = %s::oid ORDER BY 1 LIMIT 1",
+        (oid,),
+    ).fetchone()
+    return None if found is None else str(found[0])
+
+
+def _inherited(where: str, child: str) -> ConfigError:
+    return _refused(
+        f"{where} has rows in a table that inherits from it, {child}: no primary key covers both, and their changes "
+        "are not those of this table",
+        f"capture {child} and each other such table by itself, and the parent without them: ALTER TABLE {child} NO "
+        "INHERIT ...; or use declarative partitions and capture each of them",
+    )
+
+
+def _check_wanted(where: str, wanted: Collection[str], names: Sequence[str], key: Sequence[str]) -> None:
+    """Refuse a choice of columns that a table lacks, or by which its rows cannot be told apart."""
+    if unknown := [each for each in wanted if each not in names]:
+        raise _refused(
+            f"{where} has no column {unknown[0]!r} that can be captured",
+            f"name columns of the table that are not generated: {', '.join(names)}",
+        )
+    if missing := [each for each in key if each not in wanted]:
+        raise _refused(
+            f"{where}: columns= leaves out {missing[0]!r}, a column of the primary key",
+            f"add it: {', '.join(key)} tell rows apart",
+        )
 
 
 def _check_identity(schema: str, name: str, identity: str, toasted: bool) -> None:

@@ -5,13 +5,17 @@
 | smallint, integer, bigint | int64 | | date | date32 |
 | real, double precision | double | | timestamp | timestamp[us] |
 | boolean | bool | | timestamp with time zone | timestamp[us, UTC] |
-| text, varchar, char, name, enum | string | | numeric(p, s), p at most 38 | decimal128(p, s) |
+| text, varchar, char, name, enum | string | | numeric(p, s) of at most 38 digits | decimal128 |
 | uuid, json, jsonb | string | | bytea | binary |
+| every other type | string: its text | | a domain | as its base type |
+
+A numeric(p, s) has as many digits as its values can have before and behind the point: numeric(3, 5) is
+decimal128(5, 5), numeric(5, -2) is decimal128(7, 0). A numeric without a precision, or with more digits, is text.
 
 The texts are those of a session with `SETTINGS`. Whole columns are converted, not single values.
 
 Invariants
-    - A type that is not listed is refused by name; none is guessed, and no value is rounded.
+    - No type is guessed, and no value is rounded: what no Arrow type holds exactly is the text that the server writes.
     - A value that the Arrow type cannot hold (infinity, NaN of a numeric, a year before 1 or after 9999) is an error.
 
 Pure: no clock, thread or I/O.
@@ -34,6 +38,8 @@ SETTINGS = {
     "bytea_output": "hex",
     "extra_float_digits": "1",
     "client_encoding": "UTF8",
+    "intervalstyle": "iso_8601",
+    "lc_monetary": "C",
     "standard_conforming_strings": "on",
 }
 """Of a session whose texts are converted here. With an extra digit, the text of a float reads back as the same bits."""
@@ -58,14 +64,11 @@ _KINDS: dict[int, pa.DataType] = {
     3802: pa.utf8(),  # jsonb
 }
 """By the number that the type has in every database."""
-SUPPORTED = (
-    "smallint, integer, bigint, real, double precision, boolean, text, varchar, char, enums, uuid, json, jsonb, date, "
-    "timestamp, timestamp with time zone, bytea, and numeric(p, s) with p at most 38"
-)
 _HEADER = 4
 """What a type modifier is larger by than what it says."""
 _DIGITS_MOST = 38
-_SCALE_BITS = 0x7FF
+_SCALE_BITS = 11
+"""Of which the highest is the sign."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,13 @@ class PgColumn:
     """The modifier of the type, such as that of numeric(10,2); -1: it has none."""
     type_name: str = ""
     """For messages."""
-    enum: bool = False
+    base: tuple[int, int] | None = None
+    """Number and modifier of the type of which this one is a domain; None: it is none."""
+
+    @property
+    def of(self) -> tuple[int, int]:
+        """Number and modifier of the type whose texts its values have."""
+        return self.base or (self.type_oid, self.typmod)
 
     @property
     def shape(self) -> tuple[str, int, int]:
@@ -86,31 +95,15 @@ class PgColumn:
         return self.name, self.type_oid, self.typmod
 
 
-def arrow_type(column: PgColumn) -> pa.DataType | None:
-    """Return the Arrow type for the values of a column; None if there is none."""
-    if column.type_oid == NUMERIC:
-        return _decimal(column.typmod)
-    return pa.utf8() if column.enum else _KINDS.get(column.type_oid)
+def arrow_type(column: PgColumn) -> pa.DataType:
+    """Return the Arrow type for the values of a column."""
+    oid, typmod = column.of
+    return _decimal(typmod) if oid == NUMERIC else _KINDS.get(oid, pa.utf8())
 
 
-def row_fields(where: str, columns: tuple[PgColumn, ...], key: tuple[str, ...]) -> pa.Schema:
-    """Return the Arrow columns of a table.
-
-    Raises:
-        ConfigError: a column has a type that is not captured.
-    """
-    kinds = [arrow_type(column) for column in columns]
-    refused = [column for column, kind in zip(columns, kinds, strict=True) if kind is None]
-    if refused:
-        shown = ", ".join(f"{column.name} ({column.type_name or column.type_oid})" for column in refused)
-        raise ConfigError(
-            f"{where}: columns of these types are not captured: {shown}",
-            not_done="nothing was captured",
-            next_step=f"change their types; captured are {SUPPORTED}",
-        )
-    return pa.schema(
-        [pa.field(column.name, kind, column.name not in key) for column, kind in zip(columns, kinds, strict=True)]
-    )
+def row_fields(columns: tuple[PgColumn, ...], key: tuple[str, ...]) -> pa.Schema:
+    """Return the Arrow columns of a table."""
+    return pa.schema([pa.field(column.name, arrow_type(column), column.name not in key) for column in columns])
 
 
 def decoded(texts: pa.Array, column: PgColumn) -> pa.Array:
@@ -123,8 +116,7 @@ def decoded(texts: pa.Array, column: PgColumn) -> pa.Array:
         pa.ArrowInvalid, pl.exceptions.ComputeError: see `values_of`, which reports them.
     """
     kind = arrow_type(column)
-    assert kind is not None, "the table was refused"
-    match column.type_oid:
+    match column.of[0]:
         case _ if pa.types.is_string(kind):
             return texts
         case oid if oid == BOOL:
@@ -159,9 +151,12 @@ def values_of(where: str, texts: pa.Array, column: PgColumn) -> pa.Array:
         ) from None
 
 
-def _decimal(typmod: int) -> pa.DataType | None:
-    """Return the type for numeric(p, s); None if the precision is unlimited or too large, or the scale is odd."""
+def _decimal(typmod: int) -> pa.DataType:
+    """Return the type for numeric(p, s): text if the precision is unlimited, or more than a decimal has."""
     if typmod < _HEADER:
-        return None
-    digits, scale = ((typmod - _HEADER) >> 16) & 0xFFFF, (typmod - _HEADER) & _SCALE_BITS
-    return pa.decimal128(digits, scale) if digits <= _DIGITS_MOST and scale <= digits else None
+        return pa.utf8()
+    digits, scale = ((typmod - _HEADER) >> 16) & 0xFFFF, (typmod - _HEADER) & ((1 << _SCALE_BITS) - 1)
+    if scale >> (_SCALE_BITS - 1):
+        digits, scale = digits + (1 << _SCALE_BITS) - scale, 0  # a negative scale rounds before the point
+    digits = max(digits, scale)
+    return pa.decimal128(digits, scale) if digits <= _DIGITS_MOST else pa.utf8()

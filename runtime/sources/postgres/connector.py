@@ -42,6 +42,7 @@ class Capturing:
     log: str
     partitions: int
     publication: str | None
+    columns: tuple[str, ...] | None = None
     capturer: ClassVar[str] = "holdfast.runtime.capture.postgres.capturer"
     """See Captured.capturer."""
 
@@ -66,7 +67,7 @@ class Capturing:
         except ImportError as error:
             raise no_driver(error) from error
         with connected(self.dsn, self.password) as db:
-            table = described(db, self.schema, self.table)
+            table = described(db, self.schema, self.table, self.columns)
         return record_schema(table.rows(), table.key)
 
 
@@ -89,6 +90,8 @@ class PostgresChanges(RowsOf[Any]):
         password: Where `capture` reads the password: hf.secret("env:PG_PASSWORD"); see `hf.Postgres`.
         publication: The publication to use; an administrator has created it for the table. None: `capture` creates
             one, for which its user has to own the table.
+        columns: The columns to capture, with those of the primary key; None: all but generated ones. The types of the
+            others do not matter, and may change.
 
     Raises:
         ConfigError: an argument cannot be used.
@@ -105,6 +108,7 @@ class PostgresChanges(RowsOf[Any]):
         *,
         password: Secret | None = None,
         publication: str | None = None,
+        columns: Sequence[str] | None = None,
     ) -> None:
         log = log_for("hf.PostgresChanges", into)
         schema, table = _table_of(tables)
@@ -118,6 +122,7 @@ class PostgresChanges(RowsOf[Any]):
             log=log.path,
             partitions=log.partitions,
             publication=publication,
+            columns=_columns_of(columns),
         )
         _check_dsn(dsn)
 
@@ -162,6 +167,15 @@ def _table_of(tables: str | Sequence[str]) -> tuple[str, str]:
     if any(not 1 <= len(each.encode()) <= NAME_BYTES or "\0" in each for each in (schema, name)) or "." in schema:
         raise _refused(f"the table is {dotted!r}", 'name it as "customers", or with its schema: "sales.customers"')
     return schema, name
+
+
+def _columns_of(columns: Sequence[str] | None) -> tuple[str, ...] | None:
+    if columns is None:
+        return None
+    names = [columns] if isinstance(columns, str) else list(columns)
+    if not names or not all(isinstance(each, str) and each for each in names) or len(set(names)) < len(names):
+        raise _refused(f"columns is {columns!r}", 'name each column once, with the primary key: columns=["id", "city"]')
+    return tuple(names)
 
 
 def _refused(what: str, next_step: str) -> ConfigError:

@@ -30,6 +30,8 @@ class SourceTable:
     """The primary key."""
     full: bool
     """Whether old rows are sent with all their values (REPLICA IDENTITY FULL)."""
+    partial: bool = False
+    """Whether it has more columns than those that are captured."""
 
     @property
     def where(self) -> str:
@@ -37,5 +39,5 @@ class SourceTable:
         return f"table {self.schema}.{self.name}"
 
     def rows(self) -> pa.Schema:
-        """Return the columns of its rows. Raises ConfigError: a type is not captured."""
-        return row_fields(self.where, self.columns, self.key)
+        """Return the columns of its rows."""
+        return row_fields(self.columns, self.key)

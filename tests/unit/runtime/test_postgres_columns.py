@@ -71,23 +71,40 @@ def test_values_that_no_column_can_hold_are_refused_without_repeating_them(oid: 
     assert text not in refused.value.what
 
 
+def numeric(digits: int, scale: int) -> int:
+    """Return the type modifier, as make_numeric_typmod of the server does."""
+    return ((digits << 16) | (scale & 0x7FF)) + 4
+
+
 @pytest.mark.parametrize(
-    "refused",
+    ("typmod", "kind", "text"),
     [
-        PgColumn("c", 1700, -1, "numeric"),
-        PgColumn("c", 1700, ((39 << 16) | 2) + 4, "numeric(39,2)"),
-        PgColumn("c", 1700, ((2 << 16) | 5) + 4, "numeric(2,5)"),
-        PgColumn("c", 1007, -1, "integer[]"),
-        PgColumn("c", 1186, -1, "interval"),
+        (numeric(38, 38), pa.decimal128(38, 38), "0." + "9" * 38),
+        (numeric(3, 5), pa.decimal128(5, 5), "0.00999"),
+        (numeric(5, -2), pa.decimal128(7, 0), "9999900"),
+        (numeric(38, -1), pa.utf8(), "9" * 38 + "0"),
+        (numeric(39, 2), pa.utf8(), "9" * 37 + ".99"),
+        (numeric(2, 39), pa.utf8(), "0." + "0" * 37 + "99"),
+        (-1, pa.utf8(), "NaN"),
+        (-1, pa.utf8(), "1.500"),
     ],
-    ids=lambda each: each.type_name,
 )
-def test_types_that_are_not_listed_are_refused_by_name(refused: PgColumn) -> None:
-    with pytest.raises(ConfigError) as error:
-        row_fields("table t", (PgColumn("id", 20, -1, "bigint"), refused), ("id",))
-    assert error.value.what == f"table t: columns of these types are not captured: c ({refused.type_name})"
+def test_a_numeric_has_the_digits_of_its_values_or_is_text(typmod: int, kind: pa.DataType, text: str) -> None:
+    [value] = values_of("table t", pa.array([text]), column(1700, typmod))
+    assert value.type == kind and Decimal(str(value.as_py())).compare_total(Decimal(text)) == 0
+
+
+@pytest.mark.parametrize("oid", [1007, 1186, 1083, 1266, 869, 790, 142, 3904, 26, 600])
+def test_of_any_other_type_the_text_is_kept(oid: int) -> None:
+    assert values_of("table t", pa.array(["{1,NULL}", None]), column(oid)).to_pylist() == ["{1,NULL}", None]
+
+
+def test_a_domain_is_what_it_is_made_of() -> None:
+    euros = PgColumn("c", 99_999, -1, "euros", (1700, NUMERIC_10_2))
+    assert values_of("table t", pa.array(["1.50"]), euros).to_pylist() == [Decimal("1.50")]
+    assert euros.shape == ("c", 99_999, -1)
 
 
 def test_keys_are_never_null_and_other_columns_may_be() -> None:
-    fields = row_fields("table t", (PgColumn("id", 23, -1), PgColumn("mood", 99_999, -1, "mood", True)), ("id",))
+    fields = row_fields((PgColumn("id", 23, -1), PgColumn("mood", 99_999, -1, "mood")), ("id",))
     assert fields == pa.schema([pa.field("id", pa.int64(), False), pa.field("mood", pa.utf8())])
