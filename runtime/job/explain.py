@@ -28,8 +28,7 @@ from holdfast.runtime.job.status import (
     SOURCE_UNLISTED,
     time_held,
 )
-from holdfast.runtime.job.waiting import EPOCHS_MEASURED
-from holdfast.runtime.wire.vitals import FUNCTION, INTERPRETER, SOURCE, described
+from holdfast.runtime.job.waiting import EPOCHS_MEASURED, busy_with
 
 SLOW_EPOCHS = 3
 """An epoch is slow if it is open for longer than this many intervals and longer than SLOW_MIN_MS."""
@@ -258,14 +257,8 @@ def _event_time(shown: Status) -> Iterator[Finding]:
 
 
 def _busy(now: Activity) -> Iterator[Finding]:
-    held = {reason for each in now.waiting for reason in each.held_by}
-    for mark in sorted(reason for reason in held if reason.startswith((FUNCTION, SOURCE)) or reason == INTERPRETER):
-        yield Finding(
-            "slow_source" if mark.startswith(SOURCE) else "slow_function",
-            f"a worker is busy with {described(mark)}, which takes seconds for one row or batch",
-            "find out what it computes or waits for; a worker that is busy with it for longer than hung_after_ms is "
-            "replaced",
-        )
+    for found in busy_with(reason for each in now.waiting for reason in each.held_by):
+        yield Finding(*found)
 
 
 def _sources(shown: Status, now: Activity) -> Iterator[Finding]:

@@ -133,10 +133,17 @@ def _ms(seconds: float | None) -> int | None:
 def _problems(state: master.Master) -> tuple[Problem, ...]:
     if not isinstance(state.phase, master.Over):
         refusals = (*_local_refusals(state), *_merge_refusals(state), *_sink_refusals(state))
-        return (*refusals, *_source_refusals(state), *_unlisted(state), *_severed(state), *standbys.problems(state))
+        held = (*_busy(state), *_unlisted(state), *_severed(state), *standbys.problems(state))
+        return (*refusals, *_source_refusals(state), *held)
     if state.phase.error is None:
         return ()
     return (Problem(code=state.phase.outcome, **asdict(state.phase.error)),)
+
+
+def _busy(state: master.Master) -> list[Problem]:
+    """Return a problem for every function or read with which a worker has been busy for seconds."""
+    marks = (reason for hosted in state.workers.values() for reason in hosted.progress.held_by)
+    return [Problem(code=code, what=what, next=next_step) for code, what, next_step in waiting.busy_with(marks)]
 
 
 def late_of(manifest: Manifest | None) -> Late | None:

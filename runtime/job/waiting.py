@@ -8,16 +8,39 @@ Source: API.md, `holdfast explain`; DESIGN section 13 (`live.json`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from holdfast.checkpoint import append, coordinator
 from holdfast.model import NO_EPOCH, Pending, Tag, Timeline
 from holdfast.runtime.driver.deployment import launch_allowed_at, older_output_is_left
 from holdfast.runtime.driver.state import Finishing, Master, Running, Stopping
 from holdfast.runtime.job.live import Activity, Backlog, Ended, Failures, Launching, OpenEpoch, Waiting
+from holdfast.runtime.wire.vitals import FUNCTION, INTERPRETER, SOURCE, described
 
 STOP = "stop"
 """How a status names the ending of a job that was asked to stop."""
+SLOW_FUNCTION, SLOW_SOURCE = "slow_function", "slow_source"
+"""Codes of the problem that a worker is busy with one row, batch or read for seconds."""
 EPOCHS_MEASURED = 5
 """The first of a generation take longer, and so may a single one."""
+
+
+def busy_with(marks: Iterable[str]) -> list[tuple[str, str, str]]:
+    """Return code, sentence and advice for each function or read with which a worker has been busy for seconds.
+
+    Args:
+        marks: What holds workers up, as their heartbeats say.
+    """
+    long = sorted({each for each in marks if each.startswith((FUNCTION, SOURCE)) or each == INTERPRETER})
+    advice = "find out what it computes or waits for; a worker that is busy with it for longer than hung_after_ms is "
+    return [
+        (
+            SLOW_SOURCE if mark.startswith(SOURCE) else SLOW_FUNCTION,
+            f"a worker is busy with {described(mark)}, which takes seconds for one row or batch",
+            f"{advice}replaced",
+        )
+        for mark in long
+    ]
 
 
 def of(state: Master) -> Activity:

@@ -72,6 +72,14 @@ def is_gone(driver: DriverProcess) -> bool:
     return began is None or (driver.began is not None and driver.began != began)
 
 
+def is_running(driver: DriverProcess) -> bool:
+    """Return whether the driver is known to run; False if this process cannot know."""
+    here = (socket.gethostname(), boot_id(), _namespace())
+    if (driver.host, driver.boot_id, driver.namespace) != here or driver.began is None:
+        return False
+    return _began(driver.pid) == driver.began
+
+
 def _namespace() -> str:
     try:
         return os.readlink("/proc/self/ns/pid")

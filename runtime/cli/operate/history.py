@@ -22,7 +22,7 @@ from holdfast.ports import ObjectStore
 from holdfast.runtime.job import status
 from holdfast.runtime.job.live import Number, Problem, RestartRow, SinkRow, SourceRow, State, Status
 from holdfast.runtime.job.stored import Stored, read_live
-from holdfast.runtime.wire.presence import is_gone
+from holdfast.runtime.wire.presence import is_gone, is_running
 
 FULL_BELOW_BYTES = 64 << 10
 """With less free space a disk counts as full; a `live.json` of many workers takes about as much."""
@@ -124,7 +124,12 @@ def _lost(shown: Status, driver: DriverProcess) -> Status:
     where = f"the driver (pid {driver.pid} on {driver.host})"
     if is_gone(driver):
         return _unreachable(shown, f"{where} is gone", "run the job again: it resumes from its last checkpoint")
-    return _unreachable(shown, f"{where} was last seen {driver.seen_ms / 1000:,.0f} s ago", CHECK_DRIVER)
+    ago = f"{driver.seen_ms / 1000:,.0f} s"
+    if is_running(driver):
+        reason = f"{where} runs, but has not been able to report to {shown.root} for {ago}"
+        next_step = "make sure that the root takes writes from there; the driver then continues. If it does, the "
+        return _root_refused(shown, reason, f"{next_step}process is stopped or hangs: end it, and run the job again")
+    return _unreachable(shown, f"{where} was last seen {ago} ago", CHECK_DRIVER)
 
 
 def free_bytes(folder: str) -> int | None:
@@ -140,7 +145,7 @@ def _full(shown: Status, folder: str, free: int) -> Status:
     """Explain why a live driver may be silent: the disk has no room for `live.json`."""
     reason = f"the disk of {folder} is full ({free:,} bytes are free): a running driver cannot report there"
     next_step = f"free space on the disk of {folder}; a running driver then continues, otherwise run the job again"
-    return replace(shown, reason=reason, problems=(Problem(code=status.ROOT_REFUSED, what=reason, next=next_step),))
+    return _root_refused(shown, reason, next_step)
 
 
 def _ahead(driver: DriverProcess, now_us: int) -> list[Problem]:
@@ -162,6 +167,11 @@ def _is_known_gone(driver: DriverProcess | None) -> bool:
 
 def _unreachable(shown: Status, reason: str, next_step: str) -> Status:
     problem = Problem(code="unreachable", what=reason, next=next_step)
+    return replace(shown, state="unreachable", reason=reason, problems=(problem,))
+
+
+def _root_refused(shown: Status, reason: str, next_step: str) -> Status:
+    problem = Problem(code=status.ROOT_REFUSED, what=reason, next=next_step)
     return replace(shown, state="unreachable", reason=reason, problems=(problem,))
 
 

@@ -30,6 +30,8 @@ from holdfast.runtime.wire.clock import SystemClock
 
 LOOK_EVERY_S = 0.2
 DOT_EVERY_S = 1.0
+SAY_AFTER_S = 3.0
+"""From then on, a stop that waits says what for."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -110,7 +112,8 @@ def handle(args: argparse.Namespace) -> int:
 def _wait(stored: Stored, request: str, deadline: float, args: argparse.Namespace) -> Status:
     """Wait until the log or the driver's last report shows that the run has ended; return that status."""
     reply: Mapping[str, Any] | None = None
-    dotted, dots = time.monotonic(), 0
+    began = dotted = time.monotonic()
+    dots, said = 0, None
     try:
         while True:
             shown = status_of(stored, SystemClock().wall_us())
@@ -135,6 +138,10 @@ def _wait(stored: Stored, request: str, deadline: float, args: argparse.Namespac
             if time.monotonic() - dotted >= DOT_EVERY_S:
                 dotted, dots = time.monotonic(), dots + 1
                 print(".", end="", file=sys.stderr, flush=True)
+                waits = stop_waits(shown)
+                if waits is not None and waits.on != said and time.monotonic() - began >= SAY_AFTER_S:
+                    said, dots = waits.on, 0
+                    advise(f"\n{stored.name} waits: {waits.what}. To end it at once: holdfast stop {stored.name} --now")
             time.sleep(LOOK_EVERY_S)
     finally:
         if dots:

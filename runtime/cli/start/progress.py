@@ -21,6 +21,7 @@ from holdfast.runtime.cli import text
 from holdfast.runtime.execution.signals import NEXT_RUN
 from holdfast.runtime.job.live import SourceRow, Status
 from holdfast.runtime.job.stopping import is_stopping, stop_waits
+from holdfast.runtime.job.waiting import SLOW_FUNCTION, SLOW_SOURCE
 
 Style = Literal["auto", "plain", "json", "none"]
 STYLES: tuple[Style, ...] = ("auto", "plain", "json", "none")
@@ -174,10 +175,13 @@ class Progress:
         self._recoveries = len(recovered)
 
     def _note_problems(self, shown: Mapping[str, Any]) -> None:
-        """Report each problem when it begins and when it is gone, not each attempt in between."""
+        """Report each problem when it begins and when it is gone, not each attempt in between.
+
+        A slow function would come and go with every batch; `status` and `explain` name it.
+        """
         if shown["state"] in _OVER:
             return  # the end of the run reports its error
-        present = {problem["code"]: problem for problem in shown["problems"]}
+        present = {each["code"]: each for each in shown["problems"] if each["code"] not in (SLOW_FUNCTION, SLOW_SOURCE)}
         for code in [code for code in self._problems if code not in present]:
             self.note(f"resolved: {self._problems.pop(code)}")
         for code in [code for code in present if code not in self._problems]:

@@ -61,6 +61,8 @@ class TestWorkerReportedByItsCompanion:
         run.hear(vitals(A, "held"))
         found = [each for each in explain.findings(shown(run)) if each.code == "slow_function"]
         assert [STEP in each.what for each in found] == [True]
+        [problem] = status.of_run(run.state, "root", "continuous", None).problems
+        assert problem.code == "slow_function" and STEP in problem.what and "hung_after_ms" in str(problem.next)
 
     @pytest.mark.parametrize(
         ("mark", "code", "named"),

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.job.stored import open_job
+from holdfast.runtime.wire.presence import myself
 
 if TYPE_CHECKING:
     from tests.unit.runtime.cli.conftest import Ended, History
@@ -128,6 +130,19 @@ class TestStatus:
         assert (shown["state"], [each["code"] for each in shown["problems"]]) == ("unreachable", ["root_refused"])
         assert f"the disk of {job.folder} is full" in shown["reason"]
         assert "free space" in shown["problems"][0]["next"]
+
+    def test_a_driver_that_runs_here_and_does_not_report_is_not_called_silent(
+        self, holdfast: Holdfast, history: Begin
+    ) -> None:
+        """As while the store is away: its process is there, and what it would say cannot be written."""
+        at = now_us() - MINUTE_US
+        history("hot").live(driver=msgspec.to_builtins(myself("a", at)))
+        shown = holdfast("status", "hot", "--json").json
+        [problem] = shown["problems"]
+        assert (shown["state"], problem["code"]) == ("unreachable", "root_refused")
+        assert f"(pid {os.getpid()} on " in problem["what"] and "has not been able to report to" in problem["what"]
+        assert "make sure that the root takes writes" in problem["next"]
+        assert "root_refused" in holdfast("explain", "hot", "--json").out
 
     def test_a_driver_whose_process_has_ended_is_not_awaited(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot").live()

@@ -74,6 +74,19 @@ class TestStop:
         assert ended.status == 5
         assert "has not answered the request, and waits: sink out cannot deliver: the disk is full" in ended.err
 
+    def test_one_that_waits_for_a_function_says_so_and_how_to_end_at_once(
+        self, holdfast: Holdfast, history: Begin, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("holdfast.runtime.cli.operate.stop.DOT_EVERY_S", 0.0)
+        monkeypatch.setattr("holdfast.runtime.cli.operate.stop.SAY_AFTER_S", 0.0)
+        waiting = [{"worker": "w1", "subtask": 0, "ready": True, "ended": False, "silent_ms": 0,
+                    "held_by": ["function: map f"]}]  # fmt: skip
+        history("hot").live(ending="stop", waiting=waiting)
+        ended = holdfast("stop", "hot", "--timeout", "1s")
+        said = "waits: a worker is busy with the Python function of step 'map f', which takes seconds for one row"
+        assert ended.status == 5 and ended.err.count(said) == 2, "once while it waits, once when it gives up"
+        assert "To end it at once: holdfast stop hot --now" in ended.err
+
     def test_the_json_is_the_last_status(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot")
         job.checkpoint(5)
