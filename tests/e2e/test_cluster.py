@@ -177,7 +177,8 @@ def forms(secret: bytes) -> list[bytes]:
 def submit(cluster: Standalone, folder: Path, *flags: str, **environment: str) -> None:
     """Run the job by spark-submit, without this process's settings for finding Holdfast."""
     command = [str(SPARK_SUBMIT), "--master", cluster.url, *flags, str(JOB), "--progress", "plain"]
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | cluster.environment | environment
+    ours = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "HOLDFAST_LOCAL")}
+    environment = ours | cluster.environment | environment
     environment |= {"COUNTING_FOLDER": str(folder), "TMPDIR": str(folder)}
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
