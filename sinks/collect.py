@@ -14,14 +14,16 @@ import os
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import polars as pl
 import pyarrow as pa
 
 from holdfast.errors import ConfigError
+from holdfast.sinks.nested_json import column_of, is_nested
 from holdfast.sinks.sql.dialect import translated
 from holdfast.sinks.sql.session import Session
-from holdfast.sinks.sql.values import TIMESTAMP, Value
+from holdfast.sinks.sql.values import TIME_OF_DAY, TIMESTAMP, Value
 from holdfast.sinks.sqlite.dialect import NAN
 from holdfast.sinks.sqlite.sink import SQLite
 from holdfast.traits import SinkTraits
@@ -112,6 +114,10 @@ def _series(field: pa.Field, values: list[Value]) -> pl.Series:
         )
     if pa.types.is_date32(field.type):
         return pl.Series(field.name, values, pl.String).str.to_date("%Y-%m-%d")
+    if field.type == TIME_OF_DAY:
+        return pl.Series(field.name, values, pl.String).str.to_time("%H:%M:%S%.6f")
+    if is_nested(field.type):
+        return pl.Series(field.name, column_of(cast(list[str | None], values), field.type))
     if pa.types.is_boolean(field.type):
         return pl.Series(field.name, values, pl.Int64).cast(pl.Boolean)
     if pa.types.is_floating(field.type):

@@ -4,8 +4,8 @@ A value is a JSON object with the columns of a row, in their order. A key is mad
 bytes is the key as it is; one column of another type is a JSON value, several columns are a JSON object.
 
 In JSON, times are text in RFC 3339 (UTC, six digits of a second) or numbers since 1970, dates are text, decimals are
-text, so that no reader rounds them, and bytes are base64: the forms that hf.JSON reads. JSON has none for NaN and
-infinities, so rows with them are refused before they are staged.
+text, so that no reader rounds them, bytes are base64, lists are arrays, structs and maps are objects: the forms that
+hf.JSON reads. JSON has none for NaN and infinities, so rows with them are refused before they are staged.
 
 Pure: values in, values out. Source: API.md (sources); docs/guide/kafka.md.
 """
@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import ConfigError
+from holdfast.sinks.nested_json import all_finite, is_nested, parts, texts
 
 TimeForm = Literal["rfc3339", "s", "ms", "us"]
 _PER_US: Mapping[str, int] = {"s": 1_000_000, "ms": 1_000, "us": 1}
@@ -37,7 +38,7 @@ SCHEMAS_MAX = 256
 def check_forms(where: str, schema: pa.Schema) -> None:
     """Refuse columns that have no form. Raises ConfigError."""
     for field in schema:
-        if not _has_form(field.type):
+        if not has_form(field.type):
             raise ConfigError(
                 f"{where}: the column {field.name!r} has type {field.type}, which JSON values cannot hold here",
                 not_done="the job was not planned",
@@ -49,12 +50,13 @@ def check_forms(where: str, schema: pa.Schema) -> None:
 def check_finite(where: str, batch: pa.RecordBatch) -> None:
     """Refuse rows that have no form. Raises ConfigError."""
     for field, column in zip(batch.schema, batch.columns, strict=True):
-        if pa.types.is_floating(field.type) and not pc.all(pc.is_finite(column), min_count=0).as_py():
+        if not all_finite(column):
             raise ConfigError(
                 f"{where}: the column {field.name!r} holds NaN or an infinity, for which JSON has no form",
                 not_done="the rows were not written",
-                next_step=f"before the sink, drop such rows with .filter(pl.col({field.name!r}).is_finite()), or "
-                "replace the values",
+                next_step="before the sink, drop such rows with "
+                + (".filter(...)" if is_nested(field.type) else f".filter(pl.col({field.name!r}).is_finite())")
+                + ", or replace the values",
             )
 
 
@@ -63,10 +65,28 @@ def objects(batch: pa.RecordBatch, names: Sequence[str], time: TimeForm = "rfc33
     if not names or not batch.num_rows:
         return [b"{}"] * batch.num_rows
     columns = {name: batch.column(name) for name in names}
+    if any(is_nested(column.type) for column in columns.values()):
+        return _with_nested(columns, time)
     frame = pl.DataFrame([pl.Series(name, column) for name, column in columns.items()])
     encoded = frame.select(_object(tuple((name, column.type) for name, column in columns.items()), time)).to_series()
     found: list[bytes] = encoded.to_arrow(compat_level=pl.CompatLevel.oldest()).view(pa.large_binary()).to_pylist()
     return found
+
+
+def _with_nested(columns: Mapping[str, pa.Array], time: TimeForm) -> list[bytes]:
+    """Return a JSON object per row; the members of flat columns are made by Polars, as if there were no others."""
+    flat = {name: column for name, column in columns.items() if not is_nested(column.type)}
+    frame = pl.DataFrame([pl.Series(name, column) for name, column in flat.items()])
+    single = [_object(((name, column.type),), time).alias(f"{at}") for at, (name, column) in enumerate(flat.items())]
+    made = dict(zip(flat, frame.select(single).get_columns(), strict=True)) if flat else {}
+    members = []
+    for name, column in columns.items():
+        if name in made:
+            text = made[name].to_arrow(compat_level=pl.CompatLevel.oldest()).view(pa.large_binary()).to_pylist()
+            members.append([each[1:-1] for each in text])
+        else:
+            members.append([_member(name) + each for each in texts(column, time)])
+    return [b"{" + b",".join(row) + b"}" for row in zip(*members, strict=True)]
 
 
 def keys_of(batch: pa.RecordBatch, key: tuple[str, ...]) -> list[bytes | None]:
@@ -99,7 +119,9 @@ def largest(batch: pa.RecordBatch) -> int:
     size = 0
     for field, column in zip(batch.schema, batch.columns, strict=True):
         size += len(_member(field.name)) + 2
-        if is_raw(field.type):
+        if is_nested(field.type):
+            size += max(map(len, texts(column)), default=0)
+        elif is_raw(field.type):
             size += _ESCAPED_MAX * (pc.max(pc.binary_length(column)).as_py() or 0)
         else:
             size += _PLAIN_MAX
@@ -121,6 +143,8 @@ def _plain(name: str, kind: pa.DataType, time: TimeForm) -> pl.Expr:
         return column.dt.timestamp("us") // _PER_US[time]
     if pa.types.is_date32(kind):
         return column.dt.strftime("%Y-%m-%d")
+    if pa.types.is_time(kind):
+        return column.dt.strftime("%H:%M:%S%.6f")
     if pa.types.is_decimal(kind):
         return column.cast(pl.String)
     return column.bin.encode("base64") if _is_binary(kind) else column
@@ -132,7 +156,10 @@ def _member(name: str) -> bytes:
     return pl.DataFrame({name: [0]}).write_ndjson().encode()[1:-3]
 
 
-def _has_form(kind: pa.DataType) -> bool:
+def has_form(kind: pa.DataType) -> bool:
+    """Return whether values of a type have a form in JSON; of some, all but NaN and infinities."""
+    if is_nested(kind):
+        return all(map(has_form, parts(kind)))
     return is_raw(kind) or any(fits(kind) for fits in _FIXED_WIDTH)
 
 
@@ -150,6 +177,7 @@ _FIXED_WIDTH: tuple[Callable[[pa.DataType], bool], ...] = (
     pa.types.is_floating,
     pa.types.is_date32,
     pa.types.is_decimal128,
+    lambda kind: bool(kind == pa.time64("us")),
     _is_time,
 )
 """Types whose values have a bounded length as JSON."""

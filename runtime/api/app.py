@@ -32,6 +32,7 @@ from holdfast.runtime.rows.dead_letters import DEAD_LETTERS, DLQ
 from holdfast.runtime.rows.event_times import computed_time, watermark_of
 from holdfast.runtime.rows.expressions import Column, check_column_name, unknown_column
 from holdfast.runtime.rows.row_types import RowsOf, T
+from holdfast.runtime.rows.schema import fits, in_stream, renamed
 from holdfast.runtime.rows.windows import TIME
 from holdfast.runtime.sources.connector import (
     ChangelogConnector,
@@ -247,8 +248,10 @@ class App:
     ) -> Node:
         """Add a source to the graph."""
         source = checked_source(source_of(source), where)
-        schema = source.schema
-        check_columns(schema, where)
+        names = in_stream(source.row_type)
+        read = renamed(source.schema, names)
+        check_columns(read, where)
+        schema = read
         time, computed = event_time_of(times.event_time, schema, where)
         schema = schema if computed is None else schema.append(computed.field)
         check_time_arguments(time, times.out_of_orderness, times.watermark, where)
@@ -261,11 +264,11 @@ class App:
             _disorder_ms(times.out_of_orderness, where),
             duration_ms(times.idle_after, f"{where}: idle_after"),
             policy,
-            _partitioned_by(source, partitioned_by, source.schema, where),
+            _partitioned_by(source, partitioned_by, read, where),
             computed,
             None if times.watermark is None else watermark_of(times.watermark, schema, where),
         )
-        row_type = source.row_type if computed is None else None
+        row_type = source.row_type if fits(source.row_type, schema) else None
         return self._graph.add(kind, None, name, schema, row_type=row_type, event_time=time)
 
     def plan(self) -> Plan:
@@ -325,6 +328,8 @@ def _partitioned_by(source: Source, given: Sequence[str] | None, schema: pa.Sche
     """Return the columns that partition a source, as given in the app or else by the source; () if unknown."""
     known = source.traits.partitioned_by if given is None else given
     columns = (known,) if isinstance(known, str) else tuple(known)
+    if given is None:
+        columns = tuple(in_stream(source.row_type).get(name, name) for name in columns)
     for name in columns:
         if name not in schema.names:
             raise unknown_column(name, schema.names, where)

@@ -37,12 +37,14 @@ def call_of(
     use: Use,
     taken: Collection[str],
     has_dlq: bool = False,
+    to: type | None = None,
 ) -> Call:
     """Check a function and return the step that calls it with rows of this schema.
 
     Args:
         row_type: The dataclass of the rows; None is `hf.Row`.
         taken: Names of existing steps; this one gets another.
+        to: The dataclass of what the function returns.
         has_dlq: The app has a dead letter queue.
 
     Raises:
@@ -67,7 +69,7 @@ def call_of(
     while operator in taken:
         number += 1
         operator = f"{name} ({number})"
-    return Call(how, function, row_type, on_error, operator, use)
+    return Call(how, function, row_type, on_error, operator, use, None if how == "filter" else to)
 
 
 def checked_policy(on_error: object, where: str, has_dlq: bool) -> OnError:
@@ -109,7 +111,7 @@ def row_schema(to: Any, use: Use) -> tuple[pa.Schema, type | None]:
 
 
 def checked_as(
-    given: pa.Schema, wanted: pa.Schema, upsert_key: tuple[str, ...] | None, use: Use
+    given: pa.Schema, wanted: pa.Schema, upsert_key: tuple[str, ...] | None, use: Use, row_type: type | None = None
 ) -> tuple[Check, pa.Schema]:
     """Return the step that gives a stream the columns of `wanted`, and the resulting schema.
 
@@ -125,7 +127,7 @@ def checked_as(
         raise refused(use, f"the columns differ: {difference}", next_step)
     not_null = tuple(field.name for field in wanted if not field.nullable and given.field(field.name).nullable)
     fields = [field if upsert_key is None else given.field(field.name) for field in wanted]
-    return Check(not_null, use), pa.schema(fields)
+    return Check(not_null, use, row_type), pa.schema(fields)
 
 
 def united(schemas: list[pa.Schema], use: Use) -> pa.Schema:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -74,7 +75,7 @@ def matched(
     alike = not any(asks for condition in conditions for _, asks in condition.functions)
     automaton = _automaton(pattern, pattern.within_us, skip, partial_matches_max, alike)
     schema, row_type = row_schema(to, use)
-    result = _result(node, automaton, keys, time, schema, select, use)
+    result = replace(_result(node, automaton, keys, time, schema, select, use), to=row_type)
     columns = _columns(node, keys, time, conditions, result, use)
     timed = time in schema.names and schema.field(time) == node.schema.field(time)
     delayed = timed and select is not None

@@ -49,13 +49,15 @@ def process_of(
     if (why := unreadable(node.schema)) is not None:
         raise refused(use, why, "cast it to microseconds first")
     _check_clocks(node, declared, use)
-    given = {side: row_schema(each, use)[0] for side, each in (sides or {}).items()}
+    described = {side: row_schema(each, use) for side, each in (sides or {}).items()}
+    given = {side: schema for side, (schema, _) in described.items()}
     for side in given:
         if not side.isidentifier() or side == MAIN:
             raise refused(use, f"a side cannot be called {side!r}", "give it another name")
     gives = row_schema(to, use)
     columns, claimed = tuple(node.schema.names), graph.claim(name, "operator")
-    step = Process(claimed, keys, columns, process, policy, use, node.row_type, node.event_time, given)
+    types = {MAIN: gives[1], **{side: row_type for side, (_, row_type) in described.items()}}
+    step = Process(claimed, keys, columns, process, policy, use, node.row_type, node.event_time, given, types)
     return step, gives
 
 

@@ -43,6 +43,7 @@ from holdfast.runtime.rows.join_bounds import Between
 from holdfast.runtime.rows.keyed_process import KeyedProcess
 from holdfast.runtime.rows.patterns import PARTIALS, Pattern
 from holdfast.runtime.rows.row_types import ArrowSchema, R, Row, T
+from holdfast.runtime.rows.schema import aliases_of, renamed
 from holdfast.runtime.rows.triggers import AllTime, Every
 from holdfast.runtime.rows.windows import LENGTH_MAX_US, WINDOW_END, Windows
 from holdfast.runtime.sources.connector import Connector, sink_of
@@ -397,7 +398,7 @@ class Stream(Generic[T]):
         """
         use = self._use("as_")
         wanted, row_type = row_schema(to, use)
-        check, schema = checked_as(self.schema, wanted, self.upsert_key, use)
+        check, schema = checked_as(self.schema, wanted, self.upsert_key, use, row_type)
         return self._then(check, schema, row_type, self._time_in(schema))
 
     def key_by(self, *columns: str) -> Keyed:
@@ -431,9 +432,11 @@ class Stream(Generic[T]):
                 f"sink {name!r} at {position()}: {what}",
                 'give one, for example hf.SQLite("out.db", table="hot", key=["auction"])',
             )
-        checked = self._graph.claim(name, "sink")
+        checked, names = self._graph.claim(name, "sink"), aliases_of(self._node.row_type)
+        schema = renamed(self.schema, names)
+        key = None if self.upsert_key is None else tuple(names.get(each, each) for each in self.upsert_key)
         try:
-            sink.check(self.schema, self.upsert_key)
+            sink.check(schema, key)
         except HoldfastError as error:
             del self._graph.names[checked]
             raise ConfigError(
@@ -442,7 +445,8 @@ class Stream(Generic[T]):
                 next_step=error.next_step,
             ) from error
         self._graph.sinks[checked] = sink
-        self._graph.add(SinkStep(checked), self._node, self._node.stream, self.schema, self.upsert_key)
+        step = SinkStep(checked, tuple((alias, name) for name, alias in names.items()))
+        self._graph.add(step, self._node, self._node.stream, schema, key)
 
     def _use(self, method: str) -> Use:
         return Use(method, position(), self._node.stream)
@@ -466,7 +470,7 @@ class Stream(Generic[T]):
         steps = (node.kind for node in self._graph.nodes if isinstance(node.kind, Step))
         taken = {step.name for step in steps if step.name is not None}
         has_dlq = self._graph.dlq is not None
-        call = call_of(how, function, self.schema, self._node.row_type, on_error, use, taken, has_dlq)
+        call = call_of(how, function, self.schema, self._node.row_type, on_error, use, taken, has_dlq, gives[1])
         return self._then(call, *gives, self._time_in(gives[0]))
 
     def _time_in(self, schema: pa.Schema) -> str | None:

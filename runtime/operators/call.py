@@ -37,7 +37,7 @@ from holdfast.runtime.rows.failing import NOT_THE_ROWS_FAULT, raised
 from holdfast.runtime.rows.forms import code_hash, code_of, name_of
 from holdfast.runtime.rows.row_types import RowMaker
 from holdfast.runtime.rows.rows import WrongRow, batch_of_columns, batch_of_rows
-from holdfast.runtime.rows.schema import columns_shown
+from holdfast.runtime.rows.schema import columns_shown, limited
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.runtime.wire.vitals import FUNCTION
 
@@ -58,6 +58,8 @@ class Call(Step):
     operator: str
     """The name under which rows are counted; unlike an aggregate's name, it identifies no stored state."""
     use: Use
+    to: type | None = None
+    """The dataclass that the returned rows are to fit."""
 
     kind: ClassVar[str] = "call"
     row_wise: ClassVar[bool] = True
@@ -111,6 +113,7 @@ class FunctionOperator(Operator):
     def __init__(self, call: Call, ctx: OperatorContext) -> None:
         self._call, self._given, self._gives = call, ctx.given, ctx.placed[0].schema
         self._ctx, self._origin, self._arrival, self._time_slice = ctx, ctx.origin, ctx.arrival, ctx.time_slice
+        self._limited = limited(call.to, self._gives)
         self._rows = None if call.how == "map_batches" else RowMaker(ctx.given, call.row_type)
         self._function = self._listed if call.how == "flat_map" else call.function
         self._piece_rows, self._pace = PIECE_ROWS, ctx.time_slice.pace()
@@ -244,7 +247,7 @@ class FunctionOperator(Operator):
     def _fitting(self, results: list[Any], bounds: list[int] | None) -> list[pa.RecordBatch]:
         """Return the results as batches, halved until the ones that do not fit are left out."""
         try:
-            return [batch_of_rows(self._gives, results)]
+            return [batch_of_rows(self._gives, results, self._call.to)]
         except WrongRow as wrong:
             if len(results) == 1 or self._call.on_error == "fail":
                 number = wrong.row if bounds is None or wrong.row is None else bisect_right(bounds, wrong.row)
@@ -256,7 +259,7 @@ class FunctionOperator(Operator):
     def _all_fitting(self, given: list[list[Any]], numbers: Sequence[int]) -> list[pa.RecordBatch]:
         """Return the results as batches, without those of a row if any of its results does not fit."""
         try:
-            return [batch_of_rows(self._gives, list(chain.from_iterable(given)))]
+            return [batch_of_rows(self._gives, list(chain.from_iterable(given)), self._call.to)]
         except WrongRow as wrong:
             if len(given) == 1:
                 self._drop_or_fail(1, numbers[0], f"returned a wrong row: {wrong.what}", wrong)
@@ -296,7 +299,18 @@ class FunctionOperator(Operator):
                 raise WrongRow(f"column {field.name!r} takes {field.type}, not {given.schema.field(at[0]).type}")
             if len(at) > 1:
                 raise WrongRow(f"column {field.name!r} occurs twice")
-        return batch_of_columns(self._gives, given, given.num_rows)
+        return self._allowed(batch_of_columns(self._gives, given, given.num_rows))
+
+    def _allowed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return a batch whose values the fields of the dataclass allow. Raises WrongRow."""
+        for name, kind in self._limited.items():
+            if (found := kind.wrong(column := kind.normal(batch.column(name)))) is not None:
+                row = int(found.argmax())
+                unfit = kind.reason(column[row].as_py())
+                raise WrongRow(f"column {name!r}{unfit.path} {unfit.why}" if unfit else name, column=name, row=row)
+            place = batch.schema.get_field_index(name)
+            batch = batch.set_column(place, batch.schema.field(place), column)
+        return batch
 
     # Failures
 

@@ -15,8 +15,10 @@ from holdfast.errors import JobFailed, Where
 from holdfast.runtime.operators.contract import MAIN, OP_FIELD, Needed, Operator, OperatorContext, Step, in_order
 from holdfast.runtime.operators.union import relabelled
 from holdfast.runtime.rows.expressions import Use
-from holdfast.runtime.rows.schema import columns_shown
+from holdfast.runtime.rows.field_types import FieldType
+from holdfast.runtime.rows.schema import columns_shown, limited
 from holdfast.sinks.contract import PUT
+from holdfast.storage.held_values import row_shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +27,8 @@ class Check(Step):
 
     not_null: tuple[str, ...]
     use: Use
+    to: type | None = None
+    """The dataclass whose fields have to allow the values."""
 
     kind: ClassVar[str] = "check"
     row_wise: ClassVar[bool] = True
@@ -34,7 +38,7 @@ class Check(Step):
         return True
 
     def reads(self, port: int, given: pa.Schema, needed: Needed) -> tuple[str, ...]:
-        return in_order(needed.get(MAIN, frozenset()) | set(self.not_null), given)
+        return in_order(needed.get(MAIN, frozenset()) | set(self.not_null) | set(limited(self.to, given)), given)
 
     def made_from(self, name: str) -> str:
         return name
@@ -57,6 +61,7 @@ class _CheckOperator(Operator):
         placed, needed = ctx.placed[0], ctx.needed()
         self._upsert = placed.upsert_key is not None
         fields = [field for field in placed.schema if field.name in needed]
+        self._limited = limited(check.to, pa.schema(fields))
         self._schema = pa.schema([*fields, OP_FIELD] if self._upsert else fields)
 
     def on_batch(self, port: int, batch: pa.RecordBatch) -> None:
@@ -66,7 +71,29 @@ class _CheckOperator(Operator):
                 nulls = pc.and_(nulls, pc.equal(batch.column(OP_FIELD.name), PUT))
             if (row := nulls.index(True).as_py()) >= 0:
                 raise self._null(name, batch.slice(row, 1))
+        for name, kind in self._limited.items():
+            column = kind.normal(batch.column(name))
+            wrong = kind.wrong(column)
+            if wrong is not None and self._upsert:
+                wrong = wrong & pc.equal(batch.column(OP_FIELD.name), PUT).to_numpy(zero_copy_only=False)
+            if wrong is not None and wrong.any():
+                raise self._not_allowed(name, kind, column, batch, int(wrong.argmax()))
+            place = batch.schema.get_field_index(name)
+            batch = batch.set_column(place, batch.schema.field(place), column)
         self._ctx.emit(relabelled(batch, self._schema))
+
+    def _not_allowed(
+        self, name: str, kind: FieldType, column: pa.Array, batch: pa.RecordBatch, row: int
+    ) -> JobFailed:
+        unfit, origin = kind.reason(column[row].as_py()), self._ctx.origin
+        assert unfit is not None, "what is wrong has a reason"
+        return JobFailed(
+            f"{self._check.use}: column {name!r}{unfit.path} {unfit.why}; the row is {row_shown(batch, row)}",
+            not_done="the epoch was not completed; state and output stay as of the last checkpoint",
+            next_step=f"filter such rows before it, or let {name!r} have such values in the type; then run the job "
+            "again, which resumes from the last checkpoint",
+            where=Where(job=origin.job, operator=origin.operator, source=origin.source),
+        )
 
     def _null(self, name: str, row: pa.RecordBatch) -> JobFailed:
         values, origin = repr(row.to_pylist()[0]), self._ctx.origin

@@ -18,6 +18,8 @@ class SinkStep(Step):
     """Pass the rows to the sink."""
 
     sink: str
+    names: tuple[tuple[str, str], ...] = ()
+    """Columns that have another name in the target: that name, and the one in the stream."""
 
     kind: ClassVar[str] = "sink"
 
@@ -26,7 +28,7 @@ class SinkStep(Step):
         return self.sink
 
     def handed_on(self, name: str) -> str:
-        return name
+        return dict(self.names).get(name, name)
 
     def text(self) -> str:
         return f"sink {self.sink}"
@@ -38,10 +40,15 @@ class SinkStep(Step):
 class _SinkOperator(Operator):
     """Passes exactly the stream's columns to the sink; a pushed-down projection may have changed their order."""
 
+    _renamed: list[str] | None
+
     def __init__(self, step: SinkStep, ctx: OperatorContext) -> None:
         self._sink, self._ctx = step.sink, ctx
         placed = ctx.placed[0]
-        self._names = [*placed.schema.names, *([OP_FIELD.name] if placed.upsert_key is not None else [])]
+        shown = [*placed.schema.names, *([OP_FIELD.name] if placed.upsert_key is not None else [])]
+        self._names = [step.handed_on(name) for name in shown]
+        self._renamed = shown if step.names else None
 
     def on_batch(self, port: int, batch: pa.RecordBatch) -> None:
-        self._ctx.write(self._sink, batch if batch.schema.names == self._names else batch.select(self._names))
+        batch = batch if batch.schema.names == self._names else batch.select(self._names)
+        self._ctx.write(self._sink, batch if self._renamed is None else batch.rename_columns(self._renamed))

@@ -8,6 +8,7 @@ pyarrow's CSV reader converts the values. Its refusals concern a batch as a whol
 | bool | true, false, 1, 0 |
 | timestamp[., UTC] | ISO 8601 with a zone; digits behind the microseconds are dropped |
 | date32 | 2026-11-26 |
+| time64 | 09:30:00; digits behind the microseconds are dropped |
 | decimal | a number |
 | binary | the bytes of the text |
 
@@ -34,7 +35,7 @@ import pyarrow.csv
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.dead_letters import Refused
 from holdfast.runtime.rows.halving import Unfit, by_halves
-from holdfast.runtime.rows.json_lines import as_times
+from holdfast.runtime.rows.json_lines import TIME_OF_DAY, as_times, as_times_of_day
 
 _ROW = re.compile(r"(?:In CSV column #\d+: )?(?:Row #\d+: )?(?:CSV parse error: )?(?:Row #\d+: )?")
 _MARK = b"\xef\xbb\xbf"
@@ -60,12 +61,14 @@ def refuse_columns(schema: pa.Schema) -> None:
             *(pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal),
             *(pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_date32),
         )
-        if not any(each(kind) for each in fits) and not (pa.types.is_timestamp(kind) and kind.tz == "UTC"):
+        fits_time = kind == TIME_OF_DAY or (pa.types.is_timestamp(kind) and kind.tz == "UTC")
+        if not any(each(kind) for each in fits) and not fits_time:
             hint = "; a time needs the zone UTC" if pa.types.is_timestamp(kind) else ""
             raise ConfigError(
                 f"column {field.name!r} is {kind}, which CSV does not have{hint}",
                 not_done="the job was not planned",
-                next_step="use int, float, str, bool, bytes, datetime, date, a decimal; or use JSON lines or Parquet",
+                next_step="use int, float, str, bool, bytes, datetime, date, time, a decimal, an Enum, UUID or Literal; or "
+                "use JSON lines or Parquet, which have lists, dicts and dataclasses",
             )
 
 
@@ -81,7 +84,7 @@ class CsvLines:
         self._schema = schema
         self._header = list(header)
         self._convert = pa.csv.ConvertOptions(
-            column_types={f.name: pa.string() if pa.types.is_timestamp(f.type) else f.type for f in schema},
+            column_types={f.name: pa.string() if _is_of_time(f.type) else f.type for f in schema},
             include_columns=schema.names,
             null_values=[""],
             strings_can_be_null=True,
@@ -118,6 +121,10 @@ class CsvLines:
         return _without_nulls(self._schema, columns, places, why)
 
 
+def _is_of_time(kind: pa.DataType) -> bool:
+    return bool(kind == TIME_OF_DAY or pa.types.is_timestamp(kind))
+
+
 def _goes_on(line: bytes) -> str | None:
     """Return why a line is not a row of its own; None if it may be."""
     if line.count(b'"') % 2:
@@ -127,10 +134,10 @@ def _goes_on(line: bytes) -> str | None:
 
 def _column(field: pa.Field, found: pa.ChunkedArray) -> pa.Array:
     column = found.chunk(0) if found.num_chunks == 1 else pa.concat_arrays(found.chunks)
-    if pa.types.is_timestamp(field.type):
+    if _is_of_time(field.type):
         try:
-            return as_times(column, field.type)
-        except pa.ArrowInvalid as error:
+            return as_times_of_day(column) if field.type == TIME_OF_DAY else as_times(column, field.type)
+        except (pa.ArrowInvalid, ValueError) as error:
             raise Unfit(f"column {field.name!r}: {_reason(error)}") from None
     is_text = pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
     return pc.fill_null(column, "") if is_text and not field.nullable else column

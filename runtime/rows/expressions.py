@@ -87,6 +87,8 @@ def narrowed(kind: pa.DataType) -> pa.DataType:
         return pa.list_(kind.value_field.with_type(narrowed(kind.value_type)))
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(narrowed(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(narrowed(kind.key_type), kind.item_field.with_type(narrowed(kind.item_type)))
     return kind
 
 

@@ -17,6 +17,8 @@ refused for itself, whatever is read together with it.
 | date32 | "2026-11-26" |
 | binary | base64 |
 | decimal | a number or a string |
+| time64 | "09:30:00", with up to six digits behind the seconds; further ones are dropped |
+| list, struct, map<string, .> | an array, an object, an object |
 
 Fields that are no columns are ignored, but must be JSON too: UTF-8, and no NaN or Infinity.
 
@@ -48,6 +50,7 @@ from numpy.typing import NDArray
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.dead_letters import Refused
 from holdfast.runtime.rows.halving import Unfit, by_halves, without_nulls
+from holdfast.runtime.rows.nested_json import NestedJson, is_nested
 
 if TYPE_CHECKING:
     from holdfast.runtime.rows.flat.reading import FlatObjects, Found
@@ -58,6 +61,8 @@ _BLANKS = b" \t\r\n"
 _BREAKS = bytes.maketrans(b"\r\n", b"\t\t")
 """A tab is a blank between tokens, and forbidden in strings, as line breaks are: what is valid stays so."""
 _ROW = re.compile(r",? ?in row \d+$")
+TIME_OF_DAY = pa.time64("us")
+_TIME_OF_DAY = r"^([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d+)?)?$"
 _FINER_THAN_MICROSECONDS = r"(\.\d{6})\d+"
 _OBJECT: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 Convert = Callable[[pa.Array], pa.Array]
@@ -79,7 +84,8 @@ class JsonLines:
         self._schema = schema
         self._defaults = {name: value for name, value in (defaults or {}).items() if value is not None}
         self._strict = [field.name for field in schema if not field.nullable]
-        forms = {field.name: _form_of(field, times) for field in schema}
+        self._nested = {f.name: NestedJson(f, lambda part: _form_of(part, times)) for f in schema if is_nested(f.type)}
+        forms = {field.name: _form_of(field, times) for field in schema if field.name not in self._nested}
         self._convert = {name: convert for name, (_, convert) in forms.items()}
         self._read_as = {name: kind for name, (kind, _) in forms.items()}
         self._quick: FlatObjects | Literal[False] | None = None
@@ -119,6 +125,8 @@ class JsonLines:
 
     def _flat(self, values: pa.BinaryArray) -> Found | None:
         """Return what the compiled parser can read; None if it cannot be used."""
+        if self._nested:
+            return None
         if self._quick is None:
             from holdfast.runtime.rows.flat.reading import (
                 FlatObjects,
@@ -157,8 +165,24 @@ class JsonLines:
             raise Unfit(_reason(error)) from None
         if table.num_rows != len(lines):
             raise Unfit("it is more than one JSON value")
-        columns = [self._column(field, table.column(field.name), lines) for field in self._schema]
+        nested = self._nested_columns(lines)
+        columns = [
+            nested[field.name] if field.name in nested else self._column(field, table.column(field.name), lines)
+            for field in self._schema
+        ]
         return without_nulls(columns, self._schema, places, why, lambda row, name: _state(lines[row], name))
+
+    def _nested_columns(self, lines: Sequence[bytes]) -> dict[str, pa.Array]:
+        if not self._nested:
+            return {}
+        try:
+            rows = [_OBJECT.decode(line) for line in lines]
+        except msgspec.DecodeError as error:
+            raise Unfit(str(error)) from None
+        except RecursionError:
+            raise Unfit("it is nested too deeply") from None
+        columns = {name: nested.column([row.get(name) for row in rows]) for name, nested in self._nested.items()}
+        return {name: self._defaulted(self._schema.field(name), column, lines) for name, column in columns.items()}
 
     def _column(self, field: pa.Field, found: pa.ChunkedArray, lines: Sequence[bytes]) -> pa.Array:
         column = found.chunk(0) if found.num_chunks == 1 else pa.concat_arrays(found.chunks)
@@ -166,6 +190,9 @@ class JsonLines:
             column = self._convert[field.name](column)
         except (pa.ArrowInvalid, binascii.Error, ValueError) as error:
             raise Unfit(f"column {field.name!r}: {_reason(error)}") from None
+        return self._defaulted(field, column, lines)
+
+    def _defaulted(self, field: pa.Field, column: pa.Array, lines: Sequence[bytes]) -> pa.Array:
         if field.name in self._defaults and column.null_count:
             nulls = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
             missing = np.zeros(len(column), bool)
@@ -229,8 +256,8 @@ def _as_lines(values: Sequence[bytes | None], why: dict[int, str]) -> tuple[list
 
 def _with_default(column: pa.Array, field: pa.Field, default: Any, missing: NDArray[np.bool_]) -> pa.Array:
     """Put the default where the field is missing; a null that is written stays one."""
-    values = pa.array([default] * int(missing.sum()), field.type)
-    return pc.replace_with_mask(column, pa.array(missing), values)
+    both = pa.concat_arrays([column, pa.array([default], field.type)])
+    return both.take(pa.array(np.where(missing, len(column), np.arange(len(column)))))
 
 
 def _state(line: bytes, name: str) -> str:
@@ -264,14 +291,16 @@ def _form_of(field: pa.Field, times: Times) -> tuple[pa.DataType, Convert]:
         return pa.int64(), lambda column: column.view(pa.timestamp(times, "UTC")).cast(kind)
     if pa.types.is_date32(kind):
         return pa.utf8(), lambda column: column.cast(kind)
+    if kind == TIME_OF_DAY:
+        return pa.utf8(), as_times_of_day
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return pa.utf8(), lambda column: _bytes(column, kind)
     hint = "; a time needs the zone UTC" if pa.types.is_timestamp(kind) else ""
     raise ConfigError(
         f"column {field.name!r} is {kind}, which hf.JSON cannot read{hint}",
         not_done="the job was not planned",
-        next_step="use int, float, str, bool, bytes, datetime, date or a decimal; or read the bytes with hf.Raw() and "
-        "decode them with .map_batches",
+        next_step="use int, float, str, bool, bytes, datetime, date, time, a decimal, or lists, dicts and dataclasses of "
+        "them; or read the bytes with hf.Raw() and decode them with .map_batches",
     )
 
 
@@ -288,6 +317,15 @@ def as_times(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return column.cast(kind)
     except pa.ArrowInvalid:
         return pc.replace_substring_regex(column, _FINER_THAN_MICROSECONDS, r"\1").cast(kind)
+
+
+def as_times_of_day(column: pa.Array) -> pa.Array:
+    """Parse times of day; digits behind the microseconds are dropped. Raises ValueError."""
+    if pc.all(pc.match_substring_regex(column, _TIME_OF_DAY)).as_py() is False:  # None: there are only nulls
+        wrong = column.filter(pc.invert(pc.match_substring_regex(column, _TIME_OF_DAY)))[0]
+        raise ValueError(f"{wrong.as_py()!r:.80} is no time of day such as 09:30:00")
+    since = as_times(pc.binary_join_element_wise("1970-01-01T", column, ""), pa.timestamp("us"))
+    return since.view(pa.int64()).view(TIME_OF_DAY)
 
 
 def _bytes(column: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -1,7 +1,7 @@
 """Columns of a stream as columns of state, for operators that keep whole rows.
 
 State has numbers, booleans, text and bytes (docs/design/0040). Times and dates are kept as their integers, decimals as
-their bytes. Nested columns have no such form.
+their bytes, nested columns as bytes in MessagePack (packed_values.py; docs/design/0118).
 
 Pure.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from holdfast.runtime.rows.packed_values import is_packed, packed, unpacked
 from holdfast.state.tables.spec import ColumnSpec, Values
 
 _LARGE = {pa.string_view(): pa.large_utf8(), pa.binary_view(): pa.large_binary()}
@@ -21,7 +22,7 @@ def kept_column(field: pa.Field, name: str) -> ColumnSpec | None:
     kind = field.type
     if _is_text(kind):
         return ColumnSpec(name, _LARGE.get(kind, kind), None, nullable=field.nullable)
-    if _width(kind) is not None:
+    if _width(kind) is not None or is_packed(kind):
         return ColumnSpec(name, pa.large_binary(), None, nullable=field.nullable)
     if (stored := _integer(kind) or _number(kind)) is None:
         return None
@@ -32,6 +33,8 @@ def kept_column(field: pa.Field, name: str) -> ColumnSpec | None:
 def to_state(values: pa.Array, column: ColumnSpec) -> Values:
     """Return values of a stream's column as those of the state column that keeps them."""
     kind = values.type
+    if pa.types.is_nested(kind):
+        return packed(values)
     if (width := _width(kind)) is not None:
         values = pa.Array.from_buffers(
             pa.binary(width), len(values), values.buffers(), values.null_count, values.offset
@@ -46,6 +49,8 @@ def to_state(values: pa.Array, column: ColumnSpec) -> Values:
 def from_state(values: Values, kind: pa.DataType) -> pa.Array:
     """Return values of a state column as those of the stream's column of this type that it keeps."""
     array = pa.array(values, from_pandas=False) if isinstance(values, np.ndarray) else values
+    if pa.types.is_nested(kind):
+        return unpacked(array, kind)
     if (width := _width(kind)) is not None:
         fixed = array.cast(pa.binary(width))
         return pa.Array.from_buffers(kind, len(fixed), fixed.buffers(), fixed.null_count, fixed.offset)

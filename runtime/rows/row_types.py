@@ -11,6 +11,7 @@ Pure.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 import pyarrow as pa
+
+from holdfast.runtime.rows.field_types import FieldType
+from holdfast.runtime.rows.schema import parts_of
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar  # Python's own has no default before 3.13
@@ -120,10 +124,18 @@ class RowMaker:
     def __init__(self, schema: pa.Schema, row_type: type | None) -> None:
         self._names = tuple(schema.names)
         self._make = _making(row_type, self._names)
+        self._types = special_types(row_type)
 
     def rows(self, batch: pa.RecordBatch) -> Iterator[Any]:
         """Make the rows one by one; an error in a dataclass's own code is raised while iterating, at its row."""
-        return self._make([values_of(batch.column(name)) for name in self._names])
+        return self._make([self.values(name, batch.column(name)) for name in self._names])
+
+    def values(self, name: str, column: pa.Array) -> list[Any]:
+        """Return the values of one column as functions see them."""
+        values = values_of(column)
+        if (kind := self._types.get(name)) is None:
+            return values
+        return [None if value is None else kind.python(value) for value in values]
 
 
 def _making(row_type: type | None, names: tuple[str, ...]) -> Callable[[list[list[Any]]], Iterator[Any]]:
@@ -141,8 +153,15 @@ def _making(row_type: type | None, names: tuple[str, ...]) -> Callable[[list[lis
     return lambda columns: map(by_name, zip(*columns, strict=True))
 
 
+def special_types(row_type: type | None) -> dict[str, FieldType]:
+    """Return the fields of a dataclass whose values in functions are not those of Arrow."""
+    if row_type is None or not dataclasses.is_dataclass(row_type):
+        return {}
+    return {part.attribute: part.type for part in parts_of(row_type) if part.type.special}
+
+
 def values_of(column: pa.Array) -> list[Any]:
-    """Return the column as Python values."""
+    """Return the column as Python values; a map is a dict."""
     kind = column.type
     if column.null_count == 0 and (pa.types.is_integer(kind) or pa.types.is_float64(kind)):
         return column.to_numpy().tolist()  # type: ignore[no-any-return]
@@ -151,4 +170,6 @@ def values_of(column: pa.Array) -> list[Any]:
         if column.null_count:
             return [None if at is None else _EPOCH + timedelta(microseconds=at) for at in ticks.to_pylist()]
         return [_EPOCH + timedelta(microseconds=at) for at in ticks.to_numpy().tolist()]
+    if pa.types.is_nested(kind):
+        return column.to_pylist(maps_as_pydicts="lossy")  # type: ignore[no-any-return]
     return column.to_pylist()  # type: ignore[no-any-return]

@@ -10,16 +10,19 @@ Invariants
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from datetime import date, datetime
-from decimal import Decimal
-from numbers import Integral, Real
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from enum import Enum
 from operator import attrgetter, itemgetter
 from typing import Any, cast
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 
+from holdfast.errors import ConfigError
+from holdfast.runtime.rows.field_types import FieldType, Part, Unfit, takes
+from holdfast.runtime.rows.schema import parts_of
 from holdfast.storage.held_values import unheld, why
 
 
@@ -31,19 +34,51 @@ class WrongRow(Exception):
         super().__init__(what)
 
 
-def batch_of_rows(schema: pa.Schema, rows: Sequence[object]) -> pa.RecordBatch:
+def batch_of_rows(schema: pa.Schema, rows: Sequence[object], row_type: type | None = None) -> pa.RecordBatch:
     """Return a batch of dataclass instances, mappings or tuples.
 
     A mapping may leave out nullable columns; a tuple has the columns in order. Raises WrongRow.
+
+    Args:
+        schema: The columns, with the names of the dataclass's fields or those that they have in the data.
+        row_type: The dataclass that the rows are to fit; None: that of the rows, if all are of one.
     """
-    values = _uniform(schema, rows)
+    fields = _fields_of(row_type or _common(rows))
+    shown, renamed = schema, {field.name: field.attribute for field in fields.values() if field.name != field.attribute}
+    if renamed and any(name in schema.names for name in renamed):
+        shown = pa.schema([each.with_name(renamed.get(each.name, each.name)) for each in schema])
+        rows = [_as_named(row, renamed) for row in rows]
+    values = _uniform(shown, rows)
     if values is None:
-        values = [[] for _ in schema]
+        values = [[] for _ in shown]
         for index, row in enumerate(rows):
-            for column, value in zip(values, _values(schema, row, index), strict=True):
+            for column, value in zip(values, _values(shown, row, index), strict=True):
                 column.append(value)
-    arrays = [_array(column, found) for column, found in zip(schema, values, strict=True)]
+    types = {name: field.type for name, field in fields.items()}
+    arrays = [_array(column, found, types.get(column.name)) for column, found in zip(shown, values, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _common(rows: Sequence[object]) -> type | None:
+    kinds = set(map(type, rows))
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _fields_of(row_type: type | None) -> Mapping[str, Part]:
+    """Return the fields of a dataclass by name; none if it is none, or describes no columns."""
+    if row_type is None or not dataclasses.is_dataclass(row_type):
+        return {}
+    try:
+        return {part.attribute: part for part in parts_of(row_type)}
+    except ConfigError:  # rows of a dataclass of the user's own, for columns of a schema
+        return {}
+
+
+def _as_named(row: object, renamed: Mapping[str, str]) -> object:
+    """Return a mapping with the names of the dataclass; others as they are."""
+    if not isinstance(row, Mapping):
+        return row
+    return {renamed.get(name, name): value for name, value in row.items()}
 
 
 def batch_of_columns(
@@ -107,12 +142,16 @@ def _values(schema: pa.Schema, row: object, index: int) -> Sequence[object]:
     raise WrongRow(f"{type(row).__name__} is not a row; give a dataclass instance, a dict or a tuple", row=index)
 
 
-def _array(column: pa.Field, values: list[object]) -> pa.Array:
+def _array(column: pa.Field, values: list[Any], field: FieldType | None = None) -> pa.Array:
+    if field is not None and field.limited and field.arrow == column.type:
+        values = _plain(column, values, field.plain)
+    elif _is_loose(column.type, values):
+        values = _plain(column, values, lambda value: plain_of(column.type, value))
     for kind in set(map(type, values)):
         if kind is type(None):
             if not column.nullable:
                 raise WrongRow(f"column {column.name!r} is null", column=column.name, row=values.index(None))
-        elif not _takes(column.type, kind):
+        elif not takes(column.type, kind):
             row = next(index for index, value in enumerate(values) if type(value) is kind)
             raise WrongRow(
                 f"column {column.name!r} takes {column.type}, not {kind.__name__} {values[row]!r:.80}",
@@ -131,33 +170,52 @@ def _array(column: pa.Field, values: list[object]) -> pa.Array:
         raise _unfit(column, values, error) from error
 
 
+def _plain(column: pa.Field, values: list[Any], plain: Callable[[Any], Any]) -> list[Any]:
+    """Return the values as Arrow takes them. Raises WrongRow."""
+    found = []
+    for row, value in enumerate(values):
+        try:
+            found.append(None if value is None else plain(value))
+        except Unfit as unfit:
+            named = f"column {column.name!r}{f' at {unfit.path}' if unfit.path else ''}"
+            raise WrongRow(f"{named} {unfit.why}", column=column.name, row=row) from None
+    return found
+
+
+def _is_loose(kind: pa.DataType, values: list[Any]) -> bool:
+    """Return whether a column without a dataclass may have values that pyarrow does not take as they are."""
+    return bool(pa.types.is_nested(kind)) or any(isinstance(value, Enum | UUID) for value in values)
+
+
+def plain_of(kind: pa.DataType, value: Any) -> Any:
+    """Return a value for a column of any type as Arrow takes it. Raises Unfit: it is of another type."""
+    if value is None:
+        return None
+    if isinstance(value, UUID) and pa.types.is_string(kind):
+        return str(value)
+    if isinstance(value, Enum):
+        value = value.value
+    if pa.types.is_map(kind):
+        entries = value.items() if isinstance(value, Mapping) else value
+        return [(key, plain_of(kind.item_type, each)) for key, each in entries]
+    if pa.types.is_struct(kind) and (dataclasses.is_dataclass(value) or isinstance(value, Mapping)):
+        get = value.get if isinstance(value, Mapping) else lambda name: getattr(value, name, None)
+        return {field.name: plain_of(field.type, get(field.name)) for field in kind}
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+            raise Unfit(f"takes {kind}, not {type(value).__name__} {value!r:.80}")
+        return [plain_of(kind.value_type, each) for each in value]
+    if not takes(kind, type(value)):
+        raise Unfit(f"takes {kind}, not {type(value).__name__} {value!r:.80}")
+    return value
+
+
 def _held(column: pa.Field, array: pa.Array) -> pa.Array:
     """Return the values if their column may hold them. Raises WrongRow."""
     if (found := unheld(array)) is not None:
         row = int(found.argmax())
         raise WrongRow(why(column.name, array[row]), column=column.name, row=row)
     return array
-
-
-def _takes(wanted: pa.DataType, kind: type) -> bool:
-    """Return whether a column takes values of a Python type; pyarrow checks column types not listed here."""
-    if pa.types.is_integer(wanted):
-        return issubclass(kind, Integral) and not issubclass(kind, bool)
-    if pa.types.is_floating(wanted):
-        return issubclass(kind, Real) and not issubclass(kind, bool)
-    if pa.types.is_boolean(wanted):
-        return issubclass(kind, bool | np.bool_)
-    if pa.types.is_string(wanted) or pa.types.is_large_string(wanted):
-        return issubclass(kind, str)
-    if pa.types.is_binary(wanted) or pa.types.is_large_binary(wanted):
-        return issubclass(kind, bytes | bytearray | memoryview)
-    if pa.types.is_timestamp(wanted):
-        return issubclass(kind, datetime)
-    if pa.types.is_date(wanted):
-        return issubclass(kind, date) and not issubclass(kind, datetime)
-    if pa.types.is_decimal(wanted):
-        return issubclass(kind, Decimal | int) and not issubclass(kind, bool)
-    return True
 
 
 def _unfit(column: pa.Field, values: list[object], error: Exception) -> WrongRow:

@@ -6,23 +6,33 @@
 | float | double | | datetime | timestamp[us, UTC] |
 | str | string | | date | date32 |
 | bool | bool | | Annotated[Decimal, pa.decimal128(p, s)] | decimal128(p, s) |
+| time | time64[us] | | Enum, UUID, Literal, list[T], dict[str, T], a dataclass | see field_types.py |
 
 `T | None` is nullable, every other annotation is not. A plain Decimal is refused: the annotation does not give the
 scale that keeps every value exact, and a guessed one would round silently.
+
+A field may have another name in the data than in the dataclass, `field(alias="_id")`. A source reads, and a sink writes,
+the name in the data; all between them see the name in the dataclass.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import sys
 import types
-from datetime import date, datetime
+from collections.abc import Callable, Mapping
+from datetime import date, datetime, time
 from decimal import Decimal
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from enum import Enum, Flag
+from functools import lru_cache, partial
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from uuid import UUID
 
 import pyarrow as pa
 
 from holdfast.errors import ConfigError
+from holdfast.runtime.rows.field_types import Chosen, FieldType, ListOf, MapOf, Nested, Part, Uuid
 
 COLUMN_TYPES: dict[type, pa.DataType] = {
     int: pa.int64(),
@@ -32,8 +42,45 @@ COLUMN_TYPES: dict[type, pa.DataType] = {
     bytes: pa.binary(),
     datetime: pa.timestamp("us", tz="UTC"),
     date: pa.date32(),
+    time: pa.time64("us"),
 }
-_SUPPORTED = "int, float, str, bool, bytes, datetime, date, Annotated[Decimal, pa.decimal128(p, s)], each also | None"
+_SUPPORTED = (
+    "int, float, str, bool, bytes, datetime, date, time, UUID, Annotated[Decimal, pa.decimal128(p, s)], an Enum or "
+    "Literal of text or integers, list[T], dict[str, T] or a dataclass, each also | None"
+)
+ALIAS = "holdfast.alias"
+"""Where a dataclass's field keeps its name in the data."""
+RESERVED = frozenset({"_error", "_form", "_raw", "_op", "_row"})
+"""Names in the data that batches have for themselves."""
+_CHOSEN: dict[type, pa.DataType] = {str: pa.utf8(), int: pa.int64(), bool: pa.bool_(), bytes: pa.binary()}
+"""What an Enum or a Literal may consist of."""
+_INT64_MAX = 2**63
+
+
+def field(
+    *, alias: str | None = None, default: Any = dataclasses.MISSING, default_factory: Any = dataclasses.MISSING
+) -> Any:
+    """Describe a field of a dataclass of rows.
+
+    Args:
+        alias: Its name in the data, where that is no name in Python or begins with an underscore: sources read it, and
+            sinks write it.
+        default: As of `dataclasses.field`, like the next one.
+        default_factory: Returns the default.
+
+    Raises:
+        ConfigError: the alias cannot be the name of a column.
+    """
+    if alias is not None and (not isinstance(alias, str) or not alias or "\0" in alias or _is_reserved(alias)):
+        raise _refused(f"hf.field: {alias!r} cannot be the name of a field in the data", "give its name as text")
+    metadata = {} if alias is None else {ALIAS: alias}
+    if default_factory is not dataclasses.MISSING:
+        return dataclasses.field(default_factory=default_factory, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def _is_reserved(name: str) -> bool:
+    return name in RESERVED or name.startswith("_holdfast")
 
 
 def schema_of(described: type | pa.Schema) -> pa.Schema:
@@ -49,10 +96,50 @@ def schema_of(described: type | pa.Schema) -> pa.Schema:
         hint = " (give the class, not an instance)" if dataclasses.is_dataclass(described) else ""
         given = described.__qualname__ if isinstance(described, type) else repr(described)
         raise _refused(f"{given} is neither a dataclass nor a pyarrow.Schema{hint}", "decorate it with @dataclass")
-    annotations = _annotations(described)
-    names = [column.name for column in dataclasses.fields(described)]
-    _check_names(names, described.__qualname__)
-    return pa.schema([_column(described, name, annotations[name]) for name in names])
+    _check_names([part.name for part in parts_of(described)], described.__qualname__)
+    return pa.schema([pa.field(part.attribute, part.type.arrow, part.nullable) for part in parts_of(described)])
+
+
+def data_schema_of(described: type | pa.Schema) -> pa.Schema:
+    """Return the columns as `schema_of` does, with the names that they have in the data."""
+    return renamed(schema_of(described), aliases_of(described))
+
+
+def aliases_of(described: object) -> Mapping[str, str]:
+    """Return the names in the data of those fields of a dataclass that have another one there."""
+    if not isinstance(described, type) or not dataclasses.is_dataclass(described):
+        return {}
+    return {each.name: each.metadata[ALIAS] for each in dataclasses.fields(described) if ALIAS in each.metadata}
+
+
+def in_stream(described: object) -> Mapping[str, str]:
+    """Return the names in a stream of those fields of a dataclass that have another name in the data, by that name."""
+    return {alias: name for name, alias in aliases_of(described).items()}
+
+
+def renamed(schema: pa.Schema, names: Mapping[str, str]) -> pa.Schema:
+    """Return the columns, those in `names` with their other name."""
+    return pa.schema([each.with_name(names.get(each.name, each.name)) for each in schema]) if names else schema
+
+
+def fits(described: type | None, schema: pa.Schema) -> bool:
+    """Return whether a dataclass has exactly the columns of a stream as its fields, or is none."""
+    if described is None or not dataclasses.is_dataclass(described):
+        return True
+    return {each.name for each in dataclasses.fields(described)} == set(schema.names)
+
+
+@lru_cache(maxsize=512)
+def parts_of(described: type) -> tuple[Part, ...]:
+    """Return the fields of a dataclass. Raises ConfigError: an annotation has no column type."""
+    return _parts(described, ())
+
+
+def defaults_of(described: type | None) -> dict[str, Any]:
+    """Return the defaults of a dataclass as Arrow has them, by their name in the data; none without a dataclass."""
+    if described is None or not dataclasses.is_dataclass(described):
+        return {}
+    return {part.name: part.default() for part in parts_of(described) if part.default is not None}
 
 
 def field_of(name: str, annotation: Any) -> pa.Field | None:
@@ -62,6 +149,14 @@ def field_of(name: str, annotation: Any) -> pa.Field | None:
     inner, nullable = _without_none(annotation)
     kind = _column_type(inner)
     return None if kind is None else pa.field(name, kind, nullable)
+
+
+def limited(described: type | None, schema: pa.Schema) -> dict[str, FieldType]:
+    """Return the columns that can hold values which their fields in the dataclass do not allow."""
+    if described is None or not dataclasses.is_dataclass(described):
+        return {}
+    fields = {part.attribute: part.type for part in parts_of(described) if part.type.limited}
+    return {each.name: fields[each.name] for each in schema if each.name in fields}
 
 
 def describe_difference(expected: pa.Schema, found: pa.Schema) -> str | None:
@@ -101,12 +196,20 @@ def columns_shown(schema: pa.Schema) -> list[list[Any]]:
 
 
 def _annotations(described: type) -> dict[str, Any]:
-    """Resolve annotations, even postponed ones, and even if the module has left sys.modules (runpy)."""
+    """Resolve annotations, even postponed ones, and even if the module has left sys.modules (runpy).
+
+    Texts are replaced on the class by what they mean: a worker gets the class, and has no module to look them up in.
+    """
     module = sys.modules.get(described.__module__)
     names = dict(getattr(vars(described).get("__init__"), "__globals__", {}))
     names.update(vars(module) if module is not None else {})
     try:
-        return get_type_hints(described, globalns=names, localns=dict(vars(described)), include_extras=True)
+        hints = get_type_hints(described, globalns=names, localns=dict(vars(described)), include_extras=True)
+        for base in described.__mro__:
+            own = vars(base).get("__annotations__", {})
+            if any(isinstance(each, str) for each in own.values()):
+                base.__annotations__ = {name: hints[name] for name in own}
+        return hints
     except (NameError, AttributeError, TypeError, SyntaxError) as error:
         raise _refused(
             f"an annotation of {described.__qualname__} cannot be resolved: {error}",
@@ -114,18 +217,104 @@ def _annotations(described: type) -> dict[str, Any]:
         ) from error
 
 
-def _column(described: type, name: str, annotation: Any) -> pa.Field:
+def _parts(described: type, within: tuple[type, ...]) -> tuple[Part, ...]:
+    if described in within:
+        raise _refused(
+            f"{described.__qualname__} is a field of itself", "columns of such a type have no end: keep it as text"
+        )
+    annotations = _annotations(described)
+    parts = []
+    for each in dataclasses.fields(described):
+        inner, nullable = _without_none(annotations[each.name])
+        kind = _field_type(f"{described.__qualname__}.{each.name}", inner, (*within, described))
+        name = each.metadata.get(ALIAS, each.name)
+        parts.append(Part(kind, nullable, name, each.name, _default(described, each, kind)))
+    names = [part.name for part in parts]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise _refused(f"{described.__qualname__} has the name {twice!r} in the data twice", "change one alias")
+    return tuple(parts)
+
+
+def _default(described: type, of: dataclasses.Field[Any], kind: FieldType) -> Callable[[], Any] | None:
+    """Return what gives the default of a field as Arrow has it; None: it has none."""
+    if of.default_factory is not dataclasses.MISSING:
+        return partial(_plain_default, of.default_factory, kind)
+    if of.default is dataclasses.MISSING:
+        return None
+    return partial(_plain_default, lambda: of.default, kind)
+
+
+def _plain_default(make: Callable[[], Any], kind: FieldType) -> Any:
+    value = make()
+    return kind.plain(value) if value is not None and kind.special else value
+
+
+def _field_type(of: str, inner: Any, within: tuple[type, ...]) -> FieldType:
+    """Return what a field of an annotation holds. Raises ConfigError."""
+    origin, arguments = get_origin(inner), get_args(inner)
+    if origin is Annotated and arguments[0] is not Decimal:
+        return _field_type(of, arguments[0], within)
+    if (kind := _column_type(inner)) is not None:
+        return FieldType(kind, getattr(inner, "__name__", "Decimal"))
+    if inner is UUID:
+        return Uuid()
+    if origin is Literal:
+        return _chosen(of, str(inner), {value: value for value in arguments}, None)
+    if isinstance(inner, type) and issubclass(inner, Enum) and not issubclass(inner, Flag):
+        return _chosen(of, inner.__qualname__, {each.value: each for each in inner}, inner)
+    if origin is list and len(arguments) == 1:
+        return ListOf(_item(of, arguments[0], within))
+    if origin is dict and arguments[0] is str:
+        return MapOf(_item(of, arguments[1], within))
+    if isinstance(inner, type) and dataclasses.is_dataclass(inner):
+        return _nested(inner, within)
+    raise _no_column(of, inner)
+
+
+def _item(of: str, annotation: Any, within: tuple[type, ...]) -> Part:
     inner, nullable = _without_none(annotation)
-    if (kind := _column_type(inner)) is None:
-        if inner is Decimal:
-            advice = "give the scale: Annotated[Decimal, pa.decimal128(18, 2)]"
-            raise _refused(f"{described.__qualname__}.{name} is a Decimal of unknown scale", advice)
-        shown = inner.__qualname__ if isinstance(inner, type) else str(inner)
-        raise _refused(f"{described.__qualname__}.{name}: {shown} has no column type", f"use one of {_SUPPORTED}")
-    return pa.field(name, kind, nullable)
+    return Part(_field_type(of, inner, within), nullable)
+
+
+def _nested(inner: type, within: tuple[type, ...]) -> FieldType:
+    parts = _parts(inner, within)
+    if not parts:
+        raise _refused(f"{inner.__qualname__} has no field", "give it at least one, or leave the field out")
+    taken = inspect.signature(inner).parameters
+    for name in (part.attribute for part in parts):
+        if name not in taken:
+            raise _refused(f"{inner.__qualname__} does not take {name!r} when it is created", "let it be an argument")
+    return Nested(inner, parts)
+
+
+def _chosen(of: str, shown: str, members: Mapping[Any, Any], kind: type[Enum] | None) -> FieldType:
+    kinds = {type(value) for value in members}
+    arrow = _CHOSEN.get(next(iter(kinds), object)) if len(kinds) == 1 else None
+    if arrow is None or (kind is not None and kinds & {bool, bytes}):
+        raise _refused(
+            f"{of}: the values of {shown} have no common column type", "let all be text, or all of them integers"
+        )
+    if int in kinds and not all(-_INT64_MAX <= value < _INT64_MAX for value in members):
+        raise _refused(f"{of}: a value of {shown} does not fit into 64 bits", "use text instead")
+    return Chosen(arrow, shown, members, kind)
+
+
+def _no_column(of: str, inner: Any) -> ConfigError:
+    if inner is Decimal:
+        advice = "give the scale: Annotated[Decimal, pa.decimal128(18, 2)]"
+        return _refused(f"{of} is a Decimal of unknown scale", advice)
+    shown = inner.__qualname__ if isinstance(inner, type) and get_origin(inner) is None else str(inner)
+    if inner in (list, dict):
+        return _refused(f"{of}: {shown} does not say what it holds", f"write {shown}[{'str, ' * (inner is dict)}str]")
+    if get_origin(inner) is dict:
+        return _refused(f"{of}: {shown} has keys that are not str", "use dict[str, T], or a list of a dataclass")
+    return _refused(f"{of}: {shown} has no column type", f"use one of {_SUPPORTED}")
 
 
 def _without_none(annotation: Any) -> tuple[Any, bool]:
+    if get_origin(annotation) is Literal and None in get_args(annotation):
+        others = tuple(value for value in get_args(annotation) if value is not None)
+        return (Literal[others] if others else annotation), bool(others)
     if get_origin(annotation) not in (Union, types.UnionType):
         return annotation, False
     others = [part for part in get_args(annotation) if part is not type(None)]

@@ -31,7 +31,7 @@ from holdfast.runtime.plan.source import PartitionReader, direct_reader
 from holdfast.runtime.rows.dead_letters import ERROR, Refused, with_refused, without_addresses
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
 from holdfast.runtime.rows.rows import WrongRow, batch_of_columns, batch_of_rows
-from holdfast.runtime.rows.schema import schema_of
+from holdfast.runtime.rows.schema import data_schema_of
 from holdfast.runtime.wire.clock import SystemClock
 from holdfast.traits import Endless, SourceTraits
 
@@ -67,7 +67,7 @@ class Generator(RowsOf[T]):
         partitions: int = 1,
         vectorised: bool = False,
     ) -> None:
-        self.schema = schema_of(schema)
+        self.schema = data_schema_of(schema)
         self.row_type = schema if isinstance(schema, type) else None
         self.fn, self.rate, self.count = fn, rate, count
         self.partitions, self.vectorised = partitions, vectorised
@@ -166,9 +166,9 @@ class Generator(RowsOf[T]):
                 offset, partition = divmod(index, self.partitions)
                 raise self._failed(partition, offset, f"raised {_shown(error)} at index {index}") from error
         try:
-            return batch_of_rows(self.schema, rows)
+            return batch_of_rows(self.schema, rows, self.row_type)
         except WrongRow:
-            wrong = _wrong_rows(self.schema, rows, 0)
+            wrong = _wrong_rows(self.schema, rows, 0, self.row_type)
         refused = {
             row: Refused(
                 f"the function of {self!r} returned a wrong result at index {indices[row]}: {what}", "text", text
@@ -176,7 +176,8 @@ class Generator(RowsOf[T]):
             for row, what in wrong.items()
             for text in [_text(rows[row])]
         }
-        fitting = batch_of_rows(self.schema, [given for row, given in enumerate(rows) if row not in wrong])
+        good = [given for row, given in enumerate(rows) if row not in wrong]
+        fitting = batch_of_rows(self.schema, good, self.row_type)
         return with_refused(fitting, refused)
 
     def _whole(self, indices: np.ndarray[Any, np.dtype[np.int64]]) -> pa.RecordBatch:
@@ -306,16 +307,17 @@ def _width(kind: pa.DataType) -> int:
         return _VARIABLE_WIDTH_BYTES
 
 
-def _wrong_rows(schema: pa.Schema, rows: list[Any], first: int) -> dict[int, str]:
+def _wrong_rows(schema: pa.Schema, rows: list[Any], first: int, row_type: type | None) -> dict[int, str]:
     """Return which rows do not fit, and why; found by halving."""
     try:
-        batch_of_rows(schema, rows)
+        batch_of_rows(schema, rows, row_type)
         return {}
     except WrongRow as wrong:
         if len(rows) == 1:
             return {first: wrong.what}
     half = len(rows) // 2
-    return _wrong_rows(schema, rows[:half], first) | _wrong_rows(schema, rows[half:], first + half)
+    found = _wrong_rows(schema, rows[:half], first, row_type)
+    return found | _wrong_rows(schema, rows[half:], first + half, row_type)
 
 
 def _text(record: object) -> bytes:

@@ -24,7 +24,7 @@ from holdfast.errors import ConfigError
 from holdfast.runtime.plan.ahead import Ahead, Read, ReaderAhead
 from holdfast.runtime.plan.source import OFFSETS, PartitionReader
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
-from holdfast.runtime.rows.schema import difference_to_read, schema_of
+from holdfast.runtime.rows.schema import difference_to_read, data_schema_of
 from holdfast.sinks.log import LogSink
 from holdfast.sinks.log_changelog import LogChangelog
 from holdfast.storage.bulk import read_together
@@ -73,7 +73,7 @@ class Log(RowsOf[T]):
         refuse_password(text, "the path of hf.Log")
         self.path = text if "://" in text else os.path.abspath(text)
         self._row_type = schema if isinstance(schema, type) else None
-        self._expected = None if schema is None else schema_of(schema)
+        self._expected = None if schema is None else data_schema_of(schema)
         self._key = None if key is None else (key,) if isinstance(key, str) else tuple(key)
         self._partitions = partitions
 

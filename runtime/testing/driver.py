@@ -37,6 +37,7 @@ from holdfast.runtime.plan.model import OperatorSpec, Plan, SinkSpec, SourceSpec
 from holdfast.runtime.plan.source import PartitionReader, direct_reader
 from holdfast.runtime.plan.topic import changelog_of
 from holdfast.runtime.rows.rows import WrongRow, batch_of_rows
+from holdfast.runtime.rows.schema import aliases_of
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.runtime.testing.unused import followed_us
 from holdfast.sinks.changelogs import Changelog
@@ -54,11 +55,17 @@ Row = Mapping[str, Any]
 class PushedSource:
     """A source that holds the records that a test pushed; all its openings see the same records."""
 
-    row_type: type | None = None
     traits = SourceTraits(kind="PushedSource", local_paths=(), tells_time=True)
 
-    def __init__(self, name: str, schema: pa.Schema, rng: random.Random, before: PushedSource | None = None) -> None:
-        self.name, self.schema, self._random = name, schema, rng
+    def __init__(
+        self,
+        name: str,
+        schema: pa.Schema,
+        rng: random.Random,
+        before: PushedSource | None = None,
+        row_type: type | None = None,
+    ) -> None:
+        self.name, self.schema, self.row_type, self._random = name, schema, row_type, rng
         self.where = f"source {name!r}"
         self.tables: list[pa.Table] = []
         self.over = False
@@ -220,7 +227,7 @@ class TestDriver:
                 f"source {source!r} has no partition {partition}",
                 next_step=f"push to one of 0 to {len(pushed.tables) - 1}, or add_partitions({source!r}) first",
             )
-        pushed.tables[partition] = pa.concat_tables([pushed.tables[partition], _table_of(source, pushed.schema, rows)])
+        pushed.tables[partition] = pa.concat_tables([pushed.tables[partition], _table_of(pushed, rows)])
         self._settle()
 
     def add_partitions(self, source: str, count: int = 1) -> None:
@@ -432,7 +439,7 @@ class TestDriver:
 
     def _pushed(self, spec: SourceSpec) -> PushedSource:
         before = self.sources.get(spec.name)
-        return PushedSource(spec.name, spec.source.schema, self._random, before)
+        return PushedSource(spec.name, spec.source.schema, self._random, before, spec.source.row_type)
 
     def _refuse_outside(self) -> None:
         if not self._entered:
@@ -521,13 +528,15 @@ def _with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _table_of(source: str, schema: pa.Schema, rows: Iterable[Any]) -> pa.Table:
-    """Return rows as a table; nulls are allowed even where the schema forbids them."""
+def _table_of(pushed: PushedSource, rows: Iterable[Any]) -> pa.Table:
+    """Return rows as a table; nulls are allowed even where the schema forbids them, as are values out of an Enum."""
+    source, schema, names = pushed.name, pushed.schema, aliases_of(pushed.row_type)
     loose = pa.schema([column.with_nullable(True) for column in schema])
     try:
         if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
             raise WrongRow(f"{rows!r:.80} is not a list of rows")
-        batch = batch_of_rows(loose, list(rows))
+        named = [{names.get(n, n): v for n, v in r.items()} if names and isinstance(r, Mapping) else r for r in rows]
+        batch = batch_of_rows(loose, named)
     except WrongRow as error:
         at = "" if error.row is None else f"row {error.row} "
         raise ConfigError(

@@ -1,7 +1,8 @@
 """The input of a fragment from its source: rows with exactly the planned columns. Other records are undecodable.
 
 A record is undecodable if the source could not make a row of it, if it has a null where the job's schema allows none,
-if a column has a value that it may not hold (storage/held_values.py), or if no window or target can hold its event
+if a column has a value that it may not hold (storage/held_values.py) or that its field in the dataclass does not allow
+(rows/field_types.py), or if no window or target can hold its event
 time. The source's policy decides whether such a record fails the job, is left out, or becomes a dead letter. The
 records around it are processed, and all are counted.
 
@@ -25,6 +26,7 @@ from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.rows.dead_letters import ERROR, FORM, RAW, DeadLetter, Form, Letters, encode_row, reported
 from holdfast.runtime.rows.event_times import times_of
 from holdfast.runtime.rows.expressions import Column
+from holdfast.runtime.rows.schema import aliases_of, in_stream, limited
 from holdfast.runtime.rows.windows import micros_of, not_held, outside
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.storage.held_values import may_be_unheld, unheld, why
@@ -45,6 +47,9 @@ class Intake:
         self._spec, self._schema, self._letters, self._held, self._job = spec, schema, letters, held, job
         self._not_null = [field.name for field in schema if not field.nullable]
         self._timed = [field.name for field in schema if may_be_unheld(field.type)]
+        described = spec.source.row_type
+        self._names, self._aliases = in_stream(described), aliases_of(described)
+        self._limited = limited(described, schema)
         self.rows_in = self.rows_out = self.dropped = self.dlq = 0
 
     def take(self, batch: pa.RecordBatch, arrival: Arrival) -> tuple[pa.RecordBatch, Arrival]:
@@ -54,11 +59,14 @@ class Intake:
             JobFailed: a record cannot be decoded, and the source's policy is "fail".
         """
         self.rows_in += batch.num_rows
+        if self._names:
+            batch = batch.rename_columns([self._names.get(name, name) for name in batch.schema.names])
+        given, batch = batch, self._normal(batch)
         if (column := self._spec.computed) is not None:
             batch = batch.append_column(column.field.with_nullable(True), self._times(column, batch))
         refused = self._refused(batch)
         if refused is not None:
-            self._dispose(batch, np.flatnonzero(refused), arrival)
+            self._dispose(batch, given, np.flatnonzero(refused), arrival)
             kept = np.flatnonzero(~refused)
             batch = batch.take(pa.array(kept))
             arrival = Arrival(arrival.partition, arrival.offset, arrival.following, False, _offsets(arrival, kept))
@@ -74,6 +82,15 @@ class Intake:
         dropped = self.dropped if policy == "drop" else None
         dlq = self.dlq if policy == "dlq" else None
         return OperatorProgress(self._spec.name, self.rows_in, self.rows_out, 0, dropped=dropped, dlq=dlq)
+
+    def _normal(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the records with one form for equal values, and with the defaults of fields in nested dataclasses."""
+        for name, kind in self._limited.items():
+            column = batch.column(name)
+            if (made := kind.normal(column)) is not column:
+                place = batch.schema.get_field_index(name)
+                batch = batch.set_column(place, batch.schema.field(place), made)
+        return batch
 
     def _times(self, column: Column, batch: pa.RecordBatch) -> pa.Array:
         return times_of(column, batch, self._spec.name, self._job)
@@ -91,6 +108,9 @@ class Intake:
         for name in self._timed:
             if (wrong := unheld(batch.column(name))) is not None:
                 found = wrong if found is None else found | wrong
+        for name, kind in self._limited.items():
+            if (wrong := kind.wrong(batch.column(name))) is not None:
+                found = wrong if found is None else found | wrong
         if self._spec.event_time is not None:
             column = batch.column(self._spec.event_time)
             if (wrong := outside(micros_of(column), self._held)) is not None:
@@ -98,24 +118,28 @@ class Intake:
                 found = wrong if found is None else found | wrong
         return found if found is not None and found.any() else None
 
-    def _dispose(self, batch: pa.RecordBatch, rows: NDArray[np.intp], arrival: Arrival) -> None:
+    def _dispose(
+        self, batch: pa.RecordBatch, given: pa.RecordBatch, rows: NDArray[np.intp], arrival: Arrival
+    ) -> None:
         name, policy = self._spec.name, self._spec.on_error
         if policy == "drop":
             self.dropped += len(rows)
             return
         for row in rows.tolist():
-            error, form, raw = self._why(batch, row)
+            error, form, raw = self._why(batch, given, row)
             offset = arrival.offset_of(row)
             if policy == "fail":
                 raise self._failed(error, arrival, offset)
             self._letters.add(DeadLetter(name, name, arrival.partition, offset, reported(error), form, raw))
         self.dlq += len(rows)
 
-    def _why(self, batch: pa.RecordBatch, row: int) -> tuple[str, Form, bytes]:
+    def _why(self, batch: pa.RecordBatch, given: pa.RecordBatch, row: int) -> tuple[str, Form, bytes]:
         if ERROR in batch.schema.names and (error := batch.column(ERROR)[row].as_py()) is not None:
             return error, batch.column(FORM)[row].as_py(), batch.column(RAW)[row].as_py()
         computed = None if self._spec.computed is None else self._spec.computed.name
-        record = batch.select([name for name in batch.schema.names if name not in (ERROR, FORM, RAW, computed)])
+        record = given.select([name for name in given.schema.names if name not in (ERROR, FORM, RAW)])
+        if self._aliases:
+            record = record.rename_columns([self._aliases.get(name, name) for name in record.schema.names])
         null = next((name for name in self._not_null if not batch.column(name)[row].is_valid), None)
         if null is not None and null == computed:
             error = f"the event time {null!r} is null: a column that it is computed from is"
@@ -125,6 +149,10 @@ class Intake:
         for name in self._timed:
             if name != self._spec.event_time and unheld(batch.column(name).slice(row, 1)) is not None:
                 return why(name, batch.column(name)[row]), "record", encode_row(record, row)
+        for name, kind in self._limited.items():
+            value = batch.column(name)[row].as_py()
+            if value is not None and (unfit := kind.reason(value)) is not None:
+                return f"column {name!r}{unfit.path} {unfit.why}", "record", encode_row(record, row)
         time = self._spec.event_time
         assert time is not None
         return f"column {time!r}: {not_held(batch.column(time)[row].value)}", "record", encode_row(record, row)

@@ -21,6 +21,8 @@ ICEBERG = Format(
         **{kind: pa.int32() for kind in (pa.int8(), pa.int16(), pa.uint8(), pa.uint16())},
         pa.uint32(): pa.int64(),
     },
+    times_of_day=True,
+    empties_nulls=True,
 )
 _RANGED = (pa.types.is_integer, pa.types.is_string, pa.types.is_date32, pa.types.is_timestamp, pa.types.is_decimal)
 Range = tuple[str, object, object]

@@ -13,6 +13,7 @@ of the stream; deletes have no value.
 | binary, fixed_size_binary | bytes, fixed |
 | timestamp[us, UTC], timestamp[ms, UTC] | timestamp-micros, timestamp-millis; finer digits are dropped |
 | date32 | date |
+| time64[us] | time-micros, time-millis; finer digits are dropped |
 | decimal | decimal, of the same scale or a higher one |
 | list, map, struct | array, map, record |
 
@@ -21,7 +22,7 @@ Pure: values in, values out. Source: Avro 1.12 specification; docs/design/0088-a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from functools import lru_cache
@@ -81,7 +82,7 @@ class AvroRows:
 
     def accept(self, where: str, batch: pa.RecordBatch) -> None:
         """See Values.accept. Most types have a form for every value."""
-        if _is_partial(_schema(self.avsc)):
+        if _is_partial(_schema(self.avsc)) or any(pa.types.is_nested(each.type) for each in batch.schema):
             try:
                 self.encode(batch)
             except NoForm as error:
@@ -170,16 +171,39 @@ def _taker(field: pa.Field, given: Type, path: str, nulls: bool) -> Take:
     kind = field.type
     if is_list(kind) and written.kind == "array":
         assert written.items is not None
-        return _lists(_taker(kind.value_field, written.items, f"{path}[]", nulls))
+        return _lists(_inner(kind.value_field, written.items, f"{path}[]"))
     if pa.types.is_map(kind) and written.kind == "map":
         assert written.items is not None
-        return _maps(_taker(kind.item_field, written.items, f"{path}{{}}", nulls))
+        return _maps(_inner(kind.item_field, written.items, f"{path}{{}}"))
     if pa.types.is_struct(kind) and written.kind == "record":
-        return _records(list(_fields(written, list(kind), f"{path}.", nulls)))
+        strict = {name for name, each in written.fields if not each.without_null[1] and kind.field(name).nullable}
+        return _records(list(_fields(written, list(kind), f"{path}.", False)), strict, path)
     found = _simple(kind, written, path)
     if found is None:
         raise NoForm(f"the column {path!r} has type {kind}, which does not become {given} exactly")
     return found
+
+
+def _inner(field: pa.Field, written: Type, path: str) -> Take:
+    """Return how what a list or a map holds becomes values of a type. Raises NoForm.
+
+    The type of a column does not tell whether a null is within it, so nulls are refused row by row.
+    """
+    take = _taker(field, written, path, False)
+    if not field.nullable or written.without_null[1]:
+        return take
+
+    def checked(column: pa.Array) -> Values:
+        values = take(column)
+        if any(each is None for each in values):
+            raise _holds_null(path, written)
+        return values
+
+    return checked
+
+
+def _holds_null(path: str, written: object) -> NoForm:
+    return NoForm(f"the column {path!r} holds a null, but its field is {written}")
 
 
 def _simple(kind: pa.DataType, written: Type, path: str) -> Take | None:
@@ -198,6 +222,8 @@ def _simple(kind: pa.DataType, written: Type, path: str) -> Take | None:
         return _binary(written, path)
     if pa.types.is_timestamp(kind) and kind.tz == "UTC" and (kind.unit, written.logical) in _MULTIPLIED:
         return lambda column: _times(column, _MULTIPLIED[kind.unit, written.logical])
+    if kind == pa.time64("us") and written.logical in ("time-micros", "time-millis"):
+        return lambda column: _times(column, 1 if written.logical == "time-micros" else -1_000)
     if pa.types.is_date32(kind) and written.logical == "date":
         return lambda column: column.cast(pa.int32()).to_pylist()
     if pa.types.is_decimal(kind) and written.logical == "decimal" and _holds(written, kind):
@@ -228,13 +254,17 @@ def _maps(items: Take) -> Take:
     return take
 
 
-def _records(fields: list[tuple[str, Take]]) -> Take:
+def _records(fields: list[tuple[str, Take]], strict: Collection[str], path: str) -> Take:
     def take(column: pa.Array) -> Values:
         children = dict(zip([each.name for each in column.type], column.flatten(), strict=True))
         taken = [take(children[name]) for name, take in fields]
         names = [name for name, _ in fields]
         rows = [dict(zip(names, row, strict=True)) for row in zip(*taken, strict=True)]
-        return [row if valid else None for row, valid in zip(rows, column.is_valid().to_pylist(), strict=True)]
+        found = [row if valid else None for row, valid in zip(rows, column.is_valid().to_pylist(), strict=True)]
+        for name in strict:
+            if any(row is not None and row[name] is None for row in found):
+                raise _holds_null(f"{path}.{name}", "not null")
+        return found
 
     return take
 

@@ -55,6 +55,8 @@ def _derived(kind: pa.DataType, name: str) -> Any:
             return made
     if pa.types.is_timestamp(kind) and kind.tz == "UTC" and kind.unit in ("us", "ms"):
         return {"type": "long", "logicalType": "timestamp-micros" if kind.unit == "us" else "timestamp-millis"}
+    if kind == pa.time64("us"):
+        return {"type": "long", "logicalType": "time-micros"}
     if pa.types.is_decimal(kind) and kind.scale >= 0:
         return {"type": "bytes", "logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
     if pa.types.is_fixed_size_binary(kind):

@@ -40,6 +40,8 @@ class Format:
         wider: Types that it lacks, with the type that holds their values.
         not_in_names: Characters that the name of a column cannot have.
         read_as_null: Texts that come back as null from a column in `partition_by`.
+        times_of_day: It has a type for them.
+        empties_nulls: Its library writes an empty list or map for one that is null, if it holds structs.
     """
 
     name: str
@@ -47,6 +49,8 @@ class Format:
     wider: Mapping[pa.DataType, pa.DataType]
     not_in_names: str = ""
     read_as_null: frozenset[str] = frozenset()
+    times_of_day: bool = False
+    empties_nulls: bool = False
 
     def stored_type(self, kind: pa.DataType) -> pa.DataType | None:
         """Return the type that holds a column's values in a table, in one form for each; None: there is none."""
@@ -66,6 +70,11 @@ class Format:
         if pa.types.is_struct(kind):
             inners = [(field.name, self.stored_type(field.type)) for field in kind]
             return None if not inners or any(inner is None for _, inner in inners) else pa.struct(inners)
+        if pa.types.is_map(kind):
+            key, item = self.stored_type(kind.key_type), self.stored_type(kind.item_type)
+            return None if key is None or item is None else pa.map_(key, item)
+        if kind == pa.time64("us"):
+            return kind if self.times_of_day else None
         if kind in self.wider:
             return self.wider[kind]
         return kind if any(fits(kind) for fits in _AS_THEY_ARE) else None
@@ -129,6 +138,8 @@ class Columns:
         if OP in batch.schema.names:
             batch = batch.filter(pc.not_equal(batch.column(OP), DELETE)).drop_columns([OP])
         rows = self._cast(pa.Table.from_batches([batch]))
+        if self.format.empties_nulls:
+            self._check_nulls(batch)
         for name in self.partition_by:
             self._check_partition(name, rows.column(name))
 
@@ -181,6 +192,16 @@ class Columns:
                 next_step="drop such rows with .filter(...) before the sink, or correct them",
             ) from error
 
+    def _check_nulls(self, batch: pa.RecordBatch) -> None:
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            if pa.types.is_nested(column.type) and _has_null_of_structs(column):
+                raise ConfigError(
+                    f"{self.where}: the column {name!r} holds a null where its type has a list or map of structs, which "
+                    f"{self.format.name}'s library would write as an empty one",
+                    not_done="the rows were not written",
+                    next_step="before the sink, drop such rows with .filter(...), or give empty lists instead of nulls",
+                )
+
     def _check_partition(self, name: str, column: pa.ChunkedArray) -> None:
         """Refuse values whose text in the table's log would be read as another value, or as none."""
         values = column.unique()
@@ -213,6 +234,8 @@ class Columns:
         """Refuse fields of a struct, at any depth, that Spark does not tell apart."""
         if pa.types.is_list(kind) or pa.types.is_large_list(kind):
             self._check_inner_names(column, kind.value_type)
+        if pa.types.is_map(kind):
+            self._check_inner_names(column, kind.item_type)
         if not pa.types.is_struct(kind):
             return
         lower = [field.name.lower() for field in kind]
@@ -268,6 +291,21 @@ def _fault_of_days(values: pa.Array) -> str | None:
     return "lies outside the years 1 to 9999"
 
 
+def _has_null_of_structs(column: pa.Array) -> bool:
+    """Return whether a list or map of structs is null, at any depth."""
+    kind = column.type
+    if pa.types.is_struct(kind):
+        parts = column.filter(column.is_valid()).flatten()
+        return any(pa.types.is_nested(part.type) and _has_null_of_structs(part) for part in parts)
+    if pa.types.is_map(kind):
+        column = column.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])))
+        inner = column.flatten().field("value")
+    else:
+        inner = column.flatten()
+    lost = pa.types.is_struct(inner.type) and column.null_count > 0
+    return bool(lost) or (pa.types.is_nested(inner.type) and _has_null_of_structs(inner))
+
+
 def _is_opaque(kind: pa.DataType) -> bool:
     return bool(pa.types.is_nested(kind) or pa.types.is_binary(kind))
 
@@ -277,6 +315,8 @@ def _instead(kind: pa.DataType) -> str:
         return 'to pl.Datetime("us", "UTC")'
     if pa.types.is_unsigned_integer(kind):
         return "to pl.Int64 or pl.Decimal(20, 0)"
-    if pa.types.is_duration(kind) or pa.types.is_time(kind):
+    if pa.types.is_time(kind):
+        return 'to pl.String, or to pl.Int64, a number of microseconds'
+    if pa.types.is_duration(kind):
         return "to pl.Int64, a number of microseconds"
     return "to text, a number or a time"

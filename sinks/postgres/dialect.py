@@ -1,6 +1,7 @@
 """Postgres as a dialect of sinks/sql: its names, types, catalogue and statements.
 
-Integers are bigint, floats double precision, booleans boolean, text text, binary bytea, dates date, times timestamptz.
+Integers are bigint, floats double precision, booleans boolean, text text, binary bytea, dates date, times timestamptz, times
+of day time, lists, structs and maps text, as JSON.
 Rows without a key, and before-images, are numbered by an identity column, `_holdfast_row`; nothing renumbers it.
 
 Many transactions write to one table at the same time. A delivery runs in REPEATABLE READ: if a row that it puts,
@@ -30,7 +31,7 @@ from holdfast.sinks.postgres import rights
 from holdfast.sinks.postgres.errors import meaning_of
 from holdfast.sinks.postgres.server import ServerConnection, connect
 from holdfast.sinks.sql.dialect import Column, Connection, Limits, Purpose, TemporaryTable, Upsert, on_conflict
-from holdfast.sinks.sql.values import TIMESTAMP, Value
+from holdfast.sinks.sql.values import TIME_OF_DAY, TIMESTAMP, Value, is_text
 
 T = TypeVar("T")
 
@@ -52,6 +53,8 @@ _TYPES: tuple[tuple[Callable[[pa.DataType], bool], str | None], ...] = (
     (pa.types.is_string_view, "text"),
     (pa.types.is_date32, "date"),
     (lambda kind: bool(kind == TIMESTAMP), "timestamp with time zone"),
+    (lambda kind: bool(kind == TIME_OF_DAY), "time without time zone"),
+    (is_text, "text"),
     (pa.types.is_binary, "bytea"),
     (pa.types.is_large_binary, "bytea"),
     (pa.types.is_binary_view, "bytea"),
@@ -59,6 +62,7 @@ _TYPES: tuple[tuple[Callable[[pa.DataType], bool], str | None], ...] = (
 _READ = {
     "boolean": "{0}::int",
     "date": "to_char({0}, 'YYYY-MM-DD')",
+    "time without time zone": "to_char({0}, 'HH24:MI:SS.US')",
     "timestamp with time zone": "to_char({0} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')",
 }
 """How a column becomes its canonical value; others are canonical already."""

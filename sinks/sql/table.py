@@ -152,7 +152,7 @@ def declared_type(where: str, dialect: Dialect, field: pa.Field) -> str:
         raise ConfigError(
             f"{where}: the column {field.name!r} has the type {field.type}, which this sink cannot store",
             next_step="cast it before the sink to an integer up to 64 bits (not uint64), a float, bool, text, "
-            "binary, date or timestamp[us, tz=UTC]",
+            "binary, date, time64[us], timestamp[us, tz=UTC], or lists, structs and maps of them",
         )
     return declared
 

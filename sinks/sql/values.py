@@ -2,7 +2,7 @@
 
 Integers and booleans are int, floats float, text str, binary bytes. Times are text that sorts as the times do and that
 date functions read: `2026-01-31T09:30:00.000000Z`, always UTC and always six digits of a second; dates are
-`2026-01-31`. How a database stores them is its dialect's decision; SQLite stores them as they are.
+`2026-01-31`, times of day `09:30:00.000000`. Lists, structs and maps are JSON, as text. How a database stores them is its dialect's decision; SQLite stores them as they are.
 
 Canonical JSON holds a before-image. Keys are sorted, there is no white space, integers and reals stay apart (`1`,
 `1.0`), reals keep every bit, and what JSON cannot say is an object with one member: `{"hex":"00ff"}` for binary,
@@ -27,10 +27,13 @@ import pyarrow.compute as pc
 
 from holdfast.errors import ConfigError
 from holdfast.sinks.contract import OP
+from holdfast.sinks.json_rows import has_form
+from holdfast.sinks.nested_json import all_finite, is_nested, text_of_time, texts
 
 Value = int | float | str | bytes | None
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
+TIME_OF_DAY = pa.time64("us")
 _YEARS_US = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 """First and last microsecond of the years 1 to 9999."""
 _YEARS_DAYS = (-719_162, 2_932_896)
@@ -43,6 +46,12 @@ def check_values(where: str, batch: pa.RecordBatch) -> None:
         ConfigError: names the column.
     """
     for field, column in zip(batch.schema, batch.columns, strict=True):
+        if is_nested(field.type) and not all_finite(column):
+            raise ConfigError(
+                f"{where}: the column {field.name!r} holds NaN or an infinity, for which JSON has no form",
+                not_done="the rows were not written",
+                next_step="before the sink, drop such rows with .filter(...), or replace the values",
+            )
         if field.type == TIMESTAMP:
             first, last, plain = *_YEARS_US, column.cast(pa.int64())
         elif pa.types.is_date32(field.type):
@@ -56,6 +65,11 @@ def check_values(where: str, batch: pa.RecordBatch) -> None:
                 not_done="the rows were not written",
                 next_step="check how the time is decoded (seconds taken for microseconds?), or filter the rows out",
             )
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether values are stored as text that has no type of its own: times of day, and nested ones as JSON."""
+    return bool(kind == TIME_OF_DAY) or (is_nested(kind) and has_form(kind))
 
 
 def columns_of(schema: pa.Schema) -> tuple[str, ...]:
@@ -84,6 +98,11 @@ def _plain(column: pa.Array) -> list[Value]:
         return _series(column).dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_list()
     if pa.types.is_date32(column.type):
         return _series(column).dt.strftime("%Y-%m-%d").to_list()
+    if column.type == TIME_OF_DAY:
+        return [None if value is None else text_of_time(value) for value in column.to_pylist()]
+    if is_nested(column.type):
+        found = zip(texts(column), column.is_valid().to_pylist(), strict=True)
+        return [text.decode() if valid else None for text, valid in found]
     values: list[Value] = column.to_pylist()
     return values
 

@@ -1,7 +1,7 @@
 """SQLite as a dialect of sinks/sql: its names, types, catalogue, statements and errors.
 
-Canonical values are stored as they are: integers and booleans are INTEGER, floats REAL, times, dates and text TEXT,
-binary BLOB. SQLite has no NaN, and makes NULL of one. So a NaN is the text NaN, which a column of REAL keeps as it is:
+Canonical values are stored as they are: integers and booleans are INTEGER, floats REAL, times, dates, text and JSON
+TEXT, binary BLOB. SQLite has no NaN, and makes NULL of one. So a NaN is the text NaN, which a column of REAL keeps as it is:
 rows without a value and rows with a wrong one stay apart. A column of an existing table counts by its affinity,
 whatever its type is called.
 
@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
 from holdfast.sinks.sql.dialect import Column, Connection, Limits, Purpose, TemporaryTable, Upsert, on_conflict
-from holdfast.sinks.sql.values import TIMESTAMP, Value
+from holdfast.sinks.sql.values import TIMESTAMP, Value, is_text
 from holdfast.sinks.sqlite import file, queue
 
 T = TypeVar("T")
@@ -51,6 +51,7 @@ _TYPES: tuple[tuple[Callable[[pa.DataType], bool], str | None], ...] = (
     (pa.types.is_string_view, "TEXT"),
     (pa.types.is_date32, "TEXT"),
     (lambda kind: bool(kind == TIMESTAMP), "TEXT"),
+    (is_text, "TEXT"),
     (pa.types.is_binary, "BLOB"),
     (pa.types.is_large_binary, "BLOB"),
     (pa.types.is_binary_view, "BLOB"),

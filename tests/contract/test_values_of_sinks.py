@@ -7,6 +7,7 @@ the edges of each type there are random ones.
 from __future__ import annotations
 
 import base64
+import json
 import math
 import random
 import struct
@@ -40,6 +41,21 @@ JOB, WRITER, TAG = "6f9b0f6e-0000-4000-8000-000000000001", Writer("out", Subtask
 TIME, BERLIN = pa.timestamp("us", "UTC"), pa.timestamp("us", "Europe/Berlin")
 TEXTS, BLOBS = (pa.string(), pa.large_string()), (pa.binary(), pa.large_binary())
 RANDOM = 40
+ONE = pa.struct([("a", pa.int64())])
+WITHIN = pa.struct(
+    [
+        ("text", pa.string()),
+        ("at", TIME),
+        ("day", pa.date32()),
+        ("data", pa.binary()),
+        ("price", pa.decimal128(38, 10)),
+        ("many", pa.list_(pa.float64())),
+    ]
+)
+PARTS = {
+    **{"text": "x", "at": datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC), "day": date(1582, 10, 14)},
+    **{"data": b"\0\xff", "price": Decimal("-1E-10"), "many": [0.1, -0.0, 5e-324]},
+}
 NOON = datetime(2026, 1, 31, 9, 30, tzinfo=UTC)
 FIRST, LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
@@ -124,17 +140,32 @@ TYPES: dict[str, list[pa.Array]] = {
     "duration[us]": [given(pa.duration("us"), [timedelta(days=-1), timedelta(microseconds=1)])],
     "decimal128": [given(pa.decimal128(38, 10), [Decimal(f"{'9' * 28}.{'9' * 10}"), Decimal("-1e-10")])],
     "decimal256": [given(pa.decimal256(60, 10), [Decimal("1.5")])],
-    "list, struct": [
+    "list": [
         given(pa.list_(pa.int64()), [[], [1, None, 2]]),
-        given(pa.struct([("a", pa.int64()), ("b", pa.string())]), [{"a": 1, "b": None}]),
+        given(pa.list_(pa.list_(pa.string())), [[["ä", ""], []]]),
+        given(pa.list_(TIME), [[FIRST, LAST], [None]]),
+        pa.array([[PARTS, None], []], pa.list_(WITHIN)),
     ],
-    "map": [given(pa.map_(pa.string(), pa.int64()), [[("a", 1)]])],
+    "struct": [
+        given(pa.struct([("a", pa.int64()), ("b", pa.string())]), [{"a": 1, "b": None}]),
+        given(WITHIN, [PARTS]),
+    ],
+    "map<string, T>": [
+        given(pa.map_(pa.string(), pa.int64()), [[("a", 1)], [], [("b", None), ('"', 2)]]),
+        pa.array([[("a", PARTS)], []], pa.map_(pa.string(), WITHIN)),
+    ],
+    "map with other keys": [given(pa.map_(pa.int64(), pa.int64()), [[(1, 1)]])],
 }
 EDGES: dict[str, list[pa.Array]] = {
     "NaN": [pa.array([math.nan, 1.5, None], kind) for kind in (pa.float32(), pa.float64())],
     "infinity": [pa.array([math.inf, -math.inf, None], kind) for kind in (pa.float32(), pa.float64())],
     "-0.0": [pa.array([-0.0, None])],
     "the character NUL in a text": [pa.array(["a\0b", "\0", None])],
+    "null instead of a list or map of structs": [
+        pa.array([None, [{"a": 1}]], pa.list_(ONE)),
+        pa.array([None, [("k", {"a": 1})]], pa.map_(pa.string(), ONE)),
+        pa.array([[[{"a": 1}], None]], pa.list_(pa.list_(ONE))),
+    ],
     "a year outside 1 to 9999": [
         *(pa.array([number], pa.int64()).view(TIME) for number in (-62_135_596_800_000_001, 253_402_300_800_000_000)),
         *(pa.array([number], pa.int32()).view(pa.date32()) for number in (-719_163, 2_932_897)),
@@ -224,11 +255,31 @@ def place_named(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Call
 def expected(name: str, text: str, values: pa.Array) -> list[Any]:
     """Return what the page says that is there."""
     plain, kind = values.to_pylist(), values.type
+    if text == "same" and pa.types.is_nested(kind) and name not in ("hf.Log", "hf.Files", "hf.Delta", "hf.Iceberg"):
+        return [_parts(value, kind) for value in plain]
+    if pa.types.is_nested(kind) and text.startswith("`"):
+        shown = [None if value is None else _parts(value, kind) for value in plain]
+        if name in ("hf.Http", "hf.Redis", "hf.Kafka"):
+            return shown
+        return [None if v is None else json.dumps(v, ensure_ascii=False, separators=(",", ":")) for v in shown]
     if name in ("hf.SQLite", "hf.Http", "hf.Redis", "hf.Kafka"):
         return [None if value is None else _form(name, text, value, kind) for value in plain]
     if text == "in UTC":
         return [None if value is None else value.astimezone(UTC) for value in plain]
     return list(plain)
+
+
+def _parts(value: Any, kind: pa.DataType) -> Any:
+    """Return a nested value as JSON has it; what is within has the forms of flat values."""
+    if value is None:
+        return None
+    if pa.types.is_list(kind):
+        return [_parts(each, kind.value_type) for each in value]
+    if pa.types.is_map(kind):
+        return {key: _parts(each, kind.item_type) for key, each in value}
+    if pa.types.is_struct(kind):
+        return {field.name: _parts(value[field.name], field.type) for field in kind}
+    return _form("JSON", "", value, kind)
 
 
 def _form(name: str, text: str, value: Any, kind: pa.DataType) -> Any:
@@ -241,6 +292,8 @@ def _form(name: str, text: str, value: Any, kind: pa.DataType) -> Any:
         return f"{plain.isoformat(timespec='microseconds')}Z"
     if isinstance(value, date):
         return value.isoformat()
+    if isinstance(value, time):
+        return value.isoformat(timespec="microseconds")
     if isinstance(value, Decimal):
         return f"{value:.10f}"
     return value
@@ -292,6 +345,8 @@ class TestTypes:
                     place.through(values)
                 continue
             found, wanted = place.through(values), expected(name, text, values)
+            if pa.types.is_nested(values.type) and name in ("hf.SQLite", "hf.Postgres"):
+                found = [None if value is None else json.loads(value) for value in found]
             assert same(found, wanted), (found, wanted)
 
     @pytest.mark.parametrize("text", ["", "__HIVE_DEFAULT_PARTITION__"])

@@ -349,7 +349,7 @@ class MatchOperator(Operator):
         else:
             self._seen.make(row.slot for each in complete for row in each.match.rows)
             rows = [row for each in complete for row in self._selected(each)]
-            batch = batch_of_rows(self._schema, rows)
+            batch = batch_of_rows(self._schema, rows, self._step.result.to)
         self.rows_out += batch.num_rows
         return [batch] if batch.num_rows else []
 
@@ -360,7 +360,7 @@ class MatchOperator(Operator):
         matches, last = self._seen.matches(complete.match), complete.match.rows[-1]
         try:
             row = called(select, matches)
-            batch_of_rows(self._schema, [row])
+            batch_of_rows(self._schema, [row], self._step.result.to)
         except FunctionFailed as failed:
             self._leave_out(last, f"a function {failed}", CORRECT_IT, failed.__cause__)
             return []

@@ -32,6 +32,8 @@ class Result:
     columns: tuple[Taken | None, ...]
     """Per column of the result; None: the event time of the match. Empty if a function returns the row."""
     select: Callable[[Any], Any] | None
+    to: type | None = None
+    """The dataclass that the function's rows are to fit."""
 
 
 class Complete(NamedTuple):

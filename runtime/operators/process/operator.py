@@ -64,7 +64,7 @@ from holdfast.runtime.operators.processing_clock import NOW_TABLE, ProcessingClo
 from holdfast.runtime.rows.dead_letters import DeadLetter, encode_row, reported
 from holdfast.runtime.rows.failing import NOT_THE_ROWS_FAULT, raised
 from holdfast.runtime.rows.keyed_process import EVENT, PROCESSING, Declaration, bound_to, declared_by
-from holdfast.runtime.rows.row_types import RowMaker, row_class, values_of
+from holdfast.runtime.rows.row_types import RowMaker, row_class
 from holdfast.runtime.rows.rows import WrongRow, batch_of_rows
 from holdfast.runtime.rows.state_types import MAP_KEYS, WrongValue, state_type
 from holdfast.runtime.rows.windows import micros_of
@@ -99,6 +99,8 @@ class Process(FunctionStep):
     time: str | None
     """Column with the event time."""
     sides: Mapping[str, pa.Schema]
+    types: Mapping[str, type | None]
+    """The dataclasses that emitted rows are to fit, by side."""
 
     kind: ClassVar[str] = "process"
     keeps: ClassVar[str] = "the state of a keyed function"
@@ -271,7 +273,8 @@ class ProcessOperator(Operator):
     def key(self) -> Any:
         """Return the key at hand."""
         if self._user_keys is None:
-            columns = [values_of(column) for column in self._keys.decode(self.frame.users)]
+            decoded = zip(self._step.keys, self._keys.decode(self.frame.users), strict=True)
+            columns = [self._rows.values(name, column) for name, column in decoded]
             self._user_keys = columns[0]
             if len(columns) > 1:
                 self._user_keys = list(map(row_class(self._step.keys), zip(*columns, strict=True)))
@@ -318,8 +321,9 @@ class ProcessOperator(Operator):
             events = events_of()
             try:
                 self._handle(events, strict)
-                batches = {MAIN: batch_of_rows(self._gives, self._out)}
-                batches |= {name: batch_of_rows(self._step.sides[name], rows) for name, rows in self.sides.items()}
+                batches = {MAIN: self._batch(MAIN, self._gives, self._out)}
+                sides = self._step.sides
+                batches |= {name: self._batch(name, sides[name], rows) for name, rows in self.sides.items()}
                 break
             except WrongRow as wrong:
                 if strict or self.frame.journal is None:
@@ -327,6 +331,9 @@ class ProcessOperator(Operator):
         for cell in self._cells:
             cell.store()
         return events, self._emitted(batches)
+
+    def _batch(self, side: str, schema: pa.Schema, rows: list[Any]) -> pa.RecordBatch:
+        return batch_of_rows(schema, rows, self._step.types.get(side))
 
     def _restart(self) -> None:
         """Begin with the state as it is stored, and with nothing emitted."""
@@ -371,8 +378,9 @@ class ProcessOperator(Operator):
                 return False
             events.call(event)
             if strict:
-                for schema, (rows, first) in zip((self._gives, *self._step.sides.values()), marks, strict=True):
-                    batch_of_rows(schema, rows[first:])
+                gives = {MAIN: self._gives, **self._step.sides}
+                for (name, schema), (rows, first) in zip(gives.items(), marks, strict=True):
+                    self._batch(name, schema, rows[first:])
         except NOT_THE_ROWS_FAULT:
             raise
         except WrongRow as wrong:

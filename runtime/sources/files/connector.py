@@ -14,7 +14,7 @@ import pyarrow as pa
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
-from holdfast.runtime.rows.schema import schema_of
+from holdfast.runtime.rows.schema import data_schema_of
 from holdfast.runtime.sources.files.formats import FORMATS, Format, FormatName
 from holdfast.runtime.sources.files.source import FilesSource
 from holdfast.runtime.sources.kafka.values import JSON
@@ -106,7 +106,7 @@ class Files(RowsOf[T]):
 
 
 def _form(format: FormatName, schema: type | ArrowSchema) -> Format:
-    form = Format(format, schema_of(schema), JSON(schema).defaults() if format == "jsonl" else {})
+    form = Format(format, data_schema_of(schema), JSON(schema).defaults() if format == "jsonl" else {})
     form.check()
     return form
 

@@ -13,10 +13,9 @@ import pyarrow as pa
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
-from holdfast.runtime.rows.schema import schema_of
+from holdfast.runtime.rows.schema import data_schema_of, defaults_of
 from holdfast.runtime.sources.kafka.avro_columns import check_columns
 from holdfast.runtime.sources.kafka.schemas import AvroForm, plain
-from holdfast.runtime.sources.kafka.values import defaults_of
 from holdfast.secrets import Secret, secret_argument
 from holdfast.sinks.kafka.avro import AvroRows
 from holdfast.sinks.kafka.avro_schema import derived
@@ -67,7 +66,7 @@ class Avro(RowsOf[T]):
             raise _refused(f"avsc is a {type(avsc).__name__}", "give the JSON text of the schema")
         self.registry = _place(registry, user, password, ca)
         self.row_type = schema if isinstance(schema, type) else None
-        self.schema: pa.Schema | None = None if schema is None else schema_of(schema)
+        self.schema: pa.Schema | None = None if schema is None else data_schema_of(schema)
         self.avsc, self.subject, self.register = avsc, subject, register
         if self.schema is not None:
             check_columns(self.schema)

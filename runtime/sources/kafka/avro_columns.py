@@ -12,6 +12,7 @@ value changes. What depends on the schema is compared once, here; what depends o
 | binary, fixed_size_binary | bytes, fixed |
 | timestamp[., UTC] | timestamp-millis, timestamp-micros |
 | date32 | date |
+| time64[us] | time-millis, time-micros |
 | decimal | decimal, of the same scale or a lower one |
 | list, map, struct | array, map, record |
 
@@ -47,6 +48,7 @@ _DECIMAL_BYTES_MAX = 40
 """More bytes than any decimal column holds, and fewer than `_EXACT` rounds."""
 _TOO_SHORT = "it does not follow its schema: it ends too early, or a length or a branch in it is wrong"
 _MILLIS_MICROS = {"timestamp-millis": "ms", "timestamp-micros": "us"}
+_DAY_US = 86_400_000_000
 FAULTS = (EOFError, IndexError, StopIteration, OverflowError)
 """What the codec raises for bytes that do not follow the schema."""
 
@@ -131,7 +133,7 @@ def check_columns(schema: pa.Schema) -> None:
             raise ConfigError(
                 f"column {field.name!r} is {field.type}, which hf.Avro cannot read{hint}",
                 not_done="the job was not planned",
-                next_step="use int, float, str, bool, bytes, datetime, date, a decimal, or lists, structs and maps of "
+                next_step="use int, float, str, bool, bytes, datetime, date, time, a decimal, or lists, structs and maps of "
                 "them; or read the bytes with hf.Raw() and decode them with .map_batches",
             )
 
@@ -319,6 +321,20 @@ def _times(kind: pa.DataType, written: Type) -> Build | None:
     return lambda values: pa.array(values, pa.int64()).cast(pa.timestamp(unit, "UTC")).cast(kind)
 
 
+def _times_of_day(kind: pa.DataType, written: Type) -> Build | None:
+    if written.logical not in ("time-millis", "time-micros"):
+        return None
+    factor = 1_000 if written.logical == "time-millis" else 1
+
+    def build(values: Values) -> pa.Array:
+        numbers = [None if each is None else each * factor for each in values]
+        if any(each is not None and not 0 <= each < _DAY_US for each in numbers):
+            raise ValueError("a time of day lies outside of the day")
+        return pa.array(numbers, pa.int64()).view(kind)
+
+    return build
+
+
 def _dates(kind: pa.DataType, written: Type) -> Build | None:
     if written.logical != "date":
         return None
@@ -364,6 +380,7 @@ _BUILDERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType, Typ
     (_is_bytes, _binaries),
     (_is_time, _times),
     (pa.types.is_date32, _dates),
+    (lambda kind: bool(kind == pa.time64("us")), _times_of_day),
     (lambda kind: pa.types.is_decimal128(kind) or pa.types.is_decimal256(kind), _decimals),
 )
 """By the type of the column: whether it is this one, and how values of a type of Avro become it; None: they do not."""

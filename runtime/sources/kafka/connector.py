@@ -128,7 +128,7 @@ class Kafka(RowsOf[T]):
         added = META if self.pattern is None else META.append(TOPIC)
         if self.meta and (twice := [name for name in added.names if name in schema.names]):
             raise _refused(f"the column {twice[0]!r} is also one of meta=True", "rename the field, or leave meta out")
-        row_type = None if isinstance(value, Raw) or self.meta else value.row_type
+        row_type = None if isinstance(value, Raw) else value.row_type
         deletes = self._deletes(value, schema)
         unless = {DELETED.name: False} if deletes else {}
         lines = (value.time, {**unless, **value.defaults()}) if isinstance(value, JSON) else None

@@ -12,7 +12,7 @@ import pyarrow as pa
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
-from holdfast.runtime.rows.schema import schema_of
+from holdfast.runtime.rows.schema import data_schema_of
 from holdfast.runtime.sources.kafka.protobuf_columns import Misfit, columns_of
 from holdfast.runtime.sources.kafka.protobuf_values import ProtobufForm
 
@@ -47,7 +47,7 @@ class Protobuf(RowsOf[T]):
             raise _refused(f"header is {header!r}", f"use one of {', '.join(get_args(Framing))}")
         self.row_type = schema if isinstance(schema, type) else None
         try:
-            self.schema: pa.Schema = columns_of(described) if schema is None else schema_of(schema)
+            self.schema: pa.Schema = columns_of(described) if schema is None else data_schema_of(schema)
         except Misfit as error:
             raise _refused(
                 str(error), "give schema= with columns that can be read, or read the bytes with hf.Raw()"

@@ -5,7 +5,6 @@ Pure.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +13,7 @@ from holdfast.arguments import checked
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.json_lines import TIMES, JsonLines, Times
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
-from holdfast.runtime.rows.schema import schema_of
+from holdfast.runtime.rows.schema import data_schema_of, defaults_of
 
 RAW = pa.schema([pa.field("value", pa.binary())])
 """The column of `hf.Raw()`; null is a tombstone."""
@@ -45,7 +44,7 @@ class JSON(RowsOf[T]):
                 next_step=f"use one of {', '.join(TIMES)}",
             )
         self.row_type = schema if isinstance(schema, type) else None
-        self.schema = None if schema is None else schema_of(schema)
+        self.schema = None if schema is None else data_schema_of(schema)
         self.time: Times = time
         if self.schema is not None:
             JsonLines(self.schema, time)  # refuses columns without a form in JSON
@@ -64,16 +63,3 @@ class Raw:
 
     def __repr__(self) -> str:
         return "Raw()"
-
-
-def defaults_of(row_type: type | None) -> dict[str, Any]:
-    """Return the defaults of a dataclass, by column; none without one."""
-    if row_type is None or not dataclasses.is_dataclass(row_type):
-        return {}
-    found = {}
-    for field in dataclasses.fields(row_type):
-        if field.default is not dataclasses.MISSING:
-            found[field.name] = field.default
-        elif field.default_factory is not dataclasses.MISSING:
-            found[field.name] = field.default_factory()
-    return found

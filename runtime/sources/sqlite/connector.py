@@ -19,7 +19,7 @@ import pyarrow as pa
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf
-from holdfast.runtime.rows.schema import schema_of
+from holdfast.runtime.rows.schema import data_schema_of
 from holdfast.runtime.sources.captured import CapturedTableSource, log_for, one_table
 from holdfast.runtime.sources.log import Log
 from holdfast.runtime.sources.sqlite.catalogue import described, opened
@@ -102,7 +102,7 @@ class SQLiteChanges(RowsOf[Any]):
             table=table,
             log=log.path,
             partitions=log.partitions,
-            schema=None if schema is None else schema_of(schema),
+            schema=None if schema is None else data_schema_of(schema),
         )
 
     @classmethod

@@ -141,7 +141,7 @@ class Webhook(RowsOf[T]):
         if (signature is None) != (not secrets):
             given, lacking = ("secret", "signature") if signature is None else ("signature", "secret")
             raise _refused(f"{given} is given without {lacking}", "give both, or none if requests are not signed")
-        self._row_type, self._meta = None if meta or value is None else value.row_type, meta
+        self._row_type, self._meta = None if value is None else value.row_type, meta
         self.receiving = Receiving(
             host=host,
             port=port,

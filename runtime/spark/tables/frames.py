@@ -34,7 +34,7 @@ from holdfast.arguments import checked
 from holdfast.errors import ConfigError, Damaged, NotFound
 from holdfast.ports import ObjectStore
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
-from holdfast.runtime.rows.schema import difference_to_read, schema_of
+from holdfast.runtime.rows.schema import difference_to_read, data_schema_of
 from holdfast.runtime.sources.log import LogSource, OpenLog
 from holdfast.runtime.spark.launch import first_line
 from holdfast.runtime.spark.tables.columns import arrow_schema
@@ -89,7 +89,7 @@ class SparkFrame(RowsOf[T]):
         self._frame, self._partitions = frame, min(PARTITIONS_MAX, cores) if partitions is None else partitions
         self._columns = _columns_of(frame, self._partitions)
         self._row_type = schema if isinstance(schema, type) else None
-        self._expected = None if schema is None else schema_of(schema)
+        self._expected = None if schema is None else data_schema_of(schema)
 
     @classmethod
     def example(cls) -> FrameSource:
