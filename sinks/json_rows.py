@@ -35,9 +35,15 @@ SCHEMAS_MAX = 256
 """Of how many kinds of rows the expression that encodes them is kept."""
 
 
-def check_forms(where: str, schema: pa.Schema) -> None:
-    """Refuse columns that have no form. Raises ConfigError."""
+def check_forms(where: str, schema: pa.Schema, key: Sequence[str] = ()) -> None:
+    """Refuse columns that have no form, and lists, structs and maps in a key. Raises ConfigError."""
     for field in schema:
+        if field.name in key and is_nested(field.type):
+            raise ConfigError(
+                f"{where}: the key column {field.name!r} has type {field.type}, but keys are flat values",
+                not_done="the job was not planned",
+                next_step="before the sink, take a part of it as a column of its own, and name that in key=",
+            )
         if not has_form(field.type):
             raise ConfigError(
                 f"{where}: the column {field.name!r} has type {field.type}, which JSON values cannot hold here",

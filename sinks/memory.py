@@ -374,7 +374,7 @@ class MemorySink:
         rows: list[Row] = []
         for batch in batches:
             self.accept(batch)
-            rows += batch.to_pylist()
+            rows += batch.to_pylist(maps_as_pydicts="lossy")
         return rows
 
     def publish(self, job_uuid: str, writer: Writer, epochs: Sequence[tuple[Tag, list[Row]]]) -> None:

@@ -93,7 +93,7 @@ class ImmediateTable(MemorySink):
         latest: dict[Key, Row] = {}
         for batch in batches:
             self.accept(batch)
-            for row in batch.to_pylist():
+            for row in batch.to_pylist(maps_as_pydicts="lossy"):
                 latest[tuple(row[name] for name in self.key or ())] = row
         self.fault("before_begin")
         with self._guard:

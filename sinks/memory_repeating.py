@@ -45,7 +45,7 @@ class RepeatingTable(MemorySink):
         self.fault("before_begin")
         with self._lock:
             for batch in batches:
-                for row in batch.to_pylist():
+                for row in batch.to_pylist(maps_as_pydicts="lossy"):
                     self._put(row)
         self.fault("after_commit")
 

@@ -307,7 +307,8 @@ class FunctionOperator(Operator):
             if (found := kind.wrong(column := kind.normal(batch.column(name)))) is not None:
                 row = int(found.argmax())
                 unfit = kind.reason(column[row].as_py())
-                raise WrongRow(f"column {name!r}{unfit.path} {unfit.why}" if unfit else name, column=name, row=row)
+                assert unfit is not None, "what is wrong has a reason"
+                raise WrongRow(unfit.of(name), column=name, row=row)
             place = batch.schema.get_field_index(name)
             batch = batch.set_column(place, batch.schema.field(place), column)
         return batch

@@ -251,7 +251,9 @@ class Chain:
 def _arrow(frame: pl.DataFrame | None, field: pa.Field) -> pa.Array:
     assert frame is not None
     array = frame.get_column(field.name).rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
-    return array if array.type == field.type else array.cast(field.type)
+    if array.type == field.type:
+        return array
+    return array.cast(field.type, safe=not pa.types.is_time(field.type))  # Polars' times of day have nanoseconds
 
 
 def _taken(column: pa.Array, rows: pa.Array | None) -> pa.Array:

@@ -88,7 +88,7 @@ class _CheckOperator(Operator):
         unfit, origin = kind.reason(column[row].as_py()), self._ctx.origin
         assert unfit is not None, "what is wrong has a reason"
         return JobFailed(
-            f"{self._check.use}: column {name!r}{unfit.path} {unfit.why}; the row is {row_shown(batch, row)}",
+            f"{self._check.use}: {unfit.of(name)}; the row is {row_shown(batch, row)}",
             not_done="the epoch was not completed; state and output stay as of the last checkpoint",
             next_step=f"filter such rows before it, or let {name!r} have such values in the type; then run the job "
             "again, which resumes from the last checkpoint",

@@ -72,7 +72,12 @@ def polars_schema(schema: pa.Schema) -> pl.Schema:
 
 
 def arrow_type(dtype: pl.DataType) -> pa.DataType:
-    """Return the Arrow type of a Polars column in batches: strings, binaries and lists in their 32-bit forms."""
+    """Return the Arrow type of a Polars column in batches: strings, binaries and lists in their 32-bit forms.
+
+    A time of day has microseconds, as in a dataclass.
+    """
+    if dtype == pl.Time:
+        return pa.time64("us")
     series = pl.Series([], dtype=dtype)
     return narrowed(series.to_arrow(compat_level=pl.CompatLevel.oldest()).type)
 

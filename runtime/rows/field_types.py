@@ -50,6 +50,10 @@ class Unfit(Exception):
         super().__init__(why)
         self.why, self.path = why, path
 
+    def of(self, column: str) -> str:
+        """Return what is wrong with a value of a column."""
+        return f"column {column!r}{f' at {self.path}' if self.path else ''} {self.why}"
+
     def within(self, step: str) -> Unfit:
         """Return the same about a value that holds this one."""
         return Unfit(self.why, step + self.path)

@@ -177,8 +177,7 @@ def _plain(column: pa.Field, values: list[Any], plain: Callable[[Any], Any]) -> 
         try:
             found.append(None if value is None else plain(value))
         except Unfit as unfit:
-            named = f"column {column.name!r}{f' at {unfit.path}' if unfit.path else ''}"
-            raise WrongRow(f"{named} {unfit.why}", column=column.name, row=row) from None
+            raise WrongRow(unfit.of(column.name), column=column.name, row=row) from None
     return found
 
 

@@ -152,7 +152,7 @@ class Intake:
         for name, kind in self._limited.items():
             value = batch.column(name)[row].as_py()
             if value is not None and (unfit := kind.reason(value)) is not None:
-                return f"column {name!r}{unfit.path} {unfit.why}", "record", encode_row(record, row)
+                return unfit.of(name), "record", encode_row(record, row)
         time = self._spec.event_time
         assert time is not None
         return f"column {time!r}: {not_held(batch.column(time)[row].value)}", "record", encode_row(record, row)

@@ -66,7 +66,7 @@ class AvroRows:
 
     def check(self, where: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
         """See Values.check. Keys have the forms of JSON."""
-        check_forms(where, pa.schema([schema.field(name) for name in key]))
+        check_forms(where, pa.schema([schema.field(name) for name in key]), key)
         try:
             _takers(self.avsc, schema, True)
         except (NoForm, BadSchema) as error:

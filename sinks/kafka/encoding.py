@@ -56,7 +56,7 @@ class JsonValues:
 
     def check(self, where: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
         """See Values.check."""
-        check_forms(where, schema)
+        check_forms(where, schema, key)
 
     def check_library(self) -> None:
         """See Values.check_library."""

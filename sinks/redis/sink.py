@@ -98,7 +98,7 @@ class Redis:
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
         """See Sink.check."""
         check_key(self.where, schema, upsert_key, self.key)
-        check_forms(self.where, schema)
+        check_forms(self.where, schema, self.key)
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
         """See Sink.prepare. Notes the columns of the rows, which shows that this user may write."""

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.rows.keyed_process import Context, KeyedProcess, List, Map, Timer, Value
     from holdfast.runtime.rows.patterns import pattern
     from holdfast.runtime.rows.row_types import Row
+    from holdfast.runtime.rows.schema import field
     from holdfast.runtime.rows.triggers import all_time, count_of, every
     from holdfast.runtime.rows.windows import hopping, session, sliding, tumbling
     from holdfast.runtime.sources.files.connector import Files
@@ -107,6 +108,7 @@ _HOMES = {
     "Timer": "holdfast.runtime.rows.keyed_process",
     "Value": "holdfast.runtime.rows.keyed_process",
     "Row": "holdfast.runtime.rows.row_types",
+    "field": "holdfast.runtime.rows.schema",
     "device_clock": "holdfast.runtime.rows.event_times",
     "between": "holdfast.runtime.rows.join_bounds",
     "pattern": "holdfast.runtime.rows.patterns",
@@ -198,6 +200,7 @@ __all__ = [
     "distinct",
     "errors",
     "every",
+    "field",
     "first",
     "hopping",
     "last",

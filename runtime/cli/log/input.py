@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Iterator
-from datetime import date, datetime
+from datetime import date, datetime, time
 from decimal import Decimal, InvalidOperation
 from itertools import islice
 from pathlib import Path
@@ -144,13 +144,32 @@ def _from_json(kind: pa.DataType) -> Callable[[Any], Any]:
         return lambda value: datetime.fromisoformat(value) if isinstance(value, str) else value
     if pa.types.is_date(kind):
         return lambda value: date.fromisoformat(value) if isinstance(value, str) else value
+    if pa.types.is_time(kind):
+        return lambda value: time.fromisoformat(value) if isinstance(value, str) else value
+    if pa.types.is_list(kind):
+        item = _within(_from_json(kind.value_type))
+        return lambda value: list(map(item, value)) if isinstance(value, list) else value
+    if pa.types.is_map(kind):
+        entry = _within(_from_json(kind.item_type))
+        return lambda value: {k: entry(v) for k, v in value.items()} if isinstance(value, dict) else value
+    if pa.types.is_struct(kind):
+        parts = {field.name: _within(_from_json(field.type)) for field in kind}
+        return lambda value: {k: parts.get(k, _same)(v) for k, v in value.items()} if isinstance(value, dict) else value
     if pa.types.is_binary(kind):
         return lambda value: base64.b64decode(value, validate=True) if isinstance(value, str) else value
     if pa.types.is_decimal(kind):
         return lambda value: Decimal(value) if isinstance(value, str) else value
     if pa.types.is_floating(kind):
         return lambda value: float(value) if value in _NUMBERS else value
-    return lambda value: value
+    return _same
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _within(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else convert(value)
 
 
 def _refused(what: str, advice: str, not_done: str = _NOTHING) -> ConfigError:

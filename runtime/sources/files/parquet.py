@@ -16,7 +16,9 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from holdfast.runtime.sources.files.contents import Piece, WrongFile
@@ -25,6 +27,7 @@ from holdfast.storage.folders import ReadFile
 _WRONG = (pa.ArrowException, OSError, ValueError)
 """What pyarrow raises for a damaged file; a file that cannot be read raises Unavailable, which is none of them."""
 _ROWS_MAX = 65_536
+_UUID = pa.uuid()
 
 
 class ParquetContents:
@@ -99,7 +102,7 @@ class ParquetContents:
                 columns.append(pa.repeat(self._held[field.name], batch.num_rows))
                 continue
             try:
-                column = batch.column(field.name).cast(field.type)
+                column = _cast(batch.column(field.name), field.type)
                 column.validate(full=True)  # text that is not UTF-8, for one
                 columns.append(column)
             except pa.ArrowInvalid as error:
@@ -136,6 +139,12 @@ def _widens(found: pa.DataType, wanted: pa.DataType) -> bool:
     kinds = pa.types
     if kinds.is_dictionary(found):
         return _widens(found.value_type, wanted)
+    if found == _UUID:
+        return bool(kinds.is_string(wanted))
+    if kinds.is_nested(found) and kinds.is_nested(wanted):
+        return _parts_widen(found, wanted)
+    if kinds.is_time(found) and kinds.is_time(wanted):
+        return True  # a cast that loses digits refuses the rows
     if kinds.is_timestamp(found) and kinds.is_timestamp(wanted):
         return (found.tz is None) == (wanted.tz is None)
     if kinds.is_integer(found) and kinds.is_integer(wanted):
@@ -150,6 +159,36 @@ def _widens(found: pa.DataType, wanted: pa.DataType) -> bool:
         if any(each(found) for each in same) and any(each(wanted) for each in same):
             return True
     return bool(found.equals(wanted))
+
+
+def _parts_widen(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether lists, maps and structs are read as others; a struct may have more fields, in any order."""
+    kinds = pa.types
+    if kinds.is_struct(found) and kinds.is_struct(wanted):
+        has = {field.name: field.type for field in found}
+        return all(field.name in has and _widens(has[field.name], field.type) for field in wanted)
+    if kinds.is_map(found) and kinds.is_map(wanted):
+        return _widens(found.key_type, wanted.key_type) and _widens(found.item_type, wanted.item_type)
+    lists = (kinds.is_list, kinds.is_large_list, kinds.is_fixed_size_list)
+    if any(each(found) for each in lists) and any(each(wanted) for each in lists):
+        return _widens(found.value_type, wanted.value_type)
+    return bool(found.equals(wanted))
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a column as another type, which it widens to."""
+    if column.type == _UUID:
+        return pa.array([None if value is None else str(value) for value in column.to_pylist()], kind)
+    if pa.types.is_struct(kind) and column.type != kind:
+        given = dict(zip([field.name for field in column.type], column.flatten(), strict=True))
+        inner = [_cast(given[field.name], field.type) for field in kind]
+        return pa.StructArray.from_arrays(inner, fields=list(kind), mask=column.is_null())
+    if pa.types.is_list(kind) and pa.types.is_list(column.type) and column.type.value_type != kind.value_type:
+        inner = _cast(column.flatten(), kind.value_type)
+        sizes = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+        offsets = pa.array(np.concatenate(([0], np.cumsum(sizes))).astype(np.int32))
+        return pa.ListArray.from_arrays(offsets, inner, type=kind, mask=column.is_null())
+    return column.cast(kind)
 
 
 def _rows_within(batch: pa.RecordBatch, bytes_max: int) -> int:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 import io
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
+from datetime import UTC, datetime, time, timedelta
+from enum import Enum
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import duckdb
 import pyarrow as pa
@@ -16,6 +19,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.runtime.rows.dead_letters import ERROR
+from holdfast.runtime.rows.schema import data_schema_of
 from holdfast.runtime.sources.reading import split
 
 TEXT = pa.schema([("a", pa.string())])
@@ -42,6 +46,67 @@ def rows_of(folder: Path, form: Any, schema: pa.Schema, data: bytes, bytes_max: 
 def by_duckdb(folder: Path) -> list[str | None]:
     with duckdb.connect() as db:
         return [row[0] for row in db.read_csv(str(folder / "in" / "a"), header=True, all_varchar=True).fetchall()]
+
+
+class Color(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass
+class Address:
+    zip: int | None
+    city: str
+
+
+@dataclass
+class Order:
+    id: UUID = hf.field(alias="_id")
+    tags: list[str]
+    prices: dict[str, int | None]
+    to: Address | None
+    past: list[Address]
+    color: Color
+    at: time
+
+
+ORDERS = """
+    SELECT uuid '6f9b0f6e-0000-4000-8000-00000000000a' AS _id, ['a', ''] AS tags, map {'x': 1::bigint, 'y': NULL} AS prices,
+        {'city': 'Bonn', 'zip': 5::int, 'extra': 1} AS "to", [{'city': 'Ulm', 'zip': 1}] AS past,
+        'red'::enum('red', 'blue') AS color, time '09:30:00.000001' AS at
+    UNION ALL
+    SELECT uuid '6f9b0f6e-0000-4000-8000-00000000000b', [], map {}, NULL, [], 'blue', time '00:00:00'
+"""
+
+
+class TestNestedColumns:
+    def test_of_parquet_are_read_as_another_program_wrote_them(self, tmp_path: Path) -> None:
+        with duckdb.connect() as db:
+            db.sql(ORDERS).write_parquet(str(tmp_path / "orders"))
+        assert rows_of(tmp_path, "parquet", data_schema_of(Order), (tmp_path / "orders").read_bytes()) == [
+            {
+                **{"_id": "6f9b0f6e-0000-4000-8000-00000000000a", "tags": ["a", ""], "prices": [("x", 1), ("y", None)]},
+                **{"to": {"zip": 5, "city": "Bonn"}, "past": [{"zip": 1, "city": "Ulm"}]},
+                **{"color": "red", "at": time(9, 30, 0, 1)},
+            },
+            {
+                **{"_id": "6f9b0f6e-0000-4000-8000-00000000000b", "tags": [], "prices": [], "to": None, "past": []},
+                **{"color": "blue", "at": time(0)},
+            },
+        ]
+
+    def test_of_csv_are_refused_when_the_job_is_planned(self, tmp_path: Path) -> None:
+        with pytest.raises(hf.ConfigError, match=r"column 'tags' is list<.*>, which CSV does not have") as caught:
+            hf.Files(tmp_path, Order, "csv")
+        assert "use JSON lines or Parquet, which have lists, dicts and dataclasses" in str(caught.value)
+
+    def test_times_of_day_ids_and_enums_of_csv_are_texts(self, tmp_path: Path) -> None:
+        schema = pa.schema([("id", pa.string()), ("at", pa.time64("us")), ("color", pa.string())])
+        text = "id,at,color\nx,09:30:00.1234567,red\ny,25:00:00,red\nz,,blue\n"
+        assert rows_of(tmp_path, "csv", schema, text.encode()) == [
+            {"id": "x", "at": time(9, 30, 0, 123456), "color": "red"},
+            {"id": "z", "at": None, "color": "blue"},
+        ]
 
 
 class TestCsv:

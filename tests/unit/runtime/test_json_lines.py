@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Any
 
@@ -141,9 +141,60 @@ class TestFields:
         assert ([row["n"] for row in batch.to_pylist()], sorted(refused)) == ([1, 4], [1, 2])
 
     def test_without_a_form_in_json_are_refused_when_a_job_is_planned(self) -> None:
-        for kind in (pa.timestamp("us"), pa.list_(pa.int64()), pa.time64("us")):
+        for kind in (pa.timestamp("us"), pa.list_(pa.timestamp("us")), pa.time64("ns"), pa.map_(pa.int64(), pa.int64())):
             with pytest.raises(hf.ConfigError, match="which hf.JSON cannot read"):
                 JsonLines(column(kind))
+
+
+ORDERS = pa.schema(
+    [
+        pa.field("n", pa.int64(), False),
+        pa.field("tags", pa.list_(pa.string())),
+        pa.field("to", pa.struct([("city", pa.string()), ("at", pa.timestamp("us", "UTC"))])),
+        pa.field("prices", pa.map_(pa.string(), pa.decimal128(9, 2))),
+        pa.field("open", pa.time64("us")),
+    ]
+)
+
+
+class TestNestedFields:
+    def test_are_arrays_and_objects_as_the_standard_library_writes_them(self) -> None:
+        written = {"n": 1, "tags": ["ä", ""], "to": {"city": "Ulm", "extra": [1]}, "prices": {"net": "1.50", "b": 2}}
+        assert one(JsonLines(ORDERS), json.dumps(written)) == {
+            **{"n": 1, "tags": ["ä", ""], "to": {"city": "Ulm", "at": None}},
+            **{"prices": [("net", Decimal("1.50")), ("b", Decimal("2.00"))], "open": None},
+        }
+
+    def test_have_times_in_the_form_of_flat_ones(self) -> None:
+        text = '{"n": 1, "to": {"at": "2026-01-01T00:00:00.1234567+01:00"}, "open": "09:30:00.1234567"}'
+        found = one(JsonLines(ORDERS), text)
+        assert not isinstance(found, str)
+        assert found["to"]["at"] == datetime(2025, 12, 31, 23, 0, 0, 123456, UTC)
+        assert found["open"] == time(9, 30, 0, 123456)
+        found = one(JsonLines(ORDERS, "ms"), '{"n": 1, "to": {"at": 1}}')
+        assert not isinstance(found, str) and found["to"]["at"] == datetime(1970, 1, 1, 0, 0, 0, 1000, UTC)
+
+    @pytest.mark.parametrize(
+        ("value", "why"),
+        [
+            ('"tags": "a"', "column 'tags': Expected `array | null`, got `str`"),
+            ('"tags": ["a", 1]', r"column 'tags': Expected `str | null`, got `int` - at `$[1]`"),
+            ('"to": {"city": 1}', "column 'to': Expected `str | null`, got `int` - at `$.city`"),
+            ('"to": {"at": "yesterday"}', "column 'to': Failed to parse string: 'yesterday'"),
+            ('"prices": [["net", 1]]', "column 'prices': Expected `object | null`, got `array`"),
+            ('"prices": {"net": 1.005}', "column 'prices': Rescaling Decimal value would cause data loss"),
+            ('"open": "24:00:00"', "column 'open': '24:00:00' is no time of day such as 09:30:00"),
+        ],
+    )
+    def test_of_another_type_are_refused_with_their_place(self, value: str, why: str) -> None:
+        found = one(JsonLines(ORDERS), f'{{"n": 1, {value}}}')
+        assert isinstance(found, str) and found.startswith(why)
+
+    def test_take_the_default_only_where_they_are_missing(self) -> None:
+        lines = JsonLines(ORDERS, defaults={"tags": ["x"]})
+        assert [one(lines, text)["tags"] for text in ('{"n": 1}', '{"n": 1, "tags": null}', '{"n": 1, "tags": []}')] == [  # type: ignore[index]
+            *(["x"], None, []),
+        ]
 
 
 DAMAGED: list[bytes | None] = [

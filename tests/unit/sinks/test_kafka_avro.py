@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from datetime import time
 from typing import Any
 
 import fastavro
@@ -95,8 +96,45 @@ class TestRecords:
             found.accept(pa.RecordBatch.from_pylist([{"share": float("nan")}], shares))
         lists = pa.schema([pa.field("l", pa.list_(pa.utf8()), False)])
         AvroRows(derived(lists, "L")).check("topic t", lists, ())
-        with pytest.raises(ConfigError, match="the column 'l' has type list"):
+        with pytest.raises(ConfigError, match="the key column 'l' has type list"):
             AvroRows(derived(lists, "L")).check("topic t", lists, ("l",))
+
+
+class TestNested:
+    @pytest.mark.parametrize(
+        ("kind", "written", "good", "bad"),
+        [
+            (pa.list_(pa.string()), {"type": "array", "items": "string"}, ["a"], ["a", None]),
+            (pa.map_(pa.string(), pa.int64()), {"type": "map", "values": "long"}, [("a", 1)], [("a", None)]),
+            (
+                pa.struct([("z", pa.int64())]),
+                {"type": "record", "name": "P", "fields": [{"name": "z", "type": "long"}]},
+                {"z": 1},
+                {"z": None},
+            ),
+        ],
+    )
+    def test_a_null_within_is_refused_with_its_row_where_the_schema_has_none(
+        self, kind: pa.DataType, written: Any, good: Any, bad: Any
+    ) -> None:
+        avsc = json.dumps({"type": "record", "name": "R", "fields": [{"name": "x", "type": ["null", written]}]})
+        schema = pa.schema([("x", kind)])
+        values = AvroRows(avsc)
+        values.check("topic t", schema, ())
+        rows = pa.RecordBatch.from_arrays([pa.array([good, None], kind)], schema=schema)
+        values.accept("topic t", rows)
+        [first, second] = values.encode(rows)
+        assert first is not None and second == b"\0"
+        with pytest.raises(ConfigError, match=r"the column 'x.*' holds a null"):
+            values.accept("topic t", pa.RecordBatch.from_arrays([pa.array([bad], kind)], schema=schema))
+
+    def test_a_time_of_day_is_one_of_avro(self) -> None:
+        schema = pa.schema([pa.field("at", pa.time64("us"), False)])
+        avsc = derived(schema, "R")
+        [value] = AvroRows(avsc).encode(pa.RecordBatch.from_pylist([{"at": time(9, 30, 0, 1)}], schema))
+        assert value is not None
+        read = fastavro.schemaless_reader(io.BytesIO(value), fastavro.parse_schema(json.loads(avsc)), None)
+        assert read == {"at": time(9, 30, 0, 1)}
 
 
 class TestRegistration:
