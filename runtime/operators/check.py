@@ -82,9 +82,7 @@ class _CheckOperator(Operator):
             batch = batch.set_column(place, batch.schema.field(place), column)
         self._ctx.emit(relabelled(batch, self._schema))
 
-    def _not_allowed(
-        self, name: str, kind: FieldType, column: pa.Array, batch: pa.RecordBatch, row: int
-    ) -> JobFailed:
+    def _not_allowed(self, name: str, kind: FieldType, column: pa.Array, batch: pa.RecordBatch, row: int) -> JobFailed:
         unfit, origin = kind.reason(column[row].as_py()), self._ctx.origin
         assert unfit is not None, "what is wrong has a reason"
         return JobFailed(

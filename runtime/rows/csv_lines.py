@@ -67,8 +67,8 @@ def refuse_columns(schema: pa.Schema) -> None:
             raise ConfigError(
                 f"column {field.name!r} is {kind}, which CSV does not have{hint}",
                 not_done="the job was not planned",
-                next_step="use int, float, str, bool, bytes, datetime, date, time, a decimal, an Enum, UUID or Literal; or "
-                "use JSON lines or Parquet, which have lists, dicts and dataclasses",
+                next_step="use int, float, str, bool, bytes, datetime, date, time, a decimal, an Enum, UUID or "
+                "Literal; or use JSON lines or Parquet, which have lists, dicts and dataclasses",
             )
 
 

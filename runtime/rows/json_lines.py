@@ -299,8 +299,8 @@ def _form_of(field: pa.Field, times: Times) -> tuple[pa.DataType, Convert]:
     raise ConfigError(
         f"column {field.name!r} is {kind}, which hf.JSON cannot read{hint}",
         not_done="the job was not planned",
-        next_step="use int, float, str, bool, bytes, datetime, date, time, a decimal, or lists, dicts and dataclasses of "
-        "them; or read the bytes with hf.Raw() and decode them with .map_batches",
+        next_step="use int, float, str, bool, bytes, datetime, date, time, a decimal, or lists, dicts and dataclasses "
+        "of them; or read the bytes with hf.Raw() and decode them with .map_batches",
     )
 
 

@@ -71,7 +71,7 @@ def _type_of(field: pa.Field, form_of: FormOf, depth: int = 0) -> Any:
         return dict[str, _type_of(_part(field, kind.item_field), form_of, depth + 1)] | None  # type: ignore[misc]
     if pa.types.is_struct(kind) and kind.num_fields:
         inner = {each.name: NotRequired[_type_of(_part(field, each), form_of, depth + 1)] for each in kind}
-        return TypedDict("Object", inner) | None  # type: ignore[operator, misc]
+        return TypedDict("Object", inner) | None  # type: ignore[operator]
     read_as, _ = form_of(field)
     return _plain(read_as)
 

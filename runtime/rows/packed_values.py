@@ -55,12 +55,14 @@ def _type_of(kind: pa.DataType, depth: int = 0) -> Any:
         inner = {field.name: _type_of(field.type, depth + 1) for field in kind}
         if None in inner.values() or not inner:
             return None
-        return TypedDict("Struct", {name: NotRequired[each | None] for name, each in inner.items()})  # type: ignore[operator, misc]
+        return TypedDict("Struct", {name: NotRequired[each | None] for name, each in inner.items()})  # type: ignore[operator]
     return next((python for fits, python in _FLAT if fits(kind)), None)
 
 
 def _has_no_nanoseconds(kind: pa.DataType) -> bool:
-    return bool((pa.types.is_timestamp(kind) or pa.types.is_duration(kind) or pa.types.is_time(kind)) and kind.unit != "ns")
+    return bool(
+        (pa.types.is_timestamp(kind) or pa.types.is_duration(kind) or pa.types.is_time(kind)) and kind.unit != "ns"
+    )
 
 
 _FLAT: tuple[tuple[Any, Any], ...] = (

@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
+from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any, cast
 from uuid import UUID
@@ -21,7 +22,8 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.rows.field_types import FieldType, Part, Unfit, takes
+from holdfast.runtime.rows.field_types import FieldType, Unfit, takes
+from holdfast.runtime.rows.nested_types import Part
 from holdfast.runtime.rows.schema import parts_of
 from holdfast.storage.held_values import unheld, why
 
@@ -186,6 +188,10 @@ def _is_loose(kind: pa.DataType, values: list[Any]) -> bool:
     return bool(pa.types.is_nested(kind)) or any(isinstance(value, Enum | UUID) for value in values)
 
 
+def _attribute(row: object, name: str) -> Any:
+    return getattr(row, name, None)
+
+
 def plain_of(kind: pa.DataType, value: Any) -> Any:
     """Return a value for a column of any type as Arrow takes it. Raises Unfit: it is of another type."""
     if value is None:
@@ -198,7 +204,7 @@ def plain_of(kind: pa.DataType, value: Any) -> Any:
         entries = value.items() if isinstance(value, Mapping) else value
         return [(key, plain_of(kind.item_type, each)) for key, each in entries]
     if pa.types.is_struct(kind) and (dataclasses.is_dataclass(value) or isinstance(value, Mapping)):
-        get = value.get if isinstance(value, Mapping) else lambda name: getattr(value, name, None)
+        get: Callable[[str], Any] = value.get if isinstance(value, Mapping) else partial(_attribute, value)
         return {field.name: plain_of(field.type, get(field.name)) for field in kind}
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         if isinstance(value, str | bytes) or not isinstance(value, Iterable):

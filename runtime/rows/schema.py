@@ -11,8 +11,8 @@
 `T | None` is nullable, every other annotation is not. A plain Decimal is refused: the annotation does not give the
 scale that keeps every value exact, and a guessed one would round silently.
 
-A field may have another name in the data than in the dataclass, `field(alias="_id")`. A source reads, and a sink writes,
-the name in the data; all between them see the name in the dataclass.
+A field may have another name in the data than in the dataclass, `field(alias="_id")`. A source reads, and a sink
+writes, the name in the data; all between them see the name in the dataclass.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from uuid import UUID
 import pyarrow as pa
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.rows.field_types import Chosen, FieldType, ListOf, MapOf, Nested, Part, Uuid
+from holdfast.runtime.rows.field_types import Chosen, FieldType, Uuid
+from holdfast.runtime.rows.nested_types import ListOf, MapOf, Nested, Part
 
 COLUMN_TYPES: dict[type, pa.DataType] = {
     int: pa.int64(),
@@ -64,7 +65,7 @@ def field(
 
     Args:
         alias: Its name in the data, where that is no name in Python or begins with an underscore: sources read it, and
-            sinks write it.
+            sinks write it. For type checkers, `id: Annotated[int, hf.field(alias="_id")]` has no default.
         default: As of `dataclasses.field`, like the next one.
         default_factory: Returns the default.
 
@@ -109,7 +110,7 @@ def aliases_of(described: object) -> Mapping[str, str]:
     """Return the names in the data of those fields of a dataclass that have another one there."""
     if not isinstance(described, type) or not dataclasses.is_dataclass(described):
         return {}
-    return {each.name: each.metadata[ALIAS] for each in dataclasses.fields(described) if ALIAS in each.metadata}
+    return {part.attribute: part.name for part in parts_of(described) if part.name != part.attribute}
 
 
 def in_stream(described: object) -> Mapping[str, str]:
@@ -225,14 +226,24 @@ def _parts(described: type, within: tuple[type, ...]) -> tuple[Part, ...]:
     annotations = _annotations(described)
     parts = []
     for each in dataclasses.fields(described):
-        inner, nullable = _without_none(annotations[each.name])
+        annotation, metadata = _without_description(annotations[each.name], each.metadata)
+        inner, nullable = _without_none(annotation)
         kind = _field_type(f"{described.__qualname__}.{each.name}", inner, (*within, described))
-        name = each.metadata.get(ALIAS, each.name)
+        name = metadata.get(ALIAS, each.name)
         parts.append(Part(kind, nullable, name, each.name, _default(described, each, kind)))
     names = [part.name for part in parts]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise _refused(f"{described.__qualname__} has the name {twice!r} in the data twice", "change one alias")
     return tuple(parts)
+
+
+def _without_description(annotation: Any, metadata: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    """Return an annotation without `Annotated[T, field(alias=...)]`, and what describes the field."""
+    if get_origin(annotation) is not Annotated:
+        return annotation, metadata
+    inner, *extras = get_args(annotation)
+    described = [extra.metadata for extra in extras if isinstance(extra, dataclasses.Field)]
+    return (annotation if inner is Decimal else inner), (described[0] if described else metadata)
 
 
 def _default(described: type, of: dataclasses.Field[Any], kind: FieldType) -> Callable[[], Any] | None:
@@ -313,8 +324,8 @@ def _no_column(of: str, inner: Any) -> ConfigError:
 
 def _without_none(annotation: Any) -> tuple[Any, bool]:
     if get_origin(annotation) is Literal and None in get_args(annotation):
-        others = tuple(value for value in get_args(annotation) if value is not None)
-        return (Literal[others] if others else annotation), bool(others)
+        values = tuple(value for value in get_args(annotation) if value is not None)
+        return (Literal[values] if values else annotation), bool(values)
     if get_origin(annotation) not in (Union, types.UnionType):
         return annotation, False
     others = [part for part in get_args(annotation) if part is not type(None)]

@@ -24,7 +24,7 @@ from holdfast.errors import ConfigError
 from holdfast.runtime.plan.ahead import Ahead, Read, ReaderAhead
 from holdfast.runtime.plan.source import OFFSETS, PartitionReader
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
-from holdfast.runtime.rows.schema import difference_to_read, data_schema_of
+from holdfast.runtime.rows.schema import data_schema_of, difference_to_read
 from holdfast.sinks.log import LogSink
 from holdfast.sinks.log_changelog import LogChangelog
 from holdfast.storage.bulk import read_together

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import pyarrow as pa
@@ -48,6 +49,7 @@ from holdfast.storage.objects import MemoryObjects
 from holdfast.traits import SourceTraits
 
 PARTITIONS = 4
+EMPTY: Mapping[str, str] = MappingProxyType({})
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Row = Mapping[str, Any]
 
@@ -227,7 +229,9 @@ class TestDriver:
                 f"source {source!r} has no partition {partition}",
                 next_step=f"push to one of 0 to {len(pushed.tables) - 1}, or add_partitions({source!r}) first",
             )
-        pushed.tables[partition] = pa.concat_tables([pushed.tables[partition], _table_of(pushed, rows)])
+        pushed.tables[partition] = pa.concat_tables(
+            [pushed.tables[partition], _table_of(source, pushed.schema, rows, aliases_of(pushed.row_type))]
+        )
         self._settle()
 
     def add_partitions(self, source: str, count: int = 1) -> None:
@@ -528,9 +532,12 @@ def _with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _table_of(pushed: PushedSource, rows: Iterable[Any]) -> pa.Table:
-    """Return rows as a table; nulls are allowed even where the schema forbids them, as are values out of an Enum."""
-    source, schema, names = pushed.name, pushed.schema, aliases_of(pushed.row_type)
+def _table_of(source: str, schema: pa.Schema, rows: Iterable[Any], names: Mapping[str, str] = EMPTY) -> pa.Table:
+    """Return rows as a table; nulls are allowed even where the schema forbids them, as are values outside of an Enum.
+
+    Args:
+        names: The names in the data of columns that have another one in the dataclass.
+    """
     loose = pa.schema([column.with_nullable(True) for column in schema])
     try:
         if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):

@@ -118,9 +118,7 @@ class Intake:
                 found = wrong if found is None else found | wrong
         return found if found is not None and found.any() else None
 
-    def _dispose(
-        self, batch: pa.RecordBatch, given: pa.RecordBatch, rows: NDArray[np.intp], arrival: Arrival
-    ) -> None:
+    def _dispose(self, batch: pa.RecordBatch, given: pa.RecordBatch, rows: NDArray[np.intp], arrival: Arrival) -> None:
         name, policy = self._spec.name, self._spec.on_error
         if policy == "drop":
             self.dropped += len(rows)

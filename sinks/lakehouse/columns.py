@@ -196,8 +196,8 @@ class Columns:
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             if pa.types.is_nested(column.type) and _has_null_of_structs(column):
                 raise ConfigError(
-                    f"{self.where}: the column {name!r} holds a null where its type has a list or map of structs, which "
-                    f"{self.format.name}'s library would write as an empty one",
+                    f"{self.where}: the column {name!r} holds a null where its type has a list or map of structs, "
+                    f"which {self.format.name}'s library would write as an empty one",
                     not_done="the rows were not written",
                     next_step="before the sink, drop such rows with .filter(...), or give empty lists instead of nulls",
                 )
@@ -316,7 +316,7 @@ def _instead(kind: pa.DataType) -> str:
     if pa.types.is_unsigned_integer(kind):
         return "to pl.Int64 or pl.Decimal(20, 0)"
     if pa.types.is_time(kind):
-        return 'to pl.String, or to pl.Int64, a number of microseconds'
+        return "to pl.String, or to pl.Int64, a number of microseconds"
     if pa.types.is_duration(kind):
         return "to pl.Int64, a number of microseconds"
     return "to text, a number or a time"

@@ -1,8 +1,8 @@
 """Postgres as a dialect of sinks/sql: its names, types, catalogue and statements.
 
-Integers are bigint, floats double precision, booleans boolean, text text, binary bytea, dates date, times timestamptz, times
-of day time, lists, structs and maps text, as JSON.
-Rows without a key, and before-images, are numbered by an identity column, `_holdfast_row`; nothing renumbers it.
+Integers are bigint, floats double precision, booleans boolean, text text, binary bytea, dates date, times timestamptz,
+times of day time, lists, structs and maps text, as JSON. Rows without a key, and before-images, are numbered by an
+identity column, `_holdfast_row`; nothing renumbers it.
 
 Many transactions write to one table at the same time. A delivery runs in REPEATABLE READ: if a row that it puts,
 deletes or holds was changed by a transaction that committed meanwhile, the server refuses it with a serialization

@@ -2,7 +2,8 @@
 
 Integers and booleans are int, floats float, text str, binary bytes. Times are text that sorts as the times do and that
 date functions read: `2026-01-31T09:30:00.000000Z`, always UTC and always six digits of a second; dates are
-`2026-01-31`, times of day `09:30:00.000000`. Lists, structs and maps are JSON, as text. How a database stores them is its dialect's decision; SQLite stores them as they are.
+`2026-01-31`, times of day `09:30:00.000000`. Lists, structs and maps are JSON, as text. How a database stores them is
+its dialect's decision; SQLite stores them as they are.
 
 Canonical JSON holds a before-image. Keys are sorted, there is no white space, integers and reals stay apart (`1`,
 `1.0`), reals keep every bit, and what JSON cannot say is an object with one member: `{"hex":"00ff"}` for binary,

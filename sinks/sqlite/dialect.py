@@ -1,8 +1,8 @@
 """SQLite as a dialect of sinks/sql: its names, types, catalogue, statements and errors.
 
 Canonical values are stored as they are: integers and booleans are INTEGER, floats REAL, times, dates, text and JSON
-TEXT, binary BLOB. SQLite has no NaN, and makes NULL of one. So a NaN is the text NaN, which a column of REAL keeps as it is:
-rows without a value and rows with a wrong one stay apart. A column of an existing table counts by its affinity,
+TEXT, binary BLOB. SQLite has no NaN, and makes NULL of one. So a NaN is the text NaN, which a column of REAL keeps as
+it is: rows without a value and rows with a wrong one stay apart. A column of an existing table counts by its affinity,
 whatever its type is called.
 
 Several workers write to one file, so each waits briefly for the lock, in a queue (queue.py), and then reports

@@ -53,8 +53,12 @@ WITHIN = pa.struct(
     ]
 )
 PARTS = {
-    **{"text": "x", "at": datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC), "day": date(1582, 10, 14)},
-    **{"data": b"\0\xff", "price": Decimal("-1E-10"), "many": [0.1, -0.0, 5e-324]},
+    "text": "x",
+    "at": datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC),
+    "day": date(1582, 10, 14),
+    "data": b"\0\xff",
+    "price": Decimal("-1E-10"),
+    "many": [0.1, -0.0, 5e-324],
 }
 NOON = datetime(2026, 1, 31, 9, 30, tzinfo=UTC)
 FIRST, LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)

@@ -29,7 +29,7 @@ from holdfast.runtime.rows.aggregates.custom_batches import BatchFunction
 from holdfast.runtime.rows.aggregates.types import is_kept, loaded, stored
 from holdfast.runtime.rows.aggregates.user_code import CORRECT_IT, ROWS, UserCode, called, state_of
 from holdfast.runtime.rows.forms import bounded, code_hash, name_of
-from holdfast.runtime.rows.row_types import RowMaker
+from holdfast.runtime.rows.row_types import RowMaker, special_types
 from holdfast.runtime.rows.rows import WrongRow, batch_of_rows
 from holdfast.runtime.rows.schema import field_of, schema_of
 
@@ -170,8 +170,11 @@ class RowFunction(AggregateFunction):
         """Return states as the user's functions take them."""
         instances = [self.functions.start() for _ in range(len(states[ROWS]))]
         kept = np.flatnonzero(states[ROWS]).tolist()
+        types = special_types(type(self.functions.start()))
         for field in self.functions.schema:
             values = loaded(states[field.name], field.type).to_pylist()
+            if (kind := types.get(field.name)) is not None:
+                values = [None if value is None else kind.python(value) for value in values]
             for at in kept:
                 if values[at] is not None or field.nullable:  # a field that was added later has no value yet
                     object.__setattr__(instances[at], field.name, values[at])

@@ -133,8 +133,8 @@ def check_columns(schema: pa.Schema) -> None:
             raise ConfigError(
                 f"column {field.name!r} is {field.type}, which hf.Avro cannot read{hint}",
                 not_done="the job was not planned",
-                next_step="use int, float, str, bool, bytes, datetime, date, time, a decimal, or lists, structs and maps of "
-                "them; or read the bytes with hf.Raw() and decode them with .map_batches",
+                next_step="use int, float, str, bool, bytes, datetime, date, time, a decimal, or lists, structs and "
+                "maps of them; or read the bytes with hf.Raw() and decode them with .map_batches",
             )
 
 

@@ -34,7 +34,7 @@ from holdfast.arguments import checked
 from holdfast.errors import ConfigError, Damaged, NotFound
 from holdfast.ports import ObjectStore
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
-from holdfast.runtime.rows.schema import difference_to_read, data_schema_of
+from holdfast.runtime.rows.schema import data_schema_of, difference_to_read
 from holdfast.runtime.sources.log import LogSource, OpenLog
 from holdfast.runtime.spark.launch import first_line
 from holdfast.runtime.spark.tables.columns import arrow_schema

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 import duckdb
@@ -61,7 +61,7 @@ class Address:
 
 @dataclass
 class Order:
-    id: UUID = hf.field(alias="_id")
+    id: Annotated[UUID, hf.field(alias="_id")]
     tags: list[str]
     prices: dict[str, int | None]
     to: Address | None
@@ -71,7 +71,8 @@ class Order:
 
 
 ORDERS = """
-    SELECT uuid '6f9b0f6e-0000-4000-8000-00000000000a' AS _id, ['a', ''] AS tags, map {'x': 1::bigint, 'y': NULL} AS prices,
+    SELECT uuid '6f9b0f6e-0000-4000-8000-00000000000a' AS _id, ['a', ''] AS tags,
+        map {'x': 1::bigint, 'y': NULL} AS prices,
         {'city': 'Bonn', 'zip': 5::int, 'extra': 1} AS "to", [{'city': 'Ulm', 'zip': 1}] AS past,
         'red'::enum('red', 'blue') AS color, time '09:30:00.000001' AS at
     UNION ALL
@@ -85,13 +86,22 @@ class TestNestedColumns:
             db.sql(ORDERS).write_parquet(str(tmp_path / "orders"))
         assert rows_of(tmp_path, "parquet", data_schema_of(Order), (tmp_path / "orders").read_bytes()) == [
             {
-                **{"_id": "6f9b0f6e-0000-4000-8000-00000000000a", "tags": ["a", ""], "prices": [("x", 1), ("y", None)]},
-                **{"to": {"zip": 5, "city": "Bonn"}, "past": [{"zip": 1, "city": "Ulm"}]},
-                **{"color": "red", "at": time(9, 30, 0, 1)},
+                "_id": "6f9b0f6e-0000-4000-8000-00000000000a",
+                "tags": ["a", ""],
+                "prices": [("x", 1), ("y", None)],
+                "to": {"zip": 5, "city": "Bonn"},
+                "past": [{"zip": 1, "city": "Ulm"}],
+                "color": "red",
+                "at": time(9, 30, 0, 1),
             },
             {
-                **{"_id": "6f9b0f6e-0000-4000-8000-00000000000b", "tags": [], "prices": [], "to": None, "past": []},
-                **{"color": "blue", "at": time(0)},
+                "_id": "6f9b0f6e-0000-4000-8000-00000000000b",
+                "tags": [],
+                "prices": [],
+                "to": None,
+                "past": [],
+                "color": "blue",
+                "at": time(0),
             },
         ]
 

@@ -141,7 +141,12 @@ class TestFields:
         assert ([row["n"] for row in batch.to_pylist()], sorted(refused)) == ([1, 4], [1, 2])
 
     def test_without_a_form_in_json_are_refused_when_a_job_is_planned(self) -> None:
-        for kind in (pa.timestamp("us"), pa.list_(pa.timestamp("us")), pa.time64("ns"), pa.map_(pa.int64(), pa.int64())):
+        for kind in (
+            pa.timestamp("us"),
+            pa.list_(pa.timestamp("us")),
+            pa.time64("ns"),
+            pa.map_(pa.int64(), pa.int64()),
+        ):
             with pytest.raises(hf.ConfigError, match="which hf.JSON cannot read"):
                 JsonLines(column(kind))
 
@@ -161,8 +166,11 @@ class TestNestedFields:
     def test_are_arrays_and_objects_as_the_standard_library_writes_them(self) -> None:
         written = {"n": 1, "tags": ["ä", ""], "to": {"city": "Ulm", "extra": [1]}, "prices": {"net": "1.50", "b": 2}}
         assert one(JsonLines(ORDERS), json.dumps(written)) == {
-            **{"n": 1, "tags": ["ä", ""], "to": {"city": "Ulm", "at": None}},
-            **{"prices": [("net", Decimal("1.50")), ("b", Decimal("2.00"))], "open": None},
+            "n": 1,
+            "tags": ["ä", ""],
+            "to": {"city": "Ulm", "at": None},
+            "prices": [("net", Decimal("1.50")), ("b", Decimal("2.00"))],
+            "open": None,
         }
 
     def test_have_times_in_the_form_of_flat_ones(self) -> None:
@@ -192,7 +200,9 @@ class TestNestedFields:
 
     def test_take_the_default_only_where_they_are_missing(self) -> None:
         lines = JsonLines(ORDERS, defaults={"tags": ["x"]})
-        assert [one(lines, text)["tags"] for text in ('{"n": 1}', '{"n": 1, "tags": null}', '{"n": 1, "tags": []}')] == [  # type: ignore[index]
+        assert [
+            one(lines, text)["tags"] for text in ('{"n": 1}', '{"n": 1, "tags": null}', '{"n": 1, "tags": []}')
+        ] == [
             *(["x"], None, []),
         ]
 

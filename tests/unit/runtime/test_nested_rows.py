@@ -87,7 +87,7 @@ class TestSchema:
     def test_refuses_what_no_column_can_hold_with_its_place(self) -> None:
         @dataclass
         class Mixed:
-            x: Literal[1, "a"]  # noqa: PYI030
+            x: Literal[1, "a"]
 
         @dataclass
         class Keyed:
@@ -137,10 +137,16 @@ class TestFunctions:
             assert job.seen == [FULL, Order(ID)]
             assert [type(each.size) for each in job.seen] == [Size, type(None)]
             assert t.rows("out")[0] == {
-                **{"_id": str(ID), "tags": ["a", ""], "prices": {"net": 1.5, "tax": None}},
-                **{"to": {"city": "Bonn", "zip": 53111, "kind": "red"}},
-                **{"past": [{"city": "Ulm", "zip": None, "kind": "blue"}], "color": "red", "size": 2},
-                **{"at": NINE, "level": "high", "odd name": 7},
+                "_id": str(ID),
+                "tags": ["a", ""],
+                "prices": {"net": 1.5, "tax": None},
+                "to": {"city": "Bonn", "zip": 53111, "kind": "red"},
+                "past": [{"city": "Ulm", "zip": None, "kind": "blue"}],
+                "color": "red",
+                "size": 2,
+                "at": NINE,
+                "level": "high",
+                "odd name": 7,
             }
 
     @pytest.mark.parametrize(
@@ -221,7 +227,10 @@ class TestSources:
             ({"size": 3}, "column 'size' is 3, which is none of the values of Size: 1, 2"),
             ({"level": "mid"}, "column 'level' is 'mid', which is none of the values: 'high', 'low'"),
             ({"tags": ["a", None]}, "column 'tags' at [1] is null"),
-            ({"past": [{"city": "Ulm", "zip": 1, "kind": "pink"}]}, "column 'past' at [0].kind is 'pink', which is none"),
+            (
+                {"past": [{"city": "Ulm", "zip": 1, "kind": "pink"}]},
+                "column 'past' at [0].kind is 'pink', which is none",
+            ),
             ({"to": {"city": None, "zip": 1, "kind": "red"}}, "column 'to' at .city is null"),
         ],
     )
@@ -319,6 +328,33 @@ class TestSteps:
             t.push("s", [{"when": NEW_YEAR}])
             t.checkpoint()
             assert t.rows("out") == [{"at": time(0)}]
+
+
+class TestAggregates:
+    def test_of_the_users_own_keep_members_and_ids(self) -> None:
+        @dataclass
+        class Newest:
+            color: Color = Color.BLUE
+            id: UUID | None = None
+
+        def add(state: Newest, row: Any) -> Newest:
+            assert isinstance(state.color, Color) and (state.id is None or isinstance(state.id, UUID))
+            return Newest(Color(row.color), UUID(row.id))
+
+        def result(state: Newest) -> str:
+            return f"{state.color.name} {state.id}"
+
+        job = Job()
+        newest = hf.Aggregate(Newest, add, lambda left, right: right, result, to=str)
+        job.orders.key_by("level").agg("newest", newest=newest).sink("out", MemorySink(key=["level"]))
+        with TestDriver(job.app) as t:
+            t.push("orders", [Order(ID)])
+            t.checkpoint()
+            t.crash()
+            t.recover()
+            t.push("orders", [FULL])
+            t.checkpoint()
+            assert sorted(row["newest"] for row in t.rows("out")) == [f"BLUE {ID}", f"RED {ID}"]
 
 
 class TestGenerator:

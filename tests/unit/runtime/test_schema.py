@@ -36,12 +36,12 @@ class Everything:
 
 @dataclass
 class Nested:
-    inner: Everything
+    inner: object
 
 
 @dataclass
 class Many:
-    values: list[int]
+    values: set[int]
 
 
 @dataclass
@@ -93,8 +93,8 @@ class TestSchemaOf:
     @pytest.mark.parametrize(
         ("described", "message"),
         [
-            (Nested, "Nested.inner: Everything has no column type"),
-            (Many, r"Many.values: list\[int\] has no column type"),
+            (Nested, "Nested.inner: object has no column type"),
+            (Many, r"Many.values: set\[int\] has no column type"),
             (Either, r"Either.value: int \| str has no column type"),
             (Money, "Money.amount is a Decimal of unknown scale"),
             (Empty, "Empty has no column"),

@@ -249,7 +249,7 @@ class TestRefusals:
     def test_a_column_that_state_cannot_keep(self) -> None:
         app = hf.App("refused")
         orders = app.source("orders", never(ORDERS), event_time="at")
-        nested = pa.schema([pa.field("code", pa.string(), False), pa.field("tags", pa.list_(pa.string()))])
+        nested = pa.schema([pa.field("code", pa.string(), False), pa.field("tags", pa.list_(pa.timestamp("ns")))])
         table = app.table("rates", never(nested), key="code")
         error = refusal(lambda: orders.lookup("taxed", table, on=[("country", "code")], as_of="latest"))
         assert "cannot keep 'tags' of the table" in error.what

@@ -470,7 +470,7 @@ class TestColumns:
             assert [n for _, n in table.rows()] == ([epoch] if op == PUT else [])
 
     @pytest.mark.parametrize(
-        "kind", [pa.uint64(), pa.timestamp("ns"), pa.time64("us"), pa.duration("s"), pa.float16(), pa.null()], ids=str
+        "kind", [pa.uint64(), pa.timestamp("ns"), pa.time64("ns"), pa.duration("s"), pa.float16(), pa.null()], ids=str
     )
     def test_that_no_table_can_hold_are_refused_when_planned(self, kind: pa.DataType) -> None:
         with pytest.raises(ConfigError, match="the column 'x' is .*, which an Iceberg table cannot hold"):

@@ -95,7 +95,9 @@ class TestJson:
         with pytest.raises(ConfigError, match="'real' holds NaN or an infinity"):
             encoding().accept(batch((1.5,), (value,), schema=schema))
 
-    @pytest.mark.parametrize("kind", [pa.list_(pa.duration("s")), pa.timestamp("us"), pa.duration("s"), pa.time64("ns")])
+    @pytest.mark.parametrize(
+        "kind", [pa.list_(pa.duration("s")), pa.timestamp("us"), pa.duration("s"), pa.time64("ns")]
+    )
     def test_a_column_without_a_form_is_refused(self, kind: pa.DataType) -> None:
         JsonValues().check("topic t", SCHEMA, ())
         with pytest.raises(ConfigError, match="the column 'x' has type"):
