@@ -30,12 +30,13 @@ from decimal import Decimal
 from enum import Enum
 from numbers import Integral, Real
 from typing import Any
-from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+
+from holdfast.runtime.wire.uuids import UUID
 
 Mask = NDArray[np.bool_]
 _UUID = r"^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"

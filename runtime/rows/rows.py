@@ -16,7 +16,6 @@ from enum import Enum
 from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any, cast
-from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +24,7 @@ from holdfast.errors import ConfigError
 from holdfast.runtime.rows.field_types import FieldType, Unfit, takes
 from holdfast.runtime.rows.nested_types import Part
 from holdfast.runtime.rows.schema import parts_of
+from holdfast.runtime.wire.uuids import UUID
 from holdfast.storage.held_values import unheld, why
 
 

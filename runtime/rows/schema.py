@@ -27,13 +27,13 @@ from decimal import Decimal
 from enum import Enum, Flag
 from functools import lru_cache, partial
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
-from uuid import UUID
 
 import pyarrow as pa
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.field_types import Chosen, FieldType, Uuid
 from holdfast.runtime.rows.nested_types import ListOf, MapOf, Nested, Part
+from holdfast.runtime.wire.uuids import UUID
 
 COLUMN_TYPES: dict[type, pa.DataType] = {
     int: pa.int64(),
