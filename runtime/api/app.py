@@ -131,6 +131,10 @@ class App:
         built = ", ".join(f"{kind} {name!r}" for name, kind in self._graph.names.items() if name != DLQ)
         return f"<hf.App {self.name!r}: {built or 'nothing is built yet'}>"
 
+    def _repr_html_(self) -> str:
+        """Return a drawing of what is built so far, for notebooks."""
+        return self._graph.drawn()
+
     @overload
     def source(
         self,
@@ -270,6 +274,10 @@ class App:
         )
         row_type = source.row_type if fits(source.row_type, schema) else None
         return self._graph.add(kind, None, name, schema, row_type=row_type, event_time=time)
+
+    def continue_from(self, graph: Graph) -> None:
+        """Take over what another app's code has built; for tools that run a part of it."""
+        self._graph = graph
 
     def plan(self) -> Plan:
         """Compile what the code has built. Reads and writes nothing.

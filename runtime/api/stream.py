@@ -35,8 +35,8 @@ from holdfast.runtime.operators.contract import Step
 from holdfast.runtime.operators.dedup import Dedup
 from holdfast.runtime.operators.sink import SinkStep
 from holdfast.runtime.operators.union import Union
+from holdfast.runtime.plan.drawing import columns_text as schema_text
 from holdfast.runtime.plan.graph import NOT_GIVEN, Graph, Node, check_name, refused
-from holdfast.runtime.plan.report import schema_text
 from holdfast.runtime.rows.aggregates.aggregation import Aggregation, bound, check_former, refuse_unnamed
 from holdfast.runtime.rows.expressions import Column, Use, columns_of, predicate_of, unknown_column
 from holdfast.runtime.rows.join_bounds import Between
@@ -74,6 +74,10 @@ class Stream(Generic[T]):
         node = self._node
         upsert = f"; upsert by {', '.join(node.upsert_key)}" if node.upsert_key else ""
         return f"<Stream {node.stream!r}: {schema_text(node.schema)}{upsert}>"
+
+    def _repr_html_(self) -> str:
+        """Return a drawing of what leads to the stream, with its columns, for notebooks."""
+        return self._graph.drawn(self._node)
 
     @property
     def schema(self) -> pa.Schema:
@@ -447,6 +451,26 @@ class Stream(Generic[T]):
         self._graph.sinks[checked] = sink
         step = SinkStep(checked, tuple((alias, name) for name, alias in names.items()))
         self._graph.add(step, self._node, self._node.stream, schema, key)
+
+    @checked(".show", "(10)")
+    def show(self, n: int = 10) -> None:
+        """Print the first rows of the stream, computed in this process from the input that is there now.
+
+        Nothing is written: no root, no target. All input up to the stream is read, at most 256 MiB, and event time then
+        ends, so that windows close. Sources need an end: `hf.Rows`, files, logs, a generator with a count.
+
+        Args:
+            n: How many rows at most, at least 1.
+
+        Raises:
+            ConfigError: a source has no end or too much input, or `n` is no such number.
+            HoldfastError: a source cannot be read, or a step fails on a row.
+        """
+        from holdfast.runtime.testing.shown import text_of
+
+        if type(n) is not int or n < 1:
+            raise refused(f"show on stream {self._node.stream!r} at {position()}: n is {n!r}", "give 1 or more")
+        print(text_of(self._graph, self._node, n))
 
     def _use(self, method: str) -> Use:
         return Use(method, position(), self._node.stream)

@@ -45,7 +45,7 @@ from holdfast.runtime.plan.given_up import given_up
 from holdfast.runtime.plan.kept_state import with_identities
 from holdfast.runtime.plan.memory import check_state_memory
 from holdfast.runtime.plan.model import SourceSpec
-from holdfast.runtime.plan.same_source import refuse_other_sources
+from holdfast.runtime.plan.same_source import other_rows, refuse_other_sources
 from holdfast.runtime.plan.source import copied, gone
 from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.rewind.moved import refuse_moved
@@ -117,6 +117,7 @@ def prepare(
     if savepoint is not None:
         check_from(plan.app, job, savepoint)
     if job is not None and job.finished:
+        _refuse_other_rows(plan, _last_manifest(repository, job))
         return Prepared(plan, settings, root, store, repository, job, (), {})
     if job is not None:
         _check_job(repository, job, plan, settings)
@@ -141,6 +142,19 @@ def prepare(
     checked = master.Checked(NO_EPOCH if before is None else before.epoch, known)
     found = (plan, settings, root, store, repository, job, operators, partitions | copies, until, warnings)
     return Prepared(*found, gone_sinks, checked, adopted)
+
+
+def _refuse_other_rows(plan: Plan, last: Manifest | None) -> None:
+    """Refuse a job that has finished if its code has other records than those that it has read."""
+    for spec in (each for each in plan.sources if each.source.traits.in_plan):
+        with closing(spec.source.open()) as opened:
+            why = other_rows(opened, [at for at in (() if last is None else last.positions) if at.source == spec.name])
+        if why is not None:
+            raise ConfigError(
+                f"job {plan.app!r} has finished, and its source {spec.name!r} has other rows now: {why}",
+                not_done="nothing was run; the results are those of the former rows",
+                next_step="to run it with these rows, give the app another name or another root",
+            )
 
 
 def _check_targets(plan: Plan, repository: Repository, job: joblog.Job | None, adopt: Sequence[str]) -> tuple[str, ...]:

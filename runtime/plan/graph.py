@@ -16,6 +16,7 @@ import pyarrow as pa
 from holdfast.arguments import position
 from holdfast.errors import ConfigError
 from holdfast.runtime.operators.contract import Step
+from holdfast.runtime.plan.drawing import Box, box_of, columns_text, drawn, joined, upstream
 from holdfast.runtime.plan.source import Source
 from holdfast.runtime.rows.dead_letters import DLQ, OnError
 from holdfast.runtime.rows.expressions import Column
@@ -104,6 +105,12 @@ class Graph:
         self.nodes.append(node)
         return node
 
+    def drawn(self, of: Node | None = None) -> str:
+        """Return what is built so far as HTML with a drawing; of one stream, what leads to it."""
+        boxes = [_box(node) for node in self.nodes]
+        title = f"app {self.app}" if of is None else f"stream {of.stream}: {columns_text(of.schema)}"
+        return drawn(title, boxes if of is None else upstream(boxes, of.number))
+
     def claim(self, name: object, what: str) -> str:
         """Take a name for a source, operator or sink; return it.
 
@@ -120,6 +127,14 @@ class Graph:
         checked = check_name(name, what)
         self.names[checked] = what
         return checked
+
+
+def _box(node: Node) -> Box:
+    if isinstance(node.kind, FromSource):
+        lines = (f"source {node.kind.name}", repr(node.kind.source))
+        return Box(node.number, lines, "source", "\n".join((*lines, columns_text(node.schema))))
+    inputs = tuple((each.number, joined(node.kind.keyed_by(port))) for port, each in enumerate(node.inputs))
+    return box_of(node.number, node.kind, node.schema, node.upsert_key, inputs)
 
 
 def is_name(name: str) -> bool:

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from holdfast.model import CHANGELOG, ChannelId, Subtask
-from holdfast.runtime.operators.contract import Placed, entry
+from holdfast.runtime.operators.contract import INPUT, Placed, entry
+from holdfast.runtime.plan.drawing import Box, box_of, columns_text, drawn, joined
 from holdfast.runtime.plan.source import Source
 from holdfast.runtime.rows.dead_letters import OnError
 from holdfast.runtime.rows.expressions import Column
@@ -151,6 +152,30 @@ class Plan:
     def operator(self, name: str) -> OperatorSpec:
         """Return the operator of this name; it exists."""
         return next(operator for operator in self.operators if operator.name == name)
+
+    def _repr_html_(self) -> str:
+        """Return a drawing of the plan, for notebooks."""
+        return drawn(f"plan of {self.app}", self._boxes())
+
+    def _boxes(self) -> list[Box]:
+        """Return the sources and steps of all fragments; a text beside an arrow says by which key rows are shuffled."""
+        boxes, last, sent = list[Box](), dict[tuple[int, int], int](), dict[int, int]()
+        for fragment in self.fragments:
+            into = tuple((sent[index], joined(self.edges[index].key)) for index in fragment.input_edges)
+            if fragment.source is not None:
+                source = next(each for each in self.sources if each.name == fragment.source)
+                last[fragment.index, INPUT] = len(boxes)
+                lines = (f"source {source.name}", repr(source.source))
+                boxes.append(Box(len(boxes), lines, "source", "\n".join((*lines, columns_text(fragment.schema)))))
+            for placed in fragment.steps:
+                read = [last[fragment.index, each] for each in placed.inputs if (fragment.index, each) in last]
+                if placed.step.sends_to is not None:
+                    sent[placed.step.sends_to] = read[0]
+                    continue
+                inputs = (*((each, "") for each in read), *(into if placed.input == INPUT else ()))
+                last[fragment.index, placed.id] = len(boxes)
+                boxes.append(box_of(len(boxes), placed.step, placed.schema, placed.upsert_key, inputs))
+        return boxes
 
     def committed_once(self) -> frozenset[str]:
         """Return the sinks whose output of an epoch one committer delivers for all writers."""

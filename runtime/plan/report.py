@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from holdfast.quantities import plural
 from holdfast.runtime.operators.contract import INPUT, Placed
+from holdfast.runtime.plan.drawing import columns_text as schema_text
 from holdfast.runtime.plan.model import ANY_FRAGMENT, Fragment, Plan, SinkSpec
 from holdfast.runtime.plan.topic import topic_place
 from holdfast.sinks.changelogs import shown_place
@@ -140,11 +141,6 @@ def _immediate(sink: SinkSpec) -> str:
 
 def _columns(schema: pa.Schema) -> list[dict[str, Any]]:
     return [{"name": field.name, "type": str(field.type), "nullable": field.nullable} for field in schema]
-
-
-def schema_text(schema: pa.Schema) -> str:
-    """Return the columns as `holdfast plan` shows them: "user: int64, name: string?"."""
-    return ", ".join(f"{field.name}: {field.type}{'?' if field.nullable else ''}" for field in schema)
 
 
 def _key(key: tuple[str, ...] | None) -> list[str] | None:

@@ -7,7 +7,7 @@ Pure: the source does the reading. Source: PROTOCOL P12; docs/design/0022-source
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from holdfast.errors import Damaged, Where
 from holdfast.model import SourcePosition
@@ -35,3 +35,13 @@ def refuse_other_sources(job: str, positions: Iterable[SourcePosition], opened: 
                 "the present records from the first one, give the job another name",
                 where=Where(job=job, source=source, partition=at.partition, offset=at.offset),
             )
+
+
+def other_rows(opened: OpenSource, positions: Sequence[SourcePosition]) -> str | None:
+    """Return why a source has other records than those that were read up to these positions, its ends; None if not."""
+    for at in positions:
+        if at.identity is not None and at.offset > 0 and (why := opened.changed(at.identity)) is not None:
+            return why
+    read = sum(at.offset for at in positions)
+    there = sum(opened.end_offsets().values())
+    return None if there == read else f"it has {there:,} rows, and {read:,} were read"

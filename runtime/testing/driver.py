@@ -104,6 +104,11 @@ class PushedSource:
             self.tables.append(self.schema.empty_table())
             self._read_to.append(0)
 
+    def hold(self, tables: Sequence[pa.Table]) -> None:
+        """Hold these records, a table per partition, before the job reads any."""
+        self.add_partitions(max(0, len(tables) - len(self.tables)))
+        self.tables[: len(tables)] = tables
+
     def partitions(self) -> list[int]:
         """Return all partitions."""
         return list(range(len(self.tables)))

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.sources.kafka.values import JSON, Raw
     from holdfast.runtime.sources.log import Log
     from holdfast.runtime.sources.postgres.connector import PostgresChanges
+    from holdfast.runtime.sources.rows import Rows
     from holdfast.runtime.sources.sqlite.connector import SQLiteChanges
     from holdfast.runtime.sources.webhook.connector import Webhook
     from holdfast.runtime.spark.tables.frames import SparkFrame
@@ -124,6 +125,7 @@ _HOMES = {
     "log": "holdfast.runtime.inspect.logframe",
     "Files": "holdfast.runtime.sources.files.connector",
     "Generator": "holdfast.runtime.sources.generator",
+    "Rows": "holdfast.runtime.sources.rows",
     "Kafka": "holdfast.runtime.sources.kafka.connector",
     "Avro": "holdfast.runtime.sources.kafka.avro",
     "Protobuf": "holdfast.runtime.sources.kafka.protobuf",
@@ -180,6 +182,7 @@ __all__ = [
     "Raw",
     "Redis",
     "Row",
+    "Rows",
     "SQLite",
     "SQLiteChanges",
     "SparkFrame",
