@@ -9,6 +9,7 @@ Source: fsspec `pipe_file(mode="create")`, s3fs >= 2025.7 (older ones skip the c
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import re
 import tempfile
@@ -259,7 +260,7 @@ def unreachable(url: str, error: BaseException, doing: str, not_done: str) -> Un
 
     What only a user can remove, such as wrong credentials, is NotAdmitted.
     """
-    known = meaning(error)
+    known = meaning(error) or _of_a_disk(url, error)
     if known is None and isinstance(error, RuntimeError):
         raise error
     cause, next_step = known or (
@@ -268,6 +269,19 @@ def unreachable(url: str, error: BaseException, doing: str, not_done: str) -> Un
     )
     kind = NotAdmitted if lasting(error) is not None or isinstance(error, PermissionError) else Unavailable
     return kind(f"{doing} in {url} failed: {cause}", not_done=not_done, next_step=next_step)
+
+
+def _of_a_disk(url: str, error: BaseException) -> tuple[str, str] | None:
+    """Return cause and next step of an error of a local file system, where no network and no login is to blame."""
+    if not isinstance(error, OSError) or error.errno is None or urlsplit(url).scheme not in ("", "file"):
+        return None
+    name = error.filename if isinstance(error.filename, str) else url
+    if error.errno == errno.ELOOP:
+        return f"{name} is a symbolic link that leads back to itself", f"remove the link {name}, then try again"
+    return (
+        f"{type(error).__name__}: {error}",
+        f"check that {name} exists and that this user may read it, then try again",
+    )
 
 
 def _without_lost_connections(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

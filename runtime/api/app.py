@@ -314,7 +314,8 @@ class App:
             root: As `--root` of `holdfast run`, like the next two: None leaves it to the environment and the app.
             parallelism: Workers.
             master: Spark master URL; the default runs Spark on this machine.
-            local: Run driver and workers as processes of this machine, without Spark and Java.
+            local: Run driver and workers as processes of this machine, without Spark and Java. None leaves it to
+                HOLDFAST_LOCAL and is else False.
             progress: "auto" shows it on stderr, "none" nothing; see `holdfast run --help`.
 
         Raises:

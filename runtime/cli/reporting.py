@@ -74,13 +74,36 @@ def guarded(arguments: Sequence[str], work: Callable[[], int]) -> int:
         return PIPE_CLOSED
     except SystemExit as leaving:  # argparse ends this way after --help and --version
         return leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else 1
+    except FileNotFoundError as error:
+        gone = _is_gone()
+        return _shown(_no_folder() if gone else _unexpected(error), as_json, debug)
     except Exception as error:  # noqa: BLE001  shown, and the process ends: nothing is hidden
-        unexpected = HoldfastError(
-            f"unexpected {type(error).__name__}" + (f": {error}" if str(error) else ""),
-            not_done="the command did not complete",
-            next_step="run it again with --debug to see where this arose, and report it",
-        )
-        return _shown(unexpected, as_json, debug)
+        return _shown(_unexpected(error), as_json, debug)
+
+
+def _unexpected(error: Exception) -> HoldfastError:
+    return HoldfastError(
+        f"unexpected {type(error).__name__}" + (f": {error}" if str(error) else ""),
+        not_done="the command did not complete",
+        next_step="run it again with --debug to see where this arose, and report it",
+    )
+
+
+def _is_gone() -> bool:
+    """Return whether the current directory was deleted, so that no relative path leads anywhere."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
+
+
+def _no_folder() -> ConfigError:
+    return ConfigError(
+        "the current directory was deleted, so relative paths lead nowhere",
+        not_done="the command did not complete",
+        next_step="change to a folder that exists, and run it again",
+    )
 
 
 def print_json(value: Any) -> None:

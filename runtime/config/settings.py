@@ -124,9 +124,10 @@ SETTINGS: tuple[Setting, ...] = (
         "state_memory",
         "bytes",
         None,
-        "Memory of each worker for state; a larger state is swapped to its local folder; "
+        "Memory of each worker for state; a larger state is swapped to its local folder; jobs with several operators "
+        "or workers need more than the least, 80 to 112 MiB for most, and a start says how much; "
         "unset: half of the worker's share of the machine or container",
-        16 * MIB,
+        64 * MIB,
     ),
     Setting("tls", "text", "auto", "Encrypt streams between processes; auto: if not on loopback", choices=TLS),
     Setting("audit", "text", "rows", "Digests of the input and output of epochs, for `holdfast audit`", choices=AUDIT),

@@ -141,7 +141,7 @@ class OpenRows:
 
     def ended(self, partition: int, offset: int) -> bool:
         """See OpenSource.ended."""
-        return offset >= self._batch.num_rows
+        return bool(offset >= self._batch.num_rows)
 
     def close(self) -> None:
         """Nothing to release."""

@@ -83,6 +83,8 @@ class SourceTraits(Traits):
     """It finds by itself what it reads, so that may be what a sink of the job writes: `would_read`."""
     removes_old: bool = False
     """Its system removes old records by itself, read or not; the open source has `kept`."""
+    counts_bytes: bool = False
+    """Positions, and so offsets and lag, count bytes of text, not records."""
     in_plan: bool = False
     """Its records are part of the plan: a job that has finished is refused with others, where it would run nothing."""
     loses_partitions: bool = False

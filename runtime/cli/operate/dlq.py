@@ -99,7 +99,7 @@ def list_all(args: argparse.Namespace) -> int:
             f["partition"],
             f["offset"],
             _short(_BEFORE_CAUSE.sub("", f["error"]), ERROR_WIDTH_MAX),
-            _short(json.dumps(f["record"], ensure_ascii=False)),
+            _short(f["record"] if isinstance(f["record"], str) else json.dumps(f["record"], ensure_ascii=False)),
         )
         for f in found
     ]
@@ -234,10 +234,20 @@ def _newest(reader: LogReader, limit: int) -> list[dict[str, Any]]:
 
 
 def _record(form: str, raw: bytes) -> Any:
-    """Return a readable record: its columns, its text, or null for bytes that only the source understands."""
+    """Return a readable record: its columns, or its text; null for bytes that are no text."""
     if form in ("record", "row"):
         return json.loads(as_json_line(Placed(0, 0, rows_of(decode_row(raw))[0])))["row"]
-    return raw.decode("utf-8", "replace") if form == "text" else None
+    if form == "text":
+        return raw.decode("utf-8", "replace")
+    try:
+        found = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return None if any(character in _NO_TEXT for character in found) else found
+
+
+_NO_TEXT = frozenset(map(chr, range(32))) - set("\t\r\n")
+"""Characters that text does not have."""
 
 
 def _short(value: str, width_max: int = WIDTH_MAX) -> str:

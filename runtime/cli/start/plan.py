@@ -42,6 +42,7 @@ def add_parser(subparsers: Any) -> None:
     )
     add_job_arguments(parser)
     add_drop_state(parser)
+    parser.add_argument("--settings", action="store_true", help="show all settings, also those that have their default")
     parser.set_defaults(handler=handle)
 
 
@@ -72,7 +73,7 @@ def handle(args: argparse.Namespace) -> int:
         print_json({**describe(plan), "settings": settings.describe(), "changes": against})
         return 0
     print(render(plan))
-    print(f"\nsettings\n{_settings(settings)}")
+    print(f"\nsettings\n{_settings(settings, every=args.settings)}")
     workers = settings.parallelism + settings.standbys
     if settings.state_memory is None and (words := default_memory(settings.master, workers)):
         print(f"\n  {words}")
@@ -142,9 +143,15 @@ def mixed_targets(plan: Plan, repository: Repository) -> list[dict[str, str]]:
     return [{"what": each.what, "next": each.next_step} for each in targets_of_origins(plan, repository.origins())]
 
 
-def _settings(settings: Settings) -> str:
-    rows = [(s["name"], _value(s["value"], s["unit"]), s["origin"], s["doc"]) for s in settings.describe()]
-    return text.table(("name", "value", "origin", "meaning"), rows, indent=2)
+def _settings(settings: Settings, *, every: bool) -> str:
+    """Return the settings as a table: all, or those that were set, and how many others there are."""
+    described = settings.describe()
+    wanted = [s for s in described if every or s["origin"] != "default"]
+    rows = [(s["name"], _value(s["value"], s["unit"]), s["origin"], s["doc"]) for s in wanted]
+    table = text.table(("name", "value", "origin", "meaning"), rows, indent=2) if rows else ""
+    left = len(described) - len(wanted)
+    rest = f"  {left} {'others have' if rows else 'settings, all of which have'} their default: --settings shows them"
+    return "\n".join(part for part in (table, rest if left else "") if part)
 
 
 def _value(value: int | str | None, unit: str | None) -> str:

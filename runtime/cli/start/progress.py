@@ -14,7 +14,7 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import IO, Any, Literal
 
 from holdfast.runtime.cli import text
@@ -38,19 +38,30 @@ class Tally:
 
     Args:
         start: Next offset by (source, partition) where the run begins, as far as known.
+        in_bytes: The sources whose offsets count bytes, not records.
     """
 
-    def __init__(self, start: Mapping[tuple[str, int], int]) -> None:
-        self._offsets = dict(start)
+    def __init__(self, start: Mapping[tuple[str, int], int], in_bytes: Collection[str] = ()) -> None:
+        self._offsets, self._in_bytes = dict(start), frozenset(in_bytes)
         self._seen: set[tuple[str, int]] = set()
         """Partitions that a worker of this run has reported."""
-        self._began_at = sum(start.values())
-        self._samples: deque[tuple[float, int]] = deque()
+        self._began_at = self._totals()
+        self._samples: deque[tuple[float, tuple[int, int]]] = deque()
 
     @property
     def records(self) -> int:
-        """Return how far the sources were read since the start of the run, in records."""
-        return sum(self._offsets.values()) - self._began_at
+        """Return how far the sources that count records were read since the start of the run."""
+        return self._totals()[0] - self._began_at[0]
+
+    @property
+    def bytes(self) -> int | None:
+        """Return how far the sources that count bytes were read since the start of the run; None: there are none."""
+        return self._totals()[1] - self._began_at[1] if self._in_bytes else None
+
+    def _totals(self) -> tuple[int, int]:
+        """Return the sum of all offsets that count records, and of those that count bytes."""
+        of_bytes = sum(at for (name, _), at in self._offsets.items() if name in self._in_bytes)
+        return sum(self._offsets.values()) - of_bytes, of_bytes
 
     def take(self, status: Status, now_s: float) -> dict[str, Any]:
         """Return the part of a status that is shown.
@@ -62,14 +73,24 @@ class Tally:
         for row in status.sources:
             if row.offset is not None and row.offset >= 0:
                 self._offsets[row.place] = max(row.offset, self._offsets.get(row.place, 0))
+        records_in, bytes_in = self._totals()
+        has_records = any(name not in self._in_bytes for name, _ in self._offsets)
+        has_bytes = any(name in self._in_bytes for name, _ in self._offsets)
+        rates = self._rates(now_s, grown=len(self._offsets) != partitions, known=bool(status.sources))
+        lags = self._lags(status.sources)
         return {
             "state": status.state,
             "reason": status.reason,
             "stopping": is_stopping(status),
-            "records_in": sum(self._offsets.values()) if self._offsets else None,
-            "records_per_s": self._rate(now_s, grown=len(self._offsets) != partitions, known=bool(status.sources)),
+            "records_in": records_in if has_records else None,
+            "records_per_s": rates[0] if has_records else None,
             "epoch": None if status.checkpoint is None else status.checkpoint.epoch,
-            "lag": self._lag(status.sources),
+            "lag": lags[0] if has_records else None,
+            "bytes_in": bytes_in if has_bytes else None,
+            "bytes_per_s": rates[1] if has_bytes else None,
+            "lag_bytes": lags[1] if has_bytes else None,
+            "late": _sum(row.late for row in status.operators),
+            "dlq": _sum(row.dlq for row in status.operators),
             "generation": status.generation,
             "workers": [{"id": w.id, "pid": w.pid, "subtasks": list(w.subtasks), "how": w.how} for w in status.workers],
             "restarts": [
@@ -79,27 +100,49 @@ class Tally:
             "problems": [{"code": p.code, "what": p.what, "next": p.next} for p in status.problems],
         }
 
-    def _lag(self, rows: Sequence[SourceRow]) -> int | None:
-        """Return how many records wait in all partitions; None unless every partition is reported."""
+    def _lags(self, rows: Sequence[SourceRow]) -> tuple[int | None, int | None]:
+        """Return how many records and bytes wait in all partitions; None unless every partition is reported."""
         lags = {row.place: row.lag for row in rows}
         self._seen |= lags.keys()
         # A checkpoint also knows partitions of sources that the job no longer has; no worker reports these.
         known = self._seen | {at for at in self._offsets if at[0] in {name for name, _ in lags}}
-        reported = [lag for lag in lags.values() if lag is not None]
-        return sum(reported) if lags and known <= lags.keys() and len(reported) == len(lags) else None
+        reported = {place: lag for place, lag in lags.items() if lag is not None}
+        if not lags or not known <= lags.keys() or len(reported) != len(lags):
+            return None, None
+        of_bytes = sum(lag for (name, _), lag in reported.items() if name in self._in_bytes)
+        return sum(reported.values()) - of_bytes, of_bytes
 
-    def _rate(self, now_s: float, *, grown: bool, known: bool) -> int | None:
-        """Return records per second over the last seconds; a partition seen for the first time restarts the count."""
+    def _rates(self, now_s: float, *, grown: bool, known: bool) -> tuple[int | None, int | None]:
+        """Return records and bytes per second over the last seconds; a new partition restarts the count."""
         if grown:
             self._samples.clear()
         if known:
-            self._samples.append((now_s, sum(self._offsets.values())))
+            self._samples.append((now_s, self._totals()))
         while len(self._samples) > 2 and self._samples[1][0] <= now_s - RATE_WINDOW_S:
             self._samples.popleft()
         if len(self._samples) < 2 or self._samples[-1][0] <= self._samples[0][0]:
-            return None
+            return None, None
         (first_s, first), (last_s, last) = self._samples[0], self._samples[-1]
-        return round((last - first) / (last_s - first_s))
+        return round((last[0] - first[0]) / (last_s - first_s)), round((last[1] - first[1]) / (last_s - first_s))
+
+
+def _sum(counts: Iterable[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
+def _amounts(shown: Mapping[str, Any]) -> list[str]:
+    """Return how much was read, in the units that the sources count in."""
+    parts = []
+    if shown["records_in"] is not None or shown["bytes_in"] is None:
+        parts += [text.plural(shown["records_in"], "record"), f"{text.count(shown['records_per_s'])}/s"]
+        parts.append(f"lag {text.count(shown['lag'])}")
+    if shown["bytes_in"] is not None:
+        parts += [f"{text.size(shown['bytes_in'])} of text", f"{text.size(shown['bytes_per_s'])}/s"]
+        parts.append(f"lag {text.size(shown['lag_bytes'])}")
+    parts += [f"{text.count(shown['late'])} late"] if shown["late"] else []
+    parts += [text.plural(shown["dlq"], "dead letter")] if shown["dlq"] else []
+    return parts
 
 
 def line(shown: Mapping[str, Any]) -> str:
@@ -107,9 +150,7 @@ def line(shown: Mapping[str, Any]) -> str:
     workers = sum(bool(worker["subtasks"]) for worker in shown["workers"])
     parts = [
         f"epoch {shown['epoch'] if shown['epoch'] is not None else text.UNKNOWN}",
-        text.plural(shown["records_in"], "record"),
-        f"{text.count(shown['records_per_s'])}/s",
-        f"lag {text.count(shown['lag'])}",
+        *_amounts(shown),
         text.plural(workers, "worker"),
         f"generation {text.count(shown['generation'])}",
     ]
@@ -117,7 +158,8 @@ def line(shown: Mapping[str, Any]) -> str:
         parts = ["stopping", *parts]
     if shown["state"] != "running":
         state = f"{shown['state']}: {shown['reason']}" if shown["reason"] else shown["state"]
-        parts = [state, *parts] if shown["records_in"] is not None else [state]
+        is_known = shown["records_in"] is not None or shown["bytes_in"] is not None
+        parts = [state, *parts] if is_known else [state]
     return " | ".join(parts)
 
 

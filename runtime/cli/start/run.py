@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.execution.prepare import Prepared
     from holdfast.runtime.execution.results import Printer
     from holdfast.runtime.job.live import Status
+    from holdfast.runtime.plan.model import Plan
     from holdfast.runtime.processes.local import Zygote
 
 SETTING_FLAGS = (
@@ -43,7 +44,8 @@ _DESCRIPTION = """\
 Run a job until its input ends, it is stopped, or it fails permanently. Started again, it resumes from its last
 checkpoint. Ctrl-C takes a last checkpoint and ends it; a second Ctrl-C ends it immediately, which loses nothing either.
 
-"records" in the progress is how far the sources are read: the sum of all next offsets. It continues over restarts."""
+"records" in the progress is how far the sources are read: the sum of all next offsets. It continues over restarts.
+Files of text count bytes: "1.2 MiB of text"."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -237,7 +239,7 @@ def run_app(
         advise(f"\nWarning: {warning}\n")
     ship_by_value(folder, local=settings.local == "true")
     start, late = _positions(prepared), late_so_far(prepared)
-    tally = Tally(start)
+    tally = Tally(start, [spec.name for spec in prepared.plan.sources if spec.source.traits.counts_bytes])
     progress = Progress(args.progress, tally)
     printer = Printer(prepared.plan, (sys.stderr if args.json or args.progress == "json" else sys.stdout).write)
     began = time.monotonic()
@@ -251,7 +253,7 @@ def run_app(
             raise error_of(outcome, prepared.plan.app)
     if args.json:
         print_json(outcome.status.as_json())
-    advise(summary(prepared, outcome, tally.records, time.monotonic() - began, late))
+    advise(summary(prepared, outcome, amount_of(prepared.plan, tally), time.monotonic() - began, late))
     return 0
 
 
@@ -334,11 +336,12 @@ def submitted_conf() -> dict[str, str]:
 
 
 def summary(
-    prepared: Prepared, outcome: Outcome, records: int, seconds: float, late_before: Mapping[str, int] | None = None
+    prepared: Prepared, outcome: Outcome, amount: str, seconds: float, late_before: Mapping[str, int] | None = None
 ) -> str:
     """Return the last line of a run: what was done, and where the results are.
 
     Args:
+        amount: How much was read.
         late_before: The result of `late_so_far` when the run began.
     """
     plan, status = prepared.plan, outcome.status
@@ -352,10 +355,17 @@ def summary(
     epochs = (status.epochs or 0) - (len(prepared.job.completed) if prepared.job is not None else 0)
     results = "; ".join(dict.fromkeys(sink.sink.where for sink in plan.sinks))
     return (
-        f"{plan.app} {how}: {text.plural(epochs, 'epoch')}, {text.plural(records, 'record')}, "
+        f"{plan.app} {how}: {text.plural(epochs, 'epoch')}, {amount}, "
         f"{_late(late_so_far(prepared), late_before)}"
         f"{_restarts(status)} in {text.span(seconds * 1000)}; results: {results}"
     )
+
+
+def amount_of(plan: Plan, tally: Tally) -> str:
+    """Return how much was read, in the units that the sources count in."""
+    counted = any(not spec.source.traits.counts_bytes for spec in plan.sources)
+    records = [text.plural(tally.records, "record")] if counted else []
+    return ", ".join([*records, *([] if tally.bytes is None else [f"{text.size(tally.bytes)} of text"])])
 
 
 def late_so_far(prepared: Prepared) -> Mapping[str, int] | None:

@@ -76,6 +76,7 @@ class FilesSource:
             finds=True,
             copied=True,
             copies="list of files",
+            counts_bytes=self.form.is_text,
         )
 
     def check(self) -> None:

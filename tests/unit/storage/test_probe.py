@@ -89,5 +89,9 @@ def test_what_only_a_user_can_remove_is_a_mistake_at_a_start(code: str, kind: ty
 
 
 def test_files_that_this_user_may_not_read_are_a_mistake_at_a_start() -> None:
+    linked = unreachable("/data", OSError(40, "Too many levels of symbolic links", "/data/loop"), "listing", "nothing")
+    assert "/data/loop is a symbolic link that leads back to itself" in linked.what
+    assert linked.next_step == "remove the link /data/loop, then try again"
+    assert "credentials" not in str(unreachable("/data", OSError(5, "Input/output error"), "listing", "nothing"))
     assert type(unreachable("/data", PermissionError(13, "Permission denied"), "listing", "nothing")) is NotAdmitted
     assert type(unreachable("/data", OSError(5, "Input/output error"), "listing", "nothing")) is Unavailable

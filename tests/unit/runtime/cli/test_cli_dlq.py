@@ -18,6 +18,7 @@ import pytest
 import holdfast as hf
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Epoch, Tag, Timeline
+from holdfast.runtime.cli.operate.dlq import _record
 from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.execution.prepare import Prepared, prepare
 from holdfast.runtime.job.redrive import Redrive
@@ -388,3 +389,17 @@ class TestConditionalAppend:
         assert writer.append_tagged({0: rows}, "w", two, follows={"w": BEFORE_FIRST}) == {0: 0}
         assert writer.append_tagged({0: rows}, "w", three, follows={"w": one}) is None
         assert writer.append_tagged({0: rows}, "w", three, follows={"w": two}) == {0: 1}
+
+
+class TestShownRecords:
+    @pytest.mark.parametrize(
+        ("form", "raw", "shown"),
+        [
+            ("bytes", '{"n": "ä"}\n'.encode(), '{"n": "ä"}\n'),
+            ("bytes", b"\xff\xfe", None),
+            ("bytes", b"\x00\x00\x00\x01text", None),
+            ("text", b"a\xff", "a\ufffd"),
+        ],
+    )
+    def test_are_their_text_if_the_bytes_are_one(self, form: str, raw: bytes, shown: str | None) -> None:
+        assert _record(form, raw) == shown

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -247,3 +248,20 @@ class TestLoading:
         code = f"import sys, holdfast.runtime.cli.main; print(sorted({heavy} & set(sys.modules)))"
         said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert said.stdout == "[]\n"
+
+
+class TestADeletedDirectory:
+    def test_is_named_when_it_is_the_current_one(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        gone = tmp_path / "gone"
+        gone.mkdir()
+        monkeypatch.chdir(gone)
+        gone.rmdir()
+        assert guarded([], lambda: len(os.getcwd())) == 2
+        shown = capsys.readouterr().err
+        assert "the current directory was deleted" in shown and "unexpected" not in shown
+
+    def test_is_not_blamed_for_another_file(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert guarded([], lambda: Path("/no/such/file").stat().st_size) == 1
+        assert "unexpected FileNotFoundError" in capsys.readouterr().err

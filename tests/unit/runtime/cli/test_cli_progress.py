@@ -90,6 +90,26 @@ class TestLine:
             "epoch 5 | 1,234,567 records | 534,517/s | lag 20 | 1 worker | generation 2"
         )
 
+    def test_sources_that_count_bytes_are_shown_in_bytes(self) -> None:
+        tally = Tally({}, ["words"])
+        tally.take(status(1 << 20, 50), 0.0)
+        shown = tally.take(status(3 << 20, 50), 1.0)
+        assert line(shown) == ("epoch 5 | 3.0 MiB of text | 2.0 MiB/s | lag 20 B | 1 worker | generation 2")
+        assert (shown["records_in"], shown["bytes_in"], tally.records) == (None, (3 << 20) + 50, 0)
+
+    def test_records_and_bytes_of_several_sources_are_not_added(self) -> None:
+        tally = Tally({("lines", 0): 1_000, ("words", 0): 5}, ["lines"])
+        assert line(tally.take(status(7), 0.0)).startswith("epoch 5 | 7 records | -/s | lag 10 | 1000 B of text | -/s")
+
+    def test_late_records_and_dead_letters_are_shown_once_there_are_any(self) -> None:
+        operators = [{"name": "hot", "late": 1_200, "dlq": 0}, {"name": "words", "late": None, "dlq": 1}]
+        shown = Tally({}).take(status(7, operators=operators), 0.0)
+        assert (
+            line(shown) == "epoch 5 | 7 records | -/s | lag 10 | 1,200 late | 1 dead letter | 1 worker | generation 2"
+        )
+        none = Tally({}).take(status(7, operators=[{"name": "hot", "late": 0, "dlq": 0}]), 0.0)
+        assert "late" not in line(none) and "dead" not in line(none)
+
     def test_a_state_other_than_running_is_shown_first_with_its_reason(self) -> None:
         shown = Tally({}).take(status(7, state="recovering", reason="w1 was killed"), 0.0)
         assert line(shown).startswith("recovering: w1 was killed | epoch 5 | 7 records | -/s")

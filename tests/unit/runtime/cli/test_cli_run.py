@@ -52,7 +52,9 @@ class TestTheLastLine:
         prepared: Any = SimpleNamespace(plan=SimpleNamespace(app="hot", sinks=sinks), job=None, repository=empty)
         for rewinds, said in ((0, "1 restart in 2.0 s"), (1, "1 restart, 1 rewind in 2.0 s")):
             restarts = [{"at": 1, "cause": "x", "generation": 2, "rewind": n > 0} for n in range(1 + rewinds)]
-            line = summary(prepared, Outcome("stopped", None, status_with(epochs=3, restarts=restarts)), 7, 2.0)
+            line = summary(
+                prepared, Outcome("stopped", None, status_with(epochs=3, restarts=restarts)), "7 records", 2.0
+            )
             assert said in line
 
 
@@ -196,6 +198,14 @@ class TestPlan:
         assert origins["root"] == (str(root), "environment")
         assert origins["checkpoint_every"] == (2_000, "code")
         assert origins["heartbeat_ms"] == (500, "default")
+
+    def test_only_settings_that_differ_from_their_default_are_shown_unless_asked_for(
+        self, holdfast: Holdfast, file: str
+    ) -> None:
+        few, every = holdfast("plan", file).out, holdfast("plan", file, "--settings").out
+        assert "checkpoint_every" in few and "heartbeat_ms" not in few
+        assert " others have their default: --settings shows them" in few
+        assert "heartbeat_ms" in every and "others have" not in every
 
     def test_changes_are_relative_to_the_last_checkpoint(self, holdfast: Holdfast, history: Begin, file: str) -> None:
         history("hot").checkpoint(5)

@@ -65,7 +65,7 @@ class Job:
         cluster.pass_time(5)
         assert cluster.driver.outcome == ("stopped", None)
         ended = Outcome("stopped", None, status.of_run(cluster.driver.state, "", "", None))
-        return summary(prepared, ended, len(seconds), 1.0, before)
+        return summary(prepared, ended, f"{len(seconds)} records", 1.0, before)
 
 
 @pytest.fixture
