@@ -108,14 +108,14 @@ def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 def _plain(column: pa.Array) -> list[Any]:
     try:
-        return list(column.to_pylist())
+        return list(column.to_pylist(maps_as_pydicts="lossy"))
     except (OverflowError, ValueError):
         return [_plain_value(value) for value in column]
 
 
 def _plain_value(value: pa.Scalar) -> Any:
     try:
-        return value.as_py()
+        return value.as_py(maps_as_pydicts="lossy")
     except (OverflowError, ValueError):
         return shown(value)
 

@@ -26,7 +26,7 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum, Flag
 from functools import lru_cache, partial
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 
@@ -248,11 +248,16 @@ def _without_description(annotation: Any, metadata: Mapping[str, Any]) -> tuple[
 
 def _default(described: type, of: dataclasses.Field[Any], kind: FieldType) -> Callable[[], Any] | None:
     """Return what gives the default of a field as Arrow has it; None: it has none."""
-    if of.default_factory is not dataclasses.MISSING:
-        return partial(_plain_default, of.default_factory, kind)
-    if of.default is dataclasses.MISSING:
+    if not _is_missing(of.default_factory):
+        return partial(_plain_default, cast(Callable[[], Any], of.default_factory), kind)
+    if _is_missing(of.default):
         return None
     return partial(_plain_default, lambda: of.default, kind)
+
+
+def _is_missing(default: object) -> bool:
+    """Return whether a field has no default. A worker gets its class by value, with a copy of what stands for that."""
+    return isinstance(default, type(dataclasses.MISSING))
 
 
 def _plain_default(make: Callable[[], Any], kind: FieldType) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from datetime import UTC, datetime, time
 from enum import Enum, IntEnum
 from typing import Any, Literal
@@ -14,7 +14,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.runtime.rows.dead_letters import decode_row
-from holdfast.runtime.rows.schema import schema_of
+from holdfast.runtime.rows.schema import defaults_of, schema_of
 from holdfast.sinks.memory import MemorySink
 from holdfast.testing import TestDriver
 
@@ -107,6 +107,18 @@ class TestSchema:
         Tree.__annotations__["x"] = list[Tree]
         with pytest.raises(hf.ConfigError, match="Tree is a field of itself"):
             schema_of(Tree)
+
+    def test_knows_defaults_of_a_class_that_a_worker_got_by_value(self) -> None:
+        @dataclass
+        class Sent:
+            n: int
+            tags: list[str] = field(default_factory=list)
+
+        copied = object.__new__(type(MISSING))  # as in a worker: cloudpickle copies what stands for no default
+        for each in fields(Sent):
+            each.default = copied
+        fields(Sent)[0].default_factory = copied
+        assert defaults_of(Sent) == {"tags": []}
 
     def test_an_alias_must_be_the_name_of_a_column(self) -> None:
         for alias in ("", "_op", "_holdfast_tag", 3):
