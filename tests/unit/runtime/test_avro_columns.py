@@ -7,9 +7,12 @@ from __future__ import annotations
 import io
 import json
 import uuid
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any
+from enum import Enum
+from typing import Annotated, Any
+from uuid import UUID
 
 import fastavro
 import pyarrow as pa
@@ -17,7 +20,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import holdfast as hf
 from holdfast.errors import ConfigError
+from holdfast.runtime.rows.schema import data_schema_of
 from holdfast.runtime.sources.kafka.avro_columns import AvroColumns, Misfit, check_columns
 from holdfast.sinks.kafka.avro import AvroRows
 from holdfast.sinks.kafka.avro_schema import NoForm, derived
@@ -209,6 +214,42 @@ class TestMisfits:
     def test_are_columns_without_a_form_in_avro(self, kind: pa.DataType) -> None:
         with pytest.raises(ConfigError, match="column 'x' is .*, which hf.Avro cannot read"):
             check_columns(pa.schema([("x", kind)]))
+
+
+class Color(Enum):
+    RED = "RED"
+    GREEN = "GREEN"
+
+
+@dataclass
+class Point:
+    x: int
+    name: str | None = "home"
+
+
+@dataclass
+class Shape:
+    id: Annotated[UUID, hf.field(alias="_id")]
+    points: list[Point]
+    by_name: dict[str, Point | None]
+    color: Color
+
+
+class TestDataclasses:
+    def test_have_lists_dicts_and_dataclasses_as_fields(self) -> None:
+        uuid = {"type": "string", "logicalType": "uuid"}
+        maps = {"type": "map", "values": ["null", "Point"]}
+        schema = record(_id=uuid, points={"type": "array", "items": POINT}, by_name=maps, color=COLOR)
+        row = {
+            "_id": UUID(int=10),
+            "points": [{"x": 1, "name": None}],
+            "by_name": {"a": {"x": 2, "name": "b"}, "n": None},
+            "color": "GREEN",
+        }
+        found, why = decode(decoder(schema, *data_schema_of(Shape)), [written(schema, row)])
+        assert why == {} and found == [
+            {**row, "_id": str(UUID(int=10)), "by_name": [("a", {"x": 2, "name": "b"}), ("n", None)]}
+        ]
 
 
 WHOLE = record(n="long", t="string", d=["null", "double"], c=COLOR, l={"type": "array", "items": "string"}, h=HASH)

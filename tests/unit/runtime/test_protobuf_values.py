@@ -9,7 +9,8 @@ import pickle
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
+from enum import Enum
 from typing import Any
 
 import pyarrow as pa
@@ -113,6 +114,42 @@ def shown(given: dict[str, Any]) -> dict[str, Any]:
 
 def in_order(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "counts": sorted(row["counts"])}
+
+
+class Kind(Enum):
+    UNKNOWN = "UNKNOWN"
+    GOOD = "GOOD"
+
+
+@dataclass
+class Place:
+    city: str
+    lat: float | None
+
+
+@dataclass
+class Nested:
+    tags: list[int]
+    counts: dict[str, int]
+    place: Place | None
+    seen: list[Place]
+    kind: Kind
+
+
+class TestDataclasses:
+    def test_have_lists_dicts_and_dataclasses_as_fields(self) -> None:
+        row = {**NOTHING, "tags": [1, 2], "counts": [("a", 1)], "place": {"city": "Ulm", "lat": None}, "kind": "GOOD"}
+        row["seen"] = [{"city": "Bonn", "lat": 1.5}]
+        found, refused = decoded(hf.Protobuf(FILE["Bid"], Nested), framed(bid(row)))
+        assert refused == {} and found == [{name: row[name] for name in ("tags", "counts", "place", "seen", "kind")}]
+
+    def test_refuse_times_of_day_when_the_job_is_planned(self) -> None:
+        @dataclass
+        class Timed:
+            channel: time
+
+        with pytest.raises(hf.ConfigError, match="field 'channel' is string, from which a column of type time64"):
+            hf.Protobuf(FILE["Bid"], Timed)
 
 
 class TestRows:
