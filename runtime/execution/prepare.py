@@ -117,8 +117,7 @@ def prepare(
     if savepoint is not None:
         check_from(plan.app, job, savepoint)
     if job is not None and job.finished:
-        _refuse_other_rows(plan, _last_manifest(repository, job))
-        return Prepared(plan, settings, root, store, repository, job, (), {})
+        return _finished(Prepared(plan, settings, root, store, repository, job, (), {}))
     if job is not None:
         _check_job(repository, job, plan, settings)
         if not takeover:
@@ -144,8 +143,10 @@ def prepare(
     return Prepared(*found, gone_sinks, checked, adopted)
 
 
-def _refuse_other_rows(plan: Plan, last: Manifest | None) -> None:
-    """Refuse a job that has finished if its code has other records than those that it has read."""
+def _finished(prepared: Prepared) -> Prepared:
+    """Return a job that has finished. Raises ConfigError: its code has other records than those that it has read."""
+    plan = prepared.plan
+    last = None if prepared.job is None else _last_manifest(prepared.repository, prepared.job)
     for spec in (each for each in plan.sources if each.source.traits.in_plan):
         with closing(spec.source.open()) as opened:
             why = other_rows(opened, [at for at in (() if last is None else last.positions) if at.source == spec.name])
@@ -155,6 +156,7 @@ def _refuse_other_rows(plan: Plan, last: Manifest | None) -> None:
                 not_done="nothing was run; the results are those of the former rows",
                 next_step="to run it with these rows, give the app another name or another root",
             )
+    return prepared
 
 
 def _check_targets(plan: Plan, repository: Repository, job: joblog.Job | None, adopt: Sequence[str]) -> tuple[str, ...]:
