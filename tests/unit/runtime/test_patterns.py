@@ -188,6 +188,22 @@ class TestState:
             assert given_rows(t) == [("x", "a:10000 b:20000 c:30000")]
             assert kept_rows(t, events) == [] and kept_partials(t) == 0
 
+    def test_a_partial_match_that_begins_replaces_none_although_earlier_ones_are_over(self) -> None:
+        with TestDriver(app_of("relaxed", "none", within=10), 2) as t:
+            t.watermark("rows", at(-1_000))  # only the test moves time
+            push(t, ("x", "a", 0, 0), ("x", "a", 0, 8))
+            t.watermark("rows", at(9))
+            t.checkpoint()
+            assert kept_partials(t) == 2
+            t.watermark("rows", at(10))
+            t.checkpoint()
+            push(t, ("x", "a", 0, 11), ("x", "b", 0, 12), ("x", "c", 0, 13))
+            t.watermark("rows", at(12))
+            t.checkpoint()
+            assert kept_partials(t) == 2
+            t.finish()
+            assert given_rows(t) == [("x", "a:110000 b:120000 c:130000"), ("x", "a:80000 b:120000 c:130000")]
+
 
 class TestTime:
     def test_silence_is_known_when_the_watermark_reaches_the_end_of_within(self) -> None:

@@ -211,6 +211,22 @@ class TestPosition:
         machine = taken(following(limits=Limits(idle_bytes=1)), RELATION, Begin(1_000), KeepAlive(1_500, True))
         assert machine.due(0) is None
 
+    def test_does_not_follow_inside_a_transaction_whatever_came_before_it(self) -> None:
+        limits = Limits(linger_ms=0, stage_bytes=1, idle_bytes=1_000_000)
+        machine = taken(following(limits=limits), RELATION, KeepAlive(1_050, False), Begin(1_100))
+        taken(machine, Insert(OID, row(1)))
+        assert isinstance(machine.due(0), Stage)
+        assert taken(machine, KeepAlive(1_050, True)).due(0) is None, "half a transaction is staged"
+        assert appended(taken(machine, Insert(OID, row(2)), Commit(1_100, 1_108)).due(0))[0] == 1_108
+
+    def test_a_position_inside_a_transaction_says_nothing_of_those_behind_it(self) -> None:
+        machine = taken(following(limits=Limits(linger_ms=0, idle_bytes=1)), RELATION, Begin(1_000))
+        taken(machine, KeepAlive(1_500, True), Insert(OID, row(1)), Commit(1_000, 1_008))
+        assert appended(machine.due(0))[0] == 1_008
+        machine.appended(1_008)
+        assert machine.due(0) is None, "transactions before 1,500 have yet to arrive"
+        assert appended(taken(machine, *transaction(1_200, Insert(OID, row(2)))).due(0))[0] == 1_208
+
     def test_is_confirmed_only_once_it_was_appended(self) -> None:
         machine = taken(following(), RELATION, *transaction(1_000, Insert(OID, row(1))))
         assert (isinstance(machine.due(0), Append), machine.confirmed) == (True, START)

@@ -304,6 +304,18 @@ class TestTwoProcesses:
         clock.us += 2 * HOUR_US
         assert two.append([request("a")]).repeated == frozenset() and keys(store) == ["a", "a"]
 
+    def test_keys_in_partitions_that_were_added_meanwhile_are_known(self) -> None:
+        store, batches = MemoryObjects(), [[request(f"{batch}{n}") for n in range(2)] for batch in range(4)]
+        one = opened(store)
+        LogWriter(store, pause=lambda _: None).widen(4)
+        two = opened(store)
+        for batch in batches:  # the partitions take turns
+            two.append(batch)
+        assert all(LogReader(store).end_offsets().values())
+        every = [each for batch in batches for each in batch]
+        assert one.append(every).repeated == {digest_of(each.key) for each in every if each.key is not None}
+        assert keys(store) == sorted(each.key or "" for each in every)
+
 
 class TestNewsOfOtherProcesses:
     def test_that_cannot_be_read_are_read_by_the_next_append(self) -> None:
