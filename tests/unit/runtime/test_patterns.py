@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+import state_sizes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from job_player import rescale
@@ -51,6 +52,7 @@ class TestMatches:
             oracle.advance(1e9)
             assert given_rows(t) == oracle.matches()
             assert sorted(each["id"] for each in t.rows("late")) == sorted(oracle.late)
+            state_sizes.check(t, {})
 
     def test_a_rewind_takes_matches_back_and_gives_them_again(self) -> None:
         oracle = Oracle(PATTERNS["some"], "past_last", 10)
@@ -132,6 +134,7 @@ class TestFaults:
                     oracle.take(each)
             oracle.advance(1e9)
             assert given_rows(t) == oracle.matches()
+            state_sizes.check(t, {})
             assert kept_rows(t, pushed) == [] and kept_partials(t) == 0
 
 

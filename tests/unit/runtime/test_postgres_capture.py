@@ -13,9 +13,11 @@ import psycopg
 import pytest
 from captured_tables import Rows, Until, tables, tag_lsn
 from postgres_server import GUARDED, PASSWORD, READER, PostgresPlace, PostgresServer
+from psycopg.errors import LockNotAvailable
 
 import holdfast as hf
 from holdfast.errors import ConfigError, NotAdmitted, Unavailable
+from holdfast.runtime.capture.postgres import process
 from holdfast.runtime.capture.postgres.following import Limits
 from holdfast.runtime.capture.postgres.messages import lsn_of
 from holdfast.runtime.capture.postgres.probing import probed
@@ -331,6 +333,25 @@ class TestSlot:
         assert table.rows() == {2: {"id": 2, "n": 20}}
         ((slot, _),) = table.slots()
         assert slot.endswith("_2")
+
+
+class TestSnapshot:
+    def test_keeps_the_form_of_the_table_until_its_rows_are_in(
+        self, table: Table, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Rows and changes would have different columns, and the log those of neither."""
+        create_slot, refused = process.create_slot, list[str]()
+
+        def meanwhile(*given: Any) -> Any:
+            with pytest.raises(LockNotAvailable) as error:
+                table.place.ask("SET lock_timeout = '10ms'; ALTER TABLE t ALTER n TYPE text")
+            refused.append(str(error.value))
+            return create_slot(*given)
+
+        monkeypatch.setattr(process, "create_slot", meanwhile)
+        table.catch_up()
+        assert len(refused) == 1 and table.rows() == {1: {"id": 1, "n": 10}, 2: {"id": 2, "n": 20}}
+        table.place.ask("SET lock_timeout = '1s'; ALTER TABLE t ADD more int")
 
 
 class Interrupted(Exception):

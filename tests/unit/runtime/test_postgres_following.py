@@ -138,6 +138,16 @@ class TestChanges:
         taken(machine, *transaction(1_000, Update(OID, row(1, "a"), row(1, "b")), Delete(OID, row(3, "c"))))
         assert appended(machine.due(0))[1] == [(PUT, 1, "b"), (DELETED, 3, None)]
 
+    @pytest.mark.parametrize(
+        ("new", "deletes"),
+        [(row(1, "b"), [(DELETED, 1, "a")]), (row(2, "a"), [(DELETED, 1, "a")]), (row(1, "a"), [])],
+        ids=["its last column", "its first column", "none"],
+    )
+    def test_of_any_column_of_a_key_delete_the_old_one(self, new: Row, deletes: list[Any]) -> None:
+        table = SourceTable("public", "t", OID, COLUMNS, ("id", "name"), full=False)
+        machine = taken(following(table), RELATION, *transaction(1_000, Update(OID, row(1, "a"), new)))
+        assert appended(machine.due(0))[1] == [*deletes, (PUT, int(new[0] or 0), str(new[1], "ascii"))]  # type: ignore[arg-type]
+
     def test_take_long_values_that_were_left_from_the_old_row(self) -> None:
         machine = taken(following(FULL_TABLE), FULL_RELATION)
         taken(machine, *transaction(1_000, Update(OID, row(1, "long"), (b"1", Absent.UNCHANGED))))

@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+import state_sizes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from job_player import rescale
@@ -473,8 +474,7 @@ class TestAgainstAnOracle:
             assert by_window(t.rows("out")) == seen.windows(without=set(late))
             assert not seen.surely_in & set(late)
             assert seen.surely_late <= set(late)
-            for auction, end in seen.windows(without=set()):  # expired windows leave nothing behind
-                assert t.state("hot", (end, auction)) is None
+            state_sizes.check(t, {})
 
 
 class TestTheEnd:
