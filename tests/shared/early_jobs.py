@@ -46,7 +46,7 @@ milliseconds of the clock."""
 
 
 def app_of(size: int, every: int, interval: int, lateness: int = 0) -> hf.App:
-    return hopping_jobs.app_of(size, every, hf.every(f"{interval}s"), lateness)
+    return hopping_jobs.app_of(size, every, hf.every(f"{interval}s"), lateness, out_of_orderness="1h")
 
 
 class Watch:
