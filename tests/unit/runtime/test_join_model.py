@@ -139,8 +139,11 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("barrier"), st.booleans(), st.none()),
     st.tuples(st.just("crash"), st.integers(0, 3), st.none()),
     st.tuples(st.just("restore"), st.integers(0, 3), st.tuples(TAKES, TIMES)),
+    st.tuples(st.just("partners"), st.integers(0, 1), st.tuples(ROWS, TIMES, ROWS)),
 )
-"""Restore: rows arrive, time passes, and the state as of then is restored, with rows that are over and still in it."""
+"""Restore: rows arrive, time passes, and the state as of then is restored, with rows that are over and still in it.
+Partners: rows arrive, time passes, and then rows of the other input, some of which are partners of rows that are over.
+"""
 BOUNDS = st.one_of(
     st.none(), st.tuples(st.integers(-12, 12), st.integers(-12, 12)).map(lambda each: (min(each), max(each)))
 )
@@ -154,10 +157,12 @@ def row_of(port: int, key: str | None, at: int, n: int) -> dict[str, Any]:
 
 def apart(operation: tuple[str, Any, Any]) -> list[tuple[str, Any, Any]]:
     """Return the simple operations of which one consists."""
-    if operation[0] != "restore":
-        return [operation]
-    _, parallelism, (rows, at) = operation
-    return [rows, ("time", at, None), ("barrier", True, None), ("crash", parallelism, None)]
+    match operation:
+        case ("restore", parallelism, (rows, at)):
+            return [rows, ("time", at, None), ("barrier", True, None), ("crash", parallelism, None)]
+        case ("partners", port, (first, at, later)):
+            return [("rows", port, first), ("time", at, None), ("rows", 1 - port, later)]
+    return [operation]
 
 
 def played(
