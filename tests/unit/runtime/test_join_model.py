@@ -232,6 +232,14 @@ class TestModel:
         assert [row["n"] for row in job.rows["out"]] == [1]
         assert rows_kept(job) == 0
 
+    @pytest.mark.parametrize(("how", "alone"), [("inner", []), ("left", [(1, None)]), ("full", [(1, None), (None, 2)])])
+    def test_a_row_that_is_over_joins_no_partner_that_is_still_in_time(self, how: str, alone: list[Numbers]) -> None:
+        """Its result without a partner was emitted when it was over."""
+        operations = [("rows", 0, [("a", 5_000)]), ("time", 5_001, None), ("rows", 1, [("a", 4_000)])]
+        job, _, given = played(Case(how, (-10, 0)), operations, 1)
+        wanted = [expected(Case(how, (-10, 0)), given, pair, False) for pair in alone]
+        assert by_numbers(job.rows["out"]) == by_numbers(wanted) and job.rows["late"] == []
+
     @given(CASES, st.lists(OPERATIONS, min_size=4, max_size=25), st.integers(1, 2))
     @settings(max_examples=120, deadline=None)
     def test_results_are_those_of_a_list_of_rows(

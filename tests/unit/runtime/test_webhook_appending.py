@@ -478,6 +478,8 @@ class Turn:
     at: int = 1
     rival: int | None = None
     """The key of a request that the other process stores right before the commit."""
+    widens: bool = False
+    """Partitions are added before, which the other process does not know."""
 
 
 class Process:
@@ -515,6 +517,8 @@ class Senders:
         self.processes = [Process(self.store), Process(self.store)]
 
     def play(self, turn: Turn) -> None:
+        if turn.widens:
+            self.widen()
         if turn.rival is not None:
             rival = str(turn.rival)
             self.store.before_commit = lambda: self.send(1 - turn.process, rival)
@@ -523,6 +527,13 @@ class Senders:
         self.store.before_commit = None
         self.store.plan("", 0)
         assert max(Counter(keys(self.store)).values(), default=1) == 1, "a key is in the log once"
+
+    def widen(self) -> None:
+        """Add a partition; a process that starts afterwards writes into it."""
+        self.store.plan("", 0)
+        count = len(LogReader(self.store).end_offsets())
+        LogWriter(self.store, pause=lambda _: None).widen(count + 1)
+        self.processes[1] = Process(self.store)
 
     def send(self, process: int, key: str) -> None:
         self.open.add(key)
@@ -546,6 +557,7 @@ TURNS = st.builds(
     fault=st.sampled_from(["", "before", "after", "lost", "read"]),
     at=st.integers(1, 8),
     rival=st.none() | st.integers(0, 5),
+    widens=st.sampled_from([False, False, True]),
 )
 
 
