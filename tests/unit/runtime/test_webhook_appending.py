@@ -479,7 +479,7 @@ class Turn:
     rival: int | None = None
     """The key of a request that the other process stores right before the commit."""
     widens: bool = False
-    """Partitions are added before, which the other process does not know."""
+    """Before that, a partition is added, and a process that knows it has stored the key there."""
 
 
 class Process:
@@ -518,7 +518,7 @@ class Senders:
 
     def play(self, turn: Turn) -> None:
         if turn.widens:
-            self.widen()
+            self.widen(str(turn.key))
         if turn.rival is not None:
             rival = str(turn.rival)
             self.store.before_commit = lambda: self.send(1 - turn.process, rival)
@@ -528,12 +528,14 @@ class Senders:
         self.store.plan("", 0)
         assert max(Counter(keys(self.store)).values(), default=1) == 1, "a key is in the log once"
 
-    def widen(self) -> None:
-        """Add a partition; a process that starts afterwards writes into it."""
-        self.store.plan("", 0)
+    def widen(self, key: str) -> None:
+        """Add a partition, and let a process that starts then store a key in it: partitions take turns."""
         count = len(LogReader(self.store).end_offsets())
         LogWriter(self.store, pause=lambda _: None).widen(count + 1)
         self.processes[1] = Process(self.store)
+        for number in range(1, count):
+            self.send(1, f"{count} {number}")
+        self.send(1, key)
 
     def send(self, process: int, key: str) -> None:
         self.open.add(key)
