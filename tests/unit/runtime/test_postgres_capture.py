@@ -17,12 +17,12 @@ from psycopg.errors import LockNotAvailable
 
 import holdfast as hf
 from holdfast.errors import ConfigError, NotAdmitted, Unavailable
-from holdfast.runtime.capture.postgres import process
 from holdfast.runtime.capture.postgres.following import Limits
 from holdfast.runtime.capture.postgres.messages import lsn_of
 from holdfast.runtime.capture.postgres.probing import probed
 from holdfast.runtime.capture.postgres.process import Capture
 from holdfast.runtime.capture.postgres.slots import publication_of
+from holdfast.runtime.capture.postgres.snapshot import create_slot
 from holdfast.runtime.sources.postgres.catalogue import RDS_REPLICATION, check_server, connected, described
 from holdfast.runtime.sources.postgres.connector import Capturing
 from holdfast.storage.log.log import read_meta
@@ -340,7 +340,7 @@ class TestSnapshot:
         self, table: Table, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Rows and changes would have different columns, and the log those of neither."""
-        create_slot, refused = process.create_slot, list[str]()
+        refused = list[str]()
 
         def meanwhile(*given: Any) -> Any:
             with pytest.raises(LockNotAvailable) as error:
@@ -348,7 +348,7 @@ class TestSnapshot:
             refused.append(str(error.value))
             return create_slot(*given)
 
-        monkeypatch.setattr(process, "create_slot", meanwhile)
+        monkeypatch.setattr("holdfast.runtime.capture.postgres.process.create_slot", meanwhile)
         table.catch_up()
         assert len(refused) == 1 and table.rows() == {1: {"id": 1, "n": 10}, 2: {"id": 2, "n": 20}}
         table.place.ask("SET lock_timeout = '1s'; ALTER TABLE t ADD more int")
