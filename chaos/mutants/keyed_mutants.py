@@ -84,6 +84,13 @@ def _keeps_what_failed(_: Right) -> Right:
     return lambda cell, k, old: None
 
 
+def _keeps_the_expiry(right: Right) -> Right:
+    def back(cell: ValueCell, k: int, old: Any) -> None:
+        right(cell, k, (old[0], cell.expires[k] if cell.expires else old[1]))
+
+    return back
+
+
 def _fires_again(right: Right) -> Right:
     def fire(operator: ProcessOperator, clock: str, *given: Any) -> Any:
         if clock != PROCESSING:
@@ -137,5 +144,7 @@ KEYED_MUTANTS = (
            (Swap(TimerCell, "_back", _keeps_what_failed),)),
     Mutant("failed-element-kept", "design/0065", "an element that a failed call appended stays",
            (Swap(ListCell, "_back", _keeps_what_failed),)),
+    Mutant("failed-value-lives-on", "design/0065", "a value that a failed call set again lives as long as it said",
+           (Swap(ValueCell, "_back", _keeps_the_expiry),)),
     *CLOCK_MUTANTS,
 )  # fmt: skip

@@ -16,6 +16,7 @@ from typing import Any
 import hopping_jobs
 import job_player
 import pytest
+import state_sizes
 from hopping_jobs import START, at, given_rows, result_in, row
 from hypothesis import strategies as st
 
@@ -45,7 +46,7 @@ milliseconds of the clock."""
 
 
 def app_of(size: int, every: int, interval: int, lateness: int = 0) -> hf.App:
-    return hopping_jobs.app_of(size, every, hf.every(f"{interval}s"), lateness)
+    return hopping_jobs.app_of(size, every, hf.every(f"{interval}s"), lateness, out_of_orderness="1h")
 
 
 class Watch:
@@ -159,3 +160,4 @@ def finish(t: TestDriver, watch: Watch, interval: int) -> None:
     t.finish()
     watch.check()
     assert given_rows(t) == watch.oracle.rows(through=1e9)
+    state_sizes.check(t, {})

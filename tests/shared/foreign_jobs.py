@@ -8,6 +8,7 @@ from typing import Any
 import job_player
 import polars as pl
 import pyarrow as pa
+import state_sizes
 from hypothesis import strategies as st
 from lookup_jobs import never
 
@@ -70,6 +71,14 @@ class Oracle:
         rows = {id: (buyer, amount, self.customers.get(buyer or "")) for id, (buyer, amount) in self.orders.items()}
         return {id: row for id, row in rows.items() if self.how == "left" or row[2] is not None}
 
+    def kept(self) -> dict[str, int]:
+        """Return how many rows the state has: both tables, one subscription per order, and the groups of the result."""
+        rows = self.expected().values()
+        orders = dict.fromkeys(("both-rows", "both-matches", "both"), len(self.orders))
+        credits = {(buyer, credit) for buyer, _, credit in rows if credit is not None}
+        groups = {"sums-rows": len(rows), "sums": len({buyer for buyer, _, _ in rows}), "sums.credit": len(credits)}
+        return orders | {"both-matches.right": len(self.customers)} | groups
+
 
 BUYERS = st.sampled_from(["ann", "bob", "cy", None])
 ORDERED = st.tuples(st.integers(0, 5), st.one_of(st.none(), st.tuples(BUYERS, st.integers(1, 3))))
@@ -116,3 +125,4 @@ def play(t: TestDriver, steps: list[Any], oracle: Oracle) -> None:
     for buyer, _, credit in oracle.expected().values():
         sums |= {} if buyer is None else {buyer: (sums.get(buyer, (0, None))[0] + 1, credit)}
     assert {row["buyer"]: (row["orders"], row["credit"]) for row in t.rows("sums-out")} == sums
+    state_sizes.check(t, oracle.kept())

@@ -12,6 +12,7 @@ from typing import Any
 import job_player
 import polars as pl
 import pyarrow as pa
+import state_sizes
 from hypothesis import strategies as st
 from lookup_jobs import never
 
@@ -92,6 +93,15 @@ class Oracle:
         ends = min(values) / 8, Decimal(max(values)) / 4, max(small, default=None)
         return (*counts, *sums, *ends, variance([value / 8 for value in values]))
 
+    def kept(self) -> dict[str, int]:
+        """Return how many rows the state has: the table, its groups, and every value of a group once."""
+        cities = self.expected()
+        values = {row for row in self.rows.values() if row[1] is not None}
+        small = {(city, value) for city, value in values if value is not None and value <= 50}
+        parts = dict.fromkeys(("cities.least", "cities.most"), len(values)) | {"cities.small": len(small)}
+        tables = {"cities-rows": len(self.rows), "cities": len(cities)}
+        return tables | parts | {"sizes-rows": len(cities), "sizes": len(self.sizes())}
+
     def sizes(self) -> dict[int, int]:
         sizes = defaultdict[int, int](int)
         for each in self.expected().values():
@@ -123,3 +133,6 @@ def play(t: TestDriver, steps: list[Any], oracle: Oracle) -> None:
     found = {row["city"]: tuple(row[name] for name in NAMES) for row in t.rows("out")}
     assert found == oracle.expected()
     assert {row["n"]: row["cities"] for row in t.rows("sizes-out")} == oracle.sizes()
+    digits = "cities.spread"
+    state_sizes.check(t, oracle.kept(), besides=digits)
+    assert bool(state_sizes.sizes_of(t).rows[digits]) == any(value for _, value in oracle.rows.values())

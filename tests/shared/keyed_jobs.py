@@ -176,7 +176,10 @@ class Oracle:
                 kept.timers["pulse"] = when + PULSE_S
 
 
+FRESH, FAILING, LOOKING = 16, 10, 17
+"""Numbers of records: one that sets what expires, one that fails when it sets it, and one that shows it."""
 STEPS = st.one_of(
+    st.tuples(st.just("fail"), st.sampled_from(KEYS), st.integers(0, 50), st.integers(1, TTL_S - 1), st.integers(0, 9)),
     st.tuples(
         st.just("push"),
         st.integers(0, 2),  # the fourth partition has no records, so only the test advances time
@@ -211,6 +214,15 @@ def play(
     def ends_epoch(name: str) -> bool:
         return name != "watermark" or oracle.taken % 2 == 1  # some epochs hold a watermark and then records
 
+    def fail(k: str, second: int, after: int, again: int) -> None:
+        """Push a record that sets what expires, one that fails when it sets it again, and one that looks at it."""
+        seconds = (second, second + after, second + TTL_S + again)
+        numbered = zip((FRESH, FAILING, LOOKING), seconds, strict=True)
+        made = [Payment(k, number, at(each)) for number, each in numbered]
+        t.push("rows", made, 0)
+        for record in made:
+            oracle.take(record)
+
     push = job_player.pushing(t, lambda number, k, second: Payment(k, number, at(second)), oracle.take)
-    own: job_player.Own = {"push": push, "watermark": job_player.timing(t, at, advance)}
+    own: job_player.Own = {"push": push, "fail": fail, "watermark": job_player.timing(t, at, advance)}
     job_player.play(t, steps, own, check, ends_epoch=ends_epoch, interrupt=lambda: interrupt(t))

@@ -9,6 +9,7 @@ from typing import Any
 
 import job_player
 import pyarrow as pa
+import state_sizes
 from hypothesis import strategies as st
 
 import holdfast as hf
@@ -133,3 +134,4 @@ def play(t: TestDriver, steps: list[Any], oracle: Oracle) -> None:
     assert given(t) == oracle.expected()
     assert t.rows("late") == []
     assert {row["code"]: int(row["rate"]) for row in t.rows("rates-out")} == oracle.table()
+    state_sizes.check(t, {})

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import job_player
+import state_sizes
 from hypothesis import strategies as st
 from planned_source import PlannedSource
 
@@ -219,9 +220,16 @@ class Player:
             job_player.play(self._t, [step], own, self._check, interrupt=lambda: self._interrupt(self._t))
 
     def finish(self) -> None:
-        """End the input, at which nothing fires."""
+        """Let all timers fire and all values expire, of which a key knows once it sees the clock; then end the input.
+
+        Nothing fires at the end of the input.
+        """
+        for _ in range(1 + NAGS):  # a timer that fires sets the next one
+            self._pass(REMIND + 1)
+        self._push([(k, 3) for k in KEYS])  # sets nothing
         self._t.finish()
         self._compare()
+        state_sizes.check(self._t, {"reminders": len(KEYS)})
 
     def _minute(self) -> int:
         return self._t.cluster.clock.wall_us() // (MINUTE_S * 1_000_000)

@@ -7,6 +7,7 @@ from typing import Any
 
 import job_player
 import pyarrow as pa
+import state_sizes
 from hypothesis import strategies as st
 from lookup_jobs import never
 
@@ -121,3 +122,5 @@ def play(t: TestDriver, steps: list[Any], oracle: Oracle) -> None:
     job_player.play(t, steps, {"queries": push_queries, "events": push_events})
     t.finish()
     assert sorted((row["n"], row["id"]) for row in t.rows("out")) == sorted(oracle.found)
+    placed = sum(where is not None for where, *_ in oracle.queries.values())
+    state_sizes.check(t, {"found-queries": len(oracle.queries), "found": placed})

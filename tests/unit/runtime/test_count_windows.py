@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import state_sizes
 from count_window_jobs import Oracle, app_of, check, play
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -55,6 +56,7 @@ class TestCountWindows:
             play(t, steps, oracle)
             t.finish()
             check(t, oracle)
+            state_sizes.check(t, {"counted": sum(len(rows) % size > 0 for rows in oracle.records.values())})
 
     def test_pieces_of_a_batch_are_one_sequence(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(counted, "PIECE_ROWS", 7)

@@ -9,6 +9,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -137,7 +138,12 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("time"), TIMES, st.none()),
     st.tuples(st.just("barrier"), st.booleans(), st.none()),
     st.tuples(st.just("crash"), st.integers(0, 3), st.none()),
+    st.tuples(st.just("restore"), st.integers(0, 3), st.tuples(TAKES, TIMES)),
+    st.tuples(st.just("partners"), st.integers(0, 1), st.tuples(ROWS, TIMES, ROWS)),
 )
+"""Restore: rows arrive, time passes, and the state as of then is restored, with rows that are over and still in it.
+Partners: rows arrive, time passes, and then rows of the other input, some of which are partners of rows that are over.
+"""
 BOUNDS = st.one_of(
     st.none(), st.tuples(st.integers(-12, 12), st.integers(-12, 12)).map(lambda each: (min(each), max(each)))
 )
@@ -147,6 +153,16 @@ CASES = st.builds(Case, st.sampled_from(["inner", "left", "right", "full"]), BOU
 def row_of(port: int, key: str | None, at: int, n: int) -> dict[str, Any]:
     row = {"at": BEGIN + timedelta(microseconds=at), "k": key, "n": n}
     return row if port == 0 else row | {"s": None if n % 3 == 0 else f"text {n}"}
+
+
+def apart(operation: tuple[str, Any, Any]) -> list[tuple[str, Any, Any]]:
+    """Return the simple operations of which one consists."""
+    match operation:
+        case ("restore", parallelism, (rows, at)):
+            return [rows, ("time", at, None), ("barrier", True, None), ("crash", parallelism, None)]
+        case ("partners", port, (first, at, later)):
+            return [("rows", port, first), ("time", at, None), ("rows", 1 - port, later)]
+    return [operation]
 
 
 def played(
@@ -160,12 +176,8 @@ def played(
         0,
     )
     kept = copy.deepcopy(oracle)
-    for what, which, rows in [
-        *operations,
-        ("barrier", True, None),
-        ("time", 10_000_000, None),
-        ("barrier", True, None),
-    ]:
+    ends = [("barrier", True, None), ("time", 10_000_000, None), ("barrier", True, None)]
+    for what, which, rows in [*chain.from_iterable(map(apart, operations)), *ends]:
         if what == "rows":
             batch = []
             for key, at in rows:
@@ -206,14 +218,29 @@ def by_numbers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["n"] or 0, row["n_right"] or 0))
 
 
+def rows_kept(job: Job) -> int:
+    """Return how many rows of both inputs are in the state."""
+    tables = [each.state.table(operator.id) for each in job.subtasks for operator in job.plan.operators]
+    return sum(int(table.present().size) for table in tables if not table.spec.name.endswith(".clock"))
+
+
 class TestModel:
     @pytest.mark.parametrize("parallelism", [0, 1, 2])
     def test_a_row_emitted_at_the_clock_of_a_checkpoint_is_not_emitted_again(self, parallelism: int) -> None:
         operations = [("rows", 0, [("a", 0)]), ("time", 4_001, None), ("barrier", True, None)]
         job, _, _ = played(Case("left", (0, 4)), [*operations, ("crash", parallelism, None)], 1)
         assert [row["n"] for row in job.rows["out"]] == [1]
+        assert rows_kept(job) == 0
 
-    @given(CASES, st.lists(OPERATIONS, max_size=25), st.integers(1, 2))
+    @pytest.mark.parametrize(("how", "alone"), [("inner", []), ("left", [(1, None)]), ("full", [(1, None), (None, 2)])])
+    def test_a_row_that_is_over_joins_no_partner_that_is_still_in_time(self, how: str, alone: list[Numbers]) -> None:
+        """Its result without a partner was emitted when it was over."""
+        operations = [("rows", 0, [("a", 5_000)]), ("time", 5_001, None), ("rows", 1, [("a", 4_000)])]
+        job, _, given = played(Case(how, (-10, 0)), operations, 1)
+        wanted = [expected(Case(how, (-10, 0)), given, pair, False) for pair in alone]
+        assert by_numbers(job.rows["out"]) == by_numbers(wanted) and job.rows["late"] == []
+
+    @given(CASES, st.lists(OPERATIONS, min_size=4, max_size=25), st.integers(1, 2))
     @settings(max_examples=120, deadline=None)
     def test_results_are_those_of_a_list_of_rows(
         self, case: Case, operations: list[tuple[str, Any, Any]], parallelism: int
@@ -226,9 +253,8 @@ class TestModel:
         assert by_numbers(job.rows["out"]) == by_numbers([expected(case, given, pair, False) for pair in oracle.out])
         late = [expected(case, given, (n, None) if port == 0 else (None, n), True) for port, n in oracle.late]
         assert by_numbers(job.rows["late"]) == by_numbers(late)
-        if not any(what == "crash" for what, _, _ in operations):
+        if not any(what in ("crash", "restore") for what, _, _ in operations):
             counted = job.progress()
             assert counted["rows_in"] == len(given) and counted["rows_out"] == len(oracle.out)
             assert (counted["late"], counted["dropped"]) == (len(oracle.late), oracle.dropped)
-        tables = [each.state.table(operator.id) for each in job.subtasks for operator in job.plan.operators]
-        assert not any(table.present().size for table in tables if not table.spec.name.endswith(".clock"))
+        assert rows_kept(job) == 0

@@ -23,7 +23,7 @@ from holdfast.runtime.sources.kafka.topics.catalogue import Added, Catalogue, He
 from holdfast.runtime.sources.kafka.topics.matching import added, left_out, matches
 from holdfast.runtime.sources.kafka.topics.reading import OpenTopics
 from holdfast.runtime.sources.kafka.topics.source import TopicsSource
-from holdfast.runtime.sources.objects import write_head
+from holdfast.runtime.sources.objects import HEAD_PATH, write_head
 from holdfast.storage.kafka import questions
 from holdfast.storage.kafka.questions import Questions, Topic
 from holdfast.storage.objects import LocalObjects, MemoryObjects
@@ -202,6 +202,14 @@ class TestSource:
             return
         with pytest.raises(ConfigError, match=r"'orders' reads .*, and so also what sink 'letters' writes to Kafka"):
             app.plan()
+
+    def test_of_a_job_that_goes_on_has_its_catalogue_and_nothing_of_starts_that_made_none(self, tmp_path: Path) -> None:
+        store = LocalObjects(tmp_path / "job")
+        write_head(store, HEAD)
+        store.put(f"{HEAD.folder}/0", b"of this one")
+        store.put("topics-b/0", b"of a start that ended before it was named")
+        found = replace(source(), folder=str(tmp_path / "job")).copied(again=False)
+        assert (found.head, sorted(store.list(""))) == (HEAD, [HEAD_PATH, f"{HEAD.folder}/0"])
 
     def test_is_tested_without_a_broker(self) -> None:
         app = hf.App("orders")

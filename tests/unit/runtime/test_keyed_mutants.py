@@ -24,6 +24,7 @@ def steps_of(seed: int) -> list[Any]:
     for number in range(6):
         given = [(rng.choice(keyed_jobs.KEYS), 6 * number + rng.randrange(-5, 5)) for _ in range(7)]
         steps += [("push", number % 3, given), ("watermark", 6 * number)]
+        steps.append(("fail", rng.choice(keyed_jobs.KEYS), 6 * number, 8, rng.randrange(6)))
         if number % 2:
             steps.append(rng.choice([("crash", 0), ("crash", 1), ("parallelism", 3), ("parallelism", 2)]))
     return steps

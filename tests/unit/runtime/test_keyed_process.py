@@ -189,6 +189,22 @@ class TestTimesToLive:
             found = [("00.000000", -1), ("09.999999", 7), ("10.000000", -1)]
             assert out_of(t) == [*found, ("20.000000", -1), ("29.000000", 8), ("31.000000", -1)]
 
+    @pytest.mark.parametrize("apart", [False, True])
+    def test_a_record_that_fails_neither_begins_a_life_nor_prolongs_one(self, apart: bool) -> None:
+        class Prolonged(Lasting):
+            def on_record(self, ctx: hf.Context, r: Event) -> None:
+                super().on_record(ctx, r)
+                if r.n == 5:
+                    raise ValueError("five")
+
+        with TestDriver(app_of(Prolonged(), on_error="drop"), parallelism=1) as t:
+            for record in (event(0, n=7), event(8, n=5), event(9), event(10), event(17)):
+                t.push("rows", [record])
+                if apart:
+                    t.checkpoint()
+            t.checkpoint()
+            assert out_of(t) == [("00.000000", -1), ("09.000000", 7), ("10.000000", -1), ("17.000000", -1)]
+
 
 class Queue(hf.KeyedProcess[Event, Out]):
     """Keeps the last three numbers in a list, and how often each came in a map."""

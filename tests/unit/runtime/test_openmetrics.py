@@ -117,6 +117,7 @@ class TestExposition:
         assert found["holdfast_standby_lag_bytes", (("worker", "w2"),)] == 5
         assert found["holdfast_sink_failing", (("sink", 'o"ut'),)] == 1
         assert found["holdfast_restarts_total", (("kind", "rewind"),)] == 1
+        assert found["holdfast_restarts_total", (("kind", "failure"),)] == 1, "a rewind is no failure"
         assert found["holdfast_problems", (("code", "sink_refused"),)] == 2
 
     def test_an_unknown_value_has_no_sample(self) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+import state_sizes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from job_player import rescale
@@ -51,6 +52,7 @@ class TestMatches:
             oracle.advance(1e9)
             assert given_rows(t) == oracle.matches()
             assert sorted(each["id"] for each in t.rows("late")) == sorted(oracle.late)
+            state_sizes.check(t, {})
 
     def test_a_rewind_takes_matches_back_and_gives_them_again(self) -> None:
         oracle = Oracle(PATTERNS["some"], "past_last", 10)
@@ -132,6 +134,7 @@ class TestFaults:
                     oracle.take(each)
             oracle.advance(1e9)
             assert given_rows(t) == oracle.matches()
+            state_sizes.check(t, {})
             assert kept_rows(t, pushed) == [] and kept_partials(t) == 0
 
 
@@ -187,6 +190,22 @@ class TestState:
             t.checkpoint()
             assert given_rows(t) == [("x", "a:10000 b:20000 c:30000")]
             assert kept_rows(t, events) == [] and kept_partials(t) == 0
+
+    def test_a_partial_match_that_begins_replaces_none_although_earlier_ones_are_over(self) -> None:
+        with TestDriver(app_of("relaxed", "none", within=10), 2) as t:
+            t.watermark("rows", at(-1_000))  # only the test moves time
+            push(t, ("x", "a", 0, 0), ("x", "a", 0, 8))
+            t.watermark("rows", at(9))
+            t.checkpoint()
+            assert kept_partials(t) == 2
+            t.watermark("rows", at(10))
+            t.checkpoint()
+            push(t, ("x", "a", 0, 11), ("x", "b", 0, 12), ("x", "c", 0, 13))
+            t.watermark("rows", at(12))
+            t.checkpoint()
+            assert kept_partials(t) == 2
+            t.finish()
+            assert given_rows(t) == [("x", "a:110000 b:120000 c:130000"), ("x", "a:80000 b:120000 c:130000")]
 
 
 class TestTime:

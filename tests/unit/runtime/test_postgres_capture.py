@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from captured_tables import Rows, Until, tables, tag_lsn
 from postgres_server import GUARDED, PASSWORD, READER, PostgresPlace, PostgresServer
+from psycopg.errors import LockNotAvailable
 
 import holdfast as hf
 from holdfast.errors import ConfigError, NotAdmitted, Unavailable
@@ -21,6 +22,7 @@ from holdfast.runtime.capture.postgres.messages import lsn_of
 from holdfast.runtime.capture.postgres.probing import probed
 from holdfast.runtime.capture.postgres.process import Capture
 from holdfast.runtime.capture.postgres.slots import publication_of
+from holdfast.runtime.capture.postgres.snapshot import create_slot
 from holdfast.runtime.sources.postgres.catalogue import RDS_REPLICATION, check_server, connected, described
 from holdfast.runtime.sources.postgres.connector import Capturing
 from holdfast.storage.log.log import read_meta
@@ -331,6 +333,25 @@ class TestSlot:
         assert table.rows() == {2: {"id": 2, "n": 20}}
         ((slot, _),) = table.slots()
         assert slot.endswith("_2")
+
+
+class TestSnapshot:
+    def test_keeps_the_form_of_the_table_until_its_rows_are_in(
+        self, table: Table, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Rows and changes would have different columns, and the log those of neither."""
+        refused = list[str]()
+
+        def meanwhile(*given: Any) -> Any:
+            with pytest.raises(LockNotAvailable) as error:
+                table.place.ask("SET lock_timeout = '10ms'; ALTER TABLE t ALTER n TYPE text")
+            refused.append(str(error.value))
+            return create_slot(*given)
+
+        monkeypatch.setattr("holdfast.runtime.capture.postgres.process.create_slot", meanwhile)
+        table.catch_up()
+        assert len(refused) == 1 and table.rows() == {1: {"id": 1, "n": 10}, 2: {"id": 2, "n": 20}}
+        table.place.ask("SET lock_timeout = '1s'; ALTER TABLE t ADD more int")
 
 
 class Interrupted(Exception):

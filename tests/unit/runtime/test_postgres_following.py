@@ -138,6 +138,16 @@ class TestChanges:
         taken(machine, *transaction(1_000, Update(OID, row(1, "a"), row(1, "b")), Delete(OID, row(3, "c"))))
         assert appended(machine.due(0))[1] == [(PUT, 1, "b"), (DELETED, 3, None)]
 
+    @pytest.mark.parametrize(
+        ("new", "deletes"),
+        [(row(1, "b"), [(DELETED, 1, "a")]), (row(2, "a"), [(DELETED, 1, "a")]), (row(1, "a"), [])],
+        ids=["its last column", "its first column", "none"],
+    )
+    def test_of_any_column_of_a_key_delete_the_old_one(self, new: Row, deletes: list[Any]) -> None:
+        table = SourceTable("public", "t", OID, COLUMNS, ("id", "name"), full=False)
+        machine = taken(following(table), RELATION, *transaction(1_000, Update(OID, row(1, "a"), new)))
+        assert appended(machine.due(0))[1] == [*deletes, (PUT, int(new[0] or 0), str(new[1], "ascii"))]  # type: ignore[arg-type]
+
     def test_take_long_values_that_were_left_from_the_old_row(self) -> None:
         machine = taken(following(FULL_TABLE), FULL_RELATION)
         taken(machine, *transaction(1_000, Update(OID, row(1, "long"), (b"1", Absent.UNCHANGED))))
@@ -210,6 +220,22 @@ class TestPosition:
     def test_does_not_follow_inside_a_transaction(self) -> None:
         machine = taken(following(limits=Limits(idle_bytes=1)), RELATION, Begin(1_000), KeepAlive(1_500, True))
         assert machine.due(0) is None
+
+    def test_does_not_follow_inside_a_transaction_whatever_came_before_it(self) -> None:
+        limits = Limits(linger_ms=0, stage_bytes=1, idle_bytes=1_000_000)
+        machine = taken(following(limits=limits), RELATION, KeepAlive(1_050, False), Begin(1_100))
+        taken(machine, Insert(OID, row(1)))
+        assert isinstance(machine.due(0), Stage)
+        assert taken(machine, KeepAlive(1_050, True)).due(0) is None, "half a transaction is staged"
+        assert appended(taken(machine, Insert(OID, row(2)), Commit(1_100, 1_108)).due(0))[0] == 1_108
+
+    def test_a_position_inside_a_transaction_says_nothing_of_those_behind_it(self) -> None:
+        machine = taken(following(limits=Limits(linger_ms=0, idle_bytes=1)), RELATION, Begin(1_000))
+        taken(machine, KeepAlive(1_500, True), Insert(OID, row(1)), Commit(1_000, 1_008))
+        assert appended(machine.due(0))[0] == 1_008
+        machine.appended(1_008)
+        assert machine.due(0) is None, "transactions before 1,500 have yet to arrive"
+        assert appended(taken(machine, *transaction(1_200, Insert(OID, row(2)))).due(0))[0] == 1_208
 
     def test_is_confirmed_only_once_it_was_appended(self) -> None:
         machine = taken(following(), RELATION, *transaction(1_000, Insert(OID, row(1))))

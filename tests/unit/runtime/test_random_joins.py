@@ -9,6 +9,7 @@ from typing import Any
 import job_player
 import pyarrow as pa
 import pytest
+import state_sizes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lookup_jobs import never
@@ -148,3 +149,4 @@ class TestRandomJoins:
             t.finish()
             assert given_pairs(t) == oracle.expected()
             assert t.rows("late") == []
+            state_sizes.check(t, {})

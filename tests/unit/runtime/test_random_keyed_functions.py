@@ -12,6 +12,7 @@ from typing import Any
 
 import keyed_jobs
 import pytest
+import state_sizes
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from job_player import rescale, rows_of
@@ -167,6 +168,7 @@ class TestEveryKindOfState:
                 oracle.advance(1e9)
                 assert rows_of(t, "out") == +oracle.out
                 assert rows_of(t, "odd") == +oracle.odd
+                state_sizes.check(t, {"account": len(oracle.kept)})
 
 
 class TestRandomJobs:
@@ -189,3 +191,5 @@ class TestRandomJobs:
                 mine = [each.bit for each in pushed.all if each.city == city and not refused(each)]
                 kept = t.state("sums", (city,))
                 assert (0 if kept is None else kept["taken"]) == sum(mine)
+            taken = [each.city for each in pushed.all if not refused(each)]
+            state_sizes.check(t, {"sums": len(set(taken)), "sums.order": len(taken)})

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import state_sizes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from running_jobs import SCHEMA, app_of, check, play, row
@@ -47,6 +48,7 @@ class TestEach:
             play(t, steps, records)
             t.finish()
             check(t, records)
+            state_sizes.check(t, {"totals": len(records)})
 
     def test_a_rewind_takes_rows_back_and_gives_them_again(self) -> None:
         records: dict[str, list[dict[str, Any]]] = defaultdict(list)

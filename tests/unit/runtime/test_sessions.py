@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import state_sizes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from session_jobs import STEPS, Oracle, app_of, at, given_rows, play, row
@@ -29,6 +30,7 @@ class TestSessions:
             oracle.advance(1e9)
             assert given_rows(t) == oracle.given
             assert sorted(each["v"] for each in t.rows("late")) == sorted(oracle.late)
+            state_sizes.check(t, {})
 
     def test_a_record_between_two_sessions_makes_them_one(self) -> None:
         with TestDriver(app_of()) as t:
@@ -48,6 +50,20 @@ class TestSessions:
             t.push("rows", [row("a", 0, 1), row("a", 5, 2), row("a", 10.000001, 3)])
             t.finish()
             assert {found[0] for found in given_rows(t).values()} == {2, 1}
+
+    @pytest.mark.parametrize("seconds", [(5, 0), (0, 5), (0, 10, 5), (5, 10, 0)])
+    def test_records_exactly_the_gap_apart_are_in_one_session_whichever_epoch_brings_them(
+        self, seconds: tuple[int, ...]
+    ) -> None:
+        with TestDriver(app_of()) as t:
+            t.watermark("rows", at(-1_000))  # only the test moves time
+            for number, second in enumerate(seconds):
+                t.push("rows", [row("a", second, number)])
+                t.checkpoint()
+            t.finish()
+            assert {each: found[0] for each, found in given_rows(t).items()} == {
+                ("a", at(0), at(max(seconds) + 5)): len(seconds)
+            }
 
     def test_a_record_at_the_watermark_belongs_to_the_session_that_ends_there(self) -> None:
         with TestDriver(app_of()) as t:

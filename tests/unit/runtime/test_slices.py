@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pyarrow as pa
 import pytest
+import state_sizes
 from hopping_jobs import SCHEMA, START, STEPS, Oracle, app_of, at, given_rows, play, row
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -52,8 +53,7 @@ class TestHopping:
             t.finish()
             assert given_rows(t) == oracle.rows(through=1e9)
             assert sorted(each["v"] for each in t.rows("late")) == sorted(oracle.late)
-            for second in range(-20 * every, 60 * every, every):  # slices that are over leave nothing behind
-                assert [t.state("hot", (at(second), key)) for key in "abc"] == [None] * 3
+            state_sizes.check(t, {})
 
     def test_a_rewind_takes_windows_back_and_gives_them_again(self) -> None:
         oracle, rows = Oracle(10, 2, "close", 1_000), [row("ab"[i % 2], i % 37, i) for i in range(60)]

@@ -12,6 +12,7 @@ import job_player
 import polars as pl
 import pyarrow as pa
 import pytest
+import state_sizes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -146,6 +147,7 @@ class TestTimesOfRecords:
             t.finish()
             assert found(t) == oracle.given(float("inf"))
             assert sorted(each["v"] for each in t.rows("late")) == sorted(oracle.late)
+            state_sizes.check(t, {})
 
     def test_a_marker_closes_windows_and_other_records_do_not(self) -> None:
         with TestDriver(app_of()) as t:

@@ -7,6 +7,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+import state_sizes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lookup_jobs import ORDERS, RATES, STEPS, Oracle, app_of, at, never, order, play, rate
@@ -80,6 +81,7 @@ class TestLookUpsInTheTableAsItStands:
                 t.checkpoint()
             t.finish()
             assert given_rows(t) == sorted(expected)
+            state_sizes.check(t, {"taxed": sum(percent is not None for percent in table.values())})
 
     def test_the_time_of_the_table_holds_nothing_back(self) -> None:
         app = hf.App("hours")

@@ -304,6 +304,18 @@ class TestTwoProcesses:
         clock.us += 2 * HOUR_US
         assert two.append([request("a")]).repeated == frozenset() and keys(store) == ["a", "a"]
 
+    def test_keys_in_partitions_that_were_added_meanwhile_are_known(self) -> None:
+        store, batches = MemoryObjects(), [[request(f"{batch}{n}") for n in range(2)] for batch in range(4)]
+        one = opened(store)
+        LogWriter(store, pause=lambda _: None).widen(4)
+        two = opened(store)
+        for batch in batches:  # the partitions take turns
+            two.append(batch)
+        assert all(LogReader(store).end_offsets().values())
+        every = [each for batch in batches for each in batch]
+        assert one.append(every).repeated == {digest_of(each.key) for each in every if each.key is not None}
+        assert keys(store) == sorted(each.key or "" for each in every)
+
 
 class TestNewsOfOtherProcesses:
     def test_that_cannot_be_read_are_read_by_the_next_append(self) -> None:
@@ -466,6 +478,8 @@ class Turn:
     at: int = 1
     rival: int | None = None
     """The key of a request that the other process stores right before the commit."""
+    widens: bool = False
+    """Before that, a partition is added, and a process that knows it has stored the key there."""
 
 
 class Process:
@@ -503,6 +517,8 @@ class Senders:
         self.processes = [Process(self.store), Process(self.store)]
 
     def play(self, turn: Turn) -> None:
+        if turn.widens:
+            self.widen(str(turn.key))
         if turn.rival is not None:
             rival = str(turn.rival)
             self.store.before_commit = lambda: self.send(1 - turn.process, rival)
@@ -511,6 +527,15 @@ class Senders:
         self.store.before_commit = None
         self.store.plan("", 0)
         assert max(Counter(keys(self.store)).values(), default=1) == 1, "a key is in the log once"
+
+    def widen(self, key: str) -> None:
+        """Add a partition, and let a process that starts then store a key in it: partitions take turns."""
+        count = len(LogReader(self.store).end_offsets())
+        LogWriter(self.store, pause=lambda _: None).widen(count + 1)
+        self.processes[1] = Process(self.store)
+        for number in range(1, count):
+            self.send(1, f"{count} {number}")
+        self.send(1, key)
 
     def send(self, process: int, key: str) -> None:
         self.open.add(key)
@@ -534,6 +559,7 @@ TURNS = st.builds(
     fault=st.sampled_from(["", "before", "after", "lost", "read"]),
     at=st.integers(1, 8),
     rival=st.none() | st.integers(0, 5),
+    widens=st.sampled_from([False, False, True]),
 )
 
 

@@ -230,6 +230,24 @@ class TestDelivery:
             assert target.deliver(tag(2), [rows(6)]) == Delivered(1)
         assert [row["n"] for row in receiver.rows_with_repetitions()] == [1, 2, 3, 4, 5, 6]
 
+    @pytest.mark.parametrize("following", [tag(2), tag(1, 2)], ids=["the next epoch", "another timeline"])
+    def test_all_requests_of_another_epoch_are_sent_however_many_of_this_one_were(
+        self, receiver: HttpReceiver, tmp_path: Path, following: Tag
+    ) -> None:
+        """The reply to the first epoch is lost to another process, or a rewind leaves that epoch."""
+        sink = prepared(receiver, tmp_path, batch_rows=1)
+        with closing(sink.open(JOB, LEFT)) as target, closing(sink.open(JOB, LEFT)) as other:
+            receiver.quota = 2
+            with pytest.raises(Unavailable, match="HTTP 429"):
+                target.deliver(tag(1), [rows(1, 2, 3)])
+            receiver.quota = None
+            if following == tag(2):
+                other.deliver(tag(1), [rows(1, 2, 3)])
+                assert target.deliver(tag(1), [rows(1, 2, 3)]) == AlreadyDelivered(tag(1))
+            before = len(receiver.taken)
+            assert target.deliver(following, [rows(4, 5, 6)]) == Delivered(3)
+        assert [json.loads(each.body)["n"] for each in receiver.taken[before:]] == [4, 5, 6]
+
     def test_a_close_drops_the_connection_also_if_the_progress_cannot_be_closed(
         self, receiver: HttpReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -29,6 +30,7 @@ import holdfast as hf
 from holdfast.errors import ConfigError, Damaged, NotAdmitted, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import DELETE, OP, PUT, AlreadyDelivered, Delivered, FaultPoint, Repair, Rewinding
+from holdfast.sinks.iceberg.client import IcebergConnection
 from holdfast.sinks.iceberg.errors import meaning_of
 from holdfast.sinks.owners import Claim, Held
 
@@ -566,6 +568,16 @@ class TestPostgresCatalogue:
         assert late.deliver(tag(2), [changes((1, "anna"))], tag(1)) == Delivered(1)
         late.close()
         assert sink.repair(back(1), SCHEMA, KEY).restore == 1
+
+    @pytest.mark.parametrize(("asked", "used"), [("off", "on"), ("remote_apply", "remote_apply")])
+    def test_confirms_a_commit_once_it_is_on_disk_whatever_its_database_asks_for(
+        self, tmp_path: Path, postgres: PostgresServer, asked: str, used: str
+    ) -> None:
+        url = f"{_url(postgres, 'postgres')}&options=-csynchronous_commit%3D{asked}"
+        hf.Iceberg(f"shop.durable_{asked}", url, tmp_path).prepare(SCHEMA, None)
+        connection = IcebergConnection(hf.Iceberg(f"shop.durable_{asked}", url, tmp_path).place)
+        with closing(connection), connection._opened().engine.connect() as session:
+            assert session.exec_driver_sql("SHOW synchronous_commit").scalar() == used
 
     def test_needs_the_password_of_its_database(
         self, tmp_path: Path, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch

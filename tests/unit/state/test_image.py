@@ -215,6 +215,22 @@ class TestAnImage:
         image, _ = find(job.folder, Wanted(JOB, ALL, other.declared, other.base, lineage))
         assert image is None and not path.exists()
 
+    def test_that_another_version_of_this_package_has_written_is_replaced(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its records may lie in memory in another way."""
+        job = Job(tmp_path / "images", random.Random(0))
+        job.close(StateStore(IDENTITY, SPECS, GROUPS, ALL), job.rows)
+        image, store = job.open()
+        job.close(store, job.change(store, 40))
+        image.release()
+        (path,) = job.folder.iterdir()
+        monkeypatch.setattr("holdfast.state.paging.image.sources_digest", lambda: "another version")
+        assert find(job.folder, wanted(job.epoch)) == (None, Held.NO) and not path.exists()
+        image, store = job.open()
+        assert rows_of(store) == job.rows and job.restored == 2
+        image.release()
+
     @pytest.mark.parametrize("later", [wanted(2, (0, 4)), wanted(2, ALL, (NAMES,))], ids=["key groups", "operators"])
     def test_that_no_task_can_use_any_more_is_removed(self, tmp_path: Path, later: Wanted) -> None:
         job = Job(tmp_path / "images", random.Random(0))

@@ -19,6 +19,7 @@ from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.execution.executing import Outcome
 from holdfast.runtime.execution.prepare import prepare
 from holdfast.runtime.job import status
+from holdfast.runtime.job.stored import open_job
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
@@ -42,7 +43,7 @@ class Job:
     """A job with windows, run in this process."""
 
     def __init__(self, folder: Path, root: Path) -> None:
-        self.folder, self.file = folder, folder / "hot.py"
+        self.folder, self.root, self.file = folder, root, folder / "hot.py"
         self.file.write_text(JOB.format(folder=str(folder), root=str(root)))
         create_log(LocalObjects(folder / "bids"), SCHEMA, partitions=1)
 
@@ -118,6 +119,15 @@ class TestLateCountsInTheManifest:
 
     def test_are_left_out_if_no_record_can_be_late(self) -> None:
         assert b'"late":{' not in msgspec.json.encode(self.audited(0, None, None))
+
+    def test_of_an_older_version_are_unknown(self, job: Job) -> None:
+        assert status.late_of(None) is None
+        job.run(1, 30, 2)
+        stored = open_job(str(job.root), "hot")
+        manifest = stored.repository.load_manifest(stored.job.completed[-1].body.manifest)
+        assert status.late_of(manifest) is not None and manifest.audited is not None
+        older = msgspec.structs.replace(manifest.audited, late=msgspec.UNSET)
+        assert status.late_of(msgspec.structs.replace(manifest, audit=older)) is None
 
     def test_after_a_manifest_of_an_older_version_name_the_epoch_they_start_from(self) -> None:
         older = msgspec.structs.replace(self.audited(0, None, 5), late=msgspec.UNSET)

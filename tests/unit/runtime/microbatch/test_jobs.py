@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
 
 import holdfast as hf
+from holdfast.checkpoint.bases import Thresholds
 from holdfast.errors import Unavailable
 from holdfast.model import Epoch
 from holdfast.runtime.job import status
 from holdfast.runtime.job.explain import findings
+from holdfast.runtime.microbatch import machine
 from holdfast.runtime.spark.batch_jobs import _job_ended
 from holdfast.runtime.testing.batches import Faults
 from holdfast.testing import TestDriver
+from tests.unit.runtime.test_local_refusal import NoBases
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -195,6 +199,23 @@ class TestRefusals:
             t.checkpoint()
             assert shown(t) == expected(range(20))
             assert refused and t.cluster.driver.state.job.generation == 1
+
+    def test_a_merge_that_is_refused_is_a_problem_until_one_succeeds(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(machine, "start", partial(machine.start, limits=Thresholds(segments_max=2)))
+        with TestDriver(app()) as t:
+            assert t.cluster.batches is not None
+            store = t.cluster.batches.ports.store = NoBases(t.cluster._store)
+
+            def problems() -> list[str]:
+                return [each.code for each in status.of_run(t.cluster.driver.state, "", "microbatch", None).problems]
+
+            for first in range(0, 30, 10):
+                t.push("visits", [visit(number) for number in range(first, first + 10)])
+                t.checkpoint()
+            assert store.refused and set(problems()) == {status.MERGE_REFUSED}
+            store.refusing = False
+            t.advance("2m")
+            assert problems() == []
 
     def test_an_error_of_one_record_ends_the_job_with_its_cause(self) -> None:
         job = hf.App("visits", checkpoint_every="1s", mode="microbatch")

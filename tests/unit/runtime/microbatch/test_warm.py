@@ -16,7 +16,7 @@ from holdfast.errors import JobFailed, Unavailable
 from holdfast.model import Epoch, ObjectRef
 from holdfast.ports import ObjectStore
 from holdfast.runtime.microbatch import task, warm
-from holdfast.runtime.microbatch.ranges import ROWS_FIRST
+from holdfast.runtime.microbatch.ranges import ROWS_FIRST, Pace
 from holdfast.runtime.microbatch.warm import FOLDER, LocalImages, WarmState
 from holdfast.runtime.plan.memory import Budget
 from holdfast.runtime.testing.batches import Faults
@@ -101,6 +101,27 @@ class TestResults:
         with TestDriver(app()) as t:
             machine.on(t)
             crash_and_rewind(t)
+
+    def test_are_exact_where_a_machine_still_has_an_image_of_an_epoch_that_a_rewind_left(
+        self, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr(Pace, "rows_max", lambda _pace, _since_s: 10)
+        other = Machine(tmp_path / "other")
+        with TestDriver(app()) as t:
+            epochs = list[Epoch]()
+            for first, on in ((0, machine), (10, machine), (20, other), (30, other)):
+                on.on(t)
+                t.push("visits", [visit(number) for number in range(first, first + 10)])
+                epochs.append(t.checkpoint())
+            assert other.images(), "as of the third epoch"
+            machine.on(t)
+            t.rewind(epochs[0])
+            assert shown(t) == expected(range(20)), "the first epoch of a generation is closed at once"
+            other.on(t)  # its image is of the epoch that read on from there, before the rewind
+            t.checkpoint()
+            assert shown(t) == expected(range(30))
+            t.checkpoint()
+            assert shown(t) == expected(range(40))
 
 
 class TestWithoutAnImage:

@@ -33,6 +33,11 @@ def proof(role: bytes, first: bytes, second: bytes, hello: bytes = HELLO, secret
     return hmac.new(secret, role + b"|" + first + b"|" + second + b"|" + hello, hashlib.sha256).digest()
 
 
+def all_but(at: int, proof: bytes) -> bytes:
+    """Return a proof with one wrong byte."""
+    return proof[:at] + bytes([proof[at] ^ 1]) + proof[at + 1 :]
+
+
 def exactly(connection: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
@@ -121,8 +126,12 @@ class TestConnectingEnd:
             lambda theirs, _: proof(b"accept", NONCE, theirs),
             lambda theirs, _: proof(b"accept", theirs, NONCE, hello=b"other"),
             lambda _theirs, _given: bytes(32),
+            *(lambda theirs, _, at=at: all_but(at, proof(b"accept", theirs, NONCE)) for at in (0, 4, 31)),
         ],
-        ids=["another secret", "its role", "its role, turned", "echoed", "nonces turned", "other hello", "zeros"],
+        ids=[
+            *("another secret", "its role", "its role, turned", "echoed", "nonces turned", "other hello", "zeros"),
+            *("all but the first byte", "all but one byte", "all but the last byte"),
+        ],
     )
     def test_refuses_an_acceptor_with_a_wrong_proof_and_sends_it_nothing(
         self, listener: socket.socket, answer: Callable[[bytes, bytes], bytes]
@@ -167,8 +176,12 @@ class TestAcceptingEnd:
             lambda theirs: proof(b"connect", b"o" * 32, NONCE),
             lambda theirs: proof(b"connect", theirs, NONCE, hello=b"other"),
             lambda theirs: bytes(32),
+            *(lambda theirs, at=at: all_but(at, proof(b"connect", theirs, NONCE)) for at in (0, 4, 31)),
         ],
-        ids=["another secret", "its role", "its role, turned", "nonces turned", "replayed", "other hello", "zeros"],
+        ids=[
+            *("another secret", "its role", "its role, turned", "nonces turned", "replayed", "other hello", "zeros"),
+            *("all but the first byte", "all but one byte", "all but the last byte"),
+        ],
     )
     def test_refuses_a_wrong_proof_without_an_answer(
         self, listener: socket.socket, given: Callable[[bytes], bytes]
