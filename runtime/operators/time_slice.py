@@ -20,10 +20,11 @@ Source: docs/design/0004-python-functions.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from holdfast.ports import Clock
+from holdfast.runtime.wire.vitals import At, Mark
 
 TURN_S = 0.1
 """Functions are interrupted when a turn has lasted this long."""
@@ -38,11 +39,7 @@ ROWS_MAX = 1 << 20
 """More than a batch ever has."""
 
 
-Mark = Callable[[str | None], None]
-"""Records what is about to be called, in the form of runtime/wire/vitals.py; None when it has returned."""
-
-
-def unmarked(_: str | None) -> None:
+def unmarked(_: str | None, __: At | None = None, /) -> None:
     """Record nothing."""
 
 

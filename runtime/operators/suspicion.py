@@ -1,0 +1,93 @@
+"""A function that has ended its process, and the batch that it is given next (docs/design/0117).
+
+Its rows are given to it in small portions, so that the place that is noted before the next death is narrow. Rows for
+which it is known to end its process are not given to it.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from holdfast.runtime.operators.contract import Arrival
+from holdfast.runtime.rows.dead_letters import encode_row
+from holdfast.runtime.wire.messages import Killer, Suspect
+from holdfast.runtime.wire.vitals import UNKNOWN, At
+from holdfast.storage.rowhash import row_hashes
+from holdfast.storage.xxh3 import xxh3_of
+
+
+class Watched:
+    """One batch on its way to such a function.
+
+    Args:
+        rows_max: How many rows it gets together; 0: there is no limit.
+    """
+
+    def __init__(self, suspect: Suspect, batch: pa.RecordBatch, arrival: Arrival, rows_max: int) -> None:
+        self._rows_max = rows_max
+        killers = [killer for killer in suspect.killers if _may_hold(arrival, killer)]
+        self._digests = digests_of(batch) if killers or rows_max == 1 else None
+        known = {killer.digest: killer for killer in killers}
+        self._killers = {}
+        if self._digests is not None and known:
+            at = np.isin(self._digests, np.array(list(known), np.uint64)).nonzero()[0]
+            self._killers = {int(row): known[int(self._digests[row])] for row in at}
+
+    def killer(self, row: int) -> Killer | None:
+        """Return the entry of a row for which the function is known to end its process."""
+        return self._killers.get(row)
+
+    def end(self, row: int, rows: int) -> int:
+        """Return where the portion ends that begins with this row."""
+        end = min((at for at in self._killers if at > row), default=rows)
+        return min(end, row + self._rows_max) if self._rows_max else end
+
+    def digest(self, row: int) -> int:
+        """Return the hash of the row if it is given alone; else 0."""
+        return 0 if self._rows_max != 1 or self._digests is None else int(self._digests[row])
+
+
+def watched(suspect: Suspect, limited: bool, batch: pa.RecordBatch, arrival: Arrival) -> Watched | None:
+    """Return how to give this batch to a function under suspicion; None: as to any other.
+
+    Args:
+        limited: Whether the limit on rows still holds.
+    """
+    inside = suspect.partition == UNKNOWN or _overlaps(arrival, suspect.partition, suspect.offset, suspect.following)
+    found = Watched(suspect, batch, arrival, suspect.rows_max if limited and inside else 0)
+    return found if found.end(-1, batch.num_rows) < batch.num_rows or found.killer(0) else None
+
+
+def place_of(arrival: Arrival, base: int, aligned: bool, rows: int) -> At:
+    """Return what is noted of so many rows, of which the first is number `base` of the arrival if that is aligned."""
+    if arrival.partition is None or arrival.offset is None or arrival.following is None:
+        return At(rows)
+    first, following = arrival.offset, arrival.following
+    if aligned and (own := arrival.offset_of(base)) is not None:
+        first = own
+        if (last := arrival.offset_of(base + rows - 1)) is not None:
+            following = last + 1
+    return At(rows, arrival.partition, first, following)
+
+
+def digests_of(batch: pa.RecordBatch) -> NDArray[np.uint64]:
+    """Return a hash of every row, which is never 0."""
+    hashes = row_hashes(batch)
+    if hashes is None:
+        hashes = xxh3_of(pa.array([encode_row(batch, row) for row in range(batch.num_rows)], pa.binary()))
+    return np.maximum(hashes, np.uint64(1))
+
+
+def _may_hold(arrival: Arrival, killer: Killer) -> bool:
+    return killer.partition == UNKNOWN or _overlaps(arrival, killer.partition, killer.offset, killer.offset + 1)
+
+
+def _overlaps(arrival: Arrival, partition: int, first: int, following: int) -> bool:
+    """Return whether records of this range may be in an arrival."""
+    if arrival.partition is None or arrival.offset is None or arrival.following is None:
+        return True
+    return arrival.partition == partition and arrival.offset < following and first < arrival.following
