@@ -161,7 +161,7 @@ class TestMarks:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         seen: list[str | None] = []
-        monkeypatch.setattr(cluster, "WorkerLoop", partial(WorkerLoop, mark=seen.append))
+        monkeypatch.setattr(cluster, "WorkerLoop", partial(WorkerLoop, mark=lambda what, at=None: seen.append(what)))
 
         def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
             def parse(row: Row) -> Row:
@@ -178,7 +178,7 @@ class TestMarks:
 
     def test_are_cleared_when_a_function_raises(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[str | None] = []
-        monkeypatch.setattr(cluster, "WorkerLoop", partial(WorkerLoop, mark=seen.append))
+        monkeypatch.setattr(cluster, "WorkerLoop", partial(WorkerLoop, mark=lambda what, at=None: seen.append(what)))
 
         def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
             def parse(row: Row) -> Row:
