@@ -138,6 +138,11 @@ def place(kill: Kill) -> tuple[int, int, int] | None:
     return (places[0].partition, first, following) if first < following else None
 
 
+def found_more(before: Kills, now: Kills) -> bool:
+    """Return whether a row was found that is left out from now on."""
+    return now is not before and sum(len(each.killers) for each in now) > sum(len(each.killers) for each in before)
+
+
 def explained(kills: Kills, launch: int, what: str) -> Kills:
     """Note how the process of a launch ended: its worker is lost before that is known."""
 
@@ -150,7 +155,10 @@ def explained(kills: Kills, launch: int, what: str) -> Kills:
 
 
 def passed(kills: Kills, positions: Iterable[SourcePosition]) -> Kills:
-    """An epoch was completed: forget what it has got past."""
+    """An epoch was completed: forget what it has got past.
+
+    One that moves no source may have been closed before the function was called again.
+    """
     if not kills:
         return kills
     now = offsets(positions)
@@ -166,7 +174,8 @@ def _left(kill: Kill, now: Offsets) -> Kill:
         if (found := place(kill)) is not None:
             return kill if here.get(found[0], 0) <= found[1] else replace(kill, deaths=(), rows_max=0)
     before = {(source, partition): offset for source, partition, offset in kill.positions}
-    moved = any(offset > before.get(where, 0) for where, offset in at.items())
+    moved = any(not death.at.rows for death in kill.deaths)  # timers move no source
+    moved |= any(offset > before.get(where, 0) for where, offset in at.items())
     return replace(kill, deaths=(), rows_max=0) if moved else kill
 
 

@@ -15,7 +15,7 @@ Pure, as far as the user's functions are. Source: docs/design/0004-python-functi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -53,17 +53,17 @@ class Backlog:
 
     Args:
         arrival: Of the rows in the fragment.
-        suspects: Functions that have ended their process, by operator.
+        suspects: Functions that have ended their process.
     """
 
     def __init__(
         self,
         time_slice: TimeSlice,
         arrival: Arrival | None = None,
-        suspects: Mapping[str, Suspect] | None = None,
+        suspects: Sequence[Suspect] = (),
     ) -> None:
         self._time_slice, self._arrival = time_slice, arrival or Arrival()
-        self._suspects, self._limited = suspects or {}, True
+        self._suspects, self._limited = suspects, True
         self._stack: list[_Work] = []
         self._added: list[_Work] = []
         self._base = 0
@@ -93,8 +93,10 @@ class Backlog:
         if not batch.num_rows:
             return
         work = _Work(operator, give, batch, self._base, leave, aligned)
-        if leave is not None and (suspect := self._suspects.get(operator.name)) is not None:
-            work.watched = watched(suspect, self._limited, batch, self._arrival)
+        if leave is not None and (mine := [each for each in self._suspects if each.operator == operator.name]):
+            base = self._base if aligned else None
+            found = (watched(each, self._limited, batch, self._arrival, base) for each in mine)
+            work.watched = next((each for each in found if each is not None), None)
         self._added.append(work)
 
     def lift_limits(self) -> None:

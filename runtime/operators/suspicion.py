@@ -25,10 +25,13 @@ class Watched:
 
     Args:
         rows_max: How many rows it gets together; 0: there is no limit.
+        limited: For which rows the limit holds.
     """
 
-    def __init__(self, suspect: Suspect, batch: pa.RecordBatch, arrival: Arrival, rows_max: int) -> None:
-        self._rows_max = rows_max
+    def __init__(
+        self, suspect: Suspect, batch: pa.RecordBatch, arrival: Arrival, rows_max: int, limited: range
+    ) -> None:
+        self._rows_max, self._limited = rows_max, limited
         killers = [killer for killer in suspect.killers if _may_hold(arrival, killer)]
         self._digests = digests_of(batch) if killers or rows_max == 1 else None
         known = {killer.digest: killer for killer in killers}
@@ -37,6 +40,11 @@ class Watched:
             at = np.isin(self._digests, np.array(list(known), np.uint64)).nonzero()[0]
             self._killers = {int(row): known[int(self._digests[row])] for row in at}
 
+    @property
+    def has_killers(self) -> bool:
+        """Return whether there are rows for which the function is known to end its process."""
+        return bool(self._killers)
+
     def killer(self, row: int) -> Killer | None:
         """Return the entry of a row for which the function is known to end its process."""
         return self._killers.get(row)
@@ -44,22 +52,41 @@ class Watched:
     def end(self, row: int, rows: int) -> int:
         """Return where the portion ends that begins with this row."""
         end = min((at for at in self._killers if at > row), default=rows)
-        return min(end, row + self._rows_max) if self._rows_max else end
+        if not self._rows_max or row >= self._limited.stop:
+            return end
+        return min(end, self._limited.start if row < self._limited.start else row + self._rows_max)
 
     def digest(self, row: int) -> int:
         """Return the hash of the row if it is given alone; else 0."""
-        return 0 if self._rows_max != 1 or self._digests is None else int(self._digests[row])
+        alone = self._rows_max == 1 and row in self._limited
+        return int(self._digests[row]) if alone and self._digests is not None else 0
 
 
-def watched(suspect: Suspect, limited: bool, batch: pa.RecordBatch, arrival: Arrival) -> Watched | None:
+def watched(
+    suspect: Suspect, limited: bool, batch: pa.RecordBatch, arrival: Arrival, base: int | None
+) -> Watched | None:
     """Return how to give this batch to a function under suspicion; None: as to any other.
 
     Args:
         limited: Whether the limit on rows still holds.
+        base: The number of the first row among the records of the arrival; None: rows and records do not correspond.
     """
-    inside = suspect.partition == UNKNOWN or _overlaps(arrival, suspect.partition, suspect.offset, suspect.following)
-    found = Watched(suspect, batch, arrival, suspect.rows_max if limited and inside else 0)
-    return found if found.end(-1, batch.num_rows) < batch.num_rows or found.killer(0) else None
+    rows = range(batch.num_rows) if limited and suspect.rows_max else range(0)
+    if rows and suspect.partition != UNKNOWN:
+        rows = _inside(suspect, arrival, base, batch.num_rows)
+    found = Watched(suspect, batch, arrival, suspect.rows_max if rows else 0, rows)
+    return found if rows or found.has_killers else None
+
+
+def _inside(suspect: Suspect, arrival: Arrival, base: int | None, count: int) -> range:
+    """Return which rows are, or may be, of the offsets under suspicion."""
+    if not _overlaps(arrival, suspect.partition, suspect.offset, suspect.following):
+        return range(0)
+    if base is None or arrival.offset_of(base) is None:
+        return range(count)
+    offsets = [arrival.offset_of(base + row) for row in range(count)]
+    inside = [row for row, at in enumerate(offsets) if at is not None and suspect.offset <= at < suspect.following]
+    return range(inside[0], inside[-1] + 1) if inside else range(0)
 
 
 def place_of(arrival: Arrival, base: int, aligned: bool, rows: int) -> At:

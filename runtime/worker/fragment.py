@@ -64,7 +64,7 @@ class FragmentRuntime:
         job: Named in errors.
         key_groups: The job's key groups, and which of them this subtask owns.
         letters: Takes the dead letters of functions.
-        suspects: Functions that have ended their process, by operator.
+        suspects: Functions that have ended their process.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class FragmentRuntime:
         key_groups: KeyGroups | None = None,
         letters: Letters | None = None,
         time_slice: TimeSlice | None = None,
-        suspects: Mapping[str, Suspect] | None = None,
+        suspects: Sequence[Suspect] = (),
     ) -> None:
         self.letters, self._arrival = letters or Letters(), Arrival()
         self._time_slice = time_slice or TimeSlice()

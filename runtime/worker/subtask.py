@@ -98,7 +98,7 @@ class SubtaskRun:
         self._stages = {s.name: self._new_stage(s.name) for s in plan.sinks}
         self._closed: dict[Epoch, dict[str, Stage]] = {}
         self._letters = {f.index: Letters() for f in mine}
-        self._suspects = {each.operator: each for each in suspects}
+        self._suspects = tuple(suspects)
         self._limit = TimeSlice(throttle.clock, mark)
         self._paces = {f.index: self._limit.pace() for f in mine if f.calls()}
         self._intakes = {s.fragment: self._intake(s) for s in plan.sources if s.fragment in self._inputs}
