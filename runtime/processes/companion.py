@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import holdfast
+from holdfast import children
 from holdfast.errors import Unavailable
 from holdfast.runtime.processes.streams import VITALS, Stream, StreamClosed, connect
 from holdfast.runtime.processes.tls import Credentials
@@ -75,6 +76,7 @@ class Board:
         """Record what the loop's thread is about to call, and for which rows; None when the call has returned."""
         page = self._page
         if mark is None:
+            children.end_if_child()
             page[_MARK] = 0
             return
         if at is None:

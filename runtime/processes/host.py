@@ -24,6 +24,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast import children
 from holdfast.errors import ErrorReport
 from holdfast.model import WorkerId
 from holdfast.ports import Clock, Lane
@@ -108,6 +109,7 @@ def host_worker(task: WorkerTask, launch: int, forked: Forked | None = None) -> 
         forked: Its companion, if that was forked from this process already.
     """
     die_with_parent()
+    children.guard()
     sys.setswitchinterval(SWITCH_S)
     mailbox = Mailbox()
     host = _own_host(task.driver)

@@ -29,6 +29,7 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext, TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
+from holdfast import children
 from holdfast.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.model import Subtask
 from holdfast.runtime.driver.hosts.placement import elsewhere
@@ -192,6 +193,7 @@ def _frame(session: SparkSession, task: BatchTask) -> DataFrame:
 
 def _stage(task: BatchTask, layer: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        children.guard()
         context = TaskContext.get()
         assert context is not None
         attempt = Attempt(layer, Subtask(context.partitionId()), uuid.uuid4().hex[:12])

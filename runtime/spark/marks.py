@@ -17,6 +17,7 @@ import sys
 from contextlib import suppress
 from typing import NamedTuple
 
+from holdfast import children
 from holdfast.runtime.wire.vitals import At, advice_for, described
 
 SETTING = "spark.sql.execution.pyspark.udf.faulthandler.enabled"
@@ -47,6 +48,8 @@ class CallMarks:
 
     def mark(self, what: str | None, at: At | None = None, /) -> None:
         """See vitals.Mark."""
+        if what is None:
+            children.end_if_child()
         faulthandler.cancel_dump_traceback_later()
         if self._file >= 0:
             os.ftruncate(self._file, 0)
