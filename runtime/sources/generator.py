@@ -335,5 +335,5 @@ def _span(indices: np.ndarray[Any, np.dtype[np.int64]]) -> str:
     return f"indices {indices[0]} to {indices[-1]}"
 
 
-def _shown(error: Exception) -> str:
+def _shown(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -106,13 +106,12 @@ def ended(report: str) -> Ended | None:
         return None
     quoted = report[at:].partition("\tat ")[0]
     mark, place = _MARK.search(quoted), _AT.search(quoted)
-    subtask, rows, partition, offset, following, digest = map(int, place.groups()) if place else (0,) * 6
-    at = At(rows, partition, offset, following, digest) if rows else None
+    subtask, *given = map(int, place.groups()) if place else (0, 0)
     fatal = _FATAL.search(quoted)
     return Ended(
         mark[1].strip() if mark else None,
         _TIMEOUT.search(quoted) is not None,
         subtask,
-        at,
+        At(*given) if given[0] else None,
         fatal[0].strip() if fatal else "",
     )

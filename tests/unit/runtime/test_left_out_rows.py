@@ -17,7 +17,8 @@ from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.wire.messages import Killer, Suspect
 from holdfast.runtime.wire.vitals import At
 from holdfast.runtime.worker.fragment import FragmentRuntime
-from tests.unit.runtime.test_functions import MemorySink, planned
+from holdfast.sinks.memory import MemorySink
+from tests.unit.runtime.test_functions import planned
 
 
 @dataclass
