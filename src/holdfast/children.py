@@ -9,7 +9,7 @@ end with `os._exit` or replace themselves.
 
 Invariants
     - No child of a guarded process runs code of this package behind the call that forked it.
-    - The process itself pays nothing for it, but one comparison per call of a function.
+    - The process itself pays nothing for it, but its own number per call of a function.
 
 Source: fork(2), flock(2); os.register_at_fork, sys.settrace.
 """
@@ -40,8 +40,8 @@ class _Process:
     def __init__(self) -> None:
         self.kept: WeakSet[HasDescriptor] = WeakSet()
         self.numbers: set[int] = set()
-        self.guarded = False
-        self.is_child = False
+        self.guarded = 0
+        """The number of the process that runs functions; 0: none does."""
 
 
 _process = _Process()
@@ -64,12 +64,12 @@ def kept(number: int) -> Iterator[None]:
 
 def guard() -> None:
     """From now on, end each child that returns to code of this package; for processes that run users' functions."""
-    _process.guarded, _process.is_child = True, False
+    _process.guarded = os.getpid()
 
 
 def end_if_child() -> None:
     """End this process if a guarded one has forked it: it has come back to where only that one belongs."""
-    if _process.is_child:
+    if _process.guarded and os.getpid() != _process.guarded:
         _end()
 
 
@@ -82,7 +82,6 @@ def _in_child() -> None:
     _give_up()
     if not _process.guarded:
         return
-    _process.is_child = True
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
