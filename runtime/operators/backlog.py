@@ -143,11 +143,8 @@ class Backlog:
             at = place_of(self._arrival, work.base + work.done, work.aligned, batch.num_rows - work.done)
             if work.watched is not None:
                 at = at._replace(digest=work.watched.digest(work.done))
-        self._time_slice.mark(work.operator.mark, at)
-        try:
+        with self._time_slice.marked(work.operator.mark, at):
             return work.operator.some(batch, work.done, work.base)
-        finally:
-            self._time_slice.mark(None)
 
     def _put_on_top(self) -> None:
         self._stack.extend(reversed(self._added))

@@ -57,12 +57,24 @@ class TimeSlice:
     def calling(self, operator: str, mark: str) -> Iterator[None]:
         """Mark the call of an operator's functions, outside of the backlog."""
         self.at_work = operator
-        self.mark(mark)
+        try:
+            with self.marked(mark):
+                yield
+        finally:
+            self.at_work = None
+
+    @contextmanager
+    def marked(self, mark: str, at: At | None = None) -> Iterator[None]:
+        """Mark the call of a function. If it has no memory left, the mark stays: that ends the process."""
+        self.mark(mark, at)
         try:
             yield
-        finally:
+        except MemoryError:
+            raise
+        except BaseException:
             self.mark(None)
-            self.at_work = None
+            raise
+        self.mark(None)
 
     def begin(self) -> None:
         """Begin a turn."""

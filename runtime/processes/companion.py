@@ -86,9 +86,20 @@ class Board:
             page[_OFFSET], page[_FOLLOWING] = max(at.offset, 0), max(at.following, 0)
         page[_MARK] = self._numbers.get(mark, 0)
 
+    def noted(self) -> tuple[str, At | None] | None:
+        """Return what is marked, and for which rows; None if nothing is."""
+        return _noted(self._page, self.marks)
+
     def close(self) -> None:
         """Close the descriptor; the page stays for threads that still beat."""
         os.close(self.descriptor)
+
+
+def _noted(page: memoryview, marks: Sequence[str]) -> tuple[str, At | None] | None:
+    if not 0 < (number := page[_MARK]) <= len(marks):
+        return None
+    at = At(page[_ROWS], page[_PARTITION] - 1, page[_OFFSET], page[_FOLLOWING], page[_DIGEST])
+    return marks[number - 1], at if at.rows else None
 
 
 def _page() -> int:
@@ -290,12 +301,9 @@ class _Accompanying:
         self._link(at_last=state == "ended")
         if self._stream is None:
             return
-        number = self._page[_MARK]
-        mark = self._marks[number - 1] if 0 < number <= len(self._marks) else None
-        said = {"state": state, "mark": mark, "for_ms": round(held * 1000), "memory": memory and state == "ended"}
-        if state == "ended" and (rows := self._page[_ROWS]):
-            place = self._page[_PARTITION] - 1, self._page[_OFFSET], self._page[_FOLLOWING]
-            said["at"] = rows, *place, self._page[_DIGEST]
+        mark, at = _noted(self._page, self._marks) or (None, None)
+        memory = memory and state == "ended"
+        said = {"state": state, "mark": mark, "for_ms": round(held * 1000), "memory": memory, "at": at}
         try:
             self._stream.hurry(time.monotonic() + self._limits.every)
             self._stream.send(VITALS, json.dumps(said).encode())
