@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
+from holdfast.chaos.mutants.killing_mutants import KILLING_MUTANTS
+from holdfast.chaos.mutants.mutation import Mutant, applied
 from holdfast.errors import ErrorReport
 from holdfast.model import Generation, SourcePosition, Subtask, WorkerId
 from holdfast.runtime.driver import killing
@@ -215,9 +215,6 @@ class TestRun:
         assert run.state.kills == ()
 
 
-# Wrong versions of the count, each of which a random play must catch
-
-
 def plays_right(seed: int) -> bool:
     """Play one function: random kills from outside, epochs, and at most one record that kills.
 
@@ -263,42 +260,11 @@ def plays_right(seed: int) -> bool:
     return False
 
 
-def _forgets_no_progress(kills: Kills, positions: object) -> Kills:
-    return kills
-
-
-def _counts_anywhere(kill: Kill) -> tuple[int, int, int] | None:
-    return (0, 0, 1 << 40)
-
-
-def _trusts_one_death(kill: Kill) -> bool:
-    return kill.deaths[-1].at.rows == 1
-
-
-def _proves_by_two(kill: Kill) -> bool:
-    return len(kill.deaths) == 2
-
-
-@contextmanager
-def wrong(name: str, version: object) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(killing, name, version)
-        yield
-
-
 class TestRandomPlays:
     def test_find_the_record_that_kills_and_no_other(self) -> None:
         assert [seed for seed in range(300) if not plays_right(seed)] == []
 
-    @pytest.mark.parametrize(
-        ("name", "version"),
-        [
-            ("passed", _forgets_no_progress),
-            ("place", _counts_anywhere),
-            ("at_one_row", _trusts_one_death),
-            ("is_proved", _proves_by_two),
-        ],
-    )
-    def test_catch_a_wrong_count(self, name: str, version: object) -> None:
-        with wrong(name, version):
+    @pytest.mark.parametrize("mutant", KILLING_MUTANTS, ids=lambda mutant: mutant.name)
+    def test_catch_a_wrong_count(self, mutant: Mutant) -> None:
+        with applied(mutant):
             assert not all(plays_right(seed) for seed in range(300))
