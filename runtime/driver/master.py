@@ -558,7 +558,9 @@ def _finish_if_delivered(state: Master, phase: Running, at_us: int) -> Step:
 def _heartbeat(state: Master, message: m.Heartbeat, now: float) -> Step:
     hosted = state.workers[message.worker]
     hosted = replace(hosted, ended=message.ended, caught_up=message.caught_up, progress=message.progress)
-    hosted = replace(hosted, last_words=None, quiet=message.quiet, partitions=message.partitions, copies=message.copies)
+    if hosted.last_words is not None and hosted.last_words.state != "ended":  # else this was sent before the end
+        hosted = replace(hosted, last_words=None)
+    hosted = replace(hosted, quiet=message.quiet, partitions=message.partitions, copies=message.copies)
     hosted = replace(hosted, broken_to=message.broken_to)
     # A barrier on its way takes the changes: what a worker reports until it is taken says nothing about the next one.
     idle = isinstance(state.phase, Running) and isinstance(state.phase.epochs, coordinator.Idle)

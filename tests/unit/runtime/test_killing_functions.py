@@ -201,6 +201,13 @@ class TestRun:
         run.lose(A)
         assert run.state.kills == ()
 
+    def test_counts_a_death_although_a_heartbeat_from_before_it_comes_later(self) -> None:
+        run = running(FAILING)
+        run.hear(m.Vitals(A, "ended", MARK, 0, at=records(0, 5)))
+        run.beat(A)
+        run.lose(A)
+        assert len(run.state.kills) == 1
+
     def test_counts_no_death_without_a_report(self) -> None:
         run = running(FAILING)
         run.lose(A)
