@@ -124,7 +124,7 @@ class _Workers:
         self._run.mailbox.post(lambda: self._hold_back(number, error))
 
     def _hold_back(self, number: int, error: str | None) -> None:
-        if error is None:
-            self._run.loop.launch_ended(number, None)
+        if error is None or number in self._run.loop.state.launching:  # its worker has no stream yet
+            self._run.loop.launch_ended(number, error)
         else:
             self._ended.append((self._run.clock.monotonic() + REPORTED_WITHIN_S, number, error))
