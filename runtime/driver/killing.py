@@ -213,7 +213,7 @@ def where_text(kill: Kill, reached: Offsets) -> str:
     read = [each for each in ranges if each[3] > each[2]] or ranges
     named = [_range_text(*each) for each in read[:SHOWN_MAX]]
     more = f" and {len(read) - SHOWN_MAX} other partitions" if len(read) > SHOWN_MAX else ""
-    return (", ".join(named) + more) or "the first records"
+    return (", ".join(named) + more) or "the first records of the job"
 
 
 SHOWN_MAX = 4

@@ -63,7 +63,7 @@ def noted(state: Master, before: killing.Kills) -> str | None:
         return None
     kill = grown[-1]
     return (
-        f"a worker ended while it ran {described(FUNCTION + kill.operator)}, for records of "
+        f"a worker ended while it ran {described(FUNCTION + kill.operator)}, at "
         f"{killing.where_text(kill, _reached(state))}; this is death {len(kill.deaths)} without progress"
     )
 
