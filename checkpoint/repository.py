@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -28,8 +29,9 @@ from holdfast.model import Epoch, ObjectRef
 from holdfast.ports import ObjectStore, TidyStore
 from holdfast.storage.bulk import delete_each, get_each, list_behind, parts, read_together
 from holdfast.storage.hashed import fits_hash, own_hash
-from holdfast.storage.hashing import Hashed, Sink, hash_file
-from holdfast.storage.objects import FileStore, writing
+from holdfast.storage.hashing import Sink, hash_file
+from holdfast.storage.objects import FileStore
+from holdfast.storage.once import create_same, write_same
 
 WHOLE_BYTES_MAX = 1 << 16
 """A larger object is not read whole where it can be read as a file."""
@@ -151,7 +153,8 @@ class Repository:
     def store_fold(self, job: joblog.Job) -> None:
         """Store the fold of the log up to its last record known here, and delete older ones that no reader needs."""
         last = folds.last_of(job)
-        self._store.put(folds.path_of(last), folds.encode(job))
+        with suppress(AlreadyExists):
+            self._store.create(folds.path_of(last), folds.encode(job))
         numbers = [number for path in self._store.list(folds.FOLDER) if (number := folds.number_in(path)) is not None]
         older = sorted(number for number in numbers if number <= last)[: -folds.KEPT]
         delete_each(self._store, [folds.path_of(number) for number in older])
@@ -263,7 +266,7 @@ class Repository:
         return ref
 
     def _put(self, path: str, data: bytes) -> ObjectRef:
-        self._store.put(path, data)
+        create_same(self._store, path, data)
         return ObjectRef(path, len(data), hashlib.sha256(data).hexdigest())
 
     def load_manifest(self, ref: ObjectRef) -> Manifest:
@@ -415,22 +418,21 @@ def open_verified(store: ObjectStore, ref: ObjectRef) -> pa.NativeFile:
 
 
 def write_object(store: ObjectStore, path: str, write: Callable[[Sink], object], next_step: str) -> ObjectRef:
-    """Write an object part by part and return its reference; it becomes visible, whole, at the end.
+    """Create an object part by part and return its reference; it becomes visible, whole, at the end.
 
     Args:
         write: Writes the bytes into what it receives; it may read files meanwhile.
         next_step: What follows if a file cannot be read or written.
 
     Raises:
-        Unavailable: the object may hold its old or its new bytes.
+        NameTaken: it exists and holds other bytes.
+        Unavailable: the object may exist or not.
     """
     try:
-        with writing(store, path) as file:
-            out = Hashed(file, hashlib.sha256())
-            write(out)
+        written = write_same(store, path, write)
     except OSError as error:
         raise Unavailable(f"writing {path} failed: {error}", next_step=next_step) from error
-    return ObjectRef(path, out.size, out.hash.hexdigest())
+    return ObjectRef(path, written.size, written.sha256)
 
 
 def _look_again(path: str, listed: list[int], missing: set[str]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple, Protocol, TypeGuard, TypeVar, runtime_checkable
 
-from holdfast.errors import NotFound, TooLarge
+from holdfast.errors import AlreadyExists, NotFound, TooLarge
 from holdfast.ports import ObjectStore
 
 Item = TypeVar("Item")
@@ -31,10 +31,10 @@ class BulkStore(Protocol):
     def get_many(self, paths: Sequence[str]) -> dict[str, bytes]:
         """Return the bytes of those objects that exist. Raises Unavailable."""
 
-    def put_many(self, objects: Mapping[str, bytes]) -> None:
-        """Write objects, replacing existing ones; after an error, each may hold its old or its new bytes.
+    def create_many(self, objects: Mapping[str, bytes]) -> Sequence[str]:
+        """Create the objects whose names are free, and return the other names.
 
-        Raises Unavailable.
+        Raises Unavailable: each may exist or not.
         """
 
     def delete_many(self, paths: Sequence[str]) -> None:
@@ -102,13 +102,17 @@ def get_each(store: ObjectStore, paths: Sequence[str]) -> dict[str, bytes]:
     return found
 
 
-def put_each(store: ObjectStore, objects: Mapping[str, bytes]) -> None:
-    """Write objects, replacing existing ones."""
+def create_many(store: ObjectStore, objects: Mapping[str, bytes]) -> Sequence[str]:
+    """Create the objects whose names are free, and return the other names. Raises Unavailable."""
     if _is_bulk(store):
-        store.put_many(objects)
-        return
+        return store.create_many(objects)
+    taken = []
     for path, data in objects.items():
-        store.put(path, data)
+        try:
+            store.create(path, data)
+        except AlreadyExists:
+            taken.append(path)
+    return taken
 
 
 def delete_each(store: ObjectStore, paths: Sequence[str]) -> None:

@@ -132,7 +132,7 @@ class LocalObjects:
     @contextmanager
     def writing(self, path: str) -> Iterator[BinaryIO]:
         target = self._writable_target(path)
-        refused = partial(self._refused, doing=f"writing {target}", not_done="the object may hold its old or new bytes")
+        refused = partial(self._refused, doing=f"writing {target}", not_done="the object may or may not exist")
         try:
             temporary, file = _new_temporary(target.parent, self._mode())
         except OSError as error:
@@ -143,8 +143,11 @@ class LocalObjects:
                 try:
                     file.flush()
                     os.fsync(file.fileno())
-                    os.replace(temporary, target)
+                    _link(temporary, target)
                     _sync_folder(target.parent)
+                except FileExistsError:
+                    self._settled(target)
+                    raise AlreadyExists(path) from None
                 except OSError as error:
                     refused(error)
         except BaseException:

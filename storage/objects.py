@@ -65,10 +65,11 @@ class FileStore(Protocol):
         """
 
     def writing(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """Write an object, replacing any existing one; it becomes visible, whole, when the block ends without an error.
+        """Create an object; it becomes visible, whole, when the block ends without an error.
 
         Raises:
-            Unavailable: the object may hold its old or its new bytes. Errors within the block pass unchanged.
+            AlreadyExists: the name is taken; nothing was changed.
+            Unavailable: the object may exist or not. Errors within the block pass unchanged.
         """
 
 
@@ -91,7 +92,7 @@ def writing(store: ObjectStore, path: str) -> Iterator[BinaryIO]:
         return
     held = io.BytesIO()
     yield held
-    store.put(path, held.getvalue())
+    store.create(path, held.getvalue())
 
 
 def read_buffer(store: ObjectStore, path: str) -> pa.Buffer:

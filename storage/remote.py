@@ -111,7 +111,9 @@ class FsspecObjects:
     @contextmanager
     def writing(self, path: str) -> Iterator[BinaryIO]:
         def refused(error: BaseException) -> NoReturn:
-            self._refused(error, f"writing {path}", "the object may hold its old or its new bytes")
+            if _exists(error):
+                raise AlreadyExists(path) from None
+            self._refused(error, f"writing {path}", "the object may or may not exist")
 
         if self._in_parts:
             with uploading(self._files, self._place(path), self._failures, refused) as file:
@@ -121,7 +123,9 @@ class FsspecObjects:
             yield cast(BinaryIO, copy.file)
             try:
                 copy.flush()
-                self._files.put_file(copy.name, self._place(path))
+                self._files.put_file(copy.name, self._place(path), mode="create")
+            except FileExistsError:
+                raise AlreadyExists(path) from None
             except self._failures as error:
                 refused(error)
 
@@ -191,19 +195,27 @@ class FsspecObjects:
                 raise answer
         return found
 
-    def put_many(self, objects: Mapping[str, bytes]) -> None:
+    def create_many(self, objects: Mapping[str, bytes]) -> Sequence[str]:
+        taken = []
         if not self._in_parts:
             for path, data in objects.items():
-                self.put(path, data)
-            return
+                try:
+                    self.create(path, data)
+                except AlreadyExists:
+                    taken.append(path)
+            return taken
         assert all(objects.values()), "an object is never empty"
-        write = partial(_write, self._files._pipe_file, {self._place(path): data for path, data in objects.items()})
-        answers = sync(self._files.loop, _side_by_side, write, [self._place(path) for path in objects])
+        places = {self._place(path): data for path, data in objects.items()}
+        write = partial(_write, partial(self._files._pipe_file, mode="create"), places)
+        answers = sync(self._files.loop, _side_by_side, write, list(places))
         for path, answer in zip(objects, answers, strict=True):
-            if isinstance(answer, self._failures):
-                self._refused(answer, f"writing {path}", "the object may hold its old or its new bytes")
-            if isinstance(answer, BaseException):
+            if _exists(answer):
+                taken.append(path)
+            elif isinstance(answer, self._failures):
+                self._refused(answer, f"writing {path}", "the object may or may not exist")
+            elif isinstance(answer, BaseException):
                 raise answer
+        return taken
 
     def delete_many(self, paths: Sequence[str]) -> None:
         if not self._in_parts:
@@ -306,6 +318,11 @@ async def _side_by_side(ask: Callable[[str], Awaitable[bytes]], places: Sequence
 async def _write(pipe: Callable[[str, bytes], Awaitable[object]], objects: Mapping[str, bytes], place: str) -> bytes:
     await pipe(place, objects[place])
     return b""
+
+
+def _exists(answer: object) -> bool:
+    """Return whether an answer says that the name is taken; some stores do not say which condition failed."""
+    return isinstance(answer, FileExistsError) or (isinstance(answer, BaseException) and code_of(answer) == EXISTS)
 
 
 def _answer(ask: Callable[[str], bytes], place: str) -> bytes | BaseException:

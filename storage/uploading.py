@@ -33,6 +33,7 @@ class Upload:
 
     def __init__(self, files: Any, path: str, failures: tuple[type[BaseException], ...]) -> None:
         self._files, self._path, self._failures = files, path, failures
+        self._refusals: tuple[type[BaseException], ...] = (*failures, FileExistsError)
         bucket, key, _ = files.split_path(path)
         self._place = {"Bucket": bucket, "Key": key}
         self._part = bytearray()
@@ -54,13 +55,14 @@ class Upload:
     def finish(self) -> None:
         """Upload what is left and wait for all parts; the object is visible then."""
         if self._upload is None:
-            self._asked(self._files.pipe_file, self._path, self._part)
+            self._asked(self._files.pipe_file, self._path, self._part, mode="create")
             return
         if self._part:
             self._send()
         while self._sent:
             self._await()
-        self._call("complete_multipart_upload", MultipartUpload={"Parts": self._done}, UploadId=self._upload)
+        parts = {"Parts": self._done}
+        self._call("complete_multipart_upload", MultipartUpload=parts, UploadId=self._upload, IfNoneMatch="*")
 
     def abandon(self) -> None:
         """Remove what was uploaded, as far as the store still answers."""
@@ -98,7 +100,7 @@ class Upload:
     def _asked(self, ask: Callable[..., Any], *what: Any, **more: Any) -> Any:
         try:
             return ask(*what, **more)
-        except self._failures as error:
+        except self._refusals as error:
             self.refused = self.refused or error
             raise
 

@@ -385,8 +385,8 @@ MUTANTS = (
       for name, rules, does, swaps in wrong_partitions.VERSIONS),
     *(Mutant(name, rules, does, tuple(Swap(*swap) for swap in swaps), "aligns")
       for name, rules, does, swaps in wrong_alignment.VERSIONS),
-    *(Mutant(name, rules, does, (Swap(*swap),), "batched")
-      for name, rules, does, swap in wrong_batches.VERSIONS),
+    *(Mutant(name, rules, does, tuple(Swap(*swap) for swap in swaps), "batched")
+      for name, rules, does, *swaps in wrong_batches.VERSIONS),
     *(Mutant(name, rules, does, (Swap(*swap),), "standbys")
       for name, rules, does, swap in wrong_standbys.VERSIONS),
     Mutant("stages-kept", "P8, DESIGN 5", "a sink's collected output stays in memory after it is durable",

@@ -17,6 +17,7 @@ from holdfast.checkpoint.manifest import Confirmed, Manifest, follow
 from holdfast.checkpoint.timeline import lineage_of
 from holdfast.frozen import changed, replace
 from holdfast.model import CHANGELOG, NO_EPOCH, Epoch, ObjectRef, SnapshotHandle, SourcePosition, Subtask, WorkerId
+from holdfast.runtime.driver import killing
 from holdfast.runtime.driver.claims import claim_of
 from holdfast.runtime.driver.partitions import added, counts_of, deployed, unassigned
 from holdfast.runtime.driver.state import Hosted, Master, Running
@@ -109,6 +110,7 @@ def deployments(state: Master, base: Manifest | None, workers: Iterable[WorkerId
             rules.audit,
             claim,
             topic,
+            killing.suspects(state.kills, subtask),
         )
         found.append((worker, deploy))
     return found

@@ -17,8 +17,10 @@ import msgspec
 from holdfast.errors import ErrorReport
 from holdfast.frozen import changed, replace
 from holdfast.model import WorkerId
+from holdfast.runtime.driver import killing
 from holdfast.runtime.driver.deployment import launch_allowed_at, standby_allowed_at
 from holdfast.runtime.driver.hosts.avoiding import avoided, doubt
+from holdfast.runtime.driver.killing_ends import count_kill, explain_kills
 from holdfast.runtime.driver.state import (
     Cancel,
     Dismiss,
@@ -93,7 +95,7 @@ def launch_ended(state: Master, number: int, error: str | None, now: float) -> S
         if hosted.launch == number:
             return lost(state, worker, f"worker process on {hosted.host} ended ({error or 'no error'})", now)
     if number not in state.launching:
-        return _end_if_hopeless(_explain(state, number, error))
+        return _end_if_hopeless(_explain(explain_kills(state, number, error), number, error))
     return _not_started(state, number, f"a worker could not be started: {error}", now)
 
 
@@ -122,8 +124,15 @@ def lose(state: Master, worker: WorkerId, cause: str, error: ErrorReport | None,
     if error is None and words is not None and (words.mark is not None or words.state == "hung"):
         cause, error = _explained(cause, words)
     workers = {w: h for w, h in state.workers.items() if w != worker}
+    before = state.kills
+    state, guilty = count_kill(state, hosted)
     state = doubt(replace(state, workers=workers), hosted, now)
     effects: list[Effect] = [Dismiss(worker, hosted.launch)]
+    if guilty is not None:
+        state, ending = end(state, "failed", guilty)
+        return state, effects + ending
+    # A row was found: the next worker gets past it.
+    state = replace(state, failures_in_a_row=0) if killing.found_more(before, state.kills) else state
     if isinstance(hosted.role, m.Standby) or (hosted.role is None and state.rules.standbys and all_hosted(state)):
         return standby_failed(state, cause if error is None else error.what, now), effects
     if state.running is not None and hosted.subtask is not None:

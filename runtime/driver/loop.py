@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -29,6 +30,8 @@ from holdfast.runtime.driver.background.compactions import Compactions
 from holdfast.runtime.driver.background.folds import Folds
 from holdfast.runtime.driver.background.loss_alarm import LossAlarm
 from holdfast.runtime.driver.background.publications import Publications
+from holdfast.runtime.driver.killing import Kills
+from holdfast.runtime.driver.killing_ends import noted
 from holdfast.runtime.driver.listing import Listings
 from holdfast.runtime.driver.repair import Repairs
 from holdfast.runtime.driver.state import Site
@@ -37,6 +40,7 @@ from holdfast.runtime.plan.model import SinkSpec, SourceSpec
 from holdfast.runtime.wire import messages as m
 from holdfast.sinks.changelogs import Changelog
 
+_log = logging.getLogger("holdfast.driver")
 LOG_RETRY_S = 0.1
 REFUSED = "refused"
 """The outcome of a run whose exit status is that of its error; see runtime/execution/executing.py."""
@@ -131,11 +135,20 @@ class DriverLoop:
 
     def received(self, message: m.FromWorker) -> None:
         """Handle a message of a worker."""
+        kills = self.state.kills
         self._perform(*master.heard(self.state, message, self._now()))
+        self._warn(kills)
 
     def stream_closed(self, worker: WorkerId, why: str) -> None:
         """A worker's control stream closed."""
+        kills = self.state.kills
         self._perform(*master.lost(self.state, worker, why, self._now()))
+        self._warn(kills)
+
+    def _warn(self, before: Kills) -> None:
+        """Warn of a function that has ended its process: the run may try several times, and be silent otherwise."""
+        if self.state.kills is not before and (said := noted(self.state, before)) is not None:
+            _log.warning(said)
 
     def launch_ended(self, number: int, error: str | None) -> None:
         """The Spark job that hosts a worker ended."""

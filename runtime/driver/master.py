@@ -42,9 +42,10 @@ recovery in between does not undo them.
 The parts, all pure: state.py (the state and the effects), gathering.py (from a start to the deployment), deployment.py
 (values derived from the state), partitions.py (which partitions are read, and by which subtask), committers.py (output
 that one worker delivers for all), failover.py (losses, the restart limit, launches), rewinding.py, retention.py
-(expiry), requests.py (requests of users), severed.py (broken channels between live workers), avoiding.py (hosts where
-workers should rather not start), abreast.py (subtasks that keep together in event time), invariants.py
-(invariants between two events). Scripts of events with the effects that follow are in tests/transcripts/master.
+(expiry), requests.py (requests of users), killing.py (functions that end their process), severed.py (broken channels
+between live workers), avoiding.py (hosts where workers should rather not start), abreast.py (subtasks that keep
+together in event time), invariants.py (invariants between two events). Scripts of events with the effects that follow
+are in tests/transcripts/master.
 
 Invariants
     - Nothing is deployed before the log holds the start of this generation, `GenerationStarted` or `Rewound`.
@@ -66,7 +67,7 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ErrorReport, Fenced, HoldfastError, Where
 from holdfast.frozen import changed, replace
 from holdfast.model import NO_EPOCH, Epoch, ObjectRef, SourcePosition, Tag, Timeline, WorkerId
-from holdfast.runtime.driver import partitions, retention, rewinding, severed
+from holdfast.runtime.driver import killing, partitions, retention, rewinding, severed
 from holdfast.runtime.driver.abreast import hold_back
 from holdfast.runtime.driver.committers import behind, hand_over
 from holdfast.runtime.driver.deployment import (
@@ -535,6 +536,8 @@ def _completed(state: Master, now: float, at_us: int) -> Step:
     phase = replace(phase, epochs=epochs, last=phase.storing, storing=None, final=final, waypoints=passed)
     after = replace(state.phase, running=phase) if isinstance(state.phase, Interrupted) else phase
     state = replace(severed.proved(state), phase=after, failures_in_a_row=0, broken_in_a_row=0)
+    assert phase.last is not None
+    state = replace(state, kills=killing.passed(state.kills, phase.last.positions))
     state = named(state, phase)
     state, out = _coordinate(state, effects, now)
     return state, [*out, *hand_over(state), *standbys.follow(state), *sweeps]
@@ -555,7 +558,9 @@ def _finish_if_delivered(state: Master, phase: Running, at_us: int) -> Step:
 def _heartbeat(state: Master, message: m.Heartbeat, now: float) -> Step:
     hosted = state.workers[message.worker]
     hosted = replace(hosted, ended=message.ended, caught_up=message.caught_up, progress=message.progress)
-    hosted = replace(hosted, last_words=None, quiet=message.quiet, partitions=message.partitions, copies=message.copies)
+    if hosted.last_words is not None and hosted.last_words.state != "ended":  # else this was sent before the end
+        hosted = replace(hosted, last_words=None)
+    hosted = replace(hosted, quiet=message.quiet, partitions=message.partitions, copies=message.copies)
     hosted = replace(hosted, broken_to=message.broken_to)
     # A barrier on its way takes the changes: what a worker reports until it is taken says nothing about the next one.
     idle = isinstance(state.phase, Running) and isinstance(state.phase.epochs, coordinator.Idle)

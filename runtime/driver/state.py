@@ -28,6 +28,7 @@ from holdfast.model import (
     WorkerId,
     Writer,
 )
+from holdfast.runtime.driver.killing import Kills
 from holdfast.runtime.driver.waypoints import Waypoint, Waypoints
 from holdfast.runtime.rows.time_alignment import Aligned, Group
 from holdfast.runtime.wire import messages as m
@@ -109,11 +110,23 @@ class Rules:
     """As in the settings: undelivered output per writer before sources stop."""
     fixed: Mapping[str, str] = field(default_factory=dict)
     """Sources that must not get new partitions, each with a sink that is written immediately from it (P22)."""
+    functions: Mapping[str, Called] = field(default_factory=dict)
+    """The Python functions of the job, by operator."""
 
     @property
     def parallelism(self) -> int:
         """Return the number of subtasks of each fragment."""
         return len(self.key_ranges)
+
+
+@dataclass(frozen=True)
+class Called:
+    """A Python function of the job."""
+
+    source: str | None
+    """The source whose records it gets, if its step reads a source directly."""
+    leaves_out: bool
+    """A row for which it ends its process is left out, as its on_error says."""
 
 
 @dataclass(frozen=True)
@@ -345,6 +358,8 @@ class Master:
     """Requested names that no completed epoch carries yet, oldest first."""
     rewind: RewindWanted | None = None
     """A request that is carried out as soon as nothing is in flight, in any phase; it replaces a recovery."""
+    kills: Kills = ()
+    """Functions that have ended their process, and not got past the place since."""
     restarts: tuple[Restart, ...] = ()
     recovering_since: float | None = None
     given_up: int = 0

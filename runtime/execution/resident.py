@@ -24,6 +24,8 @@ from holdfast.runtime.processes.host import WorkerTask
 from holdfast.runtime.processes.tls import is_wanted, make_credentials
 from holdfast.runtime.wire import messages as m
 
+REPORTED_WITHIN_S = 0.5
+"""How long the end of a process is held back: its stream ends too, with a report on what it was doing."""
 ZOMBIE_GRACE_S = 30.0
 """How long the process of a silent worker is left alone before it is cancelled."""
 
@@ -72,6 +74,8 @@ class _Workers:
         )
         self._processes = started.processes(task, self._launch_ended)
         self._zombies: list[tuple[float, int]] = []
+        self._ended: list[tuple[float, int, str]] = []
+        """Launches whose process has ended unexpectedly, and when the driver's loop is told."""
         self._warmed = 0
 
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:
@@ -89,6 +93,10 @@ class _Workers:
 
     def turn(self) -> None:
         now = self._run.clock.monotonic()
+        ended = [each for each in self._ended if each[0] <= now]
+        self._ended = [each for each in self._ended if each[0] > now]
+        for _, launch, error in ended:
+            self._run.loop.launch_ended(launch, error)
         due = [launch for at, launch in self._zombies if at <= now]
         self._zombies = [(at, launch) for at, launch in self._zombies if at > now]
         for launch in due:
@@ -113,4 +121,10 @@ class _Workers:
         self._run.mailbox.post(lambda: self._run.loop.stream_closed(worker, why))
 
     def _launch_ended(self, number: int, error: str | None) -> None:
-        self._run.mailbox.post(lambda: self._run.loop.launch_ended(number, error))
+        self._run.mailbox.post(lambda: self._hold_back(number, error))
+
+    def _hold_back(self, number: int, error: str | None) -> None:
+        if error is None or number in self._run.loop.state.launching:  # its worker has no stream yet
+            self._run.loop.launch_ended(number, error)
+        else:
+            self._ended.append((self._run.clock.monotonic() + REPORTED_WITHIN_S, number, error))

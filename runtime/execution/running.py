@@ -17,6 +17,7 @@ from holdfast.model import Generation, JobUuid, WorkerId
 from holdfast.ports import Lane
 from holdfast.runtime.driver import master
 from holdfast.runtime.driver.hosts.placement import local_paths
+from holdfast.runtime.driver.killing_ends import functions_of
 from holdfast.runtime.driver.loop import DriverLoop
 from holdfast.runtime.driver.repair import unrepairable
 from holdfast.runtime.driver.state import Site
@@ -220,4 +221,5 @@ def _rules(prepared: Prepared, host: str, epoch_deadline: float) -> master.Rules
         changelog=topic_place(plan),
         committed_once=tuple(sorted(plan.committed_once())),
         staged_bytes_max=settings.staged_bytes_max,
+        functions=functions_of(plan),
     )

@@ -27,6 +27,7 @@ from holdfast.model import CHANGELOG, NO_EPOCH, Cut, Epoch, Generation, SegmentR
 from holdfast.runtime.microbatch import machine as batches
 from holdfast.runtime.microbatch.blocks import result_in
 from holdfast.runtime.microbatch.counted import Counted
+from holdfast.runtime.microbatch.deaths import Death, ProcessEnded
 from holdfast.runtime.microbatch.layers import layers_of
 from holdfast.runtime.microbatch.machine import Batches
 from holdfast.runtime.microbatch.outlook import Outlook
@@ -145,6 +146,9 @@ class Host:
             return
         if isinstance(sent, PERMANENT):
             self._fail(sent)
+            return
+        if isinstance(sent, ProcessEnded) and sent.death is not None:
+            self._killed(state, job, sent.report(), sent.death)
             return
         if isinstance(sent, HoldfastError):
             self._perform(*batches.failed_job(state, job, sent.report()))
@@ -372,6 +376,15 @@ class Host:
             self._ports.lane("merge").submit(lambda: job.run(self._ports.store), done)
 
     # Reports
+
+    def _killed(self, state: Batches, job: int, error: ErrorReport, death: Death) -> None:
+        """Report as a worker and its companion do: what the process was doing, then that it has ended."""
+        workers = {subtask: worker for worker, subtask in self._workers.items() if subtask is not None}
+        worker = workers.get(Subtask(death.subtask))
+        self._batches, effects = batches.killed_job(state, job, error)
+        if worker is not None and effects:
+            self._say(m.Vitals(worker, "ended", death.mark, 0, at=death.at, how=death.how))
+            self._say(m.Failed(worker, self._generation, error, permanent=False))
 
     def _heartbeat(self, worker: WorkerId, subtask: Subtask, state: Batches) -> m.Heartbeat:
         outlook = self._outlook

@@ -241,6 +241,13 @@ def failed_job(state: Batches, job: int, error: ErrorReport) -> Step:
     return _again(state, replace(phase, tries=phase.tries + 1))
 
 
+def killed_job(state: Batches, job: int, error: ErrorReport) -> Step:
+    """A function ended the process of a task: the driver counts such ends, and one in a generation."""
+    if not isinstance(state.phase, Running) or job != state.job:
+        return state, []
+    return replace(state, phase=Idle()), [Fail(error, permanent=False)]
+
+
 def _again(state: Batches, phase: Running) -> Step:
     wait_s = min(WAIT_FIRST_S * 2.0 ** min(phase.waits - 1, 32), WAIT_MAX_S) if phase.refused else 0.0
     state = replace(state, phase=phase, job=state.job + 1)

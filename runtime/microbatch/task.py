@@ -28,7 +28,7 @@ from holdfast.model import Barrier, ChannelId, Epoch, SourcePosition, Watermark,
 from holdfast.ports import Clock, Lane, ObjectStore
 from holdfast.runtime.microbatch.blocks import Attempt, Inbox, Outbox, Parcel, Result, parcel_of
 from holdfast.runtime.microbatch.layers import Layers
-from holdfast.runtime.operators.time_slice import Mark, unmarked
+from holdfast.runtime.operators.time_slice import unmarked
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.memory import Budget
 from holdfast.runtime.plan.source import OpenSource, unpaced
@@ -36,6 +36,7 @@ from holdfast.runtime.rows.time_alignment import Place
 from holdfast.runtime.sources.reading import Throttle, open_readings
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Frame, Network
+from holdfast.runtime.wire.vitals import Mark
 from holdfast.runtime.worker import protocol
 from holdfast.runtime.worker.compaction import restore
 from holdfast.runtime.worker.immediate import ImmediateWrites
@@ -190,7 +191,16 @@ class _Task:
         immediate = ImmediateWrites(plan, ports, _never_later, _raised)
         throttle = Throttle(None, ports.clock)
         given = self._state, self._links, opened, readings, throttle, immediate
-        self._run = SubtaskRun(plan, subtask, count, *given, audit=deploy.audit, mark=ports.mark, only=self._layer)
+        self._run = SubtaskRun(
+            plan,
+            subtask,
+            count,
+            *given,
+            audit=deploy.audit,
+            mark=ports.mark,
+            only=self._layer,
+            suspects=deploy.suspects,
+        )
         held.callback(self._run.close)
         inputs = {index: frozenset(inputs_of(plan, index, subtask, count)) for index in self._layer}
         self._machine = protocol.start(

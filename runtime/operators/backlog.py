@@ -8,18 +8,22 @@ Invariants
     - Rows leave in the order of the rows that they were computed from.
     - Every call of `go_on` completes at least one row, if any waits.
 
-Pure, as far as the user's functions are. Source: docs/design/0004-python-functions.md.
+A function that has ended its process gets its rows in small portions (suspicion.py).
+
+Pure, as far as the user's functions are. Source: docs/design/0004-python-functions.md, 0117-functions-that-kill.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from holdfast.runtime.operators.contract import Work
+from holdfast.runtime.operators.contract import Arrival, Leave, Work
+from holdfast.runtime.operators.suspicion import Watched, place_of, watched
 from holdfast.runtime.operators.time_slice import TimeSlice
+from holdfast.runtime.wire.messages import Suspect
 
 OUTPUT_ROWS = 65_536
 """Results are passed on as soon as there are this many rows."""
@@ -34,6 +38,10 @@ class _Work:
     batch: pa.RecordBatch
     base: int
     """Row i is record `base + i` of the fragment's input, if rows and records correspond at all."""
+    leave: Leave | None
+    aligned: bool
+    watched: Watched | None = None
+    """If the function has ended its process."""
     done: int = 0
     given: int = 0
     """Rows whose results were passed on."""
@@ -41,10 +49,21 @@ class _Work:
 
 
 class Backlog:
-    """The work of one fragment's functions."""
+    """The work of one fragment's functions.
 
-    def __init__(self, time_slice: TimeSlice) -> None:
-        self._time_slice = time_slice
+    Args:
+        arrival: Of the rows in the fragment.
+        suspects: Functions that have ended their process.
+    """
+
+    def __init__(
+        self,
+        time_slice: TimeSlice,
+        arrival: Arrival | None = None,
+        suspects: Sequence[Suspect] = (),
+    ) -> None:
+        self._time_slice, self._arrival = time_slice, arrival or Arrival()
+        self._suspects, self._limited = suspects, True
         self._stack: list[_Work] = []
         self._added: list[_Work] = []
         self._base = 0
@@ -58,10 +77,31 @@ class Backlog:
         top = self._stack[-1:]
         return top[0].operator.name if top else None
 
-    def add(self, operator: Work, give: Callable[[pa.RecordBatch], None], batch: pa.RecordBatch) -> None:
-        """Queue a batch for a function, behind what already waits for it."""
-        if batch.num_rows:
-            self._added.append(_Work(operator, give, batch, self._base))
+    def add(
+        self,
+        operator: Work,
+        give: Callable[[pa.RecordBatch], None],
+        batch: pa.RecordBatch,
+        leave: Leave | None = None,
+        aligned: bool = False,
+    ) -> None:
+        """Queue a batch for a function, behind what already waits for it; see OperatorContext.defer.
+
+        Args:
+            aligned: Whether row i is record `i` of the arrival, or behind functions of which that is true.
+        """
+        if not batch.num_rows:
+            return
+        work = _Work(operator, give, batch, self._base, leave, aligned)
+        if leave is not None and (mine := [each for each in self._suspects if each.operator == operator.name]):
+            base = self._base if aligned else None
+            found = (watched(each, self._limited, batch, self._arrival, base) for each in mine)
+            work.watched = next((each for each in found if each is not None), None)
+        self._added.append(work)
+
+    def lift_limits(self) -> None:
+        """Give functions as many rows as ever: those for which their limits were meant are behind a barrier."""
+        self._limited = False
 
     def go_on(self) -> None:
         """Work until nothing is left or the turn is over.
@@ -76,11 +116,7 @@ class Backlog:
                 return
 
     def _work_on(self, work: _Work) -> None:
-        self._time_slice.mark(work.operator.mark)
-        try:
-            done, results = work.operator.some(work.batch, work.done, work.base)
-        finally:
-            self._time_slice.mark(None)
+        done, results = self._called(work)
         work.done += done
         work.results += results
         finished = work.done == work.batch.num_rows
@@ -94,6 +130,21 @@ class Backlog:
             work.give(results[0] if len(results) == 1 else pa.concat_batches(results))
         self._base = 0
         self._put_on_top()
+
+    def _called(self, work: _Work) -> tuple[int, list[pa.RecordBatch]]:
+        batch, at = work.batch, None
+        if work.watched is not None:
+            assert work.leave is not None
+            if (killer := work.watched.killer(work.done)) is not None:
+                work.leave(batch, work.done, work.base, f"ended its process: {killer.how}")
+                return 1, []
+            batch = batch.slice(0, work.watched.end(work.done, batch.num_rows))
+        if work.leave is not None:
+            at = place_of(self._arrival, work.base + work.done, work.aligned, batch.num_rows - work.done)
+            if work.watched is not None:
+                at = at._replace(digest=work.watched.digest(work.done))
+        with self._time_slice.marked(work.operator.mark, at):
+            return work.operator.some(batch, work.done, work.base)
 
     def _put_on_top(self) -> None:
         self._stack.extend(reversed(self._added))

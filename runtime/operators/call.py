@@ -100,6 +100,9 @@ class Call(Step):
     def busy_with(self) -> tuple[str, ...]:
         return (self.operator,)
 
+    def leaves_out(self) -> bool:
+        return self.on_error != "fail"
+
     def rebound(self, other: Callable[[Function], Function]) -> Call:
         return replace(self, function=other(self.function))
 
@@ -125,7 +128,7 @@ class FunctionOperator(Operator):
         self.rows_in = self.rows_out = self.dropped = self.dlq = 0
 
     def on_batch(self, port: int, batch: pa.RecordBatch) -> None:
-        self._ctx.defer(self, batch)
+        self._ctx.defer(self, batch, self._left_out)
 
     def progress(self) -> OperatorProgress:
         """Return what was taken, emitted and left out since the deployment."""
@@ -314,6 +317,12 @@ class FunctionOperator(Operator):
         return batch
 
     # Failures
+
+    def _left_out(self, batch: pa.RecordBatch, row: int, base: int, did: str) -> None:
+        """Leave a row out that is not given to the function."""
+        self._batch, self._at, self._base = batch, row, base
+        self.rows_in += 1
+        self._drop_or_fail(1, 0, did)
 
     def _drop_or_fail(self, rows: int, number: int | None, did: str, cause: BaseException | None = None) -> None:
         if self._call.on_error == "drop":

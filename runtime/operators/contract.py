@@ -312,6 +312,10 @@ class Step(ABC):
         """Return the names of its Python functions, which a worker may mark as running."""
         return ()
 
+    def leaves_out(self) -> bool:
+        """Return whether it leaves out a row for which its function ends its process, as on_error says."""
+        return False
+
     def rebound(self, other: Callable[[Function], Function]) -> Step:
         """Return the step with each of its functions replaced."""
         return self
@@ -399,6 +403,10 @@ class Work(Protocol):
         """Work on rows from the row `at` on; return their number, at least one, and their output."""
 
 
+Leave = Callable[[pa.RecordBatch, int, int, str], None]
+"""leave(batch, row, base, did): leave a row out, as on_error says; `did` is what the function did, in words."""
+
+
 ROUNDS = pa.RecordBatch.from_arrays([pa.Array.from_buffers(pa.null(), 1 << 40, [None])], ["round"])
 """Rows for work in rounds, whose number is known after the last one: that takes all rows left. They need no memory."""
 
@@ -436,8 +444,13 @@ class OperatorContext(Protocol):
     def emit(self, batch: pa.RecordBatch, side: str = MAIN) -> None:
         """Pass rows to all readers of a side."""
 
-    def defer(self, work: Work, batch: pa.RecordBatch) -> None:
-        """Queue rows for work in pieces, now or in later turns; the results are emitted."""
+    def defer(self, work: Work, batch: pa.RecordBatch, leave: Leave | None = None) -> None:
+        """Queue rows for work in pieces, now or in later turns; the results are emitted.
+
+        Args:
+            leave: Leaves out a row for which the function ends its process. None: the rows are no rows of a stream, or
+                the operator cannot do without one.
+        """
 
     def dead_letter(self, letter: DeadLetter) -> None:
         """Take a dead letter."""

@@ -20,10 +20,11 @@ Source: docs/design/0004-python-functions.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from holdfast.ports import Clock
+from holdfast.runtime.wire.vitals import At, Mark
 
 TURN_S = 0.1
 """Functions are interrupted when a turn has lasted this long."""
@@ -38,11 +39,7 @@ ROWS_MAX = 1 << 20
 """More than a batch ever has."""
 
 
-Mark = Callable[[str | None], None]
-"""Records what is about to be called, in the form of runtime/wire/vitals.py; None when it has returned."""
-
-
-def unmarked(_: str | None) -> None:
+def unmarked(_: str | None, __: At | None = None, /) -> None:
     """Record nothing."""
 
 
@@ -60,12 +57,24 @@ class TimeSlice:
     def calling(self, operator: str, mark: str) -> Iterator[None]:
         """Mark the call of an operator's functions, outside of the backlog."""
         self.at_work = operator
-        self.mark(mark)
+        try:
+            with self.marked(mark):
+                yield
+        finally:
+            self.at_work = None
+
+    @contextmanager
+    def marked(self, mark: str, at: At | None = None) -> Iterator[None]:
+        """Mark the call of a function. If it has no memory left, the mark stays: that ends the process."""
+        self.mark(mark, at)
         try:
             yield
-        finally:
+        except MemoryError:
+            raise
+        except BaseException:
             self.mark(None)
-            self.at_work = None
+            raise
+        self.mark(None)
 
     def begin(self) -> None:
         """Begin a turn."""

@@ -52,7 +52,7 @@ class InlineLane:
         result: object
         try:
             result = work()
-        except Exception as error:  # noqa: BLE001 - handed to the reader, which raises it
+        except BaseException as error:  # noqa: BLE001 - handed to the reader, which raises it
             result = error
         done(result)
 

@@ -31,12 +31,13 @@ from pathlib import Path
 from typing import Any
 
 import holdfast
+from holdfast import children
 from holdfast.errors import Unavailable
 from holdfast.runtime.processes.streams import VITALS, Stream, StreamClosed, connect
 from holdfast.runtime.processes.tls import Credentials
-from holdfast.runtime.wire.vitals import Limits, Seen, State, Watch, look
+from holdfast.runtime.wire.vitals import At, Limits, Seen, State, Watch, look
 
-_BEATS, _MARK = 0, 1
+_BEATS, _MARK, _ROWS, _PARTITION, _OFFSET, _FOLLOWING, _DIGEST = range(7)
 _BYE = b"."
 _ENDS_WITHIN_S, _ENDED_POLL_S = 1.0, 0.002
 _CONNECT_AGAIN_S = 0.3
@@ -71,13 +72,34 @@ class Board:
         """Record that the worker's threads run."""
         self._page[_BEATS] += 1
 
-    def mark(self, mark: str | None) -> None:
-        """Record what the loop's thread is about to call; None when the call has returned."""
-        self._page[_MARK] = 0 if mark is None else self._numbers.get(mark, 0)
+    def mark(self, mark: str | None, at: At | None = None, /) -> None:
+        """Record what the loop's thread is about to call, and for which rows; None when the call has returned."""
+        page = self._page
+        if mark is None:
+            children.end_if_child()
+            page[_MARK] = 0
+            return
+        if at is None:
+            page[_ROWS] = 0
+        else:
+            page[_ROWS], page[_PARTITION], page[_DIGEST] = at.rows, at.partition + 1, at.digest
+            page[_OFFSET], page[_FOLLOWING] = max(at.offset, 0), max(at.following, 0)
+        page[_MARK] = self._numbers.get(mark, 0)
+
+    def noted(self) -> tuple[str, At | None] | None:
+        """Return what is marked, and for which rows; None if nothing is."""
+        return _noted(self._page, self.marks)
 
     def close(self) -> None:
         """Close the descriptor; the page stays for threads that still beat."""
         os.close(self.descriptor)
+
+
+def _noted(page: memoryview, marks: Sequence[str]) -> tuple[str, At | None] | None:
+    if not 0 < (number := page[_MARK]) <= len(marks):
+        return None
+    at = At(page[_ROWS], page[_PARTITION] - 1, page[_OFFSET], page[_FOLLOWING], page[_DIGEST])
+    return marks[number - 1], at if at.rows else None
 
 
 def _page() -> int:
@@ -279,9 +301,9 @@ class _Accompanying:
         self._link(at_last=state == "ended")
         if self._stream is None:
             return
-        number = self._page[_MARK]
-        mark = self._marks[number - 1] if 0 < number <= len(self._marks) else None
-        said = {"state": state, "mark": mark, "for_ms": round(held * 1000), "memory": memory and state == "ended"}
+        mark, at = _noted(self._page, self._marks) or (None, None)
+        memory = memory and state == "ended"
+        said = {"state": state, "mark": mark, "for_ms": round(held * 1000), "memory": memory, "at": at}
         try:
             self._stream.hurry(time.monotonic() + self._limits.every)
             self._stream.send(VITALS, json.dumps(said).encode())

@@ -26,6 +26,7 @@ from holdfast.runtime.processes.door import serve_each
 from holdfast.runtime.processes.streams import MESSAGE, Stream, StreamClosed, close_listener, connect, listen
 from holdfast.runtime.processes.tls import Credentials
 from holdfast.runtime.wire import messages as m
+from holdfast.runtime.wire.vitals import At
 
 UNSENT_MAX_S = 5.0
 LAST_WORDS_S = 0.3
@@ -43,6 +44,7 @@ class _Report(msgspec.Struct, frozen=True):
     mark: str | None
     for_ms: int
     memory: bool
+    at: At | None = None
 
 
 _REPORT = msgspec.json.Decoder(_Report)
@@ -133,7 +135,7 @@ class ControlServer:
             while known:
                 _, data = stream.receive()
                 report = _REPORT.decode(data)
-                self._received(m.Vitals(worker, report.state, report.mark, report.for_ms, report.memory))
+                self._received(m.Vitals(worker, report.state, report.mark, report.for_ms, report.memory, report.at))
         except (StreamClosed, msgspec.DecodeError) as error:
             _log.info("the companion of worker %s closed its stream: %s", worker, error)
         stream.close()

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast import children
 from holdfast.errors import ErrorReport
 from holdfast.model import WorkerId
 from holdfast.ports import Clock, Lane
@@ -108,6 +109,7 @@ def host_worker(task: WorkerTask, launch: int, forked: Forked | None = None) -> 
         forked: Its companion, if that was forked from this process already.
     """
     die_with_parent()
+    children.guard()
     sys.setswitchinterval(SWITCH_S)
     mailbox = Mailbox()
     host = _own_host(task.driver)
@@ -136,6 +138,8 @@ def host_worker(task: WorkerTask, launch: int, forked: Forked | None = None) -> 
     except BaseException as error:
         # A broken invariant, or a panic of native code, ends this process; report the reason to the driver.
         if ports.client is not None:  # else there is no stream yet, and Spark reports it
+            if (noted := board.noted()) is not None:
+                ports.send(m.Vitals(worker, "ended", noted[0], 0, at=noted[1], how=f"it raised {type(error).__name__}"))
             ports.send(m.Failed(worker, loop.heartbeat().generation, unexpected(error), permanent=False))
         raise
     finally:

@@ -25,6 +25,7 @@ import struct
 import time
 from collections.abc import Sequence
 
+from holdfast import children
 from holdfast.errors import JobFailed, Unavailable
 from holdfast.runtime.processes.tls import Credentials, TlsConnection, context_of
 
@@ -82,6 +83,7 @@ class Stream:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
+        children.keep(connection)
         self._link = _Link(connection)
         self._bytes: _Link | TlsConnection = self._link
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -208,6 +210,7 @@ def listen(host: str) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((host, 0))
     listener.listen(CONNECTIONS_WAITING_MAX)
+    children.keep(listener)
     return listener
 
 

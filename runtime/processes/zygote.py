@@ -29,6 +29,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import msgspec
 
+from holdfast import children
 from holdfast.errors import ConfigError
 from holdfast.runtime.processes.companion import Forked
 from holdfast.runtime.wire.processes import die_with_parent
@@ -223,6 +224,7 @@ class _Zygote:
             os.close(self._woken)
             os.close(self._waking)
             faulthandler.enable(2)
+            children.keep(self._connection)
             work(self._task, number)
             status = 0
         except BaseException as error:  # noqa: BLE001 - whatever it is, the process ends here and reports it

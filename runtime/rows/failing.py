@@ -12,8 +12,8 @@ from holdfast.errors import HoldfastError
 from holdfast.runtime.rows.forms import file_of
 
 NOT_THE_ROWS_FAULT = (HoldfastError, MemoryError)
-"""All other errors for which `is_failure` holds are the row's fault, even those that are no Exception: sys.exit, and
-panics of native code (Polars, RocksDB)."""
+"""All other errors for which `is_failure` holds are the row's fault, even those that are no Exception: sys.exit,
+KeyboardInterrupt, and panics of native code (Polars, RocksDB)."""
 
 
 def raised(error: BaseException, function: Any, caller: str) -> str:

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.arguments import checked
-from holdfast.errors import ConfigError, HoldfastError, JobFailed, Where
+from holdfast.errors import ConfigError, HoldfastError, JobFailed, Where, is_failure
 from holdfast.ports import Clock
 from holdfast.runtime.plan.ahead import Ahead
 from holdfast.runtime.plan.source import PartitionReader, direct_reader
@@ -162,7 +162,9 @@ class Generator(RowsOf[T]):
                 rows.append(self.fn(index))
             except HoldfastError:
                 raise
-            except Exception as error:
+            except BaseException as error:
+                if not is_failure(error):
+                    raise
                 offset, partition = divmod(index, self.partitions)
                 raise self._failed(partition, offset, f"raised {_shown(error)} at index {index}") from error
         try:
@@ -185,7 +187,9 @@ class Generator(RowsOf[T]):
             columns = self.fn(indices)
         except HoldfastError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             offset, partition = divmod(int(indices[0]), self.partitions)
             raise self._failed(partition, offset, f"raised {_shown(error)} at {_span(indices)}") from error
         if not isinstance(columns, dict | pa.RecordBatch):
@@ -333,5 +337,5 @@ def _span(indices: np.ndarray[Any, np.dtype[np.int64]]) -> str:
     return f"indices {indices[0]} to {indices[-1]}"
 
 
-def _shown(error: Exception) -> str:
+def _shown(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -29,10 +29,12 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext, TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
+from holdfast import children
 from holdfast.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.model import Subtask
 from holdfast.runtime.driver.hosts.placement import elsewhere
 from holdfast.runtime.microbatch.blocks import Attempt, Parcel, Result, parcel_of
+from holdfast.runtime.microbatch.deaths import Death, ProcessEnded
 from holdfast.runtime.microbatch.job_watch import JobWatch, Stage
 from holdfast.runtime.microbatch.task import Batch, Ports, run_task
 from holdfast.runtime.microbatch.warm import LocalImages, WarmState
@@ -41,6 +43,7 @@ from holdfast.runtime.spark import marks
 from holdfast.runtime.spark.launch import first_line, is_one_process
 from holdfast.runtime.wire.clock import SystemClock
 from holdfast.runtime.wire.presence import boot_id
+from holdfast.runtime.wire.vitals import FUNCTION
 from holdfast.storage.objects import open_objects
 
 _log = logging.getLogger(__name__)
@@ -190,6 +193,7 @@ def _frame(session: SparkSession, task: BatchTask) -> DataFrame:
 
 def _stage(task: BatchTask, layer: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        children.guard()
         context = TaskContext.get()
         assert context is not None
         attempt = Attempt(layer, Subtask(context.partitionId()), uuid.uuid4().hex[:12])
@@ -200,7 +204,7 @@ def _stage(task: BatchTask, layer: int) -> Callable[[Iterable[pa.RecordBatch]], 
             return
         clock, store = SystemClock(), open_objects(task.root)
         incoming = _values(batches) if layer else _nothing(batches)
-        with closing(marks.CallMarks(task.hung_after_s)) as calls:
+        with closing(marks.CallMarks(task.hung_after_s, attempt.subtask)) as calls:
             budget = budget_of(task.batch.plan, task.memory)
             state = WarmState(store, clock, time.sleep, LocalImages(budget=budget))
             paused = _paused_uploads(task.batch.deploys[0].job_uuid)
@@ -243,10 +247,13 @@ def _job_ended(epoch: int, error: Exception) -> HoldfastError:
             next_step="send it with --py-files or --archives, or install it on the executors",
         )
     if (process := marks.ended(str(error))) is not None:
-        return Unavailable(
+        killed = process.mark is not None and process.mark.startswith(FUNCTION) and not process.hung
+        death = Death(process.mark, process.subtask, process.at, process.how) if killed else None
+        return ProcessEnded(
             f"the Spark job of epoch {epoch} failed: the Python process of a task {process.what}",
             not_done="the epoch was not completed; state and output stay as of the last checkpoint",
             next_step=f"{process.advice}; the job runs again from the same offsets",
+            death=death,
         )
     return Unavailable(
         f"the Spark job of epoch {epoch} failed: {first_line(error)}",

@@ -17,12 +17,16 @@ import sys
 from contextlib import suppress
 from typing import NamedTuple
 
-from holdfast.runtime.wire.vitals import advice_for, described
+from holdfast import children
+from holdfast.runtime.wire.vitals import At, advice_for, described
 
 SETTING = "spark.sql.execution.pyspark.udf.faulthandler.enabled"
 _FOLDER = "PYTHON_FAULTHANDLER_DIR"
 _ENDED = "Python worker exited unexpectedly"
 _MARK = re.compile(r"holdfast-mark: (.+)")
+_AT = re.compile(r"holdfast-at: (\d+) (\d+) (-?\d+) (-?\d+) (-?\d+) (\d+)")
+"""The subtask, then what vitals.At holds."""
+_FATAL = re.compile(r"Fatal Python error: .+")
 _TIMEOUT = re.compile(r"^Timeout \(", re.MULTILINE)
 _STDERR = 2
 
@@ -32,24 +36,28 @@ class CallMarks:
 
     Args:
         hung_after_s: How long a call may last.
+        subtask: That of the task.
     """
 
-    def __init__(self, hung_after_s: float) -> None:
-        self._hung_after_s, self._file = hung_after_s, -1
+    def __init__(self, hung_after_s: float, subtask: int = 0) -> None:
+        self._hung_after_s, self._file, self._subtask = hung_after_s, -1, subtask
         if folder := os.environ.get(_FOLDER):
             with suppress(FileNotFoundError):
                 self._file = os.open(os.path.join(folder, str(os.getpid())), os.O_WRONLY | os.O_APPEND)
                 faulthandler.enable(self._file)  # what Spark itself has opened would overwrite the mark
 
-    def mark(self, what: str | None) -> None:
-        """Record what is about to be called, in the form of runtime/wire/vitals.py; None when it has returned."""
+    def mark(self, what: str | None, at: At | None = None, /) -> None:
+        """See vitals.Mark."""
+        if what is None:
+            children.end_if_child()
         faulthandler.cancel_dump_traceback_later()
         if self._file >= 0:
             os.ftruncate(self._file, 0)
         if what is None:
             return
         if self._file >= 0:
-            os.write(self._file, f"holdfast-mark: {what}\n".encode())
+            place = " ".join(map(str, (self._subtask, *(at or At(0)))))
+            os.write(self._file, f"holdfast-mark: {what}\nholdfast-at: {place}\n".encode())
         written = self._file if self._file >= 0 else _STDERR
         faulthandler.dump_traceback_later(self._hung_after_s, exit=True, file=written)
 
@@ -68,6 +76,16 @@ class Ended(NamedTuple):
     mark: str | None
     """The function that ran."""
     hung: bool
+    subtask: int = 0
+    at: At | None = None
+    """The rows that the function was called for."""
+    fatal: str = ""
+    """What Python's faulthandler reported last."""
+
+    @property
+    def how(self) -> str:
+        """How the process ended."""
+        return self.fatal or "the Python process of the task ended, and Spark does not say how"
 
     @property
     def what(self) -> str:
@@ -87,5 +105,13 @@ def ended(report: str) -> Ended | None:
     if at < 0:
         return None
     quoted = report[at:].partition("\tat ")[0]
-    mark = _MARK.search(quoted)
-    return Ended(mark[1].strip() if mark else None, _TIMEOUT.search(quoted) is not None)
+    mark, place = _MARK.search(quoted), _AT.search(quoted)
+    subtask, *given = map(int, place.groups()) if place else (0, 0)
+    fatal = _FATAL.search(quoted)
+    return Ended(
+        mark[1].strip() if mark else None,
+        _TIMEOUT.search(quoted) is not None,
+        subtask,
+        At(*given) if given[0] else None,
+        fatal[0].strip() if fatal else "",
+    )

@@ -31,6 +31,7 @@ from holdfast.model import (
     Timeline,
     WorkerId,
 )
+from holdfast.runtime.wire.vitals import UNKNOWN, At
 from holdfast.sinks.owners import NO_CLAIM, Claim
 
 
@@ -222,6 +223,10 @@ class Vitals(Message, frozen=True):
     """How long its interpreter has been held."""
     memory: bool = False
     """When the worker ended, the system killed a process of that machine because memory ran out."""
+    at: At | None = None
+    """With the mark of a function, if the worker has ended: its rows; None if it was called for something else."""
+    how: str = ""
+    """How the process ended, if that is known already."""
 
 
 class Active(msgspec.Struct, frozen=True, tag="active"):
@@ -246,6 +251,32 @@ class Peer(msgspec.Struct, frozen=True):
     subtask: Subtask
     worker: WorkerId
     address: tuple[str, int]
+
+
+class Killer(msgspec.Struct, frozen=True):
+    """A row for which a function has ended its process; it is left out."""
+
+    digest: int
+    """The hash of the row."""
+    how: str
+    """How the process ended, for the dead letter."""
+    partition: int = UNKNOWN
+    offset: int = 0
+    """Of its record, if the partition is known."""
+
+
+class Suspect(msgspec.Struct, frozen=True):
+    """A function that has ended its process (docs/design/0117)."""
+
+    operator: str
+    rows_max: int = 0
+    """How many rows to give it together until the first barrier; 0: there is no limit."""
+    partition: int = UNKNOWN
+    offset: int = 0
+    """The limit holds for records from here, if the partition is known; else for all rows."""
+    following: int = 0
+    """To here, exclusive."""
+    killers: tuple[Killer, ...] = ()
 
 
 class TopicState(msgspec.Struct, frozen=True):
@@ -288,6 +319,8 @@ class Deploy(Message, frozen=True):
     """The driver's right to write to targets, and to read the topic."""
     topic: TopicState | None = None
     """None: the changelog is kept in the root alone."""
+    suspects: tuple[Suspect, ...] = ()
+    """Functions of this subtask that have ended their process."""
 
     @property
     def subtask(self) -> Subtask:

@@ -17,7 +17,7 @@ Source: docs/design/0026-vitals.md.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple, Protocol
 
 FUNCTION = "function: "
 """Prefix of the mark for the Python function of a step; the step's name follows."""
@@ -29,6 +29,28 @@ SPEAKS_AFTER_BEATS = 1.5
 """The companion reports for a worker that has not beaten for this many intervals."""
 
 State = Literal["held", "hung", "ended", "lost"]
+UNKNOWN = -1
+"""The partition of rows that do not come from a source directly."""
+
+
+class At(NamedTuple):
+    """The rows that were given to a function (docs/design/0117)."""
+
+    rows: int
+    """How many at most."""
+    partition: int = UNKNOWN
+    offset: int = 0
+    """Of the first record, if the partition is known."""
+    following: int = 0
+    """The offset after the last record."""
+    digest: int = 0
+    """Hash of the row, if it is a single one and the function is under suspicion; else 0."""
+
+
+class Mark(Protocol):
+    """Records what is about to be called, None when it has returned; and for which rows."""
+
+    def __call__(self, what: str | None, at: At | None = None, /) -> None: ...
 
 
 def described(mark: str | None) -> str:

@@ -32,6 +32,7 @@ from holdfast.runtime.operators.contract import (
     MAIN,
     Arrival,
     KeyGroups,
+    Leave,
     Operator,
     Origin,
     Placed,
@@ -43,7 +44,7 @@ from holdfast.runtime.operators.contract import (
 from holdfast.runtime.operators.time_slice import TimeSlice
 from holdfast.runtime.plan.model import Fragment
 from holdfast.runtime.rows.dead_letters import DeadLetter, Letters
-from holdfast.runtime.wire.messages import OperatorProgress
+from holdfast.runtime.wire.messages import OperatorProgress, Suspect
 from holdfast.state.tables.table import Table
 
 Consumer = Callable[[pa.RecordBatch], None]
@@ -63,6 +64,7 @@ class FragmentRuntime:
         job: Named in errors.
         key_groups: The job's key groups, and which of them this subtask owns.
         letters: Takes the dead letters of functions.
+        suspects: Functions that have ended their process.
     """
 
     def __init__(
@@ -75,10 +77,11 @@ class FragmentRuntime:
         key_groups: KeyGroups | None = None,
         letters: Letters | None = None,
         time_slice: TimeSlice | None = None,
+        suspects: Sequence[Suspect] = (),
     ) -> None:
         self.letters, self._arrival = letters or Letters(), Arrival()
         self._time_slice = time_slice or TimeSlice()
-        self.backlog = Backlog(self._time_slice)
+        self.backlog = Backlog(self._time_slice, self._arrival, suspects)
         self._shared = _Shared(tables, send, write, job, key_groups, self.letters, self._time_slice, self._arrival)
         self._begins: list[list[Consumer]] = [[], *([] for _ in fragment.further)]
         """By port."""
@@ -274,8 +277,8 @@ class _Context:
         for consumer in self._sides.get(side, ()):
             consumer(batch)
 
-    def defer(self, work: Work, batch: pa.RecordBatch) -> None:
-        self._backlog.add(work, self.emit, batch)
+    def defer(self, work: Work, batch: pa.RecordBatch, leave: Leave | None = None) -> None:
+        self._backlog.add(work, self.emit, batch, leave, self.aligned)
 
     def dead_letter(self, letter: DeadLetter) -> None:
         self._shared.letters.add(letter)

@@ -34,7 +34,7 @@ from holdfast.model import (
     WorkerId,
 )
 from holdfast.ports import Lane, ObjectStore
-from holdfast.runtime.operators.time_slice import Mark, unmarked
+from holdfast.runtime.operators.time_slice import unmarked
 from holdfast.runtime.plan.ahead import Ahead, InlineLane, inline
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.memory import Budget
@@ -42,6 +42,7 @@ from holdfast.runtime.plan.source import OpenSource
 from holdfast.runtime.sources.reading import Throttle, open_readings
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import OpenLinks
+from holdfast.runtime.wire.vitals import At, Mark
 from holdfast.runtime.worker import protocol as worker
 from holdfast.runtime.worker.applying import Applying
 from holdfast.runtime.worker.compaction import CompactJob, restore
@@ -382,10 +383,10 @@ class WorkerLoop:
         """Show that the restore of a copy advances, as _restored does."""
         self._restored(self._following.generation, done_bytes, all_bytes)
 
-    def _marked(self, mark: str | None) -> None:
+    def _marked(self, mark: str | None, at: At | None = None, /) -> None:
         """Record what is about to be called: each call is one operation, however many a turn makes."""
         self.advanced_at = self._ports.clock.monotonic()
-        self._mark(mark)
+        self._mark(mark, at)
 
     def _restored(self, generation: Generation, done_bytes: int, all_bytes: int) -> None:
         """Show that the restore advances: it runs within one turn, and heartbeats continue meanwhile."""
@@ -432,7 +433,9 @@ class WorkerLoop:
         ahead = {name: self._ahead(name) for name in self._opened}
         readings = open_readings(plan, deploy.positions, self._opened, deploy.until, ahead.__getitem__)
         given = self._state, links, self._opened, readings, throttle, self._deliveries.immediate
-        run = SubtaskRun(plan, subtask, parallelism, *given, audit=deploy.audit, mark=self._marked)
+        run = SubtaskRun(
+            plan, subtask, parallelism, *given, audit=deploy.audit, mark=self._marked, suspects=deploy.suspects
+        )
         sources = frozenset(f.index for f in plan.fragments if f.source is not None)
         machine = worker.start(
             deploy.generation,

@@ -28,8 +28,8 @@ from holdfast.sinks.staging import Part, Stage
 from holdfast.state.changelog import SegmentHeader, seal_into
 from holdfast.state.store import StateStore
 from holdfast.state.tables.delta import Changes
-from holdfast.storage.bulk import put_each
 from holdfast.storage.hashing import Sink
+from holdfast.storage.once import create_each_same
 
 
 @dataclass
@@ -55,7 +55,7 @@ class SealJob:
             sealed = {sink: stage.seal(hashed=self.audit == ROWS) for sink, stage in self.stages.items()}
             self._parts = {sink: part for sink, part in sealed.items() if part is not None}
         paths = {sink: self._staged_path(sink) for sink in self._parts}
-        put_each(store, {paths[sink]: part.data for sink, part in self._parts.items()})
+        create_each_same(store, {paths[sink]: part.data for sink, part in self._parts.items()})
         staged = {sink: self._staged(sink, paths[sink], part) for sink, part in self._parts.items()}
         return Sealed(segment, staged, {sink: part.digest for sink, part in self._parts.items()}, records)
 

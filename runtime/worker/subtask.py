@@ -31,7 +31,7 @@ from holdfast.checkpoint.audit import PartAudit
 from holdfast.errors import Unavailable
 from holdfast.model import NO_EPOCH, Barrier, ChannelId, Epoch, SourcePosition, Subtask, Watermark
 from holdfast.runtime.operators.contract import KeyGroups
-from holdfast.runtime.operators.time_slice import Mark, TimeSlice, unmarked
+from holdfast.runtime.operators.time_slice import TimeSlice, unmarked
 from holdfast.runtime.plan.ahead import Ahead, Read
 from holdfast.runtime.plan.compiler import Plan, SourceSpec
 from holdfast.runtime.plan.source import OpenSource
@@ -41,7 +41,7 @@ from holdfast.runtime.sources.event_time import EventTime
 from holdfast.runtime.sources.reading import HeldBack, Reading, Throttle, arrived, lost_range
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Links
-from holdfast.runtime.wire.vitals import SOURCE
+from holdfast.runtime.wire.vitals import SOURCE, Mark
 from holdfast.runtime.worker import protocol as worker
 from holdfast.runtime.worker.digests import ROWS, Auditing
 from holdfast.runtime.worker.fragment import FragmentRuntime
@@ -67,6 +67,7 @@ class SubtaskRun:
 
     Args:
         only: The fragments to run; None: all. The tables of others need not exist.
+        suspects: Functions that have ended their process, until the first barrier.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class SubtaskRun:
         audit: str = ROWS,
         mark: Mark = unmarked,
         only: Collection[int] | None = None,
+        suspects: Collection[m.Suspect] = (),
     ) -> None:
         self._plan, self._subtask, self._parallelism = plan, subtask, parallelism
         mine = [fragment for fragment in plan.fragments if only is None or fragment.index in only]
@@ -96,6 +98,7 @@ class SubtaskRun:
         self._stages = {s.name: self._new_stage(s.name) for s in plan.sinks}
         self._closed: dict[Epoch, dict[str, Stage]] = {}
         self._letters = {f.index: Letters() for f in mine}
+        self._suspects = tuple(suspects)
         self._limit = TimeSlice(throttle.clock, mark)
         self._paces = {f.index: self._limit.pace() for f in mine if f.calls()}
         self._intakes = {s.fragment: self._intake(s) for s in plan.sources if s.fragment in self._inputs}
@@ -191,6 +194,7 @@ class SubtaskRun:
             while run.busy:
                 run.go_on()
         assert not self._fragments[index].busy, "results of the epoch are left"
+        self._fragments[index].backlog.lift_limits()
         for operator in self._plan.operators:
             if operator.fragment == index:
                 self._state.freeze(operator.id, barrier.epoch, barrier.committed_through)
@@ -352,7 +356,8 @@ class SubtaskRun:
         tables = {o.name: self._state.table(o.id) for o in self._plan.operators if o.fragment == index}
         groups = KeyGroups(self._plan.key_groups, *self._state.owned)
         letters, turn = self._letters[index], self._limit
-        return FragmentRuntime(fragment, tables, self._send, self._write, None, groups, letters, turn)
+        given = None, groups, letters, turn, self._suspects
+        return FragmentRuntime(fragment, tables, self._send, self._write, *given)
 
     def _intake(self, spec: SourceSpec) -> Intake:
         held = self._plan.event_times_held()

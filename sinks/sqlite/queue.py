@@ -24,6 +24,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
+from holdfast import children
+
 T = TypeVar("T")
 
 WITHIN_S = 1.0
@@ -85,9 +87,10 @@ def _turn(queue: str) -> Iterator[None]:
         return
     try:
         deadline = time.monotonic() + WITHIN_S
-        while not _taken(handle) and time.monotonic() <= deadline:
-            time.sleep(LOOK_S)
-        yield
+        with children.kept(handle):
+            while not _taken(handle) and time.monotonic() <= deadline:
+                time.sleep(LOOK_S)
+            yield
     finally:
         with suppress(OSError):  # Nothing was written to it.
             os.close(handle)

@@ -6,8 +6,12 @@ an `assert` and stops the process; an expected refusal is an event, never an exc
 
 from __future__ import annotations
 
+import signal
 from dataclasses import asdict, dataclass
+from opcode import opmap
 from typing import Any
+
+_RAISE = opmap["RAISE_VARARGS"]
 
 
 @dataclass(frozen=True)
@@ -160,8 +164,18 @@ class NotFound(Exception):
 
 
 def is_failure(error: BaseException) -> bool:
-    """Return whether this error is a failure of the code: an exception, `sys.exit`, or a panic of native code.
+    """Return whether this error is a failure of the code that raised it, whatever its class is.
 
-    Anything else, such as an interrupt or the time limit of a test, is meant for the program that runs the code.
+    An error that the handler of a signal raised, such as an interrupt or the time limit of a test, is meant for the
+    program that runs the code.
     """
-    return isinstance(error, Exception | SystemExit) or type(error).__module__ == "pyo3_runtime"
+    if isinstance(error, Exception):
+        return True
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
+    raised_by_code, at = True, error.__traceback__
+    while at is not None:
+        if at.tb_frame.f_code in handlers:
+            return False
+        raised_by_code, at = at.tb_frame.f_code.co_code[at.tb_lasti] == _RAISE, at.tb_next
+    # Python's own handler of SIGINT is no Python code: it raises wherever the code is, at no `raise`.
+    return raised_by_code or not isinstance(error, KeyboardInterrupt)

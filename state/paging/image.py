@@ -30,6 +30,7 @@ import numpy as np
 import xxhash
 from numpy.typing import DTypeLike, NDArray
 
+from holdfast import children
 from holdfast.model import Cut, JobUuid
 from holdfast.state.compiled.digest import sources_digest
 from holdfast.state.marker import Declared, Lineage, overlap
@@ -136,6 +137,11 @@ class Image:
     def __init__(self, path: Path, lock: int, head: Head | None, *, alone: bool) -> None:
         self.path, self._lock, self.head, self.alone = path, lock, head, alone
         self._whole = head is not None
+        children.keep(self)
+
+    def fileno(self) -> int:
+        """Return the descriptor of the lock; negative once it is released."""
+        return self._lock
 
     def begin(self) -> MappedFiles:
         """Begin to change it; return the memory of the tables, which are in its files."""

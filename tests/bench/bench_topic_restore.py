@@ -5,7 +5,7 @@ Time passes only in requests. A store that reads one object after another is the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 from harness import Bench
@@ -32,9 +32,10 @@ HISTORY = (Stretch(Timeline(1), Epoch(1), EPOCH_MAX),)
 class SideBySide(SlowObjects):
     """The same, as a store of which many objects are read at the same time."""
 
-    def put_many(self, objects: Mapping[str, bytes]) -> None:
+    def create_many(self, objects: Mapping[str, bytes]) -> Sequence[str]:
         for path, data in objects.items():
-            self.put(path, data)
+            self.create(path, data)
+        return []
 
 
 class Topic:

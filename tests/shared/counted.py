@@ -77,9 +77,10 @@ class BulkObjects(CountingObjects):
         with self._lock:
             return {path: self._objects[path] for path in paths if path in self._objects}
 
-    def put_many(self, objects: Mapping[str, bytes]) -> None:
+    def create_many(self, objects: Mapping[str, bytes]) -> list[str]:
         for path, data in objects.items():
-            self.put(path, data)
+            self.create(path, data)
+        return []
 
     def delete_many(self, paths: Sequence[str]) -> None:
         assert 0 < len(paths) <= PAGE

@@ -23,6 +23,7 @@ from holdfast.storage.bulk import delete_each, get_each, list_behind
 from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.log.packs import pack_path
 from holdfast.storage.objects import open_objects, writing
+from holdfast.storage.once import NameTaken, create_each_same, write_same
 from holdfast.storage.probe import prove
 from holdfast.storage.uploading import PART_BYTES
 
@@ -70,6 +71,23 @@ class TestObjects:
 
         assert len(won) == 1 and len(lost) == 7
         assert store.get("log/1") == b"%d" % won[0]
+
+    @pytest.mark.parametrize("parts", [0.1, 2.5], ids=["small", "in parts"])
+    def test_an_object_that_exists_is_never_replaced(self, store: ObjectStore, parts: float) -> None:
+        ours = b"o" * int(parts * PART_BYTES)
+        for _ in range(2):  # the second time as after a lost reply
+            write_same(store, "a", lambda into: into.write(ours))
+        with pytest.raises(NameTaken):
+            write_same(store, "a", lambda into: into.write(b"t" + ours))
+        assert store.get("a") == ours
+
+    def test_of_many_objects_those_that_exist_are_never_replaced(self, store: ObjectStore) -> None:
+        objects = {f"o/{number}": b"%d" % number for number in range(40)}
+        for _ in range(2):
+            create_each_same(store, objects)
+        with pytest.raises(NameTaken, match="object o/7 exists"):
+            create_each_same(store, {"o/7": b"theirs", "o/new": b"new"})
+        assert get_each(store, list(objects)) == objects
 
     def test_an_object_of_several_parts_appears_at_its_end(self, store: ObjectStore, server: S3Store) -> None:
         part = bytes(range(256)) * (PART_BYTES // 512)

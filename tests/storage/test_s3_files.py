@@ -111,7 +111,7 @@ class TestFiles:
                 files.read(0, following, 100_000)
 
     def test_of_more_than_a_page_are_all_listed(self, bucket: Bucket) -> None:
-        bucket.inbox.put_many({f"f{n:04}": b'{"n": %d}\n' % n for n in range(1_100)})
+        bucket.inbox.create_many({f"f{n:04}": b'{"n": %d}\n' % n for n in range(1_100)})
         with closing(opened(bucket, "jsonl")) as files:
             end = sum(len(b'{"n": %d}\n' % n) for n in range(1_100))
             assert files.end_offsets() == {0: end} and numbers(files, end - 20) == [1_099]

@@ -5,21 +5,27 @@ Source: PROTOCOL P18, P26; docs/design/0047-microbatch.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import hashlib
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from holdfast.chaos.sim.ports.images import SimulatedMemory
+from holdfast.checkpoint import repository
 from holdfast.errors import HoldfastError
 from holdfast.model import Pending, Tag, WorkerId, Writer
+from holdfast.ports import ObjectStore
 from holdfast.runtime.microbatch import machine, task, warm
 from holdfast.runtime.microbatch.blocks import Attempt, Result
 from holdfast.runtime.microbatch.host import Host
 from holdfast.runtime.microbatch.machine import Batches
 from holdfast.runtime.wire import messages as m
+from holdfast.runtime.worker import seal
 from holdfast.runtime.worker.protocol import Deliver
+from holdfast.storage.once import Written
 
 Right = Callable[..., Any]
 
@@ -41,6 +47,28 @@ def names_tasks_only(right: Right) -> Right:
         run._worker = WorkerId(f"{attempt.layer}-{attempt.subtask}-task")
 
     return begin
+
+
+def replaces_objects(_: Right) -> Right:
+    """Output is stored whatever its names held before."""
+
+    def put(store: ObjectStore, objects: Mapping[str, bytes]) -> None:
+        for path, data in objects.items():
+            store.put(path, data)
+
+    return put
+
+
+def replaces_an_object(_: Right) -> Right:
+    """A segment is stored whatever its name held before."""
+
+    def put(store: ObjectStore, path: str, write: Callable[[io.BytesIO], object]) -> Written:
+        held = io.BytesIO()
+        write(held)
+        store.put(path, held.getvalue())
+        return Written(held.tell(), hashlib.sha256(held.getvalue()).hexdigest())
+
+    return put
 
 
 def names_one_segment(right: Right) -> Right:
@@ -134,8 +162,9 @@ def leaves_images_behind(right: Right) -> Right:
 VERSIONS = (
     ("mixed-attempts-accepted", "P26", "results count whichever attempts they were made from",
      (machine, "inconsistent", accepts_mixed_attempts)),
-    ("attempt-not-in-names", "P26, P16", "attempts of one task store objects under one name",
-     (task._Task, "__init__", names_tasks_only)),
+    ("attempt-not-in-names", "P26, P16", "attempts of one task store objects under one name, and replace them",
+     (task._Task, "__init__", names_tasks_only), (seal, "create_each_same", replaces_objects),
+     (repository, "write_same", replaces_an_object)),
     ("later-layers-not-named", "P16, P26", "an epoch names the state of its first layer with keys only",
      (machine, "_part", names_one_segment)),
     ("switch-forgets-pending", "P8, P18", "a start in microbatch mode drops undelivered output of the run before",

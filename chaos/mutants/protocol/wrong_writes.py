@@ -54,7 +54,7 @@ class _Hasty:
     def __init__(self, store: ProcessStore) -> None:
         self._store = store
 
-    def put(self, path: str, data: bytes) -> None:
+    def create(self, path: str, data: bytes) -> None:
         self._store.put_later(path, data)
 
 

@@ -108,7 +108,7 @@ class ProcessBatchesOperator(Operator):
         self.rows_in = self.rows_out = self.dropped = self.dlq = 0
 
     def on_batch(self, port: int, batch: pa.RecordBatch) -> None:
-        self._ctx.defer(self, batch)
+        self._ctx.defer(self, batch, self._left_out)
 
     def some(self, batch: pa.RecordBatch, at: int, base: int) -> tuple[int, list[pa.RecordBatch]]:
         """Handle rows from row `at` on; return their number and what was emitted for them."""
@@ -188,7 +188,12 @@ class ProcessBatchesOperator(Operator):
             raise WrongRow(f"{type(columns).__name__} is neither a pyarrow.RecordBatch nor a dict of columns")
         return batch_of_columns(self._gives, columns, len(next(iter(columns.values()), ())))
 
-    def _leave_out(self, piece: pa.RecordBatch, did: str, cause: BaseException) -> None:
+    def _left_out(self, batch: pa.RecordBatch, row: int, base: int, did: str) -> None:
+        """Leave a row out that is not given to the function."""
+        self.rows_in += 1
+        self._leave_out(batch.slice(row, 1).select(self._step.columns), did, None)
+
+    def _leave_out(self, piece: pa.RecordBatch, did: str, cause: BaseException | None) -> None:
         step = self._step
         if step.on_error == "drop":
             self.dropped += 1

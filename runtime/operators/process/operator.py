@@ -217,7 +217,7 @@ class ProcessOperator(Operator):
         self.rows_in = self.rows_out = self.dropped = self.dlq = self._failed = 0
 
     def on_batch(self, port: int, batch: pa.RecordBatch) -> None:
-        self._ctx.defer(self, batch)
+        self._ctx.defer(self, batch, self._left_out)
 
     def some(self, batch: pa.RecordBatch, at: int, base: int) -> tuple[int, list[pa.RecordBatch]]:
         """Handle records from row `at` on; return their number and the rows emitted for them."""
@@ -451,15 +451,28 @@ class ProcessOperator(Operator):
 
     # Failures
 
+    def _left_out(self, batch: pa.RecordBatch, row: int, base: int, did: str) -> None:
+        """Leave a row out that is not given to the function."""
+        self.rows_in += 1
+        if self._step.on_error == "fail":
+            raise self._job_failed(did)
+        if self._step.on_error == "drop":
+            self.dropped += 1
+            return
+        self._ctx.dead_letter(self._letter(did, batch.select(self._step.columns), row))
+        self.dlq += 1
+
+    def _letter(self, did: str, batch: pa.RecordBatch, row: int) -> DeadLetter:
+        raw, error = encode_row(batch, row), reported(self._step.described(did))
+        return DeadLetter(self.name, self._ctx.origin.source, None, None, error, "row", raw)
+
     def _leave_out(self, did: str, events: Events, marks: list[tuple[list[Any], int]]) -> None:
         self.frame.undo()
         for rows, first in marks:
             del rows[first:]
         self._failed += 1
         if self._step.on_error == "dlq":
-            error = reported(self._step.described(did))
-            raw = encode_row(*events.raw(self._keys))
-            self._letters.append(DeadLetter(self.name, self._ctx.origin.source, None, None, error, "row", raw))
+            self._letters.append(self._letter(did, *events.raw(self._keys)))
 
     def _job_failed(self, did: str) -> JobFailed:
         return self._step.failure(did, self._ctx.job)

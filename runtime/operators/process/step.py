@@ -74,6 +74,9 @@ class FunctionStep(KeyedStep):
     def busy_with(self) -> tuple[str, ...]:
         return (self.operator,)
 
+    def leaves_out(self) -> bool:
+        return self.on_error != "fail"
+
     def described(self, did: str) -> str:
         """Return what the function did, with its name and the place of the call."""
         return f"{self.use}: {type(self.process).__name__} {did}"

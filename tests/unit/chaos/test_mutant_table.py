@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.chaos.mutants.keyed_mutants import KEYED_MUTANTS
+from holdfast.chaos.mutants.killing_mutants import KILLING_MUTANTS
 from holdfast.chaos.mutants.mutants import MUTANTS
 from holdfast.chaos.mutants.mutation import applied
 from holdfast.chaos.mutants.operator_mutants import OPERATOR_MUTANTS
@@ -20,6 +21,7 @@ HEADING = "Wrong versions that are caught"
 OTHERS = {
     "Wrong versions of the state that are caught": STATE_MUTANTS,
     "Wrong versions of keyed functions that are caught": KEYED_MUTANTS,
+    "Wrong versions of the search for functions that end their process that are caught": KILLING_MUTANTS,
     "Wrong versions of windows, patterns and tables that are caught": OPERATOR_MUTANTS,
 }
 

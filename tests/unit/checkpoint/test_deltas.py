@@ -88,8 +88,8 @@ class TestARepository:
         class Ambiguous(MemoryObjects):
             fails = False
 
-            def put(self, path: str, data: bytes) -> None:
-                super().put(path, data)
+            def create(self, path: str, data: bytes) -> None:
+                super().create(path, data)
                 if self.fails:
                     raise Unavailable("no reply", next_step="none")
 

@@ -359,7 +359,7 @@ def test_errors_of_a_lane_that_are_no_failures_of_the_store_end_the_run() -> Non
     assert life.job is not None
 
     class Broken(MemoryObjects):
-        def put(self, path: str, data: bytes) -> None:
+        def create(self, path: str, data: bytes) -> None:
             raise ValueError("a fault of the program")
 
     Folds(Repository(Broken()), lambda: lane).seen(life.job)

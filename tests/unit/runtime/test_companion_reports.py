@@ -16,10 +16,11 @@ from holdfast.runtime.driver import master
 from holdfast.runtime.driver.master import CreateRecord, Dismiss, End, Interrupted
 from holdfast.runtime.job import explain, status
 from holdfast.runtime.job.live import Status
+from holdfast.runtime.processes.companion import Board
 from holdfast.runtime.processes.host import marks_of
 from holdfast.runtime.testing import cluster
 from holdfast.runtime.wire import messages as m
-from holdfast.runtime.wire.vitals import State
+from holdfast.runtime.wire.vitals import At, State
 from holdfast.runtime.worker.loop import WorkerLoop
 from tests.unit.runtime.test_master import RULES, A, B, Run, kinds, running
 from tests.unit.runtime.test_slow_functions import Played, Row, numbers
@@ -161,7 +162,7 @@ class TestMarks:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         seen: list[str | None] = []
-        monkeypatch.setattr(cluster, "WorkerLoop", partial(WorkerLoop, mark=seen.append))
+        monkeypatch.setattr(cluster, "WorkerLoop", partial(WorkerLoop, mark=lambda what, at=None: seen.append(what)))
 
         def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
             def parse(row: Row) -> Row:
@@ -178,7 +179,7 @@ class TestMarks:
 
     def test_are_cleared_when_a_function_raises(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[str | None] = []
-        monkeypatch.setattr(cluster, "WorkerLoop", partial(WorkerLoop, mark=seen.append))
+        monkeypatch.setattr(cluster, "WorkerLoop", partial(WorkerLoop, mark=lambda what, at=None: seen.append(what)))
 
         def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
             def parse(row: Row) -> Row:
@@ -200,3 +201,20 @@ class TestBusyOperator:
         run.hear(m.Heartbeat(A, run.generation, False, False, (), progress))
         run.hear(vitals(A, "held", mark))
         assert {row.name: row.blocked_by for row in shown(run).operators if row.blocked_by} == {name: blocked_by}
+
+    def test_stay_when_a_function_has_no_memory_left_which_ends_the_process(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        board = Board([MARK])
+        monkeypatch.setattr(cluster, "WorkerLoop", partial(WorkerLoop, mark=board.mark))
+
+        def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
+            def parse(row: Row) -> Row:
+                raise MemoryError
+
+            return app.source("s", numbers(3)).map(parse, to=Row)
+
+        with pytest.raises(MemoryError):
+            Played(build).run(5)
+        assert board.noted() == (MARK, At(3, 0, 0, 3))
+        board.close()

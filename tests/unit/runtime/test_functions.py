@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -237,13 +239,33 @@ class TestFailures:
         assert (error.where.job, error.where.operator, error.where.source) == ("hot", "map fails_at_two", "bids")
 
     @pytest.mark.parametrize("how", ["map", "map_batches"])
-    @pytest.mark.parametrize("meant", [KeyboardInterrupt, pytest.fail.Exception], ids=["interrupt", "time limit"])
-    def test_exceptions_for_the_process_are_not_failures_of_a_row(self, how: str, meant: type[BaseException]) -> None:
-        def called(_: Any) -> Any:
-            raise meant("over")
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1], ids=["interrupt", "time limit"])
+    def test_exceptions_of_signals_are_not_failures_of_a_row(self, how: str, number: int) -> None:
+        def over(number: int, frame: object) -> None:
+            pytest.fail("over")
 
-        with pytest.raises(meant):
-            Run(lambda s: getattr(s, how)(called, Bid, on_error="drop")).push(BIDS)
+        def called(_: Any) -> Any:
+            signal.raise_signal(number)
+
+        before = signal.signal(signal.SIGUSR1, over), signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with pytest.raises((KeyboardInterrupt, pytest.fail.Exception)):
+                Run(lambda s: getattr(s, how)(called, Bid, on_error="drop")).push(BIDS)
+        finally:
+            signal.signal(signal.SIGUSR1, before[0])
+            signal.signal(signal.SIGINT, before[1])
+
+    @pytest.mark.parametrize("how", ["map", "map_batches"])
+    @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
+    def test_every_exception_that_code_raises_is_a_failure_like_any_other(
+        self, how: str, kind: type[BaseException]
+    ) -> None:
+        def called(_: Any) -> Any:
+            raise kind("over")
+
+        run = Run(lambda s: getattr(s, how)(called, Bid, on_error="drop")).push(BIDS)
+        assert (run.rows, run.dropped()) == ([], {f"{how} called": 3})
+        assert f"called raised {kind.__name__}: over" in self.failed(lambda s: getattr(s, how)(called, Bid)).what
 
     @pytest.mark.parametrize("how", ["map", "map_batches"])
     def test_a_panic_of_native_code_is_a_failure_like_any_other(self, how: str) -> None:

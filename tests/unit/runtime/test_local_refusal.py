@@ -232,13 +232,13 @@ class NoBases:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store, self.refusing, self.refused = store, True, 0
-        self.create, self.get, self.list, self.delete = store.create, store.get, store.list, store.delete
+        self.put, self.get, self.list, self.delete = store.put, store.get, store.list, store.delete
 
-    def put(self, path: str, data: bytes) -> None:
+    def create(self, path: str, data: bytes) -> None:
         if self.refusing and path.startswith(("base/", "merged/")):
             self.refused += 1
             raise Unavailable(f"{path} cannot be written: Input/output error", next_step="see to the disk")
-        self._store.put(path, data)
+        self._store.create(path, data)
 
 
 class TestRefusedMerge:

@@ -345,12 +345,12 @@ class NoSegments:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store, self.refusing = store, False
-        self.create, self.get, self.list, self.delete = store.create, store.get, store.list, store.delete
+        self.put, self.get, self.list, self.delete = store.put, store.get, store.list, store.delete
 
-    def put(self, path: str, data: bytes) -> None:
+    def create(self, path: str, data: bytes) -> None:
         if self.refusing and path.startswith("segments/"):
             raise Unavailable(f"{path} cannot be written", next_step="wait")
-        self._store.put(path, data)
+        self._store.create(path, data)
 
 
 class TestWorkerAboveItsShare:

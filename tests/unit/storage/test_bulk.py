@@ -16,7 +16,7 @@ from s3fs.errors import translate_boto_error
 
 from holdfast.errors import AlreadyExists, Unavailable
 from holdfast.storage import remote
-from holdfast.storage.bulk import DELETED_MAX, BulkStore, Page, delete_each, get_each, list_behind, put_each
+from holdfast.storage.bulk import DELETED_MAX, BulkStore, Page, create_many, delete_each, get_each, list_behind
 from holdfast.storage.objects import FsspecObjects, LocalObjects, MemoryObjects
 
 
@@ -122,7 +122,7 @@ class TestReads:
 class TestWrites:
     def test_are_side_by_side(self, store: FsspecObjects, bucket: Bucket) -> None:
         objects = {f"staged/{n}": b"%d" % n for n in range(100)}
-        put_each(store, objects)
+        create_many(store, objects)
         assert bucket.objects == {f"root/{path}": data for path, data in objects.items()}
         assert 1 < bucket.writing_most <= remote.TOGETHER_MAX
 
@@ -131,11 +131,11 @@ class TestWrites:
     ) -> None:
         bucket.unwritable = {"root/b"}
         with pytest.raises(Unavailable, match="writing b in s3://bucket/root failed"):
-            put_each(store, {"a": b"1", "b": b"2", "c": b"3"})
+            create_many(store, {"a": b"1", "b": b"2", "c": b"3"})
         assert bucket.objects == {"root/a": b"1", "root/c": b"3"}
 
     def test_nothing_to_write_is_no_request(self, store: FsspecObjects, bucket: Bucket) -> None:
-        put_each(store, {})
+        create_many(store, {})
         assert not bucket.requests
 
 

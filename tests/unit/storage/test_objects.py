@@ -25,6 +25,7 @@ from holdfast.storage.objects import (
     read_buffer,
     writing,
 )
+from holdfast.storage.once import NameTaken, create_each_same, create_same, write_same
 from holdfast.storage.paths import TEMPORARY, refuse_password
 
 MakeStore = Callable[[Path], ObjectStore]
@@ -94,14 +95,39 @@ class TestEveryObjectStore:
             read_buffer(store, "a")
 
     def test_an_object_is_written_in_pieces_and_appears_whole_at_the_end(self, store: ObjectStore) -> None:
-        store.put("a/b", b"old")
         with writing(store, "a/b") as file:
             file.write(b"one")
             file.write(b"two")
-            assert store.get("a/b") == b"old"
+            assert store.list("") == []
         assert store.get("a/b") == b"onetwo" and store.list("") == ["a/b"]
 
-    def test_an_error_while_an_object_is_written_leaves_the_old_one(self, store: ObjectStore) -> None:
+    def test_an_object_written_in_pieces_replaces_no_other(self, store: ObjectStore) -> None:
+        store.put("a/b", b"old")
+        with pytest.raises(AlreadyExists), writing(store, "a/b") as file:
+            file.write(b"new")
+        assert store.get("a/b") == b"old" and store.list("") == ["a/b"]
+
+    def test_writing_the_same_object_once_more_changes_nothing(self, store: ObjectStore) -> None:
+        for _ in range(2):
+            create_same(store, "a", b"same")
+            create_each_same(store, {"b": b"same", "c": b"other"})
+            assert write_same(store, "d", lambda into: into.write(b"same")).size == 4
+        assert [store.get(path) for path in "abcd"] == [b"same", b"same", b"other", b"same"]
+
+    @pytest.mark.parametrize("how", ["whole", "together", "in pieces"])
+    def test_an_object_with_other_bytes_is_refused_and_keeps_them(self, store: ObjectStore, how: str) -> None:
+        store.put("a", b"ours")
+        with pytest.raises(NameTaken, match="object a exists with other bytes"):
+            match how:
+                case "whole":
+                    create_same(store, "a", b"them")
+                case "together":
+                    create_each_same(store, {"b": b"new", "a": b"them"})
+                case _:
+                    write_same(store, "a", lambda into: into.write(b"them"))
+        assert store.get("a") == b"ours"
+
+    def test_an_error_while_an_object_is_written_leaves_nothing_new(self, store: ObjectStore) -> None:
         store.put("a/b", b"old")
         with pytest.raises(ZeroDivisionError), writing(store, "a/b") as file:
             file.write(b"half")

@@ -10,7 +10,7 @@ import pytest
 from fsspec.asyn import sync_wrapper
 from s3fs import core
 
-from holdfast.errors import Unavailable
+from holdfast.errors import AlreadyExists, Unavailable
 from holdfast.storage import uploading
 from holdfast.storage.objects import FsspecObjects
 
@@ -38,6 +38,8 @@ class Bucket:
             self.uploading -= 1
         if method in self.refuses:
             raise OSError(f"{method} refused")
+        if asked.get("IfNoneMatch") == "*" and asked["Key"] in self.objects:
+            raise FileExistsError("PreconditionFailed")
         match method:
             case "create_multipart_upload":
                 self.parts[asked["Key"]] = {}
@@ -155,3 +157,13 @@ class TestUploading:
 
     def test_a_part_has_the_size_that_s3_wants(self) -> None:
         assert uploading.PART_BYTES >= 5 << 20
+
+
+class TestAnObjectThatExists:
+    @pytest.mark.parametrize("blocks", [1, 8])
+    def test_is_not_replaced(self, store: FsspecObjects, bucket: Bucket, blocks: int) -> None:
+        bucket.objects["jobs/a"] = b"old"
+        with pytest.raises(AlreadyExists), store.writing("a") as file:
+            for number in range(blocks):
+                file.write(block(number))
+        assert bucket.objects == {"jobs/a": b"old"} and not bucket.parts

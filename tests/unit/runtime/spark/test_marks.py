@@ -89,7 +89,7 @@ def test_marks_can_be_closed_between_calls(tmp_path: Path, monkeypatch: pytest.M
     place.touch()
     marks = CallMarks(60.0)
     marks.mark("function: f")
-    assert place.read_text() == "holdfast-mark: function: f\n"
+    assert place.read_text() == "holdfast-mark: function: f\nholdfast-at: 0 0 -1 0 0 0\n"
     marks.close()
     marks.close()
 

@@ -1,0 +1,226 @@
+"""Functions that end their process: counts their deaths, narrows the place, and decides what to do.
+
+A worker can be lost for many reasons. Only the deaths are counted that its companion saw during a call of a function,
+and only as long as no completed epoch gets past the place. Between two deaths the function is given fewer rows at a
+time, so that each death shows a narrower place, until one place has proved to be deadly.
+
+    - If offsets are known, the place is the range in which all deaths agree; one elsewhere begins a new count.
+    - Three deaths at one place are proof. Behind a shuffle, the last two have to be at the same single row.
+    - So many as `UNPROVEN_MAX` without progress are proof anyway: whatever the function does, the job gets nowhere.
+
+A function that is proved to be at fault ends the run. If its on_error allows it, the search continues to a single row
+at which the process has died twice; that row is left out from then on.
+
+Invariants
+    - At most one death is counted in a generation: workers that are lost together may be lost for the first one's sake.
+    - Nothing is counted twice, and nothing that was seen before an epoch got past the place.
+    - A row is left out only if the last two deaths were at this row alone, by its hash.
+
+Pure: no clock, thread or I/O. Part of runtime/driver/master.py.
+Source: docs/design/0117-functions-that-kill.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from holdfast.frozen import replace
+from holdfast.model import Generation, SourcePosition, Subtask
+from holdfast.runtime.wire.messages import Killer, Suspect
+from holdfast.runtime.wire.vitals import UNKNOWN, At
+
+DEATHS = 3
+"""At the same place these are proof."""
+UNPROVEN_MAX = 8
+"""Deaths during calls of one function, without progress, which end the run wherever they were."""
+PORTION = 64
+"""After a death the function gets this part of the rows that it had got together."""
+KILLERS_MAX = 64
+"""Rows that are left out at the same time, per function and subtask; beyond it the oldest is dropped."""
+Offsets = tuple[tuple[str, int, int], ...]
+"""Source, partition and offset."""
+
+
+@dataclass(frozen=True)
+class Death:
+    """The end of a worker during a call of a function."""
+
+    generation: Generation
+    launch: int
+    at: At
+    """What it was called for; no rows: a timer, a window, or anything else that is no row of a stream."""
+    how: str = ""
+    """How its process ended; empty if that is not known yet."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A function of one subtask that has ended its process."""
+
+    operator: str
+    subtask: Subtask
+    partition: int
+    """Of the records that it was called for; UNKNOWN behind a shuffle, and for what is no record."""
+    source: str | None
+    """Whose records it gets, if they reach it without a shuffle."""
+    positions: Offsets
+    """Where the last completed epoch was at the first death."""
+    deaths: tuple[Death, ...] = ()
+    """Since a row was found, or since an epoch got past the place."""
+    rows_max: int = 0
+    """How many rows to give to it together; 0: no limit."""
+    killers: tuple[Killer, ...] = ()
+    """Rows to leave out."""
+
+
+Kills = tuple[Kill, ...]
+
+
+def died(kills: Kills, first: Kill, death: Death, leaves_out: bool) -> tuple[Kills, Kill | None]:
+    """Count a death.
+
+    Args:
+        first: An entry without deaths, in case it is the first death of this function.
+        leaves_out: Whether a row is left out for which the function ends its process.
+
+    Returns:
+        The new entries, and one for which the run has to end.
+    """
+    if any(each.generation == death.generation for kill in kills for each in kill.deaths):
+        return kills, None
+    known = next((kill for kill in kills if _key(kill) == _key(first)), first)
+    others = tuple(each for each in kills if each is not known)
+    kill = known if known.deaths else replace(known, positions=first.positions)
+    kill = replace(kill, deaths=(*kill.deaths, death))
+    if kill.partition != UNKNOWN and place(kill) is None:
+        kill = replace(kill, deaths=(death,), rows_max=0)
+    proved = is_proved(kill)
+    if proved and leaves_out and at_one_row(kill):
+        kill = replace(kill, deaths=(), rows_max=0, killers=(*kill.killers, _killer(kill))[-KILLERS_MAX:])
+    elif len(kill.deaths) >= UNPROVEN_MAX or (proved and not (leaves_out and death.at.rows)):
+        return (*others, kill), kill
+    elif death.at.rows:
+        kill = replace(kill, rows_max=max(1, death.at.rows // PORTION))
+    return (*others, kill), None
+
+
+def is_proved(kill: Kill) -> bool:
+    """Return whether the deaths show that the function itself ends the process, at this place."""
+    if len(kill.deaths) < DEATHS:
+        return False
+    return place(kill) is not None or at_one_row(kill)
+
+
+def at_one_row(kill: Kill) -> bool:
+    """Return whether the last two deaths were at the same row, which was given to the function alone."""
+    before, last = (death.at for death in kill.deaths[-2:])
+    return last.rows == before.rows == 1 and last.digest == before.digest != 0
+
+
+def _killer(kill: Kill) -> Killer:
+    at = kill.deaths[-1].at
+    exact = at.partition != UNKNOWN and at.following == at.offset + 1
+    return Killer(at.digest, how(kill), *((at.partition, at.offset) if exact else ()))
+
+
+def _key(kill: Kill) -> tuple[str, Subtask, int]:
+    return kill.operator, kill.subtask, kill.partition
+
+
+def place(kill: Kill) -> tuple[int, int, int] | None:
+    """Return the partition and the range of offsets in which all deaths were; None if there is none."""
+    places = [death.at for death in kill.deaths]
+    partitions = {at.partition if at.rows else UNKNOWN for at in places}
+    if len(partitions) != 1 or UNKNOWN in partitions:
+        return None
+    first, following = max(at.offset for at in places), min(at.following for at in places)
+    return (places[0].partition, first, following) if first < following else None
+
+
+def found_more(before: Kills, now: Kills) -> bool:
+    """Return whether a row was found that is left out from now on."""
+    return now is not before and sum(len(each.killers) for each in now) > sum(len(each.killers) for each in before)
+
+
+def explained(kills: Kills, launch: int, what: str) -> Kills:
+    """Note how the process of a launch ended: its worker is lost before that is known."""
+
+    def known(death: Death) -> Death:
+        return replace(death, how=what) if death.launch == launch and not death.how else death
+
+    if not any(death.launch == launch for kill in kills for death in kill.deaths):
+        return kills
+    return tuple(replace(kill, deaths=tuple(map(known, kill.deaths))) for kill in kills)
+
+
+def passed(kills: Kills, positions: Iterable[SourcePosition]) -> Kills:
+    """An epoch was completed: forget what it has got past.
+
+    One that moves no source may have been closed before the function was called again.
+    """
+    if not kills:
+        return kills
+    now = offsets(positions)
+    return tuple(after for kill in kills if (after := _left(kill, now)).deaths or after.killers)
+
+
+def _left(kill: Kill, now: Offsets) -> Kill:
+    at = {(source, partition): offset for source, partition, offset in now}
+    if kill.source is not None:
+        here = {partition: offset for (source, partition), offset in at.items() if source == kill.source}
+        ahead = [k for k in kill.killers if k.partition == UNKNOWN or here.get(k.partition, 0) <= k.offset]
+        kill = replace(kill, killers=tuple(ahead))
+        if (found := place(kill)) is not None:
+            return kill if here.get(found[0], 0) <= found[1] else replace(kill, deaths=(), rows_max=0)
+    before = {(source, partition): offset for source, partition, offset in kill.positions}
+    moved = any(not death.at.rows for death in kill.deaths)  # timers move no source
+    moved |= any(offset > before.get(where, 0) for where, offset in at.items())
+    return replace(kill, deaths=(), rows_max=0) if moved else kill
+
+
+def suspects(kills: Kills, subtask: Subtask) -> tuple[Suspect, ...]:
+    """Return what a subtask has to know of its functions."""
+    return tuple(_suspect(kill) for kill in kills if kill.subtask == subtask)
+
+
+def _suspect(kill: Kill) -> Suspect:
+    where = (UNKNOWN, 0, 0) if (found := place(kill)) is None else found
+    return Suspect(kill.operator, kill.rows_max, *where, kill.killers)
+
+
+def how(kill: Kill) -> str:
+    """Return how the process ended, as far as it is known."""
+    return next((death.how for death in reversed(kill.deaths) if death.how), "how it ended is not known")
+
+
+def offsets(positions: Iterable[SourcePosition]) -> Offsets:
+    """Return source, partition and offset of positions."""
+    return tuple((at.source, at.partition, max(at.offset, 0)) for at in positions)
+
+
+def where_text(kill: Kill, reached: Offsets) -> str:
+    """Return in words which records the function was called for.
+
+    Args:
+        reached: How far the sources are known to have been read.
+    """
+    if (found := place(kill)) is not None:
+        return _range_text(kill.source or "", *found)
+    to = {(source, partition): offset for source, partition, offset in reached}
+    begins = kill.positions or tuple((source, partition, 0) for source, partition, _ in reached)
+    ranges = [(*each, max(to.get(each[:2], 0), each[2])) for each in begins]
+    read = [each for each in ranges if each[3] > each[2]] or ranges
+    named = [_range_text(*each) for each in read[:SHOWN_MAX]]
+    more = f" and {len(read) - SHOWN_MAX} other partitions" if len(read) > SHOWN_MAX else ""
+    return (", ".join(named) + more) or "the first records of the job"
+
+
+SHOWN_MAX = 4
+
+
+def _range_text(source: str, partition: int, first: int, following: int) -> str:
+    where = f"source {source!r}, partition {partition}"
+    if following <= first:
+        return f"{where}, offset {first} on"
+    return f"{where}, offset {first}" if following == first + 1 else f"{where}, offsets {first} to {following - 1}"

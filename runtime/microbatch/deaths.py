@@ -1,0 +1,35 @@
+"""The end of a task's process during a call of a function, as the job reports it (docs/design/0117).
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from holdfast.errors import Unavailable
+from holdfast.runtime.wire.vitals import At
+
+
+class Death(NamedTuple):
+    """What the process was doing."""
+
+    mark: str | None
+    """The mark of the function."""
+    subtask: int
+    at: At | None
+    """The rows that it was called for; None: no rows of a stream."""
+    how: str
+    """How it ended."""
+
+
+class ProcessEnded(Unavailable):
+    """The process of a task has ended unexpectedly.
+
+    Args:
+        death: What it was doing, if that was a call of a function.
+    """
+
+    def __init__(self, what: str, *, not_done: str, next_step: str, death: Death | None) -> None:
+        super().__init__(what, not_done=not_done, next_step=next_step)
+        self.death = death

@@ -1,0 +1,120 @@
+"""Keeps processes that users' functions fork away from this process's work: its loop, sockets and locks.
+
+A fork copies everything. A child that returns from the function would go on as a second worker of the same name. One
+that lives on keeps sockets open, so that a peer does not see that the worker has ended, and locks held.
+
+So a forked child has the null device in place of each descriptor that was registered here, and ends the moment that it
+returns to code of this package. Children that never return are not affected: those of `multiprocessing`, and those that
+end with `os._exit` or replace themselves.
+
+Invariants
+    - No child of a guarded process runs code of this package behind the call that forked it.
+    - The process itself pays nothing for it, but its own number per call of a function.
+
+Source: fork(2), flock(2); os.register_at_fork, sys.settrace.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any, Protocol
+from weakref import WeakSet
+
+_PACKAGE = os.path.join(os.path.dirname(__file__), "")
+"""As the code of the package names its files: not resolved."""
+
+
+class HasDescriptor(Protocol):
+    """A socket or a file."""
+
+    def fileno(self) -> int:
+        """Return the descriptor; negative, or ValueError, if it is closed."""
+
+
+class _Process:
+    def __init__(self) -> None:
+        self.kept: WeakSet[HasDescriptor] = WeakSet()
+        self.numbers: set[int] = set()
+        self.guarded = 0
+        """The number of the process that runs functions; 0: none does."""
+
+
+_process = _Process()
+
+
+def keep(thing: HasDescriptor) -> None:
+    """Keep this socket or file from children that are forked from now on."""
+    _process.kept.add(thing)
+
+
+@contextmanager
+def kept(number: int) -> Iterator[None]:
+    """Keep a descriptor from children that are forked within the block; it is closed after it."""
+    _process.numbers.add(number)
+    try:
+        yield
+    finally:
+        _process.numbers.discard(number)
+
+
+def guard() -> None:
+    """From now on, end each child that returns to code of this package; for processes that run users' functions."""
+    _process.guarded = os.getpid()
+
+
+def end_if_child() -> None:
+    """End this process if a guarded one has forked it: it has come back to where only that one belongs."""
+    if _process.guarded and os.getpid() != _process.guarded:
+        _end()
+
+
+def _end() -> None:
+    os.write(2, b"holdfast: a process that a function forked came back from the function, and was ended\n")
+    os._exit(0)
+
+
+def _in_child() -> None:
+    _give_up()
+    if not _process.guarded:
+        return
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    if frame is not None:
+        frame.f_trace, frame.f_trace_lines = _came_back, True
+        sys.settrace(_trace_no_other)
+
+
+def _give_up() -> None:
+    with suppress(OSError):
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        numbers = set(_process.numbers)
+        for thing in list(_process.kept):
+            with suppress(OSError, ValueError):
+                numbers.add(thing.fileno())
+        for number in numbers:
+            if number >= 0:
+                os.dup2(null, number, inheritable=False)
+        os.close(null)
+
+
+def _trace_no_other(frame: FrameType, event: str, argument: Any) -> None:
+    """Frames that begin in the child are its own."""
+
+
+def _came_back(frame: FrameType, event: str, argument: Any) -> Any:
+    if event != "exception":
+        _end()
+    error = argument[1]
+    if not isinstance(error, SystemExit):
+        traceback.print_exception(*argument)
+        os._exit(1)
+    os._exit(error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None))
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,88 @@
+"""Objects that are written once: what exists is never replaced, not even by the process whose name it carries.
+
+Names of objects tell their writer, so two writers never meet, but for one that is repeated after a lost reply, and a
+copy of the process, which a user's function may have forked. The first finds its own bytes. The second would change
+what a manifest may name already.
+
+Invariants
+    - An object that exists keeps its bytes.
+    - Writing the same bytes again succeeds.
+
+Pure: the store does the I/O.
+Source: PROTOCOL P16; docs/design/0117-functions-that-kill.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from holdfast.errors import AlreadyExists, HoldfastError, NotFound, Unavailable
+from holdfast.ports import ObjectStore
+from holdfast.storage.bulk import create_many
+from holdfast.storage.hashing import Hashed, Sink
+from holdfast.storage.objects import read_buffer, writing
+
+
+class NameTaken(HoldfastError):
+    """An object that only this process writes exists with other bytes. Another worker uses other names."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"object {path} exists with other bytes, although only this process writes an object of that name",
+            not_done="the object was not changed, and no checkpoint will name it",
+            next_step="no action needed: a new worker writes under another name. If this repeats, look for functions "
+            "that fork, and let their children end with os._exit",
+        )
+
+
+class Written(NamedTuple):
+    """What was written."""
+
+    size: int
+    sha256: str
+
+
+def create_same(store: ObjectStore, path: str, data: bytes) -> None:
+    """Create an object; one that exists must hold these bytes. Raises NameTaken, Unavailable."""
+    try:
+        store.create(path, data)
+    except AlreadyExists:
+        _compare(store, path, Written(len(data), hashlib.sha256(data).hexdigest()))
+
+
+def create_each_same(store: ObjectStore, objects: Mapping[str, bytes]) -> None:
+    """Create objects; those that exist must hold these bytes. Raises NameTaken; Unavailable: each may exist or not."""
+    for path in create_many(store, objects):
+        _compare(store, path, Written(len(objects[path]), hashlib.sha256(objects[path]).hexdigest()))
+
+
+def write_same(store: ObjectStore, path: str, write: Callable[[Sink], object]) -> Written:
+    """Create an object part by part; one that exists must hold these bytes. It becomes visible, whole, at the end.
+
+    Args:
+        write: Writes the bytes into what it receives.
+
+    Raises:
+        NameTaken: it holds others.
+        Unavailable: the object may exist or not.
+    """
+    out: Hashed[hashlib._Hash] | None = None
+    try:
+        with writing(store, path) as file:
+            out = Hashed(file, hashlib.sha256())
+            write(out)
+    except AlreadyExists:
+        assert out is not None
+        _compare(store, path, Written(out.size, out.hash.hexdigest()))
+    return Written(out.size, out.hash.hexdigest())
+
+
+def _compare(store: ObjectStore, path: str, wanted: Written) -> None:
+    try:
+        found = read_buffer(store, path)
+    except NotFound:
+        raise Unavailable(f"object {path} was removed while it was written", next_step="it is written again") from None
+    if found.size != wanted.size or hashlib.sha256(found).hexdigest() != wanted.sha256:
+        raise NameTaken(path)

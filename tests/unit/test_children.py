@@ -1,0 +1,152 @@
+"""Processes that a function forks never come back to the worker, and have none of its descriptors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+PROGRAM = """
+import fcntl, json, multiprocessing, os, signal, socket, sys, tempfile
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+import holdfast as hf
+from holdfast import children
+from holdfast.runtime.rows.schema import schema_of
+from holdfast.runtime.worker.fragment import FragmentRuntime
+from holdfast.sinks.memory import MemorySink
+from planned_source import PlannedSource
+
+@dataclass
+class Item:
+    n: int
+
+def status_of(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+def returns():
+    return None
+
+def exits():
+    sys.exit(7)
+
+def raises():
+    raise ValueError("of the child")
+
+seen = []
+
+def forks(how):
+    def function(item):
+        given = item.column("n").to_pylist() if isinstance(item, pa.RecordBatch) else [item.n]
+        if given[0] == 1 or how == "batches":
+            if (pid := os.fork()) == 0:
+                {"returns": returns, "exits": exits, "raises": raises, "batches": returns}[how]()
+            else:
+                seen.append(status_of(pid))
+        if given[0] == 2:
+            os.write(1, f"{json.dumps({'two in': os.getpid() == parent})}\\n".encode())
+        return item
+    return function
+
+def play(how, function):
+    app, out = hf.App("app"), []
+    stream = app.source("items", PlannedSource(schema_of(Item)))
+    stream = stream.map_batches(function, Item) if how == "batches" else stream.map(function, to=Item)
+    stream.sink("out", MemorySink())
+    fragment = FragmentRuntime(app.plan().fragments[0], {}, lambda *_: None, lambda _, rows: out.append(rows.num_rows))
+    fragment.on_batch(pa.RecordBatch.from_pylist([{"n": n} for n in range(4)], schema=schema_of(Item)))
+    return sum(out)
+
+def shout(queue):
+    queue.put("shouted")
+
+def uses_multiprocessing(item):
+    if item.n == 1:
+        context = multiprocessing.get_context("fork")
+        queue = context.Queue()
+        child = context.Process(target=shout, args=(queue,))
+        child.start()
+        seen.append(queue.get(timeout=60))
+        child.join()
+        seen.append(child.exitcode)
+    return item
+
+parent = os.getpid()
+children.guard()
+for how in ("returns", "exits", "raises", "batches"):
+    seen.clear()
+    rows = play(how, forks(how))
+    print(json.dumps({"how": how, "rows": rows, "children": seen}), flush=True)
+seen.clear()
+print(json.dumps({"how": "multiprocessing", "rows": play("map", uses_multiprocessing), "children": seen}), flush=True)
+
+here, there = socket.socketpair()
+children.keep(here)
+lock = tempfile.TemporaryFile()
+fcntl.flock(lock, fcntl.LOCK_EX)
+read, write = os.pipe()
+with children.kept(lock.fileno()):
+    if (pid := os.fork()) == 0:
+        os.write(write, b".")
+        os.read(there.fileno(), 1)  # it lives on until it is killed
+        signal.pause()
+os.read(read, 1)
+lock_name = f"/proc/self/fd/{lock.fileno()}"
+other = os.open(lock_name, os.O_RDWR)
+lock.close()
+here.close()
+try:
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    free = True
+except BlockingIOError:
+    free = False
+there.settimeout(60)
+print(json.dumps({"how": "lives on", "lock is free": free, "peer sees the end": there.recv(1) == b""}), flush=True)
+os.kill(pid, 9)
+"""
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, dict[str, Any]]:
+    """Return what a process printed in which functions forked."""
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"},
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    lines = [json.loads(line) for line in ended.stdout.splitlines()]
+    found = {line["how"]: line for line in lines if "how" in line}
+    found["twos"] = {"in the parent": [line["two in"] for line in lines if "two in" in line]}
+    found["stderr"] = {"text": ended.stderr}
+    return found
+
+
+class TestAChildOfAFunction:
+    @pytest.mark.parametrize(("how", "status"), [("returns", 0), ("exits", 7), ("raises", 1)])
+    def test_ends_when_it_leaves_the_function(self, said: dict[str, dict[str, Any]], how: str, status: int) -> None:
+        assert (said[how]["rows"], said[how]["children"]) == (4, [status])
+
+    def test_is_given_no_other_row(self, said: dict[str, dict[str, Any]]) -> None:
+        assert said["twos"]["in the parent"] == [True] * 3
+
+    def test_ends_when_it_leaves_a_function_of_batches(self, said: dict[str, dict[str, Any]]) -> None:
+        assert (said["batches"]["rows"], said["batches"]["children"]) == (4, [0])
+
+    def test_of_multiprocessing_works_as_ever(self, said: dict[str, dict[str, Any]]) -> None:
+        assert said["multiprocessing"]["children"] == ["shouted", 0]
+
+    def test_that_lives_on_holds_no_socket_and_no_lock(self, said: dict[str, dict[str, Any]]) -> None:
+        assert said["lives on"]["peer sees the end"] and said["lives on"]["lock is free"]
+
+    def test_says_why_it_has_ended(self, said: dict[str, dict[str, Any]]) -> None:
+        assert "a process that a function forked came back from the function, and was ended" in said["stderr"]["text"]
+        assert "ValueError: of the child" in said["stderr"]["text"]
