@@ -43,8 +43,9 @@ FLUSH_S = 1.0
 READ_WITHIN_S = 15.0
 """How long the progress topic may take to be read, once its end is known: open transactions stand before it."""
 READ_WAIT_S = 0.1
-TOPIC_EVERY_S = 1.0
-"""How often a session asks whether its topic was replaced."""
+TOPIC_EVERY_S, TOPIC_WITHIN_S = 1.0, 1.0
+"""How often a session asks whether its topic was replaced, and how long a delivery waits for the answer: one that was
+left over from the delivery before would be as old as that."""
 ANY_PARTITION = -1
 """RD_KAFKA_PARTITION_UA: the partitioner decides."""
 POLL_EVERY = 4_096
@@ -332,17 +333,27 @@ class ProgressReader:
         return self._topic
 
     def replaced(self) -> bool:
-        """Return whether the topic has another id than `topic` returned, as far as the brokers have answered."""
+        """Return whether the topic has another id than `topic` returned, as far as the brokers answer soon."""
         self._admin.poll(0)
+        if self._differs(0.0):
+            return True
+        if time.monotonic() - self._asked_at < TOPIC_EVERY_S:
+            return False
         if self._asked is None:
-            if time.monotonic() - self._asked_at >= TOPIC_EVERY_S:
-                self._ask()
+            self._ask()
+        return self._differs(TOPIC_WITHIN_S)
+
+    def _differs(self, within_s: float) -> bool:
+        """Return whether the request that is under way was answered with another id. An error tells nothing: the
+        delivery meets it too."""
+        if self._asked is None:
             return False
-        if not self._asked.done():
+        try:
+            found, fault = outcome_of(self._asked, within_s)
+        except TimeoutError:
             return False
-        found, fault = outcome_of(self._asked, 0)
         self._asked = None
-        return fault is None and topic_id(found) != self._topic  # an error tells nothing, and deliveries meet it too
+        return fault is None and topic_id(found) != self._topic
 
     def _ask(self) -> None:
         self._asked_at = time.monotonic()

@@ -177,8 +177,8 @@ class Connection(Protocol):
         """Ask the brokers what the topic differs by from others of its name; None if they have no such ids."""
 
     def replaced(self) -> bool:
-        """Return whether the topic is known to be another one than when it was asked for; asks now and then, and does
-        not wait for the answer."""
+        """Return whether the topic is known to be another one than when it was asked for; asks once a second, and waits
+        a moment for the answer."""
 
     def close(self) -> None:
         """Release what is open for reading; the next call opens it again."""

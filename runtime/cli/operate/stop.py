@@ -113,7 +113,7 @@ def _wait(stored: Stored, request: str, deadline: float, args: argparse.Namespac
     """Wait until the log or the driver's last report shows that the run has ended; return that status."""
     reply: Mapping[str, Any] | None = None
     began = dotted = time.monotonic()
-    dots, said = 0, None
+    dots, said = 0, set[frozenset[str]]()
     try:
         while True:
             shown = status_of(stored, SystemClock().wall_us())
@@ -139,8 +139,9 @@ def _wait(stored: Stored, request: str, deadline: float, args: argparse.Namespac
                 dotted, dots = time.monotonic(), dots + 1
                 print(".", end="", file=sys.stderr, flush=True)
                 waits = stop_waits(shown)
-                if waits is not None and waits.on != said and time.monotonic() - began >= SAY_AFTER_S:
-                    said, dots = waits.on, 0
+                if waits is not None and waits.on not in said and time.monotonic() - began >= SAY_AFTER_S:
+                    said.add(waits.on)  # once each: a slow function comes and goes with every batch
+                    dots = 0
                     advise(f"\n{stored.name} waits: {waits.what}. To end it at once: holdfast stop {stored.name} --now")
             time.sleep(LOOK_EVERY_S)
     finally:

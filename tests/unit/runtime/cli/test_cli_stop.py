@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.runtime.job.requests import Inbox
+from holdfast.runtime.job.stopping import StopWaits
 
 if TYPE_CHECKING:
     from tests.unit.runtime.cli.conftest import Ended, History
@@ -86,6 +88,18 @@ class TestStop:
         said = "waits: a worker is busy with the Python function of step 'map f', which takes seconds for one row"
         assert ended.status == 5 and ended.err.count(said) == 2, "once while it waits, once when it gives up"
         assert "To end it at once: holdfast stop hot --now" in ended.err
+
+    def test_one_that_waits_for_two_things_in_turn_says_each_once(
+        self, holdfast: Holdfast, history: Begin, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As for a function that is slow for some batches, and for output that is delivered between them."""
+        turns = itertools.cycle(StopWaits(frozenset({each}), False, f"it is {each}", None) for each in ("up", "down"))
+        monkeypatch.setattr("holdfast.runtime.cli.operate.stop.stop_waits", lambda _: next(turns))
+        monkeypatch.setattr("holdfast.runtime.cli.operate.stop.DOT_EVERY_S", 0.0)
+        monkeypatch.setattr("holdfast.runtime.cli.operate.stop.SAY_AFTER_S", 0.0)
+        history("hot").live(ending="stop")
+        said = holdfast("stop", "hot", "--timeout", "1s").err.partition("has not stopped")[0]
+        assert (said.count("it is up"), said.count("it is down")) == (1, 1)
 
     def test_the_json_is_the_last_status(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot")
