@@ -39,6 +39,7 @@ __all__ = [
     "MappedStore",
     "MemoryObjects",
     "open_objects",
+    "opened",
     "read_buffer",
     "writing",
 ]
@@ -93,6 +94,11 @@ def writing(store: ObjectStore, path: str) -> Iterator[BinaryIO]:
     held = io.BytesIO()
     yield held
     store.create(path, held.getvalue())
+
+
+def opened(store: ObjectStore, path: str) -> pa.NativeFile:
+    """Return an object for reads piece by piece; a store without files gives it whole. Errors as `FileStore.opened`."""
+    return store.opened(path) if _is_file_store(store) else pa.BufferReader(store.get(path))
 
 
 def read_buffer(store: ObjectStore, path: str) -> pa.Buffer:

@@ -21,8 +21,8 @@ from typing import NamedTuple
 from holdfast.errors import AlreadyExists, HoldfastError, NotFound, Unavailable
 from holdfast.ports import ObjectStore
 from holdfast.storage.bulk import create_many
-from holdfast.storage.hashing import Hashed, Sink
-from holdfast.storage.objects import read_buffer, writing
+from holdfast.storage.hashing import Hashed, Sink, hash_file
+from holdfast.storage.objects import opened, writing
 
 
 class NameTaken(HoldfastError):
@@ -80,9 +80,14 @@ def write_same(store: ObjectStore, path: str, write: Callable[[Sink], object]) -
 
 
 def _compare(store: ObjectStore, path: str, wanted: Written) -> None:
+    """Compare an object with what was to be written, piece by piece: it may be larger than memory."""
     try:
-        found = read_buffer(store, path)
+        with opened(store, path) as file:
+            same = file.size() == wanted.size
+            same = same and hash_file(file, hashlib.sha256(), wanted.size).hexdigest() == wanted.sha256
     except NotFound:
         raise Unavailable(f"object {path} was removed while it was written", next_step="it is written again") from None
-    if found.size != wanted.size or hashlib.sha256(found).hexdigest() != wanted.sha256:
+    except OSError as error:
+        raise Unavailable(f"object {path} cannot be read: {error}", next_step="it is written again") from error
+    if not same:
         raise NameTaken(path)

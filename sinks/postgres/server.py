@@ -15,6 +15,7 @@ from typing import Any
 
 import psycopg
 
+from holdfast import children
 from holdfast.errors import ConfigError, NotAdmitted
 from holdfast.secrets import Secret
 from holdfast.sinks.postgres.place import DURABLE, conninfo, named
@@ -76,6 +77,7 @@ def connect(dsn: str, password: Secret | None, check: bool) -> ServerConnection:
         prepare_threshold=None,
         cursor_factory=psycopg.RawCursor,
     )
+    children.keep(connection)
     try:
         if check:
             _check(dsn, connection.info)

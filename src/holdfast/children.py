@@ -3,7 +3,8 @@
 A fork copies everything. A child that returns from the function would go on as a second worker of the same name. One
 that lives on keeps sockets open, so that a peer does not see that the worker has ended, and locks held.
 
-So a forked child has the null device in place of each descriptor that was registered here, and ends the moment that it
+So a forked child has the null device in place of each descriptor that was registered here, and of each socket that was
+open before the first function was called, and ends the moment that it
 returns to code of this package. Children that never return are not affected: those of `multiprocessing`, and those that
 end with `os._exit` or replace themselves.
 
@@ -17,6 +18,7 @@ Source: fork(2), flock(2); os.register_at_fork, sys.settrace.
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import traceback
 from collections.abc import Iterator
@@ -27,6 +29,8 @@ from weakref import WeakSet
 
 _PACKAGE = os.path.join(os.path.dirname(__file__), "")
 """As the code of the package names its files: not resolved."""
+_STANDARD = 2
+"""Standard error, and the descriptors below it, stay: what a child writes there is shown."""
 
 
 class HasDescriptor(Protocol):
@@ -42,6 +46,8 @@ class _Process:
         self.numbers: set[int] = set()
         self.guarded = 0
         """The number of the process that runs functions; 0: none does."""
+        self.sockets: dict[int, int] = {}
+        """The sockets that were open when that began, such as those of Spark, with their inodes."""
 
 
 _process = _Process()
@@ -64,7 +70,8 @@ def kept(number: int) -> Iterator[None]:
 
 def guard() -> None:
     """From now on, end each child that returns to code of this package; for processes that run users' functions."""
-    _process.guarded = os.getpid()
+    if _process.guarded != (pid := os.getpid()):
+        _process.guarded, _process.sockets = pid, _open_sockets()
 
 
 def end_if_child() -> None:
@@ -88,6 +95,23 @@ def _in_child() -> None:
     if frame is not None:
         frame.f_trace, frame.f_trace_lines = _came_back, True
         sys.settrace(_trace_no_other)
+        if (util := sys.modules.get("multiprocessing.util")) is not None:  # its children never return
+            util.register_after_fork(_process, _trace_nothing)
+
+
+def _trace_nothing(_: object) -> None:
+    """Give the child its full speed back: a function that looks at each call takes three times as long."""
+    sys.settrace(None)
+
+
+def _open_sockets() -> dict[int, int]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            status = os.fstat(int(name))
+            if stat.S_ISSOCK(status.st_mode) and int(name) > _STANDARD:
+                found[int(name)] = status.st_ino
+    return found
 
 
 def _give_up() -> None:
@@ -97,6 +121,9 @@ def _give_up() -> None:
         for thing in list(_process.kept):
             with suppress(OSError, ValueError):
                 numbers.add(thing.fileno())
+        for number, inode in _process.sockets.items():
+            with suppress(OSError):
+                numbers |= {number} if os.fstat(number).st_ino == inode else set()
         for number in numbers:
             if number >= 0:
                 os.dup2(null, number, inheritable=False)
