@@ -93,8 +93,8 @@ class _Workers:
 
     def turn(self) -> None:
         now = self._run.clock.monotonic()
-        ended = [each for each in self._ended if each[0] <= now]
-        self._ended = [each for each in self._ended if each[0] > now]
+        ended = [each for each in self._ended if each[0] <= now or not self._awaits_report(each[1])]
+        self._ended = [each for each in self._ended if each not in ended]
         for _, launch, error in ended:
             self._run.loop.launch_ended(launch, error)
         due = [launch for at, launch in self._zombies if at <= now]
@@ -124,7 +124,11 @@ class _Workers:
         self._run.mailbox.post(lambda: self._hold_back(number, error))
 
     def _hold_back(self, number: int, error: str | None) -> None:
-        if error is None or number in self._run.loop.state.launching:  # its worker has no stream yet
+        if error is None or not self._awaits_report(number):
             self._run.loop.launch_ended(number, error)
         else:
             self._ended.append((self._run.clock.monotonic() + REPORTED_WITHIN_S, number, error))
+
+    def _awaits_report(self, number: int) -> bool:
+        """Return whether the worker of a launch that has ended is not lost yet: its companion may still say in what."""
+        return any(hosted.launch == number for hosted in self._run.loop.state.workers.values())
