@@ -64,7 +64,7 @@ def noted(state: Master, before: killing.Kills) -> str | None:
     kill = grown[-1]
     return (
         f"a worker ended while it ran {described(FUNCTION + kill.operator)}, at "
-        f"{killing.where_text(kill, _reached(state))}; this is death {len(kill.deaths)} without progress"
+        f"{killing.where_text(kill, _reached(state))}; this is death {len(kill.deaths) - kill.older} without progress"
     )
 
 

@@ -166,6 +166,12 @@ class TestSearch:
         for offset in range(5 * UNPROVEN_MAX):
             assert count.die(At(500 + offset)).complete(offset + 1).guilty is None
 
+    def test_behind_a_shuffle_deaths_before_an_epoch_are_no_proof_of_a_standstill(self) -> None:
+        count = Counting(source=None).die(At(500)).die(At(500)).complete(1)
+        for _ in range(UNPROVEN_MAX - 1):
+            assert count.die(At(500)).guilty is None
+        assert count.die(At(500)).guilty is not None
+
     def test_goes_on_while_the_function_still_gets_more_rows_than_the_limit(self) -> None:
         """Such deaths show no narrower place; a run that leaves rows out does not end for them."""
         count = Counting(leaves_out=True)
