@@ -131,14 +131,18 @@ def lose(state: Master, worker: WorkerId, cause: str, error: ErrorReport | None,
     if guilty is not None:
         state, ending = end(state, "failed", guilty)
         return state, effects + ending
-    # A row was found: the next worker gets past it.
-    state = replace(state, failures_in_a_row=0) if killing.found_more(before, state.kills) else state
+    found = killing.found_by(before, state.kills)
+    if found is not None:  # the next worker gets past the row: what was lost for it is no failure any more
+        failures = tuple(each for each in state.failures if each.launch not in found)
+        state = replace(state, failures_in_a_row=0, failures=failures)
     if isinstance(hosted.role, m.Standby) or (hosted.role is None and state.rules.standbys and all_hosted(state)):
         return standby_failed(state, cause if error is None else error.what, now), effects
     if state.running is not None and hosted.subtask is not None:
         since = state.recovering_since if state.recovering_since is not None else now
         state = replace(state, phase=Interrupted(state.running, cause), recovering_since=since)
     state, more = count_failure(state, now, hosted.launch, cause, error)
+    if found is not None:
+        state = replace(state, failures=tuple(each for each in state.failures if each.launch != hosted.launch))
     return state, effects + more
 
 

@@ -7,14 +7,17 @@ time, so that each death shows a narrower place, until one place has proved to b
     - If offsets are known, the place is the range in which all deaths agree; one elsewhere begins a new count.
     - Three deaths at one place are proof. Behind a shuffle, the last two have to be at the same single row.
     - So many as `UNPROVEN_MAX` without progress are proof anyway: whatever the function does, the job gets nowhere.
+    - Where the place is unknown, an epoch that moves a source is progress, but may end before the place: the last two
+      deaths and the limit are kept for `LIMITED_EPOCHS` such epochs.
 
 A function that is proved to be at fault ends the run. If its on_error allows it, the search continues to a single row
-at which the process has died twice; that row is left out from then on.
+at which the process has died twice; that row is left out from then on. `KILLERS_MAX` rows ahead end the run too.
 
 Invariants
     - At most one death is counted in a generation: workers that are lost together may be lost for the first one's sake.
     - Nothing is counted twice, and nothing that was seen before an epoch got past the place.
     - A row is left out only if the last two deaths were at this row alone, by its hash.
+    - A row that is left out stays so while it may be ahead.
 
 Pure: no clock, thread or I/O. Part of runtime/driver/master.py.
 Source: docs/design/0117-functions-that-kill.md.
@@ -24,10 +27,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from holdfast.frozen import replace
 from holdfast.model import Generation, SourcePosition, Subtask
-from holdfast.runtime.wire.messages import Killer, Suspect
+from holdfast.runtime.wire.messages import LIMITED_EPOCHS, Killer, Suspect
 from holdfast.runtime.wire.vitals import UNKNOWN, At
 
 DEATHS = 3
@@ -37,7 +41,7 @@ UNPROVEN_MAX = 8
 PORTION = 64
 """After a death the function gets this part of the rows that it had got together."""
 KILLERS_MAX = 64
-"""Rows that are left out at the same time, per function and subtask; beyond it the oldest is dropped."""
+"""Rows ahead that are left out, per function and subtask (and partition, if offsets are known)."""
 Offsets = tuple[tuple[str, int, int], ...]
 """Source, partition and offset."""
 
@@ -67,11 +71,19 @@ class Kill:
     positions: Offsets
     """Where the last completed epoch was at the first death."""
     deaths: tuple[Death, ...] = ()
-    """Since a row was found, or since an epoch got past the place."""
+    """Since a row was found, or since an epoch got past the place; behind a shuffle those that may be of the same."""
+    launches: tuple[int, ...] = ()
+    """Of all deaths of this search, also of those that an epoch has ended the count of."""
+    older: int = 0
+    """So many of the deaths were before the last progress; they help the search, and prove no standstill."""
+    epochs: int = 0
+    """Completed since the last death, each with progress, where the place is unknown."""
     rows_max: int = 0
     """How many rows to give to it together; 0: no limit."""
     killers: tuple[Killer, ...] = ()
-    """Rows to leave out."""
+    """Rows to leave out, oldest first."""
+    recent: int = 0
+    """So many of them, the newest, may be ahead although their offsets are unknown."""
 
 
 Kills = tuple[Kill, ...]
@@ -92,16 +104,18 @@ def died(kills: Kills, first: Kill, death: Death, leaves_out: bool) -> tuple[Kil
     known = next((kill for kill in kills if _key(kill) == _key(first)), first)
     others = tuple(each for each in kills if each is not known)
     kill = known if known.deaths else replace(known, positions=first.positions)
-    kill = replace(kill, deaths=(*kill.deaths, death))
+    kill = replace(kill, deaths=(*kill.deaths, death), launches=(*kill.launches, death.launch), epochs=0)
     if kill.partition != UNKNOWN and place(kill) is None:
-        kill = replace(kill, deaths=(death,), rows_max=0)
+        kill = replace(kill, deaths=(death,), launches=(death.launch,), older=0, rows_max=0)
     proved = is_proved(kill)
     if proved and leaves_out and at_one_row(kill):
-        kill = replace(kill, deaths=(), rows_max=0, killers=(*kill.killers, _killer(kill))[-KILLERS_MAX:])
-    elif len(kill.deaths) >= UNPROVEN_MAX or (proved and not (leaves_out and death.at.rows)):
+        if is_full(kill):
+            return (*others, kill), kill
+        kill = _left_out(kill)
+    elif _unproven(kill, leaves_out) >= UNPROVEN_MAX or (proved and not (leaves_out and death.at.rows)):
         return (*others, kill), kill
     elif death.at.rows:
-        kill = replace(kill, rows_max=max(1, death.at.rows // PORTION))
+        kill = replace(kill, rows_max=_portion(death.at))
     return (*others, kill), None
 
 
@@ -116,6 +130,39 @@ def at_one_row(kill: Kill) -> bool:
     """Return whether the last two deaths were at the same row, which was given to the function alone."""
     before, last = (death.at for death in kill.deaths[-2:])
     return last.rows == before.rows == 1 and last.digest == before.digest != 0
+
+
+def is_full(kill: Kill) -> bool:
+    """Return whether no other row can be left out: as many are that may be ahead."""
+    return len(kill.killers) >= KILLERS_MAX and _oldest_passed(kill) is None
+
+
+def _oldest_passed(kill: Kill) -> Killer | None:
+    """Return a row that need not be left out any more. Those with offsets go when an epoch is past them."""
+    old = kill.killers[: len(kill.killers) - kill.recent]
+    return next((killer for killer in old if killer.partition == UNKNOWN), None)
+
+
+def _left_out(kill: Kill) -> Kill:
+    """Leave out the row at which the process has died, and begin to count for the next one."""
+    gone = _oldest_passed(kill) if len(kill.killers) >= KILLERS_MAX else None
+    killers = (*(each for each in kill.killers if each is not gone), _killer(kill))
+    return replace(_forgotten(kill), killers=killers, recent=kill.recent + 1)
+
+
+def _unproven(kill: Kill, leaves_out: bool) -> int:
+    """Return how many deaths say that the job gets nowhere.
+
+    A search for a row has not ended while the function gets more rows than its limit: such deaths do not count.
+    """
+    if not leaves_out:
+        return len(kill.deaths) - kill.older
+    limited = [after.at.rows <= _portion(before.at) for before, after in pairwise(kill.deaths)]
+    return 1 + sum(limited) - kill.older
+
+
+def _portion(at: At) -> int:
+    return max(1, at.rows // PORTION)
 
 
 def _killer(kill: Kill) -> Killer:
@@ -138,9 +185,14 @@ def place(kill: Kill) -> tuple[int, int, int] | None:
     return (places[0].partition, first, following) if first < following else None
 
 
-def found_more(before: Kills, now: Kills) -> bool:
-    """Return whether a row was found that is left out from now on."""
-    return now is not before and sum(len(each.killers) for each in now) > sum(len(each.killers) for each in before)
+def found_by(before: Kills, now: Kills) -> tuple[int, ...] | None:
+    """Return the launches that have died for the row that was found now, but for the last; None: none was found."""
+    known = {_key(kill): kill for kill in before}
+    for kill in now:
+        old = known.get(_key(kill))
+        if old is not None and kill.killers and kill.killers[-1:] != old.killers[-1:]:
+            return old.launches
+    return None
 
 
 def explained(kills: Kills, launch: int, what: str) -> Kills:
@@ -170,13 +222,21 @@ def _left(kill: Kill, now: Offsets) -> Kill:
     if kill.source is not None:
         here = {partition: offset for (source, partition), offset in at.items() if source == kill.source}
         ahead = [k for k in kill.killers if k.partition == UNKNOWN or here.get(k.partition, 0) <= k.offset]
-        kill = replace(kill, killers=tuple(ahead))
+        kill = replace(kill, killers=tuple(ahead), recent=min(kill.recent, len(ahead)))
         if (found := place(kill)) is not None:
-            return kill if here.get(found[0], 0) <= found[1] else replace(kill, deaths=(), rows_max=0)
+            return kill if here.get(found[0], 0) <= found[1] else _forgotten(kill)
+    if any(not death.at.rows for death in kill.deaths):  # timers move no source
+        return _forgotten(kill)
     before = {(source, partition): offset for source, partition, offset in kill.positions}
-    moved = any(not death.at.rows for death in kill.deaths)  # timers move no source
-    moved |= any(offset > before.get(where, 0) for where, offset in at.items())
-    return replace(kill, deaths=(), rows_max=0) if moved else kill
+    if not any(offset > before.get(where, 0) for where, offset in at.items()):
+        return kill
+    kept = kill.deaths[-2:]
+    kill = replace(kill, positions=now, deaths=kept, older=len(kept), epochs=kill.epochs + 1)
+    return kill if kill.epochs < LIMITED_EPOCHS else replace(_forgotten(kill), recent=0)
+
+
+def _forgotten(kill: Kill) -> Kill:
+    return replace(kill, deaths=(), launches=(), older=0, rows_max=0)
 
 
 def suspects(kills: Kills, subtask: Subtask) -> tuple[Suspect, ...]:

@@ -64,12 +64,21 @@ def noted(state: Master, before: killing.Kills) -> str | None:
     kill = grown[-1]
     return (
         f"a worker ended while it ran {described(FUNCTION + kill.operator)}, at "
-        f"{killing.where_text(kill, _reached(state))}; this is death {len(kill.deaths)} without progress"
+        f"{killing.where_text(kill, _reached(state))}; this is death {len(kill.deaths) - kill.older} without progress"
     )
 
 
 def _report(state: Master, kill: killing.Kill) -> ErrorReport:
     count, reached = len(kill.deaths), _reached(state)
+    function = described(FUNCTION + kill.operator)
+    what = f"{function} ended its process {count} times at the same records, and no epoch got past them"
+    not_done = "the epoch was not completed"
+    if killing.is_full(kill) and killing.is_proved(kill) and killing.at_one_row(kill):
+        what = (
+            f"{killing.KILLERS_MAX} rows were left out because {function} ended its process at each, the most that are "
+            "left out at a time; it ended its process at another one"
+        )
+        not_done = "this row was not left out, and the epoch was not completed"
     advice = "correct the function: look for os._exit, crashes of native code and memory that it does not give back"
     called = state.rules.functions.get(kill.operator)
     if called is not None and not called.leaves_out and kill.deaths[-1].at.rows:
@@ -82,9 +91,8 @@ def _report(state: Master, kill: killing.Kill) -> ErrorReport:
         source=kill.source,
         partition=partition,
         offset=offset,
-        what=f"{described(FUNCTION + kill.operator)} ended its process {count} times at the same records, and no epoch "
-        f"got past them: {killing.where_text(kill, reached)}; cause: {killing.how(kill)}",
-        not_done="the epoch was not completed; state and output stay as of the last checkpoint",
+        what=f"{what}: {killing.where_text(kill, reached)}; cause: {killing.how(kill)}",
+        not_done=f"{not_done}; state and output stay as of the last checkpoint",
         next=f"{advice}; then run the job again, which resumes from the last checkpoint",
     )
 

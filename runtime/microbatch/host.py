@@ -33,6 +33,7 @@ from holdfast.runtime.microbatch.machine import Batches
 from holdfast.runtime.microbatch.outlook import Outlook
 from holdfast.runtime.microbatch.ranges import Pace, ends_of_epoch, in_step
 from holdfast.runtime.microbatch.task import PERMANENT, Batch
+from holdfast.runtime.operators.suspicion import lifted
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.rows.time_alignment import Aligned, Look, Place, Reached, looked
 from holdfast.runtime.wire import messages as m
@@ -337,8 +338,14 @@ class Host:
             positions=tuple(at for at in state.positions.values() if at.subtask == subtask),
             until=tuple(SourcePosition(*place, end) for place, end in (until or {}).items()),
             lineage={**first.lineage, **self._lineage},
+            suspects=lifted(first.suspects) if first.suspects and self._has_moved(state) else first.suspects,
             topic=None if first.topic is None else replace(first.topic, delivered=self._delivered()),
         )
+
+    def _has_moved(self, state: Batches) -> bool:
+        """Return whether a completed epoch of this generation has read anything."""
+        begun = {(at.source, at.partition): at.offset for each in self._deploys.values() for at in each.positions}
+        return any(at.offset > max(begun.get(place, 0), 0) for place, at in state.positions.items())
 
     def _delivered(self) -> dict[Subtask, Epoch]:
         """Return, by writer, the epoch through which the changelog's topic is known to have everything."""

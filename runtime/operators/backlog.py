@@ -23,7 +23,7 @@ import pyarrow as pa
 from holdfast.runtime.operators.contract import Arrival, Leave, Work
 from holdfast.runtime.operators.suspicion import Watched, place_of, watched
 from holdfast.runtime.operators.time_slice import TimeSlice
-from holdfast.runtime.wire.messages import Suspect
+from holdfast.runtime.wire.messages import LIMITED_EPOCHS, Suspect
 
 OUTPUT_ROWS = 65_536
 """Results are passed on as soon as there are this many rows."""
@@ -63,7 +63,7 @@ class Backlog:
         suspects: Sequence[Suspect] = (),
     ) -> None:
         self._time_slice, self._arrival = time_slice, arrival or Arrival()
-        self._suspects, self._limited = suspects, True
+        self._suspects, self._epochs = suspects, 0
         self._stack: list[_Work] = []
         self._added: list[_Work] = []
         self._base = 0
@@ -95,13 +95,14 @@ class Backlog:
         work = _Work(operator, give, batch, self._base, leave, aligned)
         if leave is not None and (mine := [each for each in self._suspects if each.operator == operator.name]):
             base = self._base if aligned else None
-            found = (watched(each, self._limited, batch, self._arrival, base) for each in mine)
+            early = self._epochs < LIMITED_EPOCHS
+            found = (watched(each, early, batch, self._arrival, base) for each in mine)
             work.watched = next((each for each in found if each is not None), None)
         self._added.append(work)
 
-    def lift_limits(self) -> None:
-        """Give functions as many rows as ever: those for which their limits were meant are behind a barrier."""
-        self._limited = False
+    def epoch_closed(self) -> None:
+        """Count an epoch: after some, limits for rows without offsets are lifted."""
+        self._epochs += 1
 
     def go_on(self) -> None:
         """Work until nothing is left or the turn is over.

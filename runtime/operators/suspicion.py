@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+from msgspec import structs
 from numpy.typing import NDArray
 
 from holdfast.runtime.operators.contract import Arrival
@@ -62,20 +63,26 @@ class Watched:
         return int(self._digests[row]) if alone and self._digests is not None else 0
 
 
-def watched(
-    suspect: Suspect, limited: bool, batch: pa.RecordBatch, arrival: Arrival, base: int | None
-) -> Watched | None:
+def watched(suspect: Suspect, early: bool, batch: pa.RecordBatch, arrival: Arrival, base: int | None) -> Watched | None:
     """Return how to give this batch to a function under suspicion; None: as to any other.
 
     Args:
-        limited: Whether the limit on rows still holds.
+        early: Whether the limit still holds for rows without offsets; for others the offsets end it.
         base: The number of the first row among the records of the arrival; None: rows and records do not correspond.
     """
-    rows = range(batch.num_rows) if limited and suspect.rows_max else range(0)
+    holds = early or (suspect.partition != UNKNOWN and arrival.partition is not None)
+    rows = range(batch.num_rows) if holds and suspect.rows_max else range(0)
     if rows and suspect.partition != UNKNOWN:
         rows = _inside(suspect, arrival, base, batch.num_rows)
     found = Watched(suspect, batch, arrival, suspect.rows_max if rows else 0, rows)
     return found if rows or found.has_killers else None
+
+
+def lifted(suspects: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
+    """Return what is left to know once the limits for rows without offsets have held for long enough."""
+    return tuple(
+        structs.replace(each, rows_max=0) if each.rows_max and each.partition == UNKNOWN else each for each in suspects
+    )
 
 
 def _inside(suspect: Suspect, arrival: Arrival, base: int | None, count: int) -> range:

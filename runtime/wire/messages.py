@@ -265,15 +265,22 @@ class Killer(msgspec.Struct, frozen=True):
     """Of its record, if the partition is known."""
 
 
+LIMITED_EPOCHS = 3
+"""For so many epochs the limit of a suspect holds for rows whose offsets are not known.
+
+One is not enough: the first one ends behind the first call, which may be slow, and long before the place.
+"""
+
+
 class Suspect(msgspec.Struct, frozen=True):
     """A function that has ended its process (docs/design/0117)."""
 
     operator: str
     rows_max: int = 0
-    """How many rows to give it together until the first barrier; 0: there is no limit."""
+    """How many rows to give it together; 0: there is no limit."""
     partition: int = UNKNOWN
     offset: int = 0
-    """The limit holds for records from here, if the partition is known; else for all rows."""
+    """The limit holds for records from here, if the partition is known; else for all rows of some epochs."""
     following: int = 0
     """To here, exclusive."""
     killers: tuple[Killer, ...] = ()

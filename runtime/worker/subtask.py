@@ -67,7 +67,7 @@ class SubtaskRun:
 
     Args:
         only: The fragments to run; None: all. The tables of others need not exist.
-        suspects: Functions that have ended their process, until the first barrier.
+        suspects: Functions that have ended their process.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class SubtaskRun:
             while run.busy:
                 run.go_on()
         assert not self._fragments[index].busy, "results of the epoch are left"
-        self._fragments[index].backlog.lift_limits()
+        self._fragments[index].backlog.epoch_closed()
         for operator in self._plan.operators:
             if operator.fragment == index:
                 self._state.freeze(operator.id, barrier.epoch, barrier.committed_through)

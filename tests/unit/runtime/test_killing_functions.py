@@ -12,7 +12,7 @@ from holdfast.chaos.mutants.mutation import Mutant, applied
 from holdfast.errors import ErrorReport
 from holdfast.model import Generation, SourcePosition, Subtask, WorkerId
 from holdfast.runtime.driver import killing
-from holdfast.runtime.driver.killing import UNPROVEN_MAX, Death, Kill, Kills
+from holdfast.runtime.driver.killing import KILLERS_MAX, UNPROVEN_MAX, Death, Kill, Kills
 from holdfast.runtime.driver.master import Dismiss, End, Send
 from holdfast.runtime.driver.state import Called
 from holdfast.runtime.wire import messages as m
@@ -148,6 +148,71 @@ class TestSearch:
         (killer,) = count.suspect.killers
         assert killer.how == "exit status 2"
 
+    def test_behind_a_shuffle_goes_on_although_epochs_are_completed_before_the_row(self) -> None:
+        """The first epoch after a slow first call ends long before the row that ends the process."""
+        count = Counting(source=None, leaves_out=True)
+        for offset, at in enumerate((At(4096), At(64), ONE_ROW, ONE_ROW)):
+            assert count.complete(32 * offset).die(at).guilty is None
+        assert [killer.digest for killer in count.suspect.killers] == [ONE_ROW.digest]
+
+    def test_behind_a_shuffle_ends_after_some_epochs_without_a_death(self) -> None:
+        count = Counting(source=None).die(At(500))
+        for offset in range(1, m.LIMITED_EPOCHS):
+            assert count.complete(offset).suspect.rows_max == 7
+        assert count.complete(m.LIMITED_EPOCHS).kills == ()
+
+    def test_behind_a_shuffle_deaths_with_an_epoch_between_never_end_the_run(self) -> None:
+        count = Counting(source=None)
+        for offset in range(5 * UNPROVEN_MAX):
+            assert count.die(At(500 + offset)).complete(offset + 1).guilty is None
+
+    def test_behind_a_shuffle_deaths_before_an_epoch_are_no_proof_of_a_standstill(self) -> None:
+        count = Counting(source=None).die(At(500)).die(At(500)).complete(1)
+        for _ in range(UNPROVEN_MAX - 1):
+            assert count.die(At(500)).guilty is None
+        assert count.die(At(500)).guilty is not None
+
+    def test_goes_on_while_the_function_still_gets_more_rows_than_the_limit(self) -> None:
+        """Such deaths show no narrower place; a run that leaves rows out does not end for them."""
+        count = Counting(leaves_out=True)
+        for _ in range(3 * UNPROVEN_MAX):
+            assert count.die(records(0, 4096)).guilty is None
+        count.die(records(64, 128)).die(records(77, 78, digest=7)).die(records(77, 78, digest=7))
+        assert [killer.digest for killer in count.suspect.killers] == [7]
+
+    def test_of_a_single_row_ends_the_run_if_every_limit_was_kept_and_no_row_is_found(self) -> None:
+        count = Counting(source=None, leaves_out=True)
+        for number in range(UNPROVEN_MAX - 1):
+            assert count.die(At(1, digest=number + 1)).guilty is None
+        assert count.die(At(1, digest=99)).guilty is not None
+
+    def test_leaves_out_so_many_rows_at_a_time_and_keeps_each_that_is_ahead(self) -> None:
+        for source in ("s", None):
+            count = Counting(source=source, leaves_out=True)
+            for row in range(KILLERS_MAX):
+                find(count, row)
+            assert [killer.digest for killer in count.suspect.killers] == list(range(1, KILLERS_MAX + 1))
+            find(count, KILLERS_MAX)
+            assert count.guilty is not None and killing.is_full(count.guilty)
+            assert len(count.guilty.killers) == KILLERS_MAX
+
+    def test_goes_on_at_the_most_rows_once_epochs_are_past_some(self) -> None:
+        for source in ("s", None):
+            count = Counting(source=source, leaves_out=True)
+            for row in range(KILLERS_MAX):
+                find(count, row)
+            for epoch in range(m.LIMITED_EPOCHS):
+                count.complete(1 + epoch)
+            find(count, KILLERS_MAX)
+            assert count.guilty is None
+            assert count.suspect.killers[-1].digest == KILLERS_MAX + 1
+
+
+def find(count: Counting, row: int) -> None:
+    """The process dies at this row until it is left out, or the run ends for it."""
+    for _ in range(3):
+        count.die(At(1, digest=row + 1) if count.source is None else records(row, row + 1, digest=row + 1))
+
 
 def died(run: Run, at: At | None, worker: WorkerId = A, mark: str | None = MARK) -> ErrorReport | None:
     """A worker dies, and its companion reports it; return the error with which the run ends."""
@@ -220,6 +285,35 @@ class TestRun:
         assert len(run.state.kills) == 1
         run.state = replace(run.state, kills=killing.passed(run.state.kills, [SourcePosition("s", 0, 5)]))
         assert run.state.kills == ()
+
+    def test_does_not_end_for_many_rows_that_are_left_out(self) -> None:
+        run, workers = running(replace(LEAVING, restart_failures_max=3)), iter("cdefghijklmnopqrstuvwxyz")
+        worker = A
+        for row in range(8):
+            for _ in range(3):
+                assert died(run, records(row, row + 1, digest=row + 1), worker) is None
+                worker = WorkerId(next(workers))
+                again(run, worker)
+            assert run.state.failures == ()
+
+    def test_ends_at_the_most_rows_that_are_left_out_with_a_message_of_its_own(self) -> None:
+        run = running(LEAVING)
+        killers = tuple(m.Killer(1000 + n, "exit status 3", 0, 1000 + n) for n in range(KILLERS_MAX))
+        at = records(77, 78, digest=7)
+        deaths = tuple(Death(Generation(0), 0, at, "exit status 3") for _ in range(2))
+        run.state = replace(
+            run.state, kills=(Kill("map f", Subtask(0), 0, "s", (), deaths, rows_max=1, killers=killers),)
+        )
+        run.hear(m.Vitals(A, "ended", MARK, 0, at=at))
+        error = next(effect.error for effect in run.lose(A) if isinstance(effect, End))
+        assert error is not None and (error.kind, error.partition, error.offset) == ("failed", 0, 77)
+        assert error.what == (
+            "64 rows were left out because the Python function of step 'map f' ended its process at each, the most "
+            "that are left out at a time; it ended its process at another one: source 's', partition 0, offset 77; "
+            "cause: exit status 3"
+        )
+        assert error.not_done.startswith("this row was not left out")
+        assert "on_error" not in error.next and "run the job again" in error.next
 
 
 def plays_right(seed: int) -> bool:

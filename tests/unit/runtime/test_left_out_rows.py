@@ -14,7 +14,7 @@ from holdfast.runtime.operators.contract import Arrival
 from holdfast.runtime.operators.time_slice import TimeSlice
 from holdfast.runtime.rows.dead_letters import Letters, decode_row
 from holdfast.runtime.rows.schema import schema_of
-from holdfast.runtime.wire.messages import Killer, Suspect
+from holdfast.runtime.wire.messages import LIMITED_EPOCHS, Killer, Suspect
 from holdfast.runtime.wire.vitals import At
 from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.sinks.memory import MemorySink
@@ -90,6 +90,16 @@ def vars_of(suspect: Suspect) -> tuple[Any, ...]:
     return suspect.rows_max, suspect.partition, suspect.offset, suspect.following, suspect.killers
 
 
+def barriers(count: int) -> Callable[[FragmentRuntime], None]:
+    """Return what closes so many epochs of a fragment."""
+
+    def closed(fragment: FragmentRuntime) -> None:
+        for _ in range(count):
+            fragment.backlog.epoch_closed()
+
+    return closed
+
+
 def digest_of(number: int, how: str = "map") -> int:
     """Return what a worker notes of one item, if it is given to the function alone."""
     return Played(how, suspects=[Suspect("", 1)]).noted[number].digest
@@ -119,9 +129,17 @@ class TestPortions:
     def test_are_whole_in_another_partition(self, how: str) -> None:
         assert len(Played(how, suspects=[Suspect("", 1, 3, 100, 110)]).noted) == 1
 
-    def test_are_whole_again_behind_the_first_barrier(self, how: str) -> None:
-        played = Played(how, suspects=[Suspect("", 1)], between=lambda fragment: fragment.backlog.lift_limits())
-        assert len(played.noted) == 1
+    def test_are_small_at_the_offsets_under_suspicion_behind_any_number_of_barriers(self, how: str) -> None:
+        """A first call that takes longer than a checkpoint interval lets a barrier pass long before these offsets."""
+        suspects = [Suspect("", 3, 2, 102, 108)]
+        played = Played(how, suspects=suspects, between=barriers(2 * LIMITED_EPOCHS))
+        assert [(at.rows, at.offset) for at in played.noted] == [(2, 100), (3, 102), (3, 105), (2, 108)]
+
+    @pytest.mark.parametrize("suspect", [Suspect("", 1), Suspect("", 1, 2, 100, 110)], ids=["shuffle", "results"])
+    def test_of_rows_without_offsets_are_small_until_some_epochs_are_closed(self, how: str, suspect: Suspect) -> None:
+        before = Played(how, suspects=[suspect], arrival=None, between=barriers(LIMITED_EPOCHS - 1))
+        after = Played(how, suspects=[suspect], arrival=None, between=barriers(LIMITED_EPOCHS))
+        assert (len(before.noted), len(after.noted)) == (10, 1)
 
     def test_of_one_row_behind_a_shuffle_are_noted_by_a_hash(self, how: str) -> None:
         noted = Played(how, suspects=[Suspect("", 1)], arrival=None).noted
