@@ -127,8 +127,11 @@ def _lost(shown: Status, driver: DriverProcess) -> Status:
     ago = f"{driver.seen_ms / 1000:,.0f} s"
     if is_running(driver):
         reason = f"{where} runs, but has not been able to report to {shown.root} for {ago}"
-        next_step = "make sure that the root takes writes from there; the driver then continues. If it does, the "
-        return _root_refused(shown, reason, f"{next_step}process is stopped or hangs: end it, and run the job again")
+        next_step = (
+            "make sure that the root takes writes from there; the driver then continues. If it takes them, the process "
+            "is stopped or hangs, or is a notebook that no longer runs the job: end that run, and run the job again"
+        )
+        return _root_refused(shown, reason, next_step)
     return _unreachable(shown, f"{where} was last seen {ago} ago", CHECK_DRIVER)
 
 
