@@ -205,6 +205,7 @@ class Player:
     def __init__(self, t: TestDriver, interrupt: Callable[[TestDriver], None], back_max: int = 2) -> None:
         self._t, self._interrupt, self._back_max = t, interrupt, back_max
         self.oracle, self._before = Oracle(), dict[int, Oracle]()
+        self._went_back = False
 
     def play(self, steps: list[Any]) -> None:
         """Compare the output with that of the oracle after every epoch."""
@@ -229,7 +230,8 @@ class Player:
         self._push([(k, 3) for k in KEYS])  # sets nothing
         self._t.finish()
         self._compare()
-        state_sizes.check(self._t, {"reminders": len(KEYS)})
+        if not self._went_back:  # a value that was set at a later time than is reached again stays until then
+            state_sizes.check(self._t, {"reminders": len(KEYS)})
 
     def _minute(self) -> int:
         return self._t.cluster.clock.wall_us() // (MINUTE_S * 1_000_000)
@@ -263,6 +265,7 @@ class Player:
         """Have every key see the time, then move all to hosts whose clock is behind."""
         self._push([(k, 8) for k in KEYS])
         self._t.checkpoint()
+        self._went_back = True
         self._t.cluster.clock.wall_behind_s += minutes * MINUTE_S
         self._t.cluster.replace_driver()
         self.oracle.clock -= minutes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 
 import polars as pl
@@ -78,10 +79,15 @@ class TestInlineLane:
         assert isinstance(results[0], pl.exceptions.PanicException)
 
     def test_lets_exceptions_for_the_test_through(self) -> None:
-        def is_over() -> object:
+        def ends(_number: int, _frame: object) -> None:
             raise pytest.fail.Exception("Timeout")
 
         lane, results = InlineLane(), list[object]()
-        lane.submit(is_over, results.append)
-        with pytest.raises(pytest.fail.Exception):
-            lane.step()
+        lane.submit(lambda: signal.raise_signal(signal.SIGUSR1), results.append)
+        before = signal.signal(signal.SIGUSR1, ends)
+        try:
+            with pytest.raises(pytest.fail.Exception):
+                lane.step()
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert results == []

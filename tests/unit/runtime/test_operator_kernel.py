@@ -37,7 +37,7 @@ IN_BOTH_MODES = True
 
 FOLDER = Path(operators.__file__).parent
 FOR_ALL = {
-    *("backlog", "contract", "differences", "event_clock", "processing_clock", "time_slice"),
+    *("backlog", "contract", "differences", "event_clock", "processing_clock", "suspicion", "time_slice"),
     *("aggregates.changes", "joins.rows", "tables.lookup", "windows.early", "windows.merging"),
     *("process.cells", "process.changes", "process.events", "process.step"),
     *("patterns.automaton", "patterns.conditions", "patterns.kept", "patterns.results"),
@@ -50,6 +50,7 @@ MAKERS = {
     "holdfast.runtime.api.windowed",
     "holdfast.runtime.api.process",
     "holdfast.runtime.api.tables",
+    "holdfast.runtime.testing.shown",  # what a stream shows of itself has a sink of its own
     "holdfast.runtime.api.functions",  # arguments of stream methods are checked there, before a step is made of them
 }
 BY_THE_COMPILER = {"exchange"}

@@ -53,12 +53,13 @@ class Life:
 
     def __init__(self) -> None:
         self.objects, self.rows = MemoryObjects(), Rows()
-        self.epoch = NO_EPOCH
+        self.epoch, self.generation = NO_EPOCH, Generation(1)
         self.handles: tuple[SnapshotHandle, ...] = ()
         self.rescale(1)
 
     def rescale(self, parallelism: int) -> None:
         ranges = [range_of(i, parallelism, GROUPS) for i in range(parallelism)]
+        self.generation = Generation(self.generation + 1)
         self.handles = handles_for(self.manifest if self.handles else None, ranges)
 
     @property
@@ -110,14 +111,14 @@ class Life:
 
     def deploy(self, handle: SnapshotHandle) -> Deploy:
         given = Timeline(1), Epoch(self.epoch + 100), self.epoch
-        return Deploy(JOB, Generation(2), *given, Active(Subtask(0)), (), handle, (), (), ())
+        return Deploy(JOB, self.generation, *given, Active(Subtask(0)), (), handle, (), (), ())
 
     def restored(self) -> Rows:
         """Restore every subtask from storage; return all rows."""
         found: Rows = {}
         for handle in self.handles:
             store = StateStore(
-                Identity(JOB, Generation(2), Timeline(1), WorkerId("new")),
+                Identity(JOB, self.generation, Timeline(1), WorkerId("new")),
                 [SPEC],
                 GROUPS,
                 handle.key_groups,
