@@ -20,7 +20,7 @@ import polars as pl
 import pyarrow as pa
 
 from holdfast.errors import ConfigError
-from holdfast.sinks.nested_json import column_of, is_nested
+from holdfast.sinks.json_values.nested import column_of, is_nested
 from holdfast.sinks.sql.dialect import translated
 from holdfast.sinks.sql.session import Session
 from holdfast.sinks.sql.values import TIME_OF_DAY, TIMESTAMP, Value

@@ -17,7 +17,7 @@ Invariants
     - At most one death is counted in a generation: workers that are lost together may be lost for the first one's sake.
     - Nothing is counted twice, and nothing that was seen before an epoch got past the place.
     - A row is left out only if the last two deaths were at this row alone, by its hash.
-    - A row that is left out stays so while it may be ahead.
+    - A row is left out for as long as it may be ahead.
 
 Pure: no clock, thread or I/O. Part of runtime/driver/master.py.
 Source: docs/design/0117-functions-that-kill.md.

@@ -15,7 +15,7 @@ from holdfast.errors import JobFailed, Where
 from holdfast.runtime.operators.contract import MAIN, OP_FIELD, Needed, Operator, OperatorContext, Step, in_order
 from holdfast.runtime.operators.union import relabelled
 from holdfast.runtime.rows.expressions import Use
-from holdfast.runtime.rows.field_types import FieldType
+from holdfast.runtime.rows.nested.fields import FieldType
 from holdfast.runtime.rows.schema import columns_shown, limited
 from holdfast.sinks.contract import PUT
 from holdfast.storage.held_values import row_shown

@@ -50,7 +50,7 @@ from numpy.typing import NDArray
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.dead_letters import Refused
 from holdfast.runtime.rows.halving import Unfit, by_halves, without_nulls
-from holdfast.runtime.rows.nested_json import NestedJson, is_nested
+from holdfast.runtime.rows.nested.json_values import NestedJson, is_nested
 
 if TYPE_CHECKING:
     from holdfast.runtime.rows.flat.reading import FlatObjects, Found

@@ -1,7 +1,7 @@
 """Columns of a stream as columns of state, for operators that keep whole rows.
 
 State has numbers, booleans, text and bytes (docs/design/0040). Times and dates are kept as their integers, decimals as
-their bytes, nested columns as bytes in MessagePack (packed_values.py; docs/design/0118).
+their bytes, nested columns as bytes in MessagePack (nested/packed.py; docs/design/0118).
 
 Pure.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from holdfast.runtime.rows.packed_values import is_packed, packed, unpacked
+from holdfast.runtime.rows.nested.packed import is_packed, packed, unpacked
 from holdfast.state.tables.spec import ColumnSpec, Values
 
 _LARGE = {pa.string_view(): pa.large_utf8(), pa.binary_view(): pa.large_binary()}

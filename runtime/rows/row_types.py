@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 import pyarrow as pa
 
-from holdfast.runtime.rows.field_types import FieldType
+from holdfast.runtime.rows.nested.fields import FieldType
 from holdfast.runtime.rows.schema import parts_of
 
 if TYPE_CHECKING:

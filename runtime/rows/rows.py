@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.rows.field_types import FieldType, Unfit, takes
-from holdfast.runtime.rows.nested_types import Part
+from holdfast.runtime.rows.nested.fields import FieldType, Unfit, takes
+from holdfast.runtime.rows.nested.types import Part
 from holdfast.runtime.rows.schema import parts_of
 from holdfast.runtime.wire.uuids import UUID
 from holdfast.storage.held_values import unheld, why

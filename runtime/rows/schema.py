@@ -6,7 +6,7 @@
 | float | double | | datetime | timestamp[us, UTC] |
 | str | string | | date | date32 |
 | bool | bool | | Annotated[Decimal, pa.decimal128(p, s)] | decimal128(p, s) |
-| time | time64[us] | | Enum, UUID, Literal, list[T], dict[str, T], a dataclass | see field_types.py |
+| time | time64[us] | | Enum, UUID, Literal, list[T], dict[str, T], a dataclass | see nested/fields.py |
 
 `T | None` is nullable, every other annotation is not. A plain Decimal is refused: the annotation does not give the
 scale that keeps every value exact, and a guessed one would round silently.
@@ -31,8 +31,8 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, g
 import pyarrow as pa
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.rows.field_types import Chosen, FieldType, Uuid
-from holdfast.runtime.rows.nested_types import ListOf, MapOf, Nested, Part
+from holdfast.runtime.rows.nested.fields import Chosen, FieldType, Uuid
+from holdfast.runtime.rows.nested.types import ListOf, MapOf, Nested, Part
 from holdfast.runtime.wire.uuids import UUID
 
 COLUMN_TYPES: dict[type, pa.DataType] = {

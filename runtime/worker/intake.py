@@ -2,7 +2,7 @@
 
 A record is undecodable if the source could not make a row of it, if it has a null where the job's schema allows none,
 if a column has a value that it may not hold (storage/held_values.py) or that its field in the dataclass does not allow
-(rows/field_types.py), or if no window or target can hold its event
+(rows/nested/fields.py), or if no window or target can hold its event
 time. The source's policy decides whether such a record fails the job, is left out, or becomes a dead letter. The
 records around it are processed, and all are counted.
 

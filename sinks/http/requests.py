@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from holdfast.model import Tag, Writer
-from holdfast.sinks.json_rows import objects
+from holdfast.sinks.json_values.rows import objects
 
 PIECE_REQUESTS = 100
 PIECE_BYTES = 4 * 1024 * 1024

@@ -20,7 +20,7 @@ from holdfast.secrets import Secret, secret_argument
 from holdfast.sinks.contract import Fault, check_key, no_fault
 from holdfast.sinks.http.place import BATCH_ROWS_MAX, HttpPlace, Value, place_of, refused
 from holdfast.sinks.http.target import HttpTarget
-from holdfast.sinks.json_rows import check_finite, check_forms
+from holdfast.sinks.json_values.rows import check_finite, check_forms
 from holdfast.sinks.log import LogSink
 from holdfast.sinks.owners import Claim, Holding
 from holdfast.storage.paths import refuse_password

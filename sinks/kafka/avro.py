@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import ConfigError
-from holdfast.sinks.json_rows import check_forms, largest
+from holdfast.sinks.json_values.rows import check_forms, largest
 from holdfast.sinks.kafka.avro_schema import INTS, LONGS, NoForm, is_list
 from holdfast.storage.kafka.avro import BadSchema, Type, codec_schema, parsed
 from holdfast.storage.kafka.registry import no_library

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from holdfast.errors import ConfigError
 from holdfast.sinks.contract import DELETE, OP, check_null_keys
-from holdfast.sinks.json_rows import check_finite, keys_of, largest, objects
+from holdfast.sinks.json_values.rows import check_finite, keys_of, largest, objects
 
 VALUE_BYTES_MAX = 64 << 20
 """The largest row. Redis takes values of up to 512 MiB, but a script holds a copy of each."""

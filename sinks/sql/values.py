@@ -28,8 +28,8 @@ import pyarrow.compute as pc
 
 from holdfast.errors import ConfigError
 from holdfast.sinks.contract import OP
-from holdfast.sinks.json_rows import has_form
-from holdfast.sinks.nested_json import all_finite, is_nested, text_of_time, texts
+from holdfast.sinks.json_values.nested import all_finite, is_nested, text_of_time, texts
+from holdfast.sinks.json_values.rows import has_form
 
 Value = int | float | str | bytes | None
 

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.sources.installed import connector
     from holdfast.runtime.sources.kafka.avro import Avro
     from holdfast.runtime.sources.kafka.connector import Kafka
-    from holdfast.runtime.sources.kafka.protobuf import Protobuf
+    from holdfast.runtime.sources.kafka.protobuf.form import Protobuf
     from holdfast.runtime.sources.kafka.values import JSON, Raw
     from holdfast.runtime.sources.log import Log
     from holdfast.runtime.sources.postgres.connector import PostgresChanges
@@ -128,7 +128,7 @@ _HOMES = {
     "Rows": "holdfast.runtime.sources.rows",
     "Kafka": "holdfast.runtime.sources.kafka.connector",
     "Avro": "holdfast.runtime.sources.kafka.avro",
-    "Protobuf": "holdfast.runtime.sources.kafka.protobuf",
+    "Protobuf": "holdfast.runtime.sources.kafka.protobuf.form",
     "JSON": "holdfast.runtime.sources.kafka.values",
     "Raw": "holdfast.runtime.sources.kafka.values",
     "SparkFrame": "holdfast.runtime.spark.tables.frames",

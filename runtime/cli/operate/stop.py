@@ -142,7 +142,8 @@ def _wait(stored: Stored, request: str, deadline: float, args: argparse.Namespac
                 if waits is not None and waits.on not in said and time.monotonic() - began >= SAY_AFTER_S:
                     said.add(waits.on)  # once each: a slow function comes and goes with every batch
                     dots = 0
-                    advise(f"\n{stored.name} waits: {waits.what}. To end it at once: holdfast stop {stored.name} --now")
+                    now = f"To end it without waiting: holdfast stop {stored.name} --now"
+                    advise(f"\n{stored.name} waits: {waits.what}. {now}")
             time.sleep(LOOK_EVERY_S)
     finally:
         if dots:

@@ -19,7 +19,7 @@ from holdfast.errors import ConfigError
 from holdfast.runtime.rows.row_types import RowsOf, T
 from holdfast.runtime.sources.kafka.avro import Avro
 from holdfast.runtime.sources.kafka.messages import META, TOPIC
-from holdfast.runtime.sources.kafka.protobuf import Protobuf
+from holdfast.runtime.sources.kafka.protobuf.form import Protobuf
 from holdfast.runtime.sources.kafka.reading import OnLost
 from holdfast.runtime.sources.kafka.source import KafkaSource
 from holdfast.runtime.sources.kafka.topics.source import TopicsSource

@@ -16,7 +16,7 @@ from holdfast.runtime.rows.json_lines import JsonLines, Times
 from holdfast.runtime.sources.kafka.group import GroupOffsets
 from holdfast.runtime.sources.kafka.messages import META, Decoder
 from holdfast.runtime.sources.kafka.part_of import PartOf
-from holdfast.runtime.sources.kafka.protobuf_values import ProtobufForm
+from holdfast.runtime.sources.kafka.protobuf.values import ProtobufForm
 from holdfast.runtime.sources.kafka.reading import OnLost, OpenKafka
 from holdfast.runtime.sources.kafka.schemas import AvroForm
 from holdfast.runtime.sources.kafka.tombstones import Tombstones

@@ -1,7 +1,7 @@
 """After a restore the key groups of a subtask may have different clocks; each key is treated by its own.
 
 A subtask that takes over key groups of two others has the clocks of both until event time has passed the later one. So
-whoever owns a key, its results are those of the subtask that had it before: nothing is late, over or forgotten early.
+whichever subtask owns a key, its results are as before: nothing is late, over or forgotten early.
 """
 
 from __future__ import annotations

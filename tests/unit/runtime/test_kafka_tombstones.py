@@ -16,7 +16,7 @@ from holdfast.runtime.config.settings import CONTINUOUS
 from holdfast.runtime.rows.json_lines import JsonLines
 from holdfast.runtime.sources.kafka.tombstones import Tombstones
 from holdfast.runtime.testing.cluster import Cluster
-from holdfast.sinks.json_rows import keys_of
+from holdfast.sinks.json_values.rows import keys_of
 from holdfast.sinks.memory import MemorySink
 from holdfast.storage.objects import MemoryObjects
 

@@ -87,7 +87,7 @@ class TestStop:
         ended = holdfast("stop", "hot", "--timeout", "1s")
         said = "waits: a worker is busy with the Python function of step 'map f', which takes seconds for one row"
         assert ended.status == 5 and ended.err.count(said) == 2, "once while it waits, once when it gives up"
-        assert "To end it at once: holdfast stop hot --now" in ended.err
+        assert "To end it without waiting: holdfast stop hot --now" in ended.err
 
     def test_one_that_waits_for_two_things_in_turn_says_each_once(
         self, holdfast: Holdfast, history: Begin, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""Fields that hold several values: lists, dicts and nested dataclasses. See field_types.py.
+"""Fields that hold several values: lists, dicts and nested dataclasses. See fields.py.
 
 Pure.
 """
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.runtime.rows.field_types import FieldType, Mask, Unfit, mask_of
+from holdfast.runtime.rows.nested.fields import FieldType, Mask, Unfit, mask_of
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import ConfigError
-from holdfast.sinks.nested_json import all_finite, is_nested, parts, texts
+from holdfast.sinks.json_values.nested import all_finite, is_nested, parts, texts
 
 TimeForm = Literal["rfc3339", "s", "ms", "us"]
 _PER_US: Mapping[str, int] = {"s": 1_000_000, "ms": 1_000, "us": 1}

@@ -13,8 +13,8 @@ from holdfast.arguments import checked
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
 from holdfast.runtime.rows.schema import data_schema_of
-from holdfast.runtime.sources.kafka.protobuf_columns import Misfit, columns_of
-from holdfast.runtime.sources.kafka.protobuf_values import ProtobufForm
+from holdfast.runtime.sources.kafka.protobuf.columns import Misfit, columns_of
+from holdfast.runtime.sources.kafka.protobuf.values import ProtobufForm
 
 Framing = Literal["confluent", "none"]
 """What a value begins with."""

@@ -22,7 +22,7 @@ from holdfast.errors import ConfigError
 from holdfast.extras import install
 from holdfast.runtime.rows.dead_letters import Refused
 from holdfast.runtime.sources.kafka.messages import Values, listed
-from holdfast.runtime.sources.kafka.protobuf_columns import Misfit, ProtobufColumns
+from holdfast.runtime.sources.kafka.protobuf.columns import Misfit, ProtobufColumns
 from holdfast.secrets import Secret
 
 HEADER_BYTES = 5

@@ -1,0 +1,1 @@
+"""Rows as JSON, as targets that take text hold them."""
