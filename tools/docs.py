@@ -45,16 +45,24 @@ def main() -> int:
 
 
 def stale() -> dict[Path, str]:
-    """Return the text that each page should have, for every page with a generated part that is out of date."""
+    """Return the text of every page with a generated part, and every generated drawing, that is out of date."""
     found = {path: path.read_text() for path in sorted(DOCS.rglob("*.md"))}
     fresh = {path: PART.sub(_part, text) for path, text in found.items()}
+    drawing = DOCS / "benchmarks.svg"
+    found[drawing] = drawing.read_text() if drawing.exists() else ""
+    fresh[drawing] = str(loaded("tools/benchmark_chart.py").chart(fresh[DOCS / "comparison.md"]))
     return {path: text for path, text in fresh.items() if text != found[path]}
 
 
 def build() -> int:
     """Build the site; return 1 if the generator gives a warning."""
     command = [str(ROOT / ".venv/docs/bin/zensical"), "build", "--clean", "--strict"]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    copied = DOCS / "changelog.md"
+    copied.write_text(changelog())
+    try:
+        built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    finally:
+        copied.unlink()
     said = built.stdout + built.stderr
     if built.returncode or WARNING.search(said):
         print(said, file=sys.stderr)
@@ -62,6 +70,12 @@ def build() -> int:
         return 1
     print(f"built {ROOT / 'site'}: open site/index.html, or: .venv/docs/bin/zensical serve")
     return 0
+
+
+def changelog() -> str:
+    """Return the page of changes: the file of the repository, with its links as the site has them."""
+    text = (ROOT / "CHANGELOG.md").read_text().replace("](docs/", "](")
+    return text.replace("# Changelog\n", f"# Changelog\n\nThis is the documentation of version {hf.__version__}.\n", 1)
 
 
 def _part(match: re.Match[str]) -> str:
@@ -188,7 +202,12 @@ def streams() -> str:
 
 def conformance() -> ModuleType:
     """Return the tables of which test covers which failure; they lie beside the test that checks them."""
-    spec = spec_from_file_location("conformance", ROOT / "tests/docs/conformance.py")
+    return loaded("tests/docs/conformance.py")
+
+
+def loaded(path: str) -> ModuleType:
+    """Return a module of a file of the repository that is in no package."""
+    spec = spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     sys.modules[spec.name] = module
