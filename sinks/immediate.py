@@ -180,7 +180,7 @@ def overtaken(where: str, origin: Origin, generation: Generation, standing: int)
         f"{where}: generation {generation} no longer writes from partition {origin.partition} of source "
         f"{origin.source!r}: generation {standing} does",
         not_done="nothing was written to the target",
-        next_step="nothing: this process belongs to a run, or a part of one, that was replaced",
+        next_step="no action needed: this process belongs to a run, or a part of one, that was replaced",
     )
 
 

@@ -128,7 +128,7 @@ class RecordsReader:
             raise CompactedMeanwhile(
                 f"{self._where}: was compacted while it was read",
                 not_done="no state was restored",
-                next_step="nothing: the read begins again",
+                next_step="no action needed: the read begins again",
             ) from error
 
     def _compacted_since(self) -> bool:

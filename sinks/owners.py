@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 
 from holdfast.errors import ConfigError, Damaged, Fenced, Unavailable
 from holdfast.model import NO_EPOCH, Epoch, Generation, Tag, Timeline
+from holdfast.sinks.phrases import NOTHING, READS_TAG
 
 NEVER = Tag(Timeline(-1), NO_EPOCH)
 """The position of a writer that has not delivered yet."""
@@ -168,7 +169,7 @@ def at_start(error: NotOurs) -> ConfigError:
 def went_on(where: str, held: Held, standing: Tag, reached: Tag) -> Damaged:
     """Return the error for a target to which a known driver delivered in another history of the job."""
     return Damaged(
-        f"{where}: the target stands at timeline {standing.timeline}, epoch {standing.epoch}, but the job log ends at "
+        f"{where}: the target is at timeline {standing.timeline}, epoch {standing.epoch}, but the job log ends at "
         f"timeline {reached.timeline}, epoch {reached.epoch} for the run that delivered this (generation "
         f"{held.generation}, owner {held.owner[:12]}): the log was cut short, or the job's folder was copied or "
         "restored while that run continued",
@@ -190,16 +191,16 @@ def check_continues(where: str, standing: Tag | None, known: Tag) -> None:
         raise went_back(where, standing, known)
     if stands > known:
         raise Unavailable(
-            f"{where}: the target stands at timeline {stands.timeline}, epoch {stands.epoch}, which another process "
+            f"{where}: the target is at timeline {stands.timeline}, epoch {stands.epoch}, which another process "
             "delivered since the tag was read",
-            not_done="nothing was delivered",
-            next_step="nothing: delivery reads the tag and retries",
+            not_done=NOTHING,
+            next_step=READS_TAG,
         )
 
 
 def went_back(where: str, standing: Tag | None, known: Tag) -> Damaged:
     """Return the error for a target that no longer holds what was delivered to it."""
-    stands = "has no tag" if standing is None else f"stands at timeline {standing.timeline}, epoch {standing.epoch}"
+    stands = "has no tag" if standing is None else f"is at timeline {standing.timeline}, epoch {standing.epoch}"
     return Damaged(
         f"{where}: the target {stands}, but timeline {known.timeline}, epoch {known.epoch} was delivered to it: it was "
         "restored from a backup, replaced or emptied",
@@ -227,7 +228,7 @@ def rows_taken_back(where: str, newest: Tag, by: str) -> Damaged:
 def stands_beyond(where: str, standing: Tag, completed: Tag) -> Damaged:
     """Return the error for a target that holds output of an epoch that the job never completed."""
     return Damaged(
-        f"{where}: the target stands at timeline {standing.timeline}, epoch {standing.epoch}, but the job log ends at "
+        f"{where}: the target is at timeline {standing.timeline}, epoch {standing.epoch}, but the job log ends at "
         f"timeline {completed.timeline}, epoch {completed.epoch}: the log was cut short, or its folder was restored "
         "from a backup that is older than the target",
         not_done="nothing was written to the target",

@@ -60,7 +60,7 @@ def matched(
     if pattern.within_us is None:
         raise refused(
             use,
-            "nothing bounds the pattern in time, so partial matches would be kept for good",
+            "nothing bounds the pattern in time, so partial matches would never expire",
             'end the pattern with .within("1h")',
         )
     if skip not in SKIPS:

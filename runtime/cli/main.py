@@ -112,13 +112,13 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _refuse_in_front(arguments: list[str]) -> None:
-    """Refuse flags before the command; only those of holdfast itself stand there."""
+    """Refuse options before the command, but those of holdfast itself."""
     flag = arguments[0].partition("=")[0] if arguments else "--help"
     if flag not in ("-h", "--help", "--version"):
         raise ConfigError(
-            f"{flag} stands before the command",
+            f"option {flag} was given before the command",
             not_done="the command did nothing",
-            next_step=f"give flags after it: holdfast COMMAND ... {flag}; commands: holdfast --help",
+            next_step=f"give options after it: holdfast COMMAND ... {flag}; commands: holdfast --help",
         )
 
 

@@ -231,7 +231,7 @@ def prepare_sink(spec: SinkSpec, job: joblog.Job | None) -> None:
 def at_a_start(error: Unavailable) -> HoldfastError:
     """Return the error of a target as a start reports it: no delivery was under way, and none retries."""
     kind = ConfigError if isinstance(error, NotAdmitted) else Unavailable
-    next_step = AGAIN if error.next_step.startswith("nothing") else error.next_step
+    next_step = AGAIN if error.next_step.startswith("no action needed") else error.next_step
     return kind(error.what, not_done="the job was not started", next_step=next_step, where=error.where)
 
 

@@ -47,7 +47,7 @@ class UnderWay:
 def _no_answer() -> HoldfastError:
     return Unavailable(
         f"its target has not answered for more than {SLOW_AFTER_S:g} s",
-        not_done="it is not known whether the delivery is in; it is still waited for",
+        not_done="the outcome of the delivery is unknown; still waiting for the reply",
         next_step="look whether the target answers other programs, and end what keeps it from answering; if it is only "
         "slow, nothing: the delivery continues",
     )

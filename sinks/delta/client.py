@@ -32,6 +32,7 @@ from holdfast.sinks.lakehouse.columns import changed_columns
 from holdfast.sinks.lakehouse.history import UNKNOWN, Entry
 from holdfast.sinks.lakehouse.rewind import digest
 from holdfast.sinks.lakehouse.target import Change
+from holdfast.sinks.phrases import NOTHING
 from holdfast.traits import local
 
 INFO = "holdfast"
@@ -82,7 +83,7 @@ class DeltaConnection:
             return version
         raise Damaged(
             f"{self.place.where}: there is no table any more: it was deleted since the job started",
-            not_done="nothing was delivered",
+            not_done=NOTHING,
             next_step="bring the table back from a backup, and rewind the job to a checkpoint that the backup covers",
         )
 

@@ -20,6 +20,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolErr
 from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Unavailable
 from holdfast.sinks.delta.place import DeltaPlace
 from holdfast.sinks.lakehouse.lost_files import data_file_gone, is_data_file_gone
+from holdfast.sinks.phrases import NOTHING, READS_TAG, UNKNOWN, persists
 
 RAISED = (DeltaError, OSError, ValueError, RuntimeError)
 """What calls of the library raise."""
@@ -59,29 +60,28 @@ def meaning_of(place: DeltaPlace, error: Exception) -> HoldfastError:
     if _GAP.search(judged):
         return Damaged(
             f"{place.where}: commits are missing in the middle of the table's log: {said[:300]}",
-            not_done="nothing was delivered",
+            not_done=NOTHING,
             next_step="restore the table from a backup, and rewind the job to a checkpoint that the backup covers",
         )
     permanent = isinstance(error, DeltaProtocolError | SchemaMismatchError)
     if permanent or _REFUSED.search(judged):
         return ConfigError(
             f"{place.where}: the table refuses the delivery: {said}",
-            not_done="nothing was delivered",
+            not_done=NOTHING,
             next_step="undo what was changed about the table since the job started, or give the sink another table",
         )
     if "NoSuchBucket" in judged:
         return NotAdmitted(
             f"{place.where}: the bucket does not exist: {said}",
-            not_done="nothing was delivered",
+            not_done=NOTHING,
             next_step="create the bucket, or correct its name",
         )
     if is_data_file_gone(said):
         return data_file_gone(place.where, said)
     return Unavailable(
         f"{place.where}: {said}",
-        not_done="it is not known whether this delivery is in",
-        next_step="nothing: delivery reads the tag and retries; if it stays so, check that the store is reachable from "
-        "this host and has space left",
+        not_done=UNKNOWN,
+        next_step=persists(READS_TAG, "check that the store is reachable from this host and has space left"),
     )
 
 

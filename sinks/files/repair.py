@@ -64,7 +64,7 @@ def repair(where: str, commits: Commits, size_of: Size, rewinding: Rewinding) ->
     raise Unavailable(
         f"{where}: other sinks committed to the folder {ATTEMPTS_MAX} times while the rewind was recorded",
         not_done="nothing was taken back, and no tag moved",
-        next_step="nothing: the rewind repeats it",
+        next_step="no action needed: the rewind repeats it",
     )
 
 

@@ -30,6 +30,7 @@ from holdfast.sinks.files.format import (
 from holdfast.sinks.files.hive import Unfit
 from holdfast.sinks.files.rolling import Finished, Rolling
 from holdfast.sinks.owners import Claim, check_continues
+from holdfast.sinks.phrases import NOTHING, RETRIES
 
 ATTEMPTS_MAX = 20
 """How often a delivery tries the next sequence because other writers were faster."""
@@ -93,8 +94,8 @@ class FilesTarget:
                 return Delivered(sum(each.rows for each in staged))
         raise Unavailable(
             f"{self._where}: other sinks committed to the folder {ATTEMPTS_MAX} times while this delivery was made",
-            not_done="nothing was delivered",
-            next_step="nothing: delivery retries",
+            not_done=NOTHING,
+            next_step=RETRIES,
         )
 
     def forget(self, through: Tag) -> None:

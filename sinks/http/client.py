@@ -28,6 +28,7 @@ from holdfast.secrets import SHOWN, Secret
 from holdfast.sinks.http.place import KEY_HEADER, TYPE_HEADER, HttpPlace, is_value
 from holdfast.sinks.http.replies import REPLY_SHOWN_MAX, Reply, problem_of, wait_of
 from holdfast.sinks.http.requests import Request, signature_of
+from holdfast.sinks.phrases import RETRIES
 
 REPLY_BYTES_MAX = 64 * 1024
 """How much of a reply is read; more ends the connection, which changes nothing else."""
@@ -56,7 +57,7 @@ class HttpClient:
             raise Unavailable(
                 f"{self._asked_by}, and asked to be sent nothing for {left:.0f} s more",
                 not_done="nothing was sent to it",
-                next_step="nothing: delivery retries",
+                next_step=RETRIES,
             )
         headers = self._headers(request)
         try:
@@ -166,7 +167,7 @@ class HttpClient:
         why = self._without_secrets(_OBJECT.sub("", str(said)))[:REPLY_SHOWN_MAX]
         if isinstance(said, HTTPException) and not isinstance(said, OSError):
             return Unavailable(
-                f"{self._place.where} answered with what is no HTTP: {why!r}",
+                f"{self._place.where} sent a response that is not valid HTTP: {why!r}",
                 not_done="the rows of the request may or may not be there",
                 next_step="check that the URL names the receiver, its port, and http or https as it expects; delivery "
                 "retries",

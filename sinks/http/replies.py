@@ -22,6 +22,7 @@ from email.utils import parsedate_to_datetime
 
 from holdfast.errors import ConfigError, HoldfastError, NotAdmitted, Unavailable
 from holdfast.quantities import plural
+from holdfast.sinks.phrases import RETRIES
 
 RETRY_AFTER_MAX_S = 60.0
 """How long a receiver can make a delivery wait."""
@@ -65,9 +66,7 @@ def problem_of(where: str, reply: Reply, rows: int, size: int) -> HoldfastError 
             next_step="correct headers= or the secrets that it names, or let the receiver take the requests",
         )
     if status in _AGAIN or not 300 <= status < 500:
-        return Unavailable(
-            f"{where} cannot take rows now ({said})", not_done=_NOT_DONE, next_step="nothing: delivery retries"
-        )
+        return Unavailable(f"{where} cannot take rows now ({said})", not_done=_NOT_DONE, next_step=RETRIES)
     what = f"a request of {plural(rows, 'row')} in {plural(size, 'byte')}"
     return ConfigError(f"{where} refuses {what} ({said})", not_done=_NOT_DONE, next_step=_advice(status, rows))
 

@@ -61,6 +61,7 @@ from holdfast.sinks.lakehouse.columns import changed_columns
 from holdfast.sinks.lakehouse.history import UNKNOWN, Entry
 from holdfast.sinks.lakehouse.rewind import digest
 from holdfast.sinks.lakehouse.target import Change
+from holdfast.sinks.phrases import NOTHING
 
 INFO = "holdfast"
 """What a commit of a sink says of itself, as JSON in the summary of its snapshot."""
@@ -142,7 +143,7 @@ class IcebergConnection:
             return version
         raise Damaged(
             f"{self.place.where}: there is no table any more: it was dropped since the job started",
-            not_done="nothing was delivered",
+            not_done=NOTHING,
             next_step="bring the table back from a backup, and rewind the job to a checkpoint that the backup covers",
         )
 

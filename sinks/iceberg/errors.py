@@ -25,6 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Unavailable
 from holdfast.sinks.iceberg.place import IcebergPlace
 from holdfast.sinks.lakehouse.lost_files import data_file_gone, is_data_file_gone
+from holdfast.sinks.phrases import NOTHING, READS_TAG, UNKNOWN, persists
 
 RAISED = (
     *(SQLAlchemyError, OSError, ValueError, RuntimeError),
@@ -59,13 +60,13 @@ def meaning_of(place: IcebergPlace, error: Exception) -> HoldfastError:
     if "NoSuchBucket" in said:
         return NotAdmitted(
             f"{place.where}: the bucket of the warehouse does not exist: {said}",
-            not_done="nothing was delivered",
+            not_done=NOTHING,
             next_step="create the bucket, or correct its name",
         )
     if isinstance(error, ValueError | RuntimeError) and _UNSUPPORTED.search(said):
         return ConfigError(
             f"{place.where}: the table has what a sink does not support: {said}",
-            not_done="nothing was delivered",
+            not_done=NOTHING,
             next_step="undo what was changed about the table since the job started, such as equality deletes, or give "
             "the sink another table",
         )
@@ -73,9 +74,10 @@ def meaning_of(place: IcebergPlace, error: Exception) -> HoldfastError:
         return data_file_gone(place.where, said)
     return Unavailable(
         f"{place.where}: {type(error).__name__}: {said}",
-        not_done="it is not known whether this delivery is in",
-        next_step="nothing: delivery reads the tag and retries; if it stays so, check that the catalogue and the store "
-        "are reachable from this host and have space left",
+        not_done=UNKNOWN,
+        next_step=persists(
+            READS_TAG, "check that the catalogue and the store are reachable from this host and have space left"
+        ),
     )
 
 
@@ -83,7 +85,7 @@ def no_metadata(place: IcebergPlace, error: Exception) -> Damaged:
     """Return the error for a table whose metadata, which the catalogue names, is not there."""
     return Damaged(
         f"{place.where}: the file of metadata that the catalogue names is missing: {error}",
-        not_done="nothing was delivered",
+        not_done=NOTHING,
         next_step="restore the warehouse and the catalogue from backups of the same time, and rewind the job to a "
         "checkpoint that they cover",
     )

@@ -26,10 +26,11 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from holdfast.errors import Unavailable
-from holdfast.sinks.kafka.errors import UNKNOWN, is_fenced, late, meaning_of
+from holdfast.sinks.kafka.errors import is_fenced, late, meaning_of
 from holdfast.sinks.kafka.options import producer_settings, reader_settings
 from holdfast.sinks.kafka.progress import Progress, progress_topic
 from holdfast.sinks.kafka.target import ProducerFenced, Records
+from holdfast.sinks.phrases import NOTHING, RETRIES, UNKNOWN
 from holdfast.storage.kafka.errors import NoOffsets, no_topic, offset_of, outcome_of
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.storage.kafka.questions import MISSING_FOR_S, topic_id
@@ -86,7 +87,7 @@ def find_topic(place: KafkaPlace, producer: Producer) -> None:
         if error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise KafkaException(error)
         if time.monotonic() >= until:
-            raise no_topic(place, "nothing was delivered")
+            raise no_topic(place, NOTHING)
         producer.poll(READ_WAIT_S)
 
 
@@ -410,9 +411,9 @@ class ProgressReader:
             elif time.monotonic() >= until:
                 raise Unavailable(
                     f"{self._place.where}: its progress topic could be read up to {self._position} of {end} only",
-                    not_done="nothing was delivered",
-                    next_step="nothing: delivery retries; an open transaction of another job, or of a process that was "
-                    "killed, may stand before the rest, and ends by itself",
+                    not_done=NOTHING,
+                    next_step=f"{RETRIES}; an open transaction of another job, or of a process that was killed, may "
+                    "hide the rest, and ends automatically",
                 )
 
     def _take(self, message: Message) -> None:

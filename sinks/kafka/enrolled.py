@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.errors import ConfigError
+from holdfast.sinks.phrases import NOTHING
 from holdfast.storage.kafka.registry import Registry, RegistryPlace
 
 
@@ -67,7 +68,7 @@ class Header:
     def __call__(self) -> bytes:
         """Return the header. Raises as Enrolled.number."""
         if self._known is None:
-            number = self._enrolled.number(self._registry, "nothing was delivered")
+            number = self._enrolled.number(self._registry, NOTHING)
             self._known = b"\0" + number.to_bytes(4, "big")
             self._registry.close()
         return self._known

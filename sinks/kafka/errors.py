@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping
 from confluent_kafka import KafkaError
 
 from holdfast.errors import ConfigError, HoldfastError, NotAdmitted, Unavailable
+from holdfast.sinks.phrases import RETRIES, UNKNOWN, persists
 from holdfast.storage.kafka.errors import translated
 from holdfast.storage.kafka.place import KafkaPlace
 
 Meaning = Callable[[KafkaPlace, str], HoldfastError]
 """Makes the error from the topic's place and what the client said."""
-UNKNOWN = "it is not known whether this delivery is in"
 NOT_ALL = "the rows since the last write are not all in the topic; no checkpoint completes without them"
 _FENCED = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH})
 
@@ -37,7 +37,7 @@ def meaning_of(place: KafkaPlace, error: KafkaError) -> HoldfastError:
         return meaning(place, place.without_secrets(error.str()))
     found = translated(error, place, UNKNOWN)
     if isinstance(found, Unavailable) and not isinstance(found, NotAdmitted):
-        found.next_step = f"nothing: delivery reads the progress topic and retries; if it stays so, {found.next_step}"
+        found.next_step = persists("no action needed: delivery reads the progress topic and retries", found.next_step)
     else:
         found.not_done = "nothing was committed to the topic"
     return found
@@ -59,8 +59,10 @@ def unconfirmed(place: KafkaPlace, within_s: float) -> Unavailable:
     return Unavailable(
         f"{place.where}: no record was confirmed within {within_s:g} s",
         not_done=NOT_ALL,
-        next_step="nothing: the records are kept and sent until the brokers confirm them; if it stays so, check the "
-        "brokers, and that enough replicas are in sync",
+        next_step=persists(
+            "no action needed: the records are kept and sent until the brokers confirm them",
+            "check the brokers, and that enough replicas are in sync",
+        ),
     )
 
 
@@ -69,7 +71,7 @@ def late(place: KafkaPlace, what: str, within_s: float) -> Unavailable:
     return Unavailable(
         f"{place.where}: {what} within {within_s:g} s",
         not_done="nothing was committed to the topic",
-        next_step="nothing: delivery retries; if it stays so, check the brokers, and that enough replicas are in sync",
+        next_step=persists(RETRIES, "check the brokers, and that enough replicas are in sync"),
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from holdfast.errors import Damaged
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.owners import Claim, Held
+from holdfast.sinks.phrases import NOTHING
 
 VERSION = 1
 SUFFIX = "-holdfast-progress"
@@ -183,7 +184,7 @@ class Progress:
     def _unreadable(self, key: bytes | None, value: bytes | None) -> Damaged:
         return Damaged(
             f"{self._where} holds a record that this version cannot read: key {key!r:.200}, value {value!r:.200}",
-            not_done="nothing was delivered",
+            not_done=NOTHING,
             next_step="if a newer version of Holdfast wrote it, use that version; else let no other program write to "
             "this topic, and delete the record with a tombstone of the same key",
         )

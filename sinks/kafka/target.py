@@ -33,6 +33,7 @@ from holdfast.model import Tag, Writer
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, EpochOutput, Fault, Outcome, already, no_fault
 from holdfast.sinks.kafka.progress import Progress, owner_record, tag_record, topic_record
 from holdfast.sinks.owners import Claim, check_continues, rows_taken_back
+from holdfast.sinks.phrases import NOTHING, RETRIES
 
 Values = Sequence[bytes | None]
 TOPIC_REPLACED = "the topic was deleted and created again"
@@ -107,7 +108,7 @@ class EachRow:
 
     def marks(self, progress: Progress) -> Iterable[Mark]:
         """See Content.marks. A job may have made the topic that of its changelog since this one started."""
-        check_rows_fit(self.where, progress, "nothing was delivered")
+        check_rows_fit(self.where, progress, NOTHING)
         return ()
 
     def session(self) -> None:
@@ -397,7 +398,7 @@ class KafkaTarget:
             return Unavailable(
                 f"{self._where}: another process began to deliver to the topic at the same moment, twice",
                 not_done="nothing was delivered by this process",
-                next_step="nothing: delivery retries, and is refused if the other process was first",
+                next_step=f"{RETRIES}, and is refused if the other process was first",
             )
         return Unavailable(
             f"{self._where}: the transaction was ended twice, by another process with the same transactional id or by "

@@ -169,7 +169,7 @@ def settings_unknown(place: KafkaPlace, records: str) -> NotAdmitted:
         records: What the records are, as a clause.
     """
     return NotAdmitted(
-        f"{place.where}: this user has no right to read its settings, so it is not known whether the brokers remove "
+        f"{place.where}: this user has no right to read its settings, so it is unknown whether the brokers remove "
         f"records, by default after seven days; {records}",
         not_done=NOT_STARTED,
         next_step=f"grant the user DESCRIBE_CONFIGS on topic {place.topic!r}",

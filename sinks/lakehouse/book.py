@@ -34,6 +34,7 @@ from urllib.parse import quote, unquote
 from holdfast.errors import Damaged
 from holdfast.model import Epoch, Generation, Tag, Timeline, Writer
 from holdfast.sinks.owners import Claim, Held, NotOurs, Rival, belongs_to
+from holdfast.sinks.phrases import NOTHING
 
 PREFIX = "holdfast/1"
 """How all names begin; the number is the version of names and numbers."""
@@ -178,7 +179,7 @@ class Book:
     def _unreadable(self, name: str, number: int) -> Damaged:
         return Damaged(
             f"{self._where}: the table has {name!r} with the number {number}, which Holdfast never wrote",
-            not_done="nothing was delivered",
+            not_done=NOTHING,
             next_step=f"let no other program commit names that begin with {PREFIX!r}, and restore "
             "the table from a backup",
         )

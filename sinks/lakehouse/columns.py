@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from holdfast.errors import ConfigError
 from holdfast.sinks.contract import DELETE, OP, PUT, check_key, check_null_keys
+from holdfast.sinks.phrases import NOTHING
 from holdfast.sinks.staging import last_per_key
 
 PARTITION_BYTES_MAX = 200
@@ -279,7 +280,7 @@ def changed_columns(where: str, needed: Mapping[str, object], found: Mapping[str
     ]
     return ConfigError(
         f"{where}: its columns were changed since the job started: {'; '.join(texts)}",
-        not_done="nothing was delivered",
+        not_done=NOTHING,
         next_step="undo that change, or change the stream and start the job again, or give the sink another table",
     )
 

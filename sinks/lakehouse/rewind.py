@@ -138,7 +138,7 @@ def repair(
     raise Unavailable(
         f"{where}: other commits were first {ATTEMPTS_MAX} times while the rewind was made",
         not_done="nothing in the table was changed",
-        next_step="nothing: the rewind is repeated; if it stays so, let other writers of the table pause",
+        next_step="no action needed: the rewind is repeated; if this persists, let other writers of the table pause",
     )
 
 

@@ -30,6 +30,7 @@ from holdfast.sinks.contract import AlreadyDelivered, Delivered, Fault, Outcome,
 from holdfast.sinks.lakehouse.book import Book, Numbers, delivery_numbers
 from holdfast.sinks.lakehouse.history import Entry, taken_back
 from holdfast.sinks.owners import Claim, check_continues, rows_taken_back
+from holdfast.sinks.phrases import NOTHING, RETRIES, persists
 
 Read = Callable[[Iterable[pa.RecordBatch]], tuple[int, pa.Table | None]]
 ATTEMPTS_MAX = 5
@@ -136,8 +137,8 @@ class TableTarget:
                 return Delivered(count)
         raise Unavailable(
             f"{self._where}: other commits were first {ATTEMPTS_MAX} times while this delivery was made",
-            not_done="nothing was delivered",
-            next_step="nothing: delivery retries; if it stays so, let other writers of the table commit less often",
+            not_done=NOTHING,
+            next_step=persists(RETRIES, "let other writers of the table commit less often"),
         )
 
     def forget(self, through: Tag) -> None:

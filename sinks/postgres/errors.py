@@ -24,6 +24,7 @@ from collections.abc import Callable
 import psycopg
 
 from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Unavailable
+from holdfast.sinks.phrases import NOTHING, READS_TAG, UNKNOWN, persists
 
 Meaning = Callable[[str, str], HoldfastError]
 """Makes the error from the name of the target and what the server said."""
@@ -59,16 +60,18 @@ def _at_opening(said: str) -> Meaning | None:
 def _unavailable(where: str, said: str) -> HoldfastError:
     return Unavailable(
         f"{where}: {said}",
-        not_done="it is not known whether this delivery is in",
-        next_step="nothing: delivery reads the tag and retries; if it stays so, check that the server runs, that this "
-        "host reaches it, and that no other session holds locks on the table",
+        not_done=UNKNOWN,
+        next_step=persists(
+            READS_TAG,
+            "check that the server runs, that this host reaches it, and that no other session holds locks on the table",
+        ),
     )
 
 
 def _read_only(where: str, said: str) -> HoldfastError:
     return Unavailable(
         f"{where}: the server is read-only: {said}",
-        not_done="nothing was delivered",
+        not_done=NOTHING,
         next_step="nothing, while a standby is promoted; else name the primary in the connection string, or all hosts "
         "with target_session_attrs=read-write, and check default_transaction_read_only; delivery retries",
     )
@@ -77,15 +80,15 @@ def _read_only(where: str, said: str) -> HoldfastError:
 def _full(where: str, said: str) -> HoldfastError:
     return Unavailable(
         f"{where}: the disk of the server is full ({said})",
-        not_done="it is not known whether this delivery is in",
-        next_step="free space on that disk; delivery is retried by itself, and nothing is skipped",
+        not_done=UNKNOWN,
+        next_step="free space on that disk; delivery retries automatically; no epoch is skipped",
     )
 
 
 def _broken(where: str, said: str) -> HoldfastError:
     return Damaged(
         f"{where}: {said}",
-        not_done="nothing was delivered",
+        not_done=NOTHING,
         next_step="restore the database from a backup, then rewind the job",
     )
 

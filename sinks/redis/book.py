@@ -18,6 +18,7 @@ import pyarrow as pa
 from holdfast.errors import Damaged
 from holdfast.model import Epoch, Generation, Tag, Timeline, Writer
 from holdfast.sinks.owners import Claim, Held, Rival
+from holdfast.sinks.phrases import NOTHING
 
 VERSION = 1
 COLUMNS = b'["columns"]'
@@ -119,7 +120,7 @@ class Book:
         raise Damaged(
             f"{self._where}: Holdfast's hash holds a value that this version cannot read: field {field!r:.200}, value "
             f"{text!r:.200}",
-            not_done="nothing was delivered",
+            not_done=NOTHING,
             next_step="if a newer version of Holdfast wrote it, use that version; else let no other program write to "
             "the hash, and restore it from a backup together with the rows",
         )

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from redis import exceptions
 
 from holdfast.errors import ConfigError, HoldfastError, NotAdmitted, Unavailable
+from holdfast.sinks.phrases import NOTHING, READS_TAG, RETRIES, UNKNOWN, persists
 
 Meaning = Callable[[str, str], HoldfastError]
 """Makes the error from the name of the target and what the server said."""
@@ -30,8 +31,6 @@ _SCRIPT = re.compile(
     r",? script: \w+, on @user_script:\d+\.?$"
 )
 """Where in our script a command failed: versions of the server say it before or behind what a user can act on."""
-UNKNOWN = "it is not known whether this delivery is in"
-NOTHING = "nothing was delivered"
 
 
 def meaning_of(where: str, error: exceptions.RedisError) -> HoldfastError:
@@ -47,20 +46,21 @@ def _unavailable(where: str, said: str) -> HoldfastError:
     return Unavailable(
         f"{where}: {said}",
         not_done=UNKNOWN,
-        next_step="nothing: delivery reads the tag and retries; if it stays so, check that the server runs, that this "
-        "host reaches it, and that no other client blocks it",
+        next_step=persists(
+            READS_TAG, "check that the server runs, that this host reaches it, and that no other client blocks it"
+        ),
     )
 
 
 def _busy(where: str, said: str) -> HoldfastError:
-    return Unavailable(f"{where}: {said}", not_done=NOTHING, next_step="nothing: delivery retries")
+    return Unavailable(f"{where}: {said}", not_done=NOTHING, next_step=RETRIES)
 
 
 def _full(where: str, said: str) -> HoldfastError:
     return Unavailable(
         f"{where}: the memory of the server is full ({said})",
         not_done=NOTHING,
-        next_step="raise maxmemory, or delete other data there; delivery is retried by itself, and nothing is skipped",
+        next_step="raise maxmemory, or delete other data there; delivery retries automatically; no epoch is skipped",
     )
 
 
@@ -68,7 +68,7 @@ def _disk(where: str, said: str) -> HoldfastError:
     return Unavailable(
         f"{where}: the server cannot save to its disk, and takes no writes: {said}",
         not_done=NOTHING,
-        next_step="see the server's log, and free space on that disk; delivery is retried by itself",
+        next_step="see the server's log, and free space on that disk; delivery retries automatically",
     )
 
 

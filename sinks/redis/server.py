@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.errors import ConfigError, Unavailable
+from holdfast.sinks.phrases import NOTHING
 
 VERSION_MIN = (6, 0)
 
@@ -58,7 +59,7 @@ class Server:
         if (evicts := self._evicts(where)) is not None:
             raise Unavailable(
                 evicts,
-                not_done="nothing was delivered",
+                not_done=NOTHING,
                 next_step="set maxmemory-policy noeviction: delivery retries. If evicted_keys of INFO stats has grown, "
                 "rows are missing until the job replaces them",
             )

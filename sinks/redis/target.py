@@ -29,6 +29,7 @@ from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Tag, Writer
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, EpochOutput, Fault, Outcome, already, no_fault
 from holdfast.sinks.owners import Claim, belongs_to, check_continues
+from holdfast.sinks.phrases import NOTHING, RETRIES
 from holdfast.sinks.redis.book import SINK, Book, owner_field, owner_value, sink_value, tag_field, tag_value
 from holdfast.sinks.redis.script import REQUEST_BYTES_MAX, Change, packed
 
@@ -109,8 +110,8 @@ class RedisTarget:
                 return found
         raise Unavailable(
             f"{self._where}: another process changed tags or owner {ATTEMPTS_MAX} times while this delivery was made",
-            not_done="nothing was delivered",
-            next_step="nothing: delivery retries",
+            not_done=NOTHING,
+            next_step=RETRIES,
         )
 
     def forget(self, through: Tag) -> None:

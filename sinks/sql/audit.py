@@ -84,7 +84,7 @@ def contents(
         raise Unavailable(
             error.what,
             not_done="nothing of it was read",
-            next_step=f"audit again; if it stays so, find the process that locks the {sink.dialect.place}",
+            next_step=f"audit again; if this persists, find the process that locks the {sink.dialect.place}",
         ) from error
 
 

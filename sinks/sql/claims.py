@@ -191,7 +191,7 @@ def _note(s: Session, table: SqlTable, where: str, share: str, sink: _Sink, inst
         raise Unavailable(
             f"{where}: another process noted at the same moment that it writes to the table",
             not_done="nothing was written to the target",
-            next_step="nothing: delivery compares the owners and retries",
+            next_step="no action needed: delivery compares the owners and retries",
         )
 
 

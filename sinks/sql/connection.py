@@ -104,7 +104,8 @@ class WriterConnection:
             raise Unavailable(
                 f"{self._where}: the {self._sink.dialect.place} was replaced while it was open",
                 not_done="nothing was written to either",
-                next_step=f"nothing: the tag in the new {self._sink.dialect.place} decides what is delivered next",
+                next_step="no action needed: the tag in the new "
+                f"{self._sink.dialect.place} decides what is delivered next",
             )
         if self.db is None:
             self.db = self._sink.dialect.connect("deliver")

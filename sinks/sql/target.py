@@ -39,6 +39,7 @@ from holdfast.sinks.contract import (
     no_fault,
 )
 from holdfast.sinks.owners import NEVER, Claim, check_continues
+from holdfast.sinks.phrases import NOTHING, READS_TAG
 from holdfast.sinks.sql import claims, owners, tags
 from holdfast.sinks.sql.added import add_rows
 from holdfast.sinks.sql.connection import WriterConnection
@@ -143,9 +144,9 @@ class SqlTarget:
             if known is not None:
                 check_continues(self._where, standing, known)
             raise Unavailable(
-                f"{self._where}: the tag did not move, although it stands at {standing}: another process changed it",
-                not_done="nothing was delivered",
-                next_step="nothing: delivery reads the tag and retries",
+                f"{self._where}: the tag did not move, although it is at {standing}: another process changed it",
+                not_done=NOTHING,
+                next_step=READS_TAG,
             )
         return already(self._where, tag, standing)
 

@@ -29,6 +29,7 @@ from typing import TypeVar, cast
 import pyarrow as pa
 
 from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
+from holdfast.sinks.phrases import NOTHING, READS_TAG, UNKNOWN, persists
 from holdfast.sinks.sql.dialect import Column, Connection, Limits, Purpose, TemporaryTable, Upsert, on_conflict
 from holdfast.sinks.sql.values import TIMESTAMP, Value, is_text
 from holdfast.sinks.sqlite import file, queue
@@ -282,20 +283,22 @@ def meaning_of(where: str, error: Exception) -> HoldfastError | None:
     if code == sqlite3.SQLITE_FULL:
         return Unavailable(
             f"{where}: the disk of the file is full ({error})",
-            not_done="it is not known whether this delivery is in",
-            next_step="free space on the disk of this file; delivery is retried by itself, and nothing is skipped",
+            not_done=UNKNOWN,
+            next_step="free space on the disk of this file; delivery retries automatically; no epoch is skipped",
         )
     if code in AGAIN:
         return Unavailable(
             f"{where}: {error}",
-            not_done="it is not known whether this delivery is in",
-            next_step="nothing: delivery reads the tag and retries; if it stays so, find the process that holds "
-            "the file, and check the disk's free space and its health",
+            not_done=UNKNOWN,
+            next_step=persists(
+                READS_TAG,
+                "find the process that holds the file, and check the disk's free space and its health",
+            ),
         )
     if code in BROKEN:
         return Damaged(
             f"{where}: {error}",
-            not_done="nothing was delivered",
+            not_done=NOTHING,
             next_step="restore the file from a backup (sqlite3 FILE .recover saves what it can), then rewind the job",
         )
     if code in _REFUSED:

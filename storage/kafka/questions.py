@@ -221,7 +221,7 @@ class Questions:
 
     def removes_single_records(self) -> bool:
         """Return whether the topic is compacted, or may be: the user has no right to see its settings."""
-        found = self._settings_of("it is not known whether the topic is compacted")
+        found = self._settings_of("it is unknown whether the topic is compacted")
         return found is None or "compact" in found["cleanup.policy"].value
 
     def limits(self) -> Limits:

@@ -257,7 +257,7 @@ class TestRestores:
                 with pytest.raises(Unavailable) as caught:
                     users_in(changelog)
                 assert changelog.kafka.where in caught.value.what and caught.value.not_done == "no state was restored"
-                assert caught.value.next_step.startswith("nothing: a job that restores its state tries again")
+                assert caught.value.next_step.startswith("no action needed: a job that restores its state tries again")
         assert wait(lambda: restored(changelog), "a restore", 60) == dict.fromkeys(range(3), "x")
 
     @IN_EVERY_WAY

@@ -100,6 +100,8 @@ def modules(*folders: str) -> list[Path]:
     return sorted({path for path in found if "__pycache__" not in path.parts})
 
 
+TRANSLATED = re.compile(r"\b(stays so|[Nn]obody|[Ww]hoever|anew|for good|[Ww]hat is no|not known whether)\b")
+"""Words that read as translated."""
 OURS = modules(*FOLDERS, "src/holdfast", "tools")
 ALL = [*OURS, *modules("tests")]
 
@@ -135,6 +137,23 @@ def at(path: Path, line: int, remedy: str) -> str:
 def none(found: list[str]) -> None:
     """Fail with every line of it, not only the first few."""
     assert not found, "\n" + "\n".join(found)
+
+
+def messages() -> Iterator[tuple[Path, int, str]]:
+    """Every text in the code that is no docstring: file, line, text."""
+    for path in OURS:
+        bare = {id(node.value) for node in nodes(path) if isinstance(node, ast.Expr)}
+        for node in nodes(path):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in bare:
+                yield path, node.lineno, node.value
+
+
+def lines_of_pages() -> Iterator[tuple[Path, int, str]]:
+    """Every line of the pages that users read."""
+    pages = [path for path in (ROOT / "docs").rglob("*.md") if "design" not in path.parts and path.stem != "style"]
+    for path in [ROOT / "README.md", *sorted(pages)]:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            yield path, number, line
 
 
 def definitions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -233,6 +252,16 @@ class TestWords:
             word.strip() for line in re.findall(r"^\| ([^|]+) \|", text, re.MULTILINE) for word in re.split(",|/", line)
         }
         none([word for word in GLOSSARY if word not in defined])
+
+    def test_messages_and_pages_are_in_plain_words(self) -> None:
+        """As docs/style.md has it: name the actor, and use the verbs of the trade."""
+        none(
+            [
+                at(path, line, f"{word!r}: see the table of words in docs/style.md")
+                for path, line, text in (*messages(), *lines_of_pages())
+                for word in TRANSLATED.findall(text)
+            ]
+        )
 
 
 class TestDocstrings:

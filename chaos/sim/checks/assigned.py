@@ -2,7 +2,7 @@
 
     P12  in a generation one subtask reads a partition, from where the base manifest stands, or from the first record
          the manifest of an epoch holds every partition that a trigger up to this epoch has assigned
-         if the trigger of the epoch itself assigned it first, it stands at its first record there: nothing was read
+         if the trigger of the epoch itself assigned it first, it is at its first record there: nothing was read
          a manifest holds no partition that neither its generation nor an earlier one was given
 
 Source: PROTOCOL P12; docs/design/0035-partition-discovery.md.
@@ -42,7 +42,7 @@ class Assigned:
             self._given(deploy.generation, at.partition, deploy.subtask)
             begins = base.get(at.partition, FIRST)
             if max(at.offset, FIRST) != begins:
-                what = f"partition {at.partition} is deployed at {at.offset}, but epoch {deploy.base_epoch} stands at"
+                what = f"partition {at.partition} is deployed at {at.offset}, but epoch {deploy.base_epoch} is at"
                 self._fail("P12 position", f"generation {deploy.generation}: {what} {begins}")
 
     def triggered(self, trigger: m.Trigger) -> None:

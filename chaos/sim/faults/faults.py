@@ -58,7 +58,7 @@ class Fault(StrEnum):
     CREATE_TAKEN = "create done, then told that the name is taken"
     STORE_BUSY = "store refuses a process for a while (503)"
     READ_DAMAGED = "object damaged in one read"
-    OBJECT_DAMAGED = "object damaged for good"
+    OBJECT_DAMAGED = "object damaged permanently"
     RECORD_DAMAGED = "record of the job log damaged"
     DISK_FULL = "disks full for a while"
     DISK_ERROR = "disk error in a write"

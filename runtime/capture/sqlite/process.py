@@ -134,7 +134,7 @@ class Capture(Sessions):
                 raise Unavailable(
                     f"SQLite {self._of.path}: the file was replaced by another one",
                     not_done="changes after the last append were not captured yet",
-                    next_step="nothing: the capture looks at the new one",
+                    next_step="no action needed: the capture looks at the new one",
                 )
             shape: int = db.execute("PRAGMA schema_version").fetchone()[0]
             if shape == seen and outbox.is_idle(db, table.name, target.position):

@@ -86,7 +86,7 @@ def name_last(stored: Stored, name: str, owner: str, at_us: int) -> joblog.Job:
             return job
     raise Unavailable(
         f"the job log of {stored.name!r} could not be written to in {ATTEMPTS_MAX} attempts",
-        not_done=f"it is not known whether the savepoint {name!r} was named",
+        not_done=f"it is unknown whether the savepoint {name!r} was named",
         next_step=f"see holdfast checkpoints list {stored.name}, then try again",
         where=Where(job=stored.name),
     )

@@ -116,7 +116,7 @@ def orphans(stored: Stored, *, as_json: bool) -> int:
         print(text.table(("object", "next sweep"), rows))
     advise(
         f"{text.plural(len(found), 'object')} of {stored.name} that no retained checkpoint names; those that stay may "
-        "belong to the next one. The running driver sweeps by itself"
+        "belong to the next one. The running driver deletes them later"
     )
     return 0
 

@@ -167,11 +167,13 @@ class AvroValues:
         since = self._unknown_since.setdefault(number, time.monotonic())
         what = f"{self._form.registry.where} does not know schema {number}, which a record names"
         if time.monotonic() - since < UNKNOWN_FOR_S:
-            return Unavailable(what, not_done="the record was not read yet", next_step="nothing: it is asked again")
+            return Unavailable(
+                what, not_done="the record was not read yet", next_step="no action needed: it is asked again"
+            )
         return ConfigError(
             what,
             not_done=NO_ROW_SKIPPED,
-            next_step=f"{UNKNOWN_NEXT}, and that no schema was deleted for good; then start the job again. To read "
+            next_step=f"{UNKNOWN_NEXT}, and that no schema was permanently deleted; then start the job again. To read "
             "records of which some are not Avro of this registry, use hf.Raw()",
         )
 

@@ -27,9 +27,9 @@ from holdfast.storage.kafka.questions import Questions
 _log = logging.getLogger("holdfast.kafka")
 NO_STATE = "no state was restored"
 AGAIN = (
-    "nothing: a job that restores its state tries again; if it stays so, check that the brokers run and that this "
-    "machine reaches the addresses they advertise (advertised.listeners). An open transaction of a process that was "
-    "killed may hide the rest, and ends by itself, or with holdfast txn"
+    "no action needed: a job that restores its state tries again; if this persists, check that the brokers run and "
+    "that this machine reaches the addresses they advertise (advertised.listeners). An open transaction of a process "
+    "that was killed may hide the rest, and ends automatically, or with holdfast txn"
 )
 POLL_S = 0.1
 POLL_MESSAGES = 5_000

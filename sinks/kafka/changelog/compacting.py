@@ -239,7 +239,7 @@ class KafkaCompaction:
         return Unavailable(
             f"{self._where}: another process took the topic, or its transactional id, over during a compaction",
             not_done="nothing was removed from the topic",
-            next_step="nothing: the job compacts the topic later",
+            next_step="no action needed: the job compacts the topic later",
         )
 
     def _remove_before(self, base: Compacted, topic: CompactedTopic) -> None:

@@ -61,7 +61,7 @@ class Gone(Exception):
         return Unavailable(
             f"{where}: a broker refused offset {self.offset} of partition {self.partition}, which is in the topic",
             not_done="no state was restored",
-            next_step="nothing: the read begins again; if it stays so, check that the replicas are in sync",
+            next_step="no action needed: the read begins again; if this persists, check that the replicas are in sync",
         )
 
 
@@ -223,7 +223,7 @@ class OpenKafkaChangelog:
             return CompactedMeanwhile(
                 f"{self._where}: was compacted while it was read",
                 not_done="no state was restored",
-                next_step="nothing: the read begins again",
+                next_step="no action needed: the read begins again",
             )
         return damaged(self._where, partition, why)
 

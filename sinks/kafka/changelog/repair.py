@@ -54,7 +54,7 @@ def repair(where: str, connection: Connection, content: Content, rewinding: Rewi
         raise Unavailable(
             f"{where}: another process took its transactional id over during the repair, or delivered too",
             not_done="no tag was moved",
-            next_step="nothing: the repair is repeated",
+            next_step="no action needed: the repair is repeated",
         ) from error
     finally:
         producer.destroy()

@@ -83,7 +83,7 @@ class Refusing:
 class TestUnreachableTarget:
     @pytest.mark.parametrize(
         ("said", "told"),
-        [("nothing: delivery retries", admission.AGAIN), ("raise maxmemory", "raise maxmemory")],
+        [("no action needed: delivery retries", admission.AGAIN), ("raise maxmemory", "raise maxmemory")],
         ids=["by itself", "by the reader"],
     )
     def test_promises_no_retry_at_a_first_start(self, said: str, told: str) -> None:

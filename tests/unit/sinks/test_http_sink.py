@@ -364,7 +364,7 @@ class TestDelivery:
             sink.prepare(SCHEMA, None)
             with closing(sink.open(JOB, LEFT)) as target, pytest.raises(Unavailable) as caught:
                 target.deliver(tag(1), [rows(1)])
-        assert "answered with what is no HTTP: 'SSH-2.0-OpenSSH_9.2" in caught.value.what
+        assert "sent a response that is not valid HTTP: 'SSH-2.0-OpenSSH_9.2" in caught.value.what
         assert "unreachable" not in caught.value.what
 
     def test_a_connection_that_ends_without_an_answer_is_described_without_names_of_classes(

@@ -147,8 +147,8 @@ class TestWrongUse:
         ended = holdfast(*arguments)
         message = ended.json["what"] + ended.json["next"] if "--json" in arguments else ended.err
         assert ended.status == 2
-        assert f"{arguments[0]} stands before the command" in message
-        assert "give flags after it: holdfast COMMAND ... " + arguments[0] in message
+        assert f"{arguments[0]} was given before the command" in message
+        assert "give options after it: holdfast COMMAND ... " + arguments[0] in message
 
     def test_with_json_an_error_is_an_object_on_stdout(self, holdfast: Holdfast) -> None:
         ended = holdfast("status", "hot", "--json", "--wrong")
