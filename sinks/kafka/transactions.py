@@ -57,7 +57,7 @@ class KafkaTransactions:
             raise Unavailable(
                 f"{self._place.where}: another process took the transactional id {self.id} over just now: {error}",
                 not_done=NOT_ABORTED,
-                next_step="see whether the job was started: holdfast status JOB. It ends automatically what it left open",
+                next_step="see whether the job was started: holdfast status JOB. A start ends what was left open",
             ) from None
         except HoldfastError as error:
             error.not_done = NOT_ABORTED
