@@ -37,7 +37,7 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.errors import ConfigError, Unavailable
+from holdfast.errors import ConfigError, Damaged, Unavailable
 from holdfast.model import Generation, Tag, Writer
 from holdfast.ports import ObjectStore
 from holdfast.sinks import log_audit
@@ -66,6 +66,7 @@ from holdfast.storage.log.commits import Commits
 from holdfast.storage.log.format import Commit, LogMeta, LogOwner, LogSegment, VoidRange, check_meta, describe_column
 from holdfast.storage.log.log import LogReader, LogWriter, create_log, read_meta
 from holdfast.storage.log.partitioning import partition_rows, partitions_of
+from holdfast.storage.log.reader import stored_meta
 from holdfast.storage.log.voids import TakeBack, gathered, lost_to_compaction, moving, newest_tag
 from holdfast.storage.objects import open_objects
 from holdfast.traits import SinkTraits, local
@@ -361,6 +362,13 @@ class LogTarget:
     def _log(self) -> LogWriter:
         if self._opened is None:
             store = self._store()
+            if stored_meta(store) is None:  # a start has created it
+                raise Damaged(
+                    f"{self._where}: the log was deleted",
+                    not_done="nothing was appended to it",
+                    next_step="bring the log back from a backup and start the job: it continues. To compute its "
+                    "records again, delete the job's folder too and run the job",
+                )
             self._opened = store, LogWriter(store, pause=self._pause)
         store, log = self._opened
         uuid = log.stored_uuid()

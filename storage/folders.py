@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.extras import install
-from holdfast.storage.paths import refuse_password
+from holdfast.storage.paths import local_path, refuse_password
 from holdfast.storage.remote import reached, require_s3fs, unreachable
 
 NOTHING_READ = "no record was read"
@@ -124,9 +124,9 @@ def open_folder(path: str) -> Folder:
         ConfigError: the scheme is unknown, or s3fs is not installed.
     """
     refuse_password(path, "the path of the files")
-    scheme = urlsplit(path).scheme if "://" in path else ""
-    if scheme in ("", "file"):
-        return LocalFolder(path.removeprefix("file://"))
+    if (local := local_path(path)) is not None:
+        return LocalFolder(local)
+    scheme = urlsplit(path).scheme
     if scheme not in ("s3", "memory"):
         raise ConfigError(
             f"{path!r} has the unknown scheme {scheme!r}",

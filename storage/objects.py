@@ -29,7 +29,7 @@ from holdfast.errors import AlreadyExists, ConfigError, NotFound, Unavailable
 from holdfast.extras import install
 from holdfast.ports import ObjectStore
 from holdfast.storage.local import LocalObjects
-from holdfast.storage.paths import checked_folder, checked_path, refuse_password
+from holdfast.storage.paths import checked_folder, checked_path, local_path, refuse_password
 from holdfast.storage.remote import FsspecObjects, require_s3fs
 
 __all__ = [
@@ -159,11 +159,9 @@ def open_objects(url_or_path: str | os.PathLike[str], *, writable: bool = True) 
     """
     text = os.fspath(url_or_path)
     refuse_password(text, "the path of the store")
-    scheme, separator, rest = text.partition("://")
-    if not separator:
-        return _open_local(Path(text), writable)
-    if scheme == "file":
-        return _open_local(Path(rest), writable)
+    if (path := local_path(text)) is not None:
+        return _open_local(Path(path), writable)
+    scheme = text.partition("://")[0]
     if scheme not in ("s3", "memory"):
         raise ConfigError(
             f"{text!r} has the unknown scheme {scheme!r}",

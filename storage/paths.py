@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+from contextlib import suppress
 
 from holdfast.errors import ConfigError
 
@@ -30,6 +31,27 @@ def refuse_password(url: str, called: str) -> None:
             next_step="give credentials through the environment or a profile instead, and change this password: "
             "process lists or the shell history may have exposed it",
         )
+
+
+def local_path(path: str) -> str | None:
+    """Return the path on this machine that a path or a `file://` URL names; None for the URL of a store.
+
+    Raises:
+        ConfigError: a `file://` URL names another host, or a relative path, which begins like one (RFC 8089).
+    """
+    scheme, separator, rest = path.partition("://")
+    if not separator:
+        return path
+    if scheme.lower() != "file":
+        return None
+    host, slash, below_it = rest.partition("/")
+    if slash and host.lower() in ("", "localhost"):
+        return f"/{below_it}"
+    raise ConfigError(
+        f"{path!r} names a file on the host {host!r}",
+        not_done="nothing was opened",
+        next_step="name a file of this machine by its path, or by file:///absolute/path",
+    )
 
 
 def checked_path(path: str) -> str:
@@ -67,10 +89,11 @@ def below(folder: str, path: str) -> tuple[str, ...] | None:
 
 def real(path: str) -> str:
     """Return a path on this machine without links, and a URL as it is."""
-    scheme, separator, rest = path.partition("://")
-    if separator and scheme.lower() != "file":
+    try:
+        found = local_path(path)
+    except ConfigError:
         return path
-    return os.path.realpath(rest if separator else path)
+    return path if found is None else os.path.realpath(found)
 
 
 def is_same_place(one: str, other: str) -> bool:
@@ -87,9 +110,10 @@ def is_same_place(one: str, other: str) -> bool:
 
 
 def _located(path: str) -> tuple[str, tuple[str, ...]]:
-    scheme, separator, rest = path.partition("://")
-    if not separator:
-        scheme, rest = "file", path
+    scheme, _, rest = path.partition("://")
+    with suppress(ConfigError):  # of another host, it is as it was given
+        if (local := local_path(path)) is not None:
+            scheme, rest = "file", local
     scheme = scheme.lower()
     scheme = "s3" if scheme == "s3a" else scheme
     return scheme, tuple(part for part in posixpath.normpath(f"/{rest}").split("/") if part)

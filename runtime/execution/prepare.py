@@ -47,6 +47,7 @@ from holdfast.runtime.plan.memory import check_state_memory
 from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.plan.same_source import other_rows, refuse_other_sources
 from holdfast.runtime.plan.source import copied, gone
+from holdfast.runtime.plan.targets import refuse_own_root
 from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.rewind.moved import refuse_moved
 from holdfast.storage.objects import open_objects
@@ -176,8 +177,9 @@ def check_settings(plan: Plan, settings: Settings) -> None:
     """Refuse settings with which this plan cannot run.
 
     Raises:
-        ConfigError: too little memory, or a mode that lacks what the plan needs.
+        ConfigError: too little memory, a root that a source reads, or a mode that lacks what the plan needs.
     """
+    refuse_own_root(plan, settings.root)
     batches = settings.mode == MICROBATCH
     channels = (1, 0) if batches else (settings.parallelism, settings.channel_bytes_max)
     check_state_memory(plan, settings.state_memory, *channels)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
 from enum import Enum
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -21,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.rows.nested.fields import FieldType, Unfit, takes
+from holdfast.runtime.rows.nested.fields import FieldType, Unfit, refuse_zone, takes
 from holdfast.runtime.rows.nested.types import Part
 from holdfast.runtime.rows.schema import parts_of
 from holdfast.runtime.wire.uuids import UUID
@@ -160,12 +159,12 @@ def _array(column: pa.Field, values: list[Any], field: FieldType | None = None) 
                 column=column.name,
                 row=row,
             )
-    if pa.types.is_timestamp(column.type) and column.type.tz is not None:
+    if pa.types.is_timestamp(column.type) or pa.types.is_time(column.type):
         for row, value in enumerate(values):
-            if isinstance(value, datetime) and value.utcoffset() is None:
-                raise WrongRow(
-                    f"column {column.name!r} is a datetime without a time zone: {value}", column=column.name, row=row
-                )
+            try:
+                refuse_zone(column.type, value)
+            except Unfit as unfit:
+                raise WrongRow(unfit.of(column.name), column=column.name, row=row) from None
     try:
         return _held(column, pa.array(values, column.type))
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, ValueError) as error:
@@ -212,6 +211,7 @@ def plain_of(kind: pa.DataType, value: Any) -> Any:
         return [plain_of(kind.value_type, each) for each in value]
     if not takes(kind, type(value)):
         raise Unfit(f"takes {kind}, not {type(value).__name__} {value!r:.80}")
+    refuse_zone(kind, value)
     return value
 
 

@@ -242,17 +242,25 @@ class KafkaServer:
         from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
 
         who = (ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, f"User:{USER}", "*")
-        _done(
-            self.admin.create_acls(
-                [AclBinding(*who, AclOperation[each], AclPermissionType.ALLOW) for each in operations]
-            )
-        )
+        self._grant([AclBinding(*who, AclOperation[each], AclPermissionType.ALLOW) for each in operations])
 
     def allow_all(self) -> None:
         """Give `USER` every right on every topic and transaction."""
         from confluent_kafka.admin import AclBinding
 
-        _done(self.admin.create_acls([AclBinding(*each) for each in self._everything()]))
+        self._grant([AclBinding(*each) for each in self._everything()])
+
+    def _grant(self, rights: Sequence[Any]) -> None:
+        """Create rights, and wait until the broker knows them: it learns of them from the controller, later."""
+        from confluent_kafka.admin import AclBindingFilter
+
+        def known(right: Any) -> bool:
+            names = ("restype", "name", "resource_pattern_type", "principal", "host", "operation", "permission_type")
+            wanted = AclBindingFilter(*(getattr(right, name) for name in names))
+            return bool(self.admin.describe_acls(wanted).result(ANSWER_WITHIN_S))
+
+        _done(self.admin.create_acls(list(rights)))
+        wait(lambda: all(known(right) for right in rights), "the broker to know new rights")
 
     def allow_nothing(self) -> None:
         """Take from `USER` what `allow_all` has given."""

@@ -60,6 +60,15 @@ class Unfit(Exception):
         return Unfit(self.why, step + self.path)
 
 
+def refuse_zone(kind: pa.DataType, value: Any) -> None:
+    """Refuse a time that has no time zone where its column has one, or one where it has none. Raises Unfit."""
+    if isinstance(value, datetime) and pa.types.is_timestamp(kind) and kind.tz is not None:
+        if value.utcoffset() is None:
+            raise Unfit(f"is a datetime without a time zone: {value}")
+    elif isinstance(value, time) and value.tzinfo is not None:
+        raise Unfit(f"is a time of day with a time zone, which no column holds: {value}")
+
+
 class FieldType:
     """Values that are the same in Python and in Arrow.
 
@@ -84,8 +93,7 @@ class FieldType:
         """Return a value of a function as Arrow takes it. Raises Unfit."""
         if not takes(self.arrow, type(value)):
             raise Unfit(self._not(value))
-        if pa.types.is_timestamp(self.arrow) and self.arrow.tz is not None and value.utcoffset() is None:
-            raise Unfit(f"is a datetime without a time zone: {value}")
+        refuse_zone(self.arrow, value)
         return value
 
     def normal(self, column: pa.Array) -> pa.Array:

@@ -14,6 +14,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.runtime.rows.dead_letters import decode_row
+from holdfast.runtime.rows.rows import WrongRow, batch_of_rows
 from holdfast.runtime.rows.schema import defaults_of, schema_of
 from holdfast.sinks.memory import MemorySink
 from holdfast.testing import TestDriver
@@ -172,6 +173,10 @@ class TestFunctions:
             ({"to": {"city": None}}, r"column 'to' at .city is null"),
             ({"id": "6f9b"}, "column 'id' is '6f9b', which is no UUID"),
             ({"at": "09:30"}, "column 'at' takes time64"),
+            (
+                {"at": time(9, tzinfo=UTC)},
+                "column 'at' is a time of day with a time zone",
+            ),
         ],
     )
     def test_a_value_that_does_not_fit_its_field_is_a_dead_letter(self, changed: dict[str, Any], why: str) -> None:
@@ -228,6 +233,16 @@ class TestFunctions:
             t.push("orders", [FULL])
             t.checkpoint()
         assert seen == [({"city": "Bonn", "zip": 53111, "kind": "red"}, {"net": 1.5, "tax": None})]
+
+    def test_a_list_of_times_takes_none_with_the_other_kind_of_zone(self) -> None:
+        """Also without a dataclass: its values would be other points in time, or lose their zone."""
+        kinds = [
+            (pa.timestamp("us", "UTC"), datetime(2026, 1, 1), "is a datetime without a time zone"),
+            (pa.time64("us"), time(9, tzinfo=UTC), "is a time of day with a time zone"),
+        ]
+        for kind, value, why in kinds:
+            with pytest.raises(WrongRow, match=why):
+                batch_of_rows(pa.schema([pa.field("v", pa.list_(kind))]), [{"v": [value]}])
 
 
 class TestSources:

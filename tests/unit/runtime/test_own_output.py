@@ -17,7 +17,8 @@ import pytest
 
 import holdfast as hf
 from holdfast.runtime.cli.main import main
-from holdfast.runtime.plan.targets import reads_target
+from holdfast.runtime.plan.model import Plan
+from holdfast.runtime.plan.targets import reads_target, refuse_own_root
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.storage.log.log import create_log
 from holdfast.storage.objects import LocalObjects
@@ -44,10 +45,10 @@ app.source("bids", hf.Files({read!r}, BIDS)).sink("out", hf.Files({written!r}))
 """
 
 
-def planned(read: str, sink: Any) -> None:
+def planned(read: str, sink: Any) -> Plan:
     app = hf.App("bids")
     app.source("bids", hf.Files(read, Bid)).sink("out", sink)
-    app.plan()
+    return app.plan()
 
 
 class TestFolderOfASink:
@@ -66,6 +67,7 @@ class TestFolderOfASink:
             ("/data", "/data/out"),
             ("/data/", "/data/2026/out"),
             ("file:///data", "/data/out"),
+            ("file://localhost/data", "/data/out"),
             ("/data/in/..", "/data/out"),
             ("s3://lake/data", "s3://lake/data/out"),
         ],
@@ -107,6 +109,26 @@ class TestFolderOfASink:
         app.source("bids", hf.Files("/data", Bid, "jsonl"), on_error="dlq").sink("out", hf.Files("/out"))
         with pytest.raises(hf.ConfigError, match="and so also what sink 'dlq' writes to log"):
             app.plan()
+
+
+class TestRoot:
+    """The job's own folder grows while the job runs, so a source that reads it never ends."""
+
+    @pytest.mark.parametrize(
+        ("read", "root"),
+        [("/data", "/data/jobs"), ("/data", "file://localhost/data/jobs"), ("s3://lake", "s3://lake/x")],
+    )
+    def test_below_the_folder_of_a_source_is_refused(self, read: str, root: str) -> None:
+        plan = planned(read, hf.Files("/out"))
+        with pytest.raises(hf.ConfigError, match="and so also the files of the job itself") as refusal:
+            refuse_own_root(plan, root)
+        assert refusal.value.exit_status == 2
+
+    @pytest.mark.parametrize(
+        ("read", "root"), [("/data", "/data/.holdfast"), ("/data/in", "/data"), ("/data", "/root")]
+    )
+    def test_that_no_source_reads_is_accepted(self, read: str, root: str) -> None:
+        refuse_own_root(planned(read, hf.Files("/out")), root)
 
 
 def refused(source: Any, sink: Any, *, as_table: bool = False) -> str:

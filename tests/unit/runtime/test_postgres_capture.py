@@ -288,6 +288,7 @@ class TestSlot:
     def test_that_was_advanced_by_others_is_reported(self, table: Table) -> None:
         table.catch_up()
         table.place.ask("INSERT INTO t VALUES (3, 30)")
+        table.release()
         table.place.ask(
             "SELECT pg_replication_slot_advance(slot_name, pg_current_wal_flush_lsn()) FROM pg_replication_slots"
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from holdfast.errors import AlreadyExists, ConfigError, Unavailable
+from holdfast.errors import AlreadyExists, ConfigError, Damaged, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, OwnedSink
 from holdfast.sinks.log import LogSink, LogTarget, misfit, writer_name
@@ -222,15 +222,17 @@ class TestReplacedLog:
             target.deliver(tag(2), [rows(2)])
         assert (target.delivered(), numbers(sink.path)) == (None, {})
 
-    def test_a_deleted_log_ends_the_delivery(self, sink: LogSink) -> None:
+    def test_a_deleted_log_ends_the_delivery_and_says_how_to_go_on(self, sink: LogSink) -> None:
         target = sink.open(JOB, WRITER)
         target.deliver(tag(1), [rows(1)])
         shutil.rmtree(sink.path)
         with pytest.raises(Unavailable, match="deleted") as caught:
             target.deliver(tag(2), [rows(2)])
         assert "job's folder too" in caught.value.next_step, "a start alone is refused: rows were delivered"
-        with pytest.raises(ConfigError, match="there is no log"):
-            target.delivered()
+        for each in (target, sink.open(JOB, WRITER)):
+            with pytest.raises(Damaged, match="the log was deleted") as caught:
+                each.delivered()
+            assert "bring the log back from a backup and start the job" in caught.value.next_step
         assert not Path(sink.path).exists()
 
 

@@ -452,6 +452,14 @@ class TestOpenObjects:
         open_objects(f"file://{tmp_path}/root").create("a", b"1")
         assert (tmp_path / "root" / "a").read_bytes() == b"1"
 
+    def test_a_file_url_may_name_this_host_and_no_other(self, tmp_path: Path) -> None:
+        """RFC 8089: `localhost` is this machine, and what follows two slashes is a host, not the start of a path."""
+        open_objects(f"file://localhost{tmp_path}/root").create("a", b"1")
+        assert (tmp_path / "root" / "a").read_bytes() == b"1"
+        for other in ("file://data/root", "file://server/share", "FILE://x"):
+            with pytest.raises(ConfigError, match="names a file on the host"):
+                open_objects(other)
+
     def test_opening_for_reading_creates_nothing(self, tmp_path: Path) -> None:
         assert open_objects(tmp_path / "root", writable=False).list("") == []
         assert not (tmp_path / "root").exists()
