@@ -230,9 +230,9 @@ class TestReplacedLog:
             target.deliver(tag(2), [rows(2)])
         assert "job's folder too" in caught.value.next_step, "a start alone is refused: rows were delivered"
         for each in (target, sink.open(JOB, WRITER)):
-            with pytest.raises(Damaged, match="the log was deleted") as caught:
+            with pytest.raises(Damaged, match="the log was deleted") as ended:
                 each.delivered()
-            assert "bring the log back from a backup and start the job" in caught.value.next_step
+            assert "bring the log back from a backup and start the job" in ended.value.next_step
         assert not Path(sink.path).exists()
 
 
