@@ -112,6 +112,8 @@ class Rules:
     """Sources that must not get new partitions, each with a sink that is written immediately from it (P22)."""
     functions: Mapping[str, Called] = field(default_factory=dict)
     """The Python functions of the job, by operator."""
+    in_bytes: tuple[str, ...] = ()
+    """Sources whose offsets count bytes of text, not records."""
 
     @property
     def parallelism(self) -> int:

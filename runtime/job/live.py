@@ -93,6 +93,8 @@ class SourceRow(msgspec.Struct, frozen=True):
     """Offsets that the source had removed before they were read, in the whole history of the job."""
     called: str | None = None
     """What the source's system calls the partition, where the number is one of the source's own."""
+    unit: str | None = None
+    """What offsets and lag count: records or bytes; None: a version that did not note it wrote this."""
 
     @property
     def shown(self) -> str:

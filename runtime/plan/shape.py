@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Mapping
 from typing import Any
 
+from holdfast.quantities import BYTES
 from holdfast.runtime.operators.contract import INPUT, MAIN
 from holdfast.runtime.plan.model import ANY_FRAGMENT, Plan, SinkSpec, SourceSpec
 from holdfast.runtime.plan.provenance import senders, step_at
@@ -43,6 +45,11 @@ def shape_of(plan: Plan) -> dict[str, Any]:
         "chains": {name: steps.numbered(chain) for name, chain in _chains(plan).items()},
         "steps": steps.known,
     }
+
+
+def units_of(shape: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the offsets of sources count, as far as a shape records it: of files of text, bytes."""
+    return {name: each["counts"] for name, each in shape.get("sources", {}).items() if "counts" in each}
 
 
 def chain_of(shape: dict[str, Any], name: str) -> Chain | None:
@@ -88,6 +95,7 @@ def _source(plan: Plan, spec: SourceSpec) -> dict[str, Any]:
         "out_of_orderness_us": spec.out_of_orderness_us,
         "idle_after_us": round(spec.idle_after_s * 1_000_000),
         "on_error": spec.on_error,
+        **({"counts": BYTES} if spec.source.traits.counts_bytes else {}),
     } | {part: _expression(column) for part, column in computed.items() if column is not None}
 
 

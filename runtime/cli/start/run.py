@@ -239,7 +239,7 @@ def run_app(
         advise(f"\nWarning: {warning}\n")
     ship_by_value(folder, local=settings.local == "true")
     start, late = _positions(prepared), late_so_far(prepared)
-    tally = Tally(start, [spec.name for spec in prepared.plan.sources if spec.source.traits.counts_bytes])
+    tally = Tally(start, prepared.plan.in_bytes())
     progress = Progress(args.progress, tally)
     printer = Printer(prepared.plan, (sys.stderr if args.json or args.progress == "json" else sys.stdout).write)
     began = time.monotonic()
@@ -363,8 +363,8 @@ def summary(
 
 def amount_of(plan: Plan, tally: Tally) -> str:
     """Return how much was read, in the units that the sources count in."""
-    counted = any(not spec.source.traits.counts_bytes for spec in plan.sources)
-    records = [text.plural(tally.records, "record")] if counted else []
+    counts_records = len(plan.in_bytes()) < len(plan.sources)
+    records = [text.plural(tally.records, "record")] if counts_records else []
     return ", ".join([*records, *([] if tally.bytes is None else [f"{text.size(tally.bytes)} of text"])])
 
 
