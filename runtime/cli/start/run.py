@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -45,7 +45,7 @@ Run a job until its input ends, it is stopped, or it fails permanently. Started 
 checkpoint. Ctrl-C takes a last checkpoint and ends it; a second Ctrl-C ends it immediately, which loses nothing either.
 
 "records" in the progress is how far the sources are read: the sum of all next offsets. It continues over restarts.
-Files of text count bytes: "1.2 MiB of text"."""
+Files of text count bytes: "1.2 MiB of text". With --once a bar shows the part that is read, and the time left."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -239,12 +239,12 @@ def run_app(
         advise(f"\nWarning: {warning}\n")
     ship_by_value(folder, local=settings.local == "true")
     start, late = _positions(prepared), late_so_far(prepared)
-    tally = Tally(start, prepared.plan.in_bytes())
+    tally = Tally(start, prepared.plan.in_bytes(), prepared.until)
     progress = Progress(args.progress, tally)
     printer = Printer(prepared.plan, (sys.stderr if args.json or args.progress == "json" else sys.stdout).write)
     began = time.monotonic()
     with diverted(enabled=not args.debug and settings.local != "true"):
-        with _served(settings) as port:
+        with _served(settings) as port, closing(progress):
             outcome = execute(prepared, execution_of(settings, zygote), _Shown(progress, printer, port))
         expect_end()
         printer.poll()
