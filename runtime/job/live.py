@@ -159,6 +159,7 @@ class Problem(msgspec.Struct, frozen=True):
     source: str | None | UnsetType = UNSET
     partition: int | None | UnsetType = UNSET
     offset: int | None | UnsetType = UNSET
+    object: str | UnsetType = UNSET
     what: str = ""
     not_done: str | None | UnsetType = UNSET
     next: str | None = None

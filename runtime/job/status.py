@@ -10,7 +10,6 @@ Source: API.md, JSON `status`; DESIGN section 13 (`live.json`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -137,7 +136,7 @@ def _problems(state: master.Master) -> tuple[Problem, ...]:
         return (*refusals, *_source_refusals(state), *held)
     if state.phase.error is None:
         return ()
-    return (Problem(code=state.phase.outcome, **asdict(state.phase.error)),)
+    return (Problem(code=state.phase.outcome, **state.phase.error.as_json()),)
 
 
 def _busy(state: master.Master) -> list[Problem]:

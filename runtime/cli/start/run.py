@@ -250,11 +250,20 @@ def run_app(
         printer.poll()
         progress.end(outcome.status, _state_of(outcome))
         if outcome.kind in ("failed", "fenced", "refused"):
-            raise error_of(outcome, prepared.plan.app)
+            raise error_of(_with_way_out(prepared, outcome), prepared.plan.app)
     if args.json:
         print_json(outcome.status.as_json())
     advise(summary(prepared, outcome, amount_of(prepared.plan, tally), time.monotonic() - began, late))
     return 0
+
+
+def _with_way_out(prepared: Prepared, outcome: Outcome) -> Outcome:
+    """Return the outcome; an error about a damaged object names the checkpoint that can do without it."""
+    from holdfast.runtime.job.damage import with_way_out
+
+    if outcome.error is None:
+        return outcome
+    return replace(outcome, error=with_way_out(prepared.repository, prepared.plan.app, outcome.error))
 
 
 def execution_of(settings: Settings, zygote: Zygote | None = None) -> Execution:
