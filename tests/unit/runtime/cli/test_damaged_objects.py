@@ -49,8 +49,8 @@ class TestDamagedObject:
         error = found(job, segment(5))
         assert error.next == (
             f"restore {segment(5)} from a copy of the root and run the job again; without a copy, compute it again "
-            "from epoch 4, the newest checkpoint that does not need it: holdfast rewind JOB.py --to-epoch 4, which takes "
-            "the outputs back too; then run the job"
+            "from epoch 4, the newest checkpoint that does not need it: holdfast rewind JOB.py --to-epoch 4, which "
+            "takes the outputs back too; then run the job"
         )
 
     def test_of_staged_output_is_computed_again_too(self, history: Begin) -> None:
