@@ -6,7 +6,7 @@ Invariants
     - Nothing is said before every partition with something to read has a known beginning.
     - The share is at most 1, and does not decrease while a recovery reads records again.
 
-Pure.
+It performs no I/O.
 """
 
 from __future__ import annotations
