@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping
 from typing import Any
 
 from holdfast.quantities import BYTES
@@ -45,11 +44,6 @@ def shape_of(plan: Plan) -> dict[str, Any]:
         "chains": {name: steps.numbered(chain) for name, chain in _chains(plan).items()},
         "steps": steps.known,
     }
-
-
-def units_of(shape: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the offsets of sources count, as far as a shape records it: of files of text, bytes."""
-    return {name: each["counts"] for name, each in shape.get("sources", {}).items() if "counts" in each}
 
 
 def chain_of(shape: dict[str, Any], name: str) -> Chain | None:

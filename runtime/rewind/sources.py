@@ -27,8 +27,8 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.model import SourcePosition
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.model import SourceSpec
-from holdfast.runtime.plan.shape import units_of
 from holdfast.runtime.plan.source import OpenSource, gone, same_from
+from holdfast.runtime.plan.units import units_of
 
 _Place = tuple[str, int]
 """Source and partition."""

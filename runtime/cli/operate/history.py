@@ -23,7 +23,7 @@ from holdfast.ports import ObjectStore
 from holdfast.runtime.job import status
 from holdfast.runtime.job.live import Number, Problem, RestartRow, SinkRow, SourceRow, State, Status
 from holdfast.runtime.job.stored import Stored, read_live
-from holdfast.runtime.plan.shape import units_of
+from holdfast.runtime.plan.units import units_of
 from holdfast.runtime.wire.presence import is_gone, is_running
 
 FULL_BELOW_BYTES = 64 << 10
