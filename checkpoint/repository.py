@@ -24,7 +24,7 @@ from msgspec import UNSET
 
 from holdfast.checkpoint import folds, joblog
 from holdfast.checkpoint.manifest import Manifest, Named, base_of, decode, named_in, plain, stored, stored_delta
-from holdfast.errors import AlreadyExists, Damaged, Fenced, NotFound, Unavailable
+from holdfast.errors import AlreadyExists, Damaged, Fenced, NotFound, Unavailable, Where
 from holdfast.model import Epoch, ObjectRef
 from holdfast.ports import ObjectStore, TidyStore
 from holdfast.storage.bulk import delete_each, get_each, list_behind, parts, read_together
@@ -450,6 +450,8 @@ def _damaged(ref: ObjectRef, what: str) -> Damaged:
     return Damaged(
         f"object {ref.path} {what}",
         not_done="nothing was restored from it",
-        next_step="restore it from a copy and start the job again; or find an intact checkpoint (holdfast checkpoints "
-        "verify JOB) and rewind the job and its outputs to it: holdfast rewind JOB.py --to-epoch N",
+        next_step="restore it from a copy and start the job again; or, without a copy, compute it again from an older "
+        "checkpoint: holdfast checkpoints verify JOB names the newest intact one, and holdfast rewind JOB.py "
+        "--to-epoch N takes the job and its outputs back to it",
+        where=Where(object=ref.path),
     )

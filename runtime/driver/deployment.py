@@ -19,6 +19,7 @@ from holdfast.frozen import changed, replace
 from holdfast.model import CHANGELOG, NO_EPOCH, Epoch, ObjectRef, SnapshotHandle, SourcePosition, Subtask, WorkerId
 from holdfast.runtime.driver import killing
 from holdfast.runtime.driver.claims import claim_of
+from holdfast.runtime.driver.killing_ends import reads_alone
 from holdfast.runtime.driver.partitions import added, counts_of, deployed, unassigned
 from holdfast.runtime.driver.state import Hosted, Master, Running
 from holdfast.runtime.wire import messages as m
@@ -111,6 +112,7 @@ def deployments(state: Master, base: Manifest | None, workers: Iterable[WorkerId
             claim,
             topic,
             killing.suspects(state.kills, subtask),
+            reads_alone(state, subtask),
         )
         found.append((worker, deploy))
     return found

@@ -1,7 +1,7 @@
-"""The master's view of functions that end their process (killing.py): which losses count, and how a run ends of one.
+"""The master's view of functions and reads that end their process (killing.py): which losses count, how a run ends.
 
 Pure: no clock, thread or I/O. Part of runtime/driver/master.py.
-Source: docs/design/0117-functions-that-kill.md.
+Source: docs/design/0117-functions-that-kill.md, 0121-reads-that-kill.md.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import ErrorReport
 from holdfast.frozen import replace
+from holdfast.model import Subtask
 from holdfast.runtime.driver import killing
 from holdfast.runtime.driver.state import Called, Hosted, Master
-from holdfast.runtime.wire.vitals import FUNCTION, UNKNOWN, At, described
+from holdfast.runtime.wire.vitals import FUNCTION, SOURCE, UNKNOWN, At, described
 
 if TYPE_CHECKING:
     from holdfast.runtime.plan.model import Plan
@@ -32,22 +33,49 @@ def functions_of(plan: Plan) -> dict[str, Called]:
 
 
 def count_kill(state: Master, hosted: Hosted) -> tuple[Master, ErrorReport | None]:
-    """Count the loss of this worker, if a function has ended its process; return why the run has to end for it."""
+    """Count the loss of this worker, if a function or a read has ended its process.
+
+    Returns:
+        The new state, and why the run has to end for it.
+    """
     words, running, subtask = hosted.last_words, state.running, hosted.subtask
-    if words is None or words.state != "ended" or not (words.mark or "").startswith(FUNCTION):
+    if words is None or words.state != "ended" or running is None or subtask is None:
         return state, None
-    if running is None or subtask is None:
-        return state, None
-    assert words.mark is not None
-    operator, at = words.mark.removeprefix(FUNCTION), words.at or NO_ROWS
-    called = state.rules.functions.get(operator, Called(None, leaves_out=False))
+    mark, at = words.mark or "", words.at or NO_ROWS
     completed = () if running.last is None else killing.offsets(running.last.positions)
-    partition = at.partition if at.rows and called.source is not None else UNKNOWN
-    first = killing.Kill(operator, subtask, partition, called.source, completed)
     death = killing.Death(state.job.generation, hosted.launch, at, MEMORY if words.memory else words.how)
-    kills, guilty = killing.died(state.kills, first, death, called.leaves_out)
+    before = next((last for each, last in state.unexplained if each == subtask), None)
+    others = tuple(each for each in state.unexplained if each[0] != subtask)
+    state = replace(state, unexplained=(*others, (subtask, death)))
+    kills, guilty = state.kills, None
+    if mark.startswith(FUNCTION):
+        operator = mark.removeprefix(FUNCTION)
+        called = state.rules.functions.get(operator, Called(None, leaves_out=False))
+        partition = at.partition if at.rows and called.source is not None else UNKNOWN
+        first = killing.Kill(operator, subtask, partition, called.source, completed)
+        kills, guilty = killing.died(kills, first, death, called.leaves_out)
+    elif mark.startswith(SOURCE) and at.rows:
+        first = killing.Kill(mark, subtask, at.partition, mark.removeprefix(SOURCE), completed)
+        if before is not None and not before.at.rows:  # the reads of that process were not alone: this one may be it
+            kills, _ = killing.died(kills, first, replace(before, at=at), leaves_out=False)
+        kills, guilty = killing.died(kills, first, death, leaves_out=False)
     state = replace(state, kills=kills)
     return state, None if guilty is None else _report(state, guilty)
+
+
+def reads_alone(state: Master, subtask: Subtask) -> bool:
+    """Return whether a worker has to read nothing ahead, so that a read that ends its process is found."""
+    counted = any(kill.deaths and kill.subtask == subtask and is_read(kill) for kill in state.kills)
+    return counted or any(each == subtask for each, _ in state.unexplained)
+
+
+def is_read(kill: killing.Kill) -> bool:
+    """Return whether a source's read has ended the process, not a function."""
+    return kill.operator.startswith(SOURCE)
+
+
+def _called(kill: killing.Kill) -> str:
+    return described(kill.operator if is_read(kill) else FUNCTION + kill.operator)
 
 
 def explain_kills(state: Master, launch: int, error: str | None) -> Master:
@@ -63,14 +91,14 @@ def noted(state: Master, before: killing.Kills) -> str | None:
         return None
     kill = grown[-1]
     return (
-        f"a worker ended while it ran {described(FUNCTION + kill.operator)}, at "
+        f"a worker ended while it ran {_called(kill)}, at "
         f"{killing.where_text(kill, _reached(state))}; this is death {len(kill.deaths) - kill.older} without progress"
     )
 
 
 def _report(state: Master, kill: killing.Kill) -> ErrorReport:
     count, reached = len(kill.deaths), _reached(state)
-    function = described(FUNCTION + kill.operator)
+    function = _called(kill)
     what = f"{function} ended its process {count} times at the same records, and no epoch got past them"
     not_done = "the epoch was not completed"
     if killing.is_full(kill) and killing.is_proved(kill) and killing.at_one_row(kill):
@@ -80,6 +108,11 @@ def _report(state: Master, kill: killing.Kill) -> ErrorReport:
         )
         not_done = "this row was not left out, and the epoch was not completed"
     advice = "correct the function: look for os._exit, crashes of native code and memory that it does not give back"
+    if is_read(kill):
+        advice = (
+            "look at what is there, and at the library that decodes it: crashes of native code, and memory that runs "
+            "out. Repair or remove what is there, or update the library"
+        )
     called = state.rules.functions.get(kill.operator)
     if called is not None and not called.leaves_out and kill.deaths[-1].at.rows:
         advice += '; or leave such records out with on_error="dlq" or on_error="drop"'
@@ -87,7 +120,7 @@ def _report(state: Master, kill: killing.Kill) -> ErrorReport:
     return ErrorReport(
         kind="failed",
         job=state.rules.name,
-        operator=kill.operator,
+        operator=None if is_read(kill) else kill.operator,
         source=kill.source,
         partition=partition,
         offset=offset,

@@ -36,12 +36,15 @@ def report(state: Master, last: Manifest | None, error: HoldfastError) -> ErrorR
         targets = [f"{sink} through epoch {epoch}" for sink, epoch in delivered]
         kept.append(f"targets keep what was delivered: {_shown(targets)}")
     if hosts := sorted({hosted.host for hosted in state.workers.values() if hosted.subtask is not None}):
-        kept.append(f"the state is left only in the memory and the local folders of the workers on {', '.join(hosts)}")
+        kept.append(
+            f"the state as of epoch {through} is in the memory of the workers, which ends with this run; their local "
+            f"folders on {', '.join(hosts)} lag behind it, and only a root with this log can use them"
+        )
     next_step = (
         f"put the root back as it was (undo the move, mount it, or restore a copy that has "
         f"{record_path(job.next_seq - 1)}) and run the job again: it continues after epoch {through}. Without such "
-        "a copy the state is lost: begin under another name, with targets of its own, and it reads its sources from "
-        "the start"
+        "a copy the state cannot be restored: begin under another name, with targets of its own, and it reads its "
+        "sources from the start"
     )
     return replace(said, job=job.name, epoch=through, not_done="; ".join(kept), next=next_step)
 

@@ -537,7 +537,7 @@ def _completed(state: Master, now: float, at_us: int) -> Step:
     after = replace(state.phase, running=phase) if isinstance(state.phase, Interrupted) else phase
     state = replace(severed.proved(state), phase=after, failures_in_a_row=0, broken_in_a_row=0)
     assert phase.last is not None
-    state = replace(state, kills=killing.passed(state.kills, phase.last.positions))
+    state = replace(state, kills=killing.passed(state.kills, phase.last.positions), unexplained=())
     state = named(state, phase)
     state, out = _coordinate(state, effects, now)
     return state, [*out, *hand_over(state), *standbys.follow(state), *sweeps]

@@ -28,7 +28,7 @@ from holdfast.model import (
     WorkerId,
     Writer,
 )
-from holdfast.runtime.driver.killing import Kills
+from holdfast.runtime.driver.killing import Death, Kills
 from holdfast.runtime.driver.waypoints import Waypoint, Waypoints
 from holdfast.runtime.rows.time_alignment import Aligned, Group
 from holdfast.runtime.wire import messages as m
@@ -112,6 +112,8 @@ class Rules:
     """Sources that must not get new partitions, each with a sink that is written immediately from it (P22)."""
     functions: Mapping[str, Called] = field(default_factory=dict)
     """The Python functions of the job, by operator."""
+    in_bytes: tuple[str, ...] = ()
+    """Sources whose offsets count bytes of text, not records."""
 
     @property
     def parallelism(self) -> int:
@@ -359,7 +361,9 @@ class Master:
     rewind: RewindWanted | None = None
     """A request that is carried out as soon as nothing is in flight, in any phase; it replaces a recovery."""
     kills: Kills = ()
-    """Functions that have ended their process, and not got past the place since."""
+    """Functions and reads that have ended their process, and not got past the place since."""
+    unexplained: tuple[tuple[Subtask, Death], ...] = ()
+    """The last end of a process of a subtask since an epoch was completed, whatever it ran."""
     restarts: tuple[Restart, ...] = ()
     recovering_since: float | None = None
     given_up: int = 0

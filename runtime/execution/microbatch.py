@@ -17,6 +17,7 @@ from holdfast.ports import Clock, Lane, ObjectStore
 from holdfast.runtime.driver.hosts.placement import local_paths
 from holdfast.runtime.driver.state import Site
 from holdfast.runtime.execution.executing import Outcome, Ports
+from holdfast.runtime.execution.on_spark import IMPORTING
 from holdfast.runtime.execution.prepare import Prepared
 from holdfast.runtime.execution.running import Run
 from holdfast.runtime.job.live import Status
@@ -40,8 +41,8 @@ class Microbatch:
         """See Execution.run."""
         settings = prepared.settings
         check_java(os.environ)
-        ports.note("starting Spark")
-        context = start_context(prepared.plan.app, settings.master, settings.parallelism, CONF)
+        context = start_context(prepared.plan.app, settings.master, settings.parallelism, CONF, ports.note)
+        ports.note(f"starting the first Spark job: {IMPORTING}")
         conf = dict(context.getConf().getAll())
         memory = memory_settings(prepared.plan, settings.state_memory, settings.parallelism, conf)
         host = driver_host(context)

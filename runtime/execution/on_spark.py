@@ -8,11 +8,14 @@ from __future__ import annotations
 import os
 from functools import partial
 
+from holdfast.quantities import plural
 from holdfast.runtime.execution.executing import Ports
 from holdfast.runtime.execution.places import Started
 from holdfast.runtime.execution.prepare import Prepared
 from holdfast.runtime.processes.memory import memory_settings
 from holdfast.runtime.spark.launch import SparkHost, check_java, check_slots, driver_host, start_context
+
+IMPORTING = "they import what they need, and the first start of an installation compiles kernels, once"
 
 
 class OnSpark:
@@ -22,14 +25,15 @@ class OnSpark:
         """See Place.start."""
         settings = prepared.settings
         check_java(os.environ)
-        ports.note("starting Spark")
-        context = start_context(prepared.plan.app, settings.master, settings.parallelism + settings.standbys)
+        slots = settings.parallelism + settings.standbys
+        context = start_context(prepared.plan.app, settings.master, slots, note=ports.note)
         standbys = check_slots(context, settings.parallelism, settings.standbys, ports.note)
         if standbys < settings.standbys:
             ports.note(
                 f"{settings.standbys} standbys were requested, and Spark has free slots for {standbys}; the run starts "
                 "with these. For all of them, give Spark more cores"
             )
+        ports.note(f"starting {plural(settings.parallelism + standbys, 'worker')}: {IMPORTING}")
         conf = dict(context.getConf().getAll())
         memory = memory_settings(prepared.plan, settings.state_memory, settings.parallelism, conf, standbys)
         return Started(driver_host(context), standbys, memory, partial(SparkHost, context))

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.checkpoint.repository import Repository
-from holdfast.errors import ConfigError, Where
+from holdfast.errors import ConfigError, Damaged, Where
 from holdfast.model import NO_EPOCH
 from holdfast.ports import ObjectStore
 from holdfast.runtime.config.settings import MICROBATCH, Settings
@@ -38,6 +38,7 @@ from holdfast.runtime.execution.holdings import check_first_targets, check_targe
 from holdfast.runtime.execution.results import with_places
 from holdfast.runtime.execution.uncommitted_writes import check_written_immediately, uncommitted_writes
 from holdfast.runtime.job import dlq_places
+from holdfast.runtime.job.damage import with_way_out
 from holdfast.runtime.job.log_end import read_whole_log
 from holdfast.runtime.microbatch.layers import refuse_standbys, refuse_what_needs_workers
 from holdfast.runtime.plan.compiler import Plan
@@ -259,7 +260,10 @@ def _not_in_fork(plan: Plan, before: Manifest, partitions: _Partitions) -> tuple
 
 
 def _last_manifest(repository: Repository, job: joblog.Job) -> Manifest | None:
-    return repository.load_manifest(job.completed[-1].body.manifest) if job.completed else None
+    try:
+        return repository.load_manifest(job.completed[-1].body.manifest) if job.completed else None
+    except Damaged as error:
+        raise with_way_out(repository, job.name, error.report()).as_error() from error
 
 
 def _check_job(repository: Repository, job: joblog.Job, plan: Plan, settings: Settings) -> None:

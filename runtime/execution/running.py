@@ -222,4 +222,5 @@ def _rules(prepared: Prepared, host: str, epoch_deadline: float) -> master.Rules
         committed_once=tuple(sorted(plan.committed_once())),
         staged_bytes_max=settings.staged_bytes_max,
         functions=functions_of(plan),
+        in_bytes=plan.in_bytes(),
     )

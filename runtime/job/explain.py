@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from holdfast.quantities import plural
+from holdfast.quantities import of_sources, plural
 from holdfast.runtime.config.settings import MICROBATCH
 from holdfast.runtime.job.live import Activity, Failures, Status, Waiting
 from holdfast.runtime.job.status import (
@@ -282,11 +282,11 @@ def _sources(shown: Status, now: Activity) -> Iterator[Finding]:
             f"sources are no longer read: the run is ending ({now.ending or 'all input is read'})",
             "wait until its last epoch is delivered",
         )
-    if now.ending == "finish" and (left := sum(each for each in lag if each)):
+    if now.ending == "finish" and any(lag):
+        left = of_sources((row.lag, row.unit) for row in shown.sources if row.lag)
         yield Finding(
             "draining",
-            f"the job finishes after reading what its sources held at the time of the request: up to "
-            f"{plural(left, 'record')}",
+            f"the job finishes after reading what its sources held at the time of the request: up to {left}",
             f"wait; to skip them: holdfast stop {shown.job} --finish --drop-unread",
         )
     if now.listing_ms is not None and now.listing_ms > LISTING_SLOW_MS:

@@ -93,6 +93,8 @@ class SourceRow(msgspec.Struct, frozen=True):
     """Offsets that the source had removed before they were read, in the whole history of the job."""
     called: str | None = None
     """What the source's system calls the partition, where the number is one of the source's own."""
+    unit: str | None = None
+    """What offsets and lag count: records or bytes; None: a version that did not note it wrote this."""
 
     @property
     def shown(self) -> str:
@@ -157,6 +159,7 @@ class Problem(msgspec.Struct, frozen=True):
     source: str | None | UnsetType = UNSET
     partition: int | None | UnsetType = UNSET
     offset: int | None | UnsetType = UNSET
+    object: str | UnsetType = UNSET
     what: str = ""
     not_done: str | None | UnsetType = UNSET
     next: str | None = None

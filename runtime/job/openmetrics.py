@@ -142,10 +142,10 @@ def _sources(status: Status) -> Iterator[Any]:
     def each(value: Any) -> Samples:
         return [({"source": row["name"], "partition": row["partition"]}, value(row)) for row in rows]
 
-    yield from make.counter(
-        "holdfast_records", "Records read: the next offset.", each(lambda row: _known(row["offset"]))
-    )
-    yield from make.gauge("holdfast_source_lag_records", "Records that wait to be read.", each(lambda row: row["lag"]))
+    read = "Records read: the next offset. Files of text: bytes."
+    yield from make.counter("holdfast_records", read, each(lambda row: _known(row["offset"])))
+    waiting = "Records that wait to be read. Files of text: bytes."
+    yield from make.gauge("holdfast_source_lag_records", waiting, each(lambda row: row["lag"]))
     yield from make.gauge(
         "holdfast_source_oldest_offset",
         "Lowest offset that can still be read.",

@@ -10,7 +10,6 @@ Source: API.md, JSON `status`; DESIGN section 13 (`live.json`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -19,7 +18,7 @@ from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import HoldfastError
 from holdfast.model import LAST_US, NEVER_US, DriverProcess
-from holdfast.quantities import plural
+from holdfast.quantities import BYTES, plural
 from holdfast.runtime.driver import master, severed
 from holdfast.runtime.driver.rewinding import first_way_back
 from holdfast.runtime.job import standbys, waiting
@@ -137,7 +136,7 @@ def _problems(state: master.Master) -> tuple[Problem, ...]:
         return (*refusals, *_source_refusals(state), *held)
     if state.phase.error is None:
         return ()
-    return (Problem(code=state.phase.outcome, **asdict(state.phase.error)),)
+    return (Problem(code=state.phase.outcome, **state.phase.error.as_json()),)
 
 
 def _busy(state: master.Master) -> list[Problem]:
@@ -363,6 +362,10 @@ def unreadable_requests(root: str, unreadable: Mapping[str, str]) -> list[Proble
 def _sources(state: master.Master) -> tuple[SourceRow, ...]:
     ends = {(at.source, at.partition): at.offset for h in state.workers.values() for at in h.progress.ends}
     times = {(at.source, at.partition): at for h in state.workers.values() for at in h.progress.times}
+
+    def unit(source: str) -> str:
+        return BYTES if source in state.rules.in_bytes else "records"
+
     rows = []
     for hosted in state.workers.values():
         for at in hosted.progress.positions:
@@ -379,11 +382,12 @@ def _sources(state: master.Master) -> tuple[SourceRow, ...]:
                     idle_ms=None if time is None else time.silent_ms,
                     holds_time=None if time is None else time.holds,
                     lost=at.lost,
+                    unit=unit(at.source),
                 )
             )
     reported = {row.place for row in rows}
     waiting = [at for at in state.discovered if at.offset >= 0 and (at.source, at.partition) not in reported]
-    rows += [SourceRow(at.source, at.partition, at.offset, lost=0) for at in waiting]
+    rows += [SourceRow(at.source, at.partition, at.offset, lost=0, unit=unit(at.source)) for at in waiting]
     return tuple(sorted(rows, key=lambda row: row.place))
 
 

@@ -64,12 +64,36 @@ class Ahead:
         lane: Does the reading.
         bytes_max: 0 reads nothing before it is asked for.
         watch: Returns a lane that waits for records; None: the worker looks for them by itself, from time to time.
+        alone_for: For so many epochs, read in the thread that asks, and nothing ahead: then what that thread has marked
+            is what runs (docs/design/0121). None: always.
     """
 
-    def __init__(self, lane: Lane, bytes_max: int = AHEAD_BYTES_MAX, watch: Callable[[], Lane] | None = None) -> None:
-        self.lane, self._left, self._watch, self._watched = lane, bytes_max, watch, False
+    def __init__(
+        self,
+        lane: Lane,
+        bytes_max: int = AHEAD_BYTES_MAX,
+        watch: Callable[[], Lane] | None = None,
+        alone_for: int | None = 0,
+    ) -> None:
+        self._lane, self._left, self._watch, self._watched = lane, bytes_max, watch, False
+        self._alone_for = alone_for
         self.used = False
         """Whether a reader reads ahead, so that the source serves lanes too."""
+
+    @property
+    def alone(self) -> bool:
+        """Return whether reads run in the thread that asks for them."""
+        return self._alone_for is None or self._alone_for > 0
+
+    def epoch_closed(self) -> None:
+        """Count an epoch: reads are alone for some."""
+        if self._alone_for:
+            self._alone_for -= 1
+
+    @property
+    def lane(self) -> Lane:
+        """Return the lane that does the next read."""
+        return InlineLane() if self.alone else self._lane
 
     def watch(self, wait: Callable[[], object]) -> None:
         """Have a lane call `wait`, unless one of the source's readers waits already; its result wakes the worker."""
@@ -86,7 +110,7 @@ class Ahead:
 
     def reserve(self, size: int) -> bool:
         """Return whether so many bytes may be read ahead; if so, they are taken."""
-        if size > self._left:
+        if self.alone or size > self._left:
             return False
         self._left -= size
         return True
@@ -98,7 +122,7 @@ class Ahead:
 
 def inline() -> Ahead:
     """Return a way to read without a background: for tests, the simulator, and readers of a whole range."""
-    return Ahead(InlineLane(), 0)
+    return Ahead(InlineLane(), 0, alone_for=None)
 
 
 class DirectReader:

@@ -177,6 +177,10 @@ class Plan:
                 boxes.append(box_of(len(boxes), placed.step, placed.schema, placed.upsert_key, inputs))
         return boxes
 
+    def in_bytes(self) -> tuple[str, ...]:
+        """Return the sources whose offsets count bytes of text, not records."""
+        return tuple(spec.name for spec in self.sources if spec.source.traits.counts_bytes)
+
     def committed_once(self) -> frozenset[str]:
         """Return the sinks whose output of an epoch one committer delivers for all writers."""
         named = (spec.name for spec in self.sinks if spec.sink.traits.commits_once and spec.path is None)

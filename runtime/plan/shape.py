@@ -17,6 +17,7 @@ import json
 import platform
 from typing import Any
 
+from holdfast.quantities import BYTES
 from holdfast.runtime.operators.contract import INPUT, MAIN
 from holdfast.runtime.plan.model import ANY_FRAGMENT, Plan, SinkSpec, SourceSpec
 from holdfast.runtime.plan.provenance import senders, step_at
@@ -88,6 +89,7 @@ def _source(plan: Plan, spec: SourceSpec) -> dict[str, Any]:
         "out_of_orderness_us": spec.out_of_orderness_us,
         "idle_after_us": round(spec.idle_after_s * 1_000_000),
         "on_error": spec.on_error,
+        **({"counts": BYTES} if spec.source.traits.counts_bytes else {}),
     } | {part: _expression(column) for part, column in computed.items() if column is not None}
 
 

@@ -19,6 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
+from msgspec import UNSET
+
 from holdfast.checkpoint.joblog import Job
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
@@ -26,6 +28,7 @@ from holdfast.model import SourcePosition
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.plan.source import OpenSource, gone, same_from
+from holdfast.runtime.plan.units import units_of
 
 _Place = tuple[str, int]
 """Source and partition."""
@@ -37,7 +40,7 @@ _NOWHERE = 1 << 63
 def source_rows(there: Manifest, here: Manifest, sources: Sequence[SourceSpec]) -> list[dict[str, Any]]:
     """Return a row of the plan's `sources` for every partition.
 
-    A row has a `reason` if nothing of the partition exists any more.
+    A row has a `reason` if nothing of the partition exists any more, and a `unit` if it counts bytes, not records.
 
     Args:
         there: The checkpoint to return to.
@@ -53,6 +56,8 @@ def source_rows(there: Manifest, here: Manifest, sources: Sequence[SourceSpec]) 
         lost = _lost(again, opened)
     rows = [_row(place, back.get(place), now.get(place), starts.get(place)) for place in {**now, **back}]
     rows = [row | _from_first(row, firsts[place]) if (place := _place(row)) in firsts else row for row in rows]
+    units = {} if here.shape is UNSET else units_of(here.shape)
+    rows = [row | {"unit": unit} if (unit := units.get(row["name"])) else row for row in rows]
     return [
         row | {"available": False, "reason": lost[place]} if (place := _place(row)) in lost else row for row in rows
     ]

@@ -43,7 +43,7 @@ from holdfast.runtime.spark import marks
 from holdfast.runtime.spark.launch import first_line, is_one_process
 from holdfast.runtime.wire.clock import SystemClock
 from holdfast.runtime.wire.presence import boot_id
-from holdfast.runtime.wire.vitals import FUNCTION
+from holdfast.runtime.wire.vitals import FUNCTION, SOURCE
 from holdfast.storage.objects import open_objects
 
 _log = logging.getLogger(__name__)
@@ -247,7 +247,7 @@ def _job_ended(epoch: int, error: Exception) -> HoldfastError:
             next_step="send it with --py-files or --archives, or install it on the executors",
         )
     if (process := marks.ended(str(error))) is not None:
-        killed = process.mark is not None and process.mark.startswith(FUNCTION) and not process.hung
+        killed = process.mark is not None and process.mark.startswith((FUNCTION, SOURCE)) and not process.hung
         death = Death(process.mark, process.subtask, process.at, process.how) if killed else None
         return ProcessEnded(
             f"the Spark job of epoch {epoch} failed: the Python process of a task {process.what}",

@@ -8,6 +8,8 @@ Invariants
     - An interrupt leaves nothing half started. PySpark forgets a JVM whose launch is interrupted, and removes the
       folder in which that JVM is about to report its port; such a JVM fails, but never exits. A context whose creation
       is interrupted lives in the JVM alone, which refuses every later one.
+    - A process that started a JVM ends after it and after the processes that the JVM started: what follows the exit of
+      `holdfast run` finds their ports, files and memory free.
     - A signal to the process group reaches the driver alone, which takes a last checkpoint and ends the JVM.
 
 Source: PySpark, launch_gateway(popen_kwargs=); PythonGatewayServer, which exits when its standard input closes.
@@ -15,13 +17,16 @@ Source: PySpark, launch_gateway(popen_kwargs=); PythonGatewayServer, which exits
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import subprocess
 import threading
 import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TypeVar
 
 from pyspark import SparkContext
@@ -34,6 +39,10 @@ PANDAS = "PySpark does not yet fully support pandas"
 _READ_BYTES = 65536
 _LAST_WORDS_S = 2.0
 """How long the start of a JVM that failed waits until its last lines are shown."""
+JVM_ENDS_WITHIN_S = 20.0
+"""A JVM that needs longer after its standard input was closed is killed."""
+CHILDREN_END_WITHIN_S = 2.0
+"""Of a JVM that has ended: its Python daemons. What functions of the user started may stay for longer."""
 _POLL_S = 0.05
 _STDERR = 2
 _under_way: list[threading.Thread] = []
@@ -125,6 +134,42 @@ def _start_jvm() -> None:
         raise
     os.close(write)  # the JVM has its own
     SparkContext._ensure_initialized(gateway=gateway)
+    atexit.register(_end, gateway.proc)
+
+
+def _end(jvm: subprocess.Popen[bytes]) -> None:
+    context = SparkContext._active_spark_context
+    if context is not None:  # its server for accumulators would print that the JVM has closed the connection
+        context._accumulatorServer.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
+    end_jvm(jvm)
+
+
+def end_jvm(jvm: subprocess.Popen[bytes], within_s: float = JVM_ENDS_WITHIN_S) -> None:
+    """End a JVM that has a session of its own, as the end of this process would, and wait for what it started."""
+    assert jvm.stdin is not None
+    try:
+        with contextlib.suppress(OSError):
+            jvm.stdin.close()
+        jvm.wait(within_s)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):  # an interrupt has to end this process at once
+        jvm.kill()
+        jvm.wait()
+    deadline = time.monotonic() + CHILDREN_END_WITHIN_S
+    while _session(jvm.pid) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+
+
+def _session(leader: int) -> list[int]:
+    """Return the live processes of a session; none where the system does not show them."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, session, *_ = each.read_text(errors="replace").rpartition(")")[2].split()
+        except (OSError, ValueError):  # it has ended
+            continue
+        if int(session) == leader and state != "Z":
+            found.append(int(each.parent.name))
+    return found
 
 
 def _pass_on(read: int) -> None:

@@ -55,19 +55,25 @@ _CONF = {
 
 
 def start_context(
-    name: str, master: str | None, workers: int, settings: Mapping[str, str] | None = None
+    name: str,
+    master: str | None,
+    workers: int,
+    settings: Mapping[str, str] | None = None,
+    note: Callable[[str], None] = _log.info,
 ) -> SparkContext:
     """Return the Spark context: that of spark-submit, or a new one.
 
     Args:
         workers: How many tasks run at the same time; without a master there is a slot for each, and one more.
         settings: What takes the place of the settings for resident workers, where the user gave none.
+        note: Receives a line for the user at each step.
 
     Raises:
         ConfigError: the master's URL does not name a host and port.
         Unavailable: Spark cannot be started, for instance without Java, or its master accepts no connection.
     """
     if SparkContext._active_spark_context is None:
+        note("starting Spark: its Java process")
         share_environment()
         # SparkConf reads spark-defaults.conf only with a JVM.
         try:
@@ -92,6 +98,7 @@ def start_context(
         # With resident tasks Spark's progress bar never ends; users of spark-submit may have requested it.
         conf.set("spark.ui.showConsoleProgress", "false")
     if SparkContext._active_spark_context is None:
+        note(f"starting Spark: its context on {conf.get('spark.master')}")
         reach.check(conf.get("spark.master") or "")
     try:
         context = uninterrupted(lambda: SparkContext.getOrCreate(conf))

@@ -327,7 +327,9 @@ class Deploy(Message, frozen=True):
     topic: TopicState | None = None
     """None: the changelog is kept in the root alone."""
     suspects: tuple[Suspect, ...] = ()
-    """Functions of this subtask that have ended their process."""
+    """Functions and reads of this subtask that have ended their process."""
+    reads_alone: bool = False
+    """A process of this subtask has ended, maybe in a read: read nothing ahead for some epochs (docs/design/0121)."""
 
     @property
     def subtask(self) -> Subtask:

@@ -430,7 +430,7 @@ class WorkerLoop:
         )
         rate = self._limits.max_records_per_second
         throttle = Throttle(None if rate is None else rate / parallelism, self._ports.clock)
-        ahead = {name: self._ahead(name) for name in self._opened}
+        ahead = {name: self._ahead(name, deploy.reads_alone) for name in self._opened}
         readings = open_readings(plan, deploy.positions, self._opened, deploy.until, ahead.__getitem__)
         given = self._state, links, self._opened, readings, throttle, self._deliveries.immediate
         run = SubtaskRun(
@@ -451,10 +451,12 @@ class WorkerLoop:
         )
         return Active(deploy, machine, run, ahead)
 
-    def _ahead(self, source: str) -> Ahead:
+    def _ahead(self, source: str, alone: bool) -> Ahead:
         if not self._reads_ahead:
             return inline()
-        return Ahead(self._ports.lane(f"read-{source}"), watch=lambda: self._ports.lane(f"watch-{source}"))
+        alone_for = m.LIMITED_EPOCHS if alone else 0
+        watch = partial(self._ports.lane, f"watch-{source}")
+        return Ahead(self._ports.lane(f"read-{source}"), watch=watch, alone_for=alone_for)
 
     # Effects
 

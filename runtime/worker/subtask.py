@@ -41,7 +41,7 @@ from holdfast.runtime.sources.event_time import EventTime
 from holdfast.runtime.sources.reading import HeldBack, Reading, Throttle, arrived, lost_range
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Links
-from holdfast.runtime.wire.vitals import SOURCE, Mark
+from holdfast.runtime.wire.vitals import SOURCE, At, Mark
 from holdfast.runtime.worker import protocol as worker
 from holdfast.runtime.worker.digests import ROWS, Auditing
 from holdfast.runtime.worker.fragment import FragmentRuntime
@@ -195,6 +195,8 @@ class SubtaskRun:
                 run.go_on()
         assert not self._fragments[index].busy, "results of the epoch are left"
         self._fragments[index].backlog.epoch_closed()
+        for ahead in {id(each.ahead): each.ahead for each in self._readings if each.fragment == index}.values():
+            ahead.epoch_closed()
         for operator in self._plan.operators:
             if operator.fragment == index:
                 self._state.freeze(operator.id, barrier.epoch, barrier.committed_through)
@@ -493,7 +495,7 @@ class SubtaskRun:
                 continue
             time = self._times.get(reading.fragment)
             try:
-                self._limit.mark(SOURCE + reading.source)
+                self._limit.mark(SOURCE + reading.source, _read_at(reading))
                 read = reading.poll(READ_BYTES_MAX)
                 if read is not None and read.batch is None:
                     reading.found_nothing()
@@ -625,3 +627,8 @@ def outputs_of(plan: Plan, fragment: int, subtask: Subtask, parallelism: int) ->
 def subtasks(parallelism: int) -> list[Subtask]:
     """Return the subtasks of a fragment."""
     return [Subtask(number) for number in range(parallelism)]
+
+
+def _read_at(reading: Reading) -> At | None:
+    """Return which record a poll reads first; None if a lane reads, which may be under way with any."""
+    return At(1, reading.partition, reading.offset, reading.offset + 1) if reading.ahead.alone else None

@@ -24,6 +24,8 @@ class Where:
     source: str | None = None
     partition: int | None = None
     offset: int | None = None
+    object: str | None = None
+    """A damaged object of the job's root, as its path below it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +39,19 @@ class ErrorReport:
     source: str | None = None
     partition: int | None = None
     offset: int | None = None
+    object: str | None = None
+    """See Where; omitted from JSON if there is none."""
     what: str
     not_done: str
     next: str
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the error in the form of `errors` in API.md."""
+        return {name: value for name, value in asdict(self).items() if name != "object" or value is not None}
+
     def as_error(self) -> HoldfastError:
         """Return the error that this report was made of."""
-        where = Where(self.job, self.operator, self.epoch, self.source, self.partition, self.offset)
+        where = Where(self.job, self.operator, self.epoch, self.source, self.partition, self.offset, self.object)
         raised = _KINDS.get(self.kind, JobFailed)
         return raised(self.what, not_done=self.not_done, next_step=self.next, where=where)
 
@@ -82,7 +90,7 @@ class HoldfastError(Exception):
 
     def as_json(self) -> dict[str, Any]:
         """Return the error in the form of `errors` in API.md."""
-        return asdict(self.report())
+        return self.report().as_json()
 
 
 def _rebuild(kind: type[HoldfastError], what: str, not_done: str, next_step: str, where: Where) -> HoldfastError:

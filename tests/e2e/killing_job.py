@@ -51,7 +51,16 @@ class Keep(hf.KeyedProcess[Item, Item]):
 
 
 app = hf.App("killing", root=str(FOLDER / "root"), checkpoint_every="500ms", dlq=hf.Log(str(FOLDER / "dlq")))
-items = app.source("items", hf.Generator(Item, lambda n: {"n": n, "group": n % 7}, count=COUNT))
+
+
+def read(n: int) -> dict[str, int]:
+    """Stand in for the decoder of a source: it runs during reads."""
+    if WHERE == "read" and n in AT:
+        deadly()
+    return {"n": n, "group": n % 7}
+
+
+items = app.source("items", hf.Generator(Item, read, count=COUNT))
 if WHERE == "map":
     items = items.map(parse, to=Item, on_error=ON_ERROR)
 else:

@@ -46,6 +46,19 @@ class TestAFunctionThatEndsItsProcess:
         assert "the Python function of step 'map parse' ended its process 3 times at the same records" in said
         assert "source 'items', partition 0, offset" in said and cause in said
 
+    @pytest.mark.parametrize("mode", [CONTINUOUS, MICROBATCH])
+    def test_in_a_read_of_a_source_ends_the_job_and_is_named_with_the_partition_and_the_cause(
+        self, tmp_path: Path, mode: str
+    ) -> None:
+        flags = "--parallelism", "1", "--mode", mode, "--every", "100ms"
+        where = {"KILLING_HOW": "crash", "KILLING_WHERE": "read"}
+        with running(tmp_path, *flags[: 4 if mode == CONTINUOUS else 6], job=JOB, **where) as run:
+            assert run.finish() == 7, run.errors()
+            said = run.errors()
+        assert "a read of source 'items' ended its process 3 times at the same records" in said
+        assert "source 'items', partition 0, offset" in said
+        assert ("SIGSEGV" if mode == CONTINUOUS else "Fatal Python error: Segmentation fault") in said
+
     def test_behind_a_shuffle_leaves_the_rows_to_the_dead_letters_and_processes_all_others_once(
         self, tmp_path: Path
     ) -> None:

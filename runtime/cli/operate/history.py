@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.checkpoint import joblog
@@ -22,6 +23,7 @@ from holdfast.ports import ObjectStore
 from holdfast.runtime.job import status
 from holdfast.runtime.job.live import Number, Problem, RestartRow, SinkRow, SourceRow, State, Status
 from holdfast.runtime.job.stored import Stored, read_live
+from holdfast.runtime.plan.units import units_of
 from holdfast.runtime.wire.presence import is_gone, is_running
 
 FULL_BELOW_BYTES = 64 << 10
@@ -203,10 +205,13 @@ def _with_manifest(shown: Status, manifest: Manifest, *, ended: bool) -> Status:
         staged[item.writer.sink] = max(staged.get(item.writer.sink, 0), item.tag.epoch)
     if ended:
         delivered |= {name: max(epoch, delivered.get(name, 0)) for name, epoch in staged.items()}
+    units = {} if manifest.shape is UNSET else units_of(manifest.shape)
     return replace(
         shown,
         sources=tuple(
-            SourceRow(at.source, at.partition, at.offset, watermark=at.watermark, lost=at.lost)
+            SourceRow(
+                at.source, at.partition, at.offset, watermark=at.watermark, lost=at.lost, unit=units.get(at.source)
+            )
             for at in manifest.positions
         ),
         late=status.late_of(manifest),

@@ -27,6 +27,7 @@ import msgspec
 from holdfast.checkpoint.joblog import Completed, Job
 from holdfast.errors import ConfigError, Fenced, Unavailable, Where
 from holdfast.model import Epoch
+from holdfast.quantities import BYTES
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_app, add_command, add_job, add_timeout, root_of, timeout_of
 from holdfast.runtime.cli.operate.history import RUNNING, status_of
@@ -282,6 +283,10 @@ def _time(args: argparse.Namespace) -> int | None:
     return (at - _UNIX) // timedelta(microseconds=1)
 
 
+def _amount(number: int | None, unit: str | None) -> str:
+    return text.count(number) + (" B" if unit == BYTES and number is not None else "")
+
+
 def render(shown: Mapping[str, Any]) -> str:
     """Return the plan as text."""
     there, here = shown["to"], shown["from"]
@@ -294,9 +299,7 @@ def render(shown: Mapping[str, Any]) -> str:
         (
             at["name"],
             at["partition"],
-            at["from_offset"],
-            at["to_offset"],
-            text.count(at["records"]),
+            *(_amount(at[name], at.get("unit")) for name in ("from_offset", "to_offset", "records")),
             f"no, {at['reason']}" if at.get("reason") else _yes(at["available"]),
         )
         for at in shown["sources"]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
+from holdfast.quantities import BYTES
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_command, root_of
 from holdfast.runtime.cli.operate.history import status_of
@@ -167,7 +168,8 @@ def _sources(shown: Status) -> _Table:
     headers = ("name", "partition", "offset", "end", "lag")
     rows = [
         (
-            *(s.name, s.partition if s.called is None else s.shown, _offset(s.offset), s.end_offset, s.lag),
+            *(s.name, s.partition if s.called is None else s.shown),
+            *(_amount(s, n) for n in (_offset(s.offset), s.end_offset, s.lag)),
             *((s.lost,) if lost else ()),
             *((_time(s, held),) if timed else ()),
         )
@@ -182,6 +184,10 @@ def _moment(at: Number | None) -> str:
 
 def _offset(offset: int | None) -> int | None:
     return None if offset is None or offset < 0 else offset
+
+
+def _amount(row: SourceRow, number: int | None) -> str | int | None:
+    return number if number is None or row.unit != BYTES else f"{number:,} B"
 
 
 def _time(row: SourceRow, held: Collection[tuple[str, int]]) -> str:

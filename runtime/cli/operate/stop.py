@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.errors import ConfigError, JobFailed, Unavailable, Where
-from holdfast.runtime.cli import text
+from holdfast.quantities import of_sources
 from holdfast.runtime.cli.arguments import add_command, add_job, add_timeout, root_of, timeout_of
 from holdfast.runtime.cli.operate.history import CHECK_DRIVER, RUNNING, status_of
 from holdfast.runtime.cli.reporting import advise, print_json
@@ -152,10 +152,10 @@ def _wait(stored: Stored, request: str, deadline: float, args: argparse.Namespac
 
 def _dropped(shown: Status, ends: Mapping[tuple[str, int], int | None]) -> str:
     """Return how much was skipped: the ends last reported before the request, minus the final offsets."""
-    known = [(ends.get(row.place), row.offset) for row in shown.sources]
-    unread = sum(max(0, end - max(0, offset or 0)) for end, offset in known if end is not None)
-    at_least = "at least " if any(end is None for end, _ in known) else ""
-    return f"{at_least}{text.plural(unread, 'record')} skipped, which this job will never read"
+    known = [(ends.get(row.place), row.offset, row.unit) for row in shown.sources]
+    unread = of_sources((max(0, end - max(0, at or 0)), unit) for end, at, unit in known if end is not None)
+    at_least = "at least " if any(end is None for end, _, _ in known) else ""
+    return f"{at_least}{unread} skipped, which this job will never read"
 
 
 def _at_epoch(shown: Status) -> str:

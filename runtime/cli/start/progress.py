@@ -17,7 +17,11 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import IO, Any, Literal
 
+from holdfast.model import EPOCHS_GIVEN_UP_MAX
 from holdfast.runtime.cli import text
+from holdfast.runtime.cli.start.share import Share, bar
+from holdfast.runtime.cli.start.starting import IN_PLACE_S, REPEAT_S, Starting
+from holdfast.runtime.config.settings import MICROBATCH
 from holdfast.runtime.execution.signals import NEXT_RUN
 from holdfast.runtime.job.live import SourceRow, Status
 from holdfast.runtime.job.stopping import is_stopping, stop_waits
@@ -39,10 +43,18 @@ class Tally:
     Args:
         start: Next offset by (source, partition) where the run begins, as far as known.
         in_bytes: The sources whose offsets count bytes, not records.
+        until: The end of each partition of each source, if the run reads no further.
     """
 
-    def __init__(self, start: Mapping[tuple[str, int], int], in_bytes: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        start: Mapping[tuple[str, int], int],
+        in_bytes: Collection[str] = (),
+        until: Mapping[str, Mapping[int, int]] | None = None,
+    ) -> None:
         self._offsets, self._in_bytes = dict(start), frozenset(in_bytes)
+        ends = {(name, number): end for name, each in (until or {}).items() for number, end in each.items()}
+        self._share = Share(ends, start, in_bytes)
         self._seen: set[tuple[str, int]] = set()
         """Partitions that a worker of this run has reported."""
         self._began_at = self._totals()
@@ -73,11 +85,13 @@ class Tally:
         for row in status.sources:
             if row.offset is not None and row.offset >= 0:
                 self._offsets[row.place] = max(row.offset, self._offsets.get(row.place, 0))
+        self._share.seen(self._offsets)
         records_in, bytes_in = self._totals()
         has_records = any(name not in self._in_bytes for name, _ in self._offsets)
         has_bytes = any(name in self._in_bytes for name, _ in self._offsets)
         rates = self._rates(now_s, grown=len(self._offsets) != partitions, known=bool(status.sources))
         lags = self._lags(status.sources)
+        left_s = self._share.left_s(self._offsets, rates)
         return {
             "state": status.state,
             "reason": status.reason,
@@ -89,6 +103,8 @@ class Tally:
             "bytes_in": bytes_in if has_bytes else None,
             "bytes_per_s": rates[1] if has_bytes else None,
             "lag_bytes": lags[1] if has_bytes else None,
+            "done": self._share.done(self._offsets),
+            "left_ms": None if left_s is None else round(left_s * 1000),
             "late": _sum(row.late for row in status.operators),
             "dlq": _sum(row.dlq for row in status.operators),
             "generation": status.generation,
@@ -145,10 +161,19 @@ def _amounts(shown: Mapping[str, Any]) -> list[str]:
     return parts
 
 
+def _share(shown: Mapping[str, Any]) -> list[str]:
+    """Return how much of a run with an end is done, and how long the rest takes."""
+    if shown["done"] is None:
+        return []
+    left_ms = shown["left_ms"]
+    return [bar(shown["done"]), *([] if left_ms is None or shown["done"] >= 1 else [f"{text.span(left_ms)} left"])]
+
+
 def line(shown: Mapping[str, Any]) -> str:
     """Return progress as one line of text."""
     workers = sum(bool(worker["subtasks"]) for worker in shown["workers"])
     parts = [
+        *_share(shown),
         f"epoch {shown['epoch'] if shown['epoch'] is not None else text.UNKNOWN}",
         *_amounts(shown),
         text.plural(workers, "worker"),
@@ -176,6 +201,11 @@ class Progress:
         self._shown_at = float("-inf")
         self._state: str | None = None
         self._recoveries = 0
+        self._starting = Starting(self._during_start, IN_PLACE_S if self._in_place else REPEAT_S)
+        self._epoch: int | None = None
+        """Of the last status."""
+        self._explained: set[str] = set()
+        """Numbers that were explained in this run."""
         self._problems: dict[str, str] = {}
         """What was reported and lasts, by code."""
         self._stopping_since: float | None = None
@@ -185,15 +215,37 @@ class Progress:
 
     def note(self, words: str) -> None:
         """Print a line for the user on stderr, unless the style is none."""
+        if not self._starting.is_over:
+            self._starting.step(words)
+            return
+        self._say(words)
+
+    def close(self) -> None:
+        """Show nothing more: the run has ended, or could not begin."""
+        self._starting.end()
+        self._clear()
+
+    def _during_start(self, words: str, begins: bool) -> None:
+        """Show a step of the start; on a terminal its line stays open for the elapsed time."""
+        if not self._in_place:
+            self._say(words)
+            return
+        if begins:
+            self._clear()
+        self._put(words)
+
+    def _say(self, words: str) -> None:
         if self._style != "none":
             self._clear()
             print(words, file=sys.stderr, flush=True)
 
     def update(self, status: Status) -> None:
         """Take the newest status; show it if one is due or the state has changed."""
+        self._starting.end()
         now_s = time.monotonic()
         shown = self._tally.take(status, now_s)
         if self._style != "json":
+            self._note_counts(status, shown)
             self._note_recoveries(shown)
             self._note_problems(shown)
         self._note_stop(status, now_s)
@@ -207,7 +259,7 @@ class Progress:
         shown = self._tally.take(status, time.monotonic()) | {"state": state}
         if self._style == "json":
             self._show(shown)
-        self._clear()
+        self.close()
 
     def _note_recoveries(self, shown: Mapping[str, Any]) -> None:
         recovered = [restart for restart in shown["restarts"] if restart["recovery_ms"] is not None]
@@ -215,6 +267,25 @@ class Progress:
             did = "went back" if restart["rewind"] else "recovered"
             self.note(f"{did} in {text.span(restart['recovery_ms'])}: {restart['cause']}")
         self._recoveries = len(recovered)
+
+    def _note_counts(self, status: Status, shown: Mapping[str, Any]) -> None:
+        """Explain numbers that look like faults: epochs that jump, and records that stay 0 while the first job runs."""
+        before, self._epoch = self._epoch, shown["epoch"]
+        now = self._epoch
+        if before is not None and now is not None and now > before + EPOCHS_GIVEN_UP_MAX:
+            self._explain(
+                "epoch",
+                f"epoch {now} follows epoch {before}: each restart leaves out {EPOCHS_GIVEN_UP_MAX} numbers, "
+                "which the processes before it may have used. Nothing is lost",
+            )
+        if status.mode == MICROBATCH and shown["state"] == "running" and now is None:
+            words = "the first epoch is being read; in microbatch mode records count when their epoch is complete"
+            self._explain("records", words)
+
+    def _explain(self, number: str, words: str) -> None:
+        if number not in self._explained:
+            self._explained.add(number)
+            self.note(words)
 
     def _note_problems(self, shown: Mapping[str, Any]) -> None:
         """Report each problem when it begins and when it is gone, not each attempt in between.
@@ -248,12 +319,20 @@ class Progress:
         if self._style == "json":
             print(json.dumps(shown), file=self._out, flush=True)
         elif self._in_place:
-            width = shutil.get_terminal_size().columns - 1
-            print(f"\r\x1b[K{line(shown)[:width]}", end="", file=self._out, flush=True)
-            self._open = True
+            self._put(self._timed(shown))
         elif self._style != "none" and (shown["state"] == "running" or line(shown) != self._last_line):
             self._last_line = line(shown)
-            print(self._last_line, file=self._out, flush=True)
+            print(self._timed(shown), file=self._out, flush=True)
+
+    def _timed(self, shown: Mapping[str, Any]) -> str:
+        """Return the line of progress, with the time since the start while the run has not begun to read."""
+        return self._starting.line(line(shown)) if shown["state"] == "starting" else line(shown)
+
+    def _put(self, words: str) -> None:
+        """Show a line that the next one replaces."""
+        width = shutil.get_terminal_size().columns - 1
+        print(f"\r\x1b[K{words[:width]}", end="", file=self._out, flush=True)
+        self._open = True
 
     def _clear(self) -> None:
         """End the line that is updated in place, and begin a new one."""

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -45,7 +45,7 @@ Run a job until its input ends, it is stopped, or it fails permanently. Started 
 checkpoint. Ctrl-C takes a last checkpoint and ends it; a second Ctrl-C ends it immediately, which loses nothing either.
 
 "records" in the progress is how far the sources are read: the sum of all next offsets. It continues over restarts.
-Files of text count bytes: "1.2 MiB of text"."""
+Files of text count bytes: "1.2 MiB of text". With --once a bar shows the part that is read, and the time left."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -239,22 +239,31 @@ def run_app(
         advise(f"\nWarning: {warning}\n")
     ship_by_value(folder, local=settings.local == "true")
     start, late = _positions(prepared), late_so_far(prepared)
-    tally = Tally(start, [spec.name for spec in prepared.plan.sources if spec.source.traits.counts_bytes])
+    tally = Tally(start, prepared.plan.in_bytes(), prepared.until)
     progress = Progress(args.progress, tally)
     printer = Printer(prepared.plan, (sys.stderr if args.json or args.progress == "json" else sys.stdout).write)
     began = time.monotonic()
     with diverted(enabled=not args.debug and settings.local != "true"):
-        with _served(settings) as port:
+        with _served(settings) as port, closing(progress):
             outcome = execute(prepared, execution_of(settings, zygote), _Shown(progress, printer, port))
         expect_end()
         printer.poll()
         progress.end(outcome.status, _state_of(outcome))
         if outcome.kind in ("failed", "fenced", "refused"):
-            raise error_of(outcome, prepared.plan.app)
+            raise error_of(_with_way_out(prepared, outcome), prepared.plan.app)
     if args.json:
         print_json(outcome.status.as_json())
     advise(summary(prepared, outcome, amount_of(prepared.plan, tally), time.monotonic() - began, late))
     return 0
+
+
+def _with_way_out(prepared: Prepared, outcome: Outcome) -> Outcome:
+    """Return the outcome; an error about a damaged object names the checkpoint that can do without it."""
+    from holdfast.runtime.job.damage import with_way_out
+
+    if outcome.error is None:
+        return outcome
+    return replace(outcome, error=with_way_out(prepared.repository, prepared.plan.app, outcome.error))
 
 
 def execution_of(settings: Settings, zygote: Zygote | None = None) -> Execution:
@@ -363,8 +372,8 @@ def summary(
 
 def amount_of(plan: Plan, tally: Tally) -> str:
     """Return how much was read, in the units that the sources count in."""
-    counted = any(not spec.source.traits.counts_bytes for spec in plan.sources)
-    records = [text.plural(tally.records, "record")] if counted else []
+    counts_records = len(plan.in_bytes()) < len(plan.sources)
+    records = [text.plural(tally.records, "record")] if counts_records else []
     return ", ".join([*records, *([] if tally.bytes is None else [f"{text.size(tally.bytes)} of text"])])
 
 

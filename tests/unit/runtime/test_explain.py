@@ -68,6 +68,16 @@ class TestFinishing:
         assert "up to 1,200 records" in text(reported, "draining")
         assert codes(reported | {"ending": None}) == ["progress"]
 
+    def test_unread_text_is_counted_in_bytes(self) -> None:
+        run = running()
+        completed(run)
+        rows = [
+            {"name": "s", "partition": 0, "offset": 5, "lag": 7},
+            {"name": "lines", "partition": 0, "offset": 5, "lag": 12_767_972, "unit": "bytes"},
+        ]
+        reported = shown(run, sources=rows, ending="finish")
+        assert "up to 7 records and 12,767,972 bytes of text" in text(reported, "draining")
+
 
 class TestFindings:
     def test_a_running_job_is_reported_as_running(self) -> None:

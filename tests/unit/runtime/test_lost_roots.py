@@ -124,6 +124,7 @@ class TestARootThatIsDeleted:
         error = job.ended[1]
         assert f"last checkpoint was that of epoch {epoch}" in error.not_done
         assert "rows:0 at 3" in error.not_done and "out" in error.not_done
+        assert f"as of epoch {epoch} is in the memory of the workers, which ends with this run" in error.not_done
 
 
 class TestARootThatIsReplaced:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec import UNSET
 from orders_job import Orders
 
 from holdfast.checkpoint import joblog
@@ -70,11 +71,12 @@ class History:
         self._append(joblog.GenerationStarted(joblog.next_first_epoch(job), job.base_epoch, "far-away", cause), at_us)
         return self
 
-    def checkpoint(self, epoch: int, *, torn: bool = False) -> None:
+    def checkpoint(self, epoch: int, *, torn: bool = False, shape: dict[str, Any] | None = None) -> None:
         """Complete an epoch: a segment, staged output of it, a manifest, the log record.
 
         Args:
             torn: The segment lacks its last byte, and the manifest holds the hash of just that.
+            shape: What the manifest holds of the job's code.
         """
         number = Epoch(epoch)
         follows = self._epochs[-1] if self._epochs else Epoch(0)
@@ -94,6 +96,7 @@ class History:
             follows,
             1,
             KEY_GROUPS,
+            shape=UNSET if shape is None else shape,
             positions=(SourcePosition("words", 0, 100 * number), SourcePosition("words", 1, 50 * number)),
             state=(SnapshotHandle(Subtask(0), (0, KEY_GROUPS), (), Epoch(0), self._segments),),
             pending=(Pending(out, Tag(Timeline(1), number), Staged((staged,), 3)),),

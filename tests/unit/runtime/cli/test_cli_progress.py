@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from holdfast.runtime.cli.start.progress import Progress, Tally, line
+from holdfast.runtime.cli.start.starting import Starting
 from holdfast.runtime.job.live import Status
 from tests.unit.runtime.statuses import status_with
 
@@ -245,3 +247,121 @@ class TestProgress:
         progress.update(status(7))
         progress.end(status(7), "stopped")
         assert capsys.readouterr() == ("", "")
+
+
+UNTIL = {"words": {0: 1_000, 1: 1_000}}
+
+
+class TestShareOfARunWithAnEnd:
+    """`run --once`: the ends of its sources are known."""
+
+    def test_is_a_bar_and_the_time_left_at_the_present_rate(self) -> None:
+        tally = Tally({("words", 0): 0, ("words", 1): 0}, until=UNTIL)
+        tally.take(status(0, 0), 0.0)
+        shown = tally.take(status(300, 200), 5.0)
+        assert line(shown).startswith("[#####---------------] 25% | 15.0 s left | epoch 5 | 500 records | 100/s")
+        assert (shown["done"], shown["left_ms"]) == (0.25, 15_000)
+
+    def test_begins_where_the_run_begins(self) -> None:
+        tally = Tally({("words", 0): 600, ("words", 1): 1_000}, until=UNTIL)
+        assert tally.take(status(700, 1_000), 0.0)["done"] == 0.25
+
+    def test_of_a_new_partition_begins_with_its_first_report_as_old_records_may_be_removed(self) -> None:
+        tally = Tally({}, until={"words": {0: 1_000}})
+        tally.take(status(900), 0.0)
+        assert tally.take(status(950), 1.0)["done"] == 0.5
+
+    def test_is_unknown_until_every_partition_is_reported(self) -> None:
+        tally = Tally({}, until=UNTIL)
+        shown = tally.take(status(100), 0.0)
+        assert (shown["done"], shown["left_ms"]) == (None, None)
+        assert line(shown).startswith("epoch 5 | 100 records")
+
+    def test_of_records_and_bytes_is_that_of_the_slower(self) -> None:
+        tally = Tally({("words", 0): 0, ("lines", 0): 0}, ["lines"], {"words": {0: 10}, "lines": {0: 1_000_000}})
+        assert tally.take(status(9), 0.0)["done"] == 0
+
+    def test_shows_no_time_left_while_nothing_is_read(self) -> None:
+        tally = Tally({("words", 0): 0}, until={"words": {0: 1_000}})
+        tally.take(status(500), 0.0)
+        assert line(tally.take(status(500), 5.0)).startswith("[##########----------] 50% | epoch 5")
+
+    def test_is_complete_where_there_is_nothing_to_read(self) -> None:
+        shown = Tally({("words", 0): 1_000}, until={"words": {0: 1_000}}).take(status(1_000), 0.0)
+        assert line(shown).startswith("[####################] 100% | epoch 5")
+
+    def test_of_a_run_without_an_end_is_not_shown(self) -> None:
+        assert line(Tally({("words", 0): 0}).take(status(1), 0.0)).startswith("epoch 5")
+
+
+class TestExplanations:
+    """Numbers that look like faults."""
+
+    def test_a_jump_of_epochs_is_explained_once(self, capsys: pytest.CaptureFixture[str]) -> None:
+        progress = Progress("plain", Tally({}))
+        for epoch in (4, 105, 206):
+            progress.update(status(7, checkpoint={"epoch": epoch, "at": 0, "age_ms": 0, "duration_ms": 1, "bytes": 1}))
+        (said,) = [text for text in capsys.readouterr().err.splitlines() if "follows" in text]
+        assert said == (
+            "epoch 105 follows epoch 4: each restart leaves out 100 numbers, which the processes before it may have "
+            "used. Nothing is lost"
+        )
+
+    def test_records_that_stay_0_during_the_first_microbatch_are_explained(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        progress = Progress("plain", Tally({}))
+        for _ in range(2):
+            progress.update(status(0, checkpoint=None, mode="microbatch"))
+        assert capsys.readouterr().err.count("in microbatch mode records count when their epoch is complete") == 1
+
+    def test_numbers_of_a_continuous_run_need_none(self, capsys: pytest.CaptureFixture[str]) -> None:
+        progress = Progress("plain", Tally({}))
+        progress.update(status(0, checkpoint=None, mode="continuous"))
+        progress.update(status(7, mode="continuous"))
+        assert not [said for said in capsys.readouterr().err.splitlines() if not said.startswith("epoch ")]
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    at = 0.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+class TestStarting:
+    def test_each_step_shows_the_time_since_the_start(self) -> None:
+        shown: list[tuple[str, bool]] = []
+        clock = Clock()
+        starting = Starting(lambda words, begins: shown.append((words, begins)), 1e6, clock)
+        starting.step("starting Spark: its Java process")
+        clock.at = 2.5
+        starting.step("starting Spark: its context on local[3]")
+        starting.end()
+        assert shown == [
+            ("starting Spark: its Java process", True),
+            ("starting Spark: its context on local[3] | 2.5 s", True),
+        ]
+
+    def test_a_step_that_lasts_is_shown_again_until_the_run_has_begun(self) -> None:
+        clock, again = Clock(), threading.Event()
+
+        def show(words: str, begins: bool) -> None:
+            if not begins:
+                assert words == "starting 2 workers | 7.0 s"
+                again.set()
+
+        starting = Starting(show, 0.001, clock)
+        clock.at = 7.0
+        starting.step("starting 2 workers")
+        assert again.wait(60)
+        starting.end()
+
+    def test_a_run_that_cannot_begin_ends_the_line(self, capsys: pytest.CaptureFixture[str]) -> None:
+        progress = Progress("plain", Tally({}))
+        progress.note("starting Spark: its Java process")
+        progress.close()
+        progress.note("after it")
+        assert capsys.readouterr().err.splitlines() == ["starting Spark: its Java process", "after it"]

@@ -90,6 +90,22 @@ class TestStatus:
         assert headers.split() == ["name", "partition", "offset", "end", "lag", "lost"] and "1,234" in shown
         assert [row["lost"] for row in holdfast("status", "hot", "--json").json["sources"]] == [0, 1_234]
 
+    def test_offsets_of_text_are_shown_as_bytes(self, holdfast: Holdfast, history: Begin) -> None:
+        job = history("hot")
+        job.checkpoint(5)
+        row = {"name": "lines", "partition": 0, "offset": 41_332_209, "end_offset": 41_332_309, "lag": 100}
+        job.live(sources=[row | {"unit": "bytes"}])
+        shown = holdfast("status", "hot").out
+        assert "41,332,209 B  41,332,309 B  100 B" in shown
+        assert holdfast("status", "hot", "--json").json["sources"][0]["unit"] == "bytes"
+
+    def test_a_stopped_job_shows_the_unit_that_its_checkpoint_records(self, holdfast: Holdfast, history: Begin) -> None:
+        job = history("hot")
+        job.checkpoint(5, shape={"sources": {"words": {"counts": "bytes"}}})
+        job.stop()
+        assert "500 B" in holdfast("status", "hot").out
+        assert [row["unit"] for row in holdfast("status", "hot", "--json").json["sources"]] == ["bytes", "bytes"]
+
     @pytest.mark.parametrize("flags", [(), ("--json",)])
     @pytest.mark.parametrize(("end", "state"), [("stop", "stopped"), ("finish", "finished")])
     def test_watching_ends_with_the_job(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkRuntimeError
 
 from holdfast.runtime.spark import jvm
-from holdfast.runtime.spark.jvm import NOISE, Quieter, finish_abandoned, start_jvm, uninterrupted
+from holdfast.runtime.spark.jvm import NOISE, Quieter, end_jvm, finish_abandoned, start_jvm, uninterrupted
 
 [INCUBATOR] = NOISE
 
@@ -68,6 +70,45 @@ class TestStart:
         with pytest.raises(KeyboardInterrupt):
             start_jvm()
         assert (tmp_path / "could-report").exists()
+
+
+CHILD = "import sys, time; print(0, flush=True); sys.stdin.read(); time.sleep(0.3)"
+"""Ends a little later than its parent."""
+JVM = (
+    "import subprocess, sys; "
+    f"child = subprocess.Popen([sys.executable, '-c', {CHILD!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE); "
+    "child.stdout.readline(); print(child.pid, flush=True); sys.stdin.read(); {then}"
+)
+
+
+def stand_in(then: str) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a process that stands in for a JVM, with a child in its session; return it and the child's pid."""
+    stream = subprocess.PIPE
+    command = [sys.executable, "-c", JVM.replace("{then}", then)]
+    started = subprocess.Popen(command, stdin=stream, stdout=stream, start_new_session=True)
+    assert started.stdout is not None
+    return started, int(started.stdout.readline())
+
+
+def runs(pid: int) -> bool:
+    try:
+        return " (zombie)" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+class TestEnd:
+    @pytest.mark.skipif(sys.platform != "linux", reason="only /proc shows the processes of a session")
+    def test_waits_for_the_jvm_and_what_it_started(self) -> None:
+        started, child = stand_in("pass")
+        assert runs(child)
+        end_jvm(started)
+        assert started.returncode == 0 and not runs(child)
+
+    def test_kills_a_jvm_that_does_not_end(self) -> None:
+        started, _ = stand_in("import signal; signal.pause()")
+        end_jvm(started, within_s=0.0)
+        assert started.returncode == -signal.SIGKILL
 
 
 class TestUninterrupted:
