@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from itertools import permutations, product
 from typing import Any
 
 import polars as pl
@@ -130,6 +132,55 @@ def us(second: int) -> int:
 
 
 SCHEMA = pa.schema([pa.field("at", pa.timestamp("us", "UTC"), nullable=False)])
+
+
+TOLD = (
+    *(Watermark(at_us) for at_us in (10, 20)),
+    *(Watermark(at_us, quiet=True) for at_us in (10, 20)),
+    *(Watermark(at_us, idle=True) for at_us in (10, 20)),
+    *(Watermark(at_us, idle=True, over=True) for at_us in (NEVER_US, 10, 20)),
+)
+"""What a sender can say last in an epoch."""
+
+
+def merged(last: tuple[Watermark, ...]) -> int:
+    """Return the event time that docs/design/0006-watermarks.md gives to parts that said this last."""
+    left = [each for each in last if not each.over]
+    if not left:
+        return max(each.at_us for each in last)
+    active = [each for each in left if not each.idle]
+    return min(each.at_us for each in (active if any(not each.quiet for each in active) else left))
+
+
+def closed(last: tuple[Watermark, ...], order: tuple[int, ...], quiet_first: Iterable[int]) -> list[int]:
+    """Return the event times while an epoch of microbatch mode closes: some parts are quiet, then all say their last.
+
+    See `_pass_time` in runtime/microbatch/task.py.
+    """
+    state, seen = begin(range(len(last))), list[int]()
+    for part in quiet_first:
+        state, _ = reported(state, part, Watermark(last[part].at_us, quiet=True))
+        seen.append(state.now.at_us)
+    for part in order:
+        state, _ = reported(state, part, last[part])
+        seen.append(state.now.at_us)
+    return seen
+
+
+class TestTheEndOfAnEpochInMicrobatchMode:
+    """Which sender's frames a task takes first is not determined, so it must not matter.
+
+    Senders that are over could be quiet first like those that are idle: they hold nothing back that the others do not.
+    So a task that does not leave them out gives the same event time.
+    """
+
+    @pytest.mark.parametrize("with_those_over", [False, True])
+    def test_moves_event_time_to_the_minimum_in_any_order(self, with_those_over: bool) -> None:
+        for last in product(TOLD, repeat=3):
+            first = [part for part, each in enumerate(last) if each.idle and (with_those_over or not each.over)]
+            for order in permutations(range(3)):
+                seen = closed(last, order, first)
+                assert seen[-1] == merged(last) == max(seen), (last, order)
 
 
 class Source:
