@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import job_player
 import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+import state_sizes
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planned_source import PlannedSource
 
@@ -253,6 +255,59 @@ class TestDeciding:
                 for number, does in enumerate(passes.tolist()):
                     if does:
                         kept[cells[number]] = int(times[number])
+
+
+PUSHES = st.lists(st.tuples(st.sampled_from(["a", "a", "b", None]), st.integers(0, 45)), min_size=1, max_size=6)
+STEPS = st.one_of(
+    st.tuples(st.just("push"), PUSHES),
+    st.tuples(st.just("push"), PUSHES),
+    st.tuples(st.just("watermark"), st.integers(1, 40)),
+    *job_player.FAILURES,
+    job_player.REWIND,
+)
+
+
+class TestRandomJobs:
+    """Rows are as old as event time or newer, so none is late; those of a key are in one partition, so in an order."""
+
+    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+    @given(st.lists(STEPS, min_size=4, max_size=12), st.integers(0, 2**16))
+    def test_rows_pass_as_one_by_one_and_the_state_forgets_those_without_a_possible_repetition(
+        self, steps: list[Any], seed: int
+    ) -> None:
+        """docs/guide/event-time.md: times of repetitions differ by less than `within`, and a row of time `t` is late
+        when the watermark reaches `t` + `within`. So after a row of `p`, none that repeats it is taken once the
+        watermark has reached `p` + 2 `within`.
+        """
+        oracles, clock = {key: Oracle([]) for key in ("a", "b", None)}, 0
+        with TestDriver(app_of(), 2, seed) as t:
+
+            def push(given: list[tuple[str | None, int]]) -> None:
+                for key, after in given:
+                    t.push("rows", [row(clock + after, key)], 0 if key is None else ord(key) % 3)
+                    oracles[key].passes(clock + after, WITHIN_S)
+
+            def watermark(seconds: int) -> None:
+                nonlocal clock
+                clock += seconds
+                t.watermark("rows", at(clock))
+
+            def check() -> None:
+                assert passed(t) == sorted(second for each in oracles.values() for second in each.passed)
+                cells = {
+                    (key, second // WITHIN_S)  # the state is in windows as long as `within`: TestDriver.state
+                    for key, each in oracles.items()
+                    for second in each.passed
+                }
+                rows = state_sizes.sizes_of(t).rows["unique"]
+                assert rows == sum((cell + 1) * WITHIN_S + 2 * WITHIN_S > clock for _, cell in cells)
+
+            t.watermark("rows", at(0))
+            job_player.play(t, steps, {"push": push, "watermark": watermark}, check)
+            t.finish()
+            assert passed(t) == sorted(second for each in oracles.values() for second in each.passed)
+            assert t.rows("late") == []
+            state_sizes.check(t, {})
 
 
 class TestPlans:

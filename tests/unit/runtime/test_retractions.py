@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import job_player
 import polars as pl
 import pytest
+import state_sizes
 from grouped_jobs import CHANGED, SCHEMA, STEPS, Oracle, app_of, change, play
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -162,8 +164,10 @@ def both(how: str) -> hf.App:
 
 HOWS = ["inner", "left", "right", "full"]
 JOINED = st.one_of(
-    st.tuples(st.sampled_from(["left", "right"]), st.lists(CHANGED, min_size=1, max_size=5)),
-    st.tuples(st.just("crash"), st.integers(0, 1)),
+    st.tuples(st.just("change"), st.sampled_from(["left", "right"]), st.lists(CHANGED, min_size=1, max_size=5)),
+    st.tuples(st.just("change"), st.sampled_from(["left", "right"]), st.lists(CHANGED, min_size=1, max_size=5)),
+    *job_player.FAILURES,
+    job_player.REWIND,
 )
 
 
@@ -174,26 +178,33 @@ class TestJoinsOfTables:
         st.sampled_from(["inner", "left", "right", "full"]),
         st.integers(0, 99),
     )
-    def test_rows_follow_the_changes_of_both(self, steps: list[Any], how: str, seed: int) -> None:
+    def test_rows_and_state_follow_the_changes_of_both(self, steps: list[Any], how: str, seed: int) -> None:
+        """docs/guide/tables.md: the state of a join by the key of both holds one record per key."""
         tables: dict[str, dict[int, Any]] = {"left": {}, "right": {}}
         with TestDriver(both(how), 2, seed) as t:
-            for what, given in steps:
-                if what == "crash":
-                    t.crash(given)
-                    t.recover()
-                for id, row in given if what in tables else []:
+
+            def push(what: str, given: list[Any]) -> None:
+                for id, row in given:
                     t.push(what, [change(id, row)], id % 3)
                     tables[what].pop(id, None)
                     tables[what] |= {} if row is None else {id: row}
-                t.checkpoint()
+
+            def check() -> None:
                 left, right = tables["left"], tables["right"]
                 known = {"inner": left.keys() & right.keys(), "full": left.keys() | right.keys()} | tables
                 of = {id: (left.get(id, (None,))[0], right.get(id, (None, None))[1]) for id in known[how]}
                 assert {row["id"]: (row["city"], row["v"]) for row in t.rows("out")} == of
+                state_sizes.check(t, {"both": len(left.keys() | right.keys())})
+
+            job_player.play(t, steps, {"change": push}, check)
             held = set[int]()
             for row in t.rows("changes"):
                 assert not row["holdfast_deleted"] or row["id"] in held, "deletes follow a row"
                 (held.discard if row["holdfast_deleted"] else held.add)(row["id"])
+            for what in tables:
+                push(what, [(id, None) for id in list(tables[what])])
+            t.finish()
+            check()
 
     def test_a_key_that_both_have_lost_leaves_the_state(self) -> None:
         with TestDriver(both("full")) as t:
