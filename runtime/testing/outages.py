@@ -24,8 +24,8 @@ import pytest
 
 from holdfast.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.runtime.plan.source import OpenSource
-from holdfast.runtime.testing.sink_kit import ANN, BEA, LEFT, Row, SinkKit, tag
 from holdfast.runtime.testing.source_kit import ANY_BYTES, SourceKit
+from holdfast.runtime.testing.tested_sink import ANN, BEA, LEFT, Row, SinkKit, tag
 from holdfast.sinks.contract import FaultPoint, Target
 from holdfast.sinks.owners import NEVER
 

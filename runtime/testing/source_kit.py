@@ -162,14 +162,35 @@ def reads_in_the_background_what_it_reads_at_once(kit: SourceKit) -> None:
         for partition, rows in _all(opened).items():
             for slow in (None, _SlowLane()):
                 ahead = inline() if slow is None else Ahead(slow)
-                reader = opened.reader(partition, opened.retention_start(partition), ahead)
-                found, offset = dict[int, dict[str, Any]](), opened.retention_start(partition)
-                while (read := _next(reader.poll, slow)).following > offset:
-                    if read.batch is not None:
-                        _put(found, read.batch, offset, read.following)
-                    offset = read.following
-                reader.close()
-                assert found == rows
+                assert _read_by(opened, partition, opened.retention_start(partition), ahead, slow) == rows
+
+
+def goes_back_while_a_read_is_under_way(kit: SourceKit) -> None:
+    """Recovery gives readers up and goes back: the next ones give each record once, whatever was still being read."""
+    with _opened(kit) as opened:
+        for partition, rows in _all(opened).items():
+            starts = [*rows][:3]
+            for offset in [*starts, *reversed(starts)]:
+                slow = _SlowLane()
+                ahead = Ahead(slow)
+                given_up = opened.reader(partition, opened.retention_start(partition), ahead)
+                given_up.poll(1)
+                given_up.close()
+                found = _read_by(opened, partition, offset, ahead, slow)
+                assert found == {at: row for at, row in rows.items() if at >= offset}
+
+
+def _read_by(
+    opened: OpenSource, partition: int, offset: int, ahead: Ahead, slow: _SlowLane | None
+) -> dict[int, dict[str, Any]]:
+    """Return what a reader gives from an offset on, by their own offsets."""
+    reader, found = opened.reader(partition, offset, ahead), dict[int, dict[str, Any]]()
+    while (read := _next(reader.poll, slow)).following > offset:
+        if read.batch is not None:
+            _put(found, read.batch, offset, read.following)
+        offset = read.following
+    reader.close()
+    return found
 
 
 def _next(poll: Callable[[int], Read | None], slow: _SlowLane | None) -> Read:
@@ -274,6 +295,7 @@ PROMISES: tuple[Promise, ...] = (
     cuts_batches_without_losing_a_record,
     ends_where_it_says,
     reads_in_the_background_what_it_reads_at_once,
+    goes_back_while_a_read_is_under_way,
     knows_itself_again,
     has_what_its_traits_name_when_it_is_open,
     takes_more_records_behind_those_it_has,

@@ -17,15 +17,16 @@ if TYPE_CHECKING:
     from holdfast.chaos.judge.findings import Context, Finding
     from holdfast.runtime.testing.driver import TestDriver
     from holdfast.runtime.testing.outages import Outages, sink_outages, source_outages
-    from holdfast.runtime.testing.sink_kit import SinkKit, sink_conformance
+    from holdfast.runtime.testing.sink_kit import sink_conformance
     from holdfast.runtime.testing.source_kit import SourceKit, source_conformance
+    from holdfast.runtime.testing.tested_sink import SinkKit
 
 _HOMES = {
     "Context": "holdfast.chaos.judge.findings",
     "Finding": "holdfast.chaos.judge.findings",
     "Outcome": "holdfast.chaos.cases.outcome",
     "Outages": "holdfast.runtime.testing.outages",
-    "SinkKit": "holdfast.runtime.testing.sink_kit",
+    "SinkKit": "holdfast.runtime.testing.tested_sink",
     "SourceKit": "holdfast.runtime.testing.source_kit",
     "TestDriver": "holdfast.runtime.testing.driver",
     "chaos_case": "holdfast.chaos.cases.cases",

@@ -21,7 +21,7 @@ from sql_places import SqlPlace, delivery_of, place_of
 
 import holdfast as hf
 from holdfast.runtime.plan.source import copied, in_folder
-from holdfast.runtime.testing.sink_kit import KEY, SCHEMA, Row
+from holdfast.runtime.testing.tested_sink import KEY, SCHEMA, Row
 from holdfast.sinks.contract import Fault, Sink, Target
 from holdfast.sinks.log import LogTarget
 from holdfast.sinks.memory import MemorySink

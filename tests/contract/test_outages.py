@@ -48,7 +48,7 @@ from holdfast.runtime.config.settings import CONTINUOUS
 from holdfast.runtime.job.status import of_run
 from holdfast.runtime.testing import outages
 from holdfast.runtime.testing.outages import PASSWORD, SinkPromise, SourcePromise
-from holdfast.runtime.testing.sink_kit import KEY, SCHEMA, tag
+from holdfast.runtime.testing.tested_sink import KEY, SCHEMA, tag
 from holdfast.sinks.contract import OP, PUT
 from holdfast.sinks.immediate import Origin, Owner
 from holdfast.sinks.kafka.changelog.reading import OpenKafkaChangelog

@@ -15,7 +15,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.runtime.testing.cluster import Cluster
-from holdfast.runtime.testing.sink_kit import SCHEMA
+from holdfast.runtime.testing.tested_sink import SCHEMA
 from holdfast.storage.objects import MemoryObjects
 from holdfast.testing import SinkKit, SourceKit, sink_conformance, source_conformance
 

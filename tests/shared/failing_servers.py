@@ -29,8 +29,8 @@ from s3_store import BUCKET, OWNER, SECRET, S3Store
 import holdfast as hf
 from holdfast.model import CHANGELOG, EPOCH_MAX, NO_EPOCH, Epoch, Stretch, Subtask, Timeline, Writer
 from holdfast.runtime.testing.outages import PASSWORD, Outages
-from holdfast.runtime.testing.sink_kit import KEY, SCHEMA, Row, SinkKit
 from holdfast.runtime.testing.source_kit import SourceKit
+from holdfast.runtime.testing.tested_sink import KEY, SCHEMA, Row, SinkKit
 from holdfast.sinks.changelogs import AsOf
 from holdfast.sinks.contract import DELETE, OP, PUT, Fault, Sink, Target
 from holdfast.sinks.kafka.changelog.sink import KafkaChangelog

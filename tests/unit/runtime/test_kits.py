@@ -16,8 +16,8 @@ from holdfast.model import Epoch, Tag, Writer
 from holdfast.runtime.sources.generator import OpenGenerator
 from holdfast.runtime.sources.log import OpenLog
 from holdfast.runtime.testing import sink_kit, source_kit
-from holdfast.runtime.testing.sink_kit import KEY, SinkKit
 from holdfast.runtime.testing.source_kit import SourceKit
+from holdfast.runtime.testing.tested_sink import KEY, SinkKit
 from holdfast.runtime.wire.clock import SystemClock
 from holdfast.sinks.contract import Delivered, Outcome, Repair, Rewinding, UploadedOutput
 from holdfast.sinks.memory import MemorySink, MemoryTarget
