@@ -56,6 +56,7 @@ from holdfast.sinks.contract import OP, PUT
 from holdfast.sinks.iceberg.columns import ranges, replaced, stored_schema
 from holdfast.sinks.iceberg.errors import meaning_of, no_metadata, raised
 from holdfast.sinks.iceberg.place import IcebergPlace
+from holdfast.sinks.iceberg.transaction import OneCopy
 from holdfast.sinks.lakehouse.book import NEWEST, Sink, deliverers
 from holdfast.sinks.lakehouse.columns import changed_columns
 from holdfast.sinks.lakehouse.history import UNKNOWN, Entry
@@ -271,7 +272,7 @@ class LoadedVersion:
         newest = {**compared.properties, **numbers}
         summary = {INFO: json.dumps(info), **{name: n for name, n in newest.items() if name.startswith(NEWEST)}}
         with self._connection.raising():
-            transaction = Transaction(self._table)
+            transaction = OneCopy(self._table)
             try:
                 self._stage(transaction, change, summary)
                 transaction.set_properties(numbers)
