@@ -103,8 +103,13 @@ class Rewound(msgspec.Struct, frozen=True, tag="Rewound", tag_field="kind", omit
     """SINK:VERDICT, for sinks whose output may stay if it cannot be taken back; omitted from the JSON if empty."""
 
 
-class CheckpointCompleted(msgspec.Struct, frozen=True, tag="CheckpointCompleted", tag_field="kind", omit_defaults=True):
-    """The only commit point: everything the manifest names is now true."""
+class CheckpointCompleted(
+    msgspec.Struct, frozen=True, tag="CheckpointCompleted", tag_field="kind", omit_defaults=True, gc=False
+):
+    """The only commit point: everything the manifest names is now true.
+
+    It is part of no cycle, so the garbage collector passes over it; a driver may hold 36,000.
+    """
 
     epoch: Epoch
     follows: Epoch

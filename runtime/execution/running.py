@@ -23,6 +23,7 @@ from holdfast.runtime.driver.repair import unrepairable
 from holdfast.runtime.driver.state import Site
 from holdfast.runtime.execution.asking import Asking
 from holdfast.runtime.execution.executing import Outcome, Ports, Publisher
+from holdfast.runtime.execution.heap import spared
 from holdfast.runtime.execution.prepare import Prepared
 from holdfast.runtime.execution.signals import STOPPING, StopSignals
 from holdfast.runtime.job import requests
@@ -108,7 +109,7 @@ class Run:
     def run(self) -> Outcome:
         """Run the job to its end."""
         hurry = True  # after an interrupt or a defect
-        with StopSignals() as signals:
+        with spared(), StopSignals() as signals:
             try:
                 outcome = self._run(signals)
                 hurry = False
