@@ -223,9 +223,8 @@ class _Version(msgspec.Struct):
     v: int
 
 
-@dataclass(frozen=True)
-class Completed:
-    """A completed checkpoint as the log records it."""
+class Completed(msgspec.Struct, frozen=True, gc=False):
+    """A completed checkpoint as the log records it; part of no cycle, as `CheckpointCompleted`."""
 
     body: CheckpointCompleted
     generation: Generation

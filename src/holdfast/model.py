@@ -46,9 +46,11 @@ class Stretch:
     last: Epoch
 
 
-@dataclass(frozen=True)
-class ObjectRef:
-    """A stored object as a manifest names it; every read verifies size and hash."""
+class ObjectRef(msgspec.Struct, frozen=True, gc=False):
+    """A stored object as a manifest names it; every read verifies size and hash.
+
+    It is part of no cycle, so the garbage collector passes over it; a driver may hold 36,000.
+    """
 
     path: str
     size: int

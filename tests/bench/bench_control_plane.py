@@ -162,7 +162,7 @@ def stored_checkpoints(store: ObjectStore, workers: int, count: int) -> joblog.J
             if f"/{epoch:012d}/" in path:
                 store.put(path, b"1")
         body = msgspec.structs.replace(completed(epoch).body, manifest=ref)
-        done.append(replace(completed(epoch), body=body))
+        done.append(msgspec.structs.replace(completed(epoch), body=body))
     return replace(fold, completed=tuple(done))
 
 
