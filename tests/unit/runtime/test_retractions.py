@@ -201,8 +201,8 @@ class TestJoinsOfTables:
             for row in t.rows("changes"):
                 assert not row["holdfast_deleted"] or row["id"] in held, "deletes follow a row"
                 (held.discard if row["holdfast_deleted"] else held.add)(row["id"])
-            for what in tables:
-                push(what, [(id, None) for id in list(tables[what])])
+            for what, rows in tables.items():
+                push(what, [(id, None) for id in list(rows)])
             t.finish()
             check()
 
