@@ -7,10 +7,11 @@ differ a little; a linear one may take ten times as many steps, and a share of t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
+import file_costs as of_files
 import msgspec
 from control_plane import GENERATION, UUID, completed, manifest_of, master_of, peak_bytes
 from counted import instructions
@@ -269,15 +270,40 @@ LINES = (
     Line("heartbeat", "writers", ROOT, a_heartbeat),
     Line("epoch", "writers", LINEAR, an_epoch_of_all),
 )
-SIZES = {"epochs": (600, 10_000), "partitions": (30, 100), "operators": (3, 3), "writers": (10, 100)}
+FILE_LINES = (
+    Line("position in the catalogue of hf.Files", "files", FLAT, of_files.a_position),
+    Line("listing of hf.Files", "files", LINEAR, of_files.a_listing),
+    Line("opening of the catalogue of hf.Files", "files", LINEAR, of_files.an_opening),
+    Line("delivery to hf.Files", "deliveries", FLAT, partial(of_files.a_delivery, of_files.to_files)),
+    Line("delivery to hf.Delta", "deliveries", FLAT, partial(of_files.a_delivery, of_files.to_delta)),
+    Line("delivery to hf.Iceberg", "deliveries", LINEAR, partial(of_files.a_delivery, of_files.to_iceberg)),
+)
+SIZES = {
+    "epochs": (600, 10_000),
+    "partitions": (30, 100),
+    "operators": (3, 3),
+    "writers": (10, 100),
+    "files": (100, 10_000),
+    "deliveries": (2, 100),
+}
 """The smaller size of a comparison in a smoke run and in a full one; the larger is ten times as much."""
 
 
 def bench_growth(bench: Bench) -> None:
-    """Every cost at a size and at ten times the size."""
+    """Every cost of the control plane at a size and at ten times the size."""
+    compared(bench, LINES)
+
+
+def bench_growth_with_files(bench: Bench) -> None:
+    """The same of sources and targets of files; a delivery makes a file. Native code of libraries does not count."""
+    compared(bench, FILE_LINES)
+
+
+def compared(bench: Bench, lines: Sequence[Line]) -> None:
+    """Count the costs, and fail with those that bend."""
     bent, done = list[str](), 0
     with bench.timed():
-        for line in LINES:
+        for line in lines:
             smoke, full = SIZES[line.against]
             size = bench.size(line.against, smoke=smoke, full=full)
             steps, held = line.bend(size)
@@ -286,4 +312,4 @@ def bench_growth(bench: Bench) -> None:
                 bent.append(bench.notes[-1])
             done += size
     assert not bent, "\n".join(bent)
-    bench.report(per=len(LINES), unit="line", check=done)
+    bench.report(per=len(lines), unit="line", check=done)
