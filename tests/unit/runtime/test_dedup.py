@@ -270,7 +270,7 @@ STEPS = st.one_of(
 class TestRandomJobs:
     """Rows are as old as event time or newer, so none is late; those of a key are in one partition, so in an order."""
 
-    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+    @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
     @given(st.lists(STEPS, min_size=4, max_size=12), st.integers(0, 2**16))
     def test_rows_pass_as_one_by_one_and_the_state_forgets_those_without_a_possible_repetition(
         self, steps: list[Any], seed: int

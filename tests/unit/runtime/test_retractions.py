@@ -172,7 +172,7 @@ JOINED = st.one_of(
 
 
 class TestJoinsOfTables:
-    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
     @given(
         st.lists(JOINED, min_size=3, max_size=10),
         st.sampled_from(["inner", "left", "right", "full"]),
